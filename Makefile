@@ -1,0 +1,38 @@
+# `make demo` and `make test` set up their own environment and do everything; run again, they are quick.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test test-all lint docs bench clean
+
+demo: $(READY)
+	$(BIN)/python examples/demo.py
+
+test: $(READY) lint
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: $(READY) lint
+	$(BIN)/python -m pytest
+	$(BIN)/python benchmarks/overhead.py --smoke
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+docs: $(READY)
+	$(BIN)/python -m pytest tests/test_docs.py
+
+bench: $(READY)
+	$(BIN)/python benchmarks/overhead.py
+
+clean:
+	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# The file is written last, so an interrupted set-up starts over.
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[plot,dev]"
+	touch $(READY)

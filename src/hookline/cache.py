@@ -1,0 +1,123 @@
+"""ActivationCache: what a run recorded, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+from torch import Tensor
+
+from hookline.errors import UnavailablePointError, UnknownPointError, unknown_point
+from hookline.memory import address
+
+if TYPE_CHECKING:
+    from hookline.names import Points
+
+_GRAD = "_grad"
+
+
+class ActivationCache(Mapping[str, Tensor]):
+    """The activations of one run: a mapping from point names to tensors, in the order in which they fired.
+
+        output, cache = net.run_with_cache(x)
+        cache["fc1"]            # also under any other name of that point: cache["fc1.output"]
+        cache["fc1_grad"]       # with incl_bwd=True
+        cache["rnn_cell#2"]     # the third call of a module that ran several times
+
+    Nothing that is done later, by a hook, the model or another run, changes what is in it.
+    """
+
+    def __init__(self, tensors: dict[str, Tensor], points: Points, *, has_batch_dim: bool = True) -> None:
+        self._tensors, self._points, self.has_batch_dim = tensors, points, has_batch_dim
+        self._keys = {self._canonical(key): key for key in tensors}
+
+    def _canonical(self, key: str) -> str:
+        """One spelling for all names of a point."""
+        base, grad = (key.removesuffix(_GRAD), _GRAD) if key.endswith(_GRAD) else (key, "")
+        return self._points.canonical(base) + grad
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name in self._tensors:
+            return self._tensors[name]
+        try:
+            key = self._keys.get(self._canonical(name))
+        except UnavailablePointError:
+            raise
+        except UnknownPointError:
+            raise unknown_point(name, self._tensors) from None
+        if key is not None:
+            return self._tensors[key]
+        raise UnavailablePointError(self._why_missing(name))
+
+    def _why_missing(self, name: str) -> str:
+        if calls := self._calls(name):
+            return (
+                f"{name!r} fired {len(calls)} times in this run: ask for {calls[0]!r} to {calls[-1]!r}, "
+                f"or for all of them with cache.calls({name!r})"
+            )
+        if name.endswith(_GRAD):
+            return (
+                f"no gradient was cached for {name.removesuffix(_GRAD)!r}: ask with incl_bwd=True; if you did, "
+                f"none reached that point"
+            )
+        return (
+            f"{name!r} is a point of this model but is not in this cache: the names_filter left it out, "
+            f"its module did not run, or it passed no tensor. The cache has {', '.join(map(repr, self._tensors))}"
+        )
+
+    def _calls(self, name: str) -> list[str]:
+        base = self._canonical(name)
+        return [key for canonical, key in self._keys.items() if canonical.startswith(f"{base}#")]
+
+    def calls(self, name: str) -> list[Tensor]:
+        """The activation at each call of a module that runs several times in a forward pass."""
+        keys = self._calls(name)
+        return [self._tensors[key] for key in keys] if keys else [self[name]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def to(self, *args: Any) -> Self:
+        """A cache whose tensors are on another device or of another dtype, as `Tensor.to`."""
+        return self._with({name: x.to(*args) for name, x in self._tensors.items()})
+
+    def remove_batch_dim(self) -> Self:
+        """A cache without the first axis, which must be of length 1."""
+        if not self.has_batch_dim:
+            return self
+        wide = {name: tuple(x.shape) for name, x in self._tensors.items() if x.ndim == 0 or x.shape[0] != 1}
+        if wide:
+            name, shape = next(iter(wide.items()))
+            raise ValueError(f"remove_batch_dim needs a batch of one, but {name!r} has shape {shape}")
+        new = self._with({name: x[0] for name, x in self._tensors.items()})
+        new.has_batch_dim = False
+        return new
+
+    def _with(self, tensors: dict[str, Tensor]) -> Self:
+        return type(self)(tensors, self._points, has_batch_dim=self.has_batch_dim)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory the cache holds. A tensor under two names counts once."""
+        return sum({address(x): x.nbytes for x in self._tensors.values()}.values())
+
+    def __repr__(self) -> str:
+        width = max((len(name) for name in self._tensors), default=0)
+        rows = [
+            f"  {name:<{width}}  {list(x.shape)} {str(x.dtype).removeprefix('torch.')}"
+            for name, x in self._tensors.items()
+        ]
+        if len(rows) > 40:
+            rows[30:-5] = [f"  … {len(rows) - 35} more"]
+        return "\n".join([f"ActivationCache: {len(self)} activations, {_size(self.nbytes)}", *rows])
+
+
+def _size(nbytes: float) -> str:
+    for unit in ("bytes", "kB", "MB"):
+        if nbytes < 1000:
+            return f"{nbytes:.3g} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.3g} GB"

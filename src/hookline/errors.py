@@ -1,0 +1,88 @@
+"""What can go wrong, and how it is said.
+
+HooklineError
+├── UnknownPointError      (a KeyError)    no point has that name, or a filter matches none
+│   └── UnavailablePointError              the name is known, but this model or this run has no such value
+├── InvalidHookError       (a TypeError)   what was given as a hook cannot be one
+└── HookError                              a hook failed, or returned what does not fit, during a run
+
+HooklineWarning            (a UserWarning)
+└── NeverFiredWarning                      a hook was registered for a run and never fired
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from typing import Any
+
+
+class HooklineError(Exception):
+    """Root of everything hookline raises on purpose."""
+
+
+class UnknownPointError(HooklineError, KeyError):
+    """No point has that name, or a filter matches no point."""
+
+    # KeyError shows its argument's repr, which would put the message in quotes with escaped newlines.
+    __str__ = Exception.__str__
+
+
+class UnavailablePointError(UnknownPointError):
+    """The name is known, but there is no such value here; the message says why."""
+
+
+class InvalidHookError(HooklineError, TypeError):
+    """What was given as a hook is not callable, or cannot be called as one."""
+
+
+class HookError(HooklineError):
+    """A hook failed during a run, or returned what does not fit its point."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        point: Any,
+        hook: Any,
+        hook_id: str | None = None,
+        original_error: BaseException | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.point, self.hook, self.hook_id, self.original_error = point, hook, hook_id, original_error
+
+
+class HooklineWarning(UserWarning):
+    """Root of hookline's warnings."""
+
+
+class NeverFiredWarning(HooklineWarning):
+    """A hook was registered for a run and never fired."""
+
+
+def unknown_point(asked: object, known: Iterable[str], *, hint: str = "") -> UnknownPointError:
+    """The error for a name that is no point, with the nearest names that are."""
+    names = list(known)
+    near = get_close_matches(str(asked), names, n=5, cutoff=0.5)
+    if near:
+        advice = "Did you mean " + ", ".join(map(repr, near)) + "?"
+    else:
+        advice = "The points are " + ", ".join(map(repr, names[:8])) + (", …" if len(names) > 8 else "") + "."
+    return UnknownPointError(f"no point is named {asked!r}. {advice}{' ' + hint if hint else ''}")
+
+
+def no_match(asked: object, known: Iterable[str]) -> UnknownPointError:
+    """The error for a filter that selects nothing."""
+    names = list(known)
+    some = ", ".join(map(repr, names[:8])) + (", …" if len(names) > 8 else "")
+    return UnknownPointError(f"the filter {asked!r} matches none of the {len(names)} points: {some}")
+
+
+def describe(hook: Callable[..., Any]) -> str:
+    """A hook as an error message names it: its name and where it was written."""
+    inner = hook
+    while hasattr(inner, "func"):  # functools.partial, however often
+        inner = inner.func
+    name = getattr(inner, "__qualname__", None) or type(inner).__name__
+    code = getattr(inner, "__code__", None)
+    return f"{name} ({code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno})" if code else name

@@ -1,0 +1,163 @@
+"""Lenses: pairs of pure functions between what flows through a module and one tensor in it.
+
+`get(value)` finds the tensor; `put(value, tensor)` is `value` with that tensor in its place, and leaves `value`
+itself untouched. Every lens obeys, and the tests check for each:
+
+    get(put(value, tensor)) == tensor        what is put in is there
+    put(value, get(value)) == value          putting back what is there changes nothing
+    put(put(value, a), b) == put(value, b)   the last one counts
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Shaped
+from torch import Tensor
+
+from hookline.structures import NoTensorError, Path, first_tensor, look, replaced
+
+
+@runtime_checkable
+class Lens(Protocol):
+    """A way to see one tensor in a value, and to put another in its place."""
+
+    def get(self, value: Any) -> Tensor: ...  # noqa: D102
+    def put(self, value: Any, tensor: Tensor) -> Any: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """The value itself if it is a tensor, else the first tensor in it."""
+
+    def get(self, value: Any) -> Tensor:
+        """The first tensor."""
+        return value if isinstance(value, Tensor) else look(value, first_tensor(value))
+
+    def put(self, value: Any, tensor: Tensor) -> Any:
+        """`value` with its first tensor replaced."""
+        return replaced(value, first_tensor(value), tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """The tensor at a path of keys: `Item((1, 0))` is `value[1][0]`."""
+
+    path: Path
+
+    def get(self, value: Any) -> Tensor:
+        """The tensor at the path."""
+        return look(value, self.path)
+
+    def put(self, value: Any, tensor: Tensor) -> Any:
+        """`value` with another tensor at the path."""
+        return replaced(value, self.path, tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """A tensor among the arguments `(args, kwargs)` of a call.
+
+    `parameters` are the names of the module's parameters in order, so that an argument is found whether it was
+    passed by position or by keyword. With no `key` it is the first tensor, in the order of the parameters.
+    """
+
+    parameters: tuple[str, ...]
+    key: int | str | None = None
+    rest: Path = ()
+
+    def get(self, value: Any) -> Tensor:
+        """The tensor passed for that parameter."""
+        return look(value, self._path(value))
+
+    def put(self, value: Any, tensor: Tensor) -> Any:
+        """The arguments with another tensor for that parameter."""
+        return replaced(value, self._path(value), tensor)
+
+    def _path(self, value: tuple[tuple[Any, ...], dict[str, Any]]) -> Path:
+        args, kwargs = value
+        if self.key is None:
+            return self._first(args, kwargs)
+        position, name = self._place(self.key)
+        if position is not None and position < len(args):
+            return (0, position, *self.rest)
+        if name in kwargs:
+            return (1, name, *self.rest)
+        given = [f"[{i}]" for i in range(len(args))] + [f"[{k}]" for k in kwargs]
+        raise NoTensorError(f"the call passes no [{self.key}]; it passes {', '.join(given) or 'nothing'}")
+
+    def _place(self, key: int | str) -> tuple[int | None, str | None]:
+        if isinstance(key, int):
+            return key, self.parameters[key] if key < len(self.parameters) else None
+        return self.parameters.index(key) if key in self.parameters else None, key
+
+    def _first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Path:
+        if args and isinstance(args[0], Tensor):
+            return (0, 0)
+        ordered = {name: kwargs[name] for name in self.parameters if name in kwargs} | kwargs
+        side, *path = first_tensor((args, ordered))
+        return (side, *path)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A range of the last axis: the query third of a fused projection."""
+
+    start: int
+    stop: int
+
+    def get(self, value: Shaped[Tensor, "*rest all"]) -> Shaped[Tensor, "*rest part"]:
+        """The range, as a view."""
+        return value[..., self.start : self.stop]
+
+    def put(
+        self, value: Shaped[Tensor, "*rest all"], tensor: Shaped[Tensor, "*rest part"]
+    ) -> Shaped[Tensor, "*rest all"]:
+        """`value` with another range."""
+        return torch.cat([value[..., : self.start], tensor, value[..., self.stop :]], dim=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The last axis folded into `n` heads: `b p (h e)` seen as `b p h e`."""
+
+    n: int
+
+    def get(self, value: Shaped[Tensor, "*rest all"]) -> Shaped[Tensor, "*rest {self.n} each"]:
+        """One axis more."""
+        return value.unflatten(-1, (self.n, -1))
+
+    def put(
+        self,
+        value: Shaped[Tensor, "*rest all"],  # noqa: ARG002 (all of it is replaced)
+        tensor: Shaped[Tensor, "*rest {self.n} each"],
+    ) -> Shaped[Tensor, "*rest all"]:
+        """One axis fewer."""
+        return tensor.flatten(-2)
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """One lens after another, from the outside in."""
+
+    lenses: tuple[Lens, ...]
+
+    def get(self, value: Any) -> Tensor:
+        """What the innermost lens sees."""
+        for lens in self.lenses:
+            value = lens.get(value)
+        return value
+
+    def put(self, value: Any, tensor: Tensor) -> Any:
+        """Put through every lens, from the inside out."""
+        outer = [value]
+        for lens in self.lenses[:-1]:
+            outer.append(lens.get(outer[-1]))
+        for lens, seen in zip(reversed(self.lenses), reversed(outer), strict=True):
+            tensor = lens.put(seen, tensor)
+        return tensor
+
+
+FIRST = First()

@@ -1,0 +1,241 @@
+"""Names: from what people write to points.
+
+The native dialect names the modules of any network by their paths:
+
+    fc1            the output of module fc1              fc1.output   the same
+    fc1.input      its input                             fc1.input[1] its second argument, fc1.input[mask] by name
+    lstm[1][0]     a part of an output that is a tuple, list, dict or dataclass; without brackets, the first tensor
+    cell#2         the third call of a module that is called several times in a forward pass
+    input, output  of the network itself
+
+Where a module itself is called `input` or `output`, that name is the module's, and a colon asks for the event:
+`layer:output`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator
+from fnmatch import translate
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+from torch import nn
+
+from hookline.errors import HooklineError, UnavailablePointError, UnknownPointError, no_match, unknown_point
+from hookline.lenses import FIRST, Argument, Item, Lens
+from hookline.points import HookPoint, Site
+from hookline.standing import Standing
+from hookline.taps import Kind
+
+Filter: TypeAlias = str | HookPoint | re.Pattern[str] | Callable[[str], bool] | Iterable["Filter"] | None
+
+_NAME = re.compile(r"(?P<base>[^\[\]#]*)(?P<items>(?:\[[^\[\]]+\])*)(?:#(?P<call>\d+))?")
+
+
+class Points:
+    """The points of one model, and how to find them."""
+
+    def __init__(self, root: nn.Module, standing: Standing, *, only_placed: bool = False) -> None:
+        self.root, self.standing, self._only_placed = original(root), standing, only_placed
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look at the model's modules anew."""
+        self._paths: dict[nn.Module, str] = {}
+        self._modules: dict[str, nn.Module] = {}
+        events = list(self._walk(self.root, ""))
+        self._found: dict[tuple[str, Kind], HookPoint] = {}
+        self._asked: dict[str, HookPoint] = {}
+        self._selected: dict[str | None, list[HookPoint]] = {}
+        if self._only_placed:
+            events = [(path, kind) for path, kind in events if isinstance(self._modules[path], HookPoint)]
+        self.hook_dict: dict[str, HookPoint] = {}
+        for path, kind in events:
+            point = self._point(path, kind)
+            self.hook_dict[str(point.name)] = point
+
+    def _walk(self, module: nn.Module, path: str) -> Iterator[tuple[str, Kind]]:
+        """The events of a module and all below it, as near to the order in which they fire as can be told."""
+        module = original(module)
+        self._modules[path] = module
+        if module in self._paths:
+            self._alias(module, path)
+            return
+        self._paths[module] = path
+        runs = is_called(module)
+        if runs and not isinstance(module, HookPoint):
+            yield path, Kind.INPUT
+        for name, child in module._modules.items():
+            if child is not None:
+                yield from self._walk(child, f"{path}.{name}" if path else name)
+        if runs:
+            yield path, Kind.OUTPUT
+
+    def _alias(self, module: nn.Module, path: str) -> None:
+        """A module met again under another name: everything below it has another name too."""
+        for below, child in module.named_modules(prefix=path, remove_duplicate=False):
+            self._modules[below] = original(child)
+
+    def _point(self, path: str, kind: Kind) -> HookPoint:
+        """The point for an event; the same object for every name of a module."""
+        module = self._modules[path]
+        path = self._paths[module]
+        if (path, kind) not in self._found:
+            self._found[path, kind] = self._make(path, kind, module)
+        return self._found[path, kind]
+
+    def _make(self, path: str, kind: Kind, module: nn.Module) -> HookPoint:
+        name = self._name(path, kind)
+        if isinstance(module, HookPoint):
+            return module.join(name, self.standing)
+        return HookPoint.found(name, Site(module, kind, _lens(module, kind)), self.standing)
+
+    def _name(self, path: str, kind: Kind) -> str:
+        if kind is Kind.OUTPUT and path:
+            return path
+        name = f"{path}.{kind.value}" if path else kind.value
+        return f"{path}:{kind.value}" if name in self._modules else name
+
+    def find(self, name: str) -> HookPoint:
+        """The point with that name; the error names the nearest ones."""
+        if not isinstance(name, str):
+            raise UnknownPointError(f"a point is asked for by a string, not by {name!r}")
+        if name not in self._asked:
+            self._asked[name] = self._parse(name)
+        return self._asked[name]
+
+    def _parse(self, name: str) -> HookPoint:
+        event = self._event(name)
+        if event is not None:
+            return self._point(*event).asked_as(name)
+        match = _NAME.fullmatch(name)
+        event = self._event(match["base"]) if match else None
+        if match is None or event is None:
+            raise unknown_point(name, self.hook_dict)
+        point, keys = self._point(*event), _keys(match["items"])
+        only = int(match["call"]) if match["call"] else None
+        if not keys:
+            return point.asked_as(name, only)
+        site = Site(point.site.module, point.site.kind, _lens(point.site.module, point.site.kind, keys))
+        return HookPoint.found(name, site, self.standing).asked_as(name, only)
+
+    def _event(self, base: str) -> tuple[str, Kind] | None:
+        """Which module and which side of it a name without brackets means."""
+        head, _, tail = base.replace(":", ".").rpartition(".")
+        if base in self._modules and base:
+            path, kind = base, Kind.OUTPUT
+        elif tail in ("input", "output") and head in self._modules:
+            path, kind = head, Kind(tail)
+        else:
+            return None
+        module = self._modules[path]
+        if not is_called(module):
+            inside = ", ".join(repr(f"{path}.{name}") for name in list(module._modules)[:4])
+            raise UnavailablePointError(
+                f"{base!r} is a {type(module).__name__}, which only holds modules and is never called itself; "
+                f"hook what is in it: {inside or 'nothing'}"
+            )
+        if isinstance(module, HookPoint) and kind is Kind.INPUT:
+            raise UnavailablePointError(f"{path!r} is a HookPoint, which passes its input on: hook {path!r} itself")
+        return path, kind
+
+    def known(self) -> list[HookPoint]:
+        """Every point that anybody has got hold of."""
+        return [*self._found.values(), *self._asked.values()]
+
+    def canonical(self, name: str) -> str:
+        """The one spelling for all names of a point: of `fc1.output` it is `fc1`."""
+        event = self._event(name)
+        if event is None:
+            match = _NAME.fullmatch(name)
+            event = self._event(match["base"]) if match else None
+            if match is None or event is None:
+                raise unknown_point(name, self.hook_dict)
+            return str(self._point(*event).name) + name[len(match["base"]) :]
+        return str(self._point(*event).name)
+
+    def select(self, names: Filter) -> list[HookPoint]:
+        """The points that a name, glob, regex, predicate, or a list of these stands for. None stands for all."""
+        chosen = self._select(names)
+        if not all(self._is_current(point) for point in chosen):
+            self.refresh()
+            chosen = self._select(names)
+        return chosen
+
+    def _select(self, names: Filter) -> list[HookPoint]:
+        if names is None or isinstance(names, str):
+            if names not in self._selected:
+                self._selected[names] = self._by_name(names) if names is not None else [*self.hook_dict.values()]
+            return self._selected[names]
+        if isinstance(names, HookPoint):
+            return [self._own(names)]
+        if isinstance(names, re.Pattern):
+            return self._matching(names, lambda name: names.search(name) is not None)
+        if callable(names):
+            return self._matching(names, names)
+        if isinstance(names, Iterable):
+            every = [point for each in names for point in self._select(each)]
+            if not every:
+                raise no_match(names, self.hook_dict)
+            chosen: dict[tuple[Site, int | None], HookPoint] = {}
+            for point in every:
+                chosen.setdefault((point.site, point.only), point)
+            return [*chosen.values()]
+        raise HooklineError(
+            f"a filter is a name, a glob, a compiled regex, a predicate, or a list of these, not {names!r}"
+        )
+
+    def _by_name(self, name: str) -> list[HookPoint]:
+        if "*" not in name and "?" not in name:
+            return [self.find(name)]
+        # Square brackets are part of a name here, not of the glob.
+        pattern = re.compile(translate(name.replace("[", "[[]")))
+        return self._matching(name, lambda candidate: pattern.match(candidate) is not None)
+
+    def _matching(self, asked: object, predicate: Callable[[str], Any]) -> list[HookPoint]:
+        chosen = [point for name, point in self.hook_dict.items() if predicate(name)]
+        if not chosen:
+            raise no_match(asked, self.hook_dict)
+        return chosen
+
+    def _own(self, point: HookPoint) -> HookPoint:
+        if point.site.module not in self._paths:
+            raise unknown_point(point.name, self.hook_dict, hint="That HookPoint belongs to another model.")
+        return point
+
+    def _is_current(self, point: HookPoint) -> bool:
+        """Whether the point's module is still where it was; people do replace modules."""
+        module: nn.Module | None = self.root
+        for name in filter(None, self._paths[point.site.module].split(".")):
+            module = module._modules.get(name) if module is not None else None
+            module = original(module) if module is not None else None
+        return module is point.site.module
+
+
+def original(module: nn.Module) -> nn.Module:
+    """The module itself, without the wrapper that `torch.compile` puts around it."""
+    return module._modules.get("_orig_mod") or module
+
+
+def is_called(module: nn.Module) -> bool:
+    """Whether the module can run; a ModuleList only holds others."""
+    return type(module).forward is not nn.Module.forward or "forward" in vars(module)
+
+
+def _lens(module: nn.Module, kind: Kind, keys: tuple[int | str, ...] = ()) -> Lens:
+    if kind is Kind.INPUT:
+        parameters = _parameters(getattr(module.forward, "__func__", module.forward))
+        return Argument(parameters, keys[0], keys[1:]) if keys else Argument(parameters)
+    return Item(keys) if keys else FIRST
+
+
+@lru_cache(maxsize=1024)
+def _parameters(forward: Callable[..., Any]) -> tuple[str, ...]:
+    names = tuple(inspect.signature(forward).parameters)
+    return names[1:] if names[:1] == ("self",) else names
+
+
+def _keys(items: str) -> tuple[int | str, ...]:
+    return tuple(int(key) if key.isdigit() else key for key in re.findall(r"\[([^\[\]]+)\]", items))

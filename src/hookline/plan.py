@@ -1,0 +1,121 @@
+"""Plans: what a run would touch, told before it runs."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from hookline.actions import Record
+from hookline.names import Points
+from hookline.points import HookPoint
+from hookline.recording import Recording
+from hookline.runtime import Run
+from hookline.standing import Standing
+
+
+@dataclass(frozen=True)
+class Row:
+    """One point of a plan. Shape, dtype and bytes are known if the plan was given an input, and the point fires."""
+
+    name: str
+    module: str
+    use: str
+    shape: tuple[int, ...] | None = None
+    dtype: torch.dtype | None = None
+    calls: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its calls in one forward pass."""
+        if self.shape is None or self.dtype is None:
+            return 0
+        return torch.Size(self.shape).numel() * self.dtype.itemsize * (self.calls or 0)
+
+    def cells(self) -> tuple[str, ...]:
+        """The row as text."""
+        shape = str(list(self.shape)) if self.shape is not None else "?" if self.calls is None else "does not fire"
+        times = f"  ×{self.calls}" if self.calls is not None and self.calls > 1 else ""
+        return self.name, self.module, self.use, shape + times
+
+
+@dataclass(frozen=True)
+class Plan(Sequence[Row]):
+    """A table of points; prints as one."""
+
+    rows: tuple[Row, ...]
+    modules: int
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.rows[index]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def nbytes(self) -> int:
+        """Upper bound on the memory of the cache: points that share a tensor are counted each."""
+        return sum(row.nbytes for row in self.rows if row.use == "cache")
+
+    def __str__(self) -> str:
+        table = [("point", "module", "use", "shape"), *(row.cells() for row in self.rows)]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
+        foot = f"{len(self)} points at {self.modules} modules, at most {self.nbytes:,} bytes cached"
+        return "\n".join([line.rstrip() for line in lines] + [foot])
+
+    __repr__ = __str__
+
+
+def make_plan(root: nn.Module, cached: Iterable[HookPoint], hooked: Iterable[HookPoint], input: Any) -> Plan:
+    """The plan for caching some points and hooking others."""
+    uses = [(point, "hook") for point in hooked] + [(point, "cache") for point in cached]
+    seen = _shapes(root, [point for point, _ in uses], input) if input is not None else None
+    rows = tuple(_row(point, use, seen) for point, use in uses)
+    return Plan(rows, len({point.site.module for point, _ in uses}))
+
+
+def _row(point: HookPoint, use: str, seen: dict[str, list[Tensor]] | None) -> Row:
+    name, module = str(point.name), type(point.site.module).__name__
+    if seen is None:
+        return Row(name, module, use)
+    tensors = seen.get(name, [])
+    if not tensors:
+        return Row(name, module, use, calls=0)
+    return Row(name, module, use, tuple(tensors[0].shape), tensors[0].dtype, len(tensors))
+
+
+def _shapes(root: nn.Module, points: list[HookPoint], input: Any) -> dict[str, list[Tensor]]:
+    """One forward pass of an empty copy of the model, with tensors that have shapes but no data."""
+    args, kwargs = _arguments(input)
+    recording = Recording(skips_missing=True)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    copied = _empty_copy(root, mode)
+    names = Points(copied, Standing())
+    records = [Record(names.find(str(point.name)), recording) for point in points]
+    with Run(copied, records), torch.no_grad(), mode:
+        copied(*args, **kwargs)
+    return recording.by_point()
+
+
+def _empty_copy(root: nn.Module, mode: FakeTensorMode) -> nn.Module:
+    """The same modules without data and without anybody's hooks; the model itself is only read."""
+    memo: dict[int, Any] = {}
+    for tensor in (*root.parameters(), *root.buffers()):
+        memo[id(tensor)] = mode.from_tensor(tensor)
+    for module in root.modules():
+        for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks):
+            memo[id(hooks)] = OrderedDict()
+    return copy.deepcopy(root, memo)
+
+
+def _arguments(input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(input, dict):
+        return (), input
+    return (input if isinstance(input, tuple) else (input,)), {}

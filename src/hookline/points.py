@@ -1,0 +1,173 @@
+"""Hook points: named places through which an activation flows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from torch import Tensor, nn
+
+from hookline import taps
+from hookline.actions import BackwardHook, Edit, HookAction
+from hookline.errors import HooklineError
+from hookline.lenses import FIRST, Lens
+from hookline.standing import Standing
+
+Direction = Literal["fwd", "bwd"]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where a point is: an event of a module, and the lens that finds the tensor in it."""
+
+    module: nn.Module
+    kind: taps.Kind
+    lens: Lens = FIRST
+
+
+class HookPoint(nn.Module):
+    """A named place through which an activation flows. It costs nothing until it is hooked.
+
+    Placed in a model of one's own it passes its input through:
+
+        self.hook_mid = HookPoint()
+        ...
+        x = self.hook_mid(x)
+
+    `hookline.hook(model)` finds all others: the input and output of every module.
+    """
+
+    name: str | None
+    ctx: dict[Any, Any]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = None
+        self.ctx = {}
+        self.only: int | None = None
+        self._site: Site | None = None
+        self._standing = Standing()
+
+    @classmethod
+    def found(cls, name: str, site: Site, standing: Standing) -> Self:
+        """A point at a module of somebody else's model."""
+        point = cls()
+        point.name, point._site, point._standing = name, site, standing
+        return point
+
+    def asked_as(self, name: str, only: int | None = None) -> HookPoint:
+        """The same point under the name it was asked for, perhaps for one call of its module only."""
+        if (name, only) == (self.name, self.only):
+            return self
+        view = HookPoint.found(name, self.site, self._standing)
+        view.ctx, view.only = self.ctx, only
+        return view
+
+    def join(self, name: str, standing: Standing) -> HookPoint:
+        """Become part of a model under this name, with the hooks added so far; the first model keeps the point."""
+        if self._standing is standing or self._standing.root() is None:
+            self.name = name
+            self._standing.move_to(standing)
+            self._standing = standing
+        return self.asked_as(name)
+
+    @property
+    def site(self) -> Site:
+        """The module event and the lens. A placed point is its own module."""
+        return self._site or Site(self, taps.Kind.OUTPUT)
+
+    @property
+    def standing(self) -> Standing:
+        """The standing hooks that this point's belong to: its model's, or its own before it has one."""
+        return self._standing
+
+    @property
+    def call(self) -> int | None:
+        """Which call of its module in this forward pass a running hook sees, counted from 0.
+
+        None while a checkpointed region recomputes, where it cannot be known.
+        """
+        return taps.now.call
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The input."""
+        return x
+
+    def layer(self) -> int:
+        """The number of the layer in the name: 5 for `blocks.5.attn.hook_q`."""
+        numbers = [part for part in (self.name or "").split(".") if part.isdigit()]
+        if not numbers:
+            raise HooklineError(f"the point {self.name!r} is in no numbered layer")
+        return int(numbers[0])
+
+    def add_hook(
+        self,
+        hook: Callable[..., Any],
+        dir: Direction = "fwd",
+        *,
+        is_permanent: bool = False,
+        prepend: bool = False,
+    ) -> Callable[[], None]:
+        """Keep a hook here until it is removed or reset; a permanent one survives a reset.
+
+        Returns the function that removes it.
+        """
+        action = hook_action(self, hook, dir, prepend=prepend)
+        action.is_permanent = is_permanent
+        self._standing.add(action)
+        return lambda: self._standing.remove(lambda other: other is action)
+
+    def add_perma_hook(self, hook: Callable[..., Any], dir: Direction = "fwd") -> Callable[[], None]:
+        """`add_hook` with `is_permanent=True`."""
+        return self.add_hook(hook, dir, is_permanent=True)
+
+    def remove_hooks(self, dir: Literal["fwd", "bwd", "both"] = "fwd", *, including_permanent: bool = False) -> None:
+        """Remove the hooks added here."""
+        self._standing.remove(
+            lambda action: (
+                action.point.site == self.site
+                and dir in (action.dir, "both")
+                and (including_permanent or not action.is_permanent)
+            )
+        )
+
+    @property
+    def fwd_hooks(self) -> list[Callable[..., Any]]:
+        """The forward hooks added here, in the order they fire."""
+        return self._hooks("fwd")
+
+    @property
+    def bwd_hooks(self) -> list[Callable[..., Any]]:
+        """The backward hooks added here, in the order they fire."""
+        return self._hooks("bwd")
+
+    def _hooks(self, dir: Direction) -> list[Callable[..., Any]]:
+        return [hook.hook for hook in self._standing.hooks() if hook.dir == dir and hook.point.site == self.site]
+
+    def has_hooks(self) -> bool:
+        """Whether any hook was added here and is still there."""
+        return bool(self.fwd_hooks or self.bwd_hooks)
+
+    def clear_context(self) -> None:
+        """Empty `ctx`."""
+        self.ctx.clear()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy is a point of its own: it belongs to no model yet. (Hooks in place refuse to be copied: see Tap.)
+        return {**self.__dict__, "_site": None, "_standing": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._standing = Standing()
+
+    def extra_repr(self) -> str:
+        """What `repr` shows between the brackets."""
+        return repr(self.name) if self.name is not None else ""
+
+
+def hook_action(point: HookPoint, hook: Callable[..., Any], dir: str, *, prepend: bool = False) -> HookAction:
+    """The action that calls `hook` at `point`; every mistake that can be seen now is raised now."""
+    if dir not in ("fwd", "bwd"):
+        raise HooklineError(f'dir must be "fwd" or "bwd", not {dir!r}')
+    return (Edit if dir == "fwd" else BackwardHook)(point, hook, prepend=prepend)

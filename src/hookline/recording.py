@@ -1,0 +1,81 @@
+"""Recording: what a run keeps of what flowed past it, on the way to a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from hookline.memory import snapshot
+
+if TYPE_CHECKING:
+    from hookline.points import HookPoint
+
+
+class StopForward(BaseException):
+    """Leaves the forward pass early. Not an `Exception`, so that no model's own `except` can swallow it."""
+
+
+class Recording:
+    """Activations as they pass, and the tensors whose gradients are wanted afterwards."""
+
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        skips_missing: bool = False,
+        stops_after: Iterable[HookPoint] = (),
+    ) -> None:
+        self.device, self.dtype = device, dtype
+        self.skips_missing = skips_missing
+        self._awaited = {point.name for point in stops_after}
+        self._values: dict[str, list[Tensor]] = {}
+        self._watched: list[tuple[str, Tensor]] = []
+
+    def keep(self, point: HookPoint, x: Tensor) -> None:
+        """Keep the value that `x` has now."""
+        self._values.setdefault(str(point.name), []).append(self._kept(x.detach()))
+        if self._awaited:
+            self._awaited.discard(point.name)
+            if not self._awaited:
+                raise StopForward
+
+    def watch(self, point: HookPoint, x: Tensor) -> None:
+        """Keep `x` until its gradient is known."""
+        self._watched.append((str(point.name), x))
+
+    def backward(self, loss: Tensor) -> dict[str, Tensor]:
+        """The gradients of `loss` at the points watched. Parameters' `.grad` stay as they are."""
+        watched, self._watched = self._watched, []
+        found = torch.autograd.grad(loss, [x for _, x in watched], allow_unused=True)
+        gradients: dict[str, list[Tensor]] = {}
+        for (name, _), gradient in zip(watched, found, strict=True):
+            if gradient is not None:
+                gradients.setdefault(name, []).append(self._kept(gradient.detach()))
+        return {f"{name}_grad": gradient for name, gradient in _numbered(gradients).items()}
+
+    def values(self) -> dict[str, Tensor]:
+        """What was kept, by name, in the order in which the points fired."""
+        return _numbered(self._values)
+
+    def by_point(self) -> dict[str, list[Tensor]]:
+        """What was kept at each point, a tensor per call."""
+        return self._values
+
+    def _kept(self, x: Tensor) -> Tensor:
+        moved = x.to(device=self.device, dtype=self.dtype if x.is_floating_point() else None)
+        return snapshot(x) if moved is x else moved
+
+
+def _numbered(values: dict[str, list[Tensor]]) -> dict[str, Tensor]:
+    """One name per tensor: `fc`, or `fc#0`, `fc#1`, … where a module ran several times."""
+    names: dict[str, Tensor] = {}
+    for name, tensors in values.items():
+        if len(tensors) == 1:
+            names[name] = tensors[0]
+        else:
+            names.update((f"{name}#{call}", tensor) for call, tensor in enumerate(tensors))
+    return names

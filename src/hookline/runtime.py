@@ -1,0 +1,125 @@
+"""Runs: a set of actions on a model's modules, from the moment it is entered until it is left."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from torch import nn
+
+from hookline import compiled
+from hookline.actions import Action, Begin, HookAction, PointAction, Record
+from hookline.errors import NeverFiredWarning, describe
+from hookline.taps import Routes, active, lock, now
+
+
+class Run(Routes):
+    """What is hooked while a `with` block lasts, in the thread or task that entered it and no other.
+
+    Everything is resolved and checked when it is made; entering attaches all of it or nothing; leaving, by whatever
+    way, takes off exactly what this run put on.
+    """
+
+    def __init__(self, root: nn.Module, actions: Iterable[Action], on_exit: Callable[[], None] | None = None) -> None:
+        self._begin = Begin(root, self)
+        super().__init__([self._begin, *actions])
+        self._modules = {action.tap: action.module for action in self.all()}
+        self._held = 0
+        self._on_exit = on_exit
+        self._before = now.calls, now.call
+        for action in self.all():
+            action.run = self
+
+    def __enter__(self) -> Self:
+        self.retain()
+        compiled.pause()
+        self._before, now.calls = (now.calls, now.call), {}
+        active.set((*active.get(), self))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # Not a reset to what it was before: contexts may be left in another order than they were entered.
+        active.set(tuple(run for run in active.get() if run is not self))
+        now.calls, now.call = self._before
+        compiled.resume()
+        self.release()
+        if self._on_exit is not None:
+            self._on_exit()
+        if kind is None:
+            self._report()
+
+    def retain(self) -> None:
+        """Stay on the modules until one more `release`."""
+        with lock:
+            if self._held == 0:
+                self._attach()
+            self._held += 1
+
+    def release(self) -> None:
+        """Undo one `retain`; with the last, every module is as before."""
+        with lock:
+            self._held -= 1
+            if self._held == 0:
+                for tap in self._modules:
+                    tap.release()
+
+    def _attach(self) -> None:
+        attached = []
+        try:
+            for tap, module in self._modules.items():
+                tap.acquire(module)
+                attached.append(tap)
+        except BaseException:
+            for tap in attached:
+                tap.release()
+            raise
+
+    def _report(self) -> None:
+        wanted = [a for a in self.all() if isinstance(a, PointAction) and not _may_be_silent(a)]
+        report_silent(wanted, has_run=self._begin.fired)
+
+
+def _may_be_silent(action: PointAction) -> bool:
+    return isinstance(action, Record) and action.recording.skips_missing
+
+
+def report_silent(actions: Iterable[PointAction], *, has_run: bool) -> None:
+    """Warn of every action that never fired, and say why."""
+    silent = [action for action in actions if not action.fired]
+    if not silent:
+        return
+    lines = [f"  {_label(action)}: {_reason(action, has_run=has_run)}" for action in silent]
+    text = f"{len(silent)} hook{'s' if len(silent) > 1 else ''} never fired:\n" + "\n".join(lines)
+    warnings.warn(text, NeverFiredWarning, stacklevel=_users_level())
+
+
+def _label(action: PointAction) -> str:
+    what = describe(action.hook) if isinstance(action, HookAction) else "the cache"
+    return f"{what} at {action.point.name!r}"
+
+
+def _reason(action: PointAction, *, has_run: bool) -> str:
+    if action.why_not is not None:
+        return action.why_not
+    if not has_run:
+        return "no forward pass of the model ran"
+    if action.point.only is not None:
+        return f"its module was not called for the {action.point.only + 1}. time"
+    return f"its module ({type(action.module).__name__}) was not called in this forward pass"
+
+
+def _users_level() -> int:
+    """How far up the stack the first frame outside this package is."""
+    here = str(Path(__file__).parent)
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and (
+        frame.f_code.co_filename.startswith(here) or "contextlib" in frame.f_code.co_filename
+    ):
+        level, frame = level + 1, frame.f_back
+    return level

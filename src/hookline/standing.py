@@ -1,0 +1,81 @@
+"""Standing hooks: those that stay from run to run, for everybody, until they are removed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from weakref import WeakKeyDictionary, finalize, ref
+
+from torch import nn
+
+from hookline import compiled
+from hookline.actions import Action, Begin, HookAction
+from hookline.taps import Routes, lock
+
+
+class Standing(Routes):
+    """The standing hooks of one model, on its modules while there is at least one."""
+
+    def __init__(self, root: nn.Module | None = None) -> None:
+        super().__init__()
+        self.task = -1
+        self.root = ref(root) if root is not None else lambda: None
+
+    def hooks(self) -> list[HookAction]:
+        """The hooks, in the order in which they fire."""
+        return [action for action in self.all() if isinstance(action, HookAction)]
+
+    def add(self, hook: HookAction) -> None:
+        """One hook more."""
+        with lock:
+            self._change([*self.hooks(), hook])
+
+    def remove(self, unwanted: Callable[[HookAction], bool]) -> None:
+        """No hook for which `unwanted` says yes."""
+        with lock:
+            self._change([hook for hook in self.hooks() if not unwanted(hook)])
+
+    def move_to(self, other: Standing) -> None:
+        """Hand all hooks over."""
+        if other is not self and (hooks := self.hooks()):
+            with lock:
+                self._change([])
+                other._change([*other.hooks(), *hooks])
+
+    def _change(self, hooks: list[HookAction]) -> None:
+        before = {action.tap: action.module for action in self.all()}
+        root = self.root()
+        actions: list[Action] = [*hooks]
+        if root is not None and hooks:
+            actions.append(Begin(root, self))
+        after = {action.tap: action.module for action in actions}
+        self.set(actions)
+        for tap, module in after.items():
+            if tap not in before:
+                tap.acquire(module)
+                tap.standing = (*tap.standing, self)
+        for tap in before:
+            if tap not in after:
+                tap.standing = tuple(other for other in tap.standing if other is not self)
+                tap.release()
+        if bool(before) != bool(after):
+            self._pause_compiled(bool(after))
+
+    def _pause_compiled(self, pauses: bool) -> None:
+        if pauses:
+            compiled.pause()
+            self._resume = finalize(self, compiled.resume)  # also if the model goes, hooks and all
+        else:
+            self._resume()
+
+
+_standings: WeakKeyDictionary[nn.Module, ref[Standing]] = WeakKeyDictionary()
+
+
+def standing_of(root: nn.Module) -> Standing:
+    """The standing hooks of this model: the same however often it is wrapped."""
+    with lock:
+        known = _standings.get(root, lambda: None)()
+        if known is None:
+            known = Standing(root)
+            _standings[root] = ref(known)
+        return known

@@ -1,0 +1,101 @@
+"""What modules take and return: tensors in tuples, lists, dicts, dataclasses and their kin.
+
+A path of keys leads to a tensor in such a structure. Replacing it makes a new structure that shares all else with
+the old one, which stays as it was: somebody else may be holding it.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+Key: TypeAlias = int | str
+Path: TypeAlias = tuple[Key, ...]
+
+
+class NoTensorError(LookupError):
+    """There is no tensor at the place looked at."""
+
+
+def children(value: Any) -> Iterator[tuple[Key, Any]]:
+    """The parts of a structure with their keys, in order; nothing for a leaf."""
+    if isinstance(value, Mapping):
+        yield from value.items()
+    elif isinstance(value, tuple | list):
+        yield from enumerate(value)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
+
+
+def first_tensor(value: Any) -> Path:
+    """The path to the first tensor in `value`, depth first."""
+    path = _first_tensor(value)
+    if path is None:
+        raise NoTensorError(f"the value is a {type(value).__name__} with no tensor in it")
+    return path
+
+
+def _first_tensor(value: Any) -> Path | None:
+    if isinstance(value, Tensor):
+        return ()
+    for key, child in children(value):
+        path = _first_tensor(child)
+        if path is not None:
+            return (key, *path)
+    return None
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """All tensors in a structure."""
+    if isinstance(value, Tensor):
+        yield value
+    for _, child in children(value):
+        yield from tensors_in(child)
+
+
+def look(value: Any, path: Path) -> Tensor:
+    """The tensor at `path`."""
+    for key in path:
+        value = _child(value, key)
+    if not isinstance(value, Tensor):
+        raise NoTensorError(f"the value is a {type(value).__name__}, not a tensor")
+    return value
+
+
+def replaced(value: Any, path: Path, tensor: Tensor) -> Any:
+    """A copy of the structure with another tensor at `path`."""
+    if not path:
+        return tensor
+    key, rest = path[0], path[1:]
+    return _with_child(value, key, replaced(_child(value, key), rest, tensor))
+
+
+def _child(value: Any, key: Key) -> Any:
+    try:
+        if isinstance(value, Mapping) or (isinstance(value, tuple | list) and isinstance(key, int)):
+            return value[key]  # type: ignore[index]
+        if isinstance(key, str) and not isinstance(value, Tensor) and not key.startswith("_"):
+            return getattr(value, key)  # a dataclass, a named tuple
+        raise KeyError(key)
+    except (KeyError, IndexError, AttributeError) as error:
+        there = ", ".join(f"[{k}]" for k, _ in children(value)) or "no parts"
+        raise NoTensorError(f"there is no [{key}] in this {type(value).__name__}, which has {there}") from error
+
+
+def _with_child(value: Any, key: Key, child: Any) -> Any:
+    if isinstance(value, tuple):
+        if isinstance(key, str):
+            return value._replace(**{key: child})  # type: ignore[attr-defined]
+        items = list(value)
+        items[key] = child
+        return type(value)._make(items) if hasattr(value, "_make") else tuple(items)
+    new = copy.copy(value)
+    if isinstance(new, MutableMapping | list):
+        new[key] = child  # type: ignore[index]
+    else:
+        object.__setattr__(new, str(key), child)  # a frozen dataclass too: `new` is nobody else's yet
+    return new

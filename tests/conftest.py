@@ -1,0 +1,46 @@
+"""One thread, one seed, shapes checked, and after every test: no hook left on any module."""
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+import torch
+from jaxtyping import install_import_hook
+from torch import nn
+
+install_import_hook(["hookline.lenses"], "beartype.beartype")
+
+from networks import MLP, has_taps  # noqa: E402 (after the import hook, or its shapes would not be checked)
+
+from hookline import compiled, taps  # noqa: E402
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind() -> Iterator[None]:
+    yield
+    assert taps.active.get() == ()
+    if _hooked():
+        gc.collect()  # a model that is gone, hooks and all, leaves nothing behind
+    assert _hooked() == []
+    assert compiled._users == 0
+
+
+def _hooked() -> list[nn.Module]:
+    return [module for module in list(taps._taps) if has_taps(module)]
+
+
+@pytest.fixture
+def mlp() -> nn.Module:
+    return MLP()
+
+
+@pytest.fixture
+def x() -> torch.Tensor:
+    return torch.randn(5, 4)

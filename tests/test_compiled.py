@@ -1,0 +1,112 @@
+"""Hooks on compiled networks are honoured, whenever they are added, and compile nothing anew."""
+
+import pytest
+import torch
+from torch import nn
+
+import hookline
+from networks import MLP
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler's own imports
+
+
+class Counting:
+    """A backend that counts the graphs it is given and runs them as they are."""
+
+    def __init__(self) -> None:
+        self.graphs = 0
+
+    def __call__(self, graph, _inputs):
+        self.graphs += 1
+        return graph.forward
+
+
+@pytest.fixture
+def backend():
+    torch._dynamo.reset()
+    yield Counting()
+    torch._dynamo.reset()
+
+
+def ways(module: nn.Module, backend) -> dict:
+    """The ways in which people compile: each gives what is called, and what is hooked."""
+    compiled = torch.compile(module, backend=backend, fullgraph=True)
+    function = torch.compile(lambda x: module(x), backend=backend, fullgraph=True)
+    return {
+        "wrapped after compiling": (hookline.hook(compiled), hookline.hook(compiled)),
+        "compiled after wrapping": (compiled, hookline.hook(module)),
+        "a function around it": (function, hookline.hook(module)),
+    }
+
+
+@pytest.mark.parametrize("way", ["wrapped after compiling", "compiled after wrapping", "a function around it"])
+def test_hooks_added_after_the_first_call_are_honoured(backend, x, way) -> None:
+    module = MLP()
+    bare = module(x)
+    call, net = ways(module, backend)[way]
+    assert torch.allclose(call(x), bare)
+    assert backend.graphs == 1
+    doubled, wiped = module.fc2(2 * module.act(module.fc1(x))), module.fc2(torch.zeros(5, 8))
+    for _ in range(10):
+        with net.hooks(fwd_hooks=[("act", lambda h: 2 * h)]):
+            assert torch.allclose(call(x), doubled)
+        with net.hooks(fwd_hooks=[("act", torch.zeros_like)]):
+            assert torch.allclose(call(x), wiped)
+        assert torch.allclose(call(x), bare)
+    undo = net.add_hook("act", torch.zeros_like)
+    assert torch.allclose(call(x), wiped)
+    undo()
+    assert torch.allclose(call(x), bare)
+    assert backend.graphs == 1, "switching between sets of hooks recompiles nothing"
+
+
+@pytest.mark.parametrize("way", ["wrapped after compiling", "compiled after wrapping", "a function around it"])
+def test_hooks_there_before_the_first_call_are_gone_after(backend, x, way) -> None:
+    module = MLP()
+    bare = module(x)
+    call, net = ways(module, backend)[way]
+    with net.hooks(fwd_hooks=[("fc2", torch.zeros_like)]):
+        assert call(x).eq(0).all()
+    assert torch.allclose(call(x), bare)
+    assert torch.allclose(call(x), bare)
+    assert backend.graphs == 1
+
+
+def test_names_are_those_of_the_original(backend, x) -> None:
+    module = nn.Sequential(torch.compile(MLP(), backend=backend, fullgraph=True), nn.Linear(3, 2))
+    net = hookline.hook(torch.compile(module, backend=backend))
+    net(x)
+    _, cache = net.run_with_cache(x)
+    assert list(cache)[:3] == ["input", "0.input", "0.fc1.input"]
+    assert not any("_orig_mod" in name for name in cache)
+    assert torch.equal(cache["0.fc1"], module[0].fc1(x))
+    assert torch.equal(cache["0"], cache["1.input"])
+
+
+def test_compiled_in_place(backend, x) -> None:
+    module = MLP()
+    bare = module(x)
+    module.fc1.register_forward_hook(lambda *_: None).remove()
+    module.compile(backend=backend)
+    net = hookline.hook(module)
+    net(x)
+    assert net.run_with_hooks(x, fwd_hooks=[("fc2", torch.zeros_like)]).eq(0).all()
+    assert torch.allclose(net(x), bare)
+
+
+def test_gradients_of_a_compiled_network(backend, x) -> None:
+    module = MLP()
+    net = hookline.hook(torch.compile(module, backend=backend, fullgraph=True))
+    net(x)
+    _, cache = net.run_with_cache(x, incl_bwd=True, loss_fn=torch.sum)
+    _, expected = hookline.hook(module).run_with_cache(x, incl_bwd=True, loss_fn=torch.sum)
+    assert list(cache) == list(expected)
+    assert all(torch.allclose(cache[name], expected[name]) for name in cache)
+
+
+def test_a_stance_of_the_users_own_is_restored(backend, x) -> None:
+    net = hookline.hook(MLP())
+    with torch.compiler.set_stance("fail_on_recompile"):
+        net.run_with_cache(x)
+        assert torch._dynamo.eval_frame._stance.stance == "fail_on_recompile"
+    assert torch._dynamo.eval_frame._stance.stance == "default"

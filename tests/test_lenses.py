@@ -1,0 +1,145 @@
+"""The laws of every lens, on many values."""
+
+from collections import OrderedDict, namedtuple
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers.modeling_outputs import BaseModelOutput
+
+from hookline.lenses import FIRST, Argument, Chain, Heads, Item, Part
+from hookline.structures import NoTensorError, children, tensors_in
+
+
+@dataclass(frozen=True)
+class Frozen:
+    label: str
+    hidden: Tensor
+
+
+Pair = namedtuple("Pair", "left right")  # noqa: PYI024 (the untyped kind is what people use)
+
+
+def numbers(*shape: int) -> Tensor:
+    return torch.randn(*shape)
+
+
+def same(a: object, b: object) -> bool:
+    if isinstance(a, Tensor):
+        return isinstance(b, Tensor) and torch.equal(a, b)
+    parts_a, parts_b = list(children(a)), list(children(b))
+    if not parts_a:
+        return type(a) is type(b) and a == b
+    return (
+        type(a) is type(b)
+        and [k for k, _ in parts_a] == [k for k, _ in parts_b]
+        and all(same(x, y) for (_, x), (_, y) in zip(parts_a, parts_b, strict=True))
+    )
+
+
+def check_laws(lens, value) -> None:
+    before = [t.clone() for t in tensors_in(value)]
+    seen = lens.get(value)
+    a, b = torch.randn(seen.shape), torch.randn(seen.shape)
+    assert torch.equal(lens.get(lens.put(value, a)), a)
+    assert same(lens.put(value, seen), value)
+    assert same(lens.put(lens.put(value, a), b), lens.put(value, b))
+    assert all(torch.equal(t, old) for t, old in zip(tensors_in(value), before, strict=True)), "value was changed"
+
+
+def wrap(draw, tensor: Tensor, depth: int):
+    """A random structure around a tensor, and the path to it."""
+    value, path = tensor, ()
+    for _ in range(depth):
+        kind = draw(st.sampled_from(["tuple", "list", "dict", "ordered", "frozen", "pair", "model_output"]))
+        filler = draw(st.sampled_from([None, 3, "text"]))
+        if kind == "tuple":
+            value, path = (filler, value), (1, *path)
+        elif kind == "list":
+            value, path = [value, filler], (0, *path)
+        elif kind == "dict":
+            value, path = {"a": filler, "b": value}, ("b", *path)
+        elif kind == "ordered":
+            value, path = OrderedDict(a=value), ("a", *path)
+        elif kind == "frozen":
+            value, path = Frozen("x", value), ("hidden", *path)
+        elif kind == "pair":
+            value, path = Pair(filler, value), (1, *path)
+        else:
+            value, path = BaseModelOutput(hidden_states=value), ("hidden_states", *path)
+    return value, path
+
+
+@given(st.data())
+def test_structures(data) -> None:
+    value, path = wrap(data.draw, numbers(2, 3), data.draw(st.integers(0, 4)))
+    check_laws(FIRST, value)
+    check_laws(Item(path), value)
+
+
+@given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 3))
+def test_heads(n: int, each: int, positions: int) -> None:
+    check_laws(Heads(n), numbers(2, positions, n * each))
+
+
+@given(st.integers(0, 6), st.integers(1, 6))
+def test_part(start: int, length: int) -> None:
+    check_laws(Part(start, start + length), numbers(2, 12)[:, : start + length + 2])
+
+
+@given(st.data())
+def test_chain(data) -> None:
+    value, path = wrap(data.draw, numbers(2, 3, 24), data.draw(st.integers(0, 3)))
+    start = 8 * data.draw(st.integers(0, 2))
+    check_laws(Chain((Item(path), Part(start, start + 8), Heads(4))), value)
+
+
+@pytest.mark.parametrize("key", [None, 0, "hidden"])
+@pytest.mark.parametrize("by_position", [True, False])
+def test_argument_by_position_or_keyword(key, by_position) -> None:
+    hidden = numbers(2, 3)
+    call = ((hidden,), {"mask": None}) if by_position else ((), {"mask": numbers(1), "hidden": hidden})
+    lens = Argument(("hidden", "mask"), key)
+    assert lens.get(call) is hidden  # not the mask, though the caller wrote it first
+    check_laws(lens, call)
+
+
+def test_argument_inside() -> None:
+    check_laws(Argument(("x", "rotary"), "rotary", (1,)), ((numbers(2),), {"rotary": (numbers(2), numbers(3))}))
+
+
+def test_a_named_part_of_a_named_tuple() -> None:
+    check_laws(Item(("right",)), Pair(1, numbers(2)))
+
+
+@pytest.mark.parametrize(
+    ("lens", "value", "message"),
+    [
+        (FIRST, None, "NoneType with no tensor"),
+        (FIRST, (1, {"a": "b"}), "tuple with no tensor"),
+        (Item((2,)), (numbers(1),), r"there is no \[2\] in this tuple, which has \[0\]"),
+        (Item(("b",)), {"a": numbers(1)}, r"there is no \[b\] in this dict, which has \[a\]"),
+        (Item((0,)), numbers(2), r"there is no \[0\] in this Tensor"),
+        (Item(("a",)), {"a": 3}, "the value is a int, not a tensor"),
+        (Argument(("x",), "y"), ((numbers(1),), {"z": 1}), r"passes no \[y\]; it passes \[0\], \[z\]"),
+    ],
+)
+def test_what_is_not_there(lens, value, message) -> None:
+    with pytest.raises(NoTensorError, match=message):
+        lens.get(value)
+
+
+def test_put_makes_a_new_structure() -> None:
+    inner = {"h": numbers(2)}
+    value = (inner, 1)
+    new = FIRST.put(value, torch.zeros(2))
+    assert inner["h"].any()
+    assert not new[0]["h"].any()
+    output = BaseModelOutput(last_hidden_state=numbers(2))
+    new_output = FIRST.put(output, torch.zeros(2))
+    assert type(new_output) is BaseModelOutput
+    assert new_output[0] is new_output.last_hidden_state
+    assert output.last_hidden_state.any()
