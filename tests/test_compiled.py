@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from networks import MLP
 from torch import nn
 
 import hookline
-from networks import MLP
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler's own imports
 

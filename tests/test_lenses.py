@@ -20,7 +20,7 @@ class Frozen:
     hidden: Tensor
 
 
-Pair = namedtuple("Pair", "left right")  # noqa: PYI024 (the untyped kind is what people use)
+Pair = namedtuple("Pair", "left right")
 
 
 def numbers(*shape: int) -> Tensor:

@@ -290,9 +290,9 @@ def test_a_module_that_passes_no_tensor(x) -> None:
     for name in ("silent", "silent.input"):
         with pytest.raises(UnavailablePointError, match=f"nothing can be cached at '{name}'.*with no tensor in it"):
             net.run_with_cache(x, names_filter=name)
-        for dir in ("fwd_hooks", "bwd_hooks"):
+        for hooks in ({"fwd_hooks": [(name, zero)]}, {"bwd_hooks": [(name, zero)]}):
             with pytest.raises(HookError, match=f"at point '{name}' has nothing to work on"):
-                net.run_with_hooks(x, **{dir: [(name, zero)]})
+                net.run_with_hooks(x, **hooks)
 
 
 # Called several times, under two names, or never
@@ -768,6 +768,27 @@ def test_a_backward_hook_that_cannot_fire_is_reported(net, x) -> None:
         embedding.run_with_hooks(torch.tensor([1]), bwd_hooks=[("input", zero)])
 
 
+def test_a_forward_inside_a_backward_is_hooked_like_any_other(net, x) -> None:
+    outs = []
+    loss = net(x).sum()
+    handle = loss.register_hook(lambda grad: outs.append(net(x)))
+    with net.hooks(fwd_hooks=[("output", fill(1))]):
+        loss.backward()
+    handle.remove()
+    assert outs[0].eq(1).all()
+
+
+def test_a_backward_inside_a_forward_hook(x) -> None:
+    net, calls = hookline.hook(Twice()), []
+
+    def differentiate(h, hook):
+        torch.autograd.grad(h.sum(), net.module.cell.weight, retain_graph=True)
+        calls.append(hook.call)
+
+    net.run_with_hooks(x, fwd_hooks=[("cell", differentiate)], bwd_hooks=[("cell", lambda grad: None)])
+    assert calls == [0, 1, 2]
+
+
 def test_a_bad_gradient(net, x) -> None:
     loss = net.run_with_hooks(x, bwd_hooks=[("fc1", lambda grad: grad[:1])]).sum()
     with pytest.raises(HookError, match=r"returned a tensor of shape \(1, 8\), but the shape there is \(5, 8\)"):
@@ -791,21 +812,22 @@ def interrupt(h):
 
 
 @pytest.mark.parametrize(("hook", "expected"), [(raise_in_hook, HookError), (interrupt, KeyboardInterrupt)])
-@pytest.mark.parametrize("verb", ["run_with_hooks", "context", "cache", "backward"])
+@pytest.mark.parametrize("verb", ["run_with_hooks", "contexts", "backward"])
 def test_nothing_is_left_after_an_error(net, x, hook, expected, verb) -> None:
     hooks = [("fc1", lambda h: h), ("act", hook)]
     bare = net(x)
+
+    def nested():
+        with net.hooks(fwd_hooks=hooks[:1]), net.hooks(fwd_hooks=hooks[1:]):
+            net.run_with_cache(x)
+
+    works = {
+        "run_with_hooks": lambda: net.run_with_hooks(x, fwd_hooks=hooks),
+        "contexts": nested,
+        "backward": lambda: net.run_with_hooks(x, bwd_hooks=hooks).sum().backward(),
+    }
     with pytest.raises(expected):
-        if verb == "run_with_hooks":
-            net.run_with_hooks(x, fwd_hooks=hooks)
-        elif verb == "context":
-            with net.hooks(fwd_hooks=hooks[:1]), net.hooks(fwd_hooks=hooks[1:]):
-                net(x)
-        elif verb == "cache":
-            with net.hooks(fwd_hooks=hooks):
-                net.run_with_cache(x)
-        else:
-            net.run_with_hooks(x, bwd_hooks=hooks).sum().backward()
+        works[verb]()
     assert hook_count(net.module) == 0
     assert torch.equal(net(x), bare)
     assert torch.equal(net.run_with_cache(x)[0], bare)
@@ -813,7 +835,7 @@ def test_nothing_is_left_after_an_error(net, x, hook, expected, verb) -> None:
 
 def test_an_error_of_a_hook_names_it(net, x) -> None:
     with pytest.raises(
-        HookError, match="raise_in_hook .* at point 'fc1' raised ZeroDivisionError: in the hook"
+        HookError, match=r"raise_in_hook .* at point 'fc1' raised ZeroDivisionError: in the hook"
     ) as error:
         net.run_with_hooks(x, fwd_hooks=[("fc1", raise_in_hook)])
     assert isinstance(error.value.original_error, ZeroDivisionError)

@@ -68,7 +68,7 @@ def test_an_unknown_name_lists_the_nearest(net, wrong) -> None:
 
 
 def test_a_name_unlike_any_lists_what_exists(net) -> None:
-    with pytest.raises(UnknownPointError, match="The points are 'input', 'fc1.input', 'fc1'"):
+    with pytest.raises(UnknownPointError, match=r"The points are 'input', 'fc1\.input', 'fc1'"):
         net.point("zzzzzzzzz")
 
 

@@ -4,11 +4,11 @@ import gc
 
 import pytest
 import torch
+from networks import has_taps
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import hookline
-from networks import has_taps
 from hookline import HookError
 
 
@@ -97,6 +97,20 @@ def test_a_hooked_and_a_bare_run_in_one_backward(pair, x) -> None:
         hooked = net.run_with_hooks(x, fwd_hooks=HOOKS)
         other = net.run_with_hooks(x, fwd_hooks=[("blocks.1.0", torch.tanh)])
         (hooked * net(x) + other).sum().backward()
+        found.append(gradients(net))
+    assert same(*found)
+
+
+@KINDS
+def test_a_bare_run_recomputes_bare_inside_a_context(pair, x) -> None:
+    """The hooks of an open context are not for the second run of a pass that was made before it."""
+    x.requires_grad_()
+    found = []
+    for net in pair:
+        loss = net(x).sum()
+        with net.hooks(fwd_hooks=HOOKS):
+            loss.backward()
+            net(x)
         found.append(gradients(net))
     assert same(*found)
 

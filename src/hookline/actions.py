@@ -7,7 +7,6 @@ a record holds what flowed out of the point after every edit, and a gradient is 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -44,13 +43,7 @@ class Action:
         self.run: Run | None = None
 
     module: nn.Module
-    kind: Kind
-
-    @cached_property
-    def tap(self) -> Tap:
-        """Where it waits. Late ones come after other people's hooks, if there are any."""
-        late = self.is_late and has_foreign_hooks(self.module, self.kind)
-        return tap_on(self.module, self.kind, late=late)
+    tap: Tap
 
     def extend(self, steps: list[Step]) -> None:
         """Take its place after `steps`."""
@@ -64,7 +57,7 @@ class Begin(Action):
 
     def __init__(self, root: nn.Module, routes: Routes) -> None:
         super().__init__(prepend=True)
-        self.module, self.kind, self.routes = root, Kind.INPUT, routes
+        self.module, self.tap, self.routes = root, tap_on(root, Kind.INPUT), routes
 
     def extend(self, steps: list[Step]) -> None:
         """Be a step."""
@@ -83,11 +76,16 @@ class Begin(Action):
 class PointAction(Action):
     """An action at a point: it sees the value through the point's lens."""
 
+    must_fire = True
+
     def __init__(self, point: HookPoint, *, prepend: bool = False) -> None:
         super().__init__(prepend=prepend)
         self.point = point
         site = point.site
-        self.module, self.kind, self.lens = site.module, site.kind, site.lens
+        self.module, self.lens = site.module, site.lens
+        # What looks at the outcome comes after other people's hooks, if there are any.
+        late = self.is_late and has_foreign_hooks(site.module, site.kind)
+        self.tap = tap_on(site.module, site.kind, late=True) if late else site.tap
 
     def is_for_this_call(self) -> bool:
         """Whether the point is for every call of its module, or just for the one going on."""
@@ -278,6 +276,7 @@ class GradientRecord(Watch):
     def __init__(self, point: HookPoint, recording: Recording) -> None:
         super().__init__(point)
         self.recording = recording
+        self.must_fire = False  # the record of the value, at the same point, tells
 
     def attach(self, tensor: Tensor) -> None:
         """Remember `tensor`."""
@@ -297,6 +296,7 @@ class Record(PointAction):
     def __init__(self, point: HookPoint, recording: Recording) -> None:
         super().__init__(point)
         self.recording = recording
+        self.must_fire = not recording.skips_missing
 
     def extend(self, steps: list[Step]) -> None:
         """Be a step."""

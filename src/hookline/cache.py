@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor
@@ -29,7 +30,10 @@ class ActivationCache(Mapping[str, Tensor]):
 
     def __init__(self, tensors: dict[str, Tensor], points: Points, *, has_batch_dim: bool = True) -> None:
         self._tensors, self._points, self.has_batch_dim = tensors, points, has_batch_dim
-        self._keys = {self._canonical(key): key for key in tensors}
+
+    @cached_property
+    def _keys(self) -> dict[str, str]:
+        return {self._canonical(key): key for key in self._tensors}
 
     def _canonical(self, key: str) -> str:
         """One spelling for all names of a point."""

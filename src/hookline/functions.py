@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, TypeAlias
 
 from torch import nn
@@ -27,15 +28,25 @@ def caller(hook: HookFunction) -> Caller:
         raise InvalidHookError(
             f"a hook must be callable as hook(activation) or hook(activation, hook), but {hook!r} is not callable"
         )
-    parameters = _parameters(hook)
-    if parameters is None:
-        return lambda activation, _point: hook(activation)
-    style = _style(hook, parameters)
+    style = _style_of(hook)
     if style == "keyword":
         return lambda activation, point: hook(activation, hook=point)
     if style == "position":
         return hook
     return lambda activation, _point: hook(activation)
+
+
+_styles: dict[tuple[Any, ...], str] = {}
+
+
+def _style_of(hook: HookFunction) -> str:
+    """How the hook takes the point. Looking at a signature is slow; that of one function never changes."""
+    if not isinstance(hook, FunctionType):
+        return _style(hook)
+    key = (hook.__code__, len(hook.__defaults__ or ()), *(hook.__kwdefaults__ or ()))
+    if key not in _styles:
+        _styles[key] = _style(hook)
+    return _styles[key]
 
 
 def _parameters(hook: HookFunction) -> list[inspect.Parameter] | None:
@@ -47,7 +58,10 @@ def _parameters(hook: HookFunction) -> list[inspect.Parameter] | None:
         return None
 
 
-def _style(hook: HookFunction, parameters: list[inspect.Parameter]) -> str:
+def _style(hook: HookFunction) -> str:
+    parameters = _parameters(hook)
+    if parameters is None:
+        return "alone"
     positional = [p for p in parameters if p.kind in _BY_POSITION]
     kinds = {p.kind for p in parameters}
     named = {p.name for p in parameters if p.kind is not inspect.Parameter.POSITIONAL_ONLY}

@@ -226,10 +226,10 @@ class Hooked:
 
     def _report_standing(self) -> None:
         """After a forward pass: say once of each hook that was added that it did not fire."""
-        hooks = [hook for hook in self._points.standing.hooks() if not hook.fired and hook.why_not is None]
+        hooks = [hook for hook in self._points.standing.hooks() if not hook.fired and hook.must_fire]
         report_silent(hooks, has_run=True)
         for hook in hooks:
-            hook.why_not = "reported before"
+            hook.must_fire = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model."""

@@ -31,6 +31,9 @@ from hookline.taps import Kind
 
 Filter: TypeAlias = str | HookPoint | re.Pattern[str] | Callable[[str], bool] | Iterable["Filter"] | None
 
+_Link: TypeAlias = tuple[dict[str, nn.Module | None], str, nn.Module]
+"""A step on the way from the root to a module: in whose children, under which name, which child."""
+
 _NAME = re.compile(r"(?P<base>[^\[\]#]*)(?P<items>(?:\[[^\[\]]+\])*)(?:#(?P<call>\d+))?")
 
 
@@ -45,7 +48,8 @@ class Points:
         """Look at the model's modules anew."""
         self._paths: dict[nn.Module, str] = {}
         self._modules: dict[str, nn.Module] = {}
-        events = list(self._walk(self.root, ""))
+        self._links: dict[nn.Module, tuple[_Link, ...]] = {}
+        events = list(self._walk(self.root, "", ()))
         self._found: dict[tuple[str, Kind], HookPoint] = {}
         self._asked: dict[str, HookPoint] = {}
         self._selected: dict[str | None, list[HookPoint]] = {}
@@ -56,20 +60,20 @@ class Points:
             point = self._point(path, kind)
             self.hook_dict[str(point.name)] = point
 
-    def _walk(self, module: nn.Module, path: str) -> Iterator[tuple[str, Kind]]:
+    def _walk(self, module: nn.Module, path: str, links: tuple[_Link, ...]) -> Iterator[tuple[str, Kind]]:
         """The events of a module and all below it, as near to the order in which they fire as can be told."""
-        module = original(module)
         self._modules[path] = module
         if module in self._paths:
             self._alias(module, path)
             return
-        self._paths[module] = path
+        self._paths[module], self._links[module] = path, links
         runs = is_called(module)
         if runs and not isinstance(module, HookPoint):
             yield path, Kind.INPUT
         for name, child in module._modules.items():
             if child is not None:
-                yield from self._walk(child, f"{path}.{name}" if path else name)
+                link = (module._modules, name, child)
+                yield from self._walk(original(child), f"{path}.{name}" if path else name, (*links, link))
         if runs:
             yield path, Kind.OUTPUT
 
@@ -207,11 +211,7 @@ class Points:
 
     def _is_current(self, point: HookPoint) -> bool:
         """Whether the point's module is still where it was; people do replace modules."""
-        module: nn.Module | None = self.root
-        for name in filter(None, self._paths[point.site.module].split(".")):
-            module = module._modules.get(name) if module is not None else None
-            module = original(module) if module is not None else None
-        return module is point.site.module
+        return all(modules.get(name) is child for modules, name, child in self._links[point.site.module])
 
 
 def original(module: nn.Module) -> nn.Module:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, Self
 
 from torch import Tensor, nn
@@ -17,13 +18,18 @@ from hookline.standing import Standing
 Direction = Literal["fwd", "bwd"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Site:
     """Where a point is: an event of a module, and the lens that finds the tensor in it."""
 
     module: nn.Module
     kind: taps.Kind
     lens: Lens = FIRST
+
+    @cached_property
+    def tap(self) -> taps.Tap:
+        """The tap on that event."""
+        return taps.tap_on(self.module, self.kind)
 
 
 class HookPoint(nn.Module):

@@ -66,6 +66,8 @@ class Recording:
         return self._values
 
     def _kept(self, x: Tensor) -> Tensor:
+        if self.device is None and self.dtype is None:
+            return snapshot(x)
         moved = x.to(device=self.device, dtype=self.dtype if x.is_floating_point() else None)
         return snapshot(x) if moved is x else moved
 

@@ -12,7 +12,7 @@ from typing import Self
 from torch import nn
 
 from hookline import compiled
-from hookline.actions import Action, Begin, HookAction, PointAction, Record
+from hookline.actions import Action, Begin, HookAction, PointAction
 from hookline.errors import NeverFiredWarning, describe
 from hookline.taps import Routes, active, lock, now
 
@@ -27,11 +27,11 @@ class Run(Routes):
     def __init__(self, root: nn.Module, actions: Iterable[Action], on_exit: Callable[[], None] | None = None) -> None:
         self._begin = Begin(root, self)
         super().__init__([self._begin, *actions])
-        self._modules = {action.tap: action.module for action in self.all()}
+        self._modules = {action.tap: action.module for action in self.actions}
         self._held = 0
         self._on_exit = on_exit
         self._before = now.calls, now.call
-        for action in self.all():
+        for action in self.actions:
             action.run = self
 
     def __enter__(self) -> Self:
@@ -81,17 +81,15 @@ class Run(Routes):
             raise
 
     def _report(self) -> None:
-        wanted = [a for a in self.all() if isinstance(a, PointAction) and not _may_be_silent(a)]
-        report_silent(wanted, has_run=self._begin.fired)
-
-
-def _may_be_silent(action: PointAction) -> bool:
-    return isinstance(action, Record) and action.recording.skips_missing
+        silent = [action for action in self.actions if not action.fired]
+        if silent:
+            wanted = [action for action in silent if isinstance(action, PointAction) and action.must_fire]
+            report_silent(wanted, has_run=self._begin.fired)
 
 
 def report_silent(actions: Iterable[PointAction], *, has_run: bool) -> None:
-    """Warn of every action that never fired, and say why."""
-    silent = [action for action in actions if not action.fired]
+    """Warn that these actions never fired, and say why."""
+    silent = list(actions)
     if not silent:
         return
     lines = [f"  {_label(action)}: {_reason(action, has_run=has_run)}" for action in silent]

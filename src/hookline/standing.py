@@ -17,12 +17,12 @@ class Standing(Routes):
 
     def __init__(self, root: nn.Module | None = None) -> None:
         super().__init__()
-        self.task = -1
         self.root = ref(root) if root is not None else lambda: None
 
     def hooks(self) -> list[HookAction]:
         """The hooks, in the order in which they fire."""
-        return [action for action in self.all() if isinstance(action, HookAction)]
+        hooks = [action for action in self.actions if isinstance(action, HookAction)]
+        return sorted(hooks, key=lambda hook: hook.order)
 
     def add(self, hook: HookAction) -> None:
         """One hook more."""
@@ -42,7 +42,7 @@ class Standing(Routes):
                 other._change([*other.hooks(), *hooks])
 
     def _change(self, hooks: list[HookAction]) -> None:
-        before = {action.tap: action.module for action in self.all()}
+        before = {action.tap: action.module for action in self.actions}
         root = self.root()
         actions: list[Action] = [*hooks]
         if root is not None and hooks:

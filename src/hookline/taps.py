@@ -8,7 +8,7 @@ task, and lets the value flow through that run's actions.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
@@ -51,33 +51,32 @@ lock = threading.RLock()
 class Routes:
     """Which actions wait at which tap. A run is one of these, and so is a set of standing hooks."""
 
-    def __init__(self, actions: Iterable[Action] = ()) -> None:
-        # A run begun inside a backward pass (by a hook, say) is not one of those outside it.
-        self.task = torch._C._current_graph_task_id()
-        self.actions: dict[Tap, tuple[Action, ...]] = {}
-        self.steps: dict[Tap, tuple[Step, ...]] = {}
+    def __init__(self, actions: Sequence[Action] = ()) -> None:
+        self.actions: Sequence[Action] = ()
+        self.waiting: dict[Tap, list[Action]] = {}
+        self.steps: dict[Tap, list[Step]] = {}
         self.set(actions)
 
-    def set(self, actions: Iterable[Action]) -> None:
+    def set(self, actions: Sequence[Action]) -> None:
         """Route these actions, and no others. Threads that are reading see the old routes or the new."""
-        table: dict[Tap, list[Action]] = {}
+        waiting: dict[Tap, list[Action]] = {}
         for action in actions:
-            table.setdefault(action.tap, []).append(action)
-        self.steps = {tap: arrange(waiting) for tap, waiting in table.items()}
-        self.actions = {tap: tuple(waiting) for tap, waiting in table.items()}
-
-    def all(self) -> list[Action]:
-        """All actions, in the order in which they were registered."""
-        every = [action for waiting in self.actions.values() for action in waiting]
-        return sorted(every, key=lambda action: action.order)
+            waiting.setdefault(action.tap, []).append(action)
+        self.steps = {tap: arrange(some) for tap, some in waiting.items()}
+        self.waiting = waiting
+        self.actions = actions
 
 
-def arrange(actions: Iterable[Action]) -> tuple[Step, ...]:
+def arrange(actions: list[Action]) -> list[Step]:
     """The actions at one tap as steps, in the order they are taken."""
     steps: list[Step] = []
-    for action in sorted(actions, key=lambda action: (action.phase, action.order)):
+    for action in sorted(actions, key=_turn) if len(actions) > 1 else actions:
         action.extend(steps)
-    return tuple(steps)
+    return steps
+
+
+def _turn(action: Action) -> tuple[int, int]:
+    return action.phase, action.order
 
 
 active: ContextVar[tuple[Routes, ...]] = ContextVar("hookline_active", default=())
@@ -95,53 +94,63 @@ class Tap:
 
     def __call__(self, _module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
         """Called by torch with `(module, args, kwargs)` or `(module, args, kwargs, output)`."""
-        steps, recomputing = self._steps()
+        if torch._C._current_graph_task_id() == -1:
+            again = None
+        else:  # inside a backward pass, where a checkpointed region may be running a second time
+            again = recompute.runs_in_second_run()
+        runs: Sequence[Routes] = active.get() if again is None else again
+        steps = self._steps((*runs, *self.standing) if self.standing else runs)
         if not steps or len(rest) != (2 if self.kind is Kind.OUTPUT else 1):
             # The length is wrong if another thread took the tap off when torch was about to call it, without
             # keywords then; so no run of this thread needs it.
             return None
-        value = rest[1] if self.kind is Kind.OUTPUT else (args, rest[0])
-        new = self._flow(value, steps, recomputing=recomputing)
+        if again is None:
+            now.call = now.calls[self] = now.calls.get(self, -1) + 1
+        else:
+            now.call = None
+        value = new = rest[1] if self.kind is Kind.OUTPUT else (args, rest[0])
+        for step in steps:
+            new = step(new)
         return None if new is value else new
 
     # A compiler must not trace into a tap: it would bake the hooks of one run into the graph for good.
     __call__._torchdynamo_disable = True  # type: ignore[attr-defined]
 
-    def _steps(self) -> tuple[tuple[Step, ...], bool]:
-        """What to do now, and whether this is the second run of a checkpointed region."""
-        task = torch._C._current_graph_task_id()
-        again = recompute.runs_in_second_run() if task != -1 else None
-        runs = [run for run in active.get() if run.task == task] if again is None else again
-        here = [run for run in (*runs, *self.standing) if self in run.steps]
-        if len(here) == 1:
-            return here[0].steps.get(self, ()), again is not None
-        return arrange(action for run in here for action in run.actions.get(self, ())), again is not None
-
-    def _flow(self, value: Any, steps: tuple[Step, ...], *, recomputing: bool) -> Any:
-        if recomputing:
-            now.call = None
-        else:
-            now.call = now.calls[self] = now.calls.get(self, -1) + 1
-        for step in steps:
-            value = step(value)
-        return value
+    def _steps(self, runs: Sequence[Routes]) -> list[Step]:
+        """What these runs want done here."""
+        if len(runs) == 1:
+            return runs[0].steps.get(self, [])
+        return arrange([action for run in runs for action in run.waiting.get(self, ())])
 
     def acquire(self, module: nn.Module) -> None:
         """Be on `module` from now on, once more."""
-        if self.handle is None:
-            on_output = self.kind is Kind.OUTPUT
-            register = module.register_forward_hook if on_output else module.register_forward_pre_hook
+        if self.users == 0:
             # First in line, so that other people's hooks see what we changed; a late tap last, to see what they
             # changed.
-            self.handle = register(self, prepend=not self.late, with_kwargs=True)
+            if self.handle is None:
+                on_output = self.kind is Kind.OUTPUT
+                register = module.register_forward_hook if on_output else module.register_forward_pre_hook
+                self.handle = register(self, prepend=not self.late, with_kwargs=True)
+            else:
+                self._put_back(module, self.handle.id)
         self.users += 1
+
+    def _put_back(self, module: nn.Module, key: int) -> None:
+        """Register again under the number torch gave before: a new handle would cost as much as all the rest."""
+        if self.kind is Kind.OUTPUT:
+            hooks, with_kwargs = module._forward_hooks, module._forward_hooks_with_kwargs
+        else:
+            hooks, with_kwargs = module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs
+        with_kwargs[key] = True
+        hooks[key] = self
+        if not self.late:
+            hooks.move_to_end(key, last=False)  # type: ignore[attr-defined] (an OrderedDict)
 
     def release(self) -> None:
         """Undo one `acquire`; with the last one the module is as it was."""
         self.users -= 1
         if self.users == 0 and self.handle is not None:
             self.handle.remove()
-            self.handle = None
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise HooklineError(
@@ -167,4 +176,4 @@ def tap_on(module: nn.Module, kind: Kind, *, late: bool = False) -> Tap:
 def has_foreign_hooks(module: nn.Module, kind: Kind) -> bool:
     """Whether somebody else has torch hooks on this event."""
     hooks = module._forward_hooks if kind is Kind.OUTPUT else module._forward_pre_hooks
-    return any(type(hook) is not Tap for hook in hooks.values())
+    return bool(hooks) and any(type(hook) is not Tap for hook in hooks.values())

@@ -1,0 +1,153 @@
+"""What hooking costs on plain networks, as ratios to the bare module in the same run.
+
+    python benchmarks/overhead.py            # the table
+    python benchmarks/overhead.py --smoke    # one quick turn, to see that it runs
+
+Every way of doing a piece of work is timed in turn, round after round, and the median of its ratio to the bare module
+in the same round is printed: a noisy machine slows all of them alike. The last column is hookline's time over that of
+torch hooks written by hand for the same work, registered before and removed after each run as hookline does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+import hookline
+
+
+def networks() -> dict[str, tuple[nn.Module, Tensor]]:
+    """The worst case for overhead, a convolutional network, and a transformer encoder, with an input for each."""
+    mlp = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10))
+    channels = [3, 16, 32, 64]
+    convolutions = [
+        layer
+        for before, after in pairwise(channels)
+        for layer in (nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU(), nn.MaxPool2d(2))
+    ]
+    cnn = nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(64 * 4 * 4, 10))
+    # Not `nn.TransformerEncoder`'s fused path, which torch itself leaves as soon as any hook is there.
+    layer = nn.TransformerEncoderLayer(256, 8, 1024, dropout=0.0, batch_first=True, norm_first=True)
+    encoder = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
+    torch.backends.mha.set_fastpath_enabled(False)
+    return {
+        "MLP, 5 layers of 32": (mlp.eval(), torch.randn(8, 32)),
+        "CNN, 3 blocks": (cnn.eval(), torch.randn(8, 3, 32, 32)),
+        "transformer, 6 layers, d 256": (encoder.eval(), torch.randn(4, 64, 256)),
+    }
+
+
+def leaves(module: nn.Module) -> dict[str, nn.Module]:
+    """The modules that hold no others."""
+    return {name: child for name, child in module.named_modules() if not list(child.children())}
+
+
+def works(module: nn.Module, x: Tensor) -> dict[str, tuple[Callable[[], object], Callable[[], object] | None]]:
+    """Each piece of work with hookline and with torch hooks by hand."""
+    net = hookline.hook(module)
+    names = [name for name, child in leaves(module).items() if fires(module, child, x)]
+    middle = names[len(names) // 2]
+
+    def by_hand_edit() -> Tensor:
+        handle = module.get_submodule(middle).register_forward_hook(lambda _m, _i, out: out * 0.5)
+        try:
+            return module(x)
+        finally:
+            handle.remove()
+
+    def by_hand_cache() -> dict[str, Tensor]:
+        cache: dict[str, Tensor] = {}
+
+        def keep(name: str) -> Callable[..., None]:
+            def hook(_module: nn.Module, _args: object, out: Tensor) -> None:
+                cache[name] = out.detach()
+
+            return hook
+
+        handles = [module.get_submodule(name).register_forward_hook(keep(name)) for name in names]
+        try:
+            module(x)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return cache
+
+    return {
+        "unhooked": (lambda: net(x), None),
+        "one hook": (lambda: net.run_with_hooks(x, fwd_hooks=[(middle, lambda h: h * 0.5)]), by_hand_edit),
+        f"cache of {len(names)} points": (lambda: net.run_with_cache(x, names_filter=names), by_hand_cache),
+        f"cache of all {len(net.hook_dict)} points": (lambda: net.run_with_cache(x), None),
+    }
+
+
+def fires(module: nn.Module, child: nn.Module, x: Tensor) -> bool:
+    """Whether the child is called at all: an attention's output projection, for one, is not."""
+    fired: list[bool] = []
+    handle = child.register_forward_hook(lambda *_: fired.append(True))
+    module(x)
+    handle.remove()
+    return bool(fired)
+
+
+def seconds(work: Callable[[], object], repeats: int) -> float:
+    """The time of one `work`, averaged over a few in a row."""
+    start = time.perf_counter()
+    for _ in range(repeats):
+        work()
+    return (time.perf_counter() - start) / repeats
+
+
+def measure(module: nn.Module, x: Tensor, rounds: int) -> list[tuple[str, ...]]:
+    """A row for each piece of work: ratio to bare, by hand, and of the two."""
+    table = works(module, x)
+    repeats = max(1, int(0.005 / seconds(lambda: module(x), 5)))
+    ways = {("bare", ""): lambda: module(x)}
+    for name, (ours, by_hand) in table.items():
+        ways[name, "hookline"] = ours
+        if by_hand is not None:
+            ways[name, "by hand"] = by_hand
+    ratios: dict[tuple[str, str], list[float]] = {way: [] for way in ways}
+    for _ in range(rounds):
+        turns = random.sample(list(ways), len(ways))  # what ran just before leaves the memory in another state
+        times = {way: seconds(ways[way], repeats) for way in turns}
+        for way, spent in times.items():
+            ratios[way].append(spent / times["bare", ""])
+    return [_row(name, ratios) for name in table]
+
+
+def _row(name: str, ratios: dict[tuple[str, str], list[float]]) -> tuple[str, ...]:
+    ours = ratios[name, "hookline"]
+    if (name, "by hand") not in ratios:
+        return name, f"{statistics.median(ours):.2f}", "", ""
+    by_hand = ratios[name, "by hand"]
+    relative = [a / b for a, b in zip(ours, by_hand, strict=True)]
+    return name, *(f"{statistics.median(values):.2f}" for values in (ours, by_hand, relative))
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--smoke", action="store_true", help="one quick turn")
+    parser.add_argument("--rounds", type=int, default=101)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    random.seed(0)
+    print(f"torch {torch.__version__}, one thread; time as a ratio to the bare module, median of rounds\n")
+    print(f"{'network':30} {'work':24} {'hookline':>9} {'by hand':>9} {'ours/hand':>10}")
+    with torch.no_grad():
+        for name, (module, x) in networks().items():
+            for work, ours, by_hand, relative in measure(module, x, 2 if options.smoke else options.rounds):
+                print(f"{name:30} {work:24} {ours:>9} {by_hand:>9} {relative:>10}")
+                name = ""
+
+
+if __name__ == "__main__":
+    main()
