@@ -12,6 +12,7 @@ install_import_hook(["hookline.lenses"], "beartype.beartype")
 
 from networks import MLP, has_taps  # noqa: E402 (after the import hook, or its shapes would not be checked)
 
+import hookline  # noqa: E402
 from hookline import compiled, taps  # noqa: E402
 
 torch.set_num_threads(1)
@@ -39,6 +40,11 @@ def _hooked() -> list[nn.Module]:
 @pytest.fixture
 def mlp() -> nn.Module:
     return MLP()
+
+
+@pytest.fixture
+def net(mlp):
+    return hookline.hook(mlp)
 
 
 @pytest.fixture

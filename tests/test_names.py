@@ -12,11 +12,6 @@ import hookline
 from hookline import HookPoint, UnavailablePointError, UnknownPointError
 
 
-@pytest.fixture
-def net(mlp):
-    return hookline.hook(mlp)
-
-
 def names(net, names_filter) -> list[str]:
     return [point.name for point in net._points.select(names_filter)]
 

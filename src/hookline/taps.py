@@ -94,10 +94,9 @@ class Tap:
 
     def __call__(self, _module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
         """Called by torch with `(module, args, kwargs)` or `(module, args, kwargs, output)`."""
-        if torch._C._current_graph_task_id() == -1:
-            again = None
-        else:  # inside a backward pass, where a checkpointed region may be running a second time
-            again = recompute.runs_in_second_run()
+        # Inside a backward pass a checkpointed region may be running a second time.
+        in_backward = torch._C._current_graph_task_id() != -1
+        again = recompute.runs_in_second_run() if in_backward else None
         runs: Sequence[Routes] = active.get() if again is None else again
         steps = self._steps((*runs, *self.standing) if self.standing else runs)
         if not steps or len(rest) != (2 if self.kind is Kind.OUTPUT else 1):
@@ -144,7 +143,7 @@ class Tap:
         with_kwargs[key] = True
         hooks[key] = self
         if not self.late:
-            hooks.move_to_end(key, last=False)  # type: ignore[attr-defined] (an OrderedDict)
+            hooks.move_to_end(key, last=False)  # type: ignore[attr-defined]
 
     def release(self) -> None:
         """Undo one `acquire`; with the last one the module is as it was."""

@@ -1,0 +1,282 @@
+"""The verbs: what can be done with any model whose points are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from hookline.actions import Action, GradientRecord, Record
+from hookline.cache import ActivationCache
+from hookline.errors import HooklineError, InvalidHookError
+from hookline.functions import HookFunction
+from hookline.names import Filter, Points
+from hookline.plan import Plan, make_plan
+from hookline.points import Direction, HookPoint, hook_action
+from hookline.recording import Recording, StopForward
+from hookline.runtime import Run, report_silent
+from hookline.standing import Standing
+
+HookList: TypeAlias = Iterable[tuple[Filter, HookFunction]]
+
+
+class Hooked:
+    """A model with points. It needs a `module` to run and the `Points` in it."""
+
+    module: nn.Module
+    _points: Points
+
+    @property
+    def hook_dict(self) -> dict[str, HookPoint]:
+        """All points by name, in the order in which they fire."""
+        return self._points.hook_dict
+
+    def hook_points(self) -> list[HookPoint]:
+        """All points."""
+        return [*self.hook_dict.values()]
+
+    def point(self, name: str) -> HookPoint:
+        """The point of that name, in any spelling: `net.point("fc1.input").add_hook(fn)`."""
+        return self._points.select(name)[0]
+
+    def hooks(
+        self,
+        fwd_hooks: HookList = (),
+        bwd_hooks: HookList = (),
+        *,
+        reset_hooks_end: bool = True,
+        clear_contexts: bool = False,
+    ) -> Run | _Stay:
+        """A context in which these hooks are active, in this thread or task.
+
+            with net.hooks(fwd_hooks=[("fc1", torch.zeros_like)]):
+                net(x)
+
+        With `reset_hooks_end=False` they stay after it, as if added with `add_hook`. Backward hooks belong to the
+        graphs of the forward passes made inside and fire whenever those are run backward.
+        """
+        if not reset_hooks_end:
+            return _Stay(self, list(fwd_hooks), list(bwd_hooks), clear_contexts=clear_contexts)
+        actions = self._hook_actions(fwd_hooks, bwd_hooks)
+        return Run(self._points.root, actions, on_exit=self.clear_contexts if clear_contexts else None)
+
+    def _hook_actions(self, fwd_hooks: HookList, bwd_hooks: HookList) -> list[Action]:
+        return [
+            hook_action(point, hook, direction)
+            for direction, pairs in (("fwd", fwd_hooks), ("bwd", bwd_hooks))
+            for names, hook in _checked(pairs, f"{direction}_hooks")
+            for point in self._points.select(names)
+        ]
+
+    def run_with_hooks(
+        self,
+        *args: Any,
+        fwd_hooks: HookList = (),
+        bwd_hooks: HookList = (),
+        reset_hooks_end: bool = True,
+        clear_contexts: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """The model's output with these hooks active for this one forward pass.
+
+        net.run_with_hooks(x, fwd_hooks=[("fc1", lambda h: h * 2)])
+        """
+        with self.hooks(fwd_hooks, bwd_hooks, reset_hooks_end=reset_hooks_end, clear_contexts=clear_contexts):
+            return self(*args, **kwargs)
+
+    def run_with_cache(
+        self,
+        *args: Any,
+        names_filter: Filter = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        remove_batch_dim: bool = False,
+        incl_bwd: bool = False,
+        loss_fn: Callable[[Any], Tensor] | None = None,
+        **kwargs: Any,
+    ) -> tuple[Any, ActivationCache]:
+        """The model's output, and what flowed out of each point that `names_filter` selects (None: all).
+
+            output, cache = net.run_with_cache(x, names_filter="layer4.*")
+
+        With `incl_bwd`, the gradients of the output (a loss), or of `loss_fn(output)`, are there too, under
+        `name_grad`; parameters' `.grad` are not touched.
+        """
+        points = self._points.select(names_filter)
+        recording = Recording(device=device, dtype=dtype, skips_missing=names_filter is None)
+        actions: list[Action] = [Record(point, recording) for point in points]
+        if incl_bwd:
+            _check_grad_mode()
+            actions += [GradientRecord(point, recording) for point in points]
+        with Run(self._points.root, actions):
+            output = self(*args, **kwargs)
+            tensors = recording.values()
+            if incl_bwd:
+                tensors |= recording.backward(_loss(output, loss_fn))
+        return output, self._cache(tensors, remove_batch_dim=remove_batch_dim)
+
+    def cache(
+        self,
+        *args: Any,
+        names_filter: Filter = None,
+        stop_early: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        remove_batch_dim: bool = False,
+        **kwargs: Any,
+    ) -> ActivationCache:
+        """The activations only. With `stop_early` nothing runs after every point asked for has fired once.
+
+        `stop_early` is for networks that call each module once: later calls are not waited for.
+        """
+        points = self._points.select(names_filter)
+        recording = Recording(
+            device=device,
+            dtype=dtype,
+            skips_missing=names_filter is None,
+            stops_after=points if stop_early else (),
+        )
+        with Run(self._points.root, [Record(point, recording) for point in points]), suppress(StopForward):
+            self(*args, **kwargs)
+        return self._cache(recording.values(), remove_batch_dim=remove_batch_dim)
+
+    def _cache(self, tensors: dict[str, Tensor], *, remove_batch_dim: bool) -> ActivationCache:
+        cache = ActivationCache(tensors, self._points)
+        return cache.remove_batch_dim() if remove_batch_dim else cache
+
+    def plan(
+        self,
+        names_filter: Filter = None,
+        fwd_hooks: HookList = (),
+        bwd_hooks: HookList = (),
+        input: Any = None,
+    ) -> Plan:
+        """What a run would touch, without running: points, modules, and with an `input` shapes and bytes.
+
+        `input` is what the model would be called with: a tensor, a tuple of arguments or a dict of keywords. Shapes
+        come from a pass with tensors that have no data, so it costs no memory.
+        """
+        hooked = [action.point for action in self._hook_actions(fwd_hooks, bwd_hooks)]  # type: ignore[attr-defined]
+        cached = self._points.select(names_filter) if names_filter is not None or not hooked else []
+        return make_plan(self._points.root, cached, hooked, input)
+
+    def points(self, names_filter: Filter = None, input: Any = None) -> Plan:
+        """The points as a table: name, module, and with an `input` their shapes."""
+        return self.plan(names_filter=self._points.select(names_filter), input=input)
+
+    def add_hook(
+        self,
+        name: Filter,
+        hook: HookFunction,
+        dir: Direction = "fwd",
+        *,
+        is_permanent: bool = False,
+        prepend: bool = False,
+    ) -> Callable[[], None]:
+        """Keep a hook at a point, or at all that a filter selects, until it is removed or reset.
+
+        It is there for every thread and for every way of calling the model. Returns the function that removes it.
+        """
+        points = self._points.select(name)
+        undo = [point.add_hook(hook, dir, is_permanent=is_permanent, prepend=prepend) for point in points]
+
+        def remove() -> None:
+            for one in undo:
+                one()
+
+        return remove
+
+    def add_perma_hook(self, name: Filter, hook: HookFunction, dir: Direction = "fwd") -> Callable[[], None]:
+        """`add_hook` with `is_permanent=True`."""
+        return self.add_hook(name, hook, dir, is_permanent=True)
+
+    def remove_all_hook_fns(
+        self, direction: Literal["fwd", "bwd", "both"] = "both", *, including_permanent: bool = False
+    ) -> None:
+        """Remove every hook that was added and stays; the hooks of open contexts end with their contexts."""
+        for standing in self._standings():
+            standing.remove(
+                lambda hook: direction in (hook.dir, "both") and (including_permanent or not hook.is_permanent)
+            )
+
+    def reset_hooks(
+        self,
+        clear_contexts: bool = True,
+        direction: Literal["fwd", "bwd", "both"] = "both",
+        *,
+        including_permanent: bool = False,
+    ) -> None:
+        """`remove_all_hook_fns`, and empty every point's `ctx`."""
+        self.remove_all_hook_fns(direction, including_permanent=including_permanent)
+        if clear_contexts:
+            self.clear_contexts()
+
+    def clear_contexts(self) -> None:
+        """Empty the `ctx` of every point."""
+        for point in self._points.known():
+            point.clear_context()
+
+    def _standings(self) -> set[Standing]:
+        return {self._points.standing, *(point.standing for point in self._points.known())}
+
+    def _report_standing(self) -> None:
+        """After a forward pass: say once of each hook that was added that it did not fire."""
+        hooks = [hook for hook in self._points.standing.hooks() if not hook.fired and hook.must_fire]
+        report_silent(hooks, has_run=True)
+        for hook in hooks:
+            hook.must_fire = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model."""
+        raise NotImplementedError
+
+
+class _Stay:
+    """The context of `hooks(reset_hooks_end=False)`: the hooks come with it and stay after it."""
+
+    def __init__(self, model: Hooked, fwd: list[Any], bwd: list[Any], *, clear_contexts: bool) -> None:
+        self._model, self._clears = model, clear_contexts
+        self._actions = model._hook_actions(fwd, bwd)
+
+    def __enter__(self) -> None:
+        for action in self._actions:
+            action.point.standing.add(action)  # type: ignore[attr-defined]
+
+    def __exit__(self, *_: object) -> None:
+        if self._clears:
+            self._model.clear_contexts()
+
+
+def _checked(pairs: HookList, argument: str) -> Iterator[tuple[Filter, HookFunction]]:
+    if isinstance(pairs, str | Mapping) or not isinstance(pairs, Iterable):
+        raise InvalidHookError(f"{argument} must be a list of (name, hook) pairs, not {pairs!r}")
+    for pair in pairs:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise InvalidHookError(f"{argument} must be a list of (name, hook) pairs, but it has {pair!r}")
+        yield pair[0], pair[1]
+
+
+def _check_grad_mode() -> None:
+    if not torch.is_grad_enabled():
+        raise HooklineError(
+            "incl_bwd=True needs gradients, but they are switched off: leave torch.no_grad() or inference_mode()"
+        )
+
+
+def _loss(output: Any, loss_fn: Callable[[Any], Tensor] | None) -> Tensor:
+    """The number to differentiate."""
+    loss = loss_fn(output) if loss_fn is not None else output
+    if loss_fn is None and not isinstance(loss, Tensor):
+        loss = loss.get("loss") if isinstance(loss, Mapping) else getattr(loss, "loss", None)
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise HooklineError(
+            f"incl_bwd=True needs one number to differentiate, but has {what}: "
+            f"pass loss_fn=lambda output: …, or let the model return its loss"
+        )
+    if not loss.requires_grad:
+        raise HooklineError("incl_bwd=True found no gradient path from the loss back to any point")
+    return loss.squeeze()

@@ -1,0 +1,177 @@
+"""Runs: whatever is raised, in whatever thread, beside whoever else's hooks."""
+
+import asyncio
+import threading
+
+import pytest
+import torch
+from networks import MLP, fill, hook_count, zero
+from torch import nn
+
+import hookline
+from hookline import HookError, InvalidHookError
+
+
+class Boom(nn.Module):
+    def forward(self, x):
+        raise OSError("in the model")
+
+
+def raise_in_hook(h):
+    raise ZeroDivisionError("in the hook")
+
+
+def interrupt(h):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("hook", "expected"), [(raise_in_hook, HookError), (interrupt, KeyboardInterrupt)])
+@pytest.mark.parametrize("verb", ["run_with_hooks", "contexts", "backward"])
+def test_nothing_is_left_after_an_error(net, x, hook, expected, verb) -> None:
+    hooks = [("fc1", lambda h: h), ("act", hook)]
+    bare = net(x)
+
+    def nested():
+        with net.hooks(fwd_hooks=hooks[:1]), net.hooks(fwd_hooks=hooks[1:]):
+            net.run_with_cache(x)
+
+    works = {
+        "run_with_hooks": lambda: net.run_with_hooks(x, fwd_hooks=hooks),
+        "contexts": nested,
+        "backward": lambda: net.run_with_hooks(x, bwd_hooks=hooks).sum().backward(),
+    }
+    with pytest.raises(expected):
+        works[verb]()
+    assert hook_count(net.module) == 0
+    assert torch.equal(net(x), bare)
+    assert torch.equal(net.run_with_cache(x)[0], bare)
+
+
+def test_an_error_of_a_hook_names_it(net, x) -> None:
+    with pytest.raises(
+        HookError, match=r"raise_in_hook .* at point 'fc1' raised ZeroDivisionError: in the hook"
+    ) as error:
+        net.run_with_hooks(x, fwd_hooks=[("fc1", raise_in_hook)])
+    assert isinstance(error.value.original_error, ZeroDivisionError)
+    assert error.value.__cause__ is error.value.original_error
+
+
+def test_an_error_of_the_model_passes_as_it_is(x) -> None:
+    net = hookline.hook(nn.Sequential(nn.Linear(4, 4), Boom()))
+    with pytest.raises(OSError, match="in the model"):
+        net.run_with_cache(x)
+    assert hook_count(net.module) == 0
+
+
+def test_a_bad_name_in_the_middle_attaches_nothing(net, x) -> None:
+    with pytest.raises(KeyError):
+        net.run_with_hooks(x, fwd_hooks=[("fc1", zero), ("nope", zero), ("fc2", zero)])
+    with pytest.raises(KeyError):
+        net.add_hook(["fc1", "nope"], zero)
+    with pytest.raises(InvalidHookError):
+        net.add_hook(["fc1", "fc2"], 3)
+    assert hook_count(net.module) == 0
+
+
+def test_an_error_while_attaching_attaches_nothing(net, x, monkeypatch) -> None:
+    def refuse(*args, **kwargs):
+        raise MemoryError
+
+    monkeypatch.setattr(net.module.fc2, "register_forward_hook", refuse)
+    with pytest.raises(MemoryError):
+        net.run_with_cache(x)
+    assert hook_count(net.module) == 0
+
+
+def test_threads_do_not_see_each_other(x) -> None:
+    module = MLP()
+    net = hookline.hook(module)
+    with torch.no_grad():
+        inner = module.act(module.fc1(x))
+        expected = [module.fc2(inner + tag) for tag in range(8)]
+    failures: list[str] = []
+    start = threading.Barrier(8)
+
+    def work(tag: int) -> None:
+        start.wait()
+        with torch.no_grad():
+            for turn in range(200):
+                with net.hooks(fwd_hooks=[("act", lambda h: h + tag)]):
+                    out, cache = net.run_with_cache(x, names_filter=["act", "fc1"] if turn % 2 else None)
+                if not (torch.equal(out, expected[tag]) and torch.equal(cache["act"], inner + tag)):
+                    failures.append(f"thread {tag}, turn {turn}")
+
+    threads = [threading.Thread(target=work, args=(tag,)) for tag in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert hook_count(module) == 0
+
+
+def test_a_bare_run_beside_a_hooked_one(net, x) -> None:
+    bare, results = net(x), []
+    with net.hooks(fwd_hooks=[("fc1", zero)]):
+        thread = threading.Thread(target=lambda: results.append(net(x)))
+        thread.start()
+        thread.join()
+        assert not torch.equal(net(x), bare)
+    assert torch.equal(results[0], bare)
+
+
+def test_tasks_do_not_see_each_other(net, x) -> None:
+    async def work(value: float) -> bool:
+        with net.hooks(fwd_hooks=[("output", fill(value))]):
+            await asyncio.sleep(0)
+            good = net(x).eq(value).all()
+            await asyncio.sleep(0)
+            return bool(good and net(x).eq(value).all())
+
+    async def main() -> list[bool]:
+        return await asyncio.gather(*(work(i) for i in range(20)))
+
+    assert all(asyncio.run(main()))
+
+
+def test_other_peoples_hooks_stay_and_see_what_they_should(net, x) -> None:
+    module, seen = net.module, []
+    handles = [
+        module.fc1.register_forward_hook(lambda m, i, o: seen.append(("first", o.clone()))),
+        module.fc1.register_forward_hook(lambda m, i, o: seen.append(("second", o.clone()))),
+        module.act.register_forward_pre_hook(lambda m, i: seen.append(("pre", i[0].clone()))),
+    ]
+    order = list(module.fc1._forward_hooks)
+    net.run_with_hooks(x, fwd_hooks=[("fc1", fill(3)), ("act.input", lambda h: h + 1)])
+    assert [tag for tag, _ in seen] == ["first", "second", "pre"]
+    assert seen[0][1].eq(3).all()
+    assert seen[1][1].eq(3).all()
+    assert seen[2][1].eq(4).all()
+    assert list(module.fc1._forward_hooks) == order
+    for handle in handles:
+        handle.remove()
+
+
+def test_a_cache_holds_what_other_peoples_hooks_changed(net, x) -> None:
+    module = net.module
+    handles = [
+        module.fc1.register_forward_hook(lambda m, i, o: o * 2),
+        module.act.register_forward_pre_hook(lambda m, i: (i[0] + 1,)),
+    ]
+    out, cache = net.run_with_cache(x, incl_bwd=True, loss_fn=torch.sum)
+    assert torch.equal(cache["act.input"], cache["fc1"] + 1)
+    assert torch.equal(out, module.fc2(cache["act"]))
+    assert torch.allclose(cache["fc1_grad"], cache["act.input_grad"])
+    for handle in handles:
+        handle.remove()
+    assert torch.equal(cache["fc1"], 2 * module.fc1(x))
+
+
+def test_other_peoples_backward_hooks(net, x) -> None:
+    seen, ours = [], []
+    handle = net.module.fc2.register_full_backward_hook(lambda m, gi, go: seen.append((gi[0].clone(), go[0].clone())))
+    hooks = [("fc2.input", ours.append), ("fc2", ours.append)]
+    net.run_with_hooks(x, bwd_hooks=hooks, fwd_hooks=[("fc2", lambda h: h * 3)]).sum().backward()
+    handle.remove()
+    assert torch.equal(ours[0], torch.ones(5, 3)), "ours: the gradient of what flows out of the point"
+    assert torch.allclose(ours[1], seen[0][0])
