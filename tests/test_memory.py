@@ -3,7 +3,7 @@
 import pytest
 import torch
 from networks import InPlace
-from torch import nn
+from torch import Tensor, nn
 
 import hookline
 
@@ -74,3 +74,56 @@ def test_tensors_nobody_writes_to_are_not_copied() -> None:
     assert hooked - bare < one
     cache = kept[1][1]
     assert cache.nbytes == 5 * one, "the input and four outputs, though ten points name them"
+
+
+class Odd(nn.Module):
+    """Passes on its input as another kind of tensor."""
+
+    def __init__(self, make) -> None:
+        super().__init__()
+        self.make = make
+
+    def forward(self, x):
+        return self.make(x)
+
+
+KINDS = {
+    "sparse": (Tensor.to_sparse, Tensor.to_dense),
+    "mkldnn": (Tensor.to_mkldnn, Tensor.to_dense),
+    "expanded": (lambda x: x[:1].expand(5, 4), lambda x: x),
+    "not torch's memory": (lambda x: torch.from_numpy(x.numpy().copy()), lambda x: x),
+    "a slice": (lambda x: x.repeat(1, 3)[:, 4:8], lambda x: x),
+    "transposed": (lambda x: x.T, lambda x: x),
+    "empty": (lambda x: x[:0], lambda x: x),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_tensor(x, kind) -> None:
+    make, dense = KINDS[kind]
+    net = hookline.hook(Odd(make))
+    out, cache = net.run_with_cache(x)
+    assert torch.equal(dense(cache["output"]), dense(make(x)))
+    assert torch.equal(dense(out), dense(make(x)))
+    assert torch.equal(dense(net.run_with_hooks(x, fwd_hooks=[("output", lambda h: None)])), dense(make(x)))
+
+    def double(h):
+        h.mul_(2)
+
+    assert torch.allclose(dense(net.run_with_hooks(x, fwd_hooks=[("output", double)])), 2 * dense(make(x)))
+
+
+def test_function_transforms(net, x) -> None:
+    def double(h):
+        h.mul_(2)
+
+    def run(row):
+        out, cache = net.run_with_cache(row)
+        return net.run_with_hooks(row, fwd_hooks=[("fc1", double)]) + out - cache["output"]
+
+    expected = run(x)
+    assert torch.allclose(torch.vmap(run)(x), expected, atol=1e-6)  # batched and single rows round differently
+    gradient = torch.func.grad(lambda x: net.run_with_hooks(x, fwd_hooks=[("fc1", double)]).sum())(x)
+    x.requires_grad_()
+    net.run_with_hooks(x, fwd_hooks=[("fc1", double)]).sum().backward()
+    assert torch.allclose(gradient, x.grad, atol=1e-6)

@@ -214,3 +214,14 @@ def test_a_root_module_is_a_module(x) -> None:
     assert model.module is model
     assert hookline.hook(model) is model
     assert model.double()(x.double()).dtype == torch.float64
+
+
+def test_a_module_named_like_a_verb() -> None:
+    class Clash(HookedRootModule):
+        def __init__(self):
+            super().__init__()
+            self.cache = nn.Linear(1, 1)
+            self.setup()
+
+    with pytest.raises(hookline.HooklineError, match=r"methods of its own called \['cache'\]: rename those modules"):
+        Clash()

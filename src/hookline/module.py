@@ -96,6 +96,9 @@ class HookedRootModule(nn.Module, Hooked):
 
     def setup(self) -> None:
         """Name every placed point by its path. Call it at the end of `__init__`."""
+        hidden = [name for name in self._modules if hasattr(type(self), name)]
+        if hidden:
+            raise HooklineError(f"a HookedRootModule has methods of its own called {hidden}: rename those modules")
         vars(self)["_hookline"] = Points(self, standing_of(self), only_placed=True)
 
     @property

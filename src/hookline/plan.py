@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,10 @@ from hookline.standing import Standing
 
 @dataclass(frozen=True)
 class Row:
-    """One point of a plan. Shape, dtype and bytes are known if the plan was given an input, and the point fires."""
+    """One point of a plan, and what it is for: "hook", "cache", or nothing in particular.
+
+    Shape, dtype and calls are known if the plan was given an input.
+    """
 
     name: str
     module: str
@@ -65,17 +68,20 @@ class Plan(Sequence[Row]):
 
     def __str__(self) -> str:
         table = [("point", "module", "use", "shape"), *(row.cells() for row in self.rows)]
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
-        foot = f"{len(self)} points at {self.modules} modules, at most {self.nbytes:,} bytes cached"
-        return "\n".join([line.rstrip() for line in lines] + [foot])
+        columns = [column for column in zip(*table, strict=True) if any(column[1:])]
+        widths = [max(map(len, column)) for column in columns]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in zip(*columns, strict=True)
+        ]
+        foot = f"{len(self)} points at {self.modules} modules"
+        return "\n".join([*lines, f"{foot}, at most {self.nbytes:,} bytes cached" if self.nbytes else foot])
 
     __repr__ = __str__
 
 
-def make_plan(root: nn.Module, cached: Iterable[HookPoint], hooked: Iterable[HookPoint], input: Any) -> Plan:
-    """The plan for caching some points and hooking others."""
-    uses = [(point, "hook") for point in hooked] + [(point, "cache") for point in cached]
+def make_plan(root: nn.Module, uses: Sequence[tuple[HookPoint, str]], input: Any) -> Plan:
+    """The plan for these points, each with its use."""
     seen = _shapes(root, [point for point, _ in uses], input) if input is not None else None
     rows = tuple(_row(point, use, seen) for point, use in uses)
     return Plan(rows, len({point.site.module for point, _ in uses}))

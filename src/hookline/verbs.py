@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from hookline.actions import Action, GradientRecord, Record
+from hookline.actions import Action, GradientRecord, HookAction, Record
 from hookline.cache import ActivationCache
 from hookline.errors import HooklineError, InvalidHookError
 from hookline.functions import HookFunction
@@ -63,7 +63,7 @@ class Hooked:
         actions = self._hook_actions(fwd_hooks, bwd_hooks)
         return Run(self._points.root, actions, on_exit=self.clear_contexts if clear_contexts else None)
 
-    def _hook_actions(self, fwd_hooks: HookList, bwd_hooks: HookList) -> list[Action]:
+    def _hook_actions(self, fwd_hooks: HookList, bwd_hooks: HookList) -> list[HookAction]:
         return [
             hook_action(point, hook, direction)
             for direction, pairs in (("fwd", fwd_hooks), ("bwd", bwd_hooks))
@@ -159,13 +159,14 @@ class Hooked:
         `input` is what the model would be called with: a tensor, a tuple of arguments or a dict of keywords. Shapes
         come from a pass with tensors that have no data, so it costs no memory.
         """
-        hooked = [action.point for action in self._hook_actions(fwd_hooks, bwd_hooks)]  # type: ignore[attr-defined]
-        cached = self._points.select(names_filter) if names_filter is not None or not hooked else []
-        return make_plan(self._points.root, cached, hooked, input)
+        uses = [(action.point, "hook") for action in self._hook_actions(fwd_hooks, bwd_hooks)]
+        if names_filter is not None or not uses:
+            uses += [(point, "cache") for point in self._points.select(names_filter)]
+        return make_plan(self._points.root, uses, input)
 
     def points(self, names_filter: Filter = None, input: Any = None) -> Plan:
         """The points as a table: name, module, and with an `input` their shapes."""
-        return self.plan(names_filter=self._points.select(names_filter), input=input)
+        return make_plan(self._points.root, [(point, "") for point in self._points.select(names_filter)], input)
 
     def add_hook(
         self,
@@ -243,7 +244,7 @@ class _Stay:
 
     def __enter__(self) -> None:
         for action in self._actions:
-            action.point.standing.add(action)  # type: ignore[attr-defined]
+            action.point.standing.add(action)
 
     def __exit__(self, *_: object) -> None:
         if self._clears:
