@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 .PHONY: demo test test-all lint docs bench clean
 
 demo: $(READY)
-	$(BIN)/python examples/demo.py
+	$(BIN)/python examples/pytorch/demo.py
 
 test: $(READY) lint
 	$(BIN)/python -m pytest -m "not slow"

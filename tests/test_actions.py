@@ -69,6 +69,15 @@ def test_an_edit_of_an_input_is_seen_by_that_module_alone(x) -> None:
     assert torch.equal(x, before), "the caller's tensor was written to"
 
 
+def test_hooks_and_cache_in_one_run(net, x) -> None:
+    out, cache = net.run_with_cache(
+        x, names_filter="act", fwd_hooks=[("fc1", lambda h: 2 * h)], bwd_hooks=[("act", zero)]
+    )
+    assert torch.equal(cache["act"], net.module.act(2 * net.module.fc1(x)))
+    out.sum().backward()
+    assert net.module.fc1.bias.grad.eq(0).all()
+
+
 def test_order_prepend_and_nesting(net, x) -> None:
     seen = []
 

@@ -200,6 +200,15 @@ def test_a_backward_inside_a_forward_hook(x) -> None:
     assert calls == [0, 1, 2]
 
 
+def test_a_backward_hook_that_fired_once_is_not_reported(net, x) -> None:
+    """Training with gradients, then validating without: nothing to complain of."""
+    net.add_hook("fc1", lambda grad: None, dir="bwd")
+    net(x).sum().backward()
+    with torch.no_grad():
+        net(x)
+    net.reset_hooks()
+
+
 def test_a_bad_gradient(net, x) -> None:
     loss = net.run_with_hooks(x, bwd_hooks=[("fc1", lambda grad: grad[:1])]).sum()
     with pytest.raises(HookError, match=r"returned a tensor of shape \(1, 8\), but the shape there is \(5, 8\)"):

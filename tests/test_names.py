@@ -51,6 +51,12 @@ def test_a_point_is_a_filter(net, x) -> None:
         other.run_with_cache(x, names_filter=point)
 
 
+def test_a_module_is_a_filter(net, x) -> None:
+    assert list(net.run_with_cache(x, names_filter=net.module.fc1)[1]) == ["fc1"]
+    with pytest.raises(UnknownPointError, match="That module is not in this model"):
+        net.run_with_cache(x, names_filter=nn.Linear(1, 1))
+
+
 @pytest.mark.parametrize("wrong", ["fc3", "fc1.inputs", "fc1[", "fc1#x", "", "fc1.weight", "fc1 "])
 def test_an_unknown_name_lists_the_nearest(net, wrong) -> None:
     with pytest.raises(UnknownPointError, match="no point is named") as error:

@@ -225,7 +225,7 @@ class _WatchStep:
             return value
         why_not = self._why_not(x)
         for watch in self.watches:
-            watch.why_not, watch.fired = why_not, why_not is None
+            watch.why_not, watch.fired = why_not, watch.fired or why_not is None
         if why_not is not None or not torch.is_grad_enabled():
             return value
         out = snapshot(x)

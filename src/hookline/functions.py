@@ -80,7 +80,8 @@ def _style(hook: HookFunction) -> str:
         style = "position" if takes_args else "alone"
     if required:
         raise InvalidHookError(
-            f"hook {describe(hook)} needs more than (activation, hook): nothing is given for "
-            f"{', '.join(map(repr, required))}. Bind them first: functools.partial(hook, {required[0]}=…)"
+            f"hook {describe(hook)} is called as hook(activation, hook), and nothing is given for "
+            f"{', '.join(map(repr, required))}. Bind it first: functools.partial(hook, {required[0]}=…). "
+            f"(A torch hook's (module, input, output) becomes hook(output) at 'name', hook(input) at 'name.input'.)"
         )
     return style

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 from types import MethodType
-from typing import Any
+from typing import Any, overload
 
 from torch import nn
 
@@ -71,6 +71,9 @@ class HookedModule(Hooked):
         vars(self).update(state)
         self._points = Points(self.module, standing_of(self.module))
 
+    def __getitem__(self, key: Any) -> Any:
+        return self.module[key]  # type: ignore[index]
+
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *dir(self.module)})
 
@@ -128,7 +131,11 @@ class HookedRootModule(nn.Module, Hooked):
         return {name: value for name, value in vars(self).items() if name != "_hookline"}
 
 
-def hook(module: nn.Module) -> Hooked:
+@overload
+def hook(module: HookedRootModule) -> HookedRootModule: ...  # type: ignore[overload-overlap]
+@overload
+def hook(module: nn.Module | HookedModule) -> HookedModule: ...
+def hook(module: nn.Module | HookedModule) -> Hooked:
     """Wrap any nn.Module, so that everything in it can be read, edited and undone by name.
 
         net = hookline.hook(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU()))

@@ -29,7 +29,7 @@ from hookline.points import HookPoint, Site
 from hookline.standing import Standing
 from hookline.taps import Kind
 
-Filter: TypeAlias = str | HookPoint | re.Pattern[str] | Callable[[str], bool] | Iterable["Filter"] | None
+Filter: TypeAlias = str | nn.Module | re.Pattern[str] | Callable[[str], bool] | Iterable["Filter"] | None
 
 _Link: TypeAlias = tuple[dict[str, nn.Module | None], str, nn.Module]
 """A step on the way from the root to a module: in whose children, under which name, which child."""
@@ -58,7 +58,7 @@ class Points:
         self.hook_dict: dict[str, HookPoint] = {}
         for path, kind in events:
             point = self._point(path, kind)
-            self.hook_dict[str(point.name)] = point
+            self.hook_dict[point.name] = point
 
     def _walk(self, module: nn.Module, path: str, links: tuple[_Link, ...]) -> Iterator[tuple[str, Kind]]:
         """The events of a module and all below it, as near to the order in which they fire as can be told."""
@@ -157,8 +157,8 @@ class Points:
             event = self._event(match["base"]) if match else None
             if match is None or event is None:
                 raise unknown_point(name, self.hook_dict)
-            return str(self._point(*event).name) + name[len(match["base"]) :]
-        return str(self._point(*event).name)
+            return self._point(*event).name + name[len(match["base"]) :]
+        return self._point(*event).name
 
     def select(self, names: Filter) -> list[HookPoint]:
         """The points that a name, glob, regex, predicate, or a list of these stands for. None stands for all."""
@@ -175,6 +175,8 @@ class Points:
             return self._selected[names]
         if isinstance(names, HookPoint):
             return [self._own(names)]
+        if isinstance(names, nn.Module):
+            return [self._point(self._path_of(names), Kind.OUTPUT)]
         if isinstance(names, re.Pattern):
             return self._matching(names, lambda name: names.search(name) is not None)
         if callable(names):
@@ -188,7 +190,8 @@ class Points:
                 chosen.setdefault((point.site, point.only), point)
             return [*chosen.values()]
         raise HooklineError(
-            f"a filter is a name, a glob, a compiled regex, a predicate, or a list of these, not {names!r}"
+            "a filter is a name, a glob, a compiled regex, a predicate, a point, a module, or a list of these, "
+            f"not {names!r}"
         )
 
     def _by_name(self, name: str) -> list[HookPoint]:
@@ -208,6 +211,11 @@ class Points:
         if point.site.module not in self._paths:
             raise unknown_point(point.name, self.hook_dict, hint="That HookPoint belongs to another model.")
         return point
+
+    def _path_of(self, module: nn.Module) -> str:
+        if module not in self._paths:
+            raise unknown_point(type(module).__name__, self.hook_dict, hint="That module is not in this model.")
+        return self._paths[module]
 
     def _is_current(self, point: HookPoint) -> bool:
         """Whether the point's module is still where it was; people do replace modules."""

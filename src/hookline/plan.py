@@ -88,7 +88,7 @@ def make_plan(root: nn.Module, uses: Sequence[tuple[HookPoint, str]], input: Any
 
 
 def _row(point: HookPoint, use: str, seen: dict[str, list[Tensor]] | None) -> Row:
-    name, module = str(point.name), type(point.site.module).__name__
+    name, module = point.name, type(point.site.module).__name__
     if seen is None:
         return Row(name, module, use)
     tensors = seen.get(name, [])
@@ -104,7 +104,7 @@ def _shapes(root: nn.Module, points: list[HookPoint], input: Any) -> dict[str, l
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     copied = _empty_copy(root, mode)
     names = Points(copied, Standing())
-    records = [Record(names.find(str(point.name)), recording) for point in points]
+    records = [Record(names.find(point.name), recording) for point in points]
     with Run(copied, records), torch.no_grad(), mode:
         copied(*args, **kwargs)
     return recording.by_point()

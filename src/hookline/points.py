@@ -44,12 +44,12 @@ class HookPoint(nn.Module):
     `hookline.hook(model)` finds all others: the input and output of every module.
     """
 
-    name: str | None
+    name: str
     ctx: dict[Any, Any]
 
     def __init__(self) -> None:
         super().__init__()
-        self.name = None
+        self.name = ""
         self.ctx = {}
         self.only: int | None = None
         self._site: Site | None = None
@@ -102,7 +102,7 @@ class HookPoint(nn.Module):
 
     def layer(self) -> int:
         """The number of the layer in the name: 5 for `blocks.5.attn.hook_q`."""
-        numbers = [part for part in (self.name or "").split(".") if part.isdigit()]
+        numbers = [part for part in self.name.split(".") if part.isdigit()]
         if not numbers:
             raise HooklineError(f"the point {self.name!r} is in no numbered layer")
         return int(numbers[0])
@@ -169,7 +169,7 @@ class HookPoint(nn.Module):
 
     def extra_repr(self) -> str:
         """What `repr` shows between the brackets."""
-        return repr(self.name) if self.name is not None else ""
+        return repr(self.name) if self.name else ""
 
 
 def hook_action(point: HookPoint, hook: Callable[..., Any], dir: str, *, prepend: bool = False) -> HookAction:

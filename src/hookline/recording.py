@@ -37,7 +37,7 @@ class Recording:
 
     def keep(self, point: HookPoint, x: Tensor) -> None:
         """Keep the value that `x` has now."""
-        self._values.setdefault(str(point.name), []).append(self._kept(x.detach()))
+        self._values.setdefault(point.name, []).append(self._kept(x.detach()))
         if self._awaited:
             self._awaited.discard(point.name)
             if not self._awaited:
@@ -45,7 +45,7 @@ class Recording:
 
     def watch(self, point: HookPoint, x: Tensor) -> None:
         """Keep `x` until its gradient is known."""
-        self._watched.append((str(point.name), x))
+        self._watched.append((point.name, x))
 
     def backward(self, loss: Tensor) -> dict[str, Tensor]:
         """The gradients of `loss` at the points watched. Parameters' `.grad` stay as they are."""

@@ -96,18 +96,22 @@ class Hooked:
         remove_batch_dim: bool = False,
         incl_bwd: bool = False,
         loss_fn: Callable[[Any], Tensor] | None = None,
+        fwd_hooks: HookList = (),
+        bwd_hooks: HookList = (),
         **kwargs: Any,
     ) -> tuple[Any, ActivationCache]:
         """The model's output, and what flowed out of each point that `names_filter` selects (None: all).
 
             output, cache = net.run_with_cache(x, names_filter="layer4.*")
 
-        With `incl_bwd`, the gradients of the output (a loss), or of `loss_fn(output)`, are there too, under
-        `name_grad`; parameters' `.grad` are not touched.
+        Hooks may be given as for `run_with_hooks`; the cache has what they made of it. With `incl_bwd` the gradients
+        of the output (a loss), or of `loss_fn(output)`, are there too, under `name_grad`; parameters' `.grad` are not
+        touched.
         """
         points = self._points.select(names_filter)
         recording = Recording(device=device, dtype=dtype, skips_missing=names_filter is None)
-        actions: list[Action] = [Record(point, recording) for point in points]
+        actions: list[Action] = [*self._hook_actions(fwd_hooks, bwd_hooks)]
+        actions += [Record(point, recording) for point in points]
         if incl_bwd:
             _check_grad_mode()
             actions += [GradientRecord(point, recording) for point in points]
