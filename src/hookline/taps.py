@@ -94,32 +94,46 @@ class Tap:
 
     def __call__(self, _module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
         """Called by torch with `(module, args, kwargs)` or `(module, args, kwargs, output)`."""
-        # Inside a backward pass a checkpointed region may be running a second time.
-        in_backward = torch._C._current_graph_task_id() != -1
-        again = recompute.runs_in_second_run() if in_backward else None
-        runs: Sequence[Routes] = active.get() if again is None else again
-        steps = self._steps((*runs, *self.standing) if self.standing else runs)
-        if not steps or len(rest) != (2 if self.kind is Kind.OUTPUT else 1):
-            # The length is wrong if another thread took the tap off when torch was about to call it, without
-            # keywords then; so no run of this thread needs it.
+        if len(rest) != (2 if self.kind is Kind.OUTPUT else 1):
+            # Another thread took the tap off when torch was about to call it, without keywords then; so no run of
+            # this thread needs it.
             return None
-        if again is None:
-            now.call = now.calls[self] = now.calls.get(self, -1) + 1
-        else:
-            now.call = None
-        value = new = rest[1] if self.kind is Kind.OUTPUT else (args, rest[0])
-        for step in steps:
-            new = step(new)
+        value = rest[1] if self.kind is Kind.OUTPUT else (args, rest[0])
+        new = self.flow(value)
         return None if new is value else new
 
     # A compiler must not trace into a tap: it would bake the hooks of one run into the graph for good.
     __call__._torchdynamo_disable = True  # type: ignore[attr-defined]
 
+    def flow(self, value: Any) -> Any:
+        """What becomes of a value that passes here, in the run going on in this thread."""
+        # Inside a backward pass a checkpointed region may be running a second time.
+        in_backward = torch._C._current_graph_task_id() != -1
+        again = recompute.runs_in_second_run() if in_backward else None
+        steps = self._steps(active.get() if again is None else again)
+        if not steps:
+            return value
+        if again is None:
+            now.call = now.calls[self] = now.calls.get(self, -1) + 1
+        else:
+            now.call = None
+        for step in steps:
+            value = step(value)
+        return value
+
     def _steps(self, runs: Sequence[Routes]) -> list[Step]:
-        """What these runs want done here."""
+        """What these runs, and those who always want something, want done here."""
+        if self.standing:
+            runs = (*runs, *self.standing)
         if len(runs) == 1:
             return runs[0].steps.get(self, [])
         return arrange([action for run in runs for action in run.waiting.get(self, ())])
+
+    def is_wanted(self) -> bool:
+        """Whether a value that passes here now would be looked at."""
+        if torch._C._current_graph_task_id() != -1:
+            return True  # perhaps in a second run of a checkpointed region; to find out costs more than to look
+        return bool(self.standing) or any(self in run.steps for run in active.get())
 
     def acquire(self, module: nn.Module) -> None:
         """Be on `module` from now on, once more."""
