@@ -141,6 +141,65 @@ class Heads:
 
 
 @dataclass(frozen=True, slots=True)
+class Interleaved:
+    """One of several parts that a fused projection computes for each head: `b p (h n e)` seen as `b p h e`."""
+
+    heads: int
+    parts: int
+    index: int
+
+    def get(self, value: Shaped[Tensor, "*rest all"]) -> Shaped[Tensor, "*rest {self.heads} each"]:
+        """The part, of every head."""
+        return value.unflatten(-1, (self.heads, self.parts, -1))[..., self.index, :]
+
+    def put(
+        self, value: Shaped[Tensor, "*rest all"], tensor: Shaped[Tensor, "*rest {self.heads} each"]
+    ) -> Shaped[Tensor, "*rest all"]:
+        """`value` with another part of every head."""
+        parts = list(value.unflatten(-1, (self.heads, self.parts, -1)).unbind(-2))
+        parts[self.index] = tensor
+        return torch.stack(parts, -2).flatten(-3)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadsFirst:
+    """A tensor with heads before positions, `b h p e` or `(b h) p e`, seen as `b p n e`.
+
+    Keys and values that serve a group of query heads each may have been repeated for it; `n` is the number of
+    different ones.
+    """
+
+    n: int
+
+    def get(self, value: Tensor) -> Tensor:
+        """Positions before heads, each head once."""
+        by_head = value if value.ndim == 4 else value.unflatten(0, (-1, self.n))
+        return by_head[:, :: by_head.shape[1] // self.n].transpose(1, 2)
+
+    def put(self, value: Tensor, tensor: Tensor) -> Tensor:
+        """As it was, repeated where it was repeated."""
+        by_head = tensor.transpose(1, 2)
+        if value.ndim == 3:
+            return by_head.flatten(0, 1)
+        return by_head.repeat_interleave(value.shape[1] // self.n, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """A tensor times a number, where the model multiplies it on the way to what the point is about."""
+
+    factor: float
+
+    def get(self, value: Tensor) -> Tensor:
+        """Multiplied."""
+        return value * self.factor
+
+    def put(self, value: Tensor, tensor: Tensor) -> Tensor:  # noqa: ARG002 (all of it is replaced)
+        """Divided."""
+        return tensor / self.factor
+
+
+@dataclass(frozen=True, slots=True)
 class Chain:
     """One lens after another, from the outside in."""
 

@@ -94,7 +94,7 @@ class Points:
         name = self._name(path, kind)
         if isinstance(module, HookPoint):
             return module.join(name, self.standing)
-        return HookPoint.found(name, Site(module, kind, _lens(module, kind)), self.standing)
+        return HookPoint.found(name, Site(module, kind, lens_of(module, kind)), self.standing)
 
     def _name(self, path: str, kind: Kind) -> str:
         if kind is Kind.OUTPUT and path:
@@ -122,7 +122,7 @@ class Points:
         only = int(match["call"]) if match["call"] else None
         if not keys:
             return point.asked_as(name, only)
-        site = Site(point.site.module, point.site.kind, _lens(point.site.module, point.site.kind, keys))
+        site = Site(point.site.module, point.site.kind, lens_of(point.site.module, point.site.kind, keys))
         return HookPoint.found(name, site, self.standing).asked_as(name, only)
 
     def _event(self, base: str) -> tuple[str, Kind] | None:
@@ -232,7 +232,8 @@ def is_called(module: nn.Module) -> bool:
     return type(module).forward is not nn.Module.forward or "forward" in vars(module)
 
 
-def _lens(module: nn.Module, kind: Kind, keys: tuple[int | str, ...] = ()) -> Lens:
+def lens_of(module: nn.Module, kind: Kind, keys: tuple[int | str, ...] = ()) -> Lens:
+    """The lens for an input or output of a module, or for a part of it."""
     if kind is Kind.INPUT:
         parameters = _parameters(getattr(module.forward, "__func__", module.forward))
         return Argument(parameters, keys[0], keys[1:]) if keys else Argument(parameters)

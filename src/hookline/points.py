@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hookline import taps
 from hookline.actions import BackwardHook, Edit, HookAction
+from hookline.attention import InnerTap
 from hookline.errors import HooklineError
 from hookline.lenses import FIRST, Lens
 from hookline.standing import Standing
@@ -25,11 +26,12 @@ class Site:
     module: nn.Module
     kind: taps.Kind
     lens: Lens = FIRST
+    needs: tuple[Site, ...] = ()
 
     @cached_property
     def tap(self) -> taps.Tap:
         """The tap on that event."""
-        return taps.tap_on(self.module, self.kind)
+        return taps.tap_on(self.module, self.kind, make=InnerTap if self.kind.is_inner else taps.Tap)
 
 
 class HookPoint(nn.Module):
@@ -50,23 +52,24 @@ class HookPoint(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.name = ""
+        self.axes = ""
         self.ctx = {}
         self.only: int | None = None
         self._site: Site | None = None
         self._standing = Standing()
 
     @classmethod
-    def found(cls, name: str, site: Site, standing: Standing) -> Self:
+    def found(cls, name: str, site: Site, standing: Standing, axes: str = "") -> Self:
         """A point at a module of somebody else's model."""
         point = cls()
-        point.name, point._site, point._standing = name, site, standing
+        point.name, point._site, point._standing, point.axes = name, site, standing, axes
         return point
 
     def asked_as(self, name: str, only: int | None = None) -> HookPoint:
         """The same point under the name it was asked for, perhaps for one call of its module only."""
         if (name, only) == (self.name, self.only):
             return self
-        view = HookPoint.found(name, self.site, self._standing)
+        view = HookPoint.found(name, self.site, self._standing, self.axes)
         view.ctx, view.only = self.ctx, only
         return view
 

@@ -13,7 +13,9 @@ from torch import nn
 
 from hookline import compiled
 from hookline.actions import Action, Begin, HookAction, PointAction
+from hookline.attention import stop_watching
 from hookline.errors import NeverFiredWarning, describe
+from hookline.memo import with_needs
 from hookline.taps import Routes, active, lock, now
 
 
@@ -26,18 +28,18 @@ class Run(Routes):
 
     def __init__(self, root: nn.Module, actions: Iterable[Action], on_exit: Callable[[], None] | None = None) -> None:
         self._begin = Begin(root, self)
-        super().__init__([self._begin, *actions])
+        super().__init__([self._begin, *with_needs(actions)])
         self._modules = {action.tap: action.module for action in self.actions}
         self._held = 0
         self._on_exit = on_exit
-        self._before = now.calls, now.call
+        self._before = now.calls, now.call, 0
         for action in self.actions:
             action.run = self
 
     def __enter__(self) -> Self:
         self.retain()
         compiled.pause()
-        self._before, now.calls = (now.calls, now.call), {}
+        self._before, now.calls = (now.calls, now.call, len(now.watches)), {}
         active.set((*active.get(), self))
         return self
 
@@ -46,7 +48,8 @@ class Run(Routes):
     ) -> None:
         # Not a reset to what it was before: contexts may be left in another order than they were entered.
         active.set(tuple(run for run in active.get() if run is not self))
-        now.calls, now.call = self._before
+        now.calls, now.call, watches = self._before
+        stop_watching(watches)
         compiled.resume()
         self.release()
         if self._on_exit is not None:

@@ -8,7 +8,8 @@ from weakref import WeakKeyDictionary, finalize, ref
 from torch import nn
 
 from hookline import compiled
-from hookline.actions import Action, Begin, HookAction
+from hookline.actions import Begin, HookAction
+from hookline.memo import with_needs
 from hookline.taps import Routes, lock
 
 
@@ -44,7 +45,7 @@ class Standing(Routes):
     def _change(self, hooks: list[HookAction]) -> None:
         before = {action.tap: action.module for action in self.actions}
         root = self.root()
-        actions: list[Action] = [*hooks]
+        actions = with_needs(hooks)
         if root is not None and hooks:
             actions.append(Begin(root, self))
         after = {action.tap: action.module for action in actions}

@@ -28,10 +28,19 @@ Step: TypeAlias = Callable[[Any], Any]
 
 
 class Kind(Enum):
-    """Which event of a module."""
+    """Which event of a module. All but the first two are inside an attention module: see `attention.py`."""
 
     INPUT = "input"
     OUTPUT = "output"
+    QUERY = "query"
+    KEY = "key"
+    SCORES = "scores"
+    PATTERN = "pattern"
+
+    @property
+    def is_inner(self) -> bool:
+        """Whether it happens while the module runs."""
+        return self not in (Kind.INPUT, Kind.OUTPUT)
 
 
 class _Now(threading.local):
@@ -41,6 +50,8 @@ class _Now(threading.local):
         self.calls: dict[Tap, int] = {}  # which call each tap has come to in this forward pass
         self.call: int | None = None  # the call that the actions now running see
         self.starts_with_grad = False  # whether gradients were on when this forward pass began
+        self.kept: dict[Any, Any] = {}  # what earlier events let pass, for points that need it: see `memo.py`
+        self.watches: list[Any] = []  # the attention modules now running that are looked into
 
 
 now = _Now()
@@ -86,7 +97,7 @@ active: ContextVar[tuple[Routes, ...]] = ContextVar("hookline_active", default=(
 class Tap:
     """A torch hook on one event of one module."""
 
-    def __init__(self, kind: Kind, *, late: bool) -> None:
+    def __init__(self, kind: Kind, *, late: bool = False) -> None:
         self.kind, self.late = kind, late
         self.users = 0
         self.handle: RemovableHandle | None = None
@@ -175,18 +186,20 @@ class Tap:
 _taps: WeakKeyDictionary[nn.Module, WeakValueDictionary[tuple[Kind, bool], Tap]] = WeakKeyDictionary()
 
 
-def tap_on(module: nn.Module, kind: Kind, *, late: bool = False) -> Tap:
+def tap_on(module: nn.Module, kind: Kind, *, late: bool = False, make: type[Tap] = Tap) -> Tap:
     """The one tap for this event, attached or not."""
     with lock:
         if module not in _taps:
             _taps[module] = WeakValueDictionary()
         tap = _taps[module].get((kind, late))
         if tap is None:
-            tap = _taps[module][kind, late] = Tap(kind, late=late)
+            tap = _taps[module][kind, late] = make(kind, late=late)
         return tap
 
 
 def has_foreign_hooks(module: nn.Module, kind: Kind) -> bool:
     """Whether somebody else has torch hooks on this event."""
+    if kind.is_inner:
+        return False
     hooks = module._forward_hooks if kind is Kind.OUTPUT else module._forward_pre_hooks
     return bool(hooks) and any(type(hook) is not Tap for hook in hooks.values())

@@ -1,0 +1,72 @@
+"""The configuration of a model in the field's words, whatever its own configuration calls them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from hookline.anatomy.roles import Anatomy
+
+
+@dataclass(frozen=True)
+class Cfg:
+    """What one wants to know of a transformer before looking into it."""
+
+    model_name: str
+    architecture: str
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    d_model: int
+    d_head: int
+    d_mlp: int
+    d_vocab: int
+    n_ctx: int | None
+    act: str
+    norm: str
+    positions: str
+    dtype: torch.dtype
+    device: torch.device
+    attn_implementation: str
+
+
+def cfg_of(model: nn.Module, anatomy: Anatomy) -> Cfg:
+    """Read off the model's own configuration and modules."""
+    config = anatomy.config
+    heads = _first(config, "num_attention_heads", "n_head", default=1)
+    d_model = _first(config, "hidden_size", "d_model", "n_embd")
+    parameter = next(model.parameters())
+    return Cfg(
+        model_name=getattr(config, "_name_or_path", "") or config.model_type,
+        architecture=config.model_type,
+        n_layers=len(anatomy.blocks),
+        n_heads=heads,
+        n_kv_heads=_first(config, "num_key_value_heads", default=heads),
+        d_model=d_model,
+        d_head=_first(config, "head_dim", default=d_model // heads),
+        d_mlp=_first(config, "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", default=4 * d_model),
+        d_vocab=config.vocab_size,
+        n_ctx=_first(config, "max_position_embeddings", "n_positions", "n_ctx", default=None),
+        act=_first(config, "hidden_act", "activation_function", "hidden_activation", default="unknown"),
+        norm=type(anatomy.ln_final).__name__ if anatomy.ln_final is not None else "none",
+        positions=_positions(anatomy),
+        dtype=parameter.dtype,
+        device=parameter.device,
+        attn_implementation=config._attn_implementation,
+    )
+
+
+def _first(config: Any, *names: str, default: Any = None) -> Any:
+    values = (getattr(config, name, None) for name in names)
+    return next((value for value in values if value is not None), default)
+
+
+def _positions(anatomy: Anatomy) -> str:
+    if anatomy.pos_embed is not None:
+        return "added to the stream"
+    if getattr(anatomy.config, "rope_parameters", None) or getattr(anatomy.config, "rotary_dim", None):
+        return "rotary"
+    return "alibi" if getattr(anatomy.config, "alibi", False) or anatomy.kind in ("bloom", "mpt") else "none"

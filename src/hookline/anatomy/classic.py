@@ -1,0 +1,201 @@
+"""The classic points of a transformer, each as an event of one of its modules plus a lens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from hookline.anatomy import variants
+from hookline.anatomy.roles import FUSED, KEY, MLP_IN, MLP_LINEAR, QUERY, VALUE, Anatomy, Block, child
+from hookline.lenses import FIRST, Chain, Heads, HeadsFirst, Interleaved, Lens, Part, Scaled
+from hookline.memo import Added, Difference, Keys, Rows
+from hookline.names import lens_of
+from hookline.points import Site
+from hookline.taps import Kind
+
+_ATTENTION_AXES = {
+    "q": "b p h e",
+    "k": "b p g e",
+    "v": "b p g e",
+    "rot_q": "b p h e",
+    "rot_k": "b k g e",
+    "attn_scores": "b h p k",
+    "pattern": "b h p k",
+    "z": "b p h e",
+}
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A point of the table: where it is and what its axes are. Without a site it is not to be had; `why` says so."""
+
+    name: str
+    axes: str
+    site: Site | None = None
+    why: str = ""
+
+
+def classic_points(anatomy: Anatomy) -> Iterator[Spec]:
+    """All points of the table, in the order in which they fire."""
+    yield Spec("hook_tokens", "b p", _input(anatomy.embed))
+    yield Spec("hook_embed", "b p d", _scaled(_output(anatomy.embed), variants.embedding_factor(anatomy.config)))
+    if anatomy.pos_embed is not None:
+        yield Spec("hook_pos_embed", "b p d", _output(anatomy.pos_embed))
+    else:
+        yield Spec("hook_pos_embed", "b p d", why="this model adds no position embedding to the stream")
+    for index, block in enumerate(anatomy.blocks):
+        for spec in _block_points(block, anatomy.config):
+            yield Spec(f"blocks.{index}.{spec.name}", spec.axes, spec.site, spec.why)
+    if anatomy.ln_final is not None:
+        yield Spec("ln_final.hook_in", "b p d", _input(anatomy.ln_final))
+        yield Spec("ln_final.hook_out", "b p d", _output(anatomy.ln_final))
+    if anatomy.unembed is not None:
+        yield Spec("unembed.hook_in", "b p d", _input(anatomy.unembed))
+        yield Spec("unembed.hook_out", "b p V", _output(anatomy.unembed))
+
+
+def _block_points(block: Block, config: Any) -> Iterator[Spec]:
+    factor = variants.residual_factor(config)
+    resid_pre = _input(block.module)
+    yield Spec("hook_resid_pre", "b p d", resid_pre)
+    yield from _attention_points(block, config)
+    attn_out = _attn_out(block, config)
+    if attn_out is None:
+        yield Spec("hook_attn_out", "b p d", why="no module of this layer gives what its attention adds")
+        yield Spec("hook_resid_mid", "b p d", why="no module of this layer gives what its attention adds")
+    else:
+        yield Spec("hook_attn_out", "b p d", _scaled(attn_out, factor))
+        yield _resid_mid(block, config, resid_pre, _scaled(attn_out, factor))
+    flat = (resid_pre,) if config.model_type in variants.ROWS_FLATTENED else ()
+    for spec in (*_mlp_points(block), Spec("hook_mlp_out", "b p d", _mlp_out(block, config, factor))):
+        if spec.site is None:
+            yield Spec(spec.name, spec.axes, why="this layer has no MLP")
+        else:
+            yield Spec(spec.name, spec.axes, _by_row(spec.site, flat[0]) if flat else spec.site)
+    yield Spec("hook_resid_post", "b p d", _output(block.module))
+
+
+def _attn_out(block: Block, config: Any) -> Site | None:
+    """What the attention adds to the stream."""
+    if block.ln1_post is not None:
+        return _output(block.ln1_post)
+    if block.adds_in_attention or config.model_type in variants.RESIDUAL_IN_ATTENTION:
+        return _output(block.o) if block.o is not None else None
+    mixer = block.attn or block.mixer
+    return _output(mixer) if mixer is not None else None
+
+
+def _resid_mid(block: Block, config: Any, resid_pre: Site, attn_out: Site) -> Spec:
+    """The stream between attention and MLP."""
+    if variants.is_parallel(config):
+        return Spec("hook_resid_mid", "b p d", why="attention and MLP are side by side: there is no stream in between")
+    if block.mlp is None and block.mlp_out is None:
+        return Spec("hook_resid_mid", "b p d", why="this layer has no MLP")
+    norm = block.post_norm or (block.ln1 if variants.is_post_norm(config) else None)
+    return Spec("hook_resid_mid", "b p d", _output(norm) if norm is not None else _sum(resid_pre, attn_out))
+
+
+def _mlp_out(block: Block, config: Any, factor: float) -> Site | None:
+    """What the MLP adds to the stream."""
+    if config.model_type in variants.SEVERAL_MLPS and block.ln2 is not None:
+        stream = _input(block.ln2)
+        return Site(block.module, Kind.OUTPUT, Difference(stream, FIRST), needs=(stream,))
+    if block.ln2_post is not None:
+        return _scaled(_output(block.ln2_post), factor)
+    if block.mlp is None or config.model_type in variants.RESIDUAL_IN_MLP:
+        return _scaled(_output(block.mlp_out), factor) if block.mlp_out is not None else None
+    return _scaled(_output(block.mlp), factor)
+
+
+def _attention_points(block: Block, config: Any) -> Iterator[Spec]:
+    attn = block.attn
+    if attn is None:
+        for name, axes in _ATTENTION_AXES.items():
+            yield Spec(f"attn.hook_{name}", axes, why="this layer has no softmax attention")
+        return
+    heads, groups = _head_counts(attn, config)
+    sites = dict(_projections(attn, config, heads, groups))
+    key = Site(attn, Kind.KEY, HeadsFirst(groups))
+    sites["rot_q"], sites["rot_k"] = Site(attn, Kind.QUERY, HeadsFirst(heads)), key
+    keys = (key,) if config.model_type in variants.SINKS else ()
+    sites["attn_scores"] = Site(attn, Kind.SCORES, Keys(heads, *keys), needs=keys)
+    sites["pattern"] = Site(attn, Kind.PATTERN, Keys(heads, *keys), needs=keys)
+    if block.o is not None:
+        sites["z"] = _input(block.o, Heads(heads))
+    for name, axes in _ATTENTION_AXES.items():
+        yield Spec(f"attn.hook_{name}", axes, sites.get(name), "this attention has no projection of that kind")
+
+
+def _head_counts(attn: nn.Module, config: Any) -> tuple[int, int]:
+    """Query heads, and key/value heads."""
+    heads = config.num_attention_heads
+    key, size = child(attn, KEY), getattr(attn, "head_dim", None)
+    if isinstance(size, int) and isinstance(key, nn.Linear):
+        return heads, key.out_features // size
+    if config.model_type == "gpt_bigcode":
+        return heads, 1 if config.multi_query else heads
+    if config.model_type == "falcon":
+        return heads, config.num_kv_heads if config.new_decoder_architecture or not config.multi_query else 1
+    return heads, getattr(config, "num_key_value_heads", None) or heads
+
+
+def _projections(attn: nn.Module, config: Any, heads: int, groups: int) -> Iterator[tuple[str, Site]]:
+    for name, names, n in (("q", QUERY, heads), ("k", KEY, groups), ("v", VALUE, groups)):
+        module = child(attn, names)
+        if module is not None:
+            yield name, _output(module, Heads(n))
+    fused = child(attn, FUSED)
+    if fused is not None:
+        for index, name in enumerate("qkv"):
+            yield name, _output(fused, *_fused_lens(fused, config, heads, groups, index))
+
+
+def _fused_lens(fused: nn.Module, config: Any, heads: int, groups: int, index: int) -> tuple[Lens, ...]:
+    if config.model_type in variants.FUSED_BY_HEAD and heads == groups:
+        return (Interleaved(heads, 3, index),)
+    size = _width(fused) // (heads + 2 * groups)
+    starts = [0, heads * size, (heads + groups) * size, (heads + 2 * groups) * size]
+    return Part(starts[index], starts[index + 1]), Heads(heads if index == 0 else groups)
+
+
+def _width(linear: Any) -> int:
+    """How many numbers a linear module gives. GPT-2's keeps its weight the other way round."""
+    return linear.nf if hasattr(linear, "nf") else linear.weight.shape[0]
+
+
+def _mlp_points(block: Block) -> Iterator[Spec]:
+    mlp = block.mlp or block.module
+    into, linear, out = child(mlp, MLP_IN), child(mlp, MLP_LINEAR), block.mlp_out
+    if out is None or into is None:
+        return
+    yield Spec("mlp.hook_pre", "b p m", _output(into))
+    if linear is not None and linear is not into:
+        yield Spec("mlp.hook_pre_linear", "b p m", _output(linear))
+    yield Spec("mlp.hook_post", "b p m", _input(out))
+
+
+def _input(module: nn.Module, *lenses: Lens) -> Site:
+    return Site(module, Kind.INPUT, _chain(lens_of(module, Kind.INPUT), *lenses))
+
+
+def _output(module: nn.Module, *lenses: Lens) -> Site:
+    return Site(module, Kind.OUTPUT, _chain(FIRST, *lenses))
+
+
+def _chain(*lenses: Lens) -> Lens:
+    return lenses[0] if len(lenses) == 1 else Chain(lenses)
+
+
+def _scaled(site: Site, factor: float) -> Site:
+    return site if factor == 1.0 else Site(site.module, site.kind, _chain(site.lens, Scaled(factor)), site.needs)
+
+
+def _sum(base: Site, added: Site) -> Site:
+    return Site(added.module, added.kind, Added(base, added.lens), needs=(base,))
+
+
+def _by_row(site: Site, like: Site) -> Site:
+    return Site(site.module, site.kind, _chain(site.lens, Rows(like)), needs=(like, *site.needs))

@@ -1,0 +1,76 @@
+"""The points of a transformer by all their names: classic ones are listed, all others found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from hookline.anatomy.classic import Spec, classic_points
+from hookline.anatomy.dialects import classic_name
+from hookline.anatomy.roles import Anatomy
+from hookline.errors import UnavailablePointError, UnknownPointError, no_match, unknown_point
+from hookline.names import Filter, Points
+from hookline.points import HookPoint, Site
+from hookline.standing import Standing
+
+
+class ModelPoints(Points):
+    """The points of one transformer."""
+
+    def __init__(self, root: nn.Module, standing: Standing, anatomy: Anatomy) -> None:
+        self._anatomy = anatomy
+        super().__init__(root, standing)
+
+    def refresh(self) -> None:
+        """Look at the model's modules anew."""
+        super().refresh()
+        self._native = self.hook_dict
+        self._specs: dict[str, Spec] = {spec.name: spec for spec in classic_points(self._anatomy)}
+        self.hook_dict = {
+            name: HookPoint.found(name, spec.site, self.standing, spec.axes)
+            for name, spec in self._specs.items()
+            if spec.site is not None
+        }
+        self._classic_at: dict[Site, str] = {point.site: name for name, point in self.hook_dict.items()}
+
+    def _parse(self, name: str) -> HookPoint:
+        base, _, call = name.partition("#")
+        classic = base if base in self._specs else classic_name(base, len(self._anatomy.blocks))
+        if classic in self.hook_dict:
+            return self.hook_dict[classic].asked_as(name, int(call) if call else None)
+        if classic in self._specs:
+            raise UnavailablePointError(f"{name!r} is not to be had in this model: {self._specs[classic].why}")
+        try:
+            return super()._parse(name)
+        except UnavailablePointError:
+            raise
+        except UnknownPointError:
+            raise unknown_point(name, [*self.hook_dict, *self._native]) from None
+
+    def _select(self, names: Filter | tuple[Any, ...] | int) -> list[HookPoint]:
+        if isinstance(names, int):
+            return [self.find(f"blocks.{names}.hook_resid_post").asked_as(str(names))]
+        if isinstance(names, tuple) and (classic := classic_name(names, len(self._anatomy.blocks))) is not None:
+            return [self.find(classic)]
+        return super()._select(names)
+
+    def _matching(self, asked: object, predicate: Callable[[str], Any]) -> list[HookPoint]:
+        """Classic names first; if none matches a glob or regex, native ones."""
+        chosen = [point for name, point in self.hook_dict.items() if predicate(name)]
+        if not chosen and not callable(asked):
+            chosen = [point for name, point in self._native.items() if predicate(name)]
+        if not chosen:
+            raise no_match(asked, self.hook_dict)
+        return chosen
+
+    def canonical(self, name: Any) -> str:
+        """The one spelling for all names of a point: the classic one, if it has one."""
+        if isinstance(name, tuple):
+            name = classic_name(name, len(self._anatomy.blocks)) or name
+        point = self.find(name)
+        classic = self._classic_at.get(point.site)
+        return (
+            (f"{classic}#{point.only}" if point.only is not None else classic) if classic else super().canonical(name)
+        )

@@ -1,0 +1,63 @@
+"""Variants: what some architectures do in another way than most, as rows of data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+PARALLEL = frozenset({"gptj", "codegen", "phi", "cohere", "cohere2", "cohere2_moe", "cohere_compass_text"})
+"""Attention and MLP read the same stream and are added together; there is no stream in between."""
+
+POST_NORM = frozenset(
+    {"bart", "blenderbot-small", "marian", "mvp", "plbart", "trocr", "openai-gpt", "speech_to_text_2"}
+)
+"""The stream itself is normalised after each addition. (BERT's kind is seen by where its norms are.)"""
+
+RESIDUAL_IN_ATTENTION = frozenset({"bloom"})
+"""The attention module adds the stream itself: what it adds is the output of its projection."""
+
+RESIDUAL_IN_MLP = frozenset({"bloom", "mpt"})
+"""The MLP module adds the stream itself."""
+
+SEVERAL_MLPS = frozenset({"granitemoeshared", "granitemoe_swa", "granitemoehybrid"})
+"""What is added after the attention is the sum of several modules."""
+
+ROWS_FLATTENED = frozenset({"opt", "llama4_text"})
+"""The MLP works on batch and positions as one axis."""
+
+SINKS = frozenset({"gpt_oss", "flint", "mimo_v2_flash", "deepseek_v4", "hy_v4"})
+"""The softmax may have one more column than there are keys, for a learned sink."""
+
+FUSED_BY_HEAD = frozenset({"bloom", "gpt_neox", "gpt_neox_japanese", "persimmon", "falcon"})
+"""The fused projection has query, key and value of one head side by side."""
+
+
+def is_parallel(config: Any) -> bool:
+    """Whether attention and MLP are side by side."""
+    if config.model_type == "falcon":
+        return bool(config.parallel_attn or config.new_decoder_architecture)
+    if config.model_type in ("gpt_neox", "stablelm"):
+        return bool(config.use_parallel_residual)
+    return config.model_type in PARALLEL
+
+
+def is_post_norm(config: Any) -> bool:
+    """Whether the stream is normalised after each addition."""
+    if config.model_type == "opt":
+        return not config.do_layer_norm_before
+    return config.model_type in POST_NORM
+
+
+def residual_factor(config: Any) -> float:
+    """What a block's additions are multiplied with before they are added."""
+    if config.model_type == "minicpm3":
+        return config.scale_depth / config.num_hidden_layers**0.5
+    return getattr(config, "residual_multiplier", 1.0)
+
+
+def embedding_factor(config: Any) -> float:
+    """What the embeddings are multiplied with outside their module before they enter the stream."""
+    if config.model_type == "ctrl":
+        return config.n_embd**0.5
+    if config.model_type == "recurrent_gemma":
+        return config.hidden_size**0.5
+    return getattr(config, "embedding_multiplier", None) or 1.0

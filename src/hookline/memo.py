@@ -1,0 +1,120 @@
+"""Values kept from one event for a later one in the same forward pass.
+
+Some points are no value that any module passes on: the residual stream in the middle of a block is what came in plus
+what the attention adds. Such a point sits at the later event, and its lens looks up what an earlier one let pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hookline.actions import Action, PointAction
+from hookline.lenses import Lens
+from hookline.taps import Step, now
+
+if TYPE_CHECKING:
+    from hookline.points import Site
+
+
+class Keep(Action):
+    """Keeps what leaves a site, after all edits there."""
+
+    phase = 2
+
+    def __init__(self, site: Site) -> None:
+        super().__init__()
+        self.site, self.module, self.tap = site, site.module, site.tap
+
+    def extend(self, steps: list[Step]) -> None:
+        """Be a step."""
+        steps.append(self)
+
+    def __call__(self, value: Any) -> Any:
+        """The value, unchanged."""
+        self.fired = True
+        now.kept[self.site] = self.site.lens.get(value)
+        return value
+
+
+@dataclass(frozen=True)
+class Added:
+    """The sum of a kept tensor and the one that `lens` sees; putting one in changes the latter."""
+
+    base: Site
+    lens: Lens
+
+    def get(self, value: Any) -> Tensor:
+        """The sum."""
+        return now.kept[self.base] + self.lens.get(value)
+
+    def put(self, value: Any, tensor: Tensor) -> Any:
+        """What must be added to give `tensor`."""
+        return self.lens.put(value, tensor - now.kept[self.base])
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The tensor that `lens` sees less a kept one: what was added to the one to give the other."""
+
+    base: Site
+    lens: Lens
+
+    def get(self, value: Any) -> Tensor:
+        """The difference."""
+        return self.lens.get(value) - now.kept[self.base]
+
+    def put(self, value: Any, tensor: Tensor) -> Any:
+        """The sum with `tensor` added instead."""
+        return self.lens.put(value, now.kept[self.base] + tensor)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A tensor with batch and positions as one axis, `(b p) d`, seen as `b p d`; `like` tells how many of each."""
+
+    like: Site
+
+    def get(self, value: Tensor) -> Tensor:
+        """Two axes for one."""
+        return value if value.ndim == 3 else value.unflatten(0, now.kept[self.like].shape[:2])
+
+    def put(self, value: Tensor, tensor: Tensor) -> Tensor:
+        """One for two."""
+        return tensor if value.ndim == 3 else tensor.flatten(0, 1)
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Scores or weights over the keys, `b h p k` or `(b h) p k`, seen as `b h p k`.
+
+    Where there may be more columns than keys, for a sink, `keys` tells how many of them are keys.
+    """
+
+    heads: int
+    keys: Site | None = None
+
+    def get(self, value: Tensor) -> Tensor:
+        """Over the keys alone."""
+        by_head = value if value.ndim == 4 else value.unflatten(0, (-1, self.heads))
+        return by_head[..., : self._count(value)]
+
+    def put(self, value: Tensor, tensor: Tensor) -> Tensor:
+        """With the other columns as they were."""
+        by_head = tensor if value.ndim == 4 else tensor.flatten(0, 1)
+        rest = value[..., self._count(value) :]
+        return torch.cat([by_head, rest], -1) if rest.shape[-1] else by_head
+
+    def _count(self, value: Tensor) -> int:
+        return value.shape[-1] if self.keys is None else now.kept[self.keys].shape[1]
+
+
+def with_needs(actions: Iterable[Action]) -> list[Action]:
+    """The actions, and those that keep what their points need."""
+    every = list(actions)
+    needed = {site for action in every if isinstance(action, PointAction) for site in action.point.site.needs}
+    return [*every, *map(Keep, needed)] if needed else every

@@ -1,0 +1,187 @@
+"""HookedModel: a Hugging Face transformer with classic points, text in, and logits or loss out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hookline.anatomy.cfg import Cfg, cfg_of
+from hookline.anatomy.names import ModelPoints
+from hookline.anatomy.roles import Anatomy, find_anatomy
+from hookline.errors import HooklineError
+from hookline.module import HookedModule
+from hookline.standing import standing_of
+from hookline.text import Side, Text
+
+ReturnType = Literal["logits", "loss", "both"] | None
+
+
+class HookedModel(HookedModule):
+    """A language model, wrapped but not changed.
+
+        model = hookline.hook(hf_model, tokenizer)
+        logits, cache = model.run_with_cache("When Mary and John went to the store")
+        cache["blocks.0.attn.hook_pattern"].shape      # [1, heads, positions, positions]
+
+    Points have their classic names, and any other name they go by; every module's input and output is there too.
+    """
+
+    _points: ModelPoints
+
+    def __init__(self, module: nn.Module, tokenizer: Any, anatomy: Anatomy) -> None:
+        super().__init__(module)
+        self.tokenizer = tokenizer
+        self._anatomy = anatomy
+        self._points = ModelPoints(module, standing_of(module), anatomy)
+
+    @property
+    def cfg(self) -> Cfg:
+        """The model's sizes and kinds, in the field's words."""
+        return cfg_of(self.module, self._anatomy)
+
+    @property
+    def text(self) -> Text:
+        """The tokenizer's side of things."""
+        cfg = self.cfg
+        return Text(self.tokenizer, n_ctx=cfg.n_ctx, d_vocab=cfg.d_vocab)
+
+    def __call__(
+        self,
+        input: str | Sequence[str] | Tensor | None = None,
+        return_type: ReturnType = "logits",
+        *,
+        loss_per_token: bool = False,
+        prepend_bos: bool | None = None,
+        padding_side: Side | None = None,
+        attention_mask: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Run the model on text, token ids, or its own keyword inputs; give logits, the loss, both, or nothing."""
+        if return_type not in ("logits", "loss", "both", None):
+            raise HooklineError(f'return_type must be "logits", "loss", "both" or None, not {return_type!r}')
+        if input is not None:
+            kwargs["input_ids"], mask = self._inputs(input, prepend_bos, padding_side)
+            attention_mask = attention_mask if attention_mask is not None else mask
+        if attention_mask is not None:
+            kwargs["attention_mask"] = attention_mask
+        output = super().__call__(**kwargs)
+        return self._result(output.logits, kwargs, return_type, loss_per_token)
+
+    def _inputs(
+        self, input: str | Sequence[str] | Tensor, prepend_bos: bool | None, padding_side: Side | None
+    ) -> tuple[Tensor, Tensor | None]:
+        if not isinstance(input, Tensor):
+            ids, mask = self.text.encode(input, prepend_bos=prepend_bos, padding_side=padding_side)
+            return ids.to(self.cfg.device), None if mask.all() else mask.to(self.cfg.device)
+        ids = input[None] if input.ndim == 1 else input
+        self.text.check_ids(ids)
+        return ids.to(self.cfg.device), None
+
+    def _result(self, logits: Tensor, inputs: dict[str, Any], return_type: ReturnType, per_token: bool) -> Any:
+        if return_type is None:
+            return None
+        if return_type == "logits":
+            return logits
+        loss = lm_loss(logits, inputs["input_ids"], inputs.get("attention_mask"), per_token=per_token)
+        return loss if return_type == "loss" else (logits, loss)
+
+    def to_tokens(
+        self, text: str | Sequence[str], *, prepend_bos: bool | None = None, padding_side: Side | None = None
+    ) -> Int[Tensor, "batch pos"]:
+        """Token ids of one prompt or several, padded to one length, on the model's device."""
+        return self.text.encode(text, prepend_bos=prepend_bos, padding_side=padding_side)[0].to(self.cfg.device)
+
+    def to_string(self, tokens: Any) -> Any:
+        """The text of a row of ids, or of each of several."""
+        if isinstance(tokens, Tensor) and tokens.ndim == 2:
+            return [self.text.decode(row) for row in tokens]
+        return self.text.decode(tokens)
+
+    def to_str_tokens(self, input: str | Tensor, *, prepend_bos: bool | None = None) -> list[str]:
+        """Each token of a prompt as text."""
+        ids = self.to_tokens(input, prepend_bos=prepend_bos)[0] if isinstance(input, str) else input.reshape(-1)
+        return [self.text.decode([token]) for token in ids.tolist()]
+
+    def to_single_token(self, text: str) -> int:
+        """The id of a text that is one token; an error that shows the tokens if it is several."""
+        return self.text.single(text)
+
+    def get_token_position(
+        self, token: str | int, input: str | Tensor, *, mode: Literal["first", "last"] = "first"
+    ) -> int:
+        """Where a token stands in a prompt."""
+        wanted = self.to_single_token(token) if isinstance(token, str) else token
+        ids = (self.to_tokens(input)[0] if isinstance(input, str) else input.reshape(-1)).tolist()
+        if wanted not in ids:
+            raise HooklineError(f"the token {token!r} is not in the prompt {self.to_str_tokens(input)}")
+        return ids.index(wanted) if mode == "first" else len(ids) - 1 - ids[::-1].index(wanted)
+
+    def generate(self, input: str | Sequence[str] | Tensor, max_new_tokens: int = 20, **kwargs: Any) -> Any:
+        """Continue the prompt with the model's own generation, hooks and all. Text gives text, ids give ids."""
+        ids, mask = self._inputs(input, None, "left")
+        mask = mask if mask is not None else torch.ones_like(ids)
+        new = self.module.generate(ids, attention_mask=mask, max_new_tokens=max_new_tokens, **kwargs)  # type: ignore[operator]
+        if isinstance(input, Tensor):
+            return new
+        texts = self.tokenizer.batch_decode(new, skip_special_tokens=True)
+        return texts[0] if isinstance(input, str) else texts
+
+    def __repr__(self) -> str:
+        cfg = self.cfg
+        return (
+            f"HookedModel({cfg.architecture}: {cfg.n_layers} layers, {cfg.n_heads} heads, d_model {cfg.d_model}, "
+            f"{len(self.hook_dict)} points)"
+        )
+
+
+def lm_loss(
+    logits: Float[Tensor, "batch pos vocab"],
+    tokens: Int[Tensor, "batch pos"],
+    attention_mask: Tensor | None = None,
+    *,
+    per_token: bool = False,
+) -> Float[Tensor, ...]:
+    """Cross-entropy of the next token, averaged over all that are no padding; or per token, 0 at padding."""
+    losses = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="none")
+    losses = losses.view(tokens.shape[0], -1)
+    counts = torch.ones_like(losses)
+    if attention_mask is not None:
+        counts = (attention_mask[:, 1:] * attention_mask[:, :-1]).to(losses.dtype)
+    return losses * counts if per_token else (losses * counts).sum() / counts.sum()
+
+
+def hook_model(module: nn.Module, tokenizer: Any = None) -> HookedModel | None:
+    """A transformer wrapped with its classic points; None if the module is no transformer we know the anatomy of."""
+    anatomy = find_anatomy(module) if hasattr(module, "config") and hasattr(module, "get_input_embeddings") else None
+    return HookedModel(module, tokenizer, anatomy) if anatomy is not None else None
+
+
+def load(
+    name: str | Path,
+    *,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | str | None = None,
+    **kwargs: Any,
+) -> HookedModel:
+    """A causal language model from a hub id or a local folder, with its tokenizer, wrapped.
+
+    `kwargs` go to transformers' `from_pretrained` (`attn_implementation=…`, `device_map=…`, `gguf_file=…`).
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer_kwargs = {key: kwargs[key] for key in ("gguf_file", "revision", "trust_remote_code") if key in kwargs}
+    module = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **kwargs).eval()
+    tokenizer = AutoTokenizer.from_pretrained(name, **tokenizer_kwargs)
+    model = hook_model(module.to(device) if device is not None else module, tokenizer)
+    if model is None:
+        raise HooklineError(
+            f"{name} is a {type(module).__name__}, whose anatomy is not known: its layers are not where they usually "
+            f"are. hookline.hook(module) still gives every module's input and output by its native name."
+        )
+    return model

@@ -1,0 +1,98 @@
+"""Text in, tokens out, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from hookline.errors import HooklineError
+
+Side = Literal["left", "right"]
+
+
+class Text:
+    """A tokenizer with the few things that experiments ask of it."""
+
+    def __init__(self, tokenizer: Any, *, n_ctx: int | None, d_vocab: int) -> None:
+        self.tokenizer, self.n_ctx, self.d_vocab = tokenizer, n_ctx, d_vocab
+
+    def encode(
+        self, text: str | Sequence[str], *, prepend_bos: bool | None = None, padding_side: Side | None = None
+    ) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch pos"]]:
+        """Token ids and the mask that is 0 where a shorter prompt was padded."""
+        texts = [text] if isinstance(text, str) else list(text)
+        if not texts or not all(isinstance(each, str) and each for each in texts):
+            raise HooklineError(f"a prompt must be a string that is not empty, or a list of such, not {text!r}")
+        rows = [self._ids(each, prepend_bos) for each in texts]
+        width = max(map(len, rows))
+        self.check_length(width)
+        side: Side = padding_side or self._needed().padding_side
+        return self._padded(rows, width, side)
+
+    def _ids(self, text: str, prepend_bos: bool | None) -> list[int]:
+        tokenizer = self._needed()
+        ids = list(tokenizer(text, add_special_tokens=prepend_bos is None)["input_ids"])
+        if prepend_bos:
+            if tokenizer.bos_token_id is None:
+                raise HooklineError("prepend_bos=True, but this tokenizer has no beginning-of-sequence token")
+            ids = [tokenizer.bos_token_id, *ids]
+        if not ids:
+            raise HooklineError(f"the prompt {text!r} gives no tokens")
+        return ids
+
+    def _padded(self, rows: list[list[int]], width: int, side: Side) -> tuple[Tensor, Tensor]:
+        ids = torch.full((len(rows), width), self._pad_id(rows), dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for index, row in enumerate(rows):
+            where = slice(width - len(row), None) if side == "left" else slice(None, len(row))
+            ids[index, where], mask[index, where] = torch.tensor(row), 1
+        return ids, mask
+
+    def _pad_id(self, rows: list[list[int]]) -> int:
+        tokenizer = self._needed()
+        for token in (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.bos_token_id):
+            if token is not None:
+                return token
+        return rows[0][0]  # any token will do: the mask hides it
+
+    def check_length(self, length: int) -> None:
+        """A prompt must have tokens, and not more than the model has room for."""
+        if length == 0:
+            raise HooklineError("the prompt is empty: give it at least one token")
+        if self.n_ctx is not None and length > self.n_ctx:
+            raise HooklineError(f"the prompt has {length} tokens, but this model's context has room for {self.n_ctx}")
+
+    def check_ids(self, ids: Tensor) -> None:
+        """Every id must be one of the vocabulary."""
+        if ids.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8):
+            raise HooklineError(f"token ids must be integers, not {ids.dtype}")
+        self.check_length(ids.shape[-1])
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high >= self.d_vocab:
+            raise HooklineError(
+                f"token {low if low < 0 else high} is out of range: this model knows 0 to {self.d_vocab - 1}"
+            )
+
+    def decode(self, ids: Any) -> str:
+        """The text of a row of ids."""
+        return self._needed().decode(ids)
+
+    def single(self, text: str) -> int:
+        """The id of a text that is one token."""
+        ids = self._needed()(text, add_special_tokens=False)["input_ids"]
+        if len(ids) != 1:
+            pieces = [self.decode([token]) for token in ids]
+            raise HooklineError(f"{text!r} is {len(ids)} tokens, not one: {pieces}")
+        return ids[0]
+
+    def _needed(self) -> Any:
+        if self.tokenizer is None:
+            raise HooklineError(
+                "this model was wrapped without a tokenizer: pass token ids, or wrap it as "
+                "hookline.hook(model, tokenizer)"
+            )
+        return self.tokenizer
