@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from networks import fill, zero
+from networks import MLP, fill, zero
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
 import hookline
-from hookline import HookError, InvalidHookError, UnavailablePointError
+from hookline import HookError, HooklineError, InvalidHookError, UnavailablePointError
 
 
 def test_cache_is_what_flowed(net, x) -> None:
@@ -238,3 +238,104 @@ def test_a_module_that_passes_no_tensor(x) -> None:
         for hooks in ({"fwd_hooks": [(name, zero)]}, {"bwd_hooks": [(name, zero)]}):
             with pytest.raises(HookError, match=f"at point '{name}' has nothing to work on"):
                 net.run_with_hooks(x, **hooks)
+
+
+def test_the_model_does_not_swallow_a_hooks_error(x) -> None:
+    class Careless(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x):
+            try:
+                return self.fc(x)
+            except Exception:
+                return x
+
+    def fail(h):
+        raise ZeroDivisionError
+
+    net = hookline.hook(Careless())
+    with pytest.raises(HookError, match="raised ZeroDivisionError"):
+        net.run_with_hooks(x, fwd_hooks=[("fc", fail)])
+    plain = hookline.hook(MLP())
+    with plain.hooks(fwd_hooks=[("fc1", fail)]), pytest.raises(HookError):
+        plain(x)  # caught by the user, inside the context: no more to be said
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_changes_of_shape_in_place_do_not_go_unnoticed(x, grad) -> None:
+    net = hookline.hook(nn.Linear(4, 5))
+    with torch.set_grad_enabled(grad):
+        with pytest.raises(HookError, match=r"shape \(1, 5, 5\)"):
+            net.run_with_hooks(x, fwd_hooks=[("output", lambda h: h.unsqueeze_(0))])
+        transposed = net.run_with_hooks(x, fwd_hooks=[("output", lambda h: h.t_())])
+        assert torch.equal(transposed, net(x).T)
+    detached = net.run_with_hooks(x, fwd_hooks=[("output", lambda h: h.detach_())])
+    assert not detached.requires_grad
+
+
+def test_a_keyword_only_argument_behind_varargs() -> None:
+    class Inner(nn.Module):
+        def forward(self, q, *rest, mask=None):
+            return q * mask + sum(rest)
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Inner()
+
+        def forward(self, q, a, b, m):
+            return self.inner(q, a, b, mask=m)
+
+    q, a, b, m = (torch.full((2,), float(i)) for i in range(4))
+    net = hookline.hook(Outer())
+    _, cache = net.run_with_cache(q, a, b, m, names_filter=["inner.input[mask]", "inner.input[1]", "inner.input[2]"])
+    assert [tensor[0].item() for tensor in cache.values()] == [3, 1, 2]
+    out = net.run_with_hooks(q + 1, a, b, m, fwd_hooks=[("inner.input[mask]", fill(10))])
+    assert out.eq(13).all()
+
+
+def test_structures_of_torch_keep_their_type(x) -> None:
+    class Max(nn.Module):
+        def forward(self, x):
+            return x.max(1)
+
+    class Reader(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.max = Max()
+
+        def forward(self, x):
+            return self.max(x).values
+
+    assert hookline.hook(Reader()).run_with_hooks(x, fwd_hooks=[("max", fill(7))]).eq(7).all()
+
+
+def test_parts_of_a_model_output_by_number(x) -> None:
+    class Model(nn.Module):
+        def forward(self, x):
+            return BaseModelOutput(last_hidden_state=x, hidden_states=(x, x))
+
+    out = hookline.hook(Model()).run_with_hooks(x, fwd_hooks=[("output[0]", fill(7)), ("output[1][1]", fill(8))])
+    assert out.last_hidden_state.eq(7).all()
+    assert out[0] is out.last_hidden_state
+    assert out.hidden_states[1].eq(8).all()
+    assert torch.equal(out.hidden_states[0], x)
+
+
+def test_a_misspelt_option_does_not_reach_a_model_that_takes_anything(x) -> None:
+    class Anything(nn.Module):
+        def forward(self, x, **kwargs):
+            return x
+
+    net = hookline.hook(Anything())
+    with pytest.raises(
+        HooklineError, match="'fwd_hook' is no argument of the model's forward: did you mean 'fwd_hooks'"
+    ):
+        net.run_with_hooks(x, fwd_hook=[])
+    with pytest.raises(HooklineError, match="did you mean 'names_filter'"):
+        net.run_with_cache(x, names_filters="input")
+    with pytest.raises(HooklineError, match=r"'incl_bwd' is no argument .*: this verb does not take it"):
+        net.cache(x, incl_bwd=True)
+    assert torch.equal(net.run_with_hooks(x, labels=3), x)

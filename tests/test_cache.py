@@ -1,7 +1,11 @@
 """The cache, and stopping early."""
 
+import pickle
+
 import pytest
 import torch
+from networks import Twice
+from torch import nn
 
 import hookline
 from hookline import UnavailablePointError
@@ -38,3 +42,66 @@ def test_stop_early(net, x) -> None:
     assert list(net.cache(x, names_filter="fc1")) == ["fc1"]
     assert ran == [1]
     handle.remove()
+
+
+def test_more_ways_to_ask(net, x) -> None:
+    _, cache = net.run_with_cache(x)
+    assert cache[net.hook_dict["fc1"]] is cache["fc1"]
+    assert cache["fc1#0"] is cache["fc1"]
+    for nonsense in (0, None, ("fc1",)):
+        assert nonsense not in cache
+        with pytest.raises(KeyError, match="by the name of a point"):
+            cache[nonsense]
+    twice = hookline.hook(Twice()).run_with_cache(x, incl_bwd=True, loss_fn=torch.sum)[1]
+    assert len(twice.calls("cell_grad")) == len(twice.calls("cell")) == 3
+
+
+def test_a_cache_can_be_pickled_without_its_model(net, x) -> None:
+    _, cache = net.run_with_cache(x)
+    again = pickle.loads(pickle.dumps(cache))
+    assert list(again) == list(cache)
+    assert torch.equal(again["fc1"], cache["fc1"])
+    assert len(pickle.dumps(cache)) < 20_000
+
+
+def test_a_change_of_dtype_is_for_floats() -> None:
+    cache = hookline.hook(nn.Embedding(3, 2)).cache(torch.tensor([1]))
+    half = cache.to(dtype=torch.float16)
+    assert half["input"].dtype == torch.int64
+    assert half["output"].dtype == torch.float16
+    assert cache.to("cpu", torch.bfloat16)["output"].dtype == torch.bfloat16
+
+
+def test_a_tensor_without_a_batch_axis_stays(x) -> None:
+    class Loss(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.fc(x).sum()
+
+    cache = hookline.hook(Loss()).cache(x[:1], remove_batch_dim=True)
+    assert cache["fc"].shape == (4,)
+    assert cache["output"].shape == ()
+
+
+def test_names_that_would_clash(x) -> None:
+    class Clash(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w, self.w_grad = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.w_grad(self.w(x))
+
+    with pytest.raises(hookline.HooklineError, match="two things would be cached as 'w_grad'"):
+        hookline.hook(Clash()).run_with_cache(x, incl_bwd=True, loss_fn=torch.sum)
+
+
+def test_sparse_tensors_have_a_size(x) -> None:
+    class Sparse(nn.Module):
+        def forward(self, x):
+            return x.to_sparse()
+
+    assert "output" in repr(hookline.hook(Sparse()).cache(x))

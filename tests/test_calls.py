@@ -102,3 +102,75 @@ def test_the_warning_points_at_the_users_line(x) -> None:
     with pytest.warns(NeverFiredWarning) as caught:
         net.run_with_hooks(x, fwd_hooks=[("unused", zero)])
     assert caught[0].filename == __file__
+
+
+def test_a_model_inside_a_model_counts_for_itself(x) -> None:
+    inner = hookline.hook(Twice())
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = inner.module
+
+        def forward(self, x):
+            return self.inner(self.inner(x))
+
+    outer, calls = hookline.hook(Outer()), []
+    inner.add_hook("cell", lambda h, hook: calls.append(("inner", hook.call)))
+    outer.run_with_hooks(x, fwd_hooks=[("inner.cell", lambda h, hook: calls.append(("outer", hook.call)))])
+    inner.reset_hooks()
+    assert [call for who, call in calls if who == "outer"] == [0, 1, 2, 3, 4, 5]
+    assert [call for who, call in calls if who == "inner"] == [0, 1, 2, 0, 1, 2]
+
+
+def test_a_module_called_by_itself(x) -> None:
+    """Without a forward pass of the whole model there is nothing to count in, except in a context."""
+    net, calls = hookline.hook(Twice()), []
+    net.add_hook("cell", lambda h, hook: calls.append(hook.call))
+    for _ in range(2):
+        net.cell(x)
+    net(x)
+    net.cell(x)
+    assert calls == [None, None, 0, 1, 2, None]
+    net.reset_hooks()
+    net.add_hook("cell#0", fill(1))
+    with pytest.raises(hookline.HookError, match="calls are counted in a forward pass of the whole model"):
+        net.cell(x)
+    net.reset_hooks()
+    with net.hooks(fwd_hooks=[("cell#1", fill(1))]):
+        assert not net.cell(x).eq(1).all()
+        assert net.cell(x).eq(1).all()
+
+
+def test_a_model_that_calls_itself(x) -> None:
+    class Recursive(nn.Module):
+        def forward(self, x, depth=2):
+            return self(x + 1, depth - 1) if depth else x
+
+    net = hookline.hook(Recursive())
+    _, cache = net.run_with_cache(x, names_filter="input")
+    assert list(cache) == ["input#0", "input#1", "input#2"]
+    assert list(net.run_with_cache(x, names_filter="input#0")[1]) == ["input#0"]
+    assert net.run_with_hooks(x, fwd_hooks=[("input#1", fill(0))]).eq(1).all()
+
+
+def test_counting_goes_on_after_an_error(x) -> None:
+    class Fails(Twice):
+        def forward(self, x):
+            out = super().forward(x)
+            if x.sum() > 1e6:
+                raise OverflowError
+            return out
+
+    net, calls = hookline.hook(Fails()), []
+    with net.hooks(fwd_hooks=[("cell", lambda h, hook: calls.append(hook.call))]):
+        with pytest.raises(OverflowError):
+            net(x + 1e9)
+        net(x)
+    assert calls == [0, 1, 2, 0, 1, 2]
+
+
+def test_a_hook_added_by_a_running_hook_is_not_reported(net, x) -> None:
+    net.add_hook("fc2", lambda h: net.add_hook("fc1", zero) and None)
+    net(x)
+    net.reset_hooks()

@@ -213,3 +213,63 @@ def test_a_bad_gradient(net, x) -> None:
     loss = net.run_with_hooks(x, bwd_hooks=[("fc1", lambda grad: grad[:1])]).sum()
     with pytest.raises(HookError, match=r"returned a tensor of shape \(1, 8\), but the shape there is \(5, 8\)"):
         loss.backward()
+
+
+class WritesAfter(nn.Module):
+    """Writes to what its modules return, in several ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.f, self.g, self.relu = nn.Linear(4, 4), nn.Linear(4, 4), nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        h = self.f(x).relu_()
+        h = self.g(h).mul_(3)
+        h[:, 0] = 0
+        return self.relu(h)
+
+
+def test_incl_bwd_where_the_model_writes_in_place(x) -> None:
+    """The gradient of what left the point, not of what the model made of that memory afterwards."""
+    net, seen = hookline.hook(WritesAfter()), {}
+
+    def keep(grad, hook):
+        seen[hook.name] = grad
+
+    net.run_with_hooks(x, bwd_hooks=[("*", keep)]).sum().backward()
+    _, cache = net.run_with_cache(x, incl_bwd=True, loss_fn=torch.sum)
+    assert all(torch.allclose(cache[f"{name}_grad"], grad) for name, grad in seen.items())
+    assert torch.equal(cache["f_grad"], cache["f_grad"] * (cache["f"] > 0))
+    assert cache["g_grad"][:, 0].eq(0).all()
+    assert torch.allclose(cache["relu.input_grad"][:, 1:], cache["g_grad"][:, 1:] / 3)
+
+
+def test_a_cached_gradient_is_what_flows_back_after_every_hook(net, x) -> None:
+    _, cache = net.run_with_cache(x, incl_bwd=True, loss_fn=torch.sum, bwd_hooks=[("output", lambda grad: grad * 5)])
+    assert cache["output_grad"].eq(5).all()
+
+
+def test_a_hook_may_ask_autograd_itself(net, x) -> None:
+    """The tensor that a hook is given is on the way to the output, whether or not the hook changes it."""
+    kept = []
+
+    def ask(h):
+        h.retain_grad()
+        h.register_hook(lambda grad: grad * 0)
+        kept.append(h)
+
+    out = net.run_with_hooks(x, fwd_hooks=[("act", ask)])
+    assert torch.equal(out, net(x))
+    (gradient,) = torch.autograd.grad(out.sum(), kept[0], retain_graph=True)
+    assert gradient.eq(0).all()
+    out.sum().backward()
+    assert kept[0].grad.eq(0).all()
+    assert net.module.fc1.weight.grad.eq(0).all()
+
+
+def test_incl_bwd_without_a_point_that_has_gradients() -> None:
+    net = hookline.hook(nn.Embedding(3, 2))
+    with pytest.raises(HooklineError, match="none of the points asked for has a gradient"):
+        net.run_with_cache(torch.tensor([1]), names_filter="input", incl_bwd=True, loss_fn=torch.sum)
+    with pytest.raises(HooklineError, match="pass incl_bwd=True with it"):
+        net.run_with_cache(torch.tensor([1]), loss_fn=torch.sum)

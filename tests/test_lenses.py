@@ -123,7 +123,7 @@ def test_a_named_part_of_a_named_tuple() -> None:
         (Item((2,)), (numbers(1),), r"there is no \[2\] in this tuple, which has \[0\]"),
         (Item(("b",)), {"a": numbers(1)}, r"there is no \[b\] in this dict, which has \[a\]"),
         (Item((0,)), numbers(2), r"there is no \[0\] in this Tensor"),
-        (Item(("a",)), {"a": 3}, "the value is a int, not a tensor"),
+        (Item(("a",)), {"a": 3}, "it is a int, not a tensor"),
         (Argument(("x",), "y"), ((numbers(1),), {"z": 1}), r"passes no \[y\]; it passes \[0\], \[z\]"),
     ],
 )

@@ -127,3 +127,26 @@ def test_function_transforms(net, x) -> None:
     x.requires_grad_()
     net.run_with_hooks(x, fwd_hooks=[("fc1", double)]).sum().backward()
     assert torch.allclose(gradient, x.grad, atol=1e-6)
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_what_a_hook_returns_is_not_written_to(x, grad) -> None:
+    """Patching a cached activation into a model that works in place leaves the cache as it was."""
+    net = hookline.hook(nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 2)))
+    parameter, kept = nn.Parameter(torch.randn(5, 4)), []
+
+    def double_and_keep(h):
+        h.mul_(2)
+        kept.append((h, h.clone()))
+
+    with torch.set_grad_enabled(grad):
+        _, clean = net.run_with_cache(x)
+        before = {name: tensor.clone() for name, tensor in clean.items()}
+        net.run_with_hooks(x + 1, fwd_hooks=[("0", lambda h: clean["0"]), ("output", lambda h: clean["output"])])
+        net.run_with_hooks(x, fwd_hooks=[("output", lambda h: clean["output"])]).mul_(3)
+        net.run_with_hooks(x, fwd_hooks=[("0", lambda h: parameter)])
+        net.run_with_hooks(x, fwd_hooks=[("0", lambda h: h.mean(0).expand(5, 4))])
+        net.run_with_hooks(x, fwd_hooks=[("0", double_and_keep)])
+    assert all(torch.equal(clean[name], tensor) for name, tensor in before.items())
+    assert parameter.lt(0).any()
+    assert torch.equal(*kept[0])

@@ -18,7 +18,7 @@ def test_unhooked_is_the_bare_module(net, x) -> None:
     assert hook_count(net.module) == 0
     assert torch.equal(net(x), net.module(x))
     with net.hooks(fwd_hooks=[("fc1", zero)]):
-        assert hook_count(net.module) == 2, "the point's module, and the root's input where calls are counted"
+        assert hook_count(net.module) == 3, "at the point, and where the forward pass begins and ends, to count calls"
         net(x)
     assert hook_count(net.module) == 0
 

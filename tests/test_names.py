@@ -175,3 +175,73 @@ def test_every_listed_name_finds_its_own_point(path) -> None:
         assert points.find(name) is point
         assert points.canonical(name) == name
         assert points.find(f"{name}#0").site == point.site
+
+
+def test_a_module_added_later_is_found(x) -> None:
+    net = hookline.hook(nn.Sequential(nn.Linear(4, 4)))
+    net.run_with_cache(x)
+    net.module.append(nn.ReLU())
+    assert "1" in net.run_with_cache(x)[1]
+    net.module.append(nn.Linear(4, 2))
+    assert net.run_with_hooks(x, fwd_hooks=[("2", torch.zeros_like)]).eq(0).all()
+    del net.module[2]
+    assert list(net.run_with_cache(x)[1])[-2:] == ["1", "output"]
+
+
+def test_a_scripted_module_is_a_closed_box(x) -> None:
+    with pytest.warns(DeprecationWarning, match="script"):
+        scripted = torch.jit.script(nn.Sequential(nn.Linear(4, 4)))
+    net = hookline.hook(nn.Sequential(scripted, nn.Linear(4, 2)))
+    assert list(net.run_with_cache(x)[1]) == ["input", "1.input", "1", "output"]
+    with pytest.raises(UnavailablePointError, match="'0' is a ScriptModule, on which torch allows no hooks"):
+        net.point("0")
+    with pytest.raises(hookline.HooklineError, match="wrap the module it was made from"):
+        hookline.hook(scripted)
+
+
+@pytest.mark.parametrize("key", ["f*", "a:output", "b#1", "c[0]", "d e"])
+def test_odd_names_of_modules(x, key) -> None:
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.d = nn.ModuleDict({key: nn.Linear(4, 4), "f": nn.Linear(4, 4)})
+
+        def forward(self, x):
+            return self.d["f"](self.d[key](x))
+
+    net = hookline.hook(Odd())
+    _, cache = net.run_with_cache(x)
+    assert len(cache) == 6
+    for name in net.hook_dict:
+        assert names(net, name) == [name]
+        assert torch.equal(net.run_with_cache(x, names_filter=name)[1][name], cache[name])
+
+
+def test_hook_dict_knows_other_spellings(net) -> None:
+    assert net.hook_dict["fc1.output"].site == net.hook_dict["fc1"].site
+    with pytest.raises(UnknownPointError, match="Did you mean"):
+        net.hook_dict["fc12"]
+
+
+def test_point_is_one_point(net) -> None:
+    with pytest.raises(hookline.HooklineError, match=r"'fc\*' stands for 4 points, not one"):
+        net.point("fc*")
+
+
+@pytest.mark.parametrize("nonsense", [nn.Linear, b"fc1", hookline.hook(nn.Linear(1, 1))])
+def test_callables_that_are_no_predicates(net, x, nonsense) -> None:
+    with pytest.raises(hookline.HooklineError, match="a filter is a name, a glob"):
+        net.run_with_cache(x, names_filter=nonsense)
+
+
+def test_a_point_of_a_replaced_module(net, x) -> None:
+    old = net.hook_dict["fc1"]
+    net.module.fc1 = nn.Linear(4, 8)
+    net.run_with_cache(x)
+    with pytest.raises(UnknownPointError, match=r"its module has been replaced\. Ask for it by name"):
+        net.run_with_cache(x, names_filter=old)
+
+
+def test_name_and_hook_the_wrong_way_round(net, x) -> None:
+    with pytest.raises(hookline.InvalidHookError, match="the name first"):
+        net.run_with_hooks(x, fwd_hooks=[(torch.relu, "fc1")])

@@ -34,3 +34,25 @@ def test_a_plan_changes_nothing() -> None:
     assert net.plan(input=(x,))[0].shape == (5, 4)
     assert all(torch.equal(a, b) for a, b in zip(before.values(), module.state_dict().values(), strict=True))
     assert torch.equal(random, torch.get_rng_state())
+
+
+def test_a_plan_that_cannot_be_made_says_so(x) -> None:
+    class Asks(nn.Module):
+        def forward(self, x):
+            return x if x.sum().item() > 0 else -x
+
+    net = hookline.hook(Asks())
+    with pytest.raises(
+        hookline.HooklineError, match="cannot be told without running this model on this input"
+    ) as error:
+        net.plan(input=x)
+    assert len(str(error.value).splitlines()) == 1
+    assert len(net.plan()) == 2
+
+
+def test_a_plan_with_arguments_and_keywords(x) -> None:
+    class Masked(nn.Module):
+        def forward(self, x, *, mask):
+            return x * mask
+
+    assert hookline.hook(Masked()).plan(input=((x,), {"mask": torch.ones(4)}))[-1].shape == (5, 4)

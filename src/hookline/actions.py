@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from hookline.errors import HookError, UnavailablePointError, describe
+from hookline.errors import HookError, HooklineError, UnavailablePointError, describe
 from hookline.functions import caller
 from hookline.memory import is_untouched, snapshot
 from hookline.recompute import keep_for_second_run
 from hookline.structures import NoTensorError
-from hookline.taps import Kind, Routes, Step, Tap, has_foreign_hooks, now, tap_on
+from hookline.taps import Count, Kind, Step, Tap, has_foreign_hooks, now, tap_on
 
 if TYPE_CHECKING:
     from hookline.points import HookPoint
@@ -44,6 +44,7 @@ class Action:
 
     module: nn.Module
     tap: Tap
+    count: Count
 
     def extend(self, steps: list[Step]) -> None:
         """Take its place after `steps`."""
@@ -55,9 +56,9 @@ class Begin(Action):
 
     phase = 0
 
-    def __init__(self, root: nn.Module, routes: Routes) -> None:
+    def __init__(self, root: nn.Module) -> None:
         super().__init__(prepend=True)
-        self.module, self.tap, self.routes = root, tap_on(root, Kind.INPUT), routes
+        self.module, self.tap = root, tap_on(root, Kind.INPUT)
 
     def extend(self, steps: list[Step]) -> None:
         """Be a step."""
@@ -66,10 +67,32 @@ class Begin(Action):
     def __call__(self, value: Any) -> Any:
         """Count from 0."""
         self.fired = True
-        for tap in self.routes.steps:
-            now.calls.pop(tap, None)
-        now.call = now.calls[self.tap] = 0
-        now.starts_with_grad = torch.is_grad_enabled()
+        if not now.is_second_run:
+            self.count.begin(self.tap)
+            now.starts_with_grad = torch.is_grad_enabled()
+        return value
+
+
+class End(Action):
+    """When the root module is done, or has failed: the forward pass is over."""
+
+    phase = 0
+
+    def __init__(self, root: nn.Module) -> None:
+        super().__init__()
+        self.module, self.tap = root, tap_on(root, Kind.END)
+        self.fired = True  # whether it does is nobody's concern
+
+    def extend(self, steps: list[Step]) -> None:
+        """Be a step."""
+        steps.append(self)
+
+    def __call__(self, value: Any) -> Any:
+        """Count no more."""
+        if not now.is_second_run:
+            self.count.end()
+            if self.run is not None:
+                self.run.end_forward(has_succeeded=value is not None)
         return value
 
 
@@ -87,9 +110,28 @@ class PointAction(Action):
         late = self.is_late and has_foreign_hooks(site.module, site.kind)
         self.tap = tap_on(site.module, site.kind, late=True) if late else site.tap
 
+    def call(self) -> int | None:
+        """Which call of its module is going on; None where that cannot be known."""
+        return None if now.is_second_run else self.count.of(self.tap)
+
     def is_for_this_call(self) -> bool:
         """Whether the point is for every call of its module, or just for the one going on."""
-        return self.point.only is None or self.point.only == now.call
+        if self.point.only is None:
+            return True
+        call = self.call()
+        if call is None:
+            raise self.uncounted()
+        return call == self.point.only
+
+    def uncounted(self) -> HooklineError:
+        """The error for a point that is for one call of its module, where calls are not counted."""
+        why = (
+            "a checkpointed region, where calls cannot be told apart when it recomputes; switch gradient "
+            "checkpointing off"
+            if now.is_second_run
+            else "a call of that module by itself; calls are counted in a forward pass of the whole model"
+        )
+        return HooklineError(f"is for one call of its module ({self.point.name!r}), but this is {why}")
 
 
 class HookAction(PointAction):
@@ -101,13 +143,15 @@ class HookAction(PointAction):
 
     def ask(self, given: Tensor, call: int | None) -> Any:
         """Call the hook; whatever goes wrong in it is raised as a `HookError`."""
-        before, now.call = now.call, call
+        before, now.call = (now.call, now.is_second_run), call
+        now.hooks += 1
         try:
             return self.invoke(given, self.point)
         except Exception as error:  # not swallowed: every error of a hook reaches the caller as one kind
             raise self.error(f"raised {type(error).__name__}: {error}", error) from error
         finally:
-            now.call = before
+            now.hooks -= 1
+            now.call, now.is_second_run = before
 
     def fitted(self, result: Any, like: Tensor) -> Tensor:
         """A hook's result as the point needs it, or the error that says why it does not fit."""
@@ -125,13 +169,20 @@ class HookAction(PointAction):
 
     def error(self, what: str, original: BaseException | None = None) -> HookError:
         """The error that names this hook and its point."""
-        return HookError(
+        failure = HookError(
             f"hook {describe(self.hook)} at point {self.point.name!r} {what}",
             point=self.point,
             hook=self.hook,
             hook_id=getattr(self.hook, "id", None),
             original_error=original,
         )
+        if self.run is not None:
+            self.run.note(failure)
+        return failure
+
+    def uncounted(self) -> HooklineError:
+        """As an error of this hook."""
+        return self.error(str(super().uncounted()))
 
 
 class Edit(HookAction):
@@ -157,27 +208,33 @@ class Edit(HookAction):
         except NoTensorError as error:
             raise self.error(f"has nothing to work on: {error}", error) from error
         given = snapshot(x)
-        result = self.ask(given, now.call)
+        result = self.ask(given, self.call())
         if result is None or result is given:
-            if is_untouched(given):
-                return value
+            if _is_unchanged(given, x):
+                # With gradients on, the hook may have asked for that of `given`, so `given` must be on the way.
+                return self.lens.put(value, snapshot(given)) if given.requires_grad else value
             result = given
-        new = self.lens.put(value, self.fitted(result, x))
+        # What flows on is nobody else's: the model may write to it, and the hook may have kept its result.
+        new = self.lens.put(value, snapshot(self.fitted(result, x)))
         self.has_edited = True
         if self.run is not None and now.starts_with_grad:
             keep_for_second_run(self.run)
         return new
 
     def _is_wanted(self) -> bool:
-        if now.call is not None:
-            return self.is_for_this_call()
         # A second run repeats what the first one changed, and nothing else: reading once is enough.
-        if self.has_edited and self.point.only is not None:
-            raise self.error(
-                "is for one call of its module only, but that module is in a checkpointed region, where calls "
-                "cannot be told apart when it recomputes; switch gradient checkpointing off"
-            )
-        return self.has_edited
+        if now.is_second_run and not self.has_edited:
+            return False
+        return self.is_for_this_call()
+
+
+def _is_unchanged(given: Tensor, x: Tensor) -> bool:
+    return (
+        is_untouched(given)
+        and given.shape == x.shape
+        and given.stride() == x.stride()
+        and given.requires_grad == (x.requires_grad and torch.is_grad_enabled())
+    )
 
 
 class Watch(PointAction):
@@ -198,8 +255,8 @@ class Watch(PointAction):
         else:
             steps.append(_WatchStep(self))
 
-    def attach(self, tensor: Tensor) -> None:
-        """Ask for the gradient of `tensor`, which is on its way out of the point."""
+    def attach(self, mine: Tensor, out: Tensor) -> None:
+        """Ask for the gradient of `out`, which is on its way out of the point, or of `mine` just before it."""
         raise NotImplementedError
 
     def miss(self, error: NoTensorError) -> None:
@@ -215,7 +272,7 @@ class _WatchStep:
 
     def __call__(self, value: Any) -> Any:
         first = self.first
-        if now.call is not None and not first.is_for_this_call():
+        if not first.is_for_this_call():
             return value
         try:
             x = first.lens.get(value)
@@ -228,11 +285,12 @@ class _WatchStep:
             watch.why_not, watch.fired = why_not, watch.fired or why_not is None
         if why_not is not None or not torch.is_grad_enabled():
             return value
-        out = snapshot(x)
-        if not out.requires_grad:
-            out.requires_grad_()
+        mine = snapshot(x)
+        if not mine.requires_grad:
+            mine.requires_grad_()
+        out = snapshot(mine)  # the model may write to this one; `mine` keeps standing for what left the point
         for watch in self.watches:
-            watch.attach(out)
+            watch.attach(mine, out)
         return first.lens.put(value, out)
 
     def _why_not(self, x: Tensor) -> str | None:
@@ -250,9 +308,9 @@ class _WatchStep:
 class BackwardHook(Watch, HookAction):
     """A backward hook: reads the gradient, changes it in place, or returns another."""
 
-    def attach(self, tensor: Tensor) -> None:
-        """Be called with the gradient of `tensor`, whenever it is computed."""
-        call = now.call
+    def attach(self, mine: Tensor, out: Tensor) -> None:  # noqa: ARG002 (hooks of one point share `out`, in order)
+        """Be called with the gradient, whenever it is computed."""
+        call = self.call()
 
         def on_gradient(grad: Tensor) -> Tensor | None:
             given = snapshot(grad)
@@ -263,7 +321,7 @@ class BackwardHook(Watch, HookAction):
                 return None if is_untouched(given) else given
             return self.fitted(result, grad)
 
-        tensor.register_hook(on_gradient)
+        out.register_hook(on_gradient)
 
     def miss(self, error: NoTensorError) -> None:
         """A hook cannot work on nothing."""
@@ -278,10 +336,10 @@ class GradientRecord(Watch):
         self.recording = recording
         self.must_fire = False  # the record of the value, at the same point, tells
 
-    def attach(self, tensor: Tensor) -> None:
-        """Remember `tensor`."""
-        if now.call is not None:
-            self.recording.watch(self.point, tensor)
+    def attach(self, mine: Tensor, out: Tensor) -> None:  # noqa: ARG002
+        """Remember `mine`: its gradient is what flows back from the point, after every hook."""
+        if not now.is_second_run:
+            self.recording.watch(self.point, mine)
 
     def miss(self, error: NoTensorError) -> None:
         """The record of the value, at the same point, says so."""
@@ -304,7 +362,7 @@ class Record(PointAction):
 
     def __call__(self, value: Any) -> Any:
         """The value, unchanged."""
-        if now.call is None or not self.is_for_this_call():
+        if now.is_second_run or not self.is_for_this_call():
             return value
         try:
             x = self.lens.get(value)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
+import torch
 from torch import Tensor
 
 from hookline.errors import UnavailablePointError, UnknownPointError, unknown_point
@@ -13,6 +15,7 @@ from hookline.memory import address
 
 if TYPE_CHECKING:
     from hookline.names import Points
+    from hookline.points import HookPoint
 
 _GRAD = "_grad"
 
@@ -29,7 +32,8 @@ class ActivationCache(Mapping[str, Tensor]):
     """
 
     def __init__(self, tensors: dict[str, Tensor], points: Points, *, has_batch_dim: bool = True) -> None:
-        self._tensors, self._points, self.has_batch_dim = tensors, points, has_batch_dim
+        self._tensors, self.has_batch_dim = tensors, has_batch_dim
+        self._points: Points | None = points
 
     @cached_property
     def _keys(self) -> dict[str, str]:
@@ -38,20 +42,24 @@ class ActivationCache(Mapping[str, Tensor]):
     def _canonical(self, key: str) -> str:
         """One spelling for all names of a point."""
         base, grad = (key.removesuffix(_GRAD), _GRAD) if key.endswith(_GRAD) else (key, "")
-        return self._points.canonical(base) + grad
+        return (self._points.canonical(base) if self._points is not None else base) + grad
 
-    def __getitem__(self, name: str) -> Tensor:
-        if name in self._tensors:
-            return self._tensors[name]
+    def __getitem__(self, name: str | HookPoint) -> Tensor:
+        asked = name if isinstance(name, str) else getattr(name, "name", None)
+        if not isinstance(asked, str):
+            raise UnknownPointError(f"a cache is asked by the name of a point, or by a point, not by {name!r}")
+        if asked in self._tensors:
+            return self._tensors[asked]
         try:
-            key = self._keys.get(self._canonical(name))
+            canonical = self._canonical(asked)
         except UnavailablePointError:
             raise
         except UnknownPointError:
-            raise unknown_point(name, self._tensors) from None
-        if key is not None:
-            return self._tensors[key]
-        raise UnavailablePointError(self._why_missing(name))
+            raise unknown_point(asked, self._tensors) from None
+        for spelling in (canonical, canonical.removesuffix("#0")):  # the only call is the first
+            if spelling in self._keys:
+                return self._tensors[self._keys[spelling]]
+        raise UnavailablePointError(self._why_missing(asked))
 
     def _why_missing(self, name: str) -> str:
         if calls := self._calls(name):
@@ -65,13 +73,14 @@ class ActivationCache(Mapping[str, Tensor]):
                 f"none reached that point"
             )
         return (
-            f"{name!r} is a point of this model but is not in this cache: the names_filter left it out, "
-            f"its module did not run, or it passed no tensor. The cache has {', '.join(map(repr, self._tensors))}"
+            f"{name!r} is a point of this model but is not in this cache: the names_filter left it out, its module "
+            f"did not run, or it passed no tensor. The cache has {', '.join(map(repr, self._tensors))}"
         )
 
     def _calls(self, name: str) -> list[str]:
-        base = self._canonical(name)
-        return [key for canonical, key in self._keys.items() if canonical.startswith(f"{base}#")]
+        base, grad = (name.removesuffix(_GRAD), _GRAD) if name.endswith(_GRAD) else (name, "")
+        of_point = re.compile(re.escape(self._canonical(base)) + r"#\d+" + grad)
+        return [key for canonical, key in self._keys.items() if of_point.fullmatch(canonical)]
 
     def calls(self, name: str) -> list[Tensor]:
         """The activation at each call of a module that runs several times in a forward pass."""
@@ -84,29 +93,42 @@ class ActivationCache(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._tensors)
 
-    def to(self, *args: Any) -> Self:
-        """A cache whose tensors are on another device or of another dtype, as `Tensor.to`."""
-        return self._with({name: x.to(*args) for name, x in self._tensors.items()})
+    def to(self, device: torch.device | torch.dtype | str | None = None, dtype: torch.dtype | None = None) -> Self:
+        """A cache whose tensors are on another device, or, those of floats, of another dtype."""
+        if isinstance(device, torch.dtype):
+            device, dtype = None, device
+        tensors = {
+            name: x.to(device=device, dtype=dtype if x.is_floating_point() else None)
+            for name, x in self._tensors.items()
+        }
+        return self._with(tensors)
 
     def remove_batch_dim(self) -> Self:
-        """A cache without the first axis, which must be of length 1."""
+        """A cache without the first axis, of a batch of one. Tensors that have no such axis stay as they are."""
         if not self.has_batch_dim:
             return self
-        wide = {name: tuple(x.shape) for name, x in self._tensors.items() if x.ndim == 0 or x.shape[0] != 1}
-        if wide:
-            name, shape = next(iter(wide.items()))
-            raise ValueError(f"remove_batch_dim needs a batch of one, but {name!r} has shape {shape}")
-        new = self._with({name: x[0] for name, x in self._tensors.items()})
+        name, first = next(((name, x) for name, x in self._tensors.items() if x.ndim), ("", None))
+        if first is not None and first.shape[0] != 1:
+            raise ValueError(f"remove_batch_dim needs a batch of one, but {name!r} has shape {tuple(first.shape)}")
+        new = self._with({name: x[0] if x.ndim and x.shape[0] == 1 else x for name, x in self._tensors.items()})
         new.has_batch_dim = False
         return new
 
     def _with(self, tensors: dict[str, Tensor]) -> Self:
-        return type(self)(tensors, self._points, has_batch_dim=self.has_batch_dim)
+        new = type(self).__new__(type(self))
+        new._tensors, new._points, new.has_batch_dim = tensors, self._points, self.has_batch_dim
+        return new
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Without the model: what is pickled is the tensors, under the names they have here.
+        return {"_tensors": self._tensors, "_points": None, "has_batch_dim": self.has_batch_dim}
 
     @property
     def nbytes(self) -> int:
         """The memory the cache holds. A tensor under two names counts once."""
-        return sum({address(x): x.nbytes for x in self._tensors.values()}.values())
+        dense = [x for x in self._tensors.values() if x.layout is torch.strided]
+        sparse = [x for x in self._tensors.values() if x.layout is not torch.strided]
+        return sum({address(x): x.nbytes for x in dense}.values()) + sum(x.element_size() * x.numel() for x in sparse)
 
     def __repr__(self) -> str:
         width = max((len(name) for name in self._tensors), default=0)

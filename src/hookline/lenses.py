@@ -61,12 +61,14 @@ class Argument:
     """A tensor among the arguments `(args, kwargs)` of a call.
 
     `parameters` are the names of the module's parameters in order, so that an argument is found whether it was
-    passed by position or by keyword. With no `key` it is the first tensor, in the order of the parameters.
+    passed by position or by keyword; only the first `positional` of them can be passed by position. With no `key` it is
+    the first tensor, in the order of the parameters.
     """
 
     parameters: tuple[str, ...]
     key: int | str | None = None
     rest: Path = ()
+    positional: int | None = None
 
     def get(self, value: Any) -> Tensor:
         """The tensor passed for that parameter."""
@@ -91,9 +93,10 @@ class Argument:
         raise NoTensorError(f"the call passes no [{self.key}]; it passes {', '.join(given) or 'nothing'}")
 
     def _place(self, key: int | str) -> tuple[int | None, str | None]:
+        by_position = self.parameters[: self.positional]
         if isinstance(key, int):
-            return key, self.parameters[key] if key < len(self.parameters) else None
-        return self.parameters.index(key) if key in self.parameters else None, key
+            return key, by_position[key] if key < len(by_position) else None
+        return by_position.index(key) if key in by_position else None, key
 
     def _first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Path:
         if args and isinstance(args[0], Tensor):

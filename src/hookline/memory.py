@@ -41,6 +41,7 @@ def _can_share(x: Tensor) -> bool:
         type(x) in _PLAIN
         and x.device.type in _COPY_ON_WRITE_DEVICES
         and x.layout is torch.strided
+        and not x.is_nested
         and not torch._C._functorch.is_functorch_wrapped_tensor(x)  # inside vmap and the like
     )
 

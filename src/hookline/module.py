@@ -7,10 +7,12 @@ from functools import wraps
 from types import MethodType
 from typing import Any, overload
 
+import torch
 from torch import nn
 
 from hookline.errors import HooklineError
 from hookline.names import Points
+from hookline.points import HookPoint
 from hookline.standing import standing_of
 from hookline.verbs import Hooked
 
@@ -28,15 +30,14 @@ class HookedModule(Hooked):
     def __init__(self, module: nn.Module) -> None:
         if not isinstance(module, nn.Module):
             raise HooklineError(f"hookline.hook takes an nn.Module, not {type(module).__name__}")
+        if isinstance(module, torch.jit.ScriptModule):
+            raise HooklineError("torch allows no hooks on a ScriptModule: wrap the module it was made from")
         self.module = module
         self._points = Points(module, standing_of(module))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module, with whatever hooks are active."""
-        output = self.module(*args, **kwargs)
-        if self._points.standing.steps:
-            self._report_standing()
-        return output
+        return self._run(self.module, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "module" not in vars(self):
@@ -103,6 +104,9 @@ class HookedRootModule(nn.Module, Hooked):
         if hidden:
             raise HooklineError(f"a HookedRootModule has methods of its own called {hidden}: rename those modules")
         vars(self)["_hookline"] = Points(self, standing_of(self), only_placed=True)
+        for name, point in self.named_modules():
+            if isinstance(point, HookPoint):
+                point.name = name  # also of one that a model inside has named: the outermost model's names count
 
     @property
     def module(self) -> nn.Module:  # type: ignore[override]
@@ -122,10 +126,7 @@ class HookedRootModule(nn.Module, Hooked):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model, with whatever hooks are active."""
-        output = nn.Module.__call__(self, *args, **kwargs)
-        if self._points.standing.steps:
-            self._report_standing()
-        return output
+        return self._run(super().__call__, args, kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_hookline"}

@@ -19,8 +19,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import translate
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+import torch
 from torch import nn
 
 from hookline.errors import HooklineError, UnavailablePointError, UnknownPointError, no_match, unknown_point
@@ -34,6 +35,7 @@ Filter: TypeAlias = str | nn.Module | re.Pattern[str] | Callable[[str], bool] | 
 _Link: TypeAlias = tuple[dict[str, nn.Module | None], str, nn.Module]
 """A step on the way from the root to a module: in whose children, under which name, which child."""
 
+_EVENT = re.compile(r"(?:(?P<path>.*)[.:]|:?)(?P<event>input|output)")
 _NAME = re.compile(r"(?P<base>[^\[\]#]*)(?P<items>(?:\[[^\[\]]+\])*)(?:#(?P<call>\d+))?")
 
 
@@ -45,7 +47,8 @@ class Points:
         self.refresh()
 
     def refresh(self) -> None:
-        """Look at the model's modules anew."""
+        """Look at the model's modules anew: some may have come, gone, or been replaced."""
+        self._past: set[nn.Module] = {*getattr(self, "_past", ()), *getattr(self, "_paths", ())}
         self._paths: dict[nn.Module, str] = {}
         self._modules: dict[str, nn.Module] = {}
         self._links: dict[nn.Module, tuple[_Link, ...]] = {}
@@ -55,7 +58,8 @@ class Points:
         self._selected: dict[str | None, list[HookPoint]] = {}
         if self._only_placed:
             events = [(path, kind) for path, kind in events if isinstance(self._modules[path], HookPoint)]
-        self.hook_dict: dict[str, HookPoint] = {}
+        self._sizes = [(module._modules, len(module._modules)) for module in self._paths]
+        self.hook_dict: dict[str, HookPoint] = PointDict(self)
         for path, kind in events:
             point = self._point(path, kind)
             self.hook_dict[point.name] = point
@@ -67,6 +71,8 @@ class Points:
             self._alias(module, path)
             return
         self._paths[module], self._links[module] = path, links
+        if isinstance(module, torch.jit.ScriptModule):
+            return
         runs = is_called(module)
         if runs and not isinstance(module, HookPoint):
             yield path, Kind.INPUT
@@ -107,6 +113,8 @@ class Points:
         if not isinstance(name, str):
             raise UnknownPointError(f"a point is asked for by a string, not by {name!r}")
         if name not in self._asked:
+            if not self._is_same_tree():
+                self.refresh()
             self._asked[name] = self._parse(name)
         return self._asked[name]
 
@@ -127,14 +135,16 @@ class Points:
 
     def _event(self, base: str) -> tuple[str, Kind] | None:
         """Which module and which side of it a name without brackets means."""
-        head, _, tail = base.replace(":", ".").rpartition(".")
+        match = _EVENT.fullmatch(base)
         if base in self._modules and base:
             path, kind = base, Kind.OUTPUT
-        elif tail in ("input", "output") and head in self._modules:
-            path, kind = head, Kind(tail)
+        elif match is not None and (match["path"] or "") in self._modules:
+            path, kind = match["path"] or "", Kind(match["event"])
         else:
             return None
         module = self._modules[path]
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UnavailablePointError(f"{path!r} is a ScriptModule, on which torch allows no hooks")
         if not is_called(module):
             inside = ", ".join(repr(f"{path}.{name}") for name in list(module._modules)[:4])
             raise UnavailablePointError(
@@ -144,6 +154,10 @@ class Points:
         if isinstance(module, HookPoint) and kind is Kind.INPUT:
             raise UnavailablePointError(f"{path!r} is a HookPoint, which passes its input on: hook {path!r} itself")
         return path, kind
+
+    def has(self, module: nn.Module) -> bool:
+        """Whether the module is, or was when last looked at, in this model."""
+        return module in self._paths or module in self._past
 
     def known(self) -> list[HookPoint]:
         """Every point that anybody has got hold of."""
@@ -162,16 +176,22 @@ class Points:
 
     def select(self, names: Filter) -> list[HookPoint]:
         """The points that a name, glob, regex, predicate, or a list of these stands for. None stands for all."""
+        if not isinstance(names, str) and not self._is_same_tree():
+            self.refresh()
         chosen = self._select(names)
         if not all(self._is_current(point) for point in chosen):
             self.refresh()
             chosen = self._select(names)
         return chosen
 
+    def _is_same_tree(self) -> bool:
+        """Whether no module has come or gone since; `_is_current` tells of one replaced."""
+        return all(len(modules) == size for modules, size in self._sizes)
+
     def _select(self, names: Filter) -> list[HookPoint]:
         if names is None or isinstance(names, str):
             if names not in self._selected:
-                self._selected[names] = self._by_name(names) if names is not None else [*self.hook_dict.values()]
+                self._selected[names] = self._by_name(names) if names is not None else self._all()
             return self._selected[names]
         if isinstance(names, HookPoint):
             return [self._own(names)]
@@ -179,9 +199,9 @@ class Points:
             return [self._point(self._path_of(names), Kind.OUTPUT)]
         if isinstance(names, re.Pattern):
             return self._matching(names, lambda name: names.search(name) is not None)
-        if callable(names):
+        if callable(names) and not isinstance(names, type | PointsHolder):
             return self._matching(names, names)
-        if isinstance(names, Iterable):
+        if isinstance(names, Iterable) and not isinstance(names, bytes):
             every = [point for each in names for point in self._select(each)]
             if not every:
                 raise no_match(names, self.hook_dict)
@@ -194,8 +214,13 @@ class Points:
             f"not {names!r}"
         )
 
+    def _all(self) -> list[HookPoint]:
+        if not self.hook_dict:
+            raise UnknownPointError("no HookPoint is placed in this model: ask for modules' inputs and outputs by name")
+        return [*self.hook_dict.values()]
+
     def _by_name(self, name: str) -> list[HookPoint]:
-        if "*" not in name and "?" not in name:
+        if name in self.hook_dict or ("*" not in name and "?" not in name):
             return [self.find(name)]
         # Square brackets are part of a name here, not of the glob.
         pattern = re.compile(translate(name.replace("[", "[[]")))
@@ -209,7 +234,10 @@ class Points:
 
     def _own(self, point: HookPoint) -> HookPoint:
         if point.site.module not in self._paths:
-            raise unknown_point(point.name, self.hook_dict, hint="That HookPoint belongs to another model.")
+            raise UnknownPointError(
+                f"the point {point.name!r} is not one of this model's: it belongs to another model, or its module has "
+                f"been replaced. Ask for it by name."
+            )
         return point
 
     def _path_of(self, module: nn.Module) -> str:
@@ -222,28 +250,51 @@ class Points:
         return all(modules.get(name) is child for modules, name, child in self._links[point.site.module])
 
 
+@runtime_checkable
+class PointsHolder(Protocol):
+    """A hooked model: it can be called, but is no predicate on names."""
+
+    hook_dict: dict[str, HookPoint]
+
+
+class PointDict(dict[str, HookPoint]):
+    """Points by name; a name that is not listed is looked for among the other spellings."""
+
+    def __init__(self, points: Points) -> None:
+        super().__init__()
+        self._points = points
+
+    def __missing__(self, name: str) -> HookPoint:
+        return self._points.find(name)
+
+
 def original(module: nn.Module) -> nn.Module:
     """The module itself, without the wrapper that `torch.compile` puts around it."""
-    return module._modules.get("_orig_mod") or module
+    if "_orig_mod" in module._modules:
+        return module._modules["_orig_mod"]  # type: ignore[return-value]
+    return module
 
 
 def is_called(module: nn.Module) -> bool:
     """Whether the module can run; a ModuleList only holds others."""
-    return type(module).forward is not nn.Module.forward or "forward" in vars(module)
+    return "forward" in vars(module) or type(module).forward is not nn.Module.forward
 
 
 def lens_of(module: nn.Module, kind: Kind, keys: tuple[int | str, ...] = ()) -> Lens:
     """The lens for an input or output of a module, or for a part of it."""
     if kind is Kind.INPUT:
-        parameters = _parameters(getattr(module.forward, "__func__", module.forward))
-        return Argument(parameters, keys[0], keys[1:]) if keys else Argument(parameters)
+        names, positional = _parameters(getattr(module.forward, "__func__", module.forward))
+        key, rest = (keys[0], keys[1:]) if keys else (None, ())
+        return Argument(names, key, rest, positional)
     return Item(keys) if keys else FIRST
 
 
 @lru_cache(maxsize=1024)
-def _parameters(forward: Callable[..., Any]) -> tuple[str, ...]:
-    names = tuple(inspect.signature(forward).parameters)
-    return names[1:] if names[:1] == ("self",) else names
+def _parameters(forward: Callable[..., Any]) -> tuple[tuple[str, ...], int]:
+    """The names of the parameters, and how many of them can be passed by position."""
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = [each for each in inspect.signature(forward).parameters.values() if each.name != "self"]
+    return tuple(each.name for each in parameters), sum(each.kind in by_position for each in parameters)
 
 
 def _keys(items: str) -> tuple[int | str, ...]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hookline.actions import Record
+from hookline.errors import HooklineError
 from hookline.names import Points
 from hookline.points import HookPoint
 from hookline.recording import Recording
@@ -99,15 +100,27 @@ def _row(point: HookPoint, use: str, seen: dict[str, list[Tensor]] | None) -> Ro
 
 def _shapes(root: nn.Module, points: list[HookPoint], input: Any) -> dict[str, list[Tensor]]:
     """One forward pass of an empty copy of the model, with tensors that have shapes but no data."""
-    args, kwargs = _arguments(input)
     recording = Recording(skips_missing=True)
+    try:
+        _run_empty(root, points, recording, *_arguments(input))
+    except Exception as error:  # whatever a model does that cannot be done without data
+        why = str(error).strip().partition("\n")[0]
+        raise HooklineError(
+            f"the shapes cannot be told without running this model on this input ({type(error).__name__}: {why}); "
+            f"leave the input out, or run it: net.run_with_cache(…)"
+        ) from error
+    return recording.by_point()
+
+
+def _run_empty(
+    root: nn.Module, points: list[HookPoint], recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     copied = _empty_copy(root, mode)
     names = Points(copied, Standing())
     records = [Record(names.find(point.name), recording) for point in points]
     with Run(copied, records), torch.no_grad(), mode:
         copied(*args, **kwargs)
-    return recording.by_point()
 
 
 def _empty_copy(root: nn.Module, mode: FakeTensorMode) -> nn.Module:
@@ -122,6 +135,9 @@ def _empty_copy(root: nn.Module, mode: FakeTensorMode) -> nn.Module:
 
 
 def _arguments(input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What to call the model with: a tensor, a tuple of arguments, a dict of keywords, or `(tuple, dict)` for both."""
     if isinstance(input, dict):
         return (), input
+    if isinstance(input, tuple) and len(input) == 2 and isinstance(input[0], tuple) and isinstance(input[1], dict):
+        return input
     return (input if isinstance(input, tuple) else (input,)), {}

@@ -95,7 +95,8 @@ class HookPoint(nn.Module):
     def call(self) -> int | None:
         """Which call of its module in this forward pass a running hook sees, counted from 0.
 
-        None while a checkpointed region recomputes, where it cannot be known.
+        None where it cannot be known: while a checkpointed region recomputes, and for a hook that was added to stay,
+        when its module is called by itself.
         """
         return taps.now.call
 
@@ -133,6 +134,7 @@ class HookPoint(nn.Module):
 
     def remove_hooks(self, dir: Literal["fwd", "bwd", "both"] = "fwd", *, including_permanent: bool = False) -> None:
         """Remove the hooks added here."""
+        check_direction(dir, "fwd", "bwd", "both")
         self._standing.remove(
             lambda action: (
                 action.point.site == self.site
@@ -175,8 +177,13 @@ class HookPoint(nn.Module):
         return repr(self.name) if self.name else ""
 
 
+def check_direction(given: str, *allowed: str) -> None:
+    """A direction that does not exist would select nothing, in silence."""
+    if given not in allowed:
+        raise HooklineError(f"the direction must be {' or '.join(map(repr, allowed))}, not {given!r}")
+
+
 def hook_action(point: HookPoint, hook: Callable[..., Any], dir: str, *, prepend: bool = False) -> HookAction:
     """The action that calls `hook` at `point`; every mistake that can be seen now is raised now."""
-    if dir not in ("fwd", "bwd"):
-        raise HooklineError(f'dir must be "fwd" or "bwd", not {dir!r}')
+    check_direction(dir, "fwd", "bwd")
     return (Edit if dir == "fwd" else BackwardHook)(point, hook, prepend=prepend)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from hookline.errors import HooklineError
 from hookline.memory import snapshot
 
 if TYPE_CHECKING:
@@ -50,12 +51,16 @@ class Recording:
     def backward(self, loss: Tensor) -> dict[str, Tensor]:
         """The gradients of `loss` at the points watched. Parameters' `.grad` stay as they are."""
         watched, self._watched = self._watched, []
+        if not watched:
+            raise HooklineError("incl_bwd=True, but none of the points asked for has a gradient")
         found = torch.autograd.grad(loss, [x for _, x in watched], allow_unused=True)
         gradients: dict[str, list[Tensor]] = {}
         for (name, _), gradient in zip(watched, found, strict=True):
             if gradient is not None:
                 gradients.setdefault(name, []).append(self._kept(gradient.detach()))
-        return {f"{name}_grad": gradient for name, gradient in _numbered(gradients).items()}
+        named = {f"{name}_grad": gradient for name, gradient in _numbered(gradients).items()}
+        _check_apart(named, self._values)
+        return named
 
     def values(self) -> dict[str, Tensor]:
         """What was kept, by name, in the order in which the points fired."""
@@ -76,8 +81,13 @@ def _numbered(values: dict[str, list[Tensor]]) -> dict[str, Tensor]:
     """One name per tensor: `fc`, or `fc#0`, `fc#1`, … where a module ran several times."""
     names: dict[str, Tensor] = {}
     for name, tensors in values.items():
-        if len(tensors) == 1:
-            names[name] = tensors[0]
-        else:
-            names.update((f"{name}#{call}", tensor) for call, tensor in enumerate(tensors))
+        new = {name: tensors[0]} if len(tensors) == 1 else {f"{name}#{call}": x for call, x in enumerate(tensors)}
+        _check_apart(new, names)
+        names |= new
     return names
+
+
+def _check_apart(new: Iterable[str], others: Container[str]) -> None:
+    for name in new:
+        if name in others:
+            raise HooklineError(f"two things would be cached as {name!r}: a module has that name; cache them apart")

@@ -12,9 +12,9 @@ from typing import Self
 from torch import nn
 
 from hookline import compiled
-from hookline.actions import Action, Begin, HookAction, PointAction
+from hookline.actions import Action, Begin, End, HookAction, PointAction
 from hookline.attention import stop_watching
-from hookline.errors import NeverFiredWarning, describe
+from hookline.errors import HookError, NeverFiredWarning, describe
 from hookline.memo import with_needs
 from hookline.taps import Routes, active, lock, now
 
@@ -27,19 +27,21 @@ class Run(Routes):
     """
 
     def __init__(self, root: nn.Module, actions: Iterable[Action], on_exit: Callable[[], None] | None = None) -> None:
-        self._begin = Begin(root, self)
-        super().__init__([self._begin, *with_needs(actions)])
+        self._failure: HookError | None = None
+        self._swallowed: HookError | None = None
+        self._begin = Begin(root)
+        super().__init__([self._begin, End(root), *with_needs(actions)])
         self._modules = {action.tap: action.module for action in self.actions}
         self._held = 0
         self._on_exit = on_exit
-        self._before = now.calls, now.call, 0
+        self._depth = 0
         for action in self.actions:
             action.run = self
 
     def __enter__(self) -> Self:
         self.retain()
         compiled.pause()
-        self._before, now.calls = (now.calls, now.call, len(now.watches)), {}
+        self._depth = len(now.watches)
         active.set((*active.get(), self))
         return self
 
@@ -48,14 +50,27 @@ class Run(Routes):
     ) -> None:
         # Not a reset to what it was before: contexts may be left in another order than they were entered.
         active.set(tuple(run for run in active.get() if run is not self))
-        now.calls, now.call, watches = self._before
-        stop_watching(watches)
+        stop_watching(self._depth)
         compiled.resume()
         self.release()
         if self._on_exit is not None:
             self._on_exit()
+        swallowed, self._swallowed = self._swallowed, None
         if kind is None:
+            if swallowed is not None:
+                raise swallowed
             self._report()
+
+    def note(self, failure: HookError) -> None:
+        """A hook has failed in the forward pass going on."""
+        if self in active.get():
+            self._failure = failure
+
+    def end_forward(self, *, has_succeeded: bool) -> None:
+        """A forward pass is over. If a hook failed in it and it went on all the same, the model swallowed the error."""
+        if has_succeeded and self._failure is not None:
+            self._swallowed = self._failure
+        self._failure = None
 
     def retain(self) -> None:
         """Stay on the modules until one more `release`."""

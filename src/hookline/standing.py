@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from weakref import WeakKeyDictionary, finalize, ref
 
 from torch import nn
 
 from hookline import compiled
-from hookline.actions import Begin, HookAction
+from hookline.actions import Begin, End, HookAction
 from hookline.memo import with_needs
-from hookline.taps import Routes, lock
+from hookline.taps import Count, Routes, Tap, lock
+
+
+class _LocalCount(threading.local, Count):
+    """Standing hooks are for every call, also of a module by itself, where calls cannot be counted."""
+
+    def of(self, tap: Tap) -> int | None:
+        """The call that the tap has come to in the forward pass going on; None if there is none."""
+        return super().of(tap) if self.is_on() else None
 
 
 class Standing(Routes):
@@ -19,6 +28,10 @@ class Standing(Routes):
     def __init__(self, root: nn.Module | None = None) -> None:
         super().__init__()
         self.root = ref(root) if root is not None else lambda: None
+
+    def new_count(self) -> Count:
+        """Each thread counts for itself."""
+        return _LocalCount()
 
     def hooks(self) -> list[HookAction]:
         """The hooks, in the order in which they fire."""
@@ -47,7 +60,7 @@ class Standing(Routes):
         root = self.root()
         actions = with_needs(hooks)
         if root is not None and hooks:
-            actions.append(Begin(root, self))
+            actions += [Begin(root), End(root)]
         after = {action.tap: action.module for action in actions}
         self.set(actions)
         for tap, module in after.items():

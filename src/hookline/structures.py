@@ -62,7 +62,8 @@ def look(value: Any, path: Path) -> Tensor:
     for key in path:
         value = _child(value, key)
     if not isinstance(value, Tensor):
-        raise NoTensorError(f"the value is a {type(value).__name__}, not a tensor")
+        parts = ", ".join(f"[{key}]" for key, _ in children(value))
+        raise NoTensorError(f"it is a {type(value).__name__}, not a tensor{'; it has ' + parts if parts else ''}")
     return value
 
 
@@ -92,9 +93,12 @@ def _with_child(value: Any, key: Key, child: Any) -> Any:
             return value._replace(**{key: child})  # type: ignore[attr-defined]
         items = list(value)
         items[key] = child
-        return type(value)._make(items) if hasattr(value, "_make") else tuple(items)
+        make = getattr(type(value), "_make", type(value))  # a named tuple, or torch's own: x.max(1)
+        return make(items)
     new = copy.copy(value)
     if isinstance(new, MutableMapping | list):
+        if isinstance(new, MutableMapping) and isinstance(key, int) and key not in new:
+            key = list(new)[key]  # a ModelOutput has its parts by number too
         new[key] = child  # type: ignore[index]
     else:
         object.__setattr__(new, str(key), child)  # a frozen dataclass too: `new` is nobody else's yet

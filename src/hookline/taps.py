@@ -28,10 +28,11 @@ Step: TypeAlias = Callable[[Any], Any]
 
 
 class Kind(Enum):
-    """Which event of a module. All but the first two are inside an attention module: see `attention.py`."""
+    """Which event of a module. Those after the first three are inside an attention module: see `attention.py`."""
 
     INPUT = "input"
     OUTPUT = "output"
+    END = "end"  # the call is over, be it by an error
     QUERY = "query"
     KEY = "key"
     SCORES = "scores"
@@ -40,15 +41,16 @@ class Kind(Enum):
     @property
     def is_inner(self) -> bool:
         """Whether it happens while the module runs."""
-        return self not in (Kind.INPUT, Kind.OUTPUT)
+        return self not in (Kind.INPUT, Kind.OUTPUT, Kind.END)
 
 
 class _Now(threading.local):
     """What is going on in this thread at this moment."""
 
     def __init__(self) -> None:
-        self.calls: dict[Tap, int] = {}  # which call each tap has come to in this forward pass
-        self.call: int | None = None  # the call that the actions now running see
+        self.is_second_run = False  # whether a checkpointed region is recomputing
+        self.hooks = 0  # how many hooks are running, each called by what another one called
+        self.call: int | None = None  # the call of its module that the innermost of them sees
         self.starts_with_grad = False  # whether gradients were on when this forward pass began
         self.kept: dict[Any, Any] = {}  # what earlier events let pass, for points that need it: see `memo.py`
         self.watches: list[Any] = []  # the attention modules now running that are looked into
@@ -59,6 +61,43 @@ lock = threading.RLock()
 """Held while taps are put on modules or taken off."""
 
 
+class Count:
+    """Which call each tap has come to in the forward pass of the whole model that is going on.
+
+    A model that calls itself goes on counting; a hook that calls the model starts another forward pass, and when that
+    is over the first one goes on where it was.
+    """
+
+    def __init__(self) -> None:
+        self.calls: dict[Tap, int] = {}
+        self._passes: list[tuple[int, dict[Tap, int]]] = []  # those going on: in how many hooks, and the calls before
+
+    def begin(self, tap: Tap) -> None:
+        """A forward pass of the whole model begins, at `tap`."""
+        is_same = bool(self._passes) and self._passes[-1][0] == now.hooks
+        self._passes.append((now.hooks, self.calls))
+        if not is_same:
+            self.calls = {tap: 0}
+
+    def end(self) -> None:
+        """It is over, one way or another."""
+        if self._passes:
+            _, before = self._passes.pop()
+            self.calls = before if self._passes else self.calls
+
+    def next(self, tap: Tap) -> None:
+        """One more call."""
+        self.calls[tap] = self.calls.get(tap, -1) + 1
+
+    def of(self, tap: Tap) -> int | None:
+        """The call that the tap has come to."""
+        return self.calls.get(tap)
+
+    def is_on(self) -> bool:
+        """Whether a forward pass of the whole model is going on."""
+        return bool(self._passes)
+
+
 class Routes:
     """Which actions wait at which tap. A run is one of these, and so is a set of standing hooks."""
 
@@ -66,12 +105,18 @@ class Routes:
         self.actions: Sequence[Action] = ()
         self.waiting: dict[Tap, list[Action]] = {}
         self.steps: dict[Tap, list[Step]] = {}
+        self.count = self.new_count()
         self.set(actions)
+
+    def new_count(self) -> Count:
+        """Where calls are counted: by each set of actions for itself."""
+        return Count()
 
     def set(self, actions: Sequence[Action]) -> None:
         """Route these actions, and no others. Threads that are reading see the old routes or the new."""
         waiting: dict[Tap, list[Action]] = {}
         for action in actions:
+            action.count = self.count
             waiting.setdefault(action.tap, []).append(action)
         self.steps = {tap: arrange(some) for tap, some in waiting.items()}
         self.waiting = waiting
@@ -105,11 +150,11 @@ class Tap:
 
     def __call__(self, _module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
         """Called by torch with `(module, args, kwargs)` or `(module, args, kwargs, output)`."""
-        if len(rest) != (2 if self.kind is Kind.OUTPUT else 1):
+        if len(rest) != (1 if self.kind is Kind.INPUT else 2):
             # Another thread took the tap off when torch was about to call it, without keywords then; so no run of
             # this thread needs it.
             return None
-        value = rest[1] if self.kind is Kind.OUTPUT else (args, rest[0])
+        value = (args, rest[0]) if self.kind is Kind.INPUT else rest[1]
         new = self.flow(value)
         return None if new is value else new
 
@@ -121,23 +166,20 @@ class Tap:
         # Inside a backward pass a checkpointed region may be running a second time.
         in_backward = torch._C._current_graph_task_id() != -1
         again = recompute.runs_in_second_run() if in_backward else None
-        steps = self._steps(active.get() if again is None else again)
-        if not steps:
+        runs: Sequence[Routes] = active.get() if again is None else again
+        here = [run for run in ((*runs, *self.standing) if self.standing else runs) if self in run.steps]
+        if not here:
             return value
+        now.is_second_run = again is not None
         if again is None:
-            now.call = now.calls[self] = now.calls.get(self, -1) + 1
-        else:
-            now.call = None
+            for run in here:
+                run.count.next(self)
+        steps = here[0].steps.get(self, []) if len(here) == 1 else self._merged(here)
         for step in steps:
             value = step(value)
         return value
 
-    def _steps(self, runs: Sequence[Routes]) -> list[Step]:
-        """What these runs, and those who always want something, want done here."""
-        if self.standing:
-            runs = (*runs, *self.standing)
-        if len(runs) == 1:
-            return runs[0].steps.get(self, [])
+    def _merged(self, runs: Sequence[Routes]) -> list[Step]:
         return arrange([action for run in runs for action in run.waiting.get(self, ())])
 
     def is_wanted(self) -> bool:
@@ -151,23 +193,28 @@ class Tap:
         if self.users == 0:
             # First in line, so that other people's hooks see what we changed; a late tap last, to see what they
             # changed.
-            if self.handle is None:
-                on_output = self.kind is Kind.OUTPUT
-                register = module.register_forward_hook if on_output else module.register_forward_pre_hook
-                self.handle = register(self, prepend=not self.late, with_kwargs=True)
-            else:
+            if self.handle is not None:
                 self._put_back(module, self.handle.id)
+            elif self.kind is Kind.INPUT:
+                self.handle = module.register_forward_pre_hook(self, prepend=not self.late, with_kwargs=True)
+            else:
+                is_end = self.kind is Kind.END
+                self.handle = module.register_forward_hook(
+                    self, prepend=not (self.late or is_end), with_kwargs=True, always_call=is_end
+                )
         self.users += 1
 
     def _put_back(self, module: nn.Module, key: int) -> None:
         """Register again under the number torch gave before: a new handle would cost as much as all the rest."""
-        if self.kind is Kind.OUTPUT:
-            hooks, with_kwargs = module._forward_hooks, module._forward_hooks_with_kwargs
-        else:
+        if self.kind is Kind.INPUT:
             hooks, with_kwargs = module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs
+        else:
+            hooks, with_kwargs = module._forward_hooks, module._forward_hooks_with_kwargs
+        if self.kind is Kind.END:
+            module._forward_hooks_always_called[key] = True
         with_kwargs[key] = True
         hooks[key] = self
-        if not self.late:
+        if not self.late and self.kind is not Kind.END:
             hooks.move_to_end(key, last=False)  # type: ignore[attr-defined]
 
     def release(self) -> None:

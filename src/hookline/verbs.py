@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from difflib import get_close_matches
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -15,10 +17,9 @@ from hookline.errors import HooklineError, InvalidHookError
 from hookline.functions import HookFunction
 from hookline.names import Filter, Points
 from hookline.plan import Plan, make_plan
-from hookline.points import Direction, HookPoint, hook_action
+from hookline.points import Direction, HookPoint, check_direction, hook_action
 from hookline.recording import Recording, StopForward
 from hookline.runtime import Run, report_silent
-from hookline.standing import Standing
 
 HookList: TypeAlias = Iterable[tuple[Filter, HookFunction]]
 
@@ -40,7 +41,10 @@ class Hooked:
 
     def point(self, name: str) -> HookPoint:
         """The point of that name, in any spelling: `net.point("fc1.input").add_hook(fn)`."""
-        return self._points.select(name)[0]
+        points = self._points.select(name)
+        if len(points) != 1:
+            raise HooklineError(f"{name!r} stands for {len(points)} points, not one: {[p.name for p in points][:8]}")
+        return points[0]
 
     def hooks(
         self,
@@ -84,6 +88,7 @@ class Hooked:
 
         net.run_with_hooks(x, fwd_hooks=[("fc1", lambda h: h * 2)])
         """
+        self._check_options(kwargs)
         with self.hooks(fwd_hooks, bwd_hooks, reset_hooks_end=reset_hooks_end, clear_contexts=clear_contexts):
             return self(*args, **kwargs)
 
@@ -108,6 +113,9 @@ class Hooked:
         of the output (a loss), or of `loss_fn(output)`, are there too, under `name_grad`; parameters' `.grad` are not
         touched.
         """
+        self._check_options(kwargs)
+        if loss_fn is not None and not incl_bwd:
+            raise HooklineError("loss_fn says what to differentiate: pass incl_bwd=True with it")
         points = self._points.select(names_filter)
         recording = Recording(device=device, dtype=dtype, skips_missing=names_filter is None)
         actions: list[Action] = [*self._hook_actions(fwd_hooks, bwd_hooks)]
@@ -136,6 +144,7 @@ class Hooked:
 
         `stop_early` is for networks that call each module once: later calls are not waited for.
         """
+        self._check_options(kwargs)
         points = self._points.select(names_filter)
         recording = Recording(
             device=device,
@@ -146,6 +155,15 @@ class Hooked:
         with Run(self._points.root, [Record(point, recording) for point in points]), suppress(StopForward):
             self(*args, **kwargs)
         return self._cache(recording.values(), remove_batch_dim=remove_batch_dim)
+
+    def _check_options(self, kwargs: dict[str, Any]) -> None:
+        """What is left over goes to the model; a slip in one of our own options must not, or it would do nothing."""
+        theirs = inspect.signature(self._points.root.forward).parameters
+        for name in kwargs:
+            near = get_close_matches(name, _OPTIONS, n=1, cutoff=0.85)
+            if near and name not in theirs:
+                hint = "this verb does not take it" if name == near[0] else f"did you mean {near[0]!r}?"
+                raise HooklineError(f"{name!r} is no argument of the model's forward: {hint}")
 
     def _cache(self, tensors: dict[str, Tensor], *, remove_batch_dim: bool) -> ActivationCache:
         cache = ActivationCache(tensors, self._points)
@@ -202,9 +220,14 @@ class Hooked:
         self, direction: Literal["fwd", "bwd", "both"] = "both", *, including_permanent: bool = False
     ) -> None:
         """Remove every hook that was added and stays; the hooks of open contexts end with their contexts."""
-        for standing in self._standings():
+        check_direction(direction, "fwd", "bwd", "both")
+        for standing in {self._points.standing, *(point.standing for point in self._points.known())}:
             standing.remove(
-                lambda hook: direction in (hook.dir, "both") and (including_permanent or not hook.is_permanent)
+                lambda hook: (
+                    self._points.has(hook.module)
+                    and direction in (hook.dir, "both")
+                    and (including_permanent or not hook.is_permanent)
+                )
             )
 
     def reset_hooks(
@@ -224,15 +247,17 @@ class Hooked:
         for point in self._points.known():
             point.clear_context()
 
-    def _standings(self) -> set[Standing]:
-        return {self._points.standing, *(point.standing for point in self._points.known())}
-
-    def _report_standing(self) -> None:
-        """After a forward pass: say once of each hook that was added that it did not fire."""
+    def _run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the model; afterwards say of each hook that was added before and did not fire, once, that it did not."""
+        if not self._points.standing.steps:
+            return forward(*args, **kwargs)
         hooks = [hook for hook in self._points.standing.hooks() if not hook.fired and hook.must_fire]
-        report_silent(hooks, has_run=True)
-        for hook in hooks:
+        output = forward(*args, **kwargs)
+        silent = [hook for hook in hooks if not hook.fired]
+        report_silent(silent, has_run=True)
+        for hook in silent:
             hook.must_fire = False
+        return output
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model."""
@@ -255,12 +280,20 @@ class _Stay:
             self._model.clear_contexts()
 
 
+_OPTIONS = (
+    "names_filter", "fwd_hooks", "bwd_hooks", "incl_bwd", "loss_fn", "remove_batch_dim", "stop_early",
+    "reset_hooks_end", "clear_contexts",
+)  # fmt: skip
+
+
 def _checked(pairs: HookList, argument: str) -> Iterator[tuple[Filter, HookFunction]]:
     if isinstance(pairs, str | Mapping) or not isinstance(pairs, Iterable):
         raise InvalidHookError(f"{argument} must be a list of (name, hook) pairs, not {pairs!r}")
     for pair in pairs:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise InvalidHookError(f"{argument} must be a list of (name, hook) pairs, but it has {pair!r}")
+        if isinstance(pair[1], str) and callable(pair[0]):
+            raise InvalidHookError(f"{argument} takes (name, hook), the name first, but it has {pair!r}")
         yield pair[0], pair[1]
 
 
