@@ -158,10 +158,9 @@ class Hooked:
 
     def _check_options(self, kwargs: dict[str, Any]) -> None:
         """What is left over goes to the model; a slip in one of our own options must not, or it would do nothing."""
-        theirs = inspect.signature(self._points.root.forward).parameters
         for name in kwargs:
             near = get_close_matches(name, _OPTIONS, n=1, cutoff=0.85)
-            if near and name not in theirs:
+            if near and name not in inspect.signature(self._points.root.forward).parameters:
                 hint = "this verb does not take it" if name == near[0] else f"did you mean {near[0]!r}?"
                 raise HooklineError(f"{name!r} is no argument of the model's forward: {hint}")
 
