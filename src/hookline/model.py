@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from hookline.anatomy.cfg import Cfg, cfg_of
 from hookline.anatomy.names import ModelPoints
 from hookline.anatomy.roles import Anatomy, find_anatomy
+from hookline.anatomy.verify import Report, verify
 from hookline.errors import HooklineError
 from hookline.module import HookedModule
 from hookline.standing import standing_of
@@ -131,6 +132,12 @@ class HookedModel(HookedModule):
             return new
         texts = self.tokenizer.batch_decode(new, skip_special_tokens=True)
         return texts[0] if isinstance(input, str) else texts
+
+    def verify(self, input: str | Tensor | None = None) -> Report:
+        """Prove every point on this model: a table of what is proved, what is not to be had, and what fails."""
+        tokens = torch.arange(14).view(2, 7) % (self.cfg.d_vocab - 3) + 3 if input is None else input
+        ids, _ = self._inputs(tokens, None, None)
+        return verify(self, {"input_ids": ids})
 
     def __repr__(self) -> str:
         cfg = self.cfg

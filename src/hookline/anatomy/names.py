@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from hookline.anatomy import variants
 from hookline.anatomy.classic import Spec, classic_points
 from hookline.anatomy.dialects import classic_name
 from hookline.anatomy.roles import Anatomy
@@ -14,6 +15,10 @@ from hookline.errors import UnavailablePointError, UnknownPointError, no_match, 
 from hookline.names import Filter, Points
 from hookline.points import HookPoint, Site
 from hookline.standing import Standing
+
+
+def _same(x: Any) -> Any:
+    return x
 
 
 class ModelPoints(Points):
@@ -34,6 +39,28 @@ class ModelPoints(Points):
             if spec.site is not None
         }
         self._classic_at: dict[Site, str] = {point.site: name for name, point in self.hook_dict.items()}
+
+    @property
+    def specs(self) -> dict[str, Spec]:
+        """All points of the table, also those that are not to be had here."""
+        return self._specs
+
+    def has_attention(self, layer: int) -> bool:
+        """Whether a layer has softmax attention."""
+        return self._anatomy.blocks[layer].attn is not None
+
+    def mixes_otherwise(self) -> bool:
+        """Whether something comes between the values, as the pattern mixes them, and the output projection."""
+        return self._anatomy.kind in variants.MIXES_OTHERWISE
+
+    def stream_norms(self, layer: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """The norms that the stream goes through after the attention's and after the MLP's addition."""
+        block = self._anatomy.blocks[layer]
+        if block.post_norm is not None:
+            return block.post_norm, block.post_norm_2 or _same
+        if variants.is_post_norm(self._anatomy.config):
+            return block.ln1 or _same, block.ln2 or _same
+        return _same, _same
 
     def _parse(self, name: str) -> HookPoint:
         base, _, call = name.partition("#")

@@ -118,7 +118,8 @@ class Block:
     ln2: nn.Module | None
     ln2_post: nn.Module | None
     post_norm: nn.Module | None
-    """BERT's kind: the norm of the stream after the attention's addition."""
+    """BERT's kind: the norm of the stream after the attention's addition, and after the MLP's."""
+    post_norm_2: nn.Module | None
     adds_in_attention: bool
     """The module around the attention adds the stream itself."""
 
@@ -199,6 +200,7 @@ def _block(layer: nn.Module) -> Block:
         ln2=norms[2],
         ln2_post=norms[3],
         post_norm=child(layer, ("attention.output.LayerNorm",)),
+        post_norm_2=child(layer, ("output.LayerNorm",)),
         adds_in_attention=attn is not None and attn is child(layer, ("attention.self",)),
     )
 

@@ -27,6 +27,11 @@ ROWS_FLATTENED = frozenset({"opt", "llama4_text"})
 SINKS = frozenset({"gpt_oss", "flint", "mimo_v2_flash", "deepseek_v4", "hy_v4"})
 """The softmax may have one more column than there are keys, for a learned sink."""
 
+MIXES_OTHERWISE = frozenset(
+    {"afmoe", "beam", "bitnet", "laguna", "gemma4_unified_text", "gemma4_text", "inkling_text", "qwen3_next"}
+)
+"""A gate or a norm comes between the values, as the pattern mixes them, and the output projection."""
+
 FUSED_BY_HEAD = frozenset({"bloom", "gpt_neox", "gpt_neox_japanese", "persimmon", "falcon"})
 """The fused projection has query, key and value of one head side by side."""
 
