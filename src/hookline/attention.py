@@ -51,7 +51,10 @@ class InnerTap(Tap):
 
 
 class Gate:
-    """Two torch hooks around an attention module, between which the calls of torch are watched."""
+    """Torch hooks around an attention module, between which the calls of torch are watched.
+
+    Not those of a child that only chooses which keys to look at: it has queries and keys of its own.
+    """
 
     def __init__(self) -> None:
         self.users = 0
@@ -64,6 +67,10 @@ class Gate:
                 module.register_forward_pre_hook(self._enter),
                 module.register_forward_hook(self._leave, prepend=True, always_call=True),
             ]
+            for name in _CHOOSERS & module._modules.keys():
+                chooser = module.get_submodule(name)
+                self.handles.append(chooser.register_forward_pre_hook(lambda *_: _look_away(1)))
+                self.handles.append(chooser.register_forward_hook(lambda *_: _look_away(-1), always_call=True))
         self.users += 1
 
     def release(self) -> None:
@@ -82,6 +89,14 @@ class Gate:
         mine = [depth for depth, watch in enumerate(now.watches) if watch.module is module]
         if mine:
             stop_watching(mine[-1])
+
+
+_CHOOSERS = frozenset({"indexer", "compressor"})
+
+
+def _look_away(more: int) -> None:
+    if now.watches:
+        now.watches[-1].away += more
 
 
 def stop_watching(depth: int) -> None:
@@ -144,6 +159,7 @@ class Watching(TorchFunctionMode):
         super().__init__()
         self.module = module
         self.has_met = False  # queries and keys
+        self.away = 0
         self.taps = {kind: tap_on(module, kind, make=InnerTap) for kind in Kind if kind.is_inner}
 
     def __torch_function__(
@@ -151,6 +167,8 @@ class Watching(TorchFunctionMode):
     ) -> Any:
         """Called by torch instead of `func`."""
         kwargs = kwargs or {}
+        if self.away:
+            return func(*args, **kwargs)
         if func is _FUSED:
             return self._fused(Fused(*args, **kwargs))
         if func in _SOFTMAX and args and args[0].ndim >= 3:

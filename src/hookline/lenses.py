@@ -145,22 +145,27 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class Interleaved:
-    """One of several parts that a fused projection computes for each head: `b p (h n e)` seen as `b p h e`."""
+    """One of the parts that a fused projection computes for each group of heads: `b p (g n x)` seen as `b p h e`.
 
-    heads: int
+    With as many groups as heads, the parts of one head are side by side.
+    """
+
+    groups: int
     parts: int
     index: int
+    heads: int
 
     def get(self, value: Shaped[Tensor, "*rest all"]) -> Shaped[Tensor, "*rest {self.heads} each"]:
         """The part, of every head."""
-        return value.unflatten(-1, (self.heads, self.parts, -1))[..., self.index, :]
+        part = value.unflatten(-1, (self.groups, self.parts, -1))[..., self.index, :]
+        return part.flatten(-2).unflatten(-1, (self.heads, -1))
 
     def put(
         self, value: Shaped[Tensor, "*rest all"], tensor: Shaped[Tensor, "*rest {self.heads} each"]
     ) -> Shaped[Tensor, "*rest all"]:
         """`value` with another part of every head."""
-        parts = list(value.unflatten(-1, (self.heads, self.parts, -1)).unbind(-2))
-        parts[self.index] = tensor
+        parts = list(value.unflatten(-1, (self.groups, self.parts, -1)).unbind(-2))
+        parts[self.index] = tensor.flatten(-2).unflatten(-1, (self.groups, -1))
         return torch.stack(parts, -2).flatten(-3)
 
 

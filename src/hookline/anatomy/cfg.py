@@ -60,8 +60,8 @@ def cfg_of(model: nn.Module, anatomy: Anatomy) -> Cfg:
 
 
 def _first(config: Any, *names: str, default: Any = None) -> Any:
-    values = (getattr(config, name, None) for name in names)
-    return next((value for value in values if value is not None), default)
+    settings = config.to_dict() | {new: getattr(config, old) for new, old in config.attribute_map.items()}
+    return next((settings[name] for name in names if settings.get(name) is not None), default)
 
 
 def _positions(anatomy: Anatomy) -> str:

@@ -131,7 +131,7 @@ def _attention_points(block: Block, config: Any) -> Iterator[Spec]:
 
 def _head_counts(attn: nn.Module, config: Any) -> tuple[int, int]:
     """Query heads, and key/value heads."""
-    heads = config.num_attention_heads
+    heads = _first_int(attn, "num_heads", "num_attention_heads", "n_head", "n_heads") or config.num_attention_heads
     key, size = child(attn, KEY), getattr(attn, "head_dim", None)
     if isinstance(size, int) and isinstance(key, nn.Linear):
         return heads, key.out_features // size
@@ -142,10 +142,17 @@ def _head_counts(attn: nn.Module, config: Any) -> tuple[int, int]:
     return heads, getattr(config, "num_key_value_heads", None) or heads
 
 
+def _first_int(module: nn.Module, *names: str) -> int | None:
+    values = (getattr(module, name, None) for name in names)
+    return next((value for value in values if isinstance(value, int)), None)
+
+
 def _projections(attn: nn.Module, config: Any, heads: int, groups: int) -> Iterator[tuple[str, Site]]:
     for name, names, n in (("q", QUERY, heads), ("k", KEY, groups), ("v", VALUE, groups)):
         module = child(attn, names)
-        if module is not None:
+        if module is not None and name == "q" and config.model_type in variants.GATE_IN_QUERY:
+            yield name, _output(module, Heads(n), Part(0, _width(module) // n // 2))
+        elif module is not None:
             yield name, _output(module, Heads(n))
     fused = child(attn, FUSED)
     if fused is not None:
@@ -155,7 +162,9 @@ def _projections(attn: nn.Module, config: Any, heads: int, groups: int) -> Itera
 
 def _fused_lens(fused: nn.Module, config: Any, heads: int, groups: int, index: int) -> tuple[Lens, ...]:
     if config.model_type in variants.FUSED_BY_HEAD and heads == groups:
-        return (Interleaved(heads, 3, index),)
+        return (Interleaved(heads, 3, index, heads),)
+    if config.model_type == "codegen":  # query, value, key, for each of four groups of heads
+        return (Interleaved(4, 3, (0, 2, 1)[index], heads),)
     size = _width(fused) // (heads + 2 * groups)
     starts = [0, heads * size, (heads + groups) * size, (heads + 2 * groups) * size]
     return Part(starts[index], starts[index + 1]), Heads(heads if index == 0 else groups)

@@ -10,7 +10,7 @@ from torch import nn
 from hookline.anatomy import variants
 from hookline.anatomy.classic import Spec, classic_points
 from hookline.anatomy.dialects import classic_name
-from hookline.anatomy.roles import Anatomy
+from hookline.anatomy.roles import Anatomy, find_anatomy
 from hookline.errors import UnavailablePointError, UnknownPointError, no_match, unknown_point
 from hookline.names import Filter, Points
 from hookline.points import HookPoint, Site
@@ -30,6 +30,7 @@ class ModelPoints(Points):
 
     def refresh(self) -> None:
         """Look at the model's modules anew."""
+        self._anatomy = find_anatomy(self.root) or self._anatomy
         super().refresh()
         self._native = self.hook_dict
         self._specs: dict[str, Spec] = {spec.name: spec for spec in classic_points(self._anatomy)}

@@ -11,6 +11,9 @@ from typing import Any
 
 from torch import nn
 
+# Attention in name, but without a softmax: known by what they have.
+LINEAR_ATTENTION = ("A_log", "slope_rate", "dt_bias", "conv1d", "g_norm", "decay", "in_proj_qkv", "f_a_proj")
+
 ATTENTION = (
     "self_attn",
     "attn",
@@ -19,6 +22,7 @@ ATTENTION = (
     "attention.self",
     "attention",
     "self_att.self_attention",
+    "norm_attn_norm.attn",
 )
 MIXER = (
     "mixer",
@@ -47,7 +51,7 @@ KEY = ("k_proj", "key", "Wk", "project_k", "k_lin", "k")
 VALUE = ("v_proj", "value", "Wv", "project_v", "v_lin", "v")
 FUSED = ("c_attn", "query_key_value", "qkv_proj", "Wqkv", "qkv")
 
-MLP = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "moe", "ff", "channel_block", "ffn.ffn")
+MLP = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "moe", "ff", "channel_block", "ffn.ffn", "mlp_block")
 MLP_IN = (
     "gate_proj",
     "c_fc",
@@ -68,13 +72,13 @@ MLP_OUT = ("down_proj", "c_proj", "dense_4h_to_h", "fc_out", "w2", "fc2", "lin2"
 NORM_BEFORE_ATTENTION = (
     "input_layernorm", "ln_1", "norm_1", "attention_layernorm", "self_attn_layer_norm", "operator_norm", "attn_norm",
     "temporal_pre_norm", "norm", "layernorm1", "ln1", "self_att.layernorm_before_attention", "attention.ln", "norm1",
-    "input_norm", "ln_attn", "pre_attention_layernorm",
+    "input_norm", "ln_attn", "pre_attention_layernorm", "norm_attn_norm.norm_1",
 )  # fmt: skip
 NORM_AFTER_ATTENTION = ("post_self_attn_layernorm", "post_norm1", "post_attention_norm")
 NORM_BEFORE_MLP = (
     "pre_feedforward_layernorm", "pre_mlp_layernorm", "ln_2", "norm_2", "feedforward_layernorm", "ffn_norm", "mlp_norm",
     "channel_pre_norm", "layernorm2", "ln2", "ffn.layernorm_before_ffn", "ln", "pre_ff_layernorm", "norm2", "ln_mlp",
-    "post_attention_layernorm", "final_layer_norm",
+    "norm_attn_norm.norm_2", "post_attention_layernorm", "final_layer_norm",
 )  # fmt: skip
 NORM_AFTER_MLP = ("post_feedforward_layernorm", "post_mlp_layernorm", "post_norm2")
 
@@ -186,12 +190,14 @@ def _position_embedding_beside(model: nn.Module, path: str) -> nn.Module | None:
 
 def _block(layer: nn.Module) -> Block:
     attn = child(layer, ATTENTION)
+    linear = attn if attn is not None and any(hasattr(attn, name) for name in LINEAR_ATTENTION) else None
+    attn = None if linear is not None else attn
     mlp = child(layer, MLP)
     norms = _norms(layer)
     return Block(
         module=layer,
         attn=attn,
-        mixer=None if attn is not None else child(layer, MIXER),
+        mixer=None if attn is not None else linear or child(layer, MIXER),
         o=(child(attn, OUTPUT) if attn is not None else None) or child(layer, ("attention.output.dense",)),
         mlp=mlp,
         mlp_out=child(mlp, MLP_OUT) if mlp is not None else child(layer, ("fc2", "output.dense")),

@@ -28,9 +28,23 @@ SINKS = frozenset({"gpt_oss", "flint", "mimo_v2_flash", "deepseek_v4", "hy_v4"})
 """The softmax may have one more column than there are keys, for a learned sink."""
 
 MIXES_OTHERWISE = frozenset(
-    {"afmoe", "beam", "bitnet", "laguna", "gemma4_unified_text", "gemma4_text", "inkling_text", "qwen3_next"}
+    {
+        *("afmoe", "beam", "bitnet", "laguna", "gemma4_unified_text", "gemma4_text", "inkling_text", "qwen3_next"),
+        *(
+            "qwen3_5",
+            "qwen3_5_text",
+            "qwen3_5_moe",
+            "qwen3_5_moe_text",
+            "granite_swa",
+            "granitemoe_swa",
+            "mimo_v2_flash",
+        ),
+    }
 )
-"""A gate or a norm comes between the values, as the pattern mixes them, and the output projection."""
+"""A gate, a norm or a factor comes between the values, as the pattern mixes them, and the output projection."""
+
+GATE_IN_QUERY = frozenset({"qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"})
+"""The query's projection gives a gate as well, beside the query of each head."""
 
 FUSED_BY_HEAD = frozenset({"bloom", "gpt_neox", "gpt_neox_japanese", "persimmon", "falcon"})
 """The fused projection has query, key and value of one head side by side."""

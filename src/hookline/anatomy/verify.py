@@ -1,22 +1,23 @@
 """The proof that points are what their names say, on the model at hand.
 
-Nothing here trusts our own reading of an architecture. Every point is checked against the model itself: that it fires once; that
-caching it changes no bit of the logits; that an identity edit leaves them and a zeroing edit does not; that its gradient is
-autograd's own; that the stream is what the model reports as hidden states and the pattern what it reports as attentions; that
-what is added adds up, and the pattern mixes the values into `z`.
+Nothing here trusts our own reading of an architecture. Every point is checked against the model itself: that it fires
+once; that caching it changes no bit of the logits; that an identity edit leaves them and a zeroing edit does not;
+that its gradient is autograd's own; that the stream is what the model reports as hidden states and the pattern what
+it reports as attentions; that what is added adds up, and the pattern mixes the values into `z`.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from hookline.cache import ActivationCache
-from hookline.errors import HooklineError
+from hookline.errors import NeverFiredWarning
 
 if TYPE_CHECKING:
     from hookline.model import HookedModel
@@ -53,6 +54,9 @@ class Report:
         return "\n".join([*rows, f"{self.architecture}: " + ", ".join(f"{n} {status}" for status, n in counts.items())])
 
 
+_Check: TypeAlias = Callable[["_Trial", list[str]], Iterator[tuple[str, str]]]
+
+
 def verify(model: HookedModel, inputs: dict[str, Any]) -> Report:
     """Check every point of `model` on `inputs`, the keyword arguments of its forward."""
     found = dict(_failures(_Trial(model, inputs)))
@@ -79,8 +83,10 @@ class _Trial:
         with torch.no_grad():
             return self.model.run_with_hooks(**self.inputs, **options)
 
-    def cache(self, names: list[str] | None = None, **options: Any) -> tuple[Tensor, ActivationCache]:
-        """Logits and activations."""
+    def cache(self, names: list[str], **options: Any) -> tuple[Tensor, ActivationCache]:
+        """Logits and activations; of nothing, an empty cache."""
+        if not names:
+            return self.logits, ActivationCache({}, self.model._points)
         return self.model.run_with_cache(**self.inputs, names_filter=names, **options)
 
     def _own_report(self) -> tuple[Tensor, Any, Any]:
@@ -101,11 +107,23 @@ class _Trial:
 def _failures(trial: _Trial) -> Iterator[tuple[str, str]]:
     """Every point that fails a check, with the reason of the first it fails."""
     failed: dict[str, str] = {}
-    for check in (_fires_once, _leaves_logits, _identity, _effect, _gradient, _stream, _sums, _pattern, _mix):
+    for check in (_fires_once, _leaves_logits, _identity, _effect, _gradient, _stream, _sums, _pattern, _mix, _queries):
         remaining = [name for name in trial.names if name not in failed]
-        for name, why in check(trial, remaining):
+        for name, why in _each_if_need_be(check, trial, remaining):
             failed.setdefault(name, why)
     yield from failed.items()
+
+
+def _each_if_need_be(check: _Check, trial: _Trial, names: list[str]) -> Iterator[tuple[str, str]]:
+    """All points at once; if that raises, one by one, so that it is known which raises."""
+    try:
+        yield from list(check(trial, names))
+    except Exception as error:  # whatever goes wrong at a point, it is that point's failure
+        if len(names) == 1:
+            yield names[0], f"raises {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            return
+        for name in names:
+            yield from _each_if_need_be(check, trial, [name])
 
 
 def _fires_once(trial: _Trial, names: list[str]) -> Iterator[tuple[str, str]]:
@@ -114,24 +132,12 @@ def _fires_once(trial: _Trial, names: list[str]) -> Iterator[tuple[str, str]]:
     def count(_x: Tensor, hook: Any) -> None:
         seen[hook.name] += 1
 
-    silent = _without_report(lambda: trial.run(fwd_hooks=[(name, count) for name in names]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NeverFiredWarning)  # that is what is being found out
+        trial.run(fwd_hooks=[(name, count) for name in names])
     for name, times in seen.items():
         if times != 1:
             yield name, f"fires {times} times in a forward pass"
-    if silent is not None:
-        yield from ((name, f"raises {silent}") for name in names if seen[name] == 0)
-
-
-def _without_report(work: Callable[[], Any]) -> str | None:
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            work()
-        except HooklineError as error:
-            return str(error)
-    return None
 
 
 def _leaves_logits(trial: _Trial, names: list[str]) -> Iterator[tuple[str, str]]:
@@ -186,8 +192,13 @@ def _stream(trial: _Trial, names: list[str]) -> Iterator[tuple[str, str]]:
     with torch.no_grad():
         _, cache = trial.cache([name for name in names if "resid" in name])
     for layer in range(trial.n_layers):
-        name = f"blocks.{layer}.hook_resid_pre"
-        if name in cache and trial.hidden is not None and not _close(cache[name], trial.hidden[layer]):
+        name, after = f"blocks.{layer}.hook_resid_pre", f"blocks.{layer}.hook_resid_post"
+        # Most models report what enters each layer, some what leaves it.
+        if (
+            name in cache
+            and trial.hidden is not None
+            and not any(each in cache and _close(cache[each], trial.hidden[layer]) for each in (name, after))
+        ):
             yield name, "it is not the hidden state that the model reports"
         before = f"blocks.{layer - 1}.hook_resid_post"
         if name in cache and before in cache and not _close(cache[name], cache[before]):
@@ -218,24 +229,18 @@ def _sums(trial: _Trial, names: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _pattern(trial: _Trial, names: list[str]) -> Iterator[tuple[str, str]]:
-    """The pattern is what the model reports as attentions, and the softmax of the scores."""
-    wanted = [name for name in names if name.endswith(("hook_pattern", "hook_attn_scores"))]
-    if not wanted:
-        return
+    """The pattern is what the model reports as attentions, or, where it reports none, mixes the values into `z`."""
     with torch.no_grad():
-        _, cache = trial.cache(wanted)
+        _, cache = trial.cache([name for name in names if name.endswith(("hook_pattern", "hook_v", "hook_z"))])
     reported = dict(zip(_attention_layers(trial), trial.attentions or (), strict=False))
     for layer in range(trial.n_layers):
-        pattern, scores = (cache.get(f"blocks.{layer}.attn.hook_{part}") for part in ("pattern", "attn_scores"))
-        if pattern is None:
+        name = f"blocks.{layer}.attn.hook_pattern"
+        if name not in cache:
             continue
         own = reported.get(layer)
-        if own is None:
-            yield f"blocks.{layer}.attn.hook_pattern", "the model does not report its attentions"
-        elif not _close(pattern, own):
-            yield f"blocks.{layer}.attn.hook_pattern", "it is not the attention that the model reports"
-        if scores is not None and pattern.shape != scores.shape:
-            yield f"blocks.{layer}.attn.hook_attn_scores", "it has another shape than the pattern"
+        is_own = own is not None and _close(cache[name], own)
+        if not is_own and not _mixes(cache, layer):
+            yield name, "it is not the attention that the model reports, nor does it mix the values into z"
 
 
 def _attention_layers(trial: _Trial) -> list[int]:
@@ -243,23 +248,38 @@ def _attention_layers(trial: _Trial) -> list[int]:
 
 
 def _mix(trial: _Trial, names: list[str]) -> Iterator[tuple[str, str]]:
-    """The pattern mixes the values into `z`."""
-    parts = ("hook_pattern", "hook_v", "hook_z")
+    """The pattern mixes the values into `z`, but for the few architectures that do something more in between."""
+    if trial.model._points.mixes_otherwise():
+        return
     with torch.no_grad():
-        wanted = [name for name in names if name.endswith(parts)]
-        if not wanted:
-            return
-        _, cache = trial.cache(wanted)
+        _, cache = trial.cache([name for name in names if name.endswith(("hook_pattern", "hook_v", "hook_z"))])
     for layer in range(trial.n_layers):
-        pattern, v, z = (cache.get(f"blocks.{layer}.attn.{part}") for part in parts)
-        if pattern is None or v is None or z is None or trial.model._points.mixes_otherwise():
-            continue
-        values = v.repeat_interleave(pattern.shape[1] // max(1, v.shape[2]), 2)
-        if values.shape[1:3] != pattern.shape[3:0:-2] or not _close(
-            torch.einsum("bhpk,bkhe->bphe", pattern, values), z
-        ):
-            yield f"blocks.{layer}.attn.hook_z", "it is not the values as the pattern mixes them"
-            yield f"blocks.{layer}.attn.hook_v", "the pattern does not mix it into z"
+        prefix = f"blocks.{layer}.attn.hook_"
+        if all(f"{prefix}{part}" in cache for part in ("pattern", "v", "z")) and not _mixes(cache, layer):
+            yield f"{prefix}z", "it is not the values as the pattern mixes them"
+            yield f"{prefix}v", "the pattern does not mix it into z"
+
+
+def _mixes(cache: ActivationCache, layer: int) -> bool:
+    pattern, v, z = (cache.get(f"blocks.{layer}.attn.hook_{part}") for part in ("pattern", "v", "z"))
+    if pattern is None or v is None or z is None or pattern.shape[1] % v.shape[2]:
+        return False
+    values = v.repeat_interleave(pattern.shape[1] // v.shape[2], 2)
+    if values.shape[1] != pattern.shape[3]:
+        return False
+    return _close(torch.einsum("bhpk,bkhe->bphe", pattern, values), z)
+
+
+def _queries(trial: _Trial, names: list[str]) -> Iterator[tuple[str, str]]:
+    """Queries and keys, as they meet, give the scores; and as projected have the same shapes."""
+    parts = ("hook_q", "hook_k", "hook_rot_q", "hook_rot_k")
+    with torch.no_grad():
+        _, cache = trial.cache([name for name in names if name.endswith(parts)])
+    for layer in range(trial.n_layers):
+        for before, after in (("q", "rot_q"), ("k", "rot_k")):
+            plain, met = (cache.get(f"blocks.{layer}.attn.hook_{part}") for part in (before, after))
+            if plain is not None and met is not None and plain.shape != met.shape:
+                yield f"blocks.{layer}.attn.hook_{before}", f"{list(plain.shape)}, but {list(met.shape)} meet"
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
