@@ -10,13 +10,17 @@ from hookline.errors import (
     UnavailablePointError,
     UnknownPointError,
 )
-from hookline.module import HookedModule, HookedRootModule, hook
+from hookline.model import HookedModel
+from hookline.module import HookedModule, HookedRootModule
 from hookline.points import HookPoint
+from hookline.wrap import hook, load
 
 __all__ = [
     "hook",
+    "load",
     "HookPoint",
     "HookedModule",
+    "HookedModel",
     "HookedRootModule",
     "ActivationCache",
     "HooklineError",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -11,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hookline.anatomy.branch import follow
 from hookline.anatomy.cfg import Cfg, cfg_of
 from hookline.anatomy.names import ModelPoints
 from hookline.anatomy.roles import Anatomy, find_anatomy
@@ -41,6 +41,11 @@ class HookedModel(HookedModule):
         self._anatomy = anatomy
         self._points = ModelPoints(module, standing_of(module), anatomy)
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("hook_") or name in ("blocks", "ln_final", "unembed"):
+            return follow(self._points, name)
+        return super().__getattr__(name)
+
     @property
     def cfg(self) -> Cfg:
         """The model's sizes and kinds, in the field's words."""
@@ -51,6 +56,15 @@ class HookedModel(HookedModule):
         """The tokenizer's side of things."""
         cfg = self.cfg
         return Text(self.tokenizer, n_ctx=cfg.n_ctx, d_vocab=cfg.d_vocab)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        anatomy = find_anatomy(self.module)
+        assert anatomy is not None  # it had one before
+        self._anatomy, self._points = anatomy, ModelPoints(self.module, standing_of(self.module), anatomy)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"module": self.module, "tokenizer": self.tokenizer}
 
     def __call__(
         self,
@@ -161,34 +175,3 @@ def lm_loss(
     if attention_mask is not None:
         counts = (attention_mask[:, 1:] * attention_mask[:, :-1]).to(losses.dtype)
     return losses * counts if per_token else (losses * counts).sum() / counts.sum()
-
-
-def hook_model(module: nn.Module, tokenizer: Any = None) -> HookedModel | None:
-    """A transformer wrapped with its classic points; None if the module is no transformer we know the anatomy of."""
-    anatomy = find_anatomy(module) if hasattr(module, "config") and hasattr(module, "get_input_embeddings") else None
-    return HookedModel(module, tokenizer, anatomy) if anatomy is not None else None
-
-
-def load(
-    name: str | Path,
-    *,
-    device: str | torch.device | None = None,
-    dtype: torch.dtype | str | None = None,
-    **kwargs: Any,
-) -> HookedModel:
-    """A causal language model from a hub id or a local folder, with its tokenizer, wrapped.
-
-    `kwargs` go to transformers' `from_pretrained` (`attn_implementation=…`, `device_map=…`, `gguf_file=…`).
-    """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer_kwargs = {key: kwargs[key] for key in ("gguf_file", "revision", "trust_remote_code") if key in kwargs}
-    module = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **kwargs).eval()
-    tokenizer = AutoTokenizer.from_pretrained(name, **tokenizer_kwargs)
-    model = hook_model(module.to(device) if device is not None else module, tokenizer)
-    if model is None:
-        raise HooklineError(
-            f"{name} is a {type(module).__name__}, whose anatomy is not known: its layers are not where they usually "
-            f"are. hookline.hook(module) still gives every module's input and output by its native name."
-        )
-    return model

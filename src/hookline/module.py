@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 from types import MethodType
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import nn
@@ -130,19 +130,3 @@ class HookedRootModule(nn.Module, Hooked):
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_hookline"}
-
-
-@overload
-def hook(module: HookedRootModule) -> HookedRootModule: ...  # type: ignore[overload-overlap]
-@overload
-def hook(module: nn.Module | HookedModule) -> HookedModule: ...
-def hook(module: nn.Module | HookedModule) -> Hooked:
-    """Wrap any nn.Module, so that everything in it can be read, edited and undone by name.
-
-        net = hookline.hook(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU()))
-        output, cache = net.run_with_cache(torch.ones(1, 4))
-        cache["0"].shape        # torch.Size([1, 8])
-
-    The module is neither copied nor changed, and runs exactly as before while nothing is hooked.
-    """
-    return module if isinstance(module, Hooked) else HookedModule(module)

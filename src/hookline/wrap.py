@@ -1,0 +1,69 @@
+"""The way in: `hook` a module in memory, or `load` a model by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, overload
+
+import torch
+from torch import nn
+
+from hookline.anatomy.roles import find_anatomy
+from hookline.errors import HooklineError
+from hookline.model import HookedModel
+from hookline.module import HookedModule, HookedRootModule
+from hookline.verbs import Hooked
+
+
+@overload
+def hook(module: HookedRootModule, tokenizer: Any = None) -> HookedRootModule: ...  # type: ignore[overload-overlap]
+@overload
+def hook(module: nn.Module | HookedModule, tokenizer: Any = None) -> HookedModule: ...
+def hook(module: nn.Module | HookedModule, tokenizer: Any = None) -> Hooked:
+    """Wrap any nn.Module, so that everything in it can be read, edited and undone by name.
+
+        net = hookline.hook(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU()))
+        output, cache = net.run_with_cache(torch.ones(1, 4))
+        cache["0"].shape        # torch.Size([1, 8])
+
+    A causal language model of transformers becomes a `HookedModel`, with classic names, text in and logits out. The
+    module is neither copied nor changed, and runs exactly as before while nothing is hooked.
+    """
+    if isinstance(module, Hooked):
+        return module
+    anatomy = find_anatomy(module) if _is_language_model(module) else None
+    if anatomy is not None:
+        return HookedModel(module, tokenizer, anatomy)
+    if tokenizer is not None:
+        raise HooklineError(
+            f"a tokenizer was given, but {type(module).__name__} is no language model whose anatomy is known: "
+            f"hookline.hook(module) gives every module's input and output by its native name"
+        )
+    return HookedModule(module)
+
+
+def _is_language_model(module: nn.Module) -> bool:
+    return all(
+        hasattr(module, name) for name in ("config", "get_input_embeddings", "get_output_embeddings", "generate")
+    )
+
+
+def load(
+    name: str | Path,
+    *,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | str | None = None,
+    **kwargs: Any,
+) -> HookedModel:
+    """A causal language model from a hub id or a local folder, with its tokenizer, wrapped.
+
+    `kwargs` go to transformers' `from_pretrained` (`attn_implementation=…`, `device_map=…`, `gguf_file=…`).
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer  # slow to import, and only needed here
+
+    for_tokenizer = {key: kwargs[key] for key in ("gguf_file", "revision", "trust_remote_code") if key in kwargs}
+    module = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **kwargs).eval()
+    tokenizer = AutoTokenizer.from_pretrained(name, **for_tokenizer)
+    model = hook(module.to(device) if device is not None else module, tokenizer)
+    assert isinstance(model, HookedModel)  # `hook` raises, with the reason, if it is none
+    return model
