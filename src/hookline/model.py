@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -51,11 +52,15 @@ class HookedModel(HookedModule):
         """The model's sizes and kinds, in the field's words."""
         return cfg_of(self.module, self._anatomy)
 
-    @property
+    @cached_property
     def text(self) -> Text:
         """The tokenizer's side of things."""
         cfg = self.cfg
         return Text(self.tokenizer, n_ctx=cfg.n_ctx, d_vocab=cfg.d_vocab)
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.module.parameters()).device
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -93,10 +98,10 @@ class HookedModel(HookedModule):
     ) -> tuple[Tensor, Tensor | None]:
         if not isinstance(input, Tensor):
             ids, mask = self.text.encode(input, prepend_bos=prepend_bos, padding_side=padding_side)
-            return ids.to(self.cfg.device), None if mask.all() else mask.to(self.cfg.device)
+            return ids.to(self._device), None if mask.all() else mask.to(self._device)
         ids = input[None] if input.ndim == 1 else input
         self.text.check_ids(ids)
-        return ids.to(self.cfg.device), None
+        return ids.to(self._device), None
 
     def _result(self, logits: Tensor, inputs: dict[str, Any], return_type: ReturnType, per_token: bool) -> Any:
         if return_type is None:
@@ -110,7 +115,7 @@ class HookedModel(HookedModule):
         self, text: str | Sequence[str], *, prepend_bos: bool | None = None, padding_side: Side | None = None
     ) -> Int[Tensor, "batch pos"]:
         """Token ids of one prompt or several, padded to one length, on the model's device."""
-        return self.text.encode(text, prepend_bos=prepend_bos, padding_side=padding_side)[0].to(self.cfg.device)
+        return self.text.encode(text, prepend_bos=prepend_bos, padding_side=padding_side)[0].to(self._device)
 
     def to_string(self, tokens: Any) -> Any:
         """The text of a row of ids, or of each of several."""

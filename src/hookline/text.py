@@ -71,7 +71,7 @@ class Text:
         if ids.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8):
             raise HooklineError(f"token ids must be integers, not {ids.dtype}")
         self.check_length(ids.shape[-1])
-        low, high = int(ids.min()), int(ids.max())
+        low, high = torch.stack(torch.aminmax(ids)).tolist()  # one wait for the device, not two
         if low < 0 or high >= self.d_vocab:
             raise HooklineError(
                 f"token {low if low < 0 else high} is out of range: this model knows 0 to {self.d_vocab - 1}"
