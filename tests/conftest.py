@@ -14,6 +14,7 @@ from networks import MLP, has_taps  # noqa: E402 (after the import hook, or its 
 
 import hookline  # noqa: E402
 from hookline import compiled, taps  # noqa: E402
+from hookline.taps import now  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -30,7 +31,8 @@ def _nothing_is_left_behind() -> Iterator[None]:
     if _hooked():
         gc.collect()  # a model that is gone, hooks and all, leaves nothing behind
     assert _hooked() == []
-    assert compiled._users == 0
+    assert compiled._users == set()
+    assert not now.watches
 
 
 def _hooked() -> list[nn.Module]:

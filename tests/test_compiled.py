@@ -1,9 +1,13 @@
 """Hooks on compiled networks are honoured, whenever they are added, and compile nothing anew."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from networks import MLP
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import hookline
 
@@ -110,3 +114,56 @@ def test_a_stance_of_the_users_own_is_restored(backend, x) -> None:
         net.run_with_cache(x)
         assert torch._dynamo.eval_frame._stance.stance == "fail_on_recompile"
     assert torch._dynamo.eval_frame._stance.stance == "default"
+
+
+FRESH = """
+import torch, hookline
+from torch import nn
+module = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+net, x = hookline.hook(module), torch.randn(3, 4)
+bare = module(x)
+with net.hooks(fwd_hooks=[("0", torch.zeros_like)]):
+    compiled = torch.compile(lambda x: module(x), backend="eager")
+    inside = compiled(x)
+assert torch.allclose(inside, module[2](torch.zeros(3, 4))), "honoured"
+assert torch.allclose(compiled(x), bare), "and gone"
+net.add_hook("2", torch.zeros_like)
+assert compiled(x).eq(0).all(), "honoured, though added later"
+net.reset_hooks()
+assert torch.allclose(compiled(x), bare)
+"""
+
+
+def test_the_compiler_arrives_while_hooks_are_attached() -> None:
+    """In a fresh process the compiler is imported by the first `torch.compile`, here inside a context."""
+    subprocess.run([sys.executable, "-c", FRESH], check=True, timeout=120)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_compiled_module_in_a_checkpointed_region(backend, x, use_reentrant) -> None:
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = MLP()
+
+        def forward(self, x):
+            return checkpoint(self.a, x, use_reentrant=use_reentrant)
+
+    x.requires_grad_()
+    plain, compiled = MLP(), Net()
+    compiled.a.load_state_dict(plain.state_dict())
+    compiled.a.compile(backend=backend)
+    compiled(x)
+    hookline.hook(plain).run_with_hooks(x, fwd_hooks=[("fc1", lambda h: h * 2)]).sum().backward()
+    hookline.hook(compiled).run_with_hooks(x, fwd_hooks=[("a.fc1", lambda h: h * 2)]).sum().backward()
+    gradients = zip(plain.parameters(), compiled.parameters(), strict=True)
+    assert all(torch.allclose(a.grad, b.grad) for a, b in gradients)
+
+
+def test_a_stance_set_inside_a_context_is_left_alone(backend, x) -> None:
+    net = hookline.hook(MLP())
+    with net.hooks(fwd_hooks=[("fc1", lambda h: None)]):
+        net(x)
+        torch.compiler.set_stance("eager_on_recompile")
+    assert torch._dynamo.eval_frame._stance.stance == "eager_on_recompile"
+    torch.compiler.set_stance("default")

@@ -182,7 +182,11 @@ def test_one_call_of_several_cannot_be_told(use_reentrant, x) -> None:
     gc.collect()
 
 
-def test_nested_regions(x) -> None:
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # torch's, of a region inside a region
+@pytest.mark.parametrize("outer", [False, True])
+@pytest.mark.parametrize("inner", [False, True])
+@pytest.mark.parametrize("inside", [False, True])
+def test_nested_regions(x, outer, inner, inside) -> None:
     class Nested(nn.Module):
         def __init__(self, checkpointed: bool):
             super().__init__()
@@ -191,18 +195,66 @@ def test_nested_regions(x) -> None:
 
         def outer(self, h):
             h = self.a(h).tanh()
-            h = checkpoint(self.inner, h, use_reentrant=False) if self.checkpointed else self.inner(h)
+            h = checkpoint(self.inner, h, use_reentrant=inner) if self.checkpointed else self.inner(h)
             return self.c(h).tanh()
 
         def inner(self, h):
             return self.b(h).tanh()
 
         def forward(self, x):
-            return checkpoint(self.outer, x, use_reentrant=False) if self.checkpointed else self.outer(x)
+            return checkpoint(self.outer, x, use_reentrant=outer) if self.checkpointed else self.outer(x)
 
+    x.requires_grad_()
     plain, twice = Nested(False), Nested(True)
     twice.load_state_dict(plain.state_dict())
-    for module in (plain, twice):
-        net = hookline.hook(module)
-        net.run_with_hooks(x, fwd_hooks=[("a", torch.tanh), ("b", lambda h: h * 2), ("c", torch.sin)]).sum().backward()
-    assert same(gradients(plain), gradients(twice))
+    for hooks in ([("b", lambda h: h * 2)], [("a", torch.tanh), ("b", lambda h: h * 2), ("c", torch.sin)]):
+        for module in (plain, twice):
+            module.zero_grad()
+            with hookline.hook(module).hooks(fwd_hooks=hooks):
+                loss = module(x).sum()
+                if inside:
+                    loss.backward()
+            if not inside:
+                loss.backward()
+        assert same(gradients(plain), gradients(twice))
+
+
+@KINDS
+def test_an_edit_that_looks_at_the_call(pair, x) -> None:
+    """Of a module called once it is known; of one called several times, asking raises rather than being wrong."""
+    x.requires_grad_()
+    found = []
+    for net in pair:
+        net.run_with_hooks(x, fwd_hooks=[("blocks.1.0", lambda h, hook: h * (2 + hook.call))]).sum().backward()
+        found.append(gradients(net))
+    assert same(*found)
+
+
+@KINDS
+def test_the_call_of_a_repeated_module_is_not_guessed(use_reentrant, x) -> None:
+    class Repeats(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return checkpoint(lambda h: self.cell(self.cell(h).tanh()), x, use_reentrant=use_reentrant)
+
+    x.requires_grad_()
+    net = hookline.hook(Repeats())
+    loss = net.run_with_hooks(x, fwd_hooks=[("cell", lambda h, hook: h * (1 + hook.call))]).sum()
+    with pytest.raises(HookError, match="cannot be told which call this is"):
+        loss.backward()
+    del loss
+    gc.collect()
+
+
+@KINDS
+def test_a_standing_backward_hook_is_not_reported(pair, x) -> None:
+    x.requires_grad_()
+    seen = []
+    net = pair[1]
+    net.add_hook("blocks.1.0", seen.append, dir="bwd")
+    net(x).sum().backward()
+    assert len(seen) == 1
+    net.reset_hooks()

@@ -1,7 +1,10 @@
 """Runs: whatever is raised, in whatever thread, beside whoever else's hooks."""
 
 import asyncio
+import linecache
+import sys
 import threading
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -9,7 +12,7 @@ from networks import MLP, fill, hook_count, zero
 from torch import nn
 
 import hookline
-from hookline import HookError, InvalidHookError
+from hookline import HookError, HooklineError, InvalidHookError, NeverFiredWarning, compiled, taps
 
 
 class Boom(nn.Module):
@@ -73,14 +76,69 @@ def test_a_bad_name_in_the_middle_attaches_nothing(net, x) -> None:
     assert hook_count(net.module) == 0
 
 
-def test_an_error_while_attaching_attaches_nothing(net, x, monkeypatch) -> None:
-    def refuse(*args, **kwargs):
-        raise MemoryError
+class Refusing(OrderedDict):
+    """Where torch keeps a module's hooks, but an interrupt comes just before or after one is put there."""
 
-    monkeypatch.setattr(net.module.fc2, "register_forward_hook", refuse)
-    with pytest.raises(MemoryError):
+    def __init__(self, when: str) -> None:
+        super().__init__()
+        self.when = when
+
+    def __setitem__(self, key, value):
+        if self.when == "after":
+            super().__setitem__(key, value)
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_interrupt_while_attaching_attaches_nothing(net, x, when) -> None:
+    net.module.fc2._forward_hooks = Refusing(when)
+    with pytest.raises(KeyboardInterrupt):
         net.run_with_cache(x)
     assert hook_count(net.module) == 0
+    net.module.fc2._forward_hooks = OrderedDict()
+    assert len(net.run_with_cache(x)[1]) == 8
+
+
+def test_interrupts_at_any_moment_leave_nothing(x) -> None:
+    """A Ctrl-C after every line that a small run takes, in turn."""
+    net = hookline.hook(nn.Linear(4, 4))
+    lines = 0
+
+    def interrupt_after(limit: int):
+        seen = 0
+
+        def trace(frame, event, _arg):
+            nonlocal seen
+            if "hookline" not in frame.f_code.co_filename:
+                return None
+            # Python delivers an interrupt after a call, not between a `with` block and the release of its lock; and
+            # nobody can do anything about one that comes when `__exit__` has not begun.
+            line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+            begins_exit = frame.f_code.co_name == "__exit__" and line == "try:"
+            if event == "line" and not line.endswith("lock:") and not begins_exit:
+                seen += 1
+                if seen == limit:
+                    sys.settrace(None)
+                    raise KeyboardInterrupt
+            return trace
+
+        return trace
+
+    while True:
+        lines += 1
+        sys.settrace(interrupt_after(lines))
+        try:
+            with net.hooks(fwd_hooks=[("input", torch.relu)]):
+                net(x)
+        except KeyboardInterrupt:
+            assert hook_count(net.module) == 0, f"after line {lines}"
+            assert taps.active.get() == ()
+            assert compiled._users == set()
+        else:
+            break
+        finally:
+            sys.settrace(None)
+    assert lines > 100
 
 
 def test_threads_do_not_see_each_other(x) -> None:
@@ -175,3 +233,54 @@ def test_other_peoples_backward_hooks(net, x) -> None:
     handle.remove()
     assert torch.equal(ours[0], torch.ones(5, 3)), "ours: the gradient of what flows out of the point"
     assert torch.allclose(ours[1], seen[0][0])
+
+
+# Contexts that are not just entered and left
+
+
+def test_a_context_left_in_another_thread_is_over(net, x) -> None:
+    context = net.hooks(fwd_hooks=[("output", fill(1))])
+    context.__enter__()
+    thread = threading.Thread(target=context.__exit__, args=(None, None, None))
+    net(x)
+    thread.start()
+    thread.join()
+    assert not net.run_with_cache(x)[0].eq(1).all(), "it is still in this thread's list, but closed"
+    with net.hooks(fwd_hooks=[("fc1", zero)]):
+        assert not net(x).eq(1).all()
+    taps.active.set(())
+
+
+def test_a_task_that_outlives_the_context(net, x) -> None:
+    async def later() -> bool:
+        await asyncio.sleep(0.01)
+        return bool(net.run_with_cache(x)[0].eq(1).all())
+
+    async def main() -> bool:
+        with net.hooks(fwd_hooks=[("output", fill(1))]):
+            net(x)
+            task = asyncio.create_task(later())
+            await asyncio.sleep(0)
+        return await task
+
+    assert asyncio.run(main()) is False
+
+
+def test_a_context_cannot_be_entered_twice_at_once(net, x) -> None:
+    context = net.hooks(fwd_hooks=[("output", fill(1))])
+    with context:
+        net(x)
+        with pytest.raises(HooklineError, match="open already"), context:
+            pass
+    with context:
+        assert net(x).eq(1).all()
+    with pytest.warns(NeverFiredWarning), context:
+        pass  # what fired the last time does not count
+
+
+def test_all_hooks_of_a_module_thrown_away(net, x) -> None:
+    with net.hooks(fwd_hooks=[("fc1", zero)]):
+        net(x)
+        net.module.fc1._forward_hooks = OrderedDict()
+    net.run_with_cache(x)
+    assert hook_count(net.module) == 0

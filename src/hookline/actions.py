@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from hookline.errors import HookError, HooklineError, UnavailablePointError, describe
 from hookline.functions import caller
-from hookline.memory import is_untouched, snapshot
-from hookline.recompute import keep_for_second_run
-from hookline.structures import NoTensorError
+from hookline.memory import is_unchanged, mark_foreign, snapshot
+from hookline.recompute import is_first_run, keep_for_second_run
+from hookline.structures import NoTensorError, tensors_in
 from hookline.taps import Count, Kind, Step, Tap, has_foreign_hooks, now, tap_on
 
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from hookline.runtime import Run
 
 _numbers = count(1)
+
+UNKNOWN = -1
+"""The call of a module that was called several times, when a checkpointed region recomputes."""
 
 
 class Action:
@@ -70,6 +73,7 @@ class Begin(Action):
         if not now.is_second_run:
             self.count.begin(self.tap)
             now.starts_with_grad = torch.is_grad_enabled()
+            mark_foreign(tensors_in(value))
         return value
 
 
@@ -100,6 +104,7 @@ class PointAction(Action):
     """An action at a point: it sees the value through the point's lens."""
 
     must_fire = True
+    times = 0  # how often its module was called in the first run of a checkpointed region
 
     def __init__(self, point: HookPoint, *, prepend: bool = False) -> None:
         super().__init__(prepend=prepend)
@@ -112,14 +117,16 @@ class PointAction(Action):
 
     def call(self) -> int | None:
         """Which call of its module is going on; None where that cannot be known."""
-        return None if now.is_second_run else self.count.of(self.tap)
+        if now.is_second_run:
+            return 0 if self.times == 1 else UNKNOWN
+        return self.count.of(self.tap)
 
     def is_for_this_call(self) -> bool:
         """Whether the point is for every call of its module, or just for the one going on."""
         if self.point.only is None:
             return True
         call = self.call()
-        if call is None:
+        if call is None or call == UNKNOWN:
             raise self.uncounted()
         return call == self.point.only
 
@@ -159,7 +166,7 @@ class HookAction(PointAction):
             raise self.error(
                 f"returned a {type(result).__name__}; it must return None, or a tensor of shape {tuple(like.shape)}"
             )
-        if result.shape != like.shape:
+        if not like.is_nested and result.shape != like.shape:
             raise self.error(
                 f"returned a tensor of shape {tuple(result.shape)}, but the shape there is {tuple(like.shape)}"
             )
@@ -200,6 +207,8 @@ class Edit(HookAction):
 
     def __call__(self, value: Any) -> Any:
         """The value after the hook."""
+        if not now.is_second_run:
+            self.times = (self.count.of(self.tap) or 0) + 1
         if not self._is_wanted():
             return value
         self.fired = True
@@ -210,7 +219,7 @@ class Edit(HookAction):
         given = snapshot(x)
         result = self.ask(given, self.call())
         if result is None or result is given:
-            if _is_unchanged(given, x):
+            if is_unchanged(given, x) and given.requires_grad == (x.requires_grad and torch.is_grad_enabled()):
                 # With gradients on, the hook may have asked for that of `given`, so `given` must be on the way.
                 return self.lens.put(value, snapshot(given)) if given.requires_grad else value
             result = given
@@ -226,15 +235,6 @@ class Edit(HookAction):
         if now.is_second_run and not self.has_edited:
             return False
         return self.is_for_this_call()
-
-
-def _is_unchanged(given: Tensor, x: Tensor) -> bool:
-    return (
-        is_untouched(given)
-        and given.shape == x.shape
-        and given.stride() == x.stride()
-        and given.requires_grad == (x.requires_grad and torch.is_grad_enabled())
-    )
 
 
 class Watch(PointAction):
@@ -301,8 +301,11 @@ class _WatchStep:
         return "gradients are switched off (torch.no_grad or torch.inference_mode)"
 
     def _comes_later(self) -> bool:
-        run = self.first.run
-        return run is not None and now.starts_with_grad and keep_for_second_run(run)
+        if not (now.starts_with_grad and is_first_run()):
+            return False
+        if self.first.run is not None:
+            keep_for_second_run(self.first.run)
+        return True
 
 
 class BackwardHook(Watch, HookAction):
@@ -318,7 +321,7 @@ class BackwardHook(Watch, HookAction):
             if isinstance(result, tuple) and len(result) == 1:
                 result = result[0]
             if result is None or result is given:
-                return None if is_untouched(given) else given
+                return None if is_unchanged(given, grad) else given
             return self.fitted(result, grad)
 
         out.register_hook(on_gradient)

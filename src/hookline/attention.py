@@ -38,16 +38,15 @@ _PRODUCTS: dict[Callable[..., Any], tuple[str, ...]] = {
 class InnerTap(Tap):
     """A tap inside an attention module; there while the module's gate is."""
 
-    def acquire(self, module: nn.Module) -> None:
-        """Look into `module` from now on, once more."""
-        self.gate = gate_of(module)
-        self.gate.acquire(module)
-        self.users += 1
+    def acquire(self, module: nn.Module, user: object) -> None:
+        """Look into `module` for `user`."""
+        self.users.add(id(user))
+        gate_of(module).acquire(module, (self, user))
 
-    def release(self) -> None:
-        """Undo one `acquire`."""
-        self.users -= 1
-        self.gate.release()
+    def release(self, module: nn.Module, user: object) -> None:
+        """Undo `acquire`."""
+        self.users.discard(id(user))
+        gate_of(module).release((self, user))
 
 
 class Gate:
@@ -57,28 +56,27 @@ class Gate:
     """
 
     def __init__(self) -> None:
-        self.users = 0
+        self.users: set[tuple[int, int]] = set()
         self.handles: list[Any] = []
 
-    def acquire(self, module: nn.Module) -> None:
-        """Be around `module`, once more."""
-        if self.users == 0:
-            self.handles = [
-                module.register_forward_pre_hook(self._enter),
-                module.register_forward_hook(self._leave, prepend=True, always_call=True),
-            ]
+    def acquire(self, module: nn.Module, user: tuple[Tap, object]) -> None:
+        """Be around `module` for one more user."""
+        self.users.add((id(user[0]), id(user[1])))
+        if not self.handles:
+            self.handles.append(module.register_forward_pre_hook(self._enter))
+            self.handles.append(module.register_forward_hook(self._leave, prepend=True, always_call=True))
             for name in _CHOOSERS & module._modules.keys():
                 chooser = module.get_submodule(name)
                 self.handles.append(chooser.register_forward_pre_hook(lambda *_: _look_away(1)))
                 self.handles.append(chooser.register_forward_hook(lambda *_: _look_away(-1), always_call=True))
-        self.users += 1
 
-    def release(self) -> None:
-        """Undo one `acquire`."""
-        self.users -= 1
-        if self.users == 0:
-            for handle in self.handles:
-                handle.remove()
+    def release(self, user: tuple[Tap, object]) -> None:
+        """Undo `acquire`."""
+        self.users.discard((id(user[0]), id(user[1])))
+        if not self.users:
+            while self.handles:
+                self.handles[-1].remove()
+                self.handles.pop()
 
     def _enter(self, module: nn.Module, _args: Any) -> None:
         watch = Watching(module)

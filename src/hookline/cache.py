@@ -126,9 +126,14 @@ class ActivationCache(Mapping[str, Tensor]):
     @property
     def nbytes(self) -> int:
         """The memory the cache holds. A tensor under two names counts once."""
-        dense = [x for x in self._tensors.values() if x.layout is torch.strided]
-        sparse = [x for x in self._tensors.values() if x.layout is not torch.strided]
-        return sum({address(x): x.nbytes for x in dense}.values()) + sum(x.element_size() * x.numel() for x in sparse)
+        sizes: dict[int, int] = {}
+        for x in self._tensors.values():
+            if x.layout is torch.strided and not x.is_nested:
+                start = address(x) - int(x.storage_offset()) * x.element_size()
+                sizes[start] = x.untyped_storage().nbytes()  # of a view, all that it keeps alive
+            else:
+                sizes[id(x)] = x.element_size() * x.numel()
+        return sum(sizes.values())
 
     def __repr__(self) -> str:
         width = max((len(name) for name in self._tensors), default=0)

@@ -11,28 +11,44 @@ import sys
 import threading
 from typing import Any
 
-import torch
+_lock = threading.RLock()  # a model may be collected, hooks and all, in the middle of anything
+_users: set[int] = set()
+_before: Any = None  # the stance that was there before ours
+_ours: Any = None
+_is_blind = False  # hooks were attached when the compiler was not there yet
 
-_lock = threading.Lock()
-_users = 0
-_stance: Any = None
 
-
-def pause() -> None:
-    """From now on, until as many calls of `resume`, compiled functions run uncompiled."""
-    global _users, _stance
+def pause(user: object) -> None:
+    """From now on, until `user` resumes, compiled functions run uncompiled."""
     with _lock:
-        _users += 1
-        # Nothing is compiled before torch's compiler has been imported, which takes a second: never be the cause.
-        if _stance is None and "torch._dynamo" in sys.modules:
-            _stance = torch.compiler.set_stance("force_eager")
+        _users.add(id(user))
+        _settle()
 
 
-def resume() -> None:
-    """Undo one `pause`."""
-    global _users, _stance
+def resume(user: object) -> None:
+    """Undo `pause`. Doing so twice does no harm."""
     with _lock:
-        _users -= 1
-        if _users == 0 and _stance is not None:
-            _stance.__exit__(None, None, None)
-            _stance = None
+        if id(user) in _users:
+            _users.discard(id(user))
+            _settle()
+
+
+def _settle() -> None:
+    """Bring the compiler's stance in line with whether there are users."""
+    global _before, _ours, _is_blind
+    dynamo = sys.modules.get("torch._dynamo")
+    if not hasattr(dynamo, "eval_frame"):
+        # Importing the compiler takes a second, and nothing is compiled before: never be the cause.
+        _is_blind = bool(_users)
+        return
+    compiler: Any = dynamo.eval_frame  # type: ignore[union-attr]
+    if _is_blind:  # it came while hooks were attached, and may have compiled them into something
+        dynamo.reset()  # type: ignore[union-attr]
+        _is_blind = False
+    if _users and _ours is None:
+        _before, _ours = compiler._stance, compiler.DynamoStance("force_eager")
+        compiler._set_stance(_ours)
+    elif not _users and _ours is not None:
+        if compiler._stance is _ours:  # somebody else's since then is left alone
+            compiler._set_stance(_before)
+        _before = _ours = None

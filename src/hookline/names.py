@@ -18,8 +18,8 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import translate
-from functools import lru_cache
 from typing import Any, Protocol, TypeAlias, runtime_checkable
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -289,9 +289,17 @@ def lens_of(module: nn.Module, kind: Kind, keys: tuple[int | str, ...] = ()) -> 
     return Item(keys) if keys else FIRST
 
 
-@lru_cache(maxsize=1024)
+_signatures: WeakKeyDictionary[Callable[..., Any], tuple[tuple[str, ...], int]] = WeakKeyDictionary()
+
+
 def _parameters(forward: Callable[..., Any]) -> tuple[tuple[str, ...], int]:
     """The names of the parameters, and how many of them can be passed by position."""
+    if forward not in _signatures:
+        _signatures[forward] = _read_parameters(forward)
+    return _signatures[forward]
+
+
+def _read_parameters(forward: Callable[..., Any]) -> tuple[tuple[str, ...], int]:
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = [each for each in inspect.signature(forward).parameters.values() if each.name != "self"]
     return tuple(each.name for each in parameters), sum(each.kind in by_position for each in parameters)

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 from torch import Tensor, nn
 
 from hookline import taps
-from hookline.actions import BackwardHook, Edit, HookAction
+from hookline.actions import UNKNOWN, BackwardHook, Edit, HookAction
 from hookline.attention import InnerTap
 from hookline.errors import HooklineError
 from hookline.lenses import FIRST, Lens
@@ -95,9 +95,13 @@ class HookPoint(nn.Module):
     def call(self) -> int | None:
         """Which call of its module in this forward pass a running hook sees, counted from 0.
 
-        None where it cannot be known: while a checkpointed region recomputes, and for a hook that was added to stay,
-        when its module is called by itself.
+        None for a hook that was added to stay, when its module is called by itself, outside a forward pass.
         """
+        if taps.now.call == UNKNOWN:
+            raise HooklineError(
+                f"{self.name!r} was called several times, and cannot be told which call this is when a checkpointed "
+                f"region recomputes; switch gradient checkpointing off"
+            )
         return taps.now.call
 
     def forward(self, x: Tensor) -> Tensor:

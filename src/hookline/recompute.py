@@ -8,7 +8,8 @@ graph lives that may recompute the region, the run stays on its modules, and act
 from __future__ import annotations
 
 import inspect
-from types import CodeType, FrameType
+from collections.abc import Iterator
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from hookline.runtime import Run
 
 # torch has two kinds of checkpoint. One builds the graph at once and recomputes when a saved tensor is unpacked; its
-# region is known by the object that its pack and unpack functions share. The other ("reentrant") is an autograd
+# region is known by an object that lives in a generator of torch's `checkpoint`. The other ("reentrant") is an autograd
 # function without a graph inside; its region is known by that function's context.
 _FIRST_RUN = "_checkpoint_hook.__init__.<locals>.pack_hook"
 _SECOND_RUN = "_checkpoint_hook.__init__.<locals>.unpack_hook"
@@ -31,61 +32,59 @@ class Lease:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        run.retain()
+        run.retain(self)
 
     def __del__(self) -> None:
-        self.run.release()
+        self.run.release(self)
 
 
-def keep_for_second_run(run: Run) -> bool:
-    """If the code running now is in a checkpointed region, let `run` act when it recomputes. Says whether it is.
+def is_first_run() -> bool:
+    """Whether the code running now will run again. To be asked only in a forward pass that began with gradients on."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    if hooks is not None and getattr(hooks[0], "__qualname__", "") == _FIRST_RUN:
+        return True
+    return not torch.is_grad_enabled() and any(frame.f_code is _REENTRANT_FIRST_RUN for frame in _callers())
 
-    To be asked only in a forward pass that began with gradients on: the answer is slow where they are off now.
-    """
-    region = _region_in_first_run()
-    if region is None:
-        return False
-    leases = region.__dict__.setdefault("_hookline_leases", [])
-    if all(lease.run is not run for lease in leases):
-        leases.append(Lease(run))
-    return True
+
+def keep_for_second_run(run: Run) -> None:
+    """Let `run` act when the regions recompute that the code running now is in. There may be none, or several."""
+    if not is_first_run():
+        return
+    for region in _regions_in_first_run():
+        leases = region.__dict__.setdefault("_hookline_leases", [])
+        if all(lease.run is not run for lease in leases):
+            leases.append(Lease(run))
 
 
 def runs_in_second_run() -> list[Run] | None:
-    """The runs that acted in the region now recomputing; None if the code running now is no second run."""
-    region = _region_in_second_run()
-    if region is None:
+    """The runs that acted in the regions now recomputing; None if the code running now is no second run."""
+    regions = list(_regions_in_second_run())
+    if not regions:
         return None
-    return [lease.run for lease in region.__dict__.get("_hookline_leases", ())]
+    runs = {id(lease.run): lease.run for region in regions for lease in region.__dict__.get("_hookline_leases", ())}
+    return list(runs.values())
 
 
-def _region_in_first_run() -> Any:
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
-    if hooks is not None and hooks[0].__qualname__ == _FIRST_RUN:
-        return inspect.getclosurevars(hooks[0]).nonlocals["frame"]
-    if not torch.is_grad_enabled():
-        for frame in _callers():
-            if frame.f_code is _REENTRANT_FIRST_RUN:
-                return frame.f_locals["ctx"]
-    return None
+def _regions_in_first_run() -> Iterator[Any]:
+    for frame in _callers():
+        if frame.f_code is _REENTRANT_FIRST_RUN:
+            yield frame.f_locals["ctx"]
+        elif frame.f_code.co_filename == checkpoint.__file__ and "gen" in frame.f_locals:
+            generator = frame.f_locals["gen"]
+            if generator.gi_frame is not None and "new_frame" in generator.gi_frame.f_locals:
+                yield generator.gi_frame.f_locals["new_frame"]
 
 
-def _region_in_second_run() -> Any:
+def _regions_in_second_run() -> Iterator[Any]:
     for frame in _callers():
         if frame.f_code is _REENTRANT_SECOND_RUN:
-            return frame.f_locals["ctx"]
-        if _is_unpacking(frame.f_code):
-            return frame.f_locals["frame"]
-    return None
+            yield frame.f_locals["ctx"]
+        elif frame.f_code.co_filename == checkpoint.__file__ and frame.f_code.co_qualname == _SECOND_RUN:
+            yield frame.f_locals["frame"]
 
 
-def _is_unpacking(code: CodeType) -> bool:
-    return code.co_qualname == _SECOND_RUN and code.co_filename == checkpoint.__file__
-
-
-def _callers() -> list[FrameType]:
-    frames, frame = [], inspect.currentframe()
+def _callers() -> Iterator[FrameType]:
+    frame = inspect.currentframe()
     while frame is not None:
-        frames.append(frame)
+        yield frame
         frame = frame.f_back
-    return frames

@@ -72,9 +72,9 @@ class Recording:
 
     def _kept(self, x: Tensor) -> Tensor:
         if self.device is None and self.dtype is None:
-            return snapshot(x)
+            return snapshot(x, is_for_reading=True)
         moved = x.to(device=self.device, dtype=self.dtype if x.is_floating_point() else None)
-        return snapshot(x) if moved is x else moved
+        return snapshot(x, is_for_reading=True) if moved is x else moved
 
 
 def _numbered(values: dict[str, list[Tensor]]) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from torch import nn
 from hookline import compiled
 from hookline.actions import Action, Begin, End, HookAction, PointAction
 from hookline.attention import stop_watching
-from hookline.errors import HookError, NeverFiredWarning, describe
+from hookline.errors import HookError, HooklineError, NeverFiredWarning, describe
 from hookline.memo import with_needs
 from hookline.taps import Routes, active, lock, now
 
@@ -32,34 +32,68 @@ class Run(Routes):
         self._begin = Begin(root)
         super().__init__([self._begin, End(root), *with_needs(actions)])
         self._modules = {action.tap: action.module for action in self.actions}
-        self._held = 0
+        self._holders: set[int] = set()
         self._on_exit = on_exit
         self._depth = 0
+        self.is_open = False
         for action in self.actions:
             action.run = self
 
     def __enter__(self) -> Self:
-        self.retain()
-        compiled.pause()
-        self._depth = len(now.watches)
-        active.set((*active.get(), self))
-        return self
+        if self.is_open:
+            raise HooklineError("this context is open already: make another one with hooks(…)")
+        for action in self.actions:
+            action.fired = isinstance(action, End)
+        try:
+            self.retain(self)
+            self._depth = len(now.watches)
+            active.set((*(run for run in active.get() if run.is_open), self))
+            self.is_open = True
+            return self
+        except BaseException:
+            self._close()
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # Not a reset to what it was before: contexts may be left in another order than they were entered.
-        active.set(tuple(run for run in active.get() if run is not self))
-        stop_watching(self._depth)
-        compiled.resume()
-        self.release()
-        if self._on_exit is not None:
-            self._on_exit()
+        try:
+            self._close()
+        except BaseException:
+            self._close()  # an interrupt: all the more reason to finish
+            raise
         swallowed, self._swallowed = self._swallowed, None
         if kind is None:
             if swallowed is not None:
                 raise swallowed
             self._report()
+
+    def _close(self) -> None:
+        """Undo everything; doing so twice does no harm."""
+        self.is_open = False
+        # Not a reset to what it was before: contexts may be left in another order than they were entered.
+        active.set(tuple(run for run in active.get() if run is not self))
+        stop_watching(self._depth)
+        self.release(self)
+        if self._on_exit is not None:
+            self._on_exit()
+
+    def retain(self, holder: object) -> None:
+        """Stay on the modules for `holder`."""
+        with lock:
+            self._holders.add(id(holder))
+            for tap, module in self._modules.items():
+                tap.acquire(module, self)
+            compiled.pause(self)
+
+    def release(self, holder: object) -> None:
+        """Undo `retain`; without holders every module is as before."""
+        with lock:
+            self._holders.discard(id(holder))
+            if not self._holders:
+                for tap, module in self._modules.items():
+                    tap.release(module, self)
+                compiled.resume(self)
 
     def note(self, failure: HookError) -> None:
         """A hook has failed in the forward pass going on."""
@@ -71,32 +105,6 @@ class Run(Routes):
         if has_succeeded and self._failure is not None:
             self._swallowed = self._failure
         self._failure = None
-
-    def retain(self) -> None:
-        """Stay on the modules until one more `release`."""
-        with lock:
-            if self._held == 0:
-                self._attach()
-            self._held += 1
-
-    def release(self) -> None:
-        """Undo one `retain`; with the last, every module is as before."""
-        with lock:
-            self._held -= 1
-            if self._held == 0:
-                for tap in self._modules:
-                    tap.release()
-
-    def _attach(self) -> None:
-        attached = []
-        try:
-            for tap, module in self._modules.items():
-                tap.acquire(module)
-                attached.append(tap)
-        except BaseException:
-            for tap in attached:
-                tap.release()
-            raise
 
     def _report(self) -> None:
         silent = [action for action in self.actions if not action.fired]

@@ -22,11 +22,17 @@ class _LocalCount(threading.local, Count):
         return super().of(tap) if self.is_on() else None
 
 
+class _User:
+    """Stands for a set of standing hooks, and outlives it."""
+
+
 class Standing(Routes):
     """The standing hooks of one model, on its modules while there is at least one."""
 
     def __init__(self, root: nn.Module | None = None) -> None:
         super().__init__()
+        self._user = _User()
+        finalize(self, compiled.resume, self._user)  # also if the model goes, hooks and all
         self.root = ref(root) if root is not None else lambda: None
 
     def new_count(self) -> Count:
@@ -65,21 +71,13 @@ class Standing(Routes):
         self.set(actions)
         for tap, module in after.items():
             if tap not in before:
-                tap.acquire(module)
+                tap.acquire(module, self)
                 tap.standing = (*tap.standing, self)
-        for tap in before:
+        for tap, module in before.items():
             if tap not in after:
                 tap.standing = tuple(other for other in tap.standing if other is not self)
-                tap.release()
-        if bool(before) != bool(after):
-            self._pause_compiled(bool(after))
-
-    def _pause_compiled(self, pauses: bool) -> None:
-        if pauses:
-            compiled.pause()
-            self._resume = finalize(self, compiled.resume)  # also if the model goes, hooks and all
-        else:
-            self._resume()
+                tap.release(module, self)
+        (compiled.pause if after else compiled.resume)(self._user)
 
 
 _standings: WeakKeyDictionary[nn.Module, ref[Standing]] = WeakKeyDictionary()

@@ -8,6 +8,7 @@ task, and lets the value flow through that run's actions.
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from enum import Enum
@@ -101,6 +102,9 @@ class Count:
 class Routes:
     """Which actions wait at which tap. A run is one of these, and so is a set of standing hooks."""
 
+    is_open = True
+    """Whether what is routed is to be done. A context that was left may still be in the `active` of another task."""
+
     def __init__(self, actions: Sequence[Action] = ()) -> None:
         self.actions: Sequence[Action] = ()
         self.waiting: dict[Tap, list[Action]] = {}
@@ -144,8 +148,8 @@ class Tap:
 
     def __init__(self, kind: Kind, *, late: bool = False) -> None:
         self.kind, self.late = kind, late
-        self.users = 0
-        self.handle: RemovableHandle | None = None
+        self.users: set[int] = set()
+        self.key = RemovableHandle(OrderedDict()).id  # a number that torch gives to no other hook
         self.standing: tuple[Routes, ...] = ()
 
     def __call__(self, _module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
@@ -166,8 +170,9 @@ class Tap:
         # Inside a backward pass a checkpointed region may be running a second time.
         in_backward = torch._C._current_graph_task_id() != -1
         again = recompute.runs_in_second_run() if in_backward else None
-        runs: Sequence[Routes] = active.get() if again is None else again
-        here = [run for run in ((*runs, *self.standing) if self.standing else runs) if self in run.steps]
+        runs: Sequence[Routes] = again if again is not None else active.get()
+        here = [run for run in runs if self in run.steps and (run.is_open or again is not None)]
+        here += [run for run in self.standing if self in run.steps]
         if not here:
             return value
         now.is_second_run = again is not None
@@ -186,42 +191,39 @@ class Tap:
         """Whether a value that passes here now would be looked at."""
         if torch._C._current_graph_task_id() != -1:
             return True  # perhaps in a second run of a checkpointed region; to find out costs more than to look
-        return bool(self.standing) or any(self in run.steps for run in active.get())
+        return bool(self.standing) or any(self in run.steps for run in active.get() if run.is_open)
 
-    def acquire(self, module: nn.Module) -> None:
-        """Be on `module` from now on, once more."""
-        if self.users == 0:
-            # First in line, so that other people's hooks see what we changed; a late tap last, to see what they
-            # changed.
-            if self.handle is not None:
-                self._put_back(module, self.handle.id)
-            elif self.kind is Kind.INPUT:
-                self.handle = module.register_forward_pre_hook(self, prepend=not self.late, with_kwargs=True)
-            else:
-                is_end = self.kind is Kind.END
-                self.handle = module.register_forward_hook(
-                    self, prepend=not (self.late or is_end), with_kwargs=True, always_call=is_end
-                )
-        self.users += 1
-
-    def _put_back(self, module: nn.Module, key: int) -> None:
-        """Register again under the number torch gave before: a new handle would cost as much as all the rest."""
-        if self.kind is Kind.INPUT:
-            hooks, with_kwargs = module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs
-        else:
-            hooks, with_kwargs = module._forward_hooks, module._forward_hooks_with_kwargs
-        if self.kind is Kind.END:
-            module._forward_hooks_always_called[key] = True
-        with_kwargs[key] = True
-        hooks[key] = self
+    def acquire(self, module: nn.Module, user: object) -> None:
+        """Be on `module` for `user`."""
+        self.users.add(id(user))
+        hooks, flags = self._places(module)
+        if self.key in hooks:
+            return
+        # What torch's own `register_forward_hook` does, but for the handle, which costs as much as all the rest; and
+        # so that an interrupt in the middle leaves nothing that `release` does not find.
+        for flag in flags:
+            flag[self.key] = True
+        hooks[self.key] = self
+        # First in line, so that other people's hooks see what we changed; a late tap last, to see what they changed.
         if not self.late and self.kind is not Kind.END:
-            hooks.move_to_end(key, last=False)  # type: ignore[attr-defined]
+            hooks.move_to_end(self.key, last=False)
 
-    def release(self) -> None:
-        """Undo one `acquire`; with the last one the module is as it was."""
-        self.users -= 1
-        if self.users == 0 and self.handle is not None:
-            self.handle.remove()
+    def release(self, module: nn.Module, user: object) -> None:
+        """Undo `acquire`; without users the module is as it was. Doing so twice does no harm."""
+        self.users.discard(id(user))
+        if not self.users:
+            hooks, flags = self._places(module)
+            for place in (hooks, *flags):
+                place.pop(self.key, None)
+
+    def _places(self, module: nn.Module) -> tuple[Any, list[dict[int, bool]]]:
+        """Where torch keeps hooks of this kind, and what it notes about them."""
+        if self.kind is Kind.INPUT:
+            return module._forward_pre_hooks, [module._forward_pre_hooks_with_kwargs]
+        flags = [module._forward_hooks_with_kwargs]
+        if self.kind is Kind.END:
+            flags.append(module._forward_hooks_always_called)
+        return module._forward_hooks, flags
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise HooklineError(
@@ -249,4 +251,4 @@ def has_foreign_hooks(module: nn.Module, kind: Kind) -> bool:
     if kind.is_inner:
         return False
     hooks = module._forward_hooks if kind is Kind.OUTPUT else module._forward_pre_hooks
-    return bool(hooks) and any(type(hook) is not Tap for hook in hooks.values())
+    return bool(hooks) and any(type(hook) is not Tap for hook in list(hooks.values()))
