@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import torch
 from torch import nn
 
 from hookline import compiled
@@ -26,11 +27,19 @@ class Run(Routes):
     way, takes off exactly what this run put on.
     """
 
-    def __init__(self, root: nn.Module, actions: Iterable[Action], on_exit: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        root: nn.Module,
+        actions: Iterable[Action],
+        *,
+        is_one_pass: bool = False,
+        on_exit: Callable[[], None] | None = None,
+    ) -> None:
         self._failure: HookError | None = None
         self._swallowed: HookError | None = None
-        self._begin = Begin(root)
-        super().__init__([self._begin, End(root), *with_needs(actions)])
+        # Where there is one forward pass only, as for `run_with_cache`, nobody need look out for its beginning and end.
+        self._bounds: list[Action] = [] if is_one_pass else [Begin(root), End(root)]
+        super().__init__([*self._bounds, *with_needs(actions)])
         self._modules = {action.tap: action.module for action in self.actions}
         self._holders: set[int] = set()
         self._on_exit = on_exit
@@ -47,6 +56,7 @@ class Run(Routes):
         try:
             self.retain(self)
             self._depth = len(now.watches)
+            now.starts_with_grad = torch.is_grad_enabled()
             active.set((*(run for run in active.get() if run.is_open), self))
             self.is_open = True
             return self
@@ -62,6 +72,8 @@ class Run(Routes):
         except BaseException:
             self._close()  # an interrupt: all the more reason to finish
             raise
+        if not self._bounds:
+            self.end_forward(has_succeeded=kind is None)
         swallowed, self._swallowed = self._swallowed, None
         if kind is None:
             if swallowed is not None:
@@ -110,7 +122,7 @@ class Run(Routes):
         silent = [action for action in self.actions if not action.fired]
         if silent:
             wanted = [action for action in silent if isinstance(action, PointAction) and action.must_fire]
-            report_silent(wanted, has_run=self._begin.fired)
+            report_silent(wanted, has_run=all(bound.fired for bound in self._bounds))
 
 
 def report_silent(actions: Iterable[PointAction], *, has_run: bool) -> None:

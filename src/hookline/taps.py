@@ -65,34 +65,33 @@ lock = threading.RLock()
 class Count:
     """Which call each tap has come to in the forward pass of the whole model that is going on.
 
-    A model that calls itself goes on counting; a hook that calls the model starts another forward pass, and when that
-    is over the first one goes on where it was.
+    A model that calls itself goes on counting; a pass that a hook makes counts apart from the one the hook is in.
     """
 
     def __init__(self) -> None:
-        self.calls: dict[Tap, int] = {}
-        self._passes: list[tuple[int, dict[Tap, int]]] = []  # those going on: in how many hooks, and the calls before
+        self._calls: dict[tuple[Tap, int], int] = {}
+        self._passes: list[int] = []  # those going on: in how many hooks
 
     def begin(self, tap: Tap) -> None:
         """A forward pass of the whole model begins, at `tap`."""
-        is_same = bool(self._passes) and self._passes[-1][0] == now.hooks
-        self._passes.append((now.hooks, self.calls))
-        if not is_same:
-            self.calls = {tap: 0}
+        if now.hooks not in self._passes:
+            self._calls = {key: call for key, call in self._calls.items() if key[1] < now.hooks}
+            self._calls[tap, now.hooks] = 0
+        self._passes.append(now.hooks)
 
     def end(self) -> None:
         """It is over, one way or another."""
         if self._passes:
-            _, before = self._passes.pop()
-            self.calls = before if self._passes else self.calls
+            self._passes.pop()
 
     def next(self, tap: Tap) -> None:
         """One more call."""
-        self.calls[tap] = self.calls.get(tap, -1) + 1
+        key = tap, now.hooks
+        self._calls[key] = self._calls.get(key, -1) + 1
 
     def of(self, tap: Tap) -> int | None:
         """The call that the tap has come to."""
-        return self.calls.get(tap)
+        return self._calls.get((tap, now.hooks))
 
     def is_on(self) -> bool:
         """Whether a forward pass of the whole model is going on."""

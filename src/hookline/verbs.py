@@ -15,11 +15,14 @@ from hookline.actions import Action, GradientRecord, HookAction, Record
 from hookline.cache import ActivationCache
 from hookline.errors import HooklineError, InvalidHookError
 from hookline.functions import HookFunction
+from hookline.memory import mark_foreign
 from hookline.names import Filter, Points
 from hookline.plan import Plan, make_plan
 from hookline.points import Direction, HookPoint, check_direction, hook_action
 from hookline.recording import Recording, StopForward
 from hookline.runtime import Run, report_silent
+from hookline.structures import tensors_in
+from hookline.taps import active
 
 HookList: TypeAlias = Iterable[tuple[Filter, HookFunction]]
 
@@ -89,8 +92,15 @@ class Hooked:
         net.run_with_hooks(x, fwd_hooks=[("fc1", lambda h: h * 2)])
         """
         self._check_options(kwargs)
-        with self.hooks(fwd_hooks, bwd_hooks, reset_hooks_end=reset_hooks_end, clear_contexts=clear_contexts):
+        if not reset_hooks_end:
+            with self.hooks(fwd_hooks, bwd_hooks, reset_hooks_end=False, clear_contexts=clear_contexts):
+                return self(*args, **kwargs)
+        with self._one_pass(self._hook_actions(fwd_hooks, bwd_hooks), clear_contexts=clear_contexts):
             return self(*args, **kwargs)
+
+    def _one_pass(self, actions: Iterable[Action], *, clear_contexts: bool = False) -> Run:
+        on_exit = self.clear_contexts if clear_contexts else None
+        return Run(self._points.root, actions, is_one_pass=True, on_exit=on_exit)
 
     def run_with_cache(
         self,
@@ -123,7 +133,7 @@ class Hooked:
         if incl_bwd:
             _check_grad_mode()
             actions += [GradientRecord(point, recording) for point in points]
-        with Run(self._points.root, actions):
+        with self._one_pass(actions):
             output = self(*args, **kwargs)
             tensors = recording.values()
             if incl_bwd:
@@ -152,7 +162,7 @@ class Hooked:
             skips_missing=names_filter is None,
             stops_after=points if stop_early else (),
         )
-        with Run(self._points.root, [Record(point, recording) for point in points]), suppress(StopForward):
+        with self._one_pass([Record(point, recording) for point in points]), suppress(StopForward):
             self(*args, **kwargs)
         return self._cache(recording.values(), remove_batch_dim=remove_batch_dim)
 
@@ -248,6 +258,8 @@ class Hooked:
 
     def _run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model; afterwards say of each hook that was added before and did not fire, once, that it did not."""
+        if active.get():
+            mark_foreign(tensors_in((args, kwargs)))
         if not self._points.standing.steps:
             return forward(*args, **kwargs)
         hooks = [hook for hook in self._points.standing.hooks() if not hook.fired and hook.must_fire]
