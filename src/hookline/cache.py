@@ -15,7 +15,6 @@ from hookline.memory import address
 
 if TYPE_CHECKING:
     from hookline.names import Points
-    from hookline.points import HookPoint
 
 _GRAD = "_grad"
 
@@ -44,10 +43,8 @@ class ActivationCache(Mapping[str, Tensor]):
         base, grad = (key.removesuffix(_GRAD), _GRAD) if key.endswith(_GRAD) else (key, "")
         return (self._points.canonical(base) if self._points is not None else base) + grad
 
-    def __getitem__(self, name: str | HookPoint) -> Tensor:
-        asked = name if isinstance(name, str) else getattr(name, "name", None)
-        if not isinstance(asked, str):
-            raise UnknownPointError(f"a cache is asked by the name of a point, or by a point, not by {name!r}")
+    def __getitem__(self, name: Any) -> Tensor:
+        asked = name if isinstance(name, str) or self._points is None else self._points.spelled(name)
         if asked in self._tensors:
             return self._tensors[asked]
         try:

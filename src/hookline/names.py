@@ -155,6 +155,12 @@ class Points:
             raise UnavailablePointError(f"{path!r} is a HookPoint, which passes its input on: hook {path!r} itself")
         return path, kind
 
+    def spelled(self, name: object) -> str:
+        """The name of what was asked for by something else than a name: by a point."""
+        if not isinstance(name, HookPoint):
+            raise UnknownPointError(f"a cache is asked by the name of a point, or by a point, not by {name!r}")
+        return name.name
+
     def has(self, module: nn.Module) -> bool:
         """Whether the module is, or was when last looked at, in this model."""
         return module in self._paths or module in self._past

@@ -10,6 +10,7 @@ from torch import nn
 
 from hookline.anatomy import variants
 from hookline.anatomy.roles import FUSED, KEY, MLP_IN, MLP_LINEAR, QUERY, VALUE, Anatomy, Block, child
+from hookline.anatomy.unproved import UNPROVED
 from hookline.lenses import FIRST, Chain, Heads, HeadsFirst, Interleaved, Lens, Part, Scaled
 from hookline.memo import Added, Difference, Keys, Rows
 from hookline.names import lens_of
@@ -39,7 +40,17 @@ class Spec:
 
 
 def classic_points(anatomy: Anatomy) -> Iterator[Spec]:
-    """All points of the table, in the order in which they fire."""
+    """All points of the table, in the order in which they fire; those that are known not to hold, without a site."""
+    known = UNPROVED.get(anatomy.kind, {})
+    for spec in _all_points(anatomy):
+        kind = spec.name.split(".", 2)[2] if spec.name.startswith("blocks.") else spec.name
+        if spec.site is not None and kind in known:
+            yield Spec(spec.name, spec.axes, why=f"on this architecture it is not what its name says: {known[kind]}")
+        else:
+            yield spec
+
+
+def _all_points(anatomy: Anatomy) -> Iterator[Spec]:
     yield Spec("hook_tokens", "b p", _input(anatomy.embed))
     yield Spec("hook_embed", "b p d", _scaled(_output(anatomy.embed), variants.embedding_factor(anatomy.config)))
     if anatomy.pos_embed is not None:
@@ -155,7 +166,7 @@ def _projections(attn: nn.Module, config: Any, heads: int, groups: int) -> Itera
         elif module is not None:
             yield name, _output(module, Heads(n))
     fused = child(attn, FUSED)
-    if fused is not None:
+    if fused is not None and hasattr(fused, "weight"):
         for index, name in enumerate("qkv"):
             yield name, _output(fused, *_fused_lens(fused, config, heads, groups, index))
 

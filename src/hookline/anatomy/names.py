@@ -50,6 +50,11 @@ class ModelPoints(Points):
         """Whether a layer has softmax attention."""
         return self._anatomy.blocks[layer].attn is not None
 
+    def has_mlp(self, layer: int) -> bool:
+        """Whether a layer has an MLP."""
+        block = self._anatomy.blocks[layer]
+        return block.mlp is not None or block.mlp_out is not None
+
     def mixes_otherwise(self) -> bool:
         """Whether something comes between the values, as the pattern mixes them, and the output projection."""
         return self._anatomy.kind in variants.MIXES_OTHERWISE
@@ -93,10 +98,14 @@ class ModelPoints(Points):
             raise no_match(asked, self.hook_dict)
         return chosen
 
-    def canonical(self, name: Any) -> str:
+    def spelled(self, name: object) -> str:
+        """Also by a shorthand, `("q", 5)`."""
+        if isinstance(name, tuple) and (classic := classic_name(name, len(self._anatomy.blocks))) is not None:
+            return classic
+        return super().spelled(name)
+
+    def canonical(self, name: str) -> str:
         """The one spelling for all names of a point: the classic one, if it has one."""
-        if isinstance(name, tuple):
-            name = classic_name(name, len(self._anatomy.blocks)) or name
         point = self.find(name)
         classic = self._classic_at.get(point.site)
         return (

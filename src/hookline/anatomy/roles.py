@@ -12,7 +12,17 @@ from typing import Any
 from torch import nn
 
 # Attention in name, but without a softmax: known by what they have.
-LINEAR_ATTENTION = ("A_log", "slope_rate", "dt_bias", "conv1d", "g_norm", "decay", "in_proj_qkv", "f_a_proj")
+LINEAR_ATTENTION = (
+    "A_log",
+    "slope_rate",
+    "dt_bias",
+    "conv1d",
+    "g_norm",
+    "decay",
+    "in_proj_qkv",
+    "f_a_proj",
+    "time_decay",
+)
 
 ATTENTION = (
     "self_attn",

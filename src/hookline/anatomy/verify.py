@@ -174,7 +174,7 @@ def _gradient(trial: _Trial, names: list[str]) -> Iterator[tuple[str, str]]:
         return x + added[hook.name]
 
     def loss(logits: Tensor) -> Tensor:
-        return (logits * torch.linspace(-1, 1, logits.numel()).view_as(logits)).sum()
+        return (logits * torch.linspace(-1, 1, logits.numel(), device=logits.device).view_as(logits)).sum()
 
     with torch.enable_grad():
         logits = trial.model.run_with_hooks(**trial.inputs, fwd_hooks=[(name, add) for name in names])
@@ -224,7 +224,7 @@ def _sums(trial: _Trial, names: list[str]) -> Iterator[tuple[str, str]]:
             yield f"{prefix}hook_mlp_out", "the stream plus it is not the stream after it"
             if mid is None:
                 yield f"{prefix}hook_attn_out", "the stream plus it is not the stream after it"
-        elif mlp is None and attn is not None and not _close(start, post):
+        elif not trial.model._points.has_mlp(layer) and attn is not None and not _close(start, post):
             yield f"{prefix}hook_attn_out", "the stream plus it is not the stream after it"
 
 

@@ -1,0 +1,116 @@
+"""Verify every architecture, and write down what holds: docs/models.md, and src/hookline/anatomy/unproved.py.
+
+    python docs/make_models.py
+
+Each is built tiny, with random weights, from its configuration (tests/tiny_models.py), and proved by the verifier.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections import defaultdict
+from pathlib import Path
+from pprint import pformat
+
+import torch
+import transformers
+
+import hookline
+from hookline.anatomy import unproved
+from hookline.anatomy.verify import Report, verify
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+import tiny_models  # noqa: E402 (it is beside the tests, not in the package)
+
+FAMILIES = {
+    "embeddings": ("hook_tokens", "hook_embed", "hook_pos_embed"),
+    "stream": ("hook_resid_pre", "hook_resid_mid", "hook_resid_post"),
+    "attention out": ("hook_attn_out",),
+    "MLP out": ("hook_mlp_out",),
+    "final norm, logits": ("ln_final.hook_in", "ln_final.hook_out", "unembed.hook_in", "unembed.hook_out"),
+    "q k v": ("attn.hook_q", "attn.hook_k", "attn.hook_v"),
+    "rotated q k": ("attn.hook_rot_q", "attn.hook_rot_k"),
+    "scores, pattern": ("attn.hook_attn_scores", "attn.hook_pattern"),
+    "z": ("attn.hook_z",),
+    "MLP inside": ("mlp.hook_pre", "mlp.hook_post"),
+}
+
+
+HEAD = """# Architectures
+
+Made by `docs/make_models.py`: each causal language model of transformers {version} that can be built tiny from its
+configuration ({n} of them), with every point proved by the verifier on random weights: it fires once, caching it
+changes no bit of the logits, an identity edit leaves them and a zeroing edit does not, its gradient is autograd's own,
+the stream is what the model reports as hidden states and adds up, the pattern is what it reports as attentions and
+mixes the values into `z`. *yes*: all points of the family that the architecture has are proved. *–*: it has none (a
+state-space layer has no pattern). *no*: not proved, and so not offered.
+
+Proved: {total}.
+
+"""
+
+
+def kind_of(name: str) -> str:
+    """A point's name without its layer."""
+    return name.split(".", 2)[2] if name.startswith("blocks.") else name
+
+
+def reports() -> dict[str, Report | None]:
+    """The verdicts on each architecture; None where the anatomy is not known."""
+    found: dict[str, Report | None] = {}
+    for kind in tiny_models.CAUSAL:
+        module = tiny_models.causal_lm(kind)
+        model = hookline.hook(module)
+        known = isinstance(model, hookline.HookedModel)
+        found[kind] = verify(model, tiny_models.inputs(module)) if known else None
+        print(kind, "–" if found[kind] is None else f"{len(found[kind].failed())} failed", flush=True)
+    return found
+
+
+def cell(report: Report, points: tuple[str, ...]) -> str:
+    """`yes` if every point of a family that is to be had is proved, `no` if one fails, `–` if there is none."""
+    statuses = {verdict.status for verdict in report.verdicts if kind_of(verdict.name) in points}
+    if "failed" in statuses:
+        return "no"
+    return "yes" if "proved" in statuses else "–"
+
+
+def page(found: dict[str, Report | None]) -> str:
+    """docs/models.md."""
+    rows = [f"| architecture | {' | '.join(FAMILIES)} |", "|---" * (len(FAMILIES) + 1) + "|"]
+    counts = defaultdict(int)
+    for kind, report in found.items():
+        cells = ["native points only"] + [""] * (len(FAMILIES) - 1)
+        if report is not None:
+            cells = [cell(report, points) for points in FAMILIES.values()]
+        for family, text in zip(FAMILIES, cells, strict=True):
+            counts[family] += text == "yes"
+        rows.append(f"| {kind} | {' | '.join(cells)} |")
+    total = ", ".join(f"{family} {count}" for family, count in counts.items())
+    return HEAD.format(version=transformers.__version__, n=len(found), total=total) + "\n".join(rows) + "\n"
+
+
+def main() -> None:
+    """Write both files."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    unproved.UNPROVED.clear()  # what was known before is found out anew
+    found = reports()
+    failing = {
+        kind: {kind_of(verdict.name): verdict.why for verdict in report.failed()}
+        for kind, report in found.items()
+        if report is not None and report.failed()
+    }
+    by_type = {found[kind].architecture: points for kind, points in failing.items()}
+    doc = unproved.__doc__
+    text = f'"""{doc}"""\n\nUNPROVED: dict[str, dict[str, str]] = {pformat(by_type, width=116)}\n'
+    (ROOT / "src/hookline/anatomy/unproved.py").write_text(text)
+    (ROOT / "docs/models.md").write_text(page(found))
+
+
+if __name__ == "__main__":
+    main()

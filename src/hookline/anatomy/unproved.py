@@ -1,0 +1,131 @@
+"""Points that are not what their names say on some architectures. Written by `docs/make_models.py`; not by hand."""
+
+UNPROVED: dict[str, dict[str, str]] = {
+    "beam": {"hook_mlp_out": "the stream plus it is not the stream after it"},
+    "cpmant": {"hook_resid_pre": "it is not the hidden state that the model reports"},
+    "deepseek_v4": {
+        "hook_resid_mid": "raises RuntimeError: The size of tensor a (4) must match the size of tensor b "
+        "(7) at non-singleton dimension 2"
+    },
+    "diffllama": {
+        "attn.hook_attn_scores": "fires 2 times in a forward pass",
+        "attn.hook_pattern": "fires 2 times in a forward pass",
+        "attn.hook_rot_k": "fires 2 times in a forward pass",
+        "attn.hook_rot_q": "fires 2 times in a forward pass",
+    },
+    "doge": {"hook_mlp_out": "the stream plus it is not the stream after it"},
+    "falcon_h1": {"hook_mlp_out": "the stream plus it is not the stream after it"},
+    "gemma3n_text": {
+        "attn.hook_v": "the pattern does not mix it into z",
+        "attn.hook_z": "it is not the values as the pattern mixes them",
+        "hook_attn_out": "the stream plus it is not the stream after it",
+        "hook_mlp_out": "the stream plus it is not the stream after it",
+        "hook_resid_mid": "raises RuntimeError: permute(sparse_coo): number of dimensions in the tensor "
+        "input does not match the length of the desired ordering of dimensions i.e. "
+        "input.dim() = 4 is not equal to len(dims) = 3",
+    },
+    "gemma4_text": {"hook_mlp_out": "the stream plus it is not the stream after it"},
+    "gemma4_unified_text": {"hook_mlp_out": "the stream plus it is not the stream after it"},
+    "gpt_neox_japanese": {"hook_mlp_out": "the stream plus it is not the stream after it"},
+    "hy_v4": {
+        "hook_resid_mid": "raises RuntimeError: The size of tensor a (4) must match the size of tensor b (7) at "
+        "non-singleton dimension 2"
+    },
+    "inkling_text": {"hook_mlp_out": "the stream plus it is not the stream after it"},
+    "jetmoe": {"attn.hook_rot_k": "an identity edit changes the logits"},
+    "minimax": {"hook_mlp_out": "the stream plus it is not the stream after it"},
+    "mllama_text_model": {"hook_mlp_out": "the stream plus it is not the stream after it"},
+    "musicgen_decoder": {
+        "hook_embed": "fires 0 times in a forward pass",
+        "hook_tokens": "fires 0 times in a forward pass",
+        "unembed.hook_in": "fires 0 times in a forward pass",
+        "unembed.hook_out": "fires 0 times in a forward pass",
+    },
+    "musicgen_melody_decoder": {
+        "hook_embed": "fires 0 times in a forward pass",
+        "hook_tokens": "fires 0 times in a forward pass",
+        "unembed.hook_in": "fires 0 times in a forward pass",
+        "unembed.hook_out": "fires 0 times in a forward pass",
+    },
+    "nanochat": {
+        "ln_final.hook_in": "fires 2 times in a forward pass",
+        "ln_final.hook_out": "fires 2 times in a forward pass",
+    },
+    "openai-gpt": {
+        "attn.hook_k": "a zeroing edit has no effect",
+        "attn.hook_q": "a zeroing edit has no effect",
+        "attn.hook_rot_k": "a zeroing edit has no effect",
+        "attn.hook_rot_q": "a zeroing edit has no effect",
+    },
+    "prophetnet": {
+        "attn.hook_attn_scores": "raises RuntimeError: unflatten: Provided sizes [-1, 4] don't multiply up "
+        "to the size of dim 0 (2) in the input tensor",
+        "attn.hook_pattern": "raises RuntimeError: unflatten: Provided sizes [-1, 4] don't multiply up to "
+        "the size of dim 0 (2) in the input tensor",
+        "attn.hook_rot_k": "fires 0 times in a forward pass",
+        "attn.hook_rot_q": "fires 0 times in a forward pass",
+        "attn.hook_z": "fires 2 times in a forward pass",
+        "hook_resid_pre": "it is not the hidden state that the model reports",
+    },
+    "qwen4_exp_text": {
+        "attn.hook_q": "[2, 7, 4, 48], but [2, 7, 4, 24] meet",
+        "attn.hook_v": "the pattern does not mix it into z",
+        "attn.hook_z": "it is not the values as the pattern mixes them",
+        "hook_resid_mid": "raises RuntimeError: The size of tensor a (64) must match the size of "
+        "tensor b (32) at non-singleton dimension 2",
+    },
+    "reformer": {
+        "attn.hook_attn_scores": "fires 0 times in a forward pass",
+        "attn.hook_pattern": "fires 0 times in a forward pass",
+        "attn.hook_rot_k": "raises RuntimeError: unflatten: Provided sizes [-1, 4] don't multiply up to the "
+        "size of dim 0 (2) in the input tensor",
+        "attn.hook_rot_q": "raises RuntimeError: unflatten: Provided sizes [-1, 4] don't multiply up to the "
+        "size of dim 0 (2) in the input tensor",
+        "attn.hook_z": "raises HooklineError: incl_bwd=True, but none of the points asked for has a gradient",
+        "hook_attn_out": "raises HooklineError: incl_bwd=True, but none of the points asked for has a gradient",
+        "hook_embed": "raises AssertionError: If you want to train `ReformerModel` and its variations, make "
+        "sure to use `model.train()` to put the model into training mode.",
+        "hook_mlp_out": "raises HooklineError: incl_bwd=True, but none of the points asked for has a gradient",
+        "hook_pos_embed": "raises AssertionError: If you want to train `ReformerModel` and its variations, "
+        "make sure to use `model.train()` to put the model into training mode.",
+        "hook_resid_mid": "raises HooklineError: incl_bwd=True, but none of the points asked for has a gradient",
+        "hook_resid_post": "raises HooklineError: incl_bwd=True, but none of the points asked for has a gradient",
+        "hook_resid_pre": "raises HooklineError: incl_bwd=True, but none of the points asked for has a gradient",
+        "hook_tokens": "raises RuntimeError: `inputs` argument to `grad()` cannot be empty.",
+    },
+    "rwkv": {
+        "hook_attn_out": "raises RuntimeError: one of the variables needed for gradient computation has been "
+        "modified by an inplace operation: [torch.FloatTensor [2, 32]], which is output 0 of "
+        "AsStrided, is at version 4; expected version 3 instead. Hint: enable anomaly detection "
+        "to find the operation that failed to compute its gradient, with "
+        "torch.autograd.set_detect_anomaly(True, check_nan=False).",
+        "hook_embed": "raises RuntimeError: one of the variables needed for gradient computation has been "
+        "modified by an inplace operation: [torch.FloatTensor [2, 32]], which is output 0 of "
+        "AsStrided, is at version 4; expected version 3 instead. Hint: enable anomaly detection to "
+        "find the operation that failed to compute its gradient, with "
+        "torch.autograd.set_detect_anomaly(True, check_nan=False).",
+        "hook_mlp_out": "raises RuntimeError: one of the variables needed for gradient computation has been "
+        "modified by an inplace operation: [torch.FloatTensor [2, 32]], which is output 0 of "
+        "AsStrided, is at version 4; expected version 3 instead. Hint: enable anomaly detection "
+        "to find the operation that failed to compute its gradient, with "
+        "torch.autograd.set_detect_anomaly(True, check_nan=False).",
+        "hook_resid_mid": "raises RuntimeError: one of the variables needed for gradient computation has been "
+        "modified by an inplace operation: [torch.FloatTensor [2, 32]], which is output 0 of "
+        "AsStrided, is at version 4; expected version 3 instead. Hint: enable anomaly "
+        "detection to find the operation that failed to compute its gradient, with "
+        "torch.autograd.set_detect_anomaly(True, check_nan=False).",
+        "hook_resid_post": "raises RuntimeError: one of the variables needed for gradient computation has been "
+        "modified by an inplace operation: [torch.FloatTensor [2, 32]], which is output 0 of "
+        "AsStrided, is at version 4; expected version 3 instead. Hint: enable anomaly "
+        "detection to find the operation that failed to compute its gradient, with "
+        "torch.autograd.set_detect_anomaly(True, check_nan=False).",
+        "hook_resid_pre": "raises RuntimeError: one of the variables needed for gradient computation has been "
+        "modified by an inplace operation: [torch.FloatTensor [2, 32]], which is output 0 of "
+        "AsStrided, is at version 4; expected version 3 instead. Hint: enable anomaly "
+        "detection to find the operation that failed to compute its gradient, with "
+        "torch.autograd.set_detect_anomaly(True, check_nan=False).",
+        "hook_tokens": "raises RuntimeError: `inputs` argument to `grad()` cannot be empty.",
+    },
+    "xmod": {"hook_mlp_out": "the stream plus it is not the stream after it"},
+    "zaya": {"hook_mlp_out": "the stream plus it is not the stream after it"},
+}

@@ -1,0 +1,236 @@
+"""The anatomy of every architecture, proved against the model itself."""
+
+import copy
+
+import pytest
+import tiny_models
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import hookline
+from hookline import HookedModel
+from hookline.anatomy.dialects import classic_name
+from hookline.anatomy.verify import verify
+
+QUICK = [
+    "gpt2",
+    "llama",
+    "qwen3",
+    "gemma2",
+    "gpt_oss",
+    "bloom",
+    "mpt",
+    "falcon",
+    "opt",
+    "bert",
+    "bart",
+    "phi3",
+    "mamba",
+]
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # transformers' own
+
+# Their layers are not where layers usually are; native points work.
+WITHOUT_ANATOMY = {"blt", "got_ocr2", "hrm_text", "longcat_flash", "xlm", "xlnet", "xlstm"}
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+
+
+def check(kind: str) -> None:
+    module = tiny_models.causal_lm(kind)
+    inputs = tiny_models.inputs(module)
+    with torch.no_grad():
+        bare = module(**inputs).logits
+    model = hookline.hook(module)
+    assert isinstance(model, HookedModel) == (kind not in WITHOUT_ANATOMY)
+    if not isinstance(model, HookedModel):
+        assert len(model.hook_dict) > 10
+        return
+    assert [str(verdict) for verdict in verify(model, inputs).failed()] == []
+    with torch.no_grad():
+        assert torch.equal(module(**inputs).logits, bare)
+
+
+@pytest.mark.parametrize("kind", QUICK)
+def test_architecture(kind) -> None:
+    check(kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [kind for kind in tiny_models.CAUSAL if kind not in QUICK])
+def test_every_other_architecture(kind) -> None:
+    check(kind)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "bloom"])
+def test_the_verifier_catches_a_wrong_anatomy(kind, monkeypatch) -> None:
+    """Points that are somewhere else than their names say do not pass."""
+    module = tiny_models.causal_lm(kind)
+    model = hookline.hook(module)
+    specs = model._points.specs
+    wrong = {
+        "blocks.1.hook_attn_out": "blocks.1.hook_mlp_out",
+        "blocks.1.attn.hook_v": "blocks.1.attn.hook_k",
+        "blocks.2.attn.hook_pattern": "blocks.1.attn.hook_pattern",
+        "blocks.3.hook_resid_pre": "blocks.1.hook_resid_pre",
+    }
+    for name, other in wrong.items():
+        point = hookline.HookPoint.found(name, specs[other].site, model._points.standing)
+        monkeypatch.setitem(model._points.hook_dict, name, point)
+    model._points._asked.clear()
+    failed = {verdict.name for verdict in verify(model, tiny_models.inputs(module)).failed()}
+    assert failed >= set(wrong)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_cached_runs_are_bitwise_equal(kind, implementation, dtype) -> None:
+    module = tiny_models.causal_lm(kind).to(dtype)
+    module.set_attn_implementation(implementation)
+    model, inputs = hookline.hook(module), tiny_models.inputs(module)
+    with torch.no_grad():
+        bare = module(**inputs).logits
+        logits, cache = model.run_with_cache(**inputs)
+    assert torch.equal(logits, bare)
+    assert len(cache) == len(model.hook_dict)
+    assert module.config._attn_implementation == implementation
+
+
+class FusedCalls(TorchDispatchMode):
+    """Counts the fused attention kernels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += "scaled_dot_product" in str(func)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("hooks", "fewer"),
+    [
+        ([], 0),
+        ([("blocks.1.attn.hook_pattern", lambda p: p * 0.5)], 1),
+        ([("blocks.1.attn.hook_rot_q", lambda q: q * 0.5)], 0),  # queries can be edited without leaving it
+        ([("blocks.1.attn.hook_z", lambda z: z * 0.5)], 0),
+    ],
+)
+def test_only_the_layer_whose_pattern_is_edited_leaves_the_fused_attention(hooks, fewer) -> None:
+    module = tiny_models.causal_lm("llama")
+    model, inputs = hookline.hook(module), tiny_models.inputs(module)
+    with torch.no_grad(), FusedCalls() as calls:
+        model.run_with_hooks(**inputs, fwd_hooks=hooks)
+    assert calls.count == len(module.model.layers) - fewer
+
+
+def test_padding_gives_the_patterns_of_the_eager_model() -> None:
+    module = tiny_models.causal_lm("llama")
+    ids = tiny_models.inputs(module)["input_ids"]
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    model = hookline.hook(module)
+    with torch.no_grad():
+        _, cache = model.run_with_cache(ids, attention_mask=mask, names_filter="blocks.*.attn.hook_pattern")
+        module.set_attn_implementation("eager")
+        own = module(ids, attention_mask=mask, output_attentions=True).attentions
+    for layer, attention in enumerate(own):
+        real = mask.bool()[:, None, :, None].expand_as(attention)
+        assert torch.allclose(cache["pattern", layer][real], attention[real], atol=1e-6)
+
+
+class InAttention(nn.Module):
+    def forward(self, x):
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_inside_an_attention_that_is_looked_into() -> None:
+    module = tiny_models.causal_lm("llama")
+    model, inputs = hookline.hook(module), tiny_models.inputs(module)
+    with torch.no_grad():
+        bare = model(**inputs)
+        original, module.model.layers[1].self_attn.o_proj = module.model.layers[1].self_attn.o_proj, InAttention()
+        with pytest.raises(KeyboardInterrupt):
+            model.run_with_cache(**inputs)
+        module.model.layers[1].self_attn.o_proj = original
+        assert torch.equal(model.run_with_cache(**inputs)[0], bare)
+
+
+@pytest.mark.parametrize(
+    ("asked", "classic"),
+    [
+        (("q", 1), "blocks.1.attn.hook_q"),
+        ("q1", "blocks.1.attn.hook_q"),
+        (("resid_post", -1), "blocks.3.hook_resid_post"),
+        (("scale", 2, "ln1"), "blocks.2.ln1.hook_scale"),
+        ("embed", "hook_embed"),
+        ("blocks.1.attn.q.hook_out", "blocks.1.attn.hook_q"),
+        ("blocks.-1.hook_in", "blocks.3.hook_resid_pre"),
+        ("embed.hook_out", "hook_embed"),
+        (("lm.layer.pre", 2), "blocks.2.hook_resid_pre"),
+        ("lm.attn.2.out", "blocks.2.hook_attn_out"),
+        ("transformer.h.0", None),
+        (3, None),
+    ],
+)
+def test_dialects(asked, classic) -> None:
+    assert classic_name(asked, 4) == classic
+
+
+def test_every_dialect_reaches_the_same_point() -> None:
+    module = tiny_models.causal_lm("gpt2")
+    model, inputs = hookline.hook(module), tiny_models.inputs(module)
+    with torch.no_grad():
+        _, cache = model.run_with_cache(**inputs)
+        names = ["blocks.1.hook_resid_post", "blocks.1.hook_out", "resid_post1", "transformer.h.1", "lm.layer.1.post"]
+        for name in [*names, ("resid_post", 1), ("lm.layer.post", 1)]:
+            assert torch.equal(cache[name], cache["blocks.1.hook_resid_post"])
+            zeroed = model.run_with_hooks(**inputs, fwd_hooks=[(name, torch.zeros_like)])
+            assert torch.equal(zeroed, model.run_with_hooks(**inputs, fwd_hooks=[(names[0], torch.zeros_like)]))
+        assert torch.equal(model.run_with_cache(**inputs, names_filter=1)[1]["1"], cache["resid_post", 1])
+        native = model.run_with_cache(**inputs, names_filter="transformer.h.*.attn.c_attn")[1]
+        assert len(native) == model.cfg.n_layers
+
+
+def test_points_by_attribute() -> None:
+    model = hookline.hook(tiny_models.causal_lm("gpt2"))
+    assert model.blocks[1].attn.hook_z is model.hook_dict["blocks.1.attn.hook_z"]
+    assert model.blocks[-1].hook_resid_post.name == f"blocks.{model.cfg.n_layers - 1}.hook_resid_post"
+    assert model.hook_embed.axes == "b p d"
+    assert len(model.blocks) == model.cfg.n_layers
+    assert "hook_pattern" in dir(model.blocks[0].attn)
+    with pytest.raises(IndexError):
+        model.blocks[99]
+    with pytest.raises(AttributeError, match=r"no point is named 'blocks\.0\.nonsense'"):
+        model.blocks[0].nonsense
+
+
+def test_a_point_that_is_not_to_be_had_says_why() -> None:
+    llama = hookline.hook(tiny_models.causal_lm("llama"))
+    with pytest.raises(hookline.UnavailablePointError, match="adds no position embedding to the stream"):
+        llama.point("hook_pos_embed")
+    mamba = hookline.hook(tiny_models.causal_lm("mamba"))
+    with pytest.raises(hookline.UnavailablePointError, match="no softmax attention"):
+        mamba.point("blocks.0.attn.hook_pattern")
+    gptj = hookline.hook(tiny_models.causal_lm("gptj"))
+    with pytest.raises(hookline.UnavailablePointError, match="side by side"):
+        gptj.point("blocks.0.hook_resid_mid")
+    doge = hookline.hook(tiny_models.causal_lm("doge"))
+    with pytest.raises(hookline.UnavailablePointError, match="not what its name says"):
+        doge.point("blocks.0.hook_mlp_out")
+
+
+def test_a_wrapped_language_model_can_be_copied() -> None:
+    model = hookline.hook(tiny_models.causal_lm("gpt2"))
+    inputs = tiny_models.inputs(model.module)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        assert torch.equal(other(**inputs), model(**inputs))
+        assert list(other.hook_dict) == list(model.hook_dict)

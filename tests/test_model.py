@@ -1,0 +1,133 @@
+"""A language model, wrapped: text and tokens in, logits and loss out, generation under hooks."""
+
+import pytest
+import tiny_models
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch.nn import functional as F
+from transformers import PreTrainedTokenizerFast
+
+import hookline
+from hookline import HookedModel, HooklineError
+
+WORDS = ["<pad>", "<bos>", "<eos>", "the", "cat", "sat", "on", "a", "mat", "dog"]
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # transformers' own
+
+
+@pytest.fixture
+def tokenizer():
+    words = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="<eos>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>")
+
+
+@pytest.fixture
+def model(tokenizer) -> HookedModel:
+    return hookline.hook(tiny_models.causal_lm("gpt2"), tokenizer)
+
+
+def test_text_and_tokens_give_the_models_own_logits(model) -> None:
+    ids = torch.tensor([[3, 4, 5]])
+    with torch.no_grad():
+        own = model.module(ids).logits
+        assert torch.equal(model("the cat sat"), own)
+        assert torch.equal(model(["the cat sat"]), own)
+        assert torch.equal(model(ids), own)
+        assert torch.equal(model(ids[0]), own), "one row is a batch of one"
+        assert torch.equal(model(input_ids=ids), own)
+        assert model("the cat sat", return_type=None) is None
+
+
+def test_loss(model) -> None:
+    ids = torch.tensor([[3, 4, 5, 6]])
+    logits, loss = model(ids, return_type="both")
+    own = model.module(ids, labels=ids).loss
+    assert torch.allclose(loss, own, atol=1e-6)
+    per_token = model(ids, return_type="loss", loss_per_token=True)
+    assert torch.allclose(per_token.mean(), own, atol=1e-6)
+    assert torch.allclose(per_token[0], F.cross_entropy(logits[0, :-1], ids[0, 1:], reduction="none"))
+    with pytest.raises(HooklineError, match='return_type must be "logits", "loss"'):
+        model(ids, return_type="log")
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_does_not_change_what_is_real(model, side) -> None:
+    with torch.no_grad():
+        both = model(["the cat sat on", "the dog"], padding_side=side)
+        # GPT-2's positions count from the left, padding included: only right padding leaves them as they are alone.
+        if side == "right":
+            assert torch.allclose(both[1, :2], model("the dog")[0], atol=1e-5)
+        assert torch.allclose(both[0], model("the cat sat on")[0], atol=1e-5)
+        loss = model(["the cat sat on", "the dog"], padding_side="right", return_type="loss", loss_per_token=True)
+        assert loss[1].ne(0).sum() == 1, "of two words, one is predicted"
+
+
+def test_text_helpers(model) -> None:
+    assert model.to_tokens("the cat").tolist() == [[3, 4]]
+    assert model.to_tokens("the cat", prepend_bos=True).tolist() == [[1, 3, 4]]
+    assert model.to_str_tokens("the cat") == ["the", "cat"]
+    assert model.to_string(torch.tensor([3, 4])) == "the cat"
+    assert model.to_string(torch.tensor([[3, 4], [3, 9]])) == ["the cat", "the dog"]
+    assert model.to_single_token("cat") == 4
+    assert model.get_token_position("cat", "the cat sat on the cat") == 1
+    assert model.get_token_position("cat", "the cat sat on the cat", mode="last") == 5
+    with pytest.raises(HooklineError, match=r"'the cat' is 2 tokens, not one: \['the', 'cat'\]"):
+        model.to_single_token("the cat")
+    with pytest.raises(HooklineError, match="'dog' is not in the prompt"):
+        model.get_token_position("dog", "the cat")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ("", "not empty"),
+        ([], "not empty"),
+        (["the", ""], "not empty"),
+        (torch.tensor([[999999]]), "token 999999 is out of range: this model knows 0 to"),
+        (torch.tensor([[-1]]), "token -1 is out of range"),
+        (torch.zeros(1, 0, dtype=torch.long), "the prompt is empty"),
+        (torch.ones(1, 500, dtype=torch.long), "500 tokens, but this model's context has room for"),
+        (torch.ones(1, 3), "token ids must be integers"),
+    ],
+)
+def test_bad_prompts(model, prompt, message) -> None:
+    with pytest.raises(HooklineError, match=message):
+        model(prompt)
+
+
+def test_without_a_tokenizer() -> None:
+    model = hookline.hook(tiny_models.causal_lm("gpt2"))
+    assert model(torch.tensor([3, 4])).shape[:2] == (1, 2)
+    with pytest.raises(HooklineError, match="wrapped without a tokenizer: pass token ids"):
+        model("the cat")
+    with pytest.raises(HooklineError, match="is no language model whose anatomy is known"):
+        hookline.hook(torch.nn.Linear(1, 1), tokenizer="something")
+
+
+def test_generation_under_hooks(model) -> None:
+    """Hooks fire on every step, with the cache of keys and values on, and see just the new position."""
+    shapes, keys = [], []
+    hooks = [
+        ("blocks.1.hook_resid_post", lambda h: shapes.append(h.shape[1])),
+        ("blocks.1.attn.hook_pattern", lambda p: keys.append(p.shape[-1])),
+    ]
+    bare = model.generate("the cat sat", max_new_tokens=5, min_new_tokens=5, do_sample=False)
+    with model.hooks(fwd_hooks=hooks):
+        assert model.generate("the cat sat", max_new_tokens=5, min_new_tokens=5, do_sample=False) == bare
+    assert shapes == [3, 1, 1, 1, 1]
+    assert keys == [3, 4, 5, 6, 7], "the pattern covers all keys"
+    steered = [("blocks.1.hook_resid_post", lambda h: h + 5 * torch.randn(h.shape[-1], generator=torch.Generator()))]
+    with model.hooks(fwd_hooks=steered):
+        ids = model.generate(torch.tensor([[3, 4, 5]]), max_new_tokens=5, min_new_tokens=5, do_sample=False)
+    assert ids.shape == (1, 8)
+
+
+def test_load_from_a_folder(model, tokenizer, tmp_path) -> None:
+    model.module.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    loaded = hookline.load(tmp_path)
+    with torch.no_grad():
+        assert torch.equal(loaded("the cat sat"), model("the cat sat"))
+    half = hookline.load(tmp_path, dtype=torch.bfloat16)
+    assert half.cfg.dtype == torch.bfloat16
+    assert "gpt2: 4 layers" in repr(half)
