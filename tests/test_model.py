@@ -6,9 +6,11 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast
+from typer.testing import CliRunner
 
 import hookline
 from hookline import HookedModel, HooklineError
+from hookline.cli import app
 
 WORDS = ["<pad>", "<bos>", "<eos>", "the", "cat", "sat", "on", "a", "mat", "dog"]
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # transformers' own
@@ -131,3 +133,40 @@ def test_load_from_a_folder(model, tokenizer, tmp_path) -> None:
     half = hookline.load(tmp_path, dtype=torch.bfloat16)
     assert half.cfg.dtype == torch.bfloat16
     assert "gpt2: 4 layers" in repr(half)
+
+
+def test_stopping_early(model) -> None:
+    """The layers from there on are not run at all."""
+    ran = []
+    handles = [
+        layer.register_forward_hook(lambda *_, n=n: ran.append(n)) for n, layer in enumerate(model.module.transformer.h)
+    ]
+    with torch.no_grad():
+        _, cache = model.run_with_cache("the cat sat")
+        ran.clear()
+        assert torch.equal(model("the cat sat", stop_at_layer=2), cache["resid_pre", 2])
+        assert ran == [0, 1]
+        ran.clear()
+        assert torch.equal(model("the cat sat", stop_at_layer=-1), cache["resid_pre", 3])
+        ran.clear()
+        assert list(model.cache("the cat sat", names_filter="blocks.1.attn.hook_z")) == ["blocks.1.attn.hook_z"]
+        assert ran == [0]
+    for handle in handles:
+        handle.remove()
+    stream = model("the cat sat", stop_at_layer=2)
+    stream.sum().backward()
+    assert model.module.transformer.wte.weight.grad is not None
+    with pytest.raises(HooklineError, match="stop_at_layer=9, but the model has 4 layers"):
+        model("the cat", stop_at_layer=9)
+
+
+def test_commands(model, tokenizer, tmp_path) -> None:
+    model.module.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    runner = CliRunner()
+    listed = runner.invoke(app, ["points", str(tmp_path), "blocks.0.attn.*"])
+    assert listed.exit_code == 0, listed.output
+    assert "blocks.0.attn.hook_pattern" in listed.output
+    proved = runner.invoke(app, ["verify", str(tmp_path)])
+    assert proved.exit_code == 0, proved.output
+    assert "0 failed" in proved.output

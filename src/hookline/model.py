@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, Literal
 
@@ -16,8 +17,11 @@ from hookline.anatomy.cfg import Cfg, cfg_of
 from hookline.anatomy.names import ModelPoints
 from hookline.anatomy.roles import Anatomy, find_anatomy
 from hookline.anatomy.verify import Report, verify
+from hookline.cache import ActivationCache
 from hookline.errors import HooklineError
 from hookline.module import HookedModule
+from hookline.points import hook_action
+from hookline.recording import StopForward
 from hookline.standing import standing_of
 from hookline.text import Side, Text
 
@@ -80,9 +84,13 @@ class HookedModel(HookedModule):
         prepend_bos: bool | None = None,
         padding_side: Side | None = None,
         attention_mask: Tensor | None = None,
+        stop_at_layer: int | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Run the model on text, token ids, or its own keyword inputs; give logits, the loss, both, or nothing."""
+        """Run the model on text, token ids, or its own keyword inputs; give logits, the loss, both, or nothing.
+
+        With `stop_at_layer` no layer from that one on is run, and the residual stream that would enter it is given.
+        """
         if return_type not in ("logits", "loss", "both", None):
             raise HooklineError(f'return_type must be "logits", "loss", "both" or None, not {return_type!r}')
         if input is not None:
@@ -90,8 +98,33 @@ class HookedModel(HookedModule):
             attention_mask = attention_mask if attention_mask is not None else mask
         if attention_mask is not None:
             kwargs["attention_mask"] = attention_mask
+        if stop_at_layer is not None:
+            return self._stream_at(stop_at_layer, kwargs)
         output = super().__call__(**kwargs)
         return self._result(output.logits, kwargs, return_type, loss_per_token)
+
+    def _stream_at(self, layer: int, inputs: dict[str, Any]) -> Tensor:
+        """What enters a layer; neither it nor what comes after it is run."""
+        if layer not in range(-self.cfg.n_layers, self.cfg.n_layers):
+            raise HooklineError(f"stop_at_layer={layer}, but the model has {self.cfg.n_layers} layers")
+        kept: list[Tensor] = []
+
+        def stop(resid: Tensor) -> None:
+            kept.append(resid)
+            raise StopForward
+
+        point = self._points.find(f"blocks.{layer}.hook_resid_pre")
+        with self._one_pass([hook_action(point, stop, "fwd")]), suppress(StopForward):
+            super().__call__(**inputs)
+        return kept[0]
+
+    def cache(self, *args: Any, stop_early: bool = True, **kwargs: Any) -> ActivationCache:
+        """The activations only. No layer is run after the last one that is needed."""
+        return super().cache(*args, stop_early=stop_early, **kwargs)
+
+    def example_tokens(self) -> Int[Tensor, "batch pos"]:
+        """Two short rows of tokens, to try things on."""
+        return (torch.arange(14, device=self._device) % max(1, self.cfg.d_vocab - 3) + 3).view(2, 7)
 
     def _inputs(
         self, input: str | Sequence[str] | Tensor, prepend_bos: bool | None, padding_side: Side | None
@@ -154,8 +187,7 @@ class HookedModel(HookedModule):
 
     def verify(self, input: str | Tensor | None = None) -> Report:
         """Prove every point on this model: a table of what is proved, what is not to be had, and what fails."""
-        tokens = torch.arange(14).view(2, 7) % (self.cfg.d_vocab - 3) + 3 if input is None else input
-        ids, _ = self._inputs(tokens, None, None)
+        ids, _ = self._inputs(self.example_tokens() if input is None else input, None, None)
         return verify(self, {"input_ids": ids})
 
     def __repr__(self) -> str:

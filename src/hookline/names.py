@@ -155,6 +155,10 @@ class Points:
             raise UnavailablePointError(f"{path!r} is a HookPoint, which passes its input on: hook {path!r} itself")
         return path, kind
 
+    def of_copy(self, root: nn.Module) -> Points:
+        """The points of a copy of the model."""
+        return Points(root, Standing())
+
     def spelled(self, name: object) -> str:
         """The name of what was asked for by something else than a name: by a point."""
         if not isinstance(name, HookPoint):

@@ -18,7 +18,6 @@ from hookline.names import Points
 from hookline.points import HookPoint
 from hookline.recording import Recording
 from hookline.runtime import Run
-from hookline.standing import Standing
 
 
 @dataclass(frozen=True)
@@ -31,6 +30,7 @@ class Row:
     name: str
     module: str
     use: str
+    axes: str = ""
     shape: tuple[int, ...] | None = None
     dtype: torch.dtype | None = None
     calls: int | None = None
@@ -46,7 +46,7 @@ class Row:
         """The row as text."""
         shape = str(list(self.shape)) if self.shape is not None else "?" if self.calls is None else "does not fire"
         times = f"  ×{self.calls}" if self.calls is not None and self.calls > 1 else ""
-        return self.name, self.module, self.use, shape + times
+        return self.name, self.module, self.use, self.axes, shape + times
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Plan(Sequence[Row]):
         return sum(row.nbytes for row in self.rows if row.use == "cache")
 
     def __str__(self) -> str:
-        table = [("point", "module", "use", "shape"), *(row.cells() for row in self.rows)]
+        table = [("point", "module", "use", "axes", "shape"), *(row.cells() for row in self.rows)]
         columns = [column for column in zip(*table, strict=True) if any(column[1:])]
         widths = [max(map(len, column)) for column in columns]
         lines = [
@@ -81,9 +81,9 @@ class Plan(Sequence[Row]):
     __repr__ = __str__
 
 
-def make_plan(root: nn.Module, uses: Sequence[tuple[HookPoint, str]], input: Any) -> Plan:
-    """The plan for these points, each with its use."""
-    seen = _shapes(root, [point for point, _ in uses], input) if input is not None else None
+def make_plan(points: Points, uses: Sequence[tuple[HookPoint, str]], input: Any) -> Plan:
+    """The plan for some of the points of a model, each with its use."""
+    seen = _shapes(points, [point for point, _ in uses], input) if input is not None else None
     rows = tuple(_row(point, use, seen) for point, use in uses)
     return Plan(rows, len({point.site.module for point, _ in uses}))
 
@@ -91,18 +91,18 @@ def make_plan(root: nn.Module, uses: Sequence[tuple[HookPoint, str]], input: Any
 def _row(point: HookPoint, use: str, seen: dict[str, list[Tensor]] | None) -> Row:
     name, module = point.name, type(point.site.module).__name__
     if seen is None:
-        return Row(name, module, use)
+        return Row(name, module, use, point.axes)
     tensors = seen.get(name, [])
     if not tensors:
-        return Row(name, module, use, calls=0)
-    return Row(name, module, use, tuple(tensors[0].shape), tensors[0].dtype, len(tensors))
+        return Row(name, module, use, point.axes, calls=0)
+    return Row(name, module, use, point.axes, tuple(tensors[0].shape), tensors[0].dtype, len(tensors))
 
 
-def _shapes(root: nn.Module, points: list[HookPoint], input: Any) -> dict[str, list[Tensor]]:
+def _shapes(points: Points, wanted: list[HookPoint], input: Any) -> dict[str, list[Tensor]]:
     """One forward pass of an empty copy of the model, with tensors that have shapes but no data."""
     recording = Recording(skips_missing=True)
     try:
-        _run_empty(root, points, recording, *_arguments(input))
+        _run_empty(points, wanted, recording, *_arguments(input))
     except Exception as error:  # whatever a model does that cannot be done without data
         why = str(error).strip().partition("\n")[0]
         raise HooklineError(
@@ -113,12 +113,12 @@ def _shapes(root: nn.Module, points: list[HookPoint], input: Any) -> dict[str, l
 
 
 def _run_empty(
-    root: nn.Module, points: list[HookPoint], recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]
+    points: Points, wanted: list[HookPoint], recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    copied = _empty_copy(root, mode)
-    names = Points(copied, Standing())
-    records = [Record(names.find(point.name), recording) for point in points]
+    copied = _empty_copy(points.root, mode)
+    names = points.of_copy(copied)
+    records = [Record(names.find(point.name), recording) for point in wanted]
     with Run(copied, records), torch.no_grad(), mode:
         copied(*args, **kwargs)
 

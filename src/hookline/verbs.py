@@ -193,11 +193,11 @@ class Hooked:
         uses = [(action.point, "hook") for action in self._hook_actions(fwd_hooks, bwd_hooks)]
         if names_filter is not None or not uses:
             uses += [(point, "cache") for point in self._points.select(names_filter)]
-        return make_plan(self._points.root, uses, input)
+        return make_plan(self._points, uses, input)
 
     def points(self, names_filter: Filter = None, input: Any = None) -> Plan:
         """The points as a table: name, module, and with an `input` their shapes."""
-        return make_plan(self._points.root, [(point, "") for point in self._points.select(names_filter)], input)
+        return make_plan(self._points, [(point, "") for point in self._points.select(names_filter)], input)
 
     def add_hook(
         self,

@@ -80,6 +80,8 @@ def _block_points(block: Block, config: Any) -> Iterator[Spec]:
     else:
         yield Spec("hook_attn_out", "b p d", _scaled(attn_out, factor))
         yield _resid_mid(block, config, resid_pre, _scaled(attn_out, factor))
+    if block.ln2 is not None and not variants.is_post_norm(config):
+        yield Spec("hook_mlp_in", "b p d", _input(block.ln2))
     flat = (resid_pre,) if config.model_type in variants.ROWS_FLATTENED else ()
     for spec in (*_mlp_points(block), Spec("hook_mlp_out", "b p d", _mlp_out(block, config, factor))):
         if spec.site is None:

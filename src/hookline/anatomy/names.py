@@ -98,6 +98,10 @@ class ModelPoints(Points):
             raise no_match(asked, self.hook_dict)
         return chosen
 
+    def of_copy(self, root: nn.Module) -> Points:
+        """The points of a copy of the model."""
+        return ModelPoints(root, Standing(), find_anatomy(root) or self._anatomy)
+
     def spelled(self, name: object) -> str:
         """Also by a shorthand, `("q", 5)`."""
         if isinstance(name, tuple) and (classic := classic_name(name, len(self._anatomy.blocks))) is not None:

@@ -104,6 +104,11 @@ UNPROVED: dict[str, dict[str, str]] = {
         "AsStrided, is at version 4; expected version 3 instead. Hint: enable anomaly detection to "
         "find the operation that failed to compute its gradient, with "
         "torch.autograd.set_detect_anomaly(True, check_nan=False).",
+        "hook_mlp_in": "raises RuntimeError: one of the variables needed for gradient computation has been "
+        "modified by an inplace operation: [torch.FloatTensor [2, 32]], which is output 0 of "
+        "AsStrided, is at version 4; expected version 3 instead. Hint: enable anomaly detection "
+        "to find the operation that failed to compute its gradient, with "
+        "torch.autograd.set_detect_anomaly(True, check_nan=False).",
         "hook_mlp_out": "raises RuntimeError: one of the variables needed for gradient computation has been "
         "modified by an inplace operation: [torch.FloatTensor [2, 32]], which is output 0 of "
         "AsStrided, is at version 4; expected version 3 instead. Hint: enable anomaly detection "
