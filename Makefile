@@ -22,6 +22,7 @@ lint: $(READY)
 	$(BIN)/mypy
 
 docs: $(READY)
+	$(BIN)/python docs/make_models.py
 	$(BIN)/python -m pytest tests/test_docs.py
 
 bench: $(READY)
