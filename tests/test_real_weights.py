@@ -55,8 +55,10 @@ def test_induction_heads(model) -> None:
         per_token = model.run_with_hooks(tokens, fwd_hooks=hooks, return_type="loss", loss_per_token=True)
         return per_token[0, HALF:].mean().item()
 
-    assert loss(found[:8]) > loss([]) + 4
-    assert loss(found[-8:]) < loss([]) + 1
+    top = found[:8]
+    others = [key for key in found if key[0] in {layer for layer, _ in top} and key not in top][-8:]
+    assert loss(top) > loss([]) + 4
+    assert loss(others) < loss([]) + 1, "as many other heads of the same layers do not matter for it"
 
 
 def test_every_point_is_proved(model) -> None:
