@@ -7,11 +7,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
-from hookline.lenses import FIRST, Argument, Chain, Heads, Item, Part
+from hookline.lenses import FIRST, Argument, Chain, Heads, HeadsFirst, Interleaved, Item, Part, Scaled
+from hookline.memo import Added, Difference, Keys, Rows
+from hookline.points import Site
 from hookline.structures import NoTensorError, children, tensors_in
+from hookline.taps import Kind, now
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,58 @@ def test_heads(n: int, each: int, positions: int) -> None:
 @given(st.integers(0, 6), st.integers(1, 6))
 def test_part(start: int, length: int) -> None:
     check_laws(Part(start, start + length), numbers(2, 12)[:, : start + length + 2])
+
+
+@given(st.integers(1, 3), st.integers(1, 3), st.integers(2, 3), st.integers(1, 4))
+def test_interleaved(groups: int, per_group: int, parts: int, each: int) -> None:
+    value = numbers(2, 3, groups * parts * per_group * each)
+    for index in range(parts):
+        check_laws(Interleaved(groups, parts, index, groups * per_group), value)
+
+
+@given(st.integers(1, 3), st.integers(1, 3), st.booleans())
+def test_heads_first(n: int, repeats: int, flat: bool) -> None:
+    """Heads before positions, each repeated for its group; or batch and heads as one axis."""
+    each = numbers(2, n, 5, 4)
+    check_laws(HeadsFirst(n), each.flatten(0, 1) if flat else each.repeat_interleave(repeats, 1))
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0, -4.0])  # powers of two, so that the laws hold to the last bit
+def test_scaled(factor) -> None:
+    check_laws(Scaled(factor), numbers(2, 3))
+
+
+def kept(tensor: Tensor) -> Site:
+    """A site whose tensor was kept from an earlier event."""
+    site = Site(nn.Identity(), Kind.OUTPUT)
+    now.kept[site] = tensor
+    return site
+
+
+@given(st.integers(1, 3), st.integers(0, 2), st.booleans())
+def test_keys(heads: int, sinks: int, flat: bool) -> None:
+    """Scores over the keys, perhaps with more columns than keys."""
+    value = numbers(2, heads, 4, 5 + sinks)
+    lens = Keys(heads, kept(numbers(2, 5, heads, 3)))
+    assert lens.get(value).shape == (2, heads, 4, 5)
+    check_laws(lens, value.flatten(0, 1) if flat else value)
+
+
+def test_sums_and_differences() -> None:
+    """On whole numbers, where addition loses nothing."""
+    base, value = (torch.randint(-9, 9, (2, 3)).float() for _ in range(2))
+    for lens in (Added(kept(base), FIRST), Difference(kept(base), FIRST)):
+        new = torch.randint(-9, 9, (2, 3)).float()
+        assert torch.equal(lens.get(lens.put(value, new)), new)
+        assert torch.equal(lens.put(value, lens.get(value)), value)
+    assert torch.equal(Added(kept(base), FIRST).get(value), base + value)
+    assert torch.equal(Difference(kept(base), FIRST).get(value), value - base)
+
+
+def test_rows() -> None:
+    lens = Rows(kept(numbers(2, 3, 8)))
+    check_laws(lens, numbers(6, 4))
+    check_laws(lens, numbers(2, 3, 4))
 
 
 @given(st.data())

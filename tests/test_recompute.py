@@ -29,6 +29,18 @@ class Blocks(nn.Module):
         return x
 
 
+class Repeats(nn.Module):
+    """Calls one module twice in a checkpointed region."""
+
+    def __init__(self, use_reentrant: bool) -> None:
+        super().__init__()
+        self.use_reentrant = use_reentrant
+        self.cell = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return checkpoint(lambda h: self.cell(self.cell(h).tanh()), x, use_reentrant=self.use_reentrant)
+
+
 KINDS = pytest.mark.parametrize("use_reentrant", [False, True])
 
 
@@ -165,16 +177,8 @@ def test_standing_hooks(pair, x) -> None:
 
 @KINDS
 def test_one_call_of_several_cannot_be_told(use_reentrant, x) -> None:
-    class Repeats(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.cell = nn.Linear(4, 4)
-
-        def forward(self, x):
-            return checkpoint(lambda h: self.cell(self.cell(h).tanh()), x, use_reentrant=use_reentrant)
-
     x.requires_grad_()
-    net = hookline.hook(Repeats())
+    net = hookline.hook(Repeats(use_reentrant))
     loss = net.run_with_hooks(x, fwd_hooks=[("cell#1", torch.tanh)]).sum()
     with pytest.raises(HookError, match="calls cannot be told apart when it recomputes"):
         loss.backward()
@@ -232,16 +236,8 @@ def test_an_edit_that_looks_at_the_call(pair, x) -> None:
 
 @KINDS
 def test_the_call_of_a_repeated_module_is_not_guessed(use_reentrant, x) -> None:
-    class Repeats(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.cell = nn.Linear(4, 4)
-
-        def forward(self, x):
-            return checkpoint(lambda h: self.cell(self.cell(h).tanh()), x, use_reentrant=use_reentrant)
-
     x.requires_grad_()
-    net = hookline.hook(Repeats())
+    net = hookline.hook(Repeats(use_reentrant))
     loss = net.run_with_hooks(x, fwd_hooks=[("cell", lambda h, hook: h * (1 + hook.call))]).sum()
     with pytest.raises(HookError, match="cannot be told which call this is"):
         loss.backward()
