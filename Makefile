@@ -15,6 +15,7 @@ test: $(READY) lint
 test-all: $(READY) $(VENV)/.real lint
 	$(BIN)/python -m pytest
 	$(BIN)/python benchmarks/overhead.py --smoke
+	$(BIN)/python benchmarks/model_overhead.py --smoke
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -27,6 +28,7 @@ docs: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/model_overhead.py
 
 clean:
 	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import argparse
 import random
-import statistics
-import time
 from collections.abc import Callable
 from itertools import pairwise
 
 import torch
+from timing import median, ratios
 from torch import Tensor, nn
 
 import hookline
@@ -96,39 +95,24 @@ def fires(module: nn.Module, child: nn.Module, x: Tensor) -> bool:
     return bool(fired)
 
 
-def seconds(work: Callable[[], object], repeats: int) -> float:
-    """The time of one `work`, averaged over a few in a row."""
-    start = time.perf_counter()
-    for _ in range(repeats):
-        work()
-    return (time.perf_counter() - start) / repeats
-
-
 def measure(module: nn.Module, x: Tensor, rounds: int) -> list[tuple[str, ...]]:
     """A row for each piece of work: ratio to bare, by hand, and of the two."""
     table = works(module, x)
-    repeats = max(1, int(0.005 / seconds(lambda: module(x), 5)))
-    ways = {("bare", ""): lambda: module(x)}
+    ways: dict[tuple[str, str], Callable[[], object]] = {("bare", ""): lambda: module(x)}
     for name, (ours, by_hand) in table.items():
         ways[name, "hookline"] = ours
         if by_hand is not None:
             ways[name, "by hand"] = by_hand
-    ratios: dict[tuple[str, str], list[float]] = {way: [] for way in ways}
-    for _ in range(rounds):
-        turns = random.sample(list(ways), len(ways))  # what ran just before leaves the memory in another state
-        times = {way: seconds(ways[way], repeats) for way in turns}
-        for way, spent in times.items():
-            ratios[way].append(spent / times["bare", ""])
-    return [_row(name, ratios) for name in table]
+    found = ratios(ways, ("bare", ""), rounds)
+    return [_row(name, found) for name in table]
 
 
-def _row(name: str, ratios: dict[tuple[str, str], list[float]]) -> tuple[str, ...]:
-    ours = ratios[name, "hookline"]
-    if (name, "by hand") not in ratios:
-        return name, f"{statistics.median(ours):.2f}", "", ""
-    by_hand = ratios[name, "by hand"]
-    relative = [a / b for a, b in zip(ours, by_hand, strict=True)]
-    return name, *(f"{statistics.median(values):.2f}" for values in (ours, by_hand, relative))
+def _row(name: str, found: dict[tuple[str, str], list[float]]) -> tuple[str, ...]:
+    ours = found[name, "hookline"]
+    if (name, "by hand") not in found:
+        return name, median(ours), "", ""
+    by_hand = found[name, "by hand"]
+    return name, median(ours), median(by_hand), median([a / b for a, b in zip(ours, by_hand, strict=True)])
 
 
 def main() -> None:

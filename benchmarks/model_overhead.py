@@ -1,0 +1,128 @@
+"""What looking into a language model costs, as ratios to the bare transformers model in the same run.
+
+    python benchmarks/model_overhead.py            # the table
+    python benchmarks/model_overhead.py --smoke    # one quick turn, to see that it runs
+
+Overhead shows on small models, where Python is the cost; so there are tiny ones beside two of a real size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Callable
+
+import torch
+import transformers
+from timing import median, ratios
+from torch import Tensor
+
+import hookline
+
+
+def tiny_gpt2() -> transformers.PreTrainedModel:
+    """4 layers, d 128."""
+    return _built(transformers.GPT2Config(n_layer=4, n_embd=128, n_head=4, vocab_size=1000))
+
+
+def tiny_llama() -> transformers.PreTrainedModel:
+    """4 layers, d 128, grouped queries."""
+    return _llama(layers=4, d=128, heads=4)
+
+
+def small_gpt2() -> transformers.PreTrainedModel:
+    """GPT-2 small's shape."""
+    return _built(transformers.GPT2Config())
+
+
+def small_llama() -> transformers.PreTrainedModel:
+    """12 layers, d 768, grouped queries."""
+    return _llama(layers=12, d=768, heads=12)
+
+
+def _llama(layers: int, d: int, heads: int) -> transformers.PreTrainedModel:
+    return _built(
+        transformers.LlamaConfig(
+            num_hidden_layers=layers,
+            hidden_size=d,
+            intermediate_size=4 * d,
+            num_attention_heads=heads,
+            num_key_value_heads=heads // 2,
+            vocab_size=1000,
+        )
+    )
+
+
+def _built(config: transformers.PreTrainedConfig) -> transformers.PreTrainedModel:
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+def zero_head(z: Tensor) -> None:
+    """Head 1, everywhere."""
+    z[:, :, 1] = 0
+
+
+def works(module: transformers.PreTrainedModel, tokens: Tensor) -> dict[str, Callable[[], object]]:
+    """What is timed, without gradients."""
+    model = hookline.hook(module)
+    streams = "blocks.*.hook_resid_post"
+    return {
+        "bare": lambda: module(tokens),
+        "unhooked": lambda: model(tokens),
+        "cache of every resid_post": lambda: model.run_with_cache(tokens, names_filter=streams),
+        "one head zeroed": lambda: model.run_with_hooks(tokens, fwd_hooks=[("blocks.2.attn.hook_z", zero_head)]),
+        f"cache of all {len(model.hook_dict)} points": lambda: model.run_with_cache(tokens),
+    }
+
+
+def with_gradients(module: transformers.PreTrainedModel, tokens: Tensor) -> dict[str, Callable[[], object]]:
+    """What is timed with a backward pass."""
+    model = hookline.hook(module)
+
+    def bare() -> None:
+        module(tokens).logits.sum().backward()
+        module.zero_grad()
+
+    return {
+        "bare": bare,
+        "gradients of every resid_post": lambda: model.run_with_cache(
+            tokens, names_filter="blocks.*.hook_resid_post", incl_bwd=True, loss_fn=torch.sum
+        ),
+    }
+
+
+def wrap_seconds(module: transformers.PreTrainedModel) -> float:
+    """How long wrapping takes."""
+    start = time.perf_counter()
+    hookline.hook(module)
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--smoke", action="store_true", help="one quick turn, tiny models only")
+    parser.add_argument("--rounds", type=int, default=41)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    random.seed(0)
+    transformers.logging.set_verbosity_error()
+    print(f"torch {torch.__version__}, transformers {transformers.__version__}, one thread; ratio to bare, medians\n")
+    for make in (tiny_gpt2, tiny_llama) if options.smoke else (tiny_gpt2, tiny_llama, small_gpt2, small_llama):
+        module = make()
+        for shape in ((1, 64),) if options.smoke else ((1, 64), (8, 128)):
+            tokens = torch.randint(0, 1000, shape)
+            rounds = 1 if options.smoke else max(5, options.rounds // (1 if shape[0] == 1 else 4))
+            with torch.no_grad():
+                found = ratios(works(module, tokens), "bare", rounds)
+            found |= ratios(with_gradients(module, tokens), "bare", rounds)
+            for name, values in found.items():
+                if name != "bare":
+                    print(f"{make.__name__:12} {shape[0]}×{shape[1]:<4} {name:32} {median(values)}", flush=True)
+        print(f"{make.__name__:12} {'':6} wrapping it: {wrap_seconds(module):.3f} s\n")
+
+
+if __name__ == "__main__":
+    main()
