@@ -234,3 +234,13 @@ def test_a_wrapped_language_model_can_be_copied() -> None:
     with torch.no_grad():
         assert torch.equal(other(**inputs), model(**inputs))
         assert list(other.hook_dict) == list(model.hook_dict)
+
+
+def test_an_attention_that_cannot_be_looked_into_is_reported() -> None:
+    """Some kernels are not seen, flash attention's among them; whoever asks for a pattern then is told."""
+    module = tiny_models.causal_lm("llama")
+    model, inputs = hookline.hook(module), tiny_models.inputs(module)
+    attention = module.model.layers[1].self_attn
+    attention.forward = lambda hidden_states, **_: (torch.zeros_like(hidden_states), None)
+    with torch.no_grad(), pytest.warns(hookline.NeverFiredWarning, match=r"set_attn_implementation\('sdpa'\)"):
+        model.run_with_hooks(**inputs, fwd_hooks=[("blocks.1.attn.hook_pattern", torch.clone)])

@@ -34,6 +34,8 @@ _PRODUCTS: dict[Callable[..., Any], tuple[str, ...]] = {
 }
 """Products of matrices, with the names of their arguments; the last two are multiplied."""
 
+_WATCHED = frozenset({_FUSED, *_SOFTMAX, *_PRODUCTS})
+
 
 class InnerTap(Tap):
     """A tap inside an attention module; there while the module's gate is."""
@@ -138,8 +140,9 @@ class Fused(NamedTuple):
     def pattern(self, scores: Tensor) -> Tensor:
         """Of each query position, over the keys. A position that may look at nothing has zeros, as in torch's own."""
         pattern = scores.softmax(-1, dtype=torch.float32).to(scores.dtype)
-        blind = scores.eq(-torch.inf).all(-1, keepdim=True)
-        return pattern.masked_fill(blind, 0.0)
+        if self.attn_mask is None or self.attn_mask.dtype != torch.bool:
+            return pattern
+        return pattern.masked_fill(scores.eq(-torch.inf).all(-1, keepdim=True), 0.0)
 
     def mix(self, pattern: Tensor) -> Tensor:
         """The values as the pattern mixes them."""
@@ -165,7 +168,7 @@ class Watching(TorchFunctionMode):
     ) -> Any:
         """Called by torch instead of `func`."""
         kwargs = kwargs or {}
-        if self.away:
+        if func not in _WATCHED or self.away:  # nearly always, and often: even reading a shape comes by here
             return func(*args, **kwargs)
         if func is _FUSED:
             return self._fused(Fused(*args, **kwargs))

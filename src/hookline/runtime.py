@@ -145,6 +145,11 @@ def _reason(action: PointAction, *, has_run: bool) -> str:
         return action.why_not
     if not has_run:
         return "no forward pass of the model ran"
+    if action.point.site.kind.is_inner:
+        return (
+            f"its module ({type(action.module).__name__}) was not called, or computes attention where it cannot be "
+            f"looked into, as flash attention does: model.set_attn_implementation('sdpa') or 'eager'"
+        )
     if action.point.only is not None:
         return f"its module was not called for the {action.point.only + 1}. time"
     return f"its module ({type(action.module).__name__}) was not called in this forward pass"
