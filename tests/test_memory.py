@@ -1,11 +1,15 @@
 """A cached tensor never changes, and none is copied without need."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from networks import InPlace
 from torch import Tensor, nn
 
 import hookline
+from hookline import memory, taps
 
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
@@ -198,3 +202,15 @@ def test_quantised_tensors(x) -> None:
     net = hookline.hook(Odd(lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)))
     out, cache = net.run_with_cache(x)
     assert torch.equal(cache["output"].dequantize(), out.dequantize())
+
+
+def test_nothing_is_kept_alive_after_a_run(net, x) -> None:
+    mine = x.clone()
+    alive = weakref.ref(mine)
+    net.run_with_hooks(mine, fwd_hooks=[("*", lambda h: None)])
+    net.cache(mine)
+    del mine
+    gc.collect()
+    assert alive() is None
+    assert taps.now.kept == {}
+    assert memory._foreign.copies == {}

@@ -17,6 +17,7 @@ from hookline.actions import Action, Begin, End, HookAction, PointAction
 from hookline.attention import stop_watching
 from hookline.errors import HookError, HooklineError, NeverFiredWarning, describe
 from hookline.memo import with_needs
+from hookline.memory import mark_foreign
 from hookline.taps import Routes, active, lock, now
 
 
@@ -53,9 +54,9 @@ class Run(Routes):
             raise HooklineError("this context is open already: make another one with hooks(…)")
         for action in self.actions:
             action.fired = isinstance(action, End)
+        self._depth = len(now.watches)
         try:
             self.retain(self)
-            self._depth = len(now.watches)
             now.starts_with_grad = torch.is_grad_enabled()
             active.set((*(run for run in active.get() if run.is_open), self))
             self.is_open = True
@@ -87,6 +88,9 @@ class Run(Routes):
         active.set(tuple(run for run in active.get() if run is not self))
         stop_watching(self._depth)
         self.release(self)
+        if not active.get():  # keep nothing alive that only a run needs
+            now.kept.clear()
+            mark_foreign(())
         if self._on_exit is not None:
             self._on_exit()
 
