@@ -51,6 +51,10 @@ class Action:
 
     def extend(self, steps: list[Step]) -> None:
         """Take its place after `steps`."""
+        steps.append(self)
+
+    def __call__(self, value: Any) -> Any:
+        """What becomes of a value that passes."""
         raise NotImplementedError
 
 
@@ -62,10 +66,6 @@ class Begin(Action):
     def __init__(self, root: nn.Module) -> None:
         super().__init__(prepend=True)
         self.module, self.tap = root, tap_on(root, Kind.INPUT)
-
-    def extend(self, steps: list[Step]) -> None:
-        """Be a step."""
-        steps.append(self)
 
     def __call__(self, value: Any) -> Any:
         """Count from 0."""
@@ -86,10 +86,6 @@ class End(Action):
         super().__init__()
         self.module, self.tap = root, tap_on(root, Kind.END)
         self.fired = True  # whether it does is nobody's concern
-
-    def extend(self, steps: list[Step]) -> None:
-        """Be a step."""
-        steps.append(self)
 
     def __call__(self, value: Any) -> Any:
         """Count no more."""
@@ -200,10 +196,6 @@ class Edit(HookAction):
     def __init__(self, point: HookPoint, hook: Callable[..., Any], *, prepend: bool = False) -> None:
         super().__init__(point, hook, prepend=prepend)
         self.has_edited = False
-
-    def extend(self, steps: list[Step]) -> None:
-        """Be a step."""
-        steps.append(self)
 
     def __call__(self, value: Any) -> Any:
         """The value after the hook."""
@@ -358,10 +350,6 @@ class Record(PointAction):
         super().__init__(point)
         self.recording = recording
         self.must_fire = not recording.skips_missing
-
-    def extend(self, steps: list[Step]) -> None:
-        """Be a step."""
-        steps.append(self)
 
     def __call__(self, value: Any) -> Any:
         """The value, unchanged."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hookline.actions import Action, PointAction
 from hookline.lenses import Lens
-from hookline.taps import Step, now
+from hookline.taps import now
 
 if TYPE_CHECKING:
     from hookline.points import Site
@@ -29,10 +29,6 @@ class Keep(Action):
     def __init__(self, site: Site) -> None:
         super().__init__()
         self.site, self.module, self.tap = site, site.module, site.tap
-
-    def extend(self, steps: list[Step]) -> None:
-        """Be a step."""
-        steps.append(self)
 
     def __call__(self, value: Any) -> Any:
         """The value, unchanged."""

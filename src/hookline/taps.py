@@ -161,9 +161,6 @@ class Tap:
         new = self.flow(value)
         return None if new is value else new
 
-    # A compiler must not trace into a tap: it would bake the hooks of one run into the graph for good.
-    __call__._torchdynamo_disable = True  # type: ignore[attr-defined]
-
     def flow(self, value: Any) -> Any:
         """What becomes of a value that passes here, in the run going on in this thread."""
         # Inside a backward pass a checkpointed region may be running a second time.
