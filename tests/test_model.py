@@ -97,6 +97,32 @@ def test_bad_prompts(model, prompt, message) -> None:
         model(prompt)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"start_at_layer": 1}, "start_at_layer is not there yet"),
+        ({"loss_per_token": True}, "loss_per_token is about the loss"),
+        ({"prepend_bos": True}, "tokens are taken as they are"),
+        ({"padding_side": "left"}, "tokens are taken as they are"),
+        ({"input_ids": torch.tensor([[3]])}, "the tokens are given twice"),
+    ],
+)
+def test_no_option_is_accepted_and_then_ignored(model, options, message) -> None:
+    with pytest.raises(HooklineError, match=message):
+        model(torch.tensor([[3, 4]]), **options)
+
+
+def test_what_has_no_loss(model) -> None:
+    with pytest.raises(HooklineError, match="at least two tokens"):
+        model(torch.tensor([[3]]), return_type="loss")
+    with pytest.raises(HooklineError, match="give tokens or text, not embeddings"):
+        model(inputs_embeds=torch.zeros(1, 2, model.cfg.d_model), return_type="loss")
+    with pytest.raises(HooklineError, match=r"not a tensor of shape \(1, 2, 3\)"):
+        model(torch.zeros(1, 2, 3, dtype=torch.long))
+    with pytest.raises(HooklineError, match="padding_side must be"):
+        model("the cat", padding_side="up")
+
+
 def test_without_a_tokenizer() -> None:
     model = hookline.hook(tiny_models.causal_lm("gpt2"))
     assert model(torch.tensor([3, 4])).shape[:2] == (1, 2)

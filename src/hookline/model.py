@@ -93,6 +93,14 @@ class HookedModel(HookedModule):
         """
         if return_type not in ("logits", "loss", "both", None):
             raise HooklineError(f'return_type must be "logits", "loss", "both" or None, not {return_type!r}')
+        if loss_per_token and return_type not in ("loss", "both"):
+            raise HooklineError('loss_per_token is about the loss: ask for return_type="loss" or "both"')
+        if "start_at_layer" in kwargs:  # the model would take it, and ignore it
+            raise HooklineError("start_at_layer is not there yet: patch blocks.L.hook_resid_pre instead")
+        if isinstance(input, Tensor | None) and not (prepend_bos is None and padding_side is None):
+            raise HooklineError("prepend_bos and padding_side are for text: tokens are taken as they are")
+        if input is not None and "input_ids" in kwargs:
+            raise HooklineError("the tokens are given twice: as the input, and as input_ids")
         if input is not None:
             kwargs["input_ids"], mask = self._inputs(input, prepend_bos, padding_side)
             attention_mask = attention_mask if attention_mask is not None else mask
@@ -133,6 +141,8 @@ class HookedModel(HookedModule):
             ids, mask = self.text.encode(input, prepend_bos=prepend_bos, padding_side=padding_side)
             return ids.to(self._device), None if mask.all() else mask.to(self._device)
         ids = input[None] if input.ndim == 1 else input
+        if ids.ndim != 2:
+            raise HooklineError(f"tokens are one row, or a batch of rows, not a tensor of shape {tuple(input.shape)}")
         self.text.check_ids(ids)
         return ids.to(self._device), None
 
@@ -141,6 +151,10 @@ class HookedModel(HookedModule):
             return None
         if return_type == "logits":
             return logits
+        if "input_ids" not in inputs:
+            raise HooklineError("the loss is that of the tokens: give tokens or text, not embeddings")
+        if logits.shape[1] < 2:
+            raise HooklineError("the loss is that of the next token: give at least two tokens")
         loss = lm_loss(logits, inputs["input_ids"], inputs.get("attention_mask"), per_token=per_token)
         return loss if return_type == "loss" else (logits, loss)
 

@@ -31,6 +31,8 @@ class Text:
         width = max(map(len, rows))
         self.check_length(width)
         side: Side = padding_side or self._needed().padding_side
+        if side not in ("left", "right"):
+            raise HooklineError(f'padding_side must be "left" or "right", not {side!r}')
         return self._padded(rows, width, side)
 
     def _ids(self, text: str, prepend_bos: bool | None) -> list[int]:
