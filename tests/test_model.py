@@ -161,6 +161,14 @@ def test_load_from_a_folder(model, tokenizer, tmp_path) -> None:
     assert "gpt2: 4 layers" in repr(half)
 
 
+def test_folders_without_a_model(model, tmp_path) -> None:
+    with pytest.raises(HooklineError, match="there is no folder"):
+        hookline.load(tmp_path / "nowhere")
+    model.module.config.save_pretrained(tmp_path)
+    with pytest.raises(HooklineError, match="has no weights in it"):
+        hookline.load(tmp_path)
+
+
 def test_stopping_early(model) -> None:
     """The layers from there on are not run at all."""
     ran = []

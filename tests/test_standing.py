@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 from networks import Lazy, fill, hook_count, zero
+from torch import nn
 
 import hookline
 from hookline import HooklineError, NeverFiredWarning
@@ -84,5 +85,14 @@ def test_a_standing_hook_that_never_fires_is_reported_once(x) -> None:
         net(x)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        net(x)
+    net.reset_hooks()
+
+
+def test_a_hook_on_a_module_that_was_replaced_is_reported(net, x) -> None:
+    net.add_hook("fc1", zero)
+    net(x)
+    net.module.fc1 = nn.Linear(4, 8)
+    with pytest.warns(NeverFiredWarning, match=r"'fc1': its module \(Linear\) is no longer in the model"):
         net(x)
     net.reset_hooks()

@@ -189,13 +189,13 @@ class Points:
         if not isinstance(names, str) and not self._is_same_tree():
             self.refresh()
         chosen = self._select(names)
-        if not all(self._is_current(point) for point in chosen):
+        if not all(self.is_current(point) for point in chosen):
             self.refresh()
             chosen = self._select(names)
         return chosen
 
     def _is_same_tree(self) -> bool:
-        """Whether no module has come or gone since; `_is_current` tells of one replaced."""
+        """Whether no module has come or gone since; `is_current` tells of one replaced."""
         return all(len(modules) == size for modules, size in self._sizes)
 
     def _select(self, names: Filter) -> list[HookPoint]:
@@ -255,9 +255,10 @@ class Points:
             raise unknown_point(type(module).__name__, self.hook_dict, hint="That module is not in this model.")
         return self._paths[module]
 
-    def _is_current(self, point: HookPoint) -> bool:
+    def is_current(self, point: HookPoint) -> bool:
         """Whether the point's module is still where it was; people do replace modules."""
-        return all(modules.get(name) is child for modules, name, child in self._links[point.site.module])
+        links = self._links.get(point.site.module)
+        return links is not None and all(modules.get(name) is child for modules, name, child in links)
 
 
 @runtime_checkable

@@ -262,9 +262,9 @@ class Hooked:
             mark_foreign(tensors_in((args, kwargs)))
         if not self._points.standing.steps:
             return forward(*args, **kwargs)
-        hooks = [hook for hook in self._points.standing.hooks() if not hook.fired and hook.must_fire]
+        hooks = [hook for hook in self._points.standing.hooks() if hook.must_fire]
         output = forward(*args, **kwargs)
-        silent = [hook for hook in hooks if not hook.fired]
+        silent = [hook for hook in hooks if not (hook.fired and self._points.is_current(hook.point))]
         report_silent(silent, has_run=True)
         for hook in silent:
             hook.must_fire = False

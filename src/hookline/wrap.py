@@ -42,6 +42,14 @@ def hook(module: nn.Module | HookedModule, tokenizer: Any = None) -> Hooked:
     return HookedModule(module)
 
 
+def _check_folder(path: Path) -> None:
+    """If that is to be a folder, it must be one with a model in it. Anything else is taken for a hub id."""
+    if path.is_absolute() and not path.is_dir():
+        raise HooklineError(f"there is no folder {path}")
+    if path.is_dir() and not any(file.suffix in (".safetensors", ".bin", ".gguf") for file in path.iterdir()):
+        raise HooklineError(f"the folder {path} has no weights in it: no *.safetensors, *.bin or *.gguf")
+
+
 def _is_language_model(module: nn.Module) -> bool:
     return all(
         hasattr(module, name) for name in ("config", "get_input_embeddings", "get_output_embeddings", "generate")
@@ -60,6 +68,8 @@ def load(
     `kwargs` go to transformers' `from_pretrained` (`attn_implementation=…`, `device_map=…`, `gguf_file=…`).
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer  # slow to import, and only needed here
+
+    _check_folder(Path(name))
 
     for_tokenizer = {key: kwargs[key] for key in ("gguf_file", "revision", "trust_remote_code") if key in kwargs}
     module = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **kwargs).eval()
