@@ -1,7 +1,8 @@
 """Actions: what is done with a value that flows past a tap.
 
-At one tap they are taken in this order: `Begin`, the edits as registered, the watches of gradients, the records. So
-a record holds what flowed out of the point after every edit, and a gradient is that of what flowed out.
+At one tap the points that are earlier on the way of the data come first (`Site.stage`). At one point: the edits as
+registered, the watches of gradients, the records. So a record holds what flowed out of the point after every edit, and
+a gradient is that of what flowed out.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ UNKNOWN = -1
 class Action:
     """Something that is done at a tap; it belongs to one run, or stands until it is removed."""
 
+    stage: int = 0
     phase: ClassVar[int]
     is_late: ClassVar[bool] = False
     dir: ClassVar[Literal["fwd", "bwd"]] = "fwd"
@@ -61,6 +63,7 @@ class Action:
 class Begin(Action):
     """At the input of the root module: a forward pass begins, and calls are counted anew."""
 
+    stage = -100
     phase = 0
 
     def __init__(self, root: nn.Module) -> None:
@@ -106,7 +109,7 @@ class PointAction(Action):
         super().__init__(prepend=prepend)
         self.point = point
         site = point.site
-        self.module, self.lens = site.module, site.lens
+        self.module, self.lens, self.stage = site.module, site.lens, site.stage
         # What looks at the outcome comes after other people's hooks, if there are any.
         late = self.is_late and has_foreign_hooks(site.module, site.kind)
         self.tap = tap_on(site.module, site.kind, late=True) if late else site.tap

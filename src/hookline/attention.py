@@ -1,10 +1,8 @@
 """Taps inside attention: the query and key that meet, the scores, and the pattern.
 
-A model computes these in the middle of its attention module's forward, where no module event is. But it computes them
-with a few functions of torch: a matrix product of queries and keys, a softmax, or `scaled_dot_product_attention`,
-which does both. While an attention module runs of which a run wants to see the inside, those calls are watched (in
-this thread, in this module, in no other), and what goes in and comes out flows past taps. Where the scores or the
-pattern are wanted of a fused call, the same sum is done in steps; otherwise the fused call is made as it was.
+A model computes these with a matrix product of queries and keys, a softmax, or `scaled_dot_product_attention`, which
+does both. Where the scores or the pattern are wanted of a fused call, the same sum is done in steps; otherwise the
+fused call is made as it was.
 """
 
 from __future__ import annotations
@@ -12,14 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
-from hookline.taps import Kind, Tap, lock, now, tap_on
+from hookline.inside import InnerTap, Watching
+from hookline.taps import Kind
 
 _FUSED = F.scaled_dot_product_attention
 _SOFTMAX = frozenset({torch.softmax, F.softmax, Tensor.softmax, torch._softmax})
@@ -35,83 +32,6 @@ _PRODUCTS: dict[Callable[..., Any], tuple[str, ...]] = {
 """Products of matrices, with the names of their arguments; the last two are multiplied."""
 
 _WATCHED = frozenset({_FUSED, *_SOFTMAX, *_PRODUCTS})
-
-
-class InnerTap(Tap):
-    """A tap inside an attention module; there while the module's gate is."""
-
-    def acquire(self, module: nn.Module, user: object) -> None:
-        """Look into `module` for `user`."""
-        self.users.add(id(user))
-        gate_of(module).acquire(module, (self, user))
-
-    def release(self, module: nn.Module, user: object) -> None:
-        """Undo `acquire`."""
-        self.users.discard(id(user))
-        gate_of(module).release((self, user))
-
-
-class Gate:
-    """Torch hooks around an attention module, between which the calls of torch are watched.
-
-    Not those of a child that only chooses which keys to look at: it has queries and keys of its own.
-    """
-
-    def __init__(self) -> None:
-        self.users: set[tuple[int, int]] = set()
-        self.handles: list[Any] = []
-
-    def acquire(self, module: nn.Module, user: tuple[Tap, object]) -> None:
-        """Be around `module` for one more user."""
-        self.users.add((id(user[0]), id(user[1])))
-        if not self.handles:
-            self.handles.append(module.register_forward_pre_hook(self._enter))
-            self.handles.append(module.register_forward_hook(self._leave, prepend=True, always_call=True))
-            for name in _CHOOSERS & module._modules.keys():
-                chooser = module.get_submodule(name)
-                self.handles.append(chooser.register_forward_pre_hook(lambda *_: _look_away(1)))
-                self.handles.append(chooser.register_forward_hook(lambda *_: _look_away(-1), always_call=True))
-
-    def release(self, user: tuple[Tap, object]) -> None:
-        """Undo `acquire`."""
-        self.users.discard((id(user[0]), id(user[1])))
-        if not self.users:
-            while self.handles:
-                self.handles[-1].remove()
-                self.handles.pop()
-
-    def _enter(self, module: nn.Module, _args: Any) -> None:
-        watch = Watching(module)
-        watch.__enter__()
-        now.watches.append(watch)
-
-    def _leave(self, module: nn.Module, _args: Any, _output: Any) -> None:
-        mine = [depth for depth, watch in enumerate(now.watches) if watch.module is module]
-        if mine:
-            stop_watching(mine[-1])
-
-
-_CHOOSERS = frozenset({"indexer", "compressor"})
-
-
-def _look_away(more: int) -> None:
-    if now.watches:
-        now.watches[-1].away += more
-
-
-def stop_watching(depth: int) -> None:
-    """Leave every attention module entered since there were `depth` of them; some may have ended in an interrupt."""
-    while len(now.watches) > depth:
-        now.watches.pop().__exit__(None, None, None)
-
-
-_gates: WeakKeyDictionary[nn.Module, Gate] = WeakKeyDictionary()
-
-
-def gate_of(module: nn.Module) -> Gate:
-    """The one gate of a module."""
-    with lock:
-        return _gates.setdefault(module, Gate())
 
 
 class Fused(NamedTuple):
@@ -153,15 +73,17 @@ class Fused(NamedTuple):
         return x.repeat_interleave(groups, 1) if groups > 1 else x
 
 
-class Watching(TorchFunctionMode):
-    """Sees every call of a torch function in one attention module, and passes on all but a few."""
+class WatchingAttention(Watching):
+    """Watches one attention module.
+
+    Not those children that only choose which keys to look at: they have queries and keys of their own.
+    """
+
+    ignored = frozenset({"indexer", "compressor"})
 
     def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
+        super().__init__(module, (Kind.QUERY, Kind.KEY, Kind.SCORES, Kind.PATTERN), AttentionTap)
         self.has_met = False  # queries and keys
-        self.away = 0
-        self.taps = {kind: tap_on(module, kind, make=InnerTap) for kind in Kind if kind.is_inner}
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -201,3 +123,9 @@ class Watching(TorchFunctionMode):
             given[left] = self.taps[Kind.QUERY].flow(given[left])
             given[right] = self.taps[Kind.KEY].flow(given[right].transpose(-2, -1)).transpose(-2, -1)
         return tuple(given.pop(name) for name in names), given
+
+
+class AttentionTap(InnerTap):
+    """A tap inside an attention module."""
+
+    watch = WatchingAttention

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 class Keep(Action):
     """Keeps what leaves a site, after all edits there."""
 
+    stage = 100
     phase = 2
 
     def __init__(self, site: Site) -> None:

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from hookline import taps
 from hookline.actions import UNKNOWN, BackwardHook, Edit, HookAction
-from hookline.attention import InnerTap
+from hookline.attention import AttentionTap
 from hookline.errors import HooklineError
+from hookline.experts import RouterTap
 from hookline.lenses import FIRST, Lens
 from hookline.standing import Standing
 
@@ -21,17 +22,29 @@ Direction = Literal["fwd", "bwd"]
 
 @dataclass(frozen=True)
 class Site:
-    """Where a point is: an event of a module, and the lens that finds the tensor in it."""
+    """Where a point is: an event of a module, and the lens that finds the tensor in it.
+
+    `needs` are the sites whose values the lens looks up, and `effects` where an edit shows; `stage` orders the points
+    of one event along the way of the data.
+    """
 
     module: nn.Module
     kind: taps.Kind
     lens: Lens = FIRST
     needs: tuple[Site, ...] = ()
+    effects: tuple[Site, ...] = ()
+    stage: int = 0
 
     @cached_property
     def tap(self) -> taps.Tap:
         """The tap on that event."""
-        return taps.tap_on(self.module, self.kind, make=InnerTap if self.kind.is_inner else taps.Tap)
+        return taps.tap_on(self.module, self.kind, make=_tap_class(self.kind))
+
+
+def _tap_class(kind: taps.Kind) -> type[taps.Tap]:
+    if not kind.is_inner:
+        return taps.Tap
+    return RouterTap if kind is taps.Kind.ROUTER else AttentionTap
 
 
 class HookPoint(nn.Module):

@@ -29,7 +29,7 @@ Step: TypeAlias = Callable[[Any], Any]
 
 
 class Kind(Enum):
-    """Which event of a module. Those after the first three are inside an attention module: see `attention.py`."""
+    """Which event of a module. Those after the first three are inside it, while it runs: see `inside.py`."""
 
     INPUT = "input"
     OUTPUT = "output"
@@ -38,6 +38,7 @@ class Kind(Enum):
     KEY = "key"
     SCORES = "scores"
     PATTERN = "pattern"
+    ROUTER = "router"  # inside a router of experts
 
     @property
     def is_inner(self) -> bool:
@@ -134,8 +135,8 @@ def arrange(actions: list[Action]) -> list[Step]:
     return steps
 
 
-def _turn(action: Action) -> tuple[int, int]:
-    return action.phase, action.order
+def _turn(action: Action) -> tuple[int, int, int]:
+    return action.stage, action.phase, action.order
 
 
 active: ContextVar[tuple[Routes, ...]] = ContextVar("hookline_active", default=())

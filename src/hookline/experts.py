@@ -1,0 +1,36 @@
+"""The tap inside a router of experts: its logits, before it chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.nn import functional as F
+
+from hookline.inside import InnerTap, Watching
+from hookline.taps import Kind
+
+
+class WatchingRouter(Watching):
+    """Watches one router. Its first linear map gives the logits."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module, (Kind.ROUTER,), RouterTap)
+        self.has_seen = False
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Called by torch instead of `func`."""
+        result = func(*args, **(kwargs or {}))
+        if func is not F.linear or self.has_seen:
+            return result
+        self.has_seen = True
+        return self.taps[Kind.ROUTER].flow(result)
+
+
+class RouterTap(InnerTap):
+    """A tap inside a router."""
+
+    watch = WatchingRouter
