@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hookline.actions import Action, PointAction
 from hookline.lenses import Lens
-from hookline.taps import now
+from hookline.taps import Kind, now, tap_on
 
 if TYPE_CHECKING:
     from hookline.points import Site
@@ -110,8 +110,70 @@ class Keys:
         return value.shape[-1] if self.keys is None else now.kept[self.keys].shape[1]
 
 
+class Consequence(Protocol):
+    """What an edit made at one event changes at a later one."""
+
+    @property
+    def module(self) -> nn.Module: ...  # noqa: D102
+    def __call__(self, output: Any) -> Any: ...  # noqa: D102
+
+
+class Effect(Action):
+    """Lets an edit show at the output where it takes effect."""
+
+    stage = -100
+    phase = 1
+
+    def __init__(self, consequence: Consequence) -> None:
+        super().__init__()
+        self.module, self.consequence = consequence.module, consequence
+        self.tap = tap_on(self.module, Kind.OUTPUT)
+        self.fired = True  # whether it does is the concern of the edit
+
+    def __call__(self, value: Any) -> Any:
+        """The value after the edit, if there was one."""
+        return self.consequence(value)
+
+
+class Derived:
+    """A lens on a tensor that the model does not compute itself, but that can be worked out from what it does.
+
+    An edit of it is remembered for as long as what it was worked out from flows, so that the next one sees it.
+    """
+
+    def source(self, value: Any) -> Tensor:
+        """What it is worked out from."""
+        raise NotImplementedError
+
+    def worked_out(self, value: Any) -> Tensor:
+        """The tensor, as it is without an edit."""
+        raise NotImplementedError
+
+    def changed(self, value: Any, before: Tensor, after: Tensor) -> Any:
+        """The value at the event after an edit of the tensor."""
+        raise NotImplementedError
+
+    def get(self, value: Any) -> Tensor:
+        """The tensor, after the edits so far."""
+        edited = self.edited(self.source(value))
+        return self.worked_out(value) if edited is None else edited
+
+    def put(self, value: Any, tensor: Tensor) -> Any:
+        """The value at the event after an edit."""
+        new = self.changed(value, self.get(value), tensor)
+        now.kept[self] = self.source(value), tensor
+        return new
+
+    def edited(self, source: Tensor) -> Tensor | None:
+        """What the tensor was made to be, if it was."""
+        origin, tensor = now.kept.get(self, (None, None))
+        return tensor if origin is source else None
+
+
 def with_needs(actions: Iterable[Action]) -> list[Action]:
-    """The actions, and those that keep what their points need."""
+    """The actions, and those that keep what their points need and bring about what their edits do."""
     every = list(actions)
-    needed = {site for action in every if isinstance(action, PointAction) for site in action.point.site.needs}
-    return [*every, *map(Keep, needed)] if needed else every
+    sites = {action.point.site for action in every if isinstance(action, PointAction)}
+    needed = dict.fromkeys(need for site in sites for need in site.needs)
+    effects = dict.fromkeys(effect for site in sites for effect in site.effects)
+    return [*every, *map(Keep, needed), *map(Effect, effects)] if needed or effects else every

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from torch import Tensor, nn
 
@@ -16,6 +16,9 @@ from hookline.errors import HooklineError
 from hookline.experts import RouterTap
 from hookline.lenses import FIRST, Lens
 from hookline.standing import Standing
+
+if TYPE_CHECKING:
+    from hookline.memo import Consequence
 
 Direction = Literal["fwd", "bwd"]
 
@@ -32,7 +35,7 @@ class Site:
     kind: taps.Kind
     lens: Lens = FIRST
     needs: tuple[Site, ...] = ()
-    effects: tuple[Site, ...] = ()
+    effects: tuple[Consequence, ...] = ()
     stage: int = 0
 
     @cached_property

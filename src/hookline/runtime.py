@@ -17,7 +17,6 @@ from hookline.actions import Action, Begin, End, HookAction, PointAction
 from hookline.errors import HookError, HooklineError, NeverFiredWarning, describe
 from hookline.inside import stop_watching
 from hookline.memo import with_needs
-from hookline.inside import stop_watching
 from hookline.memory import mark_foreign
 from hookline.taps import Routes, active, lock, now
 

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
 from hookline.anatomy import variants
-from hookline.anatomy.roles import FUSED, KEY, MLP_IN, MLP_LINEAR, QUERY, VALUE, Anatomy, Block, child
+from hookline.anatomy.heads import ThroughNorm, result_site, splits
+from hookline.anatomy.norms import norm_of, norm_sites
+from hookline.anatomy.roles import (
+    EXPERTS,
+    FUSED,
+    KEY,
+    MLP_IN,
+    MLP_LINEAR,
+    QUERY,
+    ROUTER,
+    VALUE,
+    Anatomy,
+    Block,
+    child,
+)
 from hookline.anatomy.unproved import UNPROVED
 from hookline.lenses import FIRST, Chain, Heads, HeadsFirst, Interleaved, Lens, Part, Scaled
 from hookline.memo import Added, Difference, Keys, Rows
@@ -26,6 +40,7 @@ _ATTENTION_AXES = {
     "attn_scores": "b h p k",
     "pattern": "b h p k",
     "z": "b p h e",
+    "result": "b p h d",
 }
 
 
@@ -37,6 +52,11 @@ class Spec:
     axes: str
     site: Site | None = None
     why: str = ""
+
+    @property
+    def is_on_request(self) -> bool:
+        """Whether it is worked out only when asked for by name, because it is a vector per head."""
+        return self.axes in ("b p h d", "b p g d")
 
 
 def classic_points(anatomy: Anatomy) -> Iterator[Spec]:
@@ -58,37 +78,110 @@ def _all_points(anatomy: Anatomy) -> Iterator[Spec]:
     else:
         yield Spec("hook_pos_embed", "b p d", why="this model adds no position embedding to the stream")
     for index, block in enumerate(anatomy.blocks):
-        for spec in _block_points(block, anatomy.config):
+        for spec in _block_points(block, anatomy.config, anatomy.width):
             yield Spec(f"blocks.{index}.{spec.name}", spec.axes, spec.site, spec.why)
     if anatomy.ln_final is not None:
         yield Spec("ln_final.hook_in", "b p d", _input(anatomy.ln_final))
+        yield from _norm_points("ln_final", anatomy.ln_final, anatomy.width)
         yield Spec("ln_final.hook_out", "b p d", _output(anatomy.ln_final))
     if anatomy.unembed is not None:
         yield Spec("unembed.hook_in", "b p d", _input(anatomy.unembed))
         yield Spec("unembed.hook_out", "b p V", _output(anatomy.unembed))
 
 
-def _block_points(block: Block, config: Any) -> Iterator[Spec]:
+def _block_points(block: Block, config: Any, width: int) -> Iterator[Spec]:
     factor = variants.residual_factor(config)
     resid_pre = _input(block.module)
+    is_pre_norm = block.post_norm is None and not variants.is_post_norm(config)
     yield Spec("hook_resid_pre", "b p d", resid_pre)
+    yield from _copies(block, config, is_pre_norm)
+    if is_pre_norm:
+        yield from _norm_points("ln1", block.ln1, width)
     yield from _attention_points(block, config)
+    yield from _norm_points("ln1_post", block.ln1_post, width)
     attn_out = _attn_out(block, config)
     if attn_out is None:
         yield Spec("hook_attn_out", "b p d", why="no module of this layer gives what its attention adds")
         yield Spec("hook_resid_mid", "b p d", why="no module of this layer gives what its attention adds")
     else:
         yield Spec("hook_attn_out", "b p d", _scaled(attn_out, factor))
+        if not is_pre_norm:
+            yield from _norm_points("ln1", block.post_norm or block.ln1, width)
         yield _resid_mid(block, config, resid_pre, _scaled(attn_out, factor))
-    if block.ln2 is not None and not variants.is_post_norm(config):
-        yield Spec("hook_mlp_in", "b p d", _input(block.ln2))
+    yield _mlp_in(block, config, is_pre_norm)
+    if is_pre_norm:
+        yield from _norm_points("ln2", block.ln2, width)
     flat = (resid_pre,) if config.model_type in variants.ROWS_FLATTENED else ()
     for spec in (*_mlp_points(block), Spec("hook_mlp_out", "b p d", _mlp_out(block, config, factor))):
         if spec.site is None:
             yield Spec(spec.name, spec.axes, why="this layer has no MLP")
         else:
             yield Spec(spec.name, spec.axes, _by_row(spec.site, flat[0]) if flat else spec.site)
+    yield from _expert_points(block, resid_pre)
+    yield from _norm_points("ln2_post", block.ln2_post, width)
+    if not is_pre_norm:
+        yield from _norm_points("ln2", block.post_norm_2 or block.ln2, width)
     yield Spec("hook_resid_post", "b p d", _output(block.module))
+
+
+def _norm_points(name: str, module: nn.Module | None, width: int) -> Iterator[Spec]:
+    if module is None:
+        return
+    norm = norm_of(module, width)
+    for point, site in (
+        norm_sites(norm) if norm is not None else dict.fromkeys(("hook_scale", "hook_normalized"))
+    ).items():
+        axes = "b p 1" if point == "hook_scale" else "b p d"
+        yield Spec(f"{name}.{point}", axes, site, f"{type(module).__name__} is no norm of a known form, or has no data")
+
+
+def _copies(block: Block, config: Any, is_pre_norm: bool) -> Iterator[Spec]:
+    """The copies of the stream that each head reads, for all it does or for its queries, keys or values."""
+    points = {
+        "hook_attn_in": "b p h d",
+        "hook_q_input": "b p h d",
+        "hook_k_input": "b p g d",
+        "hook_v_input": "b p g d",
+    }
+    why = "this layer has no softmax attention"
+    sites: dict[str, Site] = {}
+    if block.attn is not None:
+        heads, groups = _head_counts(block.attn, config)
+        norm = block.ln1 if is_pre_norm else None
+        parts = dict(_projections(block.attn, config, heads, groups))
+        stream = _input(norm if norm is not None else block.attn)
+        sites = splits(stream, norm, parts, heads, groups)
+        why = "keys and values are shared by groups of heads: hook_q_input, hook_k_input and hook_v_input are apart"
+        why = why if heads != groups else "queries, keys and values are not all projected from the stream"
+    for name, axes in points.items():
+        yield Spec(name, axes, sites.get(name), why)
+
+
+def _mlp_in(block: Block, config: Any, is_pre_norm: bool) -> Spec:
+    if block.ln2 is not None and is_pre_norm:
+        return Spec("hook_mlp_in", "b p d", _input(block.ln2))
+    if variants.is_parallel(config) and block.ln1 is not None and block.mlp is not None:
+        stream = _input(block.ln1)
+        lens = ThroughNorm(block.ln1, stream, lens_of(block.mlp, Kind.INPUT))
+        return Spec("hook_mlp_in", "b p d", Site(block.mlp, Kind.INPUT, lens, (stream,), stage=-1))
+    return Spec("hook_mlp_in", "b p d", why="what feeds the MLP is the stream itself: hook_resid_mid")
+
+
+def _expert_points(block: Block, resid_pre: Site) -> Iterator[Spec]:
+    mixture = block.mlp if block.mlp is not None else block.mixer
+    experts = child(mixture, EXPERTS) if mixture is not None else None
+    router = child(mixture, ROUTER) if mixture is not None else None
+    if experts is None or router is None:
+        return
+    yield Spec("mlp.hook_router", "b p E", Site(router, Kind.ROUTER, Rows(resid_pre), (resid_pre,)))
+    parameters = getattr(lens_of(experts, Kind.INPUT), "parameters", ())
+    for point, word in (("hook_expert_weights", "weights"), ("hook_expert_indices", "ind")):
+        name = next((name for name in parameters if word in name), None)
+        if name is None:
+            yield Spec(f"mlp.{point}", "b p K", why="this layer's experts are not called with it")
+        else:
+            lens = _chain(lens_of(experts, Kind.INPUT, (name,)), Rows(resid_pre))
+            yield Spec(f"mlp.{point}", "b p K", Site(experts, Kind.INPUT, lens, (resid_pre,)))
 
 
 def _attn_out(block: Block, config: Any) -> Site | None:
@@ -115,7 +208,7 @@ def _mlp_out(block: Block, config: Any, factor: float) -> Site | None:
     """What the MLP adds to the stream."""
     if config.model_type in variants.SEVERAL_MLPS and block.ln2 is not None:
         stream = _input(block.ln2)
-        return Site(block.module, Kind.OUTPUT, Difference(stream, FIRST), needs=(stream,))
+        return Site(block.module, Kind.OUTPUT, Difference(stream, FIRST), needs=(stream,), stage=-1)
     if block.ln2_post is not None:
         return _scaled(_output(block.ln2_post), factor)
     if block.mlp is None or config.model_type in variants.RESIDUAL_IN_MLP:
@@ -138,6 +231,7 @@ def _attention_points(block: Block, config: Any) -> Iterator[Spec]:
     sites["pattern"] = Site(attn, Kind.PATTERN, Keys(heads, *keys), needs=keys)
     if block.o is not None:
         sites["z"] = _input(block.o, Heads(heads))
+        sites["result"] = result_site(block.o, sites["z"])
     for name, axes in _ATTENTION_AXES.items():
         yield Spec(f"attn.hook_{name}", axes, sites.get(name), "this attention has no projection of that kind")
 
@@ -212,12 +306,12 @@ def _chain(*lenses: Lens) -> Lens:
 
 
 def _scaled(site: Site, factor: float) -> Site:
-    return site if factor == 1.0 else Site(site.module, site.kind, _chain(site.lens, Scaled(factor)), site.needs)
+    return site if factor == 1.0 else replace(site, lens=_chain(site.lens, Scaled(factor)))
 
 
 def _sum(base: Site, added: Site) -> Site:
-    return Site(added.module, added.kind, Added(base, added.lens), needs=(base,))
+    return Site(added.module, added.kind, Added(base, added.lens), needs=(base,), stage=added.stage + 1)
 
 
 def _by_row(site: Site, like: Site) -> Site:
-    return Site(site.module, site.kind, _chain(site.lens, Rows(like)), needs=(like, *site.needs))
+    return replace(site, lens=_chain(site.lens, Rows(like)), needs=(like, *site.needs))

@@ -10,7 +10,7 @@ from torch import nn
 from hookline.anatomy import variants
 from hookline.anatomy.classic import Spec, classic_points
 from hookline.anatomy.dialects import classic_name
-from hookline.anatomy.roles import Anatomy, find_anatomy
+from hookline.anatomy.roles import Anatomy, Block, find_anatomy
 from hookline.errors import UnavailablePointError, UnknownPointError, no_match, unknown_point
 from hookline.names import Filter, Points
 from hookline.points import HookPoint, Site
@@ -41,6 +41,10 @@ class ModelPoints(Points):
         }
         self._classic_at: dict[Site, str] = {point.site: name for name, point in self.hook_dict.items()}
 
+    def _all(self) -> list[HookPoint]:
+        """Without those that are worked out only when asked for."""
+        return [point for name, point in self.hook_dict.items() if not self._specs[name].is_on_request]
+
     @property
     def specs(self) -> dict[str, Spec]:
         """All points of the table, also those that are not to be had here."""
@@ -54,6 +58,14 @@ class ModelPoints(Points):
         """Whether a layer has an MLP."""
         block = self._anatomy.blocks[layer]
         return block.mlp is not None or block.mlp_out is not None
+
+    def block(self, layer: int) -> Block:
+        """The modules of a layer by role."""
+        return self._anatomy.blocks[layer]
+
+    def at(self, name: str, site: Site) -> HookPoint:
+        """A point at a site that has no name of its own."""
+        return HookPoint.found(name, site, self.standing)
 
     def mixes_otherwise(self) -> bool:
         """Whether something comes between the values, as the pattern mixes them, and the output projection."""

@@ -77,6 +77,8 @@ MLP_IN = (
     "wi",
 )
 MLP_LINEAR = ("up_proj", "w3", "wi_1")
+ROUTER = ("gate", "router")
+EXPERTS = ("experts",)
 MLP_OUT = ("down_proj", "c_proj", "dense_4h_to_h", "fc_out", "w2", "fc2", "lin2", "output.dense", "2", "wo", "w_out")
 
 NORM_BEFORE_ATTENTION = (
@@ -149,6 +151,11 @@ class Anatomy:
     pos_embed: nn.Module | None
     ln_final: nn.Module | None
     unembed: nn.Module | None
+
+    @property
+    def width(self) -> int:
+        """How many numbers the stream has at each position."""
+        return self.config.hidden_size
 
 
 def find_anatomy(model: nn.Module) -> Anatomy | None:
