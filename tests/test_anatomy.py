@@ -56,15 +56,42 @@ def check(kind: str) -> None:
         assert torch.equal(module(**inputs).logits, bare)
 
 
+def check_resuming(kind: str) -> None:
+    """A run that starts in the middle gives what the whole run gives, or refuses."""
+    module = tiny_models.causal_lm(kind)
+    model, inputs = hookline.hook(module), tiny_models.inputs(module)
+    if not isinstance(model, HookedModel) or "blocks.1.hook_resid_pre" not in model.hook_dict:
+        return
+    tokens = inputs["input_ids"] if kind.startswith("zamba") else None
+    more = {name: value for name, value in inputs.items() if name not in ("input_ids", "attention_mask")}
+    with torch.no_grad():
+        logits, cache = model.run_with_cache(**inputs, names_filter="blocks.1.hook_resid_pre")
+        stream = cache["resid_pre", 1]
+        if stream.ndim != 3 or stream.shape[-1] != model._points.anatomy.width or kind in CANNOT_RESUME:
+            with pytest.raises(hookline.HooklineError):
+                model(stream, start_at_layer=1, tokens=tokens, **more)
+        else:
+            assert torch.allclose(model(stream, start_at_layer=1, tokens=tokens, **more), logits, atol=1e-5)
+
+
+# Their layers hand on more than the stream.
+CANNOT_RESUME = {
+    *("glm_moe_dsa", "hy_v4", "zaya", "gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"),
+    "musicgen_melody",
+}
+
+
 @pytest.mark.parametrize("kind", QUICK)
 def test_architecture(kind) -> None:
     check(kind)
+    check_resuming(kind)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in tiny_models.CAUSAL if kind not in QUICK])
 def test_every_other_architecture(kind) -> None:
     check(kind)
+    check_resuming(kind)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "bloom"])

@@ -1,5 +1,7 @@
 """A language model, wrapped: text and tokens in, logits and loss out, generation under hooks."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import tiny_models
 import torch
@@ -100,7 +102,11 @@ def test_bad_prompts(model, prompt, message) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"start_at_layer": 1}, "start_at_layer is not there yet"),
+        (
+            {"start_at_layer": 1},
+            r"start_at_layer takes the residual stream, \[batch, pos, 32\], not \[1, 2\] torch.int64",
+        ),
+        ({"tokens": torch.tensor([[3]])}, "tokens are the input itself, unless start_at_layer"),
         ({"loss_per_token": True}, "loss_per_token is about the loss"),
         ({"prepend_bos": True}, "tokens are taken as they are"),
         ({"padding_side": "left"}, "tokens are taken as they are"),
@@ -192,6 +198,82 @@ def test_stopping_early(model) -> None:
     assert model.module.transformer.wte.weight.grad is not None
     with pytest.raises(HooklineError, match="stop_at_layer=9, but the model has 4 layers"):
         model("the cat", stop_at_layer=9)
+
+
+def test_starting_late(model) -> None:
+    """The layers before that one are not run at all, nor is anybody's hook on them."""
+    ran = []
+    layers = model.module.transformer.h
+    handles = [
+        part.register_forward_hook(lambda *_, n=n: ran.append(n))
+        for n in range(4)
+        for part in (layers[n], layers[n].mlp)
+    ]
+    ids = model.to_tokens("the cat sat")
+    with torch.no_grad():
+        logits, cache = model.run_with_cache(ids)
+        for layer in (0, 1, 3, -1):
+            ran.clear()
+            assert torch.equal(model(cache["resid_pre", layer], start_at_layer=layer), logits)
+            assert set(ran) == set(range(layer % 4, 4))
+        assert torch.equal(model(cache["resid_post", 3], start_at_layer=4), logits)
+        assert torch.equal(model(cache["resid_pre", 2][0], start_at_layer=2), logits)
+        stream = model(cache["resid_pre", 1], start_at_layer=1, stop_at_layer=3)
+        assert torch.equal(stream, cache["resid_pre", 3])
+        ran.clear()
+        late, again = model.run_with_cache(cache["resid_pre", 2] * 2, start_at_layer=2)
+        assert set(ran) == {2, 3}
+        assert "blocks.1.hook_resid_post" not in again
+        assert "blocks.2.hook_resid_pre" in again
+        doubled = model.run_with_hooks(ids, fwd_hooks=[("blocks.2.hook_resid_pre", lambda x: x * 2)])
+        assert torch.allclose(late, doubled, atol=1e-6)
+        loss = model(cache["resid_pre", 2], start_at_layer=2, tokens=ids, return_type="loss")
+        assert torch.equal(loss, model(ids, return_type="loss"))
+    for handle in handles:
+        handle.remove()
+    assert not any("_compiled_call_impl" in vars(layer) for layer in layers)
+
+
+def test_starting_late_with_padding_and_gradients() -> None:
+    model = hookline.hook(tiny_models.causal_lm("llama"))
+    ids, mask = tiny_models.inputs(model.module)["input_ids"], torch.ones(2, 7, dtype=torch.long)
+    mask[0, :3] = 0
+    stream = model(ids, attention_mask=mask, stop_at_layer=2).detach().requires_grad_()
+    logits = model(stream, start_at_layer=2, attention_mask=mask)
+    assert torch.equal(logits, model(ids, attention_mask=mask))
+    _, cache = model.run_with_cache(
+        ids, attention_mask=mask, names_filter="blocks.2.hook_resid_pre", incl_bwd=True, loss_fn=torch.sum
+    )
+    assert torch.allclose(
+        torch.autograd.grad(logits.sum(), stream)[0], cache["blocks.2.hook_resid_pre_grad"], atol=1e-6
+    )
+
+
+def test_what_comes_before_the_start_cannot_be_hooked(model) -> None:
+    stream = torch.randn(1, 3, 32)
+    for name in ("hook_embed", "hook_pos_embed", "blocks.0.attn.hook_z", "transformer.h.1"):
+        with pytest.raises(HooklineError, match="comes before layer 2, where this run starts"):
+            model.run_with_hooks(stream, start_at_layer=2, fwd_hooks=[(name, torch.zeros_like)])
+    for options, message in [
+        ({"start_at_layer": 9}, "start_at_layer=9, but the model has 4 layers"),
+        ({"start_at_layer": 1, "return_type": "loss"}, "give tokens"),
+    ]:
+        with pytest.raises(HooklineError, match=message):
+            model(stream, **options)
+    with pytest.raises(HooklineError, match="32 numbers a position, not 5"):
+        model(torch.randn(1, 3, 5), start_at_layer=1)
+
+
+def test_another_thread_skips_nothing(model) -> None:
+    ids = torch.tensor([[3, 4, 5]])
+    with torch.no_grad():
+        logits, stream = model(ids), model(ids, stop_at_layer=2)
+        seen = []
+        with ThreadPoolExecutor(1) as pool:
+            hooks = [("blocks.2.hook_resid_pre", lambda _: seen.append(pool.submit(model, ids).result()))]
+            late = model.run_with_hooks(stream, start_at_layer=2, fwd_hooks=hooks)
+    assert torch.equal(seen[0].detach(), logits)
+    assert torch.equal(late, logits)
 
 
 def test_commands(model, tokenizer, tmp_path) -> None:

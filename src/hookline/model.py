@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from hookline.anatomy.branch import follow
 from hookline.anatomy.cfg import Cfg, cfg_of
 from hookline.anatomy.names import ModelPoints
+from hookline.anatomy.resume import resumed
 from hookline.anatomy.roles import Anatomy, find_anatomy
 from hookline.anatomy.verify import Report, verify
 from hookline.cache import ActivationCache
@@ -84,19 +85,27 @@ class HookedModel(HookedModule):
         prepend_bos: bool | None = None,
         padding_side: Side | None = None,
         attention_mask: Tensor | None = None,
+        start_at_layer: int | None = None,
         stop_at_layer: int | None = None,
+        tokens: Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
         """Run the model on text, token ids, or its own keyword inputs; give logits, the loss, both, or nothing.
 
         With `stop_at_layer` no layer from that one on is run, and the residual stream that would enter it is given.
+        With `start_at_layer` no layer before that one is run, and the input is the residual stream that enters it;
+        `tokens` are needed beside it for the loss, and by the few models that look at them in later layers.
         """
         if return_type not in ("logits", "loss", "both", None):
             raise HooklineError(f'return_type must be "logits", "loss", "both" or None, not {return_type!r}')
         if loss_per_token and return_type not in ("loss", "both"):
             raise HooklineError('loss_per_token is about the loss: ask for return_type="loss" or "both"')
-        if "start_at_layer" in kwargs:  # the model would take it, and ignore it
-            raise HooklineError("start_at_layer is not there yet: patch blocks.L.hook_resid_pre instead")
+        if start_at_layer is not None:
+            with resumed(self._points, start_at_layer, input, tokens) as given:
+                inputs = {**given, **kwargs, "attention_mask": attention_mask, "use_cache": False}
+                return self._run_to(stop_at_layer, inputs, return_type, loss_per_token)
+        if tokens is not None:
+            raise HooklineError("tokens are the input itself, unless start_at_layer says that the input is a stream")
         if isinstance(input, Tensor | None) and not (prepend_bos is None and padding_side is None):
             raise HooklineError("prepend_bos and padding_side are for text: tokens are taken as they are")
         if input is not None and "input_ids" in kwargs:
@@ -106,10 +115,13 @@ class HookedModel(HookedModule):
             attention_mask = attention_mask if attention_mask is not None else mask
         if attention_mask is not None:
             kwargs["attention_mask"] = attention_mask
-        if stop_at_layer is not None:
-            return self._stream_at(stop_at_layer, kwargs)
-        output = super().__call__(**kwargs)
-        return self._result(output.logits, kwargs, return_type, loss_per_token)
+        return self._run_to(stop_at_layer, kwargs, return_type, loss_per_token)
+
+    def _run_to(self, layer: int | None, inputs: dict[str, Any], return_type: ReturnType, per_token: bool) -> Any:
+        if layer is not None:
+            return self._stream_at(layer, inputs)
+        output = super().__call__(**inputs)
+        return self._result(output.logits, inputs, return_type, per_token)
 
     def _stream_at(self, layer: int, inputs: dict[str, Any]) -> Tensor:
         """What enters a layer; neither it nor what comes after it is run."""

@@ -55,7 +55,8 @@ class _Now(threading.local):
         self.call: int | None = None  # the call of its module that the innermost of them sees
         self.starts_with_grad = False  # whether gradients were on when this forward pass began
         self.kept: dict[Any, Any] = {}  # what earlier events let pass, for points that need it: see `memo.py`
-        self.watches: list[Any] = []  # the attention modules now running that are looked into
+        self.watches: list[Any] = []  # the modules now running that are looked into
+        self.skipped: dict[nn.Module, Any] = {}  # modules that are not run: see `skipping.py`
 
 
 now = _Now()

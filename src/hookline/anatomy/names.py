@@ -25,15 +25,15 @@ class ModelPoints(Points):
     """The points of one transformer."""
 
     def __init__(self, root: nn.Module, standing: Standing, anatomy: Anatomy) -> None:
-        self._anatomy = anatomy
+        self.anatomy = anatomy
         super().__init__(root, standing)
 
     def refresh(self) -> None:
         """Look at the model's modules anew."""
-        self._anatomy = find_anatomy(self.root) or self._anatomy
+        self.anatomy = find_anatomy(self.root) or self.anatomy
         super().refresh()
         self._native = self.hook_dict
-        self._specs: dict[str, Spec] = {spec.name: spec for spec in classic_points(self._anatomy)}
+        self._specs: dict[str, Spec] = {spec.name: spec for spec in classic_points(self.anatomy)}
         self.hook_dict = {
             name: HookPoint.found(name, spec.site, self.standing, spec.axes)
             for name, spec in self._specs.items()
@@ -52,16 +52,16 @@ class ModelPoints(Points):
 
     def has_attention(self, layer: int) -> bool:
         """Whether a layer has softmax attention."""
-        return self._anatomy.blocks[layer].attn is not None
+        return self.anatomy.blocks[layer].attn is not None
 
     def has_mlp(self, layer: int) -> bool:
         """Whether a layer has an MLP."""
-        block = self._anatomy.blocks[layer]
+        block = self.anatomy.blocks[layer]
         return block.mlp is not None or block.mlp_out is not None
 
     def block(self, layer: int) -> Block:
         """The modules of a layer by role."""
-        return self._anatomy.blocks[layer]
+        return self.anatomy.blocks[layer]
 
     def at(self, name: str, site: Site) -> HookPoint:
         """A point at a site that has no name of its own."""
@@ -69,20 +69,20 @@ class ModelPoints(Points):
 
     def mixes_otherwise(self) -> bool:
         """Whether something comes between the values, as the pattern mixes them, and the output projection."""
-        return self._anatomy.kind in variants.MIXES_OTHERWISE
+        return self.anatomy.kind in variants.MIXES_OTHERWISE
 
     def stream_norms(self, layer: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """The norms that the stream goes through after the attention's and after the MLP's addition."""
-        block = self._anatomy.blocks[layer]
+        block = self.anatomy.blocks[layer]
         if block.post_norm is not None:
             return block.post_norm, block.post_norm_2 or _same
-        if variants.is_post_norm(self._anatomy.config):
+        if variants.is_post_norm(self.anatomy.config):
             return block.ln1 or _same, block.ln2 or _same
         return _same, _same
 
     def _parse(self, name: str) -> HookPoint:
         base, _, call = name.partition("#")
-        classic = base if base in self._specs else classic_name(base, len(self._anatomy.blocks))
+        classic = base if base in self._specs else classic_name(base, len(self.anatomy.blocks))
         if classic in self.hook_dict:
             return self.hook_dict[classic].asked_as(name, int(call) if call else None)
         if classic in self._specs:
@@ -97,7 +97,7 @@ class ModelPoints(Points):
     def _select(self, names: Filter | tuple[Any, ...] | int) -> list[HookPoint]:
         if isinstance(names, int):
             return [self.find(f"blocks.{names}.hook_resid_post").asked_as(str(names))]
-        if isinstance(names, tuple) and (classic := classic_name(names, len(self._anatomy.blocks))) is not None:
+        if isinstance(names, tuple) and (classic := classic_name(names, len(self.anatomy.blocks))) is not None:
             return [self.find(classic)]
         return super()._select(names)
 
@@ -112,11 +112,11 @@ class ModelPoints(Points):
 
     def of_copy(self, root: nn.Module) -> Points:
         """The points of a copy of the model."""
-        return ModelPoints(root, Standing(), find_anatomy(root) or self._anatomy)
+        return ModelPoints(root, Standing(), find_anatomy(root) or self.anatomy)
 
     def spelled(self, name: object) -> str:
         """Also by a shorthand, `("q", 5)`."""
-        if isinstance(name, tuple) and (classic := classic_name(name, len(self._anatomy.blocks))) is not None:
+        if isinstance(name, tuple) and (classic := classic_name(name, len(self.anatomy.blocks))) is not None:
             return classic
         return super().spelled(name)
 

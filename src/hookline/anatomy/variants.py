@@ -49,6 +49,25 @@ GATE_IN_QUERY = frozenset({"qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe
 FUSED_BY_HEAD = frozenset({"bloom", "gpt_neox", "gpt_neox_japanese", "persimmon", "falcon"})
 """The fused projection has query, key and value of one head side by side."""
 
+TUPLES_FROM_LAYERS = frozenset(
+    {
+        *("bamba", "bloom", "codegen", "cpmant", "falcon", "falcon_h1", "gpt_neo", "gpt_neox_japanese", "gptj"),
+        *("megatron-bert", "mpt", "musicgen_melody", "mvp", "openai-gpt", "prophetnet", "rembert", "roformer", "trocr"),
+    }
+)
+"""A layer returns a tuple, with the stream as its first item."""
+
+MORE_THAN_A_STREAM: frozenset[str] = frozenset(
+    {
+        *("glm_moe_dsa", "hy_v4", "zaya", "reformer", "rwkv", "gemma4_text", "gemma4_unified_text", "prophetnet"),
+        *("cpmant", "musicgen_melody_decoder"),
+    }
+)
+"""A layer gets more from the one before than the stream, so a run cannot start in the middle."""
+
+EMBEDDINGS_LATER = frozenset({"zamba", "zamba2"})
+"""Some later layers look at the embeddings again."""
+
 
 def is_parallel(config: Any) -> bool:
     """Whether attention and MLP are side by side."""

@@ -1,0 +1,106 @@
+"""Resuming: a run that starts in the middle of a model, from a given residual stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hookline.actions import Action, PointAction
+from hookline.anatomy import variants
+from hookline.anatomy.names import ModelPoints
+from hookline.errors import HooklineError
+from hookline.points import Site
+from hookline.runtime import Run
+from hookline.skipping import Give, skipping
+from hookline.taps import active
+
+
+@contextmanager
+def resumed(points: ModelPoints, layer: int, stream: object, tokens: Tensor | None) -> Iterator[dict[str, Any]]:
+    """A context in which layers before this one are skipped and `stream` enters it; gives the inputs to call with."""
+    anatomy = points.anatomy
+    n_layers = len(anatomy.blocks)
+    if layer not in range(-n_layers, n_layers + 1):
+        raise HooklineError(f"start_at_layer={layer}, but the model has {n_layers} layers")
+    if anatomy.kind in variants.MORE_THAN_A_STREAM:
+        raise HooklineError(
+            f"the layers of {anatomy.kind} hand on more than the stream: it can only start at the input"
+        )
+    first = layer + n_layers if layer < 0 else layer
+    resid = _checked(stream, anatomy.width)
+    _check_nothing_before(points, first)
+    skipped = {block.module: _give_on(anatomy.kind) for block in anatomy.blocks[:first]}
+    if first:
+        skipped[anatomy.blocks[first - 1].module] = _give(anatomy.kind, resid)
+    with skipping(skipped), _entering(points, first, resid):
+        yield {"inputs_embeds": _stand_in(anatomy.embed, resid)} if tokens is None else {"input_ids": tokens}
+
+
+def _checked(stream: object, width: int) -> Tensor:
+    if not isinstance(stream, Tensor) or not stream.is_floating_point() or stream.ndim not in (2, 3):
+        what = f"{list(stream.shape)} {stream.dtype}" if isinstance(stream, Tensor) else type(stream).__name__
+        raise HooklineError(f"start_at_layer takes the residual stream, [batch, pos, {width}], not {what}")
+    if stream.shape[-1] != width:
+        raise HooklineError(f"the residual stream has {width} numbers a position, not {stream.shape[-1]}")
+    return stream[None] if stream.ndim == 2 else stream
+
+
+def _stand_in(embed: nn.Module, resid: Tensor) -> Tensor:
+    """Embeddings that nobody looks at, of the right shape: masks and positions go by them."""
+    return resid.new_zeros(*resid.shape[:2], getattr(embed, "embedding_dim", resid.shape[-1]))
+
+
+def _give_on(kind: str) -> Give:
+    """A skipped layer gives on what it is given."""
+    return lambda args, kwargs: _wrapped(kind, args[0] if args else kwargs["hidden_states"])
+
+
+def _give(kind: str, resid: Tensor) -> Give:
+    return lambda _args, _kwargs: _wrapped(kind, resid)
+
+
+def _wrapped(kind: str, stream: Tensor) -> Any:
+    return (stream, None) if kind in variants.TUPLES_FROM_LAYERS else stream
+
+
+class Enter(Action):
+    """At the input of the first layer that is run: the stream comes in there, or it is put in."""
+
+    stage = -50
+    phase = 1
+
+    def __init__(self, site: Site, resid: Tensor, *, is_first: bool) -> None:
+        super().__init__()
+        self.module, self.tap, self.lens = site.module, site.tap, site.lens
+        self.resid, self.is_first = resid, is_first
+
+    def __call__(self, value: Any) -> Any:
+        """The arguments of the layer, with the stream among them."""
+        if self.is_first:
+            return self.lens.put(value, self.resid)
+        x = self.lens.get(value)
+        if x is not self.resid and (x.shape != self.resid.shape or not torch.equal(x, self.resid)):
+            raise HooklineError("this model changes the stream between layers: it can only start at the input")
+        return value
+
+
+def _entering(points: ModelPoints, first: int, resid: Tensor) -> Run:
+    if first == len(points.anatomy.blocks):
+        return Run(points.root, [], is_one_pass=True)
+    site = points.find(f"blocks.{first}.hook_resid_pre").site
+    return Run(points.root, [Enter(site, resid, is_first=first == 0)], is_one_pass=True)
+
+
+def _check_nothing_before(points: ModelPoints, first: int) -> None:
+    """A hook in a part of the model that is not run would do nothing, in silence."""
+    anatomy = points.anatomy
+    before: set[nn.Module] = {each for block in anatomy.blocks[:first] for each in block.module.modules()}
+    before |= {anatomy.embed} | ({anatomy.pos_embed} if anatomy.pos_embed is not None else set())
+    for routes in (*active.get(), points.standing):
+        for action in routes.actions:
+            if isinstance(action, PointAction) and action.must_fire and action.module in before:
+                raise HooklineError(f"{action.point.name!r} comes before layer {first}, where this run starts")
