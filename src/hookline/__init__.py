@@ -13,6 +13,7 @@ from hookline.errors import (
 from hookline.model import HookedModel
 from hookline.module import HookedModule, HookedRootModule
 from hookline.points import HookPoint
+from hookline.positions import at, image_tokens, last, new_tokens, step, token
 from hookline.wrap import hook, load
 
 __all__ = [
@@ -23,6 +24,12 @@ __all__ = [
     "HookedModel",
     "HookedRootModule",
     "ActivationCache",
+    "at",
+    "last",
+    "token",
+    "new_tokens",
+    "step",
+    "image_tokens",
     "HooklineError",
     "HookError",
     "UnknownPointError",

@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from hookline.errors import HookError, HooklineError, UnavailablePointError, describe
 from hookline.functions import caller
 from hookline.memory import is_unchanged, mark_foreign, snapshot
+from hookline.passes import begin_pass
 from hookline.recompute import is_first_run, keep_for_second_run
+from hookline.signatures import parameters_of
 from hookline.structures import NoTensorError, tensors_in
 from hookline.taps import Count, Kind, Step, Tap, has_foreign_hooks, now, tap_on
 
@@ -77,6 +79,8 @@ class Begin(Action):
             self.count.begin(self.tap)
             now.starts_with_grad = torch.is_grad_enabled()
             mark_foreign(tensors_in(value))
+            args, kwargs = value
+            begin_pass(self.module, dict(zip(parameters_of(self.module)[0], args, strict=False)) | kwargs)
         return value
 
 

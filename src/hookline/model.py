@@ -21,9 +21,11 @@ from hookline.anatomy.verify import Report, verify
 from hookline.cache import ActivationCache
 from hookline.errors import HooklineError
 from hookline.module import HookedModule
+from hookline.passes import begin_pass, tokenizers
 from hookline.points import hook_action
 from hookline.recording import StopForward
 from hookline.standing import standing_of
+from hookline.taps import active
 from hookline.text import Side, Text
 
 ReturnType = Literal["logits", "loss", "both"] | None
@@ -46,6 +48,12 @@ class HookedModel(HookedModule):
         self.tokenizer = tokenizer
         self._anatomy = anatomy
         self._points = ModelPoints(module, standing_of(module), anatomy)
+        self._tell_tokenizer()
+
+    def _tell_tokenizer(self) -> None:
+        """Let positions be found by their text, also where only the model is at hand."""
+        if self.tokenizer is not None:
+            tokenizers[self._points.root] = self.tokenizer
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("hook_") or name in ("blocks", "ln_final", "unembed"):
@@ -72,6 +80,7 @@ class HookedModel(HookedModule):
         anatomy = find_anatomy(self.module)
         assert anatomy is not None  # it had one before
         self._anatomy, self._points = anatomy, ModelPoints(self.module, standing_of(self.module), anatomy)
+        self._tell_tokenizer()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"module": self.module, "tokenizer": self.tokenizer}
@@ -118,6 +127,8 @@ class HookedModel(HookedModule):
         return self._run_to(stop_at_layer, kwargs, return_type, loss_per_token)
 
     def _run_to(self, layer: int | None, inputs: dict[str, Any], return_type: ReturnType, per_token: bool) -> Any:
+        if active.get() or self._points.standing.steps:
+            begin_pass(self._points.root, inputs)
         if layer is not None:
             return self._stream_at(layer, inputs)
         output = super().__call__(**inputs)

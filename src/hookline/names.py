@@ -14,12 +14,10 @@ Where a module itself is called `input` or `output`, that name is the module's, 
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import translate
 from typing import Any, Protocol, TypeAlias, runtime_checkable
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -27,6 +25,7 @@ from torch import nn
 from hookline.errors import HooklineError, UnavailablePointError, UnknownPointError, no_match, unknown_point
 from hookline.lenses import FIRST, Argument, Item, Lens
 from hookline.points import HookPoint, Site
+from hookline.signatures import parameters_of
 from hookline.standing import Standing
 from hookline.taps import Kind
 
@@ -294,26 +293,10 @@ def is_called(module: nn.Module) -> bool:
 def lens_of(module: nn.Module, kind: Kind, keys: tuple[int | str, ...] = ()) -> Lens:
     """The lens for an input or output of a module, or for a part of it."""
     if kind is Kind.INPUT:
-        names, positional = _parameters(getattr(module.forward, "__func__", module.forward))
+        names, positional = parameters_of(module)
         key, rest = (keys[0], keys[1:]) if keys else (None, ())
         return Argument(names, key, rest, positional)
     return Item(keys) if keys else FIRST
-
-
-_signatures: WeakKeyDictionary[Callable[..., Any], tuple[tuple[str, ...], int]] = WeakKeyDictionary()
-
-
-def _parameters(forward: Callable[..., Any]) -> tuple[tuple[str, ...], int]:
-    """The names of the parameters, and how many of them can be passed by position."""
-    if forward not in _signatures:
-        _signatures[forward] = _read_parameters(forward)
-    return _signatures[forward]
-
-
-def _read_parameters(forward: Callable[..., Any]) -> tuple[tuple[str, ...], int]:
-    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = [each for each in inspect.signature(forward).parameters.values() if each.name != "self"]
-    return tuple(each.name for each in parameters), sum(each.kind in by_position for each in parameters)
 
 
 def _keys(items: str) -> tuple[int | str, ...]:

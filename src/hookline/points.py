@@ -15,6 +15,7 @@ from hookline.attention import AttentionTap
 from hookline.errors import HooklineError
 from hookline.experts import RouterTap
 from hookline.lenses import FIRST, Lens
+from hookline.passes import Pass
 from hookline.standing import Standing
 
 if TYPE_CHECKING:
@@ -119,6 +120,21 @@ class HookPoint(nn.Module):
                 f"region recomputes; switch gradient checkpointing off"
             )
         return taps.now.call
+
+    @property
+    def step(self) -> int:
+        """Which pass of a generation a running hook sees: 0 is the prompt, 1 the first new token, and so on."""
+        return self._passing().step
+
+    @property
+    def positions(self) -> range:
+        """Which positions of the text a running hook sees: the whole prompt, or just the newest one."""
+        return self._passing().positions
+
+    def _passing(self) -> Pass:
+        if taps.now.passing is None:
+            raise HooklineError(f"the step and positions of {self.name!r} are known while a language model runs")
+        return taps.now.passing
 
     def forward(self, x: Tensor) -> Tensor:
         """The input."""

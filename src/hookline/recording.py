@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.memory import snapshot
+from hookline.positions import Positions, picked
 
 if TYPE_CHECKING:
     from hookline.points import HookPoint
@@ -27,18 +28,20 @@ class Recording:
         *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        positions: Positions = None,
         skips_missing: bool = False,
         stops_after: Iterable[HookPoint] = (),
     ) -> None:
-        self.device, self.dtype = device, dtype
+        self.device, self.dtype, self.positions = device, dtype, positions
         self.skips_missing = skips_missing
         self._awaited = {point.name for point in stops_after}
         self._values: dict[str, list[Tensor]] = {}
-        self._watched: list[tuple[str, Tensor]] = []
+        self._watched: list[tuple[HookPoint, Tensor]] = []
 
     def keep(self, point: HookPoint, x: Tensor) -> None:
         """Keep the value that `x` has now."""
-        self._values.setdefault(point.name, []).append(self._kept(x.detach()))
+        x = x.detach() if self.positions is None else picked(x.detach(), point.axes, self.positions)
+        self._values.setdefault(point.name, []).append(self._kept(x))
         if self._awaited:
             self._awaited.discard(point.name)
             if not self._awaited:
@@ -46,7 +49,7 @@ class Recording:
 
     def watch(self, point: HookPoint, x: Tensor) -> None:
         """Keep `x` until its gradient is known."""
-        self._watched.append((point.name, x))
+        self._watched.append((point, x))
 
     def backward(self, loss: Tensor) -> dict[str, Tensor]:
         """The gradients of `loss` at the points watched. Parameters' `.grad` stay as they are."""
@@ -55,9 +58,11 @@ class Recording:
             raise HooklineError("incl_bwd=True, but none of the points asked for has a gradient")
         found = torch.autograd.grad(loss, [x for _, x in watched], allow_unused=True)
         gradients: dict[str, list[Tensor]] = {}
-        for (name, _), gradient in zip(watched, found, strict=True):
+        for (point, _), gradient in zip(watched, found, strict=True):
             if gradient is not None:
-                gradients.setdefault(name, []).append(self._kept(gradient.detach()))
+                gradient = gradient.detach()
+                gradient = gradient if self.positions is None else picked(gradient, point.axes, self.positions)
+                gradients.setdefault(point.name, []).append(self._kept(gradient))
         named = {f"{name}_grad": gradient for name, gradient in _numbered(gradients).items()}
         _check_apart(named, self._values)
         return named

@@ -56,6 +56,8 @@ class _Now(threading.local):
         self.starts_with_grad = False  # whether gradients were on when this forward pass began
         self.kept: dict[Any, Any] = {}  # what earlier events let pass, for points that need it: see `memo.py`
         self.watches: list[Any] = []  # the modules now running that are looked into
+        self.passing: Any = None  # what part of a text the forward pass is about: see `passes.py`
+        self.progress: Any = None  # how far the one before came
         self.skipped: dict[nn.Module, Any] = {}  # modules that are not run: see `skipping.py`
 
 

@@ -19,6 +19,7 @@ from hookline.memory import mark_foreign
 from hookline.names import Filter, Points
 from hookline.plan import Plan, make_plan
 from hookline.points import Direction, HookPoint, check_direction, hook_action
+from hookline.positions import Positions
 from hookline.recording import Recording, StopForward
 from hookline.runtime import Run, report_silent
 from hookline.structures import tensors_in
@@ -109,6 +110,7 @@ class Hooked:
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         remove_batch_dim: bool = False,
+        pos_slice: Positions = None,
         incl_bwd: bool = False,
         loss_fn: Callable[[Any], Tensor] | None = None,
         fwd_hooks: HookList = (),
@@ -121,13 +123,13 @@ class Hooked:
 
         Hooks may be given as for `run_with_hooks`; the cache has what they made of it. With `incl_bwd` the gradients
         of the output (a loss), or of `loss_fn(output)`, are there too, under `name_grad`; parameters' `.grad` are not
-        touched.
+        touched. `pos_slice` says which positions to keep: an index, a slice, `last`, … (see `positions.py`).
         """
         self._check_options(kwargs)
         if loss_fn is not None and not incl_bwd:
             raise HooklineError("loss_fn says what to differentiate: pass incl_bwd=True with it")
         points = self._points.select(names_filter)
-        recording = Recording(device=device, dtype=dtype, skips_missing=names_filter is None)
+        recording = Recording(device=device, dtype=dtype, positions=pos_slice, skips_missing=names_filter is None)
         actions: list[Action] = [*self._hook_actions(fwd_hooks, bwd_hooks)]
         actions += [Record(point, recording) for point in points]
         if incl_bwd:
@@ -148,6 +150,7 @@ class Hooked:
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         remove_batch_dim: bool = False,
+        pos_slice: Positions = None,
         **kwargs: Any,
     ) -> ActivationCache:
         """The activations only. With `stop_early` nothing runs after every point asked for has fired once.
@@ -159,6 +162,7 @@ class Hooked:
         recording = Recording(
             device=device,
             dtype=dtype,
+            positions=pos_slice,
             skips_missing=names_filter is None,
             stops_after=points if stop_early else (),
         )
@@ -293,7 +297,7 @@ class _Stay:
 
 _OPTIONS = (
     "names_filter", "fwd_hooks", "bwd_hooks", "incl_bwd", "loss_fn", "remove_batch_dim", "stop_early",
-    "reset_hooks_end", "clear_contexts",
+    "reset_hooks_end", "clear_contexts", "pos_slice",
 )  # fmt: skip
 
 

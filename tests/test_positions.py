@@ -1,0 +1,139 @@
+"""Positions by index and by meaning, and what a hook knows of a generation."""
+
+import pytest
+import tiny_models
+import torch
+
+import hookline
+from hookline import HookError, HooklineError, at, last, new_tokens, step, token
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # transformers' own
+IDS = torch.tensor([[3, 4, 5, 4, 7], [9, 8, 4, 0, 0]])
+MASK = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+RESID, PATTERN = "blocks.1.hook_resid_post", "blocks.1.attn.hook_pattern"
+
+
+@pytest.fixture
+def model():
+    return hookline.hook(tiny_models.causal_lm("gpt2"))
+
+
+@pytest.mark.parametrize(
+    ("positions", "rows"),
+    [
+        (2, [2, 2]),
+        (-1, [4, 4]),
+        (last, [4, 2]),
+        (token(4), [3, 2]),
+        (token(4, nth=0), [1, 2]),
+        (torch.tensor([1, 2]), [1, 2]),
+        (slice(1, 3), [[1, 2], [1, 2]]),
+        ([0, 3], [[0, 3], [0, 3]]),
+        (MASK.bool() & (torch.arange(5) < 2), [[0, 1], [0, 1]]),
+    ],
+)
+def test_caches_and_edits_at_positions(model, positions, rows) -> None:
+    with torch.no_grad():
+        _, full = model.run_with_cache(IDS, attention_mask=MASK, names_filter=[RESID, PATTERN])
+        _, cache = model.run_with_cache(IDS, attention_mask=MASK, names_filter=[RESID, PATTERN], pos_slice=positions)
+        zero = [(RESID, at(positions, torch.zeros_like))]
+        _, edited = model.run_with_cache(IDS, attention_mask=MASK, names_filter=RESID, fwd_hooks=zero)
+    for row, where in enumerate(rows):
+        assert torch.equal(cache[RESID][row], full[RESID][row, where])
+        assert torch.equal(cache[PATTERN][row], full[PATTERN][row][:, where])
+        expected = full[RESID][row].clone()
+        expected[where] = 0
+        assert torch.equal(edited[RESID][row], expected)
+
+
+def test_gradients_at_positions(model) -> None:
+    options = {"names_filter": RESID, "incl_bwd": True, "return_type": "loss", "attention_mask": MASK}
+    full = model.run_with_cache(IDS, **options)[1]
+    cache = model.run_with_cache(IDS, **options, pos_slice=last)[1]
+    assert torch.equal(cache[RESID + "_grad"], full[RESID + "_grad"][[0, 1], [4, 2]])
+
+
+def test_an_edit_in_place_counts_at_its_positions_only(model) -> None:
+    def double(x):
+        x *= 2
+
+    with torch.no_grad():
+        full = model.run_with_cache(IDS, names_filter=RESID)[1][RESID]
+        edited = model.run_with_cache(IDS, names_filter=RESID, fwd_hooks=[(RESID, at(0, double))])[1][RESID]
+    assert torch.equal(edited[:, 0], full[:, 0] * 2)
+    assert torch.equal(edited[:, 1:], full[:, 1:])
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "mamba"])
+def test_a_hook_knows_the_step_and_the_positions_of_a_generation(kind) -> None:
+    model = hookline.hook(tiny_models.causal_lm(kind))
+    seen = []
+
+    def look(x, hook):
+        seen.append((hook.step, hook.positions, x.shape[1]))
+
+    settings = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
+    expected = [(0, range(5), 5), (1, range(5, 6), 1), (2, range(6, 7), 1), (3, range(7, 8), 1)]
+    with model.hooks(fwd_hooks=[(RESID, look)]):
+        model.generate(IDS[:1], **settings)
+        assert seen == expected
+        seen.clear()
+        model.module.generate(IDS[:1], attention_mask=MASK[:1], **settings)  # another one, by another way
+        assert seen == expected
+    seen.clear()
+    model.add_hook(RESID, look)
+    model.generate(IDS[:1], **settings)
+    model.reset_hooks()
+    assert seen == expected
+
+
+def test_steps_of_a_loop_of_ones_own(model) -> None:
+    seen = []
+    hooks = [(RESID, lambda x, hook: seen.append((hook.step, hook.positions)))]
+    with torch.no_grad():
+        kept = model.module(IDS[:1, :3], use_cache=True).past_key_values
+        model.run_with_hooks(IDS[:1, :3], fwd_hooks=hooks)
+        for n in (3, 4):
+            model.run_with_hooks(IDS[:1, n : n + 1], past_key_values=kept, use_cache=True, fwd_hooks=hooks)
+    assert seen == [(0, range(3)), (1, range(3, 4)), (2, range(4, 5))]
+
+
+def test_steering_new_tokens_or_one_step_only(model) -> None:
+    edited = []
+
+    def mark(x, hook):
+        edited.append(hook.step)
+        return x
+
+    settings = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
+    for positions, steps in [(new_tokens, [1, 2, 3]), (step(2), [2]), (step(0), [0]), (last, [0, 1, 2, 3])]:
+        edited.clear()
+        with model.hooks(fwd_hooks=[(RESID, at(positions, mark))]):
+            model.generate(IDS[:1], **settings)
+        assert edited == steps
+
+
+@pytest.mark.parametrize(
+    ("positions", "message"),
+    [
+        (7, "position 7, but there are 5 positions"),
+        (torch.tensor([1, 2, 3]), "one position per row: 2 of them"),
+        (token(50), "the token 50 is not in row 0 of the prompt"),
+        (token("Paris"), "cannot be found without a tokenizer"),
+        ("last", "positions are an index, a slice"),
+        (hookline.image_tokens, "for a model that takes pictures"),
+    ],
+)
+def test_bad_positions(model, positions, message) -> None:
+    with pytest.raises(HooklineError, match=message):
+        model.run_with_cache(IDS, names_filter=RESID, pos_slice=positions)
+    with pytest.raises(HookError, match=message):
+        model.run_with_hooks(IDS, fwd_hooks=[(RESID, at(positions, torch.zeros_like))])
+
+
+def test_positions_of_a_plain_network() -> None:
+    net = hookline.hook(torch.nn.Sequential(torch.nn.Linear(2, 2)))
+    with pytest.raises(HookError, match="known while a language model runs"):
+        net.run_with_hooks(torch.ones(1, 2), fwd_hooks=[("0", lambda x, hook: hook.positions)])
+    with pytest.raises(HooklineError, match="no axis of positions is known"):
+        net.run_with_cache(torch.ones(1, 2), pos_slice=0)
