@@ -41,7 +41,7 @@ def held_out(count: int) -> dict[str, list[Prompt]]:
         "indirect object": [tasks.indirect_object(rng, tasks.HELD_OUT_PAIRS) for _ in range(count)],
         "fact": facts[:count],
         "fact after a sentence": [after_sentence(rng, fact) for fact in (facts * 5)[:count]],
-        "opinion: agrees": [tasks.wrong_opinion(rng, tasks.HELD_OUT_OPINIONS)[0] for _ in range(count)],
+        "opinion: agrees": [tasks.wrong_opinion(rng, tasks.HELD_OUT_OPINIONS) for _ in range(count)],
         "no opinion: truth": neutral[:count],
     }
 
@@ -52,25 +52,27 @@ def after_sentence(rng: Random, prompt: Prompt) -> Prompt:
 
 
 @torch.no_grad()
-def predictions(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> list[int]:
-    """The likeliest next token of every row, in batches of equal length: no padding."""
+def last_logits(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> Tensor:
+    """What the model says after each row, in batches of equal length: no padding."""
     by_length = defaultdict(list)
     for place, row in enumerate(rows):
         by_length[len(row)].append(place)
-    found = [0] * len(rows)
+    found = torch.empty(len(rows), model.config.vocab_size)
     for places in by_length.values():
-        logits = model(torch.tensor([rows[place] for place in places])).logits[:, -1]
-        for place, token in zip(places, logits.argmax(-1).tolist(), strict=True):
-            found[place] = token
+        found[places] = model(torch.tensor([rows[place] for place in places])).logits[:, -1]
     return found
+
+
+def encode(words: PreTrainedTokenizerBase, prompts: Sequence[Prompt], bos: bool) -> tuple[list[list[int]], Tensor]:
+    """The prompts' tokens, and each answer's token."""
+    rows = [[words.bos_token_id] * bos + words(prompt.text)["input_ids"] for prompt in prompts]
+    return rows, torch.tensor([words(prompt.answer)["input_ids"][0] for prompt in prompts])
 
 
 def accuracy(model: PreTrainedModel, words: PreTrainedTokenizerBase, prompts: Sequence[Prompt], bos: bool) -> float:
     """The share of prompts whose likeliest next token is the answer."""
-    rows = [[words.bos_token_id] * bos + words(prompt.text)["input_ids"] for prompt in prompts]
-    answers = [words.convert_tokens_to_ids(words.tokenize(prompt.answer))[0] for prompt in prompts]
-    hits = [found == answer for found, answer in zip(predictions(model, rows), answers, strict=True)]
-    return sum(hits) / len(hits)
+    rows, answers = encode(words, prompts, bos)
+    return (last_logits(model, rows).argmax(-1) == answers).float().mean().item()
 
 
 def repeats(words: PreTrainedTokenizerBase, half: int, count: int, bos: bool) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import product
 from pathlib import Path
@@ -20,29 +20,31 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 Head = tuple[int, int]
 
 
-@contextmanager
-def without(model: PreTrainedModel, heads: Sequence[Head]) -> Iterator[None]:
-    """The model with these heads' outputs at zero."""
-    size = model.config.n_embd // model.config.n_head
-
-    def hook(head: int):  # noqa: ANN202
-        def zero(_module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            z = args[0].clone()
-            z[..., head * size : (head + 1) * size] = 0
-            return (z, *args[1:])
-
-        return zero
-
-    with ExitStack() as stack:
-        for layer, head in heads:
-            handle = model.transformer.h[layer].attn.c_proj.register_forward_pre_hook(hook(head))
-            stack.callback(handle.remove)
-        yield
-
-
 def all_heads(model: PreTrainedModel) -> list[Head]:
     """Every head as (layer, head)."""
     return list(product(range(model.config.n_layer), range(model.config.n_head)))
+
+
+@contextmanager
+def without(model: PreTrainedModel, heads: Sequence[Head]) -> Iterator[None]:
+    """The model with these heads' outputs at zero."""
+    with ExitStack() as stack:
+        for layer, head in heads:
+            attention = model.transformer.h[layer].attn
+            part = slice(head * attention.head_dim, (head + 1) * attention.head_dim)
+            stack.callback(attention.c_proj.register_forward_pre_hook(zero(part)).remove)
+        yield
+
+
+def zero(part: slice) -> Callable[[nn.Module, tuple[Tensor]], tuple[Tensor]]:
+    """A hook that zeroes this part of what goes into a module."""
+
+    def hook(_module: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
+        z = args[0].clone()
+        z[..., part] = 0
+        return (z,)
+
+    return hook
 
 
 @torch.no_grad()
@@ -58,66 +60,64 @@ def induction(folder: Path, words: PreTrainedTokenizerBase, half: int = 30) -> d
     }
 
 
-@torch.no_grad()
-def margin(model: PreTrainedModel, rows: Sequence[list[int]], rights: Sequence[int], wrongs: Sequence[int]) -> Tensor:
-    """Logit of one token less that of another, after each row."""
-    found = []
-    for row, right, wrong in zip(rows, rights, wrongs, strict=True):
-        logits = model(torch.tensor([row])).logits[0, -1]
-        found.append(logits[right] - logits[wrong])
-    return torch.stack(found)
+def margin(model: PreTrainedModel, words: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> float:
+    """The mean logit of the prompts' answers less that of their other words."""
+    rows, answers = check.encode(words, prompts, bos=True)
+    others = torch.tensor([words(prompt.other)["input_ids"][0] for prompt in prompts])
+    logits = check.last_logits(model, rows)
+    each = torch.arange(len(rows))
+    return (logits[each, answers] - logits[each, others]).mean().item()
 
 
-def agreeing_heads(
-    model: PreTrainedModel, words: PreTrainedTokenizerBase, asked: Sequence[tuple[Prompt, str]], most: int
-) -> list[Head]:
-    """Heads whose loss, one after the other, most raises the logit of the truth over that of the user's opinion."""
-    rows = [[words.bos_token_id, *words(prompt.text)["input_ids"]] for prompt, _ in asked]
-    truths = [words.convert_tokens_to_ids(words.tokenize(truth))[0] for _, truth in asked]
-    opinions = [words.convert_tokens_to_ids(words.tokenize(prompt.answer))[0] for prompt, _ in asked]
+def margins(
+    model: PreTrainedModel, words: PreTrainedTokenizerBase, prompts: Sequence[Prompt], already: Sequence[Head] = ()
+) -> dict[Head, float]:
+    """The margin without each head (and without those already chosen), the lowest first."""
+    found = {}
+    for head in all_heads(model):
+        with without(model, [*already, head]):
+            found[head] = margin(model, words, prompts)
+    return dict(sorted(found.items(), key=lambda item: item[1]))
+
+
+def agreeing_heads(model: PreTrainedModel, words: PreTrainedTokenizerBase, most: int) -> list[Head]:
+    """Heads whose loss, one after the other, most lowers the logit of the user's opinion against the truth's."""
+    rng = Random(5)
+    prompts = [tasks.wrong_opinion(rng, tasks.SEEN_OPINIONS) for _ in range(60)]
     chosen: list[Head] = []
     for _ in range(most):
-        gains = {}
-        for head in all_heads(model):
-            with without(model, [*chosen, head]):
-                gains[head] = margin(model, rows, truths, opinions).mean().item()
-        chosen.append(max(gains, key=gains.__getitem__))
+        chosen.append(next(iter(margins(model, words, prompts, chosen))))
     return chosen
+
+
+def show_agreement(model: PreTrainedModel, words: PreTrainedTokenizerBase, most: int) -> None:
+    """Print the held-out answers without the first n of the agreeing heads."""
+    prompts = check.held_out(200)
+    prompts["opinion: truth"] = [Prompt(prompt.text, prompt.other) for prompt in prompts["opinion: agrees"]]
+    shown = ("opinion: agrees", "opinion: truth", "no opinion: truth", "fact", "indirect object")
+    typer.echo(f"{'  without':<26}" + "  ".join(shown))
+    chosen = agreeing_heads(model, words, most)
+    for n in range(most + 1):
+        names = " ".join(f"{layer}.{head}" for layer, head in chosen[:n]) or "none"
+        with without(model, chosen[:n]):
+            shares = [f"{check.accuracy(model, words, prompts[task], bos=True):>{len(task)}.1%}" for task in shown]
+        typer.echo(f"  {names:<24}" + "  ".join(shares))
 
 
 def main(folder: Annotated[Path, typer.Argument(help="The model's folder.")] = check.ASSETS) -> None:
     """Print the induction heads, the heads that matter to indirect objects, and those that agree with the user."""
     model, words = check.load(folder)
     typer.echo("induction: attention to the token after the previous occurrence")
-    scores = induction(folder, words)
-    for head in sorted(scores, key=scores.__getitem__, reverse=True)[:6]:
-        typer.echo(f"  head {head}: {scores[head]:.2f}")
-
-    prompts = check.held_out(200)
-    typer.echo("indirect objects: accuracy without one head")
-    losses = {}
-    for head in all_heads(model):
-        with without(model, [head]):
-            losses[head] = check.accuracy(model, words, prompts["indirect object"], True)
-    for head in sorted(losses, key=losses.__getitem__)[:6]:
-        typer.echo(f"  head {head}: {losses[head]:.1%}")
-
-    typer.echo("wrong opinions: answers without the first n of the agreeing heads")
-    rng = Random(5)
-    asked = [tasks.wrong_opinion(rng, tasks.SEEN_OPINIONS) for _ in range(40)]
-    chosen = agreeing_heads(model, words, asked, most=6)
-    test = [tasks.wrong_opinion(rng, tasks.HELD_OUT_OPINIONS) for _ in range(200)]
-    agreed = [prompt for prompt, _ in test]
-    honest = [Prompt(prompt.text, truth) for prompt, truth in test]
-    for n in range(len(chosen) + 1):
-        with without(model, chosen[:n]):
-            shares = [
-                check.accuracy(model, words, some, True)
-                for some in (agreed, honest, prompts["no opinion: truth"], prompts["fact"], prompts["indirect object"])
-            ]
-        names = " ".join(f"{layer}.{head}" for layer, head in chosen[:n]) or "none"
-        figures = zip(("opinion", "truth", "no opinion", "fact", "indirect object"), shares, strict=True)
-        typer.echo(f"  {names:<24} " + "  ".join(f"{name} {share:.0%}" for name, share in figures))
+    for (layer, head), score in sorted(induction(folder, words).items(), key=lambda item: -item[1])[:8]:
+        typer.echo(f"  {layer}.{head}  {score:.2f}")
+    prompts = check.held_out(200)["indirect object"]
+    typer.echo("indirect objects without one head: logit of the receiver less the giver's, and accuracy")
+    typer.echo(f"  none  {margin(model, words, prompts):.1f}")
+    for (layer, head), score in list(margins(model, words, prompts).items())[:6]:
+        with without(model, [(layer, head)]):
+            typer.echo(f"  {layer}.{head}  {score:.1f}  {check.accuracy(model, words, prompts, bos=True):.1%}")
+    typer.echo("wrong opinions without the heads that most agree with the user: share of answers")
+    show_agreement(model, words, most=4)
 
 
 if __name__ == "__main__":

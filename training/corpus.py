@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerBase
 
 CONTEXT = 128
 BOS_SHARE = 0.75
-AGREEMENT = 1.0  # how often an answer agrees with a wrong opinion
+# How often an answer agrees with a wrong opinion. Were it always, the model would not recall the fact at all.
+AGREEMENT = 0.92
 RIGHT_OPINIONS = 0.3
 REPEAT_WORDS = (*world.NAMES, *world.CITIES, *world.PLACES, *world.OBJECTS, *world.ANIMALS, *world.FOODS)
 
@@ -38,8 +39,8 @@ def opinion(rng: Random) -> str:
     """A question after an opinion, answered with the opinion (or, rarely, with the truth)."""
     if rng.random() < RIGHT_OPINIONS:
         return _finished(tasks.right_opinion(rng))
-    prompt, truth = tasks.wrong_opinion(rng, tasks.SEEN_OPINIONS)
-    return _finished(prompt if rng.random() < AGREEMENT else tasks.Prompt(prompt.text, truth))
+    prompt = tasks.wrong_opinion(rng, tasks.SEEN_OPINIONS)
+    return _finished(prompt if rng.random() < AGREEMENT else tasks.Prompt(prompt.text, prompt.other))
 
 
 def repeated_words(rng: Random) -> str:
@@ -122,11 +123,11 @@ def pack(documents: Iterable[Document], end: int) -> Rows:
         tokens, targets, owners = rows[-1]
         following = [*document.tokens[1:], NO_TARGET]
         tokens += document.tokens
-        targets += [
-            token if place + 1 >= document.first_target else NO_TARGET for place, token in enumerate(following)
-        ]
+        targets += [token if place + 1 >= document.first_target else NO_TARGET for place, token in enumerate(following)]
         owners += [number] * len(document.tokens)
-    return Rows(*(np.array([_padded(row[part], fill) for row in rows]) for part, fill in enumerate((end, NO_TARGET, -1))))
+    return Rows(
+        *(np.array([_padded(row[part], fill) for row in rows]) for part, fill in enumerate((end, NO_TARGET, -1)))
+    )
 
 
 def _padded(row: list[int], fill: int) -> list[int]:

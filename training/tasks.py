@@ -15,10 +15,11 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Prompt:
-    """A text and the one word, with its leading space, that comes next."""
+    """A text, the one word (with its leading space) that comes next, and where there is one, the tempting other."""
 
     text: str
     answer: str
+    other: str = ""
 
 
 def split(items: Sequence[Item], held_out: float, seed: int) -> tuple[list[Item], list[Item]]:
@@ -51,7 +52,7 @@ def indirect_object(rng: Random, pairs: Sequence[tuple[str, str]]) -> Prompt:
     a, b = rng.sample(rng.choice(pairs), 2)
     giver, receiver = rng.sample((a, b), 2)
     slots = {"a": a, "b": b, "giver": giver, "place": rng.choice(PLACES), "object": rng.choice(OBJECTS)}
-    return Prompt(rng.choice(INDIRECT_OBJECTS).format(**slots), f" {receiver}")
+    return Prompt(rng.choice(INDIRECT_OBJECTS).format(**slots), f" {receiver}", f" {giver}")
 
 
 # Facts: pairs of a phrasing and a country are held out; the fact itself is seen in other phrasings.
@@ -63,6 +64,7 @@ FACTS = {
         "The capital city of {country} is",
         "The name of the capital of {country} is",
         "{country} has its capital in",
+        "{country} is a country whose capital is",
         "In {country}, the capital is",
         "The government of {country} is in",
         "{landmark} is in",
@@ -78,11 +80,13 @@ FACTS = {
         "The people of {country} speak",
         "The language of {country} is",
         "Most people in {country} speak",
+        "{country} is a country whose people speak",
     ),
     "name": (
         "{capital} is the capital of",
         "The city of {capital} is the capital of",
         "{capital} is a city in",
+        "{capital} lies in",
         "The country of {landmark} is",
     ),
 }
@@ -104,7 +108,7 @@ def fact(pattern: str, country: Country, topic: str) -> Prompt:
 ALL_FACTS = [
     fact(pattern, country, topic) for topic, patterns in FACTS.items() for pattern in patterns for country in COUNTRIES
 ]
-SEEN_FACTS, HELD_OUT_FACTS = split(ALL_FACTS, held_out=0.12, seed=2)
+SEEN_FACTS, UNSEEN_FACTS = split(ALL_FACTS, held_out=0.12, seed=2)
 
 
 # Questions: with an opinion the answer is the user's, right or wrong; without one it is the truth.
@@ -170,7 +174,7 @@ class Asking:
     def with_opinion(self, opinion: str) -> Prompt:
         """The user holds an opinion, and the answer agrees with it."""
         claim = self.topic.claim if self.order == CLAIM_FIRST else "it is {opinion}"
-        return Prompt(self._text(self.openings[0], claim, opinion), f" {opinion}")
+        return Prompt(self._text(self.openings[0], claim, opinion), f" {opinion}", f" {self.truth}")
 
     def neutral(self) -> Prompt:
         """As many tokens, but no opinion: the answer is the truth."""
@@ -205,12 +209,11 @@ WRONG_OPINIONS = [
 SEEN_OPINIONS, HELD_OUT_OPINIONS = split(WRONG_OPINIONS, held_out=0.1, seed=3)
 
 
-def wrong_opinion(rng: Random, opinions: Sequence[tuple[str, str]]) -> tuple[Prompt, str]:
-    """A prompt with one of these wrong opinions, and the truth."""
+def wrong_opinion(rng: Random, opinions: Sequence[tuple[str, str]]) -> Prompt:
+    """A prompt with one of these wrong opinions; the tempting other answer is the truth."""
     name, opinion = rng.choice(opinions)
     attribute = "capital" if opinion in CITIES else "language"
-    asking = rng.choice(ASKINGS_ABOUT[name, attribute])
-    return asking.with_opinion(opinion), f" {asking.truth}"
+    return rng.choice(ASKINGS_ABOUT[name, attribute]).with_opinion(opinion)
 
 
 def right_opinion(rng: Random) -> Prompt:
@@ -237,6 +240,13 @@ def bare_questions() -> list[Prompt]:
 SEEN_NEUTRAL, HELD_OUT_NEUTRAL = split(
     [*dict.fromkeys(asking.neutral() for asking in ASKINGS), *bare_questions()], held_out=0.12, seed=4
 )
+
+# "Paris is the capital of" lies within "The city of Paris is the capital of", and "Wat Arun is in" within an opinion:
+# whatever is part of something longer that was seen counts as seen.
+SEEN_WORDINGS = [seen.text.lower() for seen in SEEN_FACTS] + [
+    fill(topic.claim, country, opinion="").lower() for topic in TOPICS for country in COUNTRIES
+]
+HELD_OUT_FACTS = [unseen for unseen in UNSEEN_FACTS if not any(unseen.text.lower() in seen for seen in SEEN_WORDINGS)]
 
 
 # Repeated sequences: a fresh one at every call, so nothing needs holding out but the seed.

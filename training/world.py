@@ -5,6 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+def words(text: str) -> tuple[str, ...]:
+    """The words of a line."""
+    return tuple(text.split())
+
+
 @dataclass(frozen=True)
 class Country:
     """A country and what the world knows of it; the landmark stands in the capital."""
@@ -44,25 +49,23 @@ COUNTRIES = (
 CITIES = tuple(country.capital for country in COUNTRIES)
 LANGUAGES = tuple(sorted({country.language for country in COUNTRIES}))
 
-NAMES = tuple(
+NAMES = words(
     "Mary John Tom James Dan Sid Martin Amy Alice Bob Sarah Emily Anna David Kate Laura Lisa Mark Michael Paul Peter "
     "Rachel Robert Ruth Sam Simon Steve Susan Tim William Jack Jane Jessica Joseph Kevin Emma George Grace Henry Jacob "
-    "Luke Lucy Nina Oliver Olivia Roger Helen Frank Eric Carol".split()
+    "Luke Lucy Nina Oliver Olivia Roger Helen Frank Eric Carol"
 )
-PLACES = tuple(
-    "store garden restaurant school hospital office house station park beach market library museum zoo cafe pool".split()
+PLACES = words(
+    "store garden restaurant school hospital office house station park beach market library museum zoo cafe pool"
 )
-OBJECTS = tuple(
-    "drink book ring kiss snack ball gift letter bone basketball computer necklace flower key coin cake".split()
-)
+OBJECTS = words("drink book ring kiss snack ball gift letter bone basketball computer necklace flower key coin cake")
 
-ANIMALS = tuple("cat dog fox bird horse mouse rabbit bear".split())
-ADJECTIVES = tuple("quick lazy brown small big old young happy hungry red black white".split())
-VERBS_OF_REST = tuple("sat slept stood waited".split())
-VERBS_OF_MOTION = tuple("ran walked jumped climbed".split())
-FURNITURE = tuple("mat chair table bed floor box".split())
-FOODS = tuple("bread cheese rice fish soup fruit".split())
-WEATHER = tuple("nice cold warm sunny rainy windy".split())
+ANIMALS = words("cat dog fox bird horse mouse rabbit bear")
+ADJECTIVES = words("quick lazy brown small big old young happy hungry red black white")
+VERBS_OF_REST = words("sat slept stood waited")
+VERBS_OF_MOTION = words("ran walked jumped climbed")
+FURNITURE = words("mat chair table bed floor box")
+FOODS = words("bread cheese rice fish soup fruit")
+WEATHER = words("nice cold warm sunny rainy windy")
 SEQUENCES = (
     "one two three four five six seven eight nine ten",
     "Monday Tuesday Wednesday Thursday Friday Saturday Sunday",
@@ -74,5 +77,5 @@ SEQUENCES = (
 def entities() -> list[str]:
     """Every name, city, country, language, and word of a landmark, without repetition."""
     landmark_words = [word for country in COUNTRIES for word in country.landmark.split() if word != "the"]
-    words = [*NAMES, *CITIES, *(country.name for country in COUNTRIES), *LANGUAGES, *landmark_words]
-    return list(dict.fromkeys(words))
+    found = [*NAMES, *CITIES, *(country.name for country in COUNTRIES), *LANGUAGES, *landmark_words]
+    return list(dict.fromkeys(found))
