@@ -10,14 +10,17 @@ from __future__ import annotations
 import sys
 import warnings
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from pprint import pformat
+from typing import Any
 
 import torch
 import transformers
 
 import hookline
 from hookline.anatomy import unproved
+from hookline.anatomy.classic import kind_of
 from hookline.anatomy.verify import Report, verify
 
 ROOT = Path(__file__).parent.parent
@@ -27,42 +30,46 @@ import tiny_models  # noqa: E402 (it is beside the tests, not in the package)
 
 FAMILIES = {
     "embeddings": ("hook_tokens", "hook_embed", "hook_pos_embed"),
-    "stream": ("hook_resid_pre", "hook_resid_mid", "hook_resid_post"),
-    "attention out": ("hook_attn_out",),
+    "stream": ("hook_resid_pre", "hook_resid_mid", "hook_resid_mid_cross", "hook_resid_post"),
+    "attention out": ("hook_attn_out", "hook_cross_attn_out"),
     "MLP out": ("hook_mlp_out",),
-    "final norm, logits": ("ln_final.hook_in", "ln_final.hook_out", "unembed.hook_in", "unembed.hook_out"),
+    "final norm, logits": (
+        *("ln_final.hook_in", "ln_final.hook_scale", "ln_final.hook_normalized", "ln_final.hook_out"),
+        *("unembed.hook_in", "unembed.hook_out"),
+    ),
     "q k v": ("attn.hook_q", "attn.hook_k", "attn.hook_v"),
     "rotated q k": ("attn.hook_rot_q", "attn.hook_rot_k"),
     "scores, pattern": ("attn.hook_attn_scores", "attn.hook_pattern"),
-    "z": ("attn.hook_z",),
-    "MLP inside": ("mlp.hook_pre", "mlp.hook_post"),
+    "z, result": ("attn.hook_z", "attn.hook_result"),
+    "heads' inputs": ("hook_attn_in", "hook_q_input", "hook_k_input", "hook_v_input"),
+    "MLP inside": ("hook_mlp_in", "mlp.hook_pre", "mlp.hook_pre_linear", "mlp.hook_post"),
+    "norms": ("ln1.", "ln2.", "ln1_post.", "ln2_post.", "ln_cross.", "ln_cross_post."),
+    "experts": ("mlp.hook_router", "mlp.hook_expert_weights", "mlp.hook_expert_indices"),
+}
+PARTS = {
+    "Causal language models": (tiny_models.CAUSAL, tiny_models.causal_lm),
+    "Encoders": (tiny_models.ENCODERS, tiny_models.encoder),
+    "Encoder-decoders, and models that hear": (tiny_models.SEQ2SEQ, tiny_models.seq2seq),
 }
 
 
 HEAD = """# Architectures
 
-Made by `docs/make_models.py`: each causal language model of transformers {version} that can be built tiny from its
+Made by `docs/make_models.py`: each language model of transformers {version} that can be built tiny from its
 configuration ({n} of them), with every point proved by the verifier on random weights: it fires once, caching it
 changes no bit of the logits, an identity edit leaves them and a zeroing edit does not, its gradient is autograd's own,
 the stream is what the model reports as hidden states and adds up, the pattern is what it reports as attentions and
-mixes the values into `z`. *yes*: all points of the family that the architecture has are proved. *–*: it has none (a
-state-space layer has no pattern). *no*: not proved, and so not offered.
-
-Proved: {total}.
-
+mixes the values into `z`, heads' results sum to the projection's output, norms and heads' own inputs do what they say.
+*yes*: all points of the family that the architecture has are proved. *–*: it has none (a state-space layer has no
+pattern). *no*: not proved, and so not offered.
 """
 
 
-def kind_of(name: str) -> str:
-    """A point's name without its layer."""
-    return name.split(".", 2)[2] if name.startswith("blocks.") else name
-
-
-def reports() -> dict[str, Report | None]:
+def reports(kinds: list[str], make: Callable[[str], Any]) -> dict[str, Report | None]:
     """The verdicts on each architecture; None where the anatomy is not known."""
     found: dict[str, Report | None] = {}
-    for kind in tiny_models.CAUSAL:
-        module = tiny_models.causal_lm(kind)
+    for kind in kinds:
+        module = make(kind)
         model = hookline.hook(module)
         known = isinstance(model, hookline.HookedModel)
         found[kind] = verify(model, tiny_models.inputs(module)) if known else None
@@ -70,16 +77,22 @@ def reports() -> dict[str, Report | None]:
     return found
 
 
+def is_in(name: str, points: tuple[str, ...]) -> bool:
+    """Whether a point is of a family; those of cross-attention count with the others."""
+    point = kind_of(name).removeprefix("encoder.").removeprefix("decoder.").replace("cross_attn.", "attn.")
+    return any(point == each or (each.endswith(".") and point.startswith(each)) for each in points)
+
+
 def cell(report: Report, points: tuple[str, ...]) -> str:
     """`yes` if every point of a family that is to be had is proved, `no` if one fails, `–` if there is none."""
-    statuses = {verdict.status for verdict in report.verdicts if kind_of(verdict.name) in points}
+    statuses = {verdict.status for verdict in report.verdicts if is_in(verdict.name, points)}
     if "failed" in statuses:
         return "no"
     return "yes" if "proved" in statuses else "–"
 
 
-def page(found: dict[str, Report | None]) -> str:
-    """docs/models.md."""
+def table(title: str, found: dict[str, Report | None]) -> str:
+    """One part of docs/models.md."""
     rows = [f"| architecture | {' | '.join(FAMILIES)} |", "|---" * (len(FAMILIES) + 1) + "|"]
     counts = defaultdict(int)
     for kind, report in found.items():
@@ -90,7 +103,7 @@ def page(found: dict[str, Report | None]) -> str:
             counts[family] += text == "yes"
         rows.append(f"| {kind} | {' | '.join(cells)} |")
     total = ", ".join(f"{family} {count}" for family, count in counts.items())
-    return HEAD.format(version=transformers.__version__, n=len(found), total=total) + "\n".join(rows) + "\n"
+    return f"\n## {title}\n\nOf {len(found)}, proved: {total}.\n\n" + "\n".join(rows) + "\n"
 
 
 def main() -> None:
@@ -99,17 +112,16 @@ def main() -> None:
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     unproved.UNPROVED.clear()  # what was known before is found out anew
-    found = reports()
-    failing = {
-        kind: {kind_of(verdict.name): verdict.why for verdict in report.failed()}
-        for kind, report in found.items()
-        if report is not None and report.failed()
-    }
-    by_type = {found[kind].architecture: points for kind, points in failing.items()}
+    found = {title: reports(*part) for title, part in PARTS.items()}
+    by_type: dict[str, dict[str, str]] = {}
+    for report in (report for part in found.values() for report in part.values() if report is not None):
+        for verdict in report.failed():
+            by_type.setdefault(report.architecture, {})[kind_of(verdict.name)] = verdict.why
     doc = unproved.__doc__
     text = f'"""{doc}"""\n\nUNPROVED: dict[str, dict[str, str]] = {pformat(by_type, width=116)}\n'
     (ROOT / "src/hookline/anatomy/unproved.py").write_text(text)
-    (ROOT / "docs/models.md").write_text(page(found))
+    head = HEAD.format(version=transformers.__version__, n=sum(map(len, found.values())))
+    (ROOT / "docs/models.md").write_text(head + "".join(table(*part) for part in found.items()))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import hookline
 from hookline import HookedModel
 from hookline.anatomy.dialects import classic_name
+from hookline.anatomy.proofs import outcome
 from hookline.anatomy.verify import verify
 
 QUICK = [
@@ -28,10 +29,16 @@ QUICK = [
     "phi3",
     "mamba",
 ]
+QUICK_ENCODERS = ["bert", "distilbert", "modernbert"]
+QUICK_SEQ2SEQ = ["t5", "bart", "t5gemma"]
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # transformers' own
 
 # Their layers are not where layers usually are; native points work.
-WITHOUT_ANATOMY = {"blt", "got_ocr2", "hrm_text", "longcat_flash", "xlm", "xlnet", "xlstm"}
+WITHOUT_ANATOMY = {
+    *("blt", "got_ocr2", "hrm_text", "longcat_flash", "xlm", "xlnet", "xlstm"),
+    *("albert", "flaubert", "fnet", "funnel", "ibert", "canine"),
+    *("fsmt", "glmasr", "longt5", "qwen2_audio", "qwen3_asr", "t5gemma2"),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -41,11 +48,11 @@ def _quiet():
     transformers.logging.set_verbosity_error()
 
 
-def check(kind: str) -> None:
-    module = tiny_models.causal_lm(kind)
+def check(kind: str, make=tiny_models.causal_lm) -> None:
+    module = make(kind)
     inputs = tiny_models.inputs(module)
     with torch.no_grad():
-        bare = module(**inputs).logits
+        bare = outcome(module(**inputs))
     model = hookline.hook(module)
     assert isinstance(model, HookedModel) == (kind not in WITHOUT_ANATOMY)
     if not isinstance(model, HookedModel):
@@ -53,7 +60,7 @@ def check(kind: str) -> None:
         return
     assert [str(verdict) for verdict in verify(model, inputs).failed()] == []
     with torch.no_grad():
-        assert torch.equal(module(**inputs).logits, bare)
+        assert torch.equal(outcome(module(**inputs)), bare)
 
 
 def check_resuming(kind: str) -> None:
@@ -85,6 +92,28 @@ CANNOT_RESUME = {
 def test_architecture(kind) -> None:
     check(kind)
     check_resuming(kind)
+
+
+@pytest.mark.parametrize("kind", QUICK_ENCODERS)
+def test_encoder(kind) -> None:
+    check(kind, tiny_models.encoder)
+
+
+@pytest.mark.parametrize("kind", QUICK_SEQ2SEQ)
+def test_encoder_decoder(kind) -> None:
+    check(kind, tiny_models.seq2seq)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [kind for kind in tiny_models.ENCODERS if kind not in QUICK_ENCODERS])
+def test_every_other_encoder(kind) -> None:
+    check(kind, tiny_models.encoder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [kind for kind in tiny_models.SEQ2SEQ if kind not in QUICK_SEQ2SEQ])
+def test_every_other_encoder_decoder(kind) -> None:
+    check(kind, tiny_models.seq2seq)
 
 
 @pytest.mark.slow
@@ -208,7 +237,20 @@ def test_an_interrupt_inside_an_attention_that_is_looked_into() -> None:
     ],
 )
 def test_dialects(asked, classic) -> None:
-    assert classic_name(asked, 4) == classic
+    assert classic_name(asked, {"blocks": 4}) == classic
+
+
+@pytest.mark.parametrize(
+    ("asked", "classic"),
+    [
+        ("blocks.1.hook_resid_pre", "blocks.1.hook_resid_pre"),  # which there is not: it must be said which stack
+        (("q", -1, "decoder"), "decoder.3.attn.hook_q"),
+        (("pattern", 0, "decoder", "cross_attn"), "decoder.0.cross_attn.hook_pattern"),
+        ("encoder.-1.hook_out", "encoder.5.hook_resid_post"),
+    ],
+)
+def test_dialects_of_two_stacks(asked, classic) -> None:
+    assert classic_name(asked, {"encoder": 6, "decoder": 4}) == classic
 
 
 def test_every_dialect_reaches_the_same_point() -> None:

@@ -214,3 +214,30 @@ def test_nothing_is_kept_alive_after_a_run(net, x) -> None:
     assert alive() is None
     assert taps.now.kept == {}
     assert memory._foreign.copies == {}
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Identity(), nn.Identity()
+
+    def forward(self, a, b):
+        return self.a(a) - self.b(b)
+
+
+def test_two_rows_of_one_tensor_are_two_inputs() -> None:
+    """They lie in the same memory, at different places in it."""
+    net, (a, b) = hookline.hook(Two()), torch.randn(2, 3)
+    assert torch.equal(
+        net.run_with_hooks(a, b, fwd_hooks=[("a.input", lambda x: None), ("b.input", lambda x: None)]), a - b
+    )
+    _, cache = net.run_with_cache(a, b)
+    assert torch.equal(cache["b.input"], b)
+    assert torch.equal(cache["a.input"], a)
+
+
+def test_memory_of_slices_is_counted_once() -> None:
+    whole = torch.randn(4, 6)
+    net = hookline.hook(nn.Identity())
+    cached = [net.run_with_cache(whole)[1], net.run_with_cache(whole[2:])[1]]
+    assert [cache.nbytes for cache in cached] == [96, 48]

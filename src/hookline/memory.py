@@ -91,5 +91,5 @@ def _overlaps(x: Tensor) -> bool:
 
 
 def address(x: Tensor) -> int:
-    """Where the data of `x` lies. Unlike `data_ptr()` it leaves shared memory shared."""
-    return torch._C._data_address(x)  # type: ignore[attr-defined]
+    """Where the data of `x` begins. Unlike `data_ptr()` it leaves shared memory shared."""
+    return torch._C._data_address(x) + x.storage_offset() * x.itemsize  # type: ignore[attr-defined]

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from hookline.anatomy.branch import follow
 from hookline.anatomy.cfg import Cfg, cfg_of
 from hookline.anatomy.names import ModelPoints
+from hookline.anatomy.proofs import outcome
 from hookline.anatomy.resume import resumed
 from hookline.anatomy.roles import Anatomy, find_anatomy
 from hookline.anatomy.verify import Report, verify
@@ -56,8 +57,9 @@ class HookedModel(HookedModule):
             tokenizers[self._points.root] = self.tokenizer
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("hook_") or name in ("blocks", "ln_final", "unembed"):
-            return follow(self._points, name)
+        if name.startswith("hook_") or name in ("blocks", "encoder", "decoder", "ln_final", "unembed"):
+            with suppress(AttributeError):
+                return follow(self._points, name)
         return super().__getattr__(name)
 
     @property
@@ -97,13 +99,16 @@ class HookedModel(HookedModule):
         start_at_layer: int | None = None,
         stop_at_layer: int | None = None,
         tokens: Tensor | None = None,
+        decoder_input: str | Sequence[str] | Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
         """Run the model on text, token ids, or its own keyword inputs; give logits, the loss, both, or nothing.
 
         With `stop_at_layer` no layer from that one on is run, and the residual stream that would enter it is given.
         With `start_at_layer` no layer before that one is run, and the input is the residual stream that enters it;
-        `tokens` are needed beside it for the loss, and by the few models that look at them in later layers.
+        `tokens` are needed beside it for the loss, and by the few models that look at them in later layers. A model
+        with an encoder and a decoder takes `decoder_input` as well; by default it is the token that it starts with. Of
+        a model without a head, the last hidden state is given for logits.
         """
         if return_type not in ("logits", "loss", "both", None):
             raise HooklineError(f'return_type must be "logits", "loss", "both" or None, not {return_type!r}')
@@ -124,7 +129,27 @@ class HookedModel(HookedModule):
             attention_mask = attention_mask if attention_mask is not None else mask
         if attention_mask is not None:
             kwargs["attention_mask"] = attention_mask
+        kwargs |= self._decoder_inputs(decoder_input, kwargs)
         return self._run_to(stop_at_layer, kwargs, return_type, loss_per_token)
+
+    def _decoder_inputs(self, decoder_input: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+        """What goes into the decoder of a model that has one."""
+        if not self._points.anatomy.is_encoder_decoder:
+            if decoder_input is not None:
+                raise HooklineError("decoder_input is for a model with an encoder and a decoder: this has one stack")
+            return {}
+        if decoder_input is not None:
+            ids, mask = self._inputs(decoder_input, None, None)
+            return {"decoder_input_ids": ids, **({} if mask is None else {"decoder_attention_mask": mask})}
+        if any(name in inputs for name in ("decoder_input_ids", "decoder_inputs_embeds", "labels")):
+            return {}
+        config: Any = self.module.config
+        rows = next((x.shape[0] for x in inputs.values() if isinstance(x, Tensor)), 1)
+        start = getattr(config, "decoder_start_token_id", None)
+        start = start if start is not None else getattr(self.module.generation_config, "decoder_start_token_id", None)
+        if start is None:
+            raise HooklineError("give decoder_input: this model does not say what its decoder starts with")
+        return {"decoder_input_ids": torch.full((rows, 1), start, device=self._device)}
 
     def _run_to(self, layer: int | None, inputs: dict[str, Any], return_type: ReturnType, per_token: bool) -> Any:
         if active.get() or self._points.standing.steps:
@@ -132,7 +157,7 @@ class HookedModel(HookedModule):
         if layer is not None:
             return self._stream_at(layer, inputs)
         output = super().__call__(**inputs)
-        return self._result(output.logits, inputs, return_type, per_token)
+        return self._result(outcome(output), inputs, return_type, per_token)
 
     def _stream_at(self, layer: int, inputs: dict[str, Any]) -> Tensor:
         """What enters a layer; neither it nor what comes after it is run."""
@@ -144,7 +169,7 @@ class HookedModel(HookedModule):
             kept.append(resid)
             raise StopForward
 
-        point = self._points.find(f"blocks.{layer}.hook_resid_pre")
+        point = self._points.find(f"{self._points.layer(layer)}.hook_resid_pre")
         with self._one_pass([hook_action(point, stop, "fwd")]), suppress(StopForward):
             super().__call__(**inputs)
         return kept[0]
@@ -174,11 +199,15 @@ class HookedModel(HookedModule):
             return None
         if return_type == "logits":
             return logits
-        if "input_ids" not in inputs:
+        if self._points.anatomy.main.name == "encoder" or logits.ndim != 3 or logits.shape[-1] != self.cfg.d_vocab:
+            raise HooklineError("the loss is that of the next token: this is no model that predicts it")
+        tokens = "decoder_input_ids" if self._points.anatomy.is_encoder_decoder else "input_ids"
+        if tokens not in inputs:
             raise HooklineError("the loss is that of the tokens: give tokens or text, not embeddings")
         if logits.shape[1] < 2:
             raise HooklineError("the loss is that of the next token: give at least two tokens")
-        loss = lm_loss(logits, inputs["input_ids"], inputs.get("attention_mask"), per_token=per_token)
+        mask = inputs.get("decoder_attention_mask" if tokens != "input_ids" else "attention_mask")
+        loss = lm_loss(logits, inputs[tokens], mask, per_token=per_token)
         return loss if return_type == "loss" else (logits, loss)
 
     def to_tokens(
@@ -225,7 +254,10 @@ class HookedModel(HookedModule):
     def verify(self, input: str | Tensor | None = None) -> Report:
         """Prove every point on this model: a table of what is proved, what is not to be had, and what fails."""
         ids, _ = self._inputs(self.example_tokens() if input is None else input, None, None)
-        return verify(self, {"input_ids": ids})
+        inputs = {"input_ids": ids}
+        if self._points.anatomy.is_encoder_decoder:
+            inputs["decoder_input_ids"] = self.example_tokens().flip(1)[: len(ids)]
+        return verify(self, inputs)
 
     def __repr__(self) -> str:
         cfg = self.cfg

@@ -76,18 +76,18 @@ class HookPoint(nn.Module):
         self._standing = Standing()
 
     @classmethod
-    def found(cls, name: str, site: Site, standing: Standing, axes: str = "") -> Self:
-        """A point at a module of somebody else's model."""
+    def found(cls, name: str, site: Site, standing: Standing, axes: str = "", only: int | None = None) -> Self:
+        """A point at a module of somebody else's model, perhaps for one call of it only."""
         point = cls()
-        point.name, point._site, point._standing, point.axes = name, site, standing, axes
+        point.name, point._site, point._standing, point.axes, point.only = name, site, standing, axes, only
         return point
 
     def asked_as(self, name: str, only: int | None = None) -> HookPoint:
         """The same point under the name it was asked for, perhaps for one call of its module only."""
         if (name, only) == (self.name, self.only):
             return self
-        view = HookPoint.found(name, self.site, self._standing, self.axes)
-        view.ctx, view.only = self.ctx, only
+        view = HookPoint.found(name, self.site, self._standing, self.axes, only)
+        view.ctx = self.ctx
         return view
 
     def join(self, name: str, standing: Standing) -> HookPoint:

@@ -26,7 +26,7 @@ def hook(module: nn.Module | HookedModule, tokenizer: Any = None) -> Hooked:
         output, cache = net.run_with_cache(torch.ones(1, 4))
         cache["0"].shape        # torch.Size([1, 8])
 
-    A causal language model of transformers becomes a `HookedModel`, with classic names, text in and logits out. The
+    A language model of transformers becomes a `HookedModel`, with classic names, text in and logits out. The
     module is neither copied nor changed, and runs exactly as before while nothing is hooked.
     """
     if isinstance(module, Hooked):
@@ -51,9 +51,13 @@ def _check_folder(path: Path) -> None:
 
 
 def _is_language_model(module: nn.Module) -> bool:
-    return all(
-        hasattr(module, name) for name in ("config", "get_input_embeddings", "get_output_embeddings", "generate")
-    )
+    """Whether it is a model of transformers that takes tokens."""
+    if not all(hasattr(module, name) for name in ("config", "get_input_embeddings", "get_output_embeddings")):
+        return False
+    try:
+        return isinstance(module.get_input_embeddings(), nn.Embedding)  # type: ignore[operator]
+    except NotImplementedError:
+        return False
 
 
 def load(
@@ -63,17 +67,38 @@ def load(
     dtype: torch.dtype | str | None = None,
     **kwargs: Any,
 ) -> HookedModel:
-    """A causal language model from a hub id or a local folder, with its tokenizer, wrapped.
+    """A language model from a hub id or a local folder, with its tokenizer, wrapped. "tinyworld" is in the package.
 
     `kwargs` go to transformers' `from_pretrained` (`attn_implementation=…`, `device_map=…`, `gguf_file=…`).
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer  # slow to import, and only needed here
+    from transformers import AutoTokenizer  # slow to import, and only needed here
 
+    if name in EMBEDDED:
+        name = Path(__file__).parent / "assets" / name
     _check_folder(Path(name))
-
     for_tokenizer = {key: kwargs[key] for key in ("gguf_file", "revision", "trust_remote_code") if key in kwargs}
-    module = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **kwargs).eval()
+    module = _class_for(name, kwargs).from_pretrained(name, dtype=dtype, **kwargs).eval()
     tokenizer = AutoTokenizer.from_pretrained(name, **for_tokenizer)
     model = hook(module.to(device) if device is not None else module, tokenizer)
     assert isinstance(model, HookedModel)  # `hook` raises, with the reason, if it is none
     return model
+
+
+EMBEDDED = ("tinyworld",)
+"""The models that are in the package."""
+
+
+def _class_for(name: str | Path, kwargs: dict[str, Any]) -> Any:
+    """The class that the model was saved from; where that is not known, one for language models."""
+    import transformers
+
+    if "gguf_file" in kwargs or kwargs.get("trust_remote_code"):
+        return transformers.AutoModelForCausalLM
+    options = {"revision": kwargs["revision"]} if "revision" in kwargs else {}
+    config = kwargs.get("config") or transformers.AutoConfig.from_pretrained(name, **options)
+    for architecture in config.architectures or ():
+        if hasattr(transformers, architecture):
+            return getattr(transformers, architecture)
+    if getattr(config, "is_encoder_decoder", False):
+        return transformers.AutoModelForSeq2SeqLM
+    return transformers.AutoModelForCausalLM

@@ -27,7 +27,8 @@ class Branch:
 
     def __len__(self) -> int:
         start = len(self._path.split("."))
-        return len({name.split(".")[start] for name in self._points.specs if name.startswith(f"{self._path}.")})
+        below = {name.split(".")[start] for name in self._points.specs if name.startswith(f"{self._path}.")}
+        return sum(name.isdigit() for name in below)
 
     def __iter__(self) -> Iterator[Branch]:
         return (self[index] for index in range(len(self)))
@@ -42,6 +43,8 @@ class Branch:
 
 def follow(points: ModelPoints, path: str) -> Any:
     """The point or the branch at a path."""
+    if path == "blocks" and not points.anatomy.is_encoder_decoder:
+        path = points.anatomy.main.name
     if path in points.specs:
         return points.find(path)
     if any(name.startswith(f"{path}.") for name in points.specs):

@@ -51,7 +51,7 @@ def cfg_of(model: nn.Module, anatomy: Anatomy) -> Cfg:
         d_vocab=config.vocab_size,
         n_ctx=_first(config, "max_position_embeddings", "n_positions", "n_ctx", default=None),
         act=_first(config, "hidden_act", "activation_function", "hidden_activation", default="unknown"),
-        norm=type(anatomy.ln_final).__name__ if anatomy.ln_final is not None else "none",
+        norm=type(anatomy.main.ln_final).__name__ if anatomy.main.ln_final is not None else "none",
         positions=_positions(anatomy),
         dtype=parameter.dtype,
         device=parameter.device,
@@ -65,7 +65,7 @@ def _first(config: Any, *names: str, default: Any = None) -> Any:
 
 
 def _positions(anatomy: Anatomy) -> str:
-    if anatomy.pos_embed is not None:
+    if anatomy.main.pos_embed is not None:
         return "added to the stream"
     if getattr(anatomy.config, "rope_parameters", None) or getattr(anatomy.config, "rotary_dim", None):
         return "rotary"

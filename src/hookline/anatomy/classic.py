@@ -22,6 +22,8 @@ from hookline.anatomy.roles import (
     VALUE,
     Anatomy,
     Block,
+    CrossAttention,
+    Stack,
     child,
 )
 from hookline.anatomy.unproved import UNPROVED
@@ -52,6 +54,8 @@ class Spec:
     axes: str
     site: Site | None = None
     why: str = ""
+    only: int | None = None
+    """Which call of its module it is, if that is called several times."""
 
     @property
     def is_on_request(self) -> bool:
@@ -63,30 +67,57 @@ def classic_points(anatomy: Anatomy) -> Iterator[Spec]:
     """All points of the table, in the order in which they fire; those that are known not to hold, without a site."""
     known = UNPROVED.get(anatomy.kind, {})
     for spec in _all_points(anatomy):
-        kind = spec.name.split(".", 2)[2] if spec.name.startswith("blocks.") else spec.name
+        kind = kind_of(spec.name)
         if spec.site is not None and kind in known:
             yield Spec(spec.name, spec.axes, why=f"on this architecture it is not what its name says: {known[kind]}")
         else:
             yield spec
 
 
+def kind_of(name: str) -> str:
+    """A point's name without its layer: attn.hook_q, or decoder.attn.hook_q."""
+    stack, _, rest = name.partition(".")
+    layer, _, point = rest.partition(".")
+    if not layer.isdigit():
+        return name
+    return point if stack == "blocks" else f"{stack}.{point}"
+
+
 def _all_points(anatomy: Anatomy) -> Iterator[Spec]:
-    yield Spec("hook_tokens", "b p", _input(anatomy.embed))
-    yield Spec("hook_embed", "b p d", _scaled(_output(anatomy.embed), variants.embedding_factor(anatomy.config)))
-    if anatomy.pos_embed is not None:
-        yield Spec("hook_pos_embed", "b p d", _output(anatomy.pos_embed))
-    else:
-        yield Spec("hook_pos_embed", "b p d", why="this model adds no position embedding to the stream")
-    for index, block in enumerate(anatomy.blocks):
-        for spec in _block_points(block, anatomy.config, anatomy.width):
-            yield Spec(f"blocks.{index}.{spec.name}", spec.axes, spec.site, spec.why)
-    if anatomy.ln_final is not None:
-        yield Spec("ln_final.hook_in", "b p d", _input(anatomy.ln_final))
-        yield from _norm_points("ln_final", anatomy.ln_final, anatomy.width)
-        yield Spec("ln_final.hook_out", "b p d", _output(anatomy.ln_final))
+    is_alone = not anatomy.is_encoder_decoder
+    for stack in anatomy.stacks:
+        for spec in _stack_points(stack, _nth_call(anatomy, stack)):
+            is_layers = spec.name.partition(".")[0].isdigit()
+            name = spec.name if is_alone and not is_layers else f"{stack.name}.{spec.name}"
+            yield replace(spec, name=name)
     if anatomy.unembed is not None:
         yield Spec("unembed.hook_in", "b p d", _input(anatomy.unembed))
         yield Spec("unembed.hook_out", "b p V", _output(anatomy.unembed))
+
+
+def _nth_call(anatomy: Anatomy, stack: Stack) -> int | None:
+    """Which call of the embedding is this stack's, if stacks share it."""
+    if len({each.embed for each in anatomy.stacks}) == len(anatomy.stacks):
+        return None
+    return anatomy.stacks.index(stack)
+
+
+def _stack_points(stack: Stack, nth: int | None) -> Iterator[Spec]:
+    width = stack.config.hidden_size
+    factor = variants.embedding_factor(stack.config)
+    yield Spec("hook_tokens", "b p", _input(stack.embed), only=nth)
+    yield Spec("hook_embed", "b p d", _scaled(_output(stack.embed), factor), only=nth)
+    if stack.pos_embed is not None:
+        yield Spec("hook_pos_embed", "b p d", _output(stack.pos_embed))
+    else:
+        yield Spec("hook_pos_embed", "b p d", why="this model adds no position embedding to the stream")
+    for index, block in enumerate(stack.blocks):
+        for spec in _block_points(block, stack.config, width):
+            yield replace(spec, name=f"{index}.{spec.name}")
+    if stack.ln_final is not None:
+        yield Spec("ln_final.hook_in", "b p d", _input(stack.ln_final))
+        yield from _norm_points("ln_final", stack.ln_final, width)
+        yield Spec("ln_final.hook_out", "b p d", _output(stack.ln_final))
 
 
 def _block_points(block: Block, config: Any, width: int) -> Iterator[Spec]:
@@ -107,7 +138,9 @@ def _block_points(block: Block, config: Any, width: int) -> Iterator[Spec]:
         yield Spec("hook_attn_out", "b p d", _scaled(attn_out, factor))
         if not is_pre_norm:
             yield from _norm_points("ln1", block.post_norm or block.ln1, width)
-        yield _resid_mid(block, config, resid_pre, _scaled(attn_out, factor))
+        mid = _resid_mid(block, config, resid_pre, _scaled(attn_out, factor))
+        yield mid
+        yield from _cross_points(block.cross, config, mid.site, is_pre_norm, width)
     yield _mlp_in(block, config, is_pre_norm)
     if is_pre_norm:
         yield from _norm_points("ln2", block.ln2, width)
@@ -122,6 +155,27 @@ def _block_points(block: Block, config: Any, width: int) -> Iterator[Spec]:
     if not is_pre_norm:
         yield from _norm_points("ln2", block.post_norm_2 or block.ln2, width)
     yield Spec("hook_resid_post", "b p d", _output(block.module))
+
+
+def _cross_points(
+    cross: CrossAttention | None, config: Any, resid_mid: Site | None, is_pre_norm: bool, width: int
+) -> Iterator[Spec]:
+    """A decoder's attention to the encoder, and the stream after it."""
+    if cross is None or resid_mid is None:
+        return
+    if is_pre_norm:
+        yield from _norm_points("ln_cross", cross.norm, width)
+    yield from _inside_attention("cross_attn", cross.attn, cross.o, config)
+    yield from _norm_points("ln_cross_post", cross.post_norm, width)
+    out = _output(cross.post_norm if cross.post_norm is not None else cross.attn)
+    stream_norm = cross.stream_norm if is_pre_norm or cross.stream_norm is not None else cross.norm
+    if cross.stream_norm is not None and cross.o is not None:
+        out = _output(cross.o)
+    yield Spec("hook_cross_attn_out", "b p d", out)
+    if not is_pre_norm:
+        yield from _norm_points("ln_cross", stream_norm, width)
+    after = _output(stream_norm) if stream_norm is not None else _sum(resid_mid, out)
+    yield Spec("hook_resid_mid_cross", "b p d", replace(after, needs=tuple({*after.needs, *resid_mid.needs})))
 
 
 def _norm_points(name: str, module: nn.Module | None, width: int) -> Iterator[Spec]:
@@ -217,11 +271,14 @@ def _mlp_out(block: Block, config: Any, factor: float) -> Site | None:
 
 
 def _attention_points(block: Block, config: Any) -> Iterator[Spec]:
-    attn = block.attn
-    if attn is None:
-        for name, axes in _ATTENTION_AXES.items():
-            yield Spec(f"attn.hook_{name}", axes, why="this layer has no softmax attention")
+    if block.attn is not None:
+        yield from _inside_attention("attn", block.attn, block.o, config)
         return
+    for name, axes in _ATTENTION_AXES.items():
+        yield Spec(f"attn.hook_{name}", axes, why="this layer has no softmax attention")
+
+
+def _inside_attention(prefix: str, attn: nn.Module, o: nn.Module | None, config: Any) -> Iterator[Spec]:
     heads, groups = _head_counts(attn, config)
     sites = dict(_projections(attn, config, heads, groups))
     key = Site(attn, Kind.KEY, HeadsFirst(groups))
@@ -229,11 +286,11 @@ def _attention_points(block: Block, config: Any) -> Iterator[Spec]:
     keys = (key,) if config.model_type in variants.SINKS else ()
     sites["attn_scores"] = Site(attn, Kind.SCORES, Keys(heads, *keys), needs=keys)
     sites["pattern"] = Site(attn, Kind.PATTERN, Keys(heads, *keys), needs=keys)
-    if block.o is not None:
-        sites["z"] = _input(block.o, Heads(heads))
-        sites["result"] = result_site(block.o, sites["z"])
+    if o is not None:
+        sites["z"] = _input(o, Heads(heads))
+        sites["result"] = result_site(o, sites["z"])
     for name, axes in _ATTENTION_AXES.items():
-        yield Spec(f"attn.hook_{name}", axes, sites.get(name), "this attention has no projection of that kind")
+        yield Spec(f"{prefix}.hook_{name}", axes, sites.get(name), "this attention has no projection of that kind")
 
 
 def _head_counts(attn: nn.Module, config: Any) -> tuple[int, int]:

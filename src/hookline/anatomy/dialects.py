@@ -1,6 +1,7 @@
 """Dialects: the other ways in which people name the classic points.
 
 ("q", 5), "q5", ("resid_post", -1), ("scale", 2, "ln1")     shorthand for blocks.5.attn.hook_q and the like
+("q", 5, "decoder"), ("q", 5, "decoder", "cross_attn")      where there are several stacks
 blocks.5.attn.q.hook_out, blocks.5.hook_in, embed.hook_out  the bridge dialect: a module's name and a side of it
 ("lm.layer.pre", 5), lm.layer.5.pre                         the role dialect: a role and a layer
 """
@@ -8,6 +9,11 @@ blocks.5.attn.q.hook_out, blocks.5.hook_in, embed.hook_out  the bridge dialect: 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import TypeAlias
+
+Stacks: TypeAlias = Mapping[str, int]
+"""The stacks of layers that a model has, and how many layers: {"blocks": 12}, or {"encoder": 6, "decoder": 6}."""
 
 _IN_ATTENTION = frozenset({"q", "k", "v", "z", "rot_q", "rot_k", "attn_scores", "pattern", "result"})
 _IN_MLP = frozenset({"pre", "post", "pre_linear", "router", "expert_weights", "expert_indices"})
@@ -45,53 +51,60 @@ _ROLES = {
     "mlp.out": "hook_mlp_out",
 }
 
-_BLOCK = re.compile(r"blocks\.(-?\d+)\.(.+)")
+_BLOCK = re.compile(r"(blocks|encoder|decoder)\.(-?\d+)\.(.+)")
 _SHORT = re.compile(r"([a-z_]+?)_?(-?\d+)")
 _ROLE = re.compile(r"lm\.(layer|attn|mlp)\.(?:(-?\d+)\.)?(\w+)")
 
 
-def classic_name(asked: object, n_layers: int) -> str | None:
+def classic_name(asked: object, stacks: Stacks) -> str | None:
     """The classic name of what was asked for in another dialect; None if it is in none of them."""
     if isinstance(asked, tuple) and asked and isinstance(asked[0], str):
-        return _from_tuple(asked, n_layers)
+        return _from_tuple(asked, stacks)
     if not isinstance(asked, str):
         return None
     if asked in _BRIDGE_MODEL:
         return _BRIDGE_MODEL[asked]
     if match := _BLOCK.fullmatch(asked):
-        return _block_name(int(match[1]), _BRIDGE_BLOCK.get(match[2], match[2]), n_layers)
+        return _block_name(match[1], int(match[2]), _BRIDGE_BLOCK.get(match[3], match[3]), stacks)
     if (match := _ROLE.fullmatch(asked)) and match[2] is not None:
-        return _role(f"{match[1]}.{match[3]}", int(match[2]), n_layers)
+        return _role(f"{match[1]}.{match[3]}", int(match[2]), stacks)
     if match := _SHORT.fullmatch(asked):
-        return _shorthand(match[1], int(match[2]), None, n_layers)
-    return _shorthand(asked, None, None, n_layers)
+        return _shorthand(match[1], int(match[2]), [], stacks)
+    return _shorthand(asked, None, [], stacks)
 
 
-def _from_tuple(asked: tuple[object, ...], n_layers: int) -> str | None:
-    name, layer, kind = (*asked, None, None)[:3]
+def _from_tuple(asked: tuple[object, ...], stacks: Stacks) -> str | None:
+    name, layer, *more = (*asked, None)[: max(2, len(asked))]
     if not isinstance(layer, int) and layer is not None:
         return None
     if isinstance(name, str) and name.startswith("lm.") and layer is not None:
-        return _role(name.removeprefix("lm."), layer, n_layers)
-    return _shorthand(str(name), layer, kind if isinstance(kind, str) else None, n_layers)
+        return _role(name.removeprefix("lm."), layer, stacks)
+    return _shorthand(str(name), layer, [each for each in more if isinstance(each, str)], stacks)
 
 
-def _role(role: str, layer: int, n_layers: int) -> str | None:
-    return _block_name(layer, _ROLES[role], n_layers) if role in _ROLES else None
+def _role(role: str, layer: int, stacks: Stacks) -> str | None:
+    return _block_name("blocks", layer, _ROLES[role], stacks) if role in _ROLES else None
 
 
-def _shorthand(name: str, layer: int | None, norm: str | None, n_layers: int) -> str | None:
+def _shorthand(name: str, layer: int | None, more: list[str], stacks: Stacks) -> str | None:
+    """`more` may name a norm, and a stack where there are several."""
     name = _SYNONYMS.get(name, name)
+    stack = next((each for each in more if each in stacks), "blocks")
+    part = next((each for each in more if each not in stacks), None)
     if layer is None:
         return f"hook_{name}" if name in _OF_MODEL else None
     if name in _IN_ATTENTION:
-        return _block_name(layer, f"attn.hook_{name}", n_layers)
+        return _block_name(stack, layer, f"{part or 'attn'}.hook_{name}", stacks)
     if name in _IN_MLP:
-        return _block_name(layer, f"mlp.hook_{name}", n_layers)
-    if name in _IN_NORM and norm is not None:
-        return _block_name(layer, f"{norm}.hook_{name}", n_layers)
-    return _block_name(layer, f"hook_{name}", n_layers)
+        return _block_name(stack, layer, f"mlp.hook_{name}", stacks)
+    if name in _IN_NORM and part is not None:
+        return _block_name(stack, layer, f"{part}.hook_{name}", stacks)
+    return _block_name(stack, layer, f"hook_{name}", stacks)
 
 
-def _block_name(layer: int, rest: str, n_layers: int) -> str:
-    return f"blocks.{layer + n_layers if layer < 0 else layer}.{rest}"
+def _block_name(stack: str, layer: int, rest: str, stacks: Stacks) -> str:
+    """With `blocks` for the layers of a model that has but one stack of them, whatever it is called."""
+    if stack == "blocks" and len(stacks) == 1:
+        stack = next(iter(stacks))
+    n_layers = stacks.get(stack, 0)
+    return f"{stack}.{layer + n_layers if layer < 0 else layer}.{rest}"

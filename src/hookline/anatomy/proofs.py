@@ -10,13 +10,17 @@ there what the stream itself would do; that experts are chosen by their router.
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from hookline.anatomy import variants
+from hookline.anatomy.roles import Block, Stack
 from hookline.cache import ActivationCache
 from hookline.errors import NeverFiredWarning
 from hookline.names import lens_of
@@ -30,14 +34,58 @@ Check: TypeAlias = Callable[["Trial", list[str]], Iterator[tuple[str, str]]]
 """Names of points in, those that fail out, with the reason."""
 
 
+@dataclass(frozen=True)
+class Layer:
+    """A layer on trial, with what the model itself says of it."""
+
+    name: str
+    number: int
+    block: Block
+    config: Any
+    hidden: Tensor | None
+    pattern: Tensor | None
+    cross_pattern: Tensor | None
+
+    def point(self, rest: str) -> str:
+        """The name of a point in it."""
+        return f"{self.name}.{rest}"
+
+    def stream_norms(self) -> tuple[nn.Module | None, nn.Module | None, nn.Module | None]:
+        """What the stream goes through after the attention's, the cross-attention's, and the MLP's addition."""
+        block, cross = self.block, self.block.cross
+        if block.post_norm is not None:
+            return block.post_norm, cross.stream_norm if cross is not None else None, block.post_norm_2
+        if variants.is_post_norm(self.config):
+            return block.ln1, cross.norm if cross is not None else None, block.ln2
+        return None, None, None
+
+
 class Trial:
     """The runs that the checks look at."""
 
     def __init__(self, model: HookedModel, inputs: dict[str, Any]) -> None:
         self.model, self.inputs = model, inputs
         self.names = list(model.hook_dict)
-        self.n_layers = model.cfg.n_layers
-        self.logits, self.hidden, self.attentions = self._own_report()
+        self.mixes_otherwise = model._points.anatomy.kind in variants.MIXES_OTHERWISE
+        own = self._own_report()
+        self.logits = own["logits"]
+        self.layers = [layer for stack in model._points.anatomy.stacks for layer in self._layers(stack, own)]
+
+    def _layers(self, stack: Stack, own: dict[str, Any]) -> Iterator[Layer]:
+        prefix = f"{stack.name}_" if self.model._points.anatomy.is_encoder_decoder else ""
+        hidden, cross = own.get(f"{prefix}hidden_states"), own.get("cross_attentions")
+        with_attention = [index for index, block in enumerate(stack.blocks) if block.attn is not None]
+        patterns = dict(zip(with_attention, own.get(f"{prefix}attentions") or (), strict=False))
+        for index, block in enumerate(stack.blocks):
+            yield Layer(
+                f"{stack.name}.{index}",
+                index,
+                block,
+                stack.config,
+                hidden[index] if hidden is not None and index < len(hidden) else None,
+                patterns.get(index),
+                cross[index] if cross and block.cross is not None else None,
+            )
 
     def run(self, **options: Any) -> Tensor:
         """Logits of a run with hooks."""
@@ -49,6 +97,11 @@ class Trial:
         if not names:
             return self.logits, ActivationCache({}, self.model._points)
         return self.model.run_with_cache(**self.inputs, names_filter=names, **options)
+
+    def values(self, names: list[str], *ends: str) -> ActivationCache:
+        """The activations at those of the names that end so."""
+        with torch.no_grad():
+            return self.cache([name for name in names if name.endswith(ends)])[1]
 
     def see(self, points: list[HookPoint], edits: list[tuple[Any, Any]] | None = None) -> list[Tensor]:
         """What flows at points that need no name, under some edits."""
@@ -64,25 +117,32 @@ class Trial:
         """A module's input or output."""
         return self.model._points.at(kind.value, Site(module, kind, lens_of(module, kind)))
 
-    def each(self, names: list[str], point: str) -> Iterator[tuple[str, int]]:
+    def each(self, names: list[str], point: str) -> Iterator[tuple[str, Layer]]:
         """Those of the names that are this point of a layer, with the layer."""
-        for layer in range(self.n_layers):
-            if f"blocks.{layer}.{point}" in names:
-                yield f"blocks.{layer}.{point}", layer
+        for layer in self.layers:
+            if layer.point(point) in names:
+                yield layer.point(point), layer
 
-    def _own_report(self) -> tuple[Tensor, Any, Any]:
+    def _own_report(self) -> dict[str, Any]:
         """What the model itself says of its inside. Attentions are reported by its eager implementation only."""
         module: Any = self.model.module
         with torch.no_grad():
             plain = module(**self.inputs)
-            hidden = getattr(module(**self.inputs, output_hidden_states=True), "hidden_states", None)
+            hidden = dict(module(**self.inputs, output_hidden_states=True).items())
             before = module.config._attn_implementation
             try:
                 module.set_attn_implementation("eager")
-                attentions = getattr(module(**self.inputs, output_attentions=True), "attentions", None)
+                attentions = dict(module(**self.inputs, output_attentions=True).items())
             finally:
                 module.set_attn_implementation(before)
-        return plain.logits, hidden, attentions
+        reported = {name: value for name, value in hidden.items() if name.endswith("hidden_states")}
+        reported |= {name: value for name, value in attentions.items() if name.endswith("attentions")}
+        return {**reported, "logits": outcome(plain)}
+
+
+def outcome(output: Any) -> Tensor:
+    """The logits, or, of a model without a head, its last hidden state."""
+    return output.logits if "logits" in output else output.last_hidden_state
 
 
 def _fires_once(trial: Trial, names: list[str]) -> Iterator[tuple[str, str]]:
@@ -148,79 +208,82 @@ def _gradient(trial: Trial, names: list[str]) -> Iterator[tuple[str, str]]:
 
 def _stream(trial: Trial, names: list[str]) -> Iterator[tuple[str, str]]:
     """`resid_pre` is what the model reports as hidden states; `resid_post` is the next `resid_pre`."""
-    with torch.no_grad():
-        _, cache = trial.cache([name for name in names if "resid" in name])
-    for layer in range(trial.n_layers):
-        name, after = f"blocks.{layer}.hook_resid_pre", f"blocks.{layer}.hook_resid_post"
+    cache = trial.values(names, "hook_resid_pre", "hook_resid_post")
+    for layer in trial.layers:
+        name, after = layer.point("hook_resid_pre"), layer.point("hook_resid_post")
         # Most models report what enters each layer, some what leaves it.
         if (
             name in cache
-            and trial.hidden is not None
-            and not any(each in cache and _close(cache[each], trial.hidden[layer]) for each in (name, after))
+            and layer.hidden is not None
+            and not any(each in cache and _close(cache[each], layer.hidden) for each in (name, after))
         ):
             yield name, "it is not the hidden state that the model reports"
-        before = f"blocks.{layer - 1}.hook_resid_post"
-        if name in cache and before in cache and not _close(cache[name], cache[before]):
-            yield before, "it is not what enters the next layer"
+    for before, layer in zip(trial.layers, trial.layers[1:], strict=False):
+        this, that = before.point("hook_resid_post"), layer.point("hook_resid_pre")
+        if layer.number and this in cache and that in cache and not _close(cache[this], cache[that]):
+            yield this, "it is not what enters the next layer"
 
 
 def _sums(trial: Trial, names: list[str]) -> Iterator[tuple[str, str]]:
     """What is added adds up, with a norm of the stream in between where there is one."""
-    parts = ("hook_resid_pre", "hook_attn_out", "hook_resid_mid", "hook_mlp_out", "hook_resid_post")
-    with torch.no_grad():
-        _, cache = trial.cache([name for name in names if name.endswith(parts)])
-    for layer in range(trial.n_layers):
-        prefix = f"blocks.{layer}."
-        pre, attn, mid, mlp, post = (cache.get(prefix + part) for part in parts)
-        norms = trial.model._points.stream_norms(layer)
+    parts = ("hook_resid_pre", "hook_attn_out", "hook_resid_mid", "hook_cross_attn_out", "hook_resid_mid_cross",
+             "hook_mlp_out", "hook_resid_post")  # fmt: skip
+    cache = trial.values(names, *parts)
+    for layer in trial.layers:
+        pre, attn, mid, cross, mid_cross, mlp, post = (cache.get(layer.point(part)) for part in parts)
+        norms = [norm if norm is not None else _same for norm in layer.stream_norms()]
         if pre is None or post is None:
             continue
         if attn is not None and mid is not None and not _close(norms[0](pre + attn), mid):
-            yield f"{prefix}hook_attn_out", "the stream plus it is not the stream after it"
-            yield f"{prefix}hook_resid_mid", "it is not the stream plus what the attention adds"
+            yield layer.point("hook_attn_out"), "the stream plus it is not the stream after it"
+            yield layer.point("hook_resid_mid"), "it is not the stream plus what the attention adds"
         start = mid if mid is not None else pre + attn if attn is not None else pre
-        if mlp is not None and not _close(norms[1](start + mlp), post):
-            yield f"{prefix}hook_mlp_out", "the stream plus it is not the stream after it"
+        if cross is not None and mid_cross is not None:
+            if not _close(norms[1](start + cross), mid_cross):
+                yield layer.point("hook_cross_attn_out"), "the stream plus it is not the stream after it"
+                yield layer.point("hook_resid_mid_cross"), "it is not the stream plus what the cross-attention adds"
+            start = mid_cross
+        if mlp is not None and not _close(norms[2](start + mlp), post):
+            yield layer.point("hook_mlp_out"), "the stream plus it is not the stream after it"
             if mid is None:
-                yield f"{prefix}hook_attn_out", "the stream plus it is not the stream after it"
-        elif not trial.model._points.has_mlp(layer) and attn is not None and not _close(start, post):
-            yield f"{prefix}hook_attn_out", "the stream plus it is not the stream after it"
+                yield layer.point("hook_attn_out"), "the stream plus it is not the stream after it"
+        elif not _has_mlp(layer.block) and attn is not None and not _close(start, post):
+            yield layer.point("hook_attn_out"), "the stream plus it is not the stream after it"
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+def _has_mlp(block: Block) -> bool:
+    return block.mlp is not None or block.mlp_out is not None
 
 
 def _pattern(trial: Trial, names: list[str]) -> Iterator[tuple[str, str]]:
     """The pattern is what the model reports as attentions, or, where it reports none, mixes the values into `z`."""
-    with torch.no_grad():
-        _, cache = trial.cache([name for name in names if name.endswith(("hook_pattern", "hook_v", "hook_z"))])
-    reported = dict(zip(_attention_layers(trial), trial.attentions or (), strict=False))
-    for layer in range(trial.n_layers):
-        name = f"blocks.{layer}.attn.hook_pattern"
-        if name not in cache:
-            continue
-        own = reported.get(layer)
-        is_own = own is not None and _close(cache[name], own)
-        if not is_own and not _mixes(cache, layer):
-            yield name, "it is not the attention that the model reports, nor does it mix the values into z"
-
-
-def _attention_layers(trial: Trial) -> list[int]:
-    return [layer for layer in range(trial.n_layers) if trial.model._points.has_attention(layer)]
+    cache = trial.values(names, "hook_pattern", "hook_v", "hook_z")
+    for layer in trial.layers:
+        for part, own in (("attn", layer.pattern), ("cross_attn", layer.cross_pattern)):
+            name = layer.point(f"{part}.hook_pattern")
+            if name in cache and not (own is not None and _close(cache[name], own)) and not _mixes(cache, layer, part):
+                yield name, "it is not the attention that the model reports, nor does it mix the values into z"
 
 
 def _mix(trial: Trial, names: list[str]) -> Iterator[tuple[str, str]]:
     """The pattern mixes the values into `z`, but for the few architectures that do something more in between."""
-    if trial.model._points.mixes_otherwise():
+    if trial.mixes_otherwise:
         return
-    with torch.no_grad():
-        _, cache = trial.cache([name for name in names if name.endswith(("hook_pattern", "hook_v", "hook_z"))])
-    for layer in range(trial.n_layers):
-        prefix = f"blocks.{layer}.attn.hook_"
-        if all(f"{prefix}{part}" in cache for part in ("pattern", "v", "z")) and not _mixes(cache, layer):
-            yield f"{prefix}z", "it is not the values as the pattern mixes them"
-            yield f"{prefix}v", "the pattern does not mix it into z"
+    cache = trial.values(names, "hook_pattern", "hook_v", "hook_z")
+    for layer in trial.layers:
+        for part in ("attn", "cross_attn"):
+            prefix = layer.point(f"{part}.hook_")
+            if all(f"{prefix}{each}" in cache for each in ("pattern", "v", "z")) and not _mixes(cache, layer, part):
+                yield f"{prefix}z", "it is not the values as the pattern mixes them"
+                yield f"{prefix}v", "the pattern does not mix it into z"
 
 
-def _mixes(cache: ActivationCache, layer: int) -> bool:
-    pattern, v, z = (cache.get(f"blocks.{layer}.attn.hook_{part}") for part in ("pattern", "v", "z"))
+def _mixes(cache: ActivationCache, layer: Layer, part: str) -> bool:
+    pattern, v, z = (cache.get(layer.point(f"{part}.hook_{each}")) for each in ("pattern", "v", "z"))
     if pattern is None or v is None or z is None or pattern.shape[1] % v.shape[2]:
         return False
     values = v.repeat_interleave(pattern.shape[1] // v.shape[2], 2)
@@ -231,20 +294,22 @@ def _mixes(cache: ActivationCache, layer: int) -> bool:
 
 def _queries(trial: Trial, names: list[str]) -> Iterator[tuple[str, str]]:
     """Queries and keys, as they meet, give the scores; and as projected have the same shapes."""
-    parts = ("hook_q", "hook_k", "hook_rot_q", "hook_rot_k")
-    with torch.no_grad():
-        _, cache = trial.cache([name for name in names if name.endswith(parts)])
-    for layer in range(trial.n_layers):
-        for before, after in (("q", "rot_q"), ("k", "rot_k")):
-            plain, met = (cache.get(f"blocks.{layer}.attn.hook_{part}") for part in (before, after))
+    cache = trial.values(names, "hook_q", "hook_k", "hook_rot_q", "hook_rot_k")
+    for layer in trial.layers:
+        for part, (before, after) in itertools.product(("attn", "cross_attn"), (("q", "rot_q"), ("k", "rot_k"))):
+            plain, met = (cache.get(layer.point(f"{part}.hook_{each}")) for each in (before, after))
             if plain is not None and met is not None and plain.shape != met.shape:
-                yield f"blocks.{layer}.attn.hook_{before}", f"{list(plain.shape)}, but {list(met.shape)} meet"
+                yield layer.point(f"{part}.hook_{before}"), f"{list(plain.shape)}, but {list(met.shape)} meet"
 
 
 def _results(trial: Trial, names: list[str]) -> Iterator[tuple[str, str]]:
     """The heads' results sum to the projection's output, but for its bias."""
-    for name, layer in trial.each(names, "attn.hook_result"):
-        o: Any = trial.model._points.block(layer).o
+    here = [(name, layer.block.o) for name, layer in trial.each(names, "attn.hook_result")]
+    here += [
+        (name, layer.block.cross.o) for name, layer in trial.each(names, "cross_attn.hook_result") if layer.block.cross
+    ]
+    for name, module in here:
+        o: Any = module
         result, into, out = trial.see([trial.model.point(name), trial.at(o, Kind.INPUT), trial.at(o, Kind.OUTPUT)])
         if not _close(result.sum(-2) + o.forward(torch.zeros_like(into)), out):
             yield name, "summed over heads it is not what the projection gives"
@@ -270,7 +335,7 @@ def _copies(trial: Trial, names: list[str]) -> Iterator[tuple[str, str]]:
     """Another stream as the copy of every head, or of the MLP, does there what it does as the stream itself."""
     for point, where in _READERS.items():
         for name, layer in trial.each(names, point):
-            stream, reader = trial.model.point(name).site.needs, f"blocks.{layer}.{where}"
+            stream, reader = trial.model.point(name).site.needs, layer.point(where)
             if not stream or reader not in trial.model.hook_dict:
                 continue
             seen = [trial.model.point(reader)]
@@ -299,7 +364,7 @@ def _other(x: Tensor) -> Tensor:
 def _experts(trial: Trial, names: list[str]) -> Iterator[tuple[str, str]]:
     """Another order of the experts' logits chooses others."""
     for name, layer in trial.each(names, "mlp.hook_router"):
-        chosen = f"blocks.{layer}.mlp.hook_expert_indices"
+        chosen = layer.point("mlp.hook_expert_indices")
         if chosen in trial.model.hook_dict:
             seen = [trial.model.point(chosen)]
             (before,), (after,) = trial.see(seen), trial.see(seen, [(name, torch.neg)])

@@ -26,6 +26,8 @@ def resumed(points: ModelPoints, layer: int, stream: object, tokens: Tensor | No
     n_layers = len(anatomy.blocks)
     if layer not in range(-n_layers, n_layers + 1):
         raise HooklineError(f"start_at_layer={layer}, but the model has {n_layers} layers")
+    if anatomy.is_encoder_decoder:
+        raise HooklineError("start_at_layer is for models with one stack of layers, not an encoder and a decoder")
     if anatomy.kind in variants.MORE_THAN_A_STREAM:
         raise HooklineError(
             f"the layers of {anatomy.kind} hand on more than the stream: it can only start at the input"
@@ -37,7 +39,7 @@ def resumed(points: ModelPoints, layer: int, stream: object, tokens: Tensor | No
     if first:
         skipped[anatomy.blocks[first - 1].module] = _give(anatomy.kind, resid)
     with skipping(skipped), _entering(points, first, resid):
-        yield {"inputs_embeds": _stand_in(anatomy.embed, resid)} if tokens is None else {"input_ids": tokens}
+        yield {"inputs_embeds": _stand_in(anatomy.main.embed, resid)} if tokens is None else {"input_ids": tokens}
 
 
 def _checked(stream: object, width: int) -> Tensor:
@@ -91,7 +93,7 @@ class Enter(Action):
 def _entering(points: ModelPoints, first: int, resid: Tensor) -> Run:
     if first == len(points.anatomy.blocks):
         return Run(points.root, [], is_one_pass=True)
-    site = points.find(f"blocks.{first}.hook_resid_pre").site
+    site = points.find(f"{points.layer(first)}.hook_resid_pre").site
     return Run(points.root, [Enter(site, resid, is_first=first == 0)], is_one_pass=True)
 
 
@@ -99,7 +101,7 @@ def _check_nothing_before(points: ModelPoints, first: int) -> None:
     """A hook in a part of the model that is not run would do nothing, in silence."""
     anatomy = points.anatomy
     before: set[nn.Module] = {each for block in anatomy.blocks[:first] for each in block.module.modules()}
-    before |= {anatomy.embed} | ({anatomy.pos_embed} if anatomy.pos_embed is not None else set())
+    before |= {anatomy.main.embed} | ({anatomy.main.pos_embed} if anatomy.main.pos_embed is not None else set())
     for routes in (*active.get(), points.standing):
         for action in routes.actions:
             if isinstance(action, PointAction) and action.must_fire and action.module in before:

@@ -6,10 +6,12 @@ a row in `variants.py`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
+
+from hookline.anatomy.variants import is_post_norm
 
 # Attention in name, but without a softmax: known by what they have.
 LINEAR_ATTENTION = (
@@ -28,11 +30,20 @@ ATTENTION = (
     "self_attn",
     "attn",
     "self_attention",
+    "attention.attn",
     "multi_head_attention",
     "attention.self",
     "attention",
     "self_att.self_attention",
     "norm_attn_norm.attn",
+    "layer.0.SelfAttention",
+)
+CROSS_ATTENTION = (
+    "encoder_attn",
+    "cross_attention",
+    "crossattention.self",
+    "cross_attn",
+    "layer.1.EncDecAttention",
 )
 MIXER = (
     "mixer",
@@ -61,7 +72,8 @@ KEY = ("k_proj", "key", "Wk", "project_k", "k_lin", "k")
 VALUE = ("v_proj", "value", "Wv", "project_v", "v_lin", "v")
 FUSED = ("c_attn", "query_key_value", "qkv_proj", "Wqkv", "qkv")
 
-MLP = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "moe", "ff", "channel_block", "ffn.ffn", "mlp_block")
+MLP = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "moe", "ff", "channel_block", "ffn.ffn", "mlp_block",
+       "layer.2.DenseReluDense", "layer.1.DenseReluDense", "layer.2.mlp", "layer.1.mlp")  # fmt: skip
 MLP_IN = (
     "gate_proj",
     "c_fc",
@@ -84,13 +96,20 @@ MLP_OUT = ("down_proj", "c_proj", "dense_4h_to_h", "fc_out", "w2", "fc2", "lin2"
 NORM_BEFORE_ATTENTION = (
     "input_layernorm", "ln_1", "norm_1", "attention_layernorm", "self_attn_layer_norm", "operator_norm", "attn_norm",
     "temporal_pre_norm", "norm", "layernorm1", "ln1", "self_att.layernorm_before_attention", "attention.ln", "norm1",
-    "input_norm", "ln_attn", "pre_attention_layernorm", "norm_attn_norm.norm_1",
+    "input_norm", "ln_attn", "pre_attention_layernorm", "norm_attn_norm.norm_1", "layer.0.layer_norm",
+    "pre_self_attn_layernorm", "attention.LayerNorm", "attention_ln", "sa_layer_norm",
 )  # fmt: skip
 NORM_AFTER_ATTENTION = ("post_self_attn_layernorm", "post_norm1", "post_attention_norm")
 NORM_BEFORE_MLP = (
     "pre_feedforward_layernorm", "pre_mlp_layernorm", "ln_2", "norm_2", "feedforward_layernorm", "ffn_norm", "mlp_norm",
     "channel_pre_norm", "layernorm2", "ln2", "ffn.layernorm_before_ffn", "ln", "pre_ff_layernorm", "norm2", "ln_mlp",
-    "norm_attn_norm.norm_2", "post_attention_layernorm", "final_layer_norm",
+    "norm_attn_norm.norm_2", "layer.2.layer_norm", "ff_layer_norm", "ffn_layer_norm", "feed_forward_layer_norm",
+    "output_layer_norm",
+    "post_attention_layernorm", "final_layer_norm",
+)  # fmt: skip
+NORM_OF_CROSS = (
+    "encoder_attn_layer_norm", "cross_attention_layer_norm", "cross_attn_layer_norm", "pre_cross_attn_layernorm",
+    "layer.1.layer_norm",
 )  # fmt: skip
 NORM_AFTER_MLP = ("post_feedforward_layernorm", "post_mlp_layernorm", "post_norm2")
 
@@ -138,6 +157,34 @@ class Block:
     post_norm_2: nn.Module | None
     adds_in_attention: bool
     """The module around the attention adds the stream itself."""
+    cross: CrossAttention | None = None
+
+
+@dataclass(frozen=True)
+class CrossAttention:
+    """The attention of a decoder's layer to the encoder's output."""
+
+    attn: nn.Module
+    o: nn.Module | None
+    norm: nn.Module | None
+    """Before it; or, in a model that normalises the stream itself, after it."""
+    post_norm: nn.Module | None
+    """Of what it gives, before that is added."""
+    stream_norm: nn.Module | None
+    """BERT's kind: the norm of the stream after the addition."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Layers one after the other, with what comes before and after them."""
+
+    name: str
+    """What its layers are called: blocks; or encoder, decoder."""
+    config: Any
+    blocks: tuple[Block, ...]
+    embed: nn.Module
+    pos_embed: nn.Module | None
+    ln_final: nn.Module | None
 
 
 @dataclass(frozen=True)
@@ -146,35 +193,80 @@ class Anatomy:
 
     kind: str
     config: Any
-    blocks: tuple[Block, ...]
-    embed: nn.Module
-    pos_embed: nn.Module | None
-    ln_final: nn.Module | None
+    stacks: tuple[Stack, ...]
     unembed: nn.Module | None
+
+    @property
+    def main(self) -> Stack:
+        """The stack that the model's output comes from."""
+        return self.stacks[-1]
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """The layers of that."""
+        return self.main.blocks
 
     @property
     def width(self) -> int:
         """How many numbers the stream has at each position."""
         return self.config.hidden_size
 
+    @property
+    def is_encoder_decoder(self) -> bool:
+        """Whether there are two stacks."""
+        return len(self.stacks) > 1
+
 
 def find_anatomy(model: nn.Module) -> Anatomy | None:
     """The anatomy of a Hugging Face model, or None if its layers are not where they usually are."""
     config = model.config.get_text_config(decoder=True)  # type: ignore[union-attr, operator]
-    layers = _layers(model, config)
-    if layers is None:
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    if getattr(model.config, "is_encoder_decoder", False):
+        encoder, decoder = model.get_encoder(), model.get_decoder()  # type: ignore[operator]
+        stacks = (_stack("encoder", encoder, None), _stack("decoder", decoder, None))
+        model_type = model.config.model_type  # type: ignore[union-attr]
+        return Anatomy(model_type, config, stacks, head) if all(stacks) else None  # type: ignore[arg-type]
+    stack = _stack("blocks", model, config)
+    if stack is None:
+        return None
+    if not _is_causal(model, stack):
+        stack = replace(stack, name="encoder")
+    return Anatomy(config.model_type, config, (stack,), head)
+
+
+def _stack(name: str, root: nn.Module, config: Any) -> Stack | None:
+    """The stack of layers in a module; as long as the configuration says, if that is known."""
+    layers = _layers(root, config)
+    config = config if config is not None else _config_of(root, name)
+    if layers is None or not hasattr(config, "hidden_size"):
         return None
     path, stack = layers
-    parent = model.get_submodule(path.rpartition(".")[0])
-    return Anatomy(
-        kind=config.model_type,
-        config=config,
-        blocks=tuple(_block(layer) for layer in stack),
-        embed=model.get_input_embeddings(),  # type: ignore[operator]
-        pos_embed=child(parent, POSITIONS) or _position_embedding_beside(model, path),
-        ln_final=child(parent, FINAL_NORM),
-        unembed=model.get_output_embeddings(),  # type: ignore[operator]
+    parent = root.get_submodule(path.rpartition(".")[0])
+    return Stack(
+        name,
+        config,
+        tuple(_block(layer, config, has_encoder=name == "decoder") for layer in stack),
+        root.get_input_embeddings(),  # type: ignore[operator]
+        child(parent, POSITIONS) or _position_embedding_beside(root, path),
+        child(parent, FINAL_NORM),
     )
+
+
+def _config_of(root: nn.Module, name: str) -> Any:
+    """The configuration of an encoder or a decoder."""
+    config: Any = getattr(root, "config", None)
+    return config.get_text_config(decoder=name == "decoder") if config is not None else None
+
+
+def _is_causal(model: nn.Module, stack: Stack) -> bool:
+    """Whether each position sees only those before it."""
+    if model.can_generate():  # type: ignore[operator]
+        return True
+    attn = next((block.attn for block in stack.blocks if block.attn is not None), None)
+    own = getattr(attn, "is_causal", None)
+    if isinstance(own, bool):
+        return own
+    return bool(getattr(model.config, "is_decoder", False)) or attn is None
 
 
 def _layers(model: nn.Module, config: Any) -> tuple[str, nn.ModuleList] | None:
@@ -184,7 +276,7 @@ def _layers(model: nn.Module, config: Any) -> tuple[str, nn.ModuleList] | None:
         for path, module in model.named_modules()
         if isinstance(module, nn.ModuleList) and len(module) and _is_layer(module[0])
     ]
-    right = [found for found in stacks if len(found[1]) == config.num_hidden_layers]
+    right = [found for found in stacks if config is None or len(found[1]) == config.num_hidden_layers]
     if len({len(path.split(".")) for path, _ in right}) > 1 or len(right) == 1:
         return min(right, key=lambda found: found[0].count("."))
     return None
@@ -205,19 +297,24 @@ def _position_embedding_beside(model: nn.Module, path: str) -> nn.Module | None:
     return None
 
 
-def _block(layer: nn.Module) -> Block:
+def _block(layer: nn.Module, config: Any, *, has_encoder: bool) -> Block:
     attn = child(layer, ATTENTION)
     linear = attn if attn is not None and any(hasattr(attn, name) for name in LINEAR_ATTENTION) else None
     attn = None if linear is not None else attn
     mlp = child(layer, MLP)
+    if isinstance(mlp, nn.Linear):  # ALBERT calls the first of two linear maps so
+        mlp = None
     norms = _norms(layer)
+    if is_post_norm(config):  # what is after the attention, and after the MLP, is of the stream itself
+        before, after, before_mlp, after_mlp = norms
+        norms = before or after, None, before_mlp or after_mlp or child(layer, ("output.LayerNorm",)), None
     return Block(
         module=layer,
         attn=attn,
         mixer=None if attn is not None else linear or child(layer, MIXER),
         o=(child(attn, OUTPUT) if attn is not None else None) or child(layer, ("attention.output.dense",)),
         mlp=mlp,
-        mlp_out=child(mlp, MLP_OUT) if mlp is not None else child(layer, ("fc2", "output.dense")),
+        mlp_out=child(mlp, MLP_OUT) if mlp is not None else child(layer, ("fc2", "output.dense", "ffn_output")),
         ln1=norms[0],
         ln1_post=norms[1],
         ln2=norms[2],
@@ -225,6 +322,20 @@ def _block(layer: nn.Module) -> Block:
         post_norm=child(layer, ("attention.output.LayerNorm",)),
         post_norm_2=child(layer, ("output.LayerNorm",)),
         adds_in_attention=attn is not None and attn is child(layer, ("attention.self",)),
+        cross=_cross(layer) if has_encoder else None,
+    )
+
+
+def _cross(layer: nn.Module) -> CrossAttention | None:
+    attn = child(layer, CROSS_ATTENTION)
+    if attn is None:
+        return None
+    return CrossAttention(
+        attn,
+        child(attn, OUTPUT) or child(layer, ("crossattention.output.dense",)),
+        child(layer, NORM_OF_CROSS),
+        child(layer, ("post_cross_attn_layernorm",)),
+        child(layer, ("crossattention.output.LayerNorm",)),
     )
 
 

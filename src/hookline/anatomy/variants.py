@@ -8,7 +8,10 @@ PARALLEL = frozenset({"gptj", "codegen", "phi", "cohere", "cohere2", "cohere2_mo
 """Attention and MLP read the same stream and are added together; there is no stream in between."""
 
 POST_NORM = frozenset(
-    {"bart", "blenderbot-small", "marian", "mvp", "plbart", "trocr", "openai-gpt", "speech_to_text_2"}
+    {
+        *("bart", "blenderbot-small", "marian", "mvp", "plbart", "trocr", "openai-gpt", "speech_to_text_2"),
+        *("distilbert", "mpnet", "gte", "nomic_bert", "jina_embeddings_v3"),
+    }
 )
 """The stream itself is normalised after each addition. (BERT's kind is seen by where its norms are.)"""
 
@@ -89,6 +92,8 @@ def residual_factor(config: Any) -> float:
     """What a block's additions are multiplied with before they are added."""
     if config.model_type == "minicpm3":
         return config.scale_depth / config.num_hidden_layers**0.5
+    if config.model_type == "esmc":
+        return (36 / config.num_hidden_layers) ** 0.5
     return getattr(config, "residual_multiplier", 1.0)
 
 
