@@ -297,8 +297,8 @@ def _head_counts(attn: nn.Module, config: Any) -> tuple[int, int]:
     """Query heads, and key/value heads."""
     heads = _first_int(attn, "num_heads", "num_attention_heads", "n_head", "n_heads") or config.num_attention_heads
     key, size = child(attn, KEY), getattr(attn, "head_dim", None)
-    if isinstance(size, int) and isinstance(key, nn.Linear):
-        return heads, key.out_features // size
+    if isinstance(size, int) and key is not None and (width := _width(key)) is not None:
+        return heads, width // size
     if config.model_type == "gpt_bigcode":
         return heads, 1 if config.multi_query else heads
     if config.model_type == "falcon":
@@ -314,29 +314,36 @@ def _first_int(module: nn.Module, *names: str) -> int | None:
 def _projections(attn: nn.Module, config: Any, heads: int, groups: int) -> Iterator[tuple[str, Site]]:
     for name, names, n in (("q", QUERY, heads), ("k", KEY, groups), ("v", VALUE, groups)):
         module = child(attn, names)
-        if module is not None and name == "q" and config.model_type in variants.GATE_IN_QUERY:
-            yield name, _output(module, Heads(n), Part(0, _width(module) // n // 2))
+        width = _width(module) if module is not None else None
+        if module is not None and name == "q" and width and config.model_type in variants.GATE_IN_QUERY:
+            yield name, _output(module, Heads(n), Part(0, width // n // 2))
         elif module is not None:
             yield name, _output(module, Heads(n))
     fused = child(attn, FUSED)
-    if fused is not None and hasattr(fused, "weight"):
+    width = _width(fused) if fused is not None else None
+    if fused is not None and width is not None:
         for index, name in enumerate("qkv"):
-            yield name, _output(fused, *_fused_lens(fused, config, heads, groups, index))
+            yield name, _output(fused, *_fused_lens(width, config, heads, groups, index))
 
 
-def _fused_lens(fused: nn.Module, config: Any, heads: int, groups: int, index: int) -> tuple[Lens, ...]:
+def _fused_lens(width: int, config: Any, heads: int, groups: int, index: int) -> tuple[Lens, ...]:
     if config.model_type in variants.FUSED_BY_HEAD and heads == groups:
         return (Interleaved(heads, 3, index, heads),)
     if config.model_type == "codegen":  # query, value, key, for each of four groups of heads
         return (Interleaved(4, 3, (0, 2, 1)[index], heads),)
-    size = _width(fused) // (heads + 2 * groups)
+    size = width // (heads + 2 * groups)
     starts = [0, heads * size, (heads + groups) * size, (heads + 2 * groups) * size]
     return Part(starts[index], starts[index + 1]), Heads(heads if index == 0 else groups)
 
 
-def _width(linear: Any) -> int:
-    """How many numbers a linear module gives. GPT-2's keeps its weight the other way round."""
-    return linear.nf if hasattr(linear, "nf") else linear.weight.shape[0]
+def _width(module: nn.Module) -> int | None:
+    """How many numbers a linear module gives; None if it is no linear module.
+
+    Not read off the weight: GPT-2's has it the other way round, a quantised one packed, or as a method.
+    """
+    while (inside := module._modules.get("base_layer")) is not None:  # peft's adapters are around the module they adapt
+        module = inside
+    return _first_int(module, "out_features", "nf")
 
 
 def _mlp_points(block: Block) -> Iterator[Spec]:
