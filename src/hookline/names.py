@@ -47,11 +47,14 @@ class Points:
 
     def refresh(self) -> None:
         """Look at the model's modules anew: some may have come, gone, or been replaced."""
-        self._past: set[nn.Module] = {*getattr(self, "_past", ()), *getattr(self, "_paths", ())}
+        before: dict[nn.Module, str] = getattr(self, "_paths", {})
+        self._past: set[nn.Module] = {*getattr(self, "_past", ()), *before}
         self._paths: dict[nn.Module, str] = {}
         self._modules: dict[str, nn.Module] = {}
         self._links: dict[nn.Module, tuple[_Link, ...]] = {}
         events = list(self._walk(self.root, "", ()))
+        moved = {module for module, path in before.items() if self._paths.get(module, path) != path}
+        self._moved: set[nn.Module] = {*getattr(self, "_moved", ()), *moved}
         self._found: dict[tuple[str, Kind], HookPoint] = {}
         self._asked: dict[str, HookPoint] = {}
         self._selected: dict[str | None, list[HookPoint]] = {}
@@ -114,6 +117,9 @@ class Points:
         if name not in self._asked:
             if not self._is_same_tree():
                 self.refresh()
+            self._asked[name] = self._parse(name)
+        if not self._is_in_place(self._asked[name].site):
+            self.refresh()
             self._asked[name] = self._parse(name)
         return self._asked[name]
 
@@ -242,7 +248,7 @@ class Points:
         return chosen
 
     def _own(self, point: HookPoint) -> HookPoint:
-        if point.site.module not in self._paths:
+        if point.site.module not in self._paths or self._has_moved(point):
             raise UnknownPointError(
                 f"the point {point.name!r} is not one of this model's: it belongs to another model, or its module has "
                 f"been replaced. Ask for it by name."
@@ -255,9 +261,25 @@ class Points:
         return self._paths[module]
 
     def is_current(self, point: HookPoint) -> bool:
-        """Whether the point's module is still where it was; people do replace modules."""
-        links = self._links.get(point.site.module)
+        """Whether the point's module is still where it was; people do replace modules, and put others around them."""
+        return self._is_in_place(point.site) and not self._has_moved(point)
+
+    def _is_in_place(self, site: Site) -> bool:
+        """Whether the modules that the site looks at are where they were when last looked for."""
+        return all(self._is_linked(each.module) for each in (site, *site.needs))
+
+    def _is_linked(self, module: nn.Module) -> bool:
+        links = self._links.get(module)
         return links is not None and all(modules.get(name) is child for modules, name, child in links)
+
+    def _has_moved(self, point: HookPoint) -> bool:
+        """Whether the point's name now means another place: LoRA puts a module around the one that had the name."""
+        if point.site.module not in self._moved:
+            return False
+        try:
+            return self.find(point.name).site != point.site
+        except UnknownPointError:
+            return True
 
 
 @runtime_checkable

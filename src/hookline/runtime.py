@@ -151,7 +151,7 @@ def _reason(action: PointAction, *, has_run: bool) -> str:
     if not has_run:
         return "no forward pass of the model ran"
     if action.fired:
-        return f"its module ({type(action.module).__name__}) is no longer in the model: add the hook anew"
+        return f"its module ({type(action.module).__name__}) is no longer in the model by that name: add the hook anew"
     if action.point.site.kind.is_inner:
         return (
             f"its module ({type(action.module).__name__}) was not called, or computes attention where it cannot be "
