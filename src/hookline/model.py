@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hookline.anatomy.branch import follow
-from hookline.anatomy.cfg import Cfg, cfg_of
+from hookline.anatomy.cfg import Cfg, cfg_of, device_of
 from hookline.anatomy.names import ModelPoints
 from hookline.anatomy.proofs import outcome
 from hookline.anatomy.resume import resumed
@@ -75,7 +75,7 @@ class HookedModel(HookedModule):
 
     @property
     def _device(self) -> torch.device:
-        return next(self.module.parameters()).device
+        return device_of(self.module, self._anatomy)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)

@@ -54,9 +54,18 @@ def cfg_of(model: nn.Module, anatomy: Anatomy) -> Cfg:
         norm=type(anatomy.main.ln_final).__name__ if anatomy.main.ln_final is not None else "none",
         positions=_positions(anatomy),
         dtype=parameter.dtype,
-        device=parameter.device,
+        device=device_of(model, anatomy),
         attn_implementation=config._attn_implementation,
     )
+
+
+def device_of(model: nn.Module, anatomy: Anatomy) -> torch.device:
+    """Where the model takes its tokens. Weights that accelerate keeps elsewhere until they are used do not tell."""
+    device = next(model.parameters()).device
+    if device.type != "meta":
+        return device
+    runs_on = getattr(getattr(anatomy.embed, "_hf_hook", None), "execution_device", None)
+    return torch.device(runs_on if runs_on is not None else "cpu")
 
 
 def _first(config: Any, *names: str, default: Any = None) -> Any:
