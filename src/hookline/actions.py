@@ -40,6 +40,7 @@ class Action:
     stage: int = 0
     phase: ClassVar[int]
     is_late: ClassVar[bool] = False
+    only_reads: ClassVar[bool] = False
     dir: ClassVar[Literal["fwd", "bwd"]] = "fwd"
 
     def __init__(self, *, prepend: bool = False) -> None:
@@ -115,6 +116,7 @@ class PointAction(Action):
         site = point.site
         self.module, self.lens, self.stage = site.module, site.lens, site.stage
         # What looks at the outcome comes after other people's hooks, if there are any.
+        self.is_worked_out = bool(site.needs) or site.kind.is_inner
         late = self.is_late and has_foreign_hooks(site.module, site.kind)
         self.tap = tap_on(site.module, site.kind, late=True) if late else site.tap
 
@@ -123,6 +125,11 @@ class PointAction(Action):
         if now.is_second_run:
             return 0 if self.times == 1 else UNKNOWN
         return self.count.of(self.tap)
+
+    def keep_for_second_run(self) -> None:
+        """Act again when the checkpointed region recomputes that is running now, if it is one."""
+        if self.run is not None and now.starts_with_grad:
+            keep_for_second_run(self.run)
 
     def is_for_this_call(self) -> bool:
         """Whether the point is for every call of its module, or just for the one going on."""
@@ -202,13 +209,15 @@ class Edit(HookAction):
 
     def __init__(self, point: HookPoint, hook: Callable[..., Any], *, prepend: bool = False) -> None:
         super().__init__(point, hook, prepend=prepend)
-        self.has_edited = False
+        self.has_edited = self.has_passed_on = False
 
     def __call__(self, value: Any) -> Any:
         """The value after the hook."""
         if not now.is_second_run:
             self.times = (self.count.of(self.tap) or 0) + 1
-        if not self._is_wanted():
+        elif not self.has_edited:  # reading once is enough
+            return self._pass_on(value, self.lens.get(value)) if self.has_passed_on else value
+        if not self.is_for_this_call():
             return value
         self.fired = True
         try:
@@ -220,20 +229,20 @@ class Edit(HookAction):
         if result is None or result is given:
             if is_unchanged(given, x) and given.requires_grad == (x.requires_grad and torch.is_grad_enabled()):
                 # With gradients on, the hook may have asked for that of `given`, so `given` must be on the way.
-                return self.lens.put(value, snapshot(given)) if given.requires_grad else value
+                return self._pass_on(value, given) if given.requires_grad else value
             result = given
         # What flows on is nobody else's: the model may write to it, and the hook may have kept its result.
         new = self.lens.put(value, snapshot(self.fitted(result, x)))
         self.has_edited = True
-        if self.run is not None and now.starts_with_grad:
-            keep_for_second_run(self.run)
+        self.keep_for_second_run()
         return new
 
-    def _is_wanted(self) -> bool:
-        # A second run repeats what the first one changed, and nothing else: reading once is enough.
-        if now.is_second_run and not self.has_edited:
-            return False
-        return self.is_for_this_call()
+    def _pass_on(self, value: Any, given: Tensor) -> Any:
+        """The value with the same tensor in it. A checkpoint counts what working that out saves, so it is repeated."""
+        self.has_passed_on = True
+        if self.is_worked_out:
+            self.keep_for_second_run()
+        return self.lens.put(value, snapshot(given))
 
 
 class Watch(PointAction):
@@ -284,6 +293,8 @@ class _WatchStep:
             watch.why_not, watch.fired = why_not, watch.fired or why_not is None
         if why_not is not None or not torch.is_grad_enabled():
             return value
+        if first.is_worked_out:
+            first.keep_for_second_run()
         mine = snapshot(x)
         if not mine.requires_grad:
             mine.requires_grad_()
@@ -302,8 +313,7 @@ class _WatchStep:
     def _comes_later(self) -> bool:
         if not (now.starts_with_grad and is_first_run()):
             return False
-        if self.first.run is not None:
-            keep_for_second_run(self.first.run)
+        self.first.keep_for_second_run()
         return True
 
 
@@ -352,6 +362,7 @@ class Record(PointAction):
 
     phase = 3
     is_late = True
+    only_reads = True
 
     def __init__(self, point: HookPoint, recording: Recording) -> None:
         super().__init__(point)
@@ -363,7 +374,7 @@ class Record(PointAction):
         if now.is_second_run or not self.is_for_this_call():
             return value
         try:
-            x = self.lens.get(value)
+            x = self._get(value)
         except NoTensorError as error:
             if self.recording.skips_missing:
                 return value
@@ -371,3 +382,9 @@ class Record(PointAction):
         self.fired = True
         self.recording.keep(self.point, x)
         return value
+
+    def _get(self, value: Any) -> Tensor:
+        if not self.is_worked_out:
+            return self.lens.get(value)
+        with torch.no_grad():  # beside the model's graph: a checkpoint would miss what that saves when it recomputes
+            return self.lens.get(value)

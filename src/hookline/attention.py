@@ -105,12 +105,15 @@ class WatchingAttention(Watching):
 
     def _fused(self, call: Fused) -> Tensor:
         call = call._replace(query=self.taps[Kind.QUERY].flow(call.query), key=self.taps[Kind.KEY].flow(call.key))
-        if not (self.taps[Kind.SCORES].is_wanted() or self.taps[Kind.PATTERN].is_wanted()):
+        waiting = [*self.taps[Kind.SCORES].waiting(), *self.taps[Kind.PATTERN].waiting()]
+        if not waiting:
             return _FUSED(**call._asdict())
-        before = call.scores()
-        scores = self.taps[Kind.SCORES].flow(before)
-        weights = call.pattern(scores)
-        pattern = self.taps[Kind.PATTERN].flow(weights)
+        only_reads = all(action.only_reads for action in waiting)  # beside the model's own graph, then
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not only_reads):
+            before = call.scores()
+            scores = self.taps[Kind.SCORES].flow(before)
+            weights = call.pattern(scores)
+            pattern = self.taps[Kind.PATTERN].flow(weights)
         if scores is before and pattern is weights:
             return _FUSED(**call._asdict())  # only looked at: what flows on is the model's own, to the last bit
         return call.mix(pattern)

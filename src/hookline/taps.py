@@ -167,16 +167,11 @@ class Tap:
 
     def flow(self, value: Any) -> Any:
         """What becomes of a value that passes here, in the run going on in this thread."""
-        # Inside a backward pass a checkpointed region may be running a second time.
-        in_backward = torch._C._current_graph_task_id() != -1
-        again = recompute.runs_in_second_run() if in_backward else None
-        runs: Sequence[Routes] = again if again is not None else active.get()
-        here = [run for run in runs if self in run.steps and (run.is_open or again is not None)]
-        here += [run for run in self.standing if self in run.steps]
+        here, is_second_run = self._runs()
         if not here:
             return value
-        now.is_second_run = again is not None
-        if again is None:
+        now.is_second_run = is_second_run
+        if not is_second_run:
             for run in here:
                 run.count.next(self)
         steps = here[0].steps.get(self, []) if len(here) == 1 else self._merged(here)
@@ -184,14 +179,21 @@ class Tap:
             value = step(value)
         return value
 
+    def _runs(self) -> tuple[list[Routes], bool]:
+        """The runs that act here at this moment, and whether a checkpointed region is running a second time."""
+        in_backward = torch._C._current_graph_task_id() != -1
+        again = recompute.runs_in_second_run() if in_backward else None
+        runs: Sequence[Routes] = again if again is not None else active.get()
+        here = [run for run in runs if self in run.steps and (run.is_open or again is not None)]
+        here += [run for run in self.standing if self in run.steps]
+        return here, again is not None
+
     def _merged(self, runs: Sequence[Routes]) -> list[Step]:
         return arrange([action for run in runs for action in run.waiting.get(self, ())])
 
-    def is_wanted(self) -> bool:
-        """Whether a value that passes here now would be looked at."""
-        if torch._C._current_graph_task_id() != -1:
-            return True  # perhaps in a second run of a checkpointed region; to find out costs more than to look
-        return bool(self.standing) or any(self in run.steps for run in active.get() if run.is_open)
+    def waiting(self) -> list[Action]:
+        """The actions that a value which passes here now would flow through."""
+        return [action for run in self._runs()[0] for action in run.waiting[self]]
 
     def acquire(self, module: nn.Module, user: object) -> None:
         """Be on `module` for `user`."""

@@ -47,7 +47,12 @@ class Result(Derived):
 
 
 def linear_weight(module: nn.Module) -> Tensor | None:
-    """The matrix `[out, in]` of a linear map; None for anything else, be it only a class derived from one."""
+    """The matrix `[out, in]` of a linear map; None for anything else, be it only a class derived from one.
+
+    And None where the weight is quantised, or not there: kept elsewhere until the module runs.
+    """
+    if type(getattr(module, "weight", None)) is not nn.Parameter or module.weight.is_meta:
+        return None
     if type(module) is nn.Linear:
         return module.weight
     return module.weight.T if type(module).__name__ == "Conv1D" and hasattr(module, "nf") else None  # type: ignore[return-value]

@@ -68,7 +68,7 @@ def norm_of(module: nn.Module | None, width: int | None = None) -> Norm | None:
 
     Without a width only what was tried before is known.
     """
-    if module is None:
+    if module is None or any(parameter.is_meta for parameter in module.parameters()):
         return None
     if type(module) not in _forms:
         if width is None:
