@@ -170,10 +170,32 @@ class Derived:
         return tensor if origin is source else None
 
 
+class Forget(Action):
+    """Forgets what was made of a tensor when it comes by again: in another pass, or when a checkpoint recomputes."""
+
+    stage = -100
+    phase = 0
+
+    def __init__(self, site: Site) -> None:
+        super().__init__()
+        self.site, self.module, self.tap = site, site.module, site.tap
+        self.fired = True  # whether it does is nobody's concern
+
+    def __call__(self, value: Any) -> Any:
+        """The value, unchanged."""
+        source = self.site.lens.get(value)
+        for lens in [key for key in now.kept if isinstance(key, Derived) and key.edited(source) is not None]:
+            del now.kept[lens]
+        return value
+
+
 def with_needs(actions: Iterable[Action]) -> list[Action]:
     """The actions, and those that keep what their points need and bring about what their edits do."""
     every = list(actions)
     sites = {action.point.site for action in every if isinstance(action, PointAction)}
     needed = dict.fromkeys(need for site in sites for need in site.needs)
     effects = dict.fromkeys(effect for site in sites for effect in site.effects)
-    return [*every, *map(Keep, needed), *map(Effect, effects)] if needed or effects else every
+    edited = {action.point.site for action in every if isinstance(action, PointAction) and not action.only_reads}
+    sources = dict.fromkeys(need for site in edited if isinstance(site.lens, Derived) for need in site.needs)
+    more = [*map(Keep, needed), *map(Effect, effects), *map(Forget, sources)]
+    return [*every, *more] if more else every
