@@ -376,8 +376,9 @@ def _close(a: Tensor, b: Tensor) -> bool:
     """Equal within what rounding makes of two ways to compute the same."""
     if a.shape != b.shape:
         return False
+    rounding = max((torch.finfo(x.dtype).eps for x in (a, b) if x.is_floating_point()), default=0.0)
     a, b = (x.double().nan_to_num(0, 0, 0).clamp(-1e6, 1e6) for x in (a, b))
-    return bool((a - b).norm() <= 1e-4 * b.norm() + 1e-6)
+    return bool((a - b).norm() <= max(1e-4, 4 * rounding) * b.norm() + 1e-6)
 
 
 CHECKS: tuple[Check, ...] = (
