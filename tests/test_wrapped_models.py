@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoModel, AutoModelForSequenceClassification
 
 import hookline
-from hookline import HookedModel, HookedModule, HooklineError, NeverFiredWarning, UnknownPointError
+from hookline import HookedModel, HooklineError, NeverFiredWarning, UnknownPointError
 from hookline.taps import now
 
 IDS = torch.tensor([[5, 17, 42, 7, 3, 9, 22], [6, 7, 8, 9, 10, 11, 12]])
@@ -552,20 +552,19 @@ def test_compiled(kind, part) -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_models_without_a_language_models_head(kind) -> None:
-    """They are wrapped as any module is, by native names; a tokenizer is refused."""
+    """They have the same points; without any head the last hidden state is what comes out."""
     config = tiny_models.config(kind, pad_token_id=0)
     for auto in (AutoModel, AutoModelForSequenceClassification):
         model = auto.from_config(config).eval()
         wrapped = hookline.hook(model)
-        assert type(wrapped) is HookedModule
-        layer = "layers.1" if kind == "llama" else "h.1"
-        prefix = "" if auto is AutoModel else f"{model.base_model_prefix}."
         with torch.no_grad():
-            output, cache = wrapped.run_with_cache(IDS, names_filter=f"{prefix}{layer}")
-            assert torch.equal(output[0], model(IDS)[0])
-            assert cache[f"{prefix}{layer}"].shape == (2, 7, 32)
-        with pytest.raises(HooklineError, match="is no language model whose anatomy is known"):
-            hookline.hook(model, tokenizer="some")
+            output, cache = wrapped.run_with_cache(IDS)
+            assert torch.equal(output, model(IDS)[0])
+            assert cache["z", 1].shape[:3] == (2, 7, 4)
+            assert torch.equal(cache["resid_pre", 1], model(IDS, output_hidden_states=True).hidden_states[1])
+        assert wrapped.verify(IDS).failed() == []
+        with pytest.raises(HooklineError, match="no model that predicts it"):
+            wrapped(IDS, return_type="loss")
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])

@@ -55,9 +55,10 @@ def _is_language_model(module: nn.Module) -> bool:
     if not all(hasattr(module, name) for name in ("config", "get_input_embeddings", "get_output_embeddings")):
         return False
     try:
-        return isinstance(module.get_input_embeddings(), nn.Embedding)  # type: ignore[operator]
+        embed = module.get_input_embeddings()  # type: ignore[operator]
     except NotImplementedError:
         return False
+    return isinstance(getattr(embed, "base_layer", embed), nn.Embedding)  # an adapter may be around it
 
 
 def load(

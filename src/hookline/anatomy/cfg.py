@@ -64,7 +64,7 @@ def device_of(model: nn.Module, anatomy: Anatomy) -> torch.device:
     device = next(model.parameters()).device
     if device.type != "meta":
         return device
-    runs_on = getattr(getattr(anatomy.embed, "_hf_hook", None), "execution_device", None)
+    runs_on = getattr(getattr(anatomy.main.embed, "_hf_hook", None), "execution_device", None)
     return torch.device(runs_on if runs_on is not None else "cpu")
 
 
