@@ -384,7 +384,7 @@ class Record(PointAction):
         return value
 
     def _get(self, value: Any) -> Tensor:
-        if not self.is_worked_out:
+        if not self.is_worked_out or not torch.is_grad_enabled():
             return self.lens.get(value)
         with torch.no_grad():  # beside the model's graph: a checkpoint would miss what that saves when it recomputes
             return self.lens.get(value)

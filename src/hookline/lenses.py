@@ -132,7 +132,7 @@ class Heads:
 
     def get(self, value: Shaped[Tensor, "*rest all"]) -> Shaped[Tensor, "*rest {self.n} each"]:
         """One axis more."""
-        return value.unflatten(-1, (self.n, -1))
+        return torch.unflatten(value, -1, (self.n, -1))
 
     def put(
         self,

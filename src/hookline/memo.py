@@ -35,6 +35,7 @@ class Keep(Action):
         """The value, unchanged."""
         self.fired = True
         now.kept[self.site] = self.site.lens.get(value)
+        now.worked_out[self.site] = {}
         return value
 
 

@@ -76,9 +76,21 @@ def is_unchanged(snapshot: Tensor, x: Tensor) -> bool:
 
 
 def _is_plain(x: Tensor) -> bool:
+    if type(x) not in _PLAIN:
+        return False
+    keys = torch._C._dispatch_keys(x).raw_repr()  # type: ignore[attr-defined]
+    if keys not in _plain_keys:
+        _plain_keys[keys] = _has_plain_memory(x)
+    return _plain_keys[keys]
+
+
+_plain_keys: dict[int, bool] = {}
+"""Whether tensors are plain, by how torch dispatches on them: it tells all of what is asked here, and at once."""
+
+
+def _has_plain_memory(x: Tensor) -> bool:
     return (
-        type(x) in _PLAIN
-        and (x.is_cpu or x.is_cuda)
+        (x.is_cpu or x.is_cuda)
         and x.layout is torch.strided
         and not (x.is_nested or x.is_quantized)
         and not torch._C._functorch.is_functorch_wrapped_tensor(x)  # inside vmap and the like

@@ -60,6 +60,7 @@ class Points:
         self._selected: dict[str | None, list[HookPoint]] = {}
         if self._only_placed:
             events = [(path, kind) for path, kind in events if isinstance(self._modules[path], HookPoint)]
+        self._last_links = [links[-1] for links in self._links.values() if links]
         self._sizes = [(module._modules, len(module._modules)) for module in self._paths]
         self.hook_dict: dict[str, HookPoint] = PointDict(self)
         for path, kind in events:
@@ -194,10 +195,15 @@ class Points:
         if not isinstance(names, str) and not self._is_same_tree():
             self.refresh()
         chosen = self._select(names)
-        if not all(self.is_current(point) for point in chosen):
+        if not self._are_current(chosen):
             self.refresh()
             chosen = self._select(names)
         return chosen
+
+    def _are_current(self, points: list[HookPoint]) -> bool:
+        if len(points) < 16 or self._moved:
+            return all(self.is_current(point) for point in points)
+        return all(modules.get(name) is child for modules, name, child in self._last_links)  # the whole tree, once
 
     def _is_same_tree(self) -> bool:
         """Whether no module has come or gone since; `is_current` tells of one replaced."""

@@ -39,6 +39,9 @@ class Site:
     effects: tuple[Consequence, ...] = ()
     stage: int = 0
 
+    def __hash__(self) -> int:
+        return hash((id(self.module), self.kind, self.stage))
+
     @cached_property
     def tap(self) -> taps.Tap:
         """The tap on that event."""

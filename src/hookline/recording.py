@@ -40,7 +40,10 @@ class Recording:
 
     def keep(self, point: HookPoint, x: Tensor) -> None:
         """Keep the value that `x` has now."""
-        x = x.detach() if self.positions is None else picked(x.detach(), point.axes, self.positions)
+        if x.requires_grad:
+            x = x.detach()
+        if self.positions is not None:
+            x = picked(x, point.axes, self.positions)
         self._values.setdefault(point.name, []).append(self._kept(x))
         if self._awaited:
             self._awaited.discard(point.name)

@@ -90,6 +90,7 @@ class Run(Routes):
         self.release(self)
         if not active.get():  # keep nothing alive that only a run needs
             now.kept.clear()
+            now.worked_out.clear()
             now.passing = None
             mark_foreign(())
         if self._on_exit is not None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
-from torch import nn
+from torch import nn, overrides
 from torch.utils.hooks import RemovableHandle
 
 from hookline import recompute
@@ -55,6 +55,7 @@ class _Now(threading.local):
         self.call: int | None = None  # the call of its module that the innermost of them sees
         self.starts_with_grad = False  # whether gradients were on when this forward pass began
         self.kept: dict[Any, Any] = {}  # what earlier events let pass, for points that need it: see `memo.py`
+        self.worked_out: dict[Any, Any] = {}  # and what was worked out from that since
         self.watches: list[Any] = []  # the modules now running that are looked into
         self.passing: Any = None  # what part of a text the forward pass is about: see `passes.py`
         self.progress: Any = None  # how far the one before came
@@ -162,7 +163,7 @@ class Tap:
             # this thread needs it.
             return None
         value = (args, rest[0]) if self.kind is Kind.INPUT else rest[1]
-        new = self.flow(value)
+        new = self.flow(value) if not now.watches else _unwatched(self.flow, value)
         return None if new is value else new
 
     def flow(self, value: Any) -> Any:
@@ -182,8 +183,10 @@ class Tap:
     def _runs(self) -> tuple[list[Routes], bool]:
         """The runs that act here at this moment, and whether a checkpointed region is running a second time."""
         in_backward = torch._C._current_graph_task_id() != -1
+        if not in_backward and not self.standing and len(runs := active.get()) == 1:  # nearly always, and often
+            return (list(runs) if self in runs[0].steps and runs[0].is_open else []), False
         again = recompute.runs_in_second_run() if in_backward else None
-        runs: Sequence[Routes] = again if again is not None else active.get()
+        runs = again if again is not None else active.get()
         here = [run for run in runs if self in run.steps and (run.is_open or again is not None)]
         here += [run for run in self.standing if self in run.steps]
         return here, again is not None
@@ -232,6 +235,19 @@ class Tap:
             "a model cannot be copied or pickled while hooks are on it: leave the context, or call "
             "reset_hooks(including_permanent=True), first"
         )
+
+
+def _unwatched(flow: Step, value: Any) -> Any:
+    """Let a value flow without being watched: what hooks compute is nothing that the model computes."""
+    if len(overrides._get_current_function_mode_stack()) == 0:  # a hook within a hook
+        return flow(value)
+    mode = overrides._pop_mode()
+    try:
+        if mode is now.watches[-1]:
+            return flow(value)
+    finally:
+        overrides._push_mode(mode)
+    return flow(value)  # somebody else's is on top: not ours to take off
 
 
 _taps: WeakKeyDictionary[nn.Module, WeakValueDictionary[tuple[Kind, bool], Tap]] = WeakKeyDictionary()

@@ -136,11 +136,17 @@ class Split:
         return self.part.get(self.module.forward(normed))
 
     def _check_norm(self, stream: Tensor) -> None:
-        if any(point.edited(stream) is not None for point in self.norm_points):
+        if any(_is_changed(point, stream) for point in self.norm_points):
             raise HooklineError(
                 "the norm's inside (hook_scale, hook_normalized) and a head's own copy of the stream (hook_attn_in, "
                 "hook_q_input, …) are hooked in one layer: each copy would have a norm of its own; hook one of them"
             )
+
+
+def _is_changed(point: Derived, source: Tensor) -> bool:
+    """Whether a hook made it something else; one that only reads puts back what it found."""
+    edited = point.edited(source)
+    return edited is not None and not torch.equal(edited, point.worked_out(None))
 
 
 def result_site(projection: nn.Module, z: Site) -> Site:

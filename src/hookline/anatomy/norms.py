@@ -54,9 +54,16 @@ class Norm:
         scale = (wide.square().mean(-1, keepdim=True) + epsilon).sqrt()
         return scale, wide / scale
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """The module's output, without anybody's hooks."""
-        return self.module.forward(x)
+    def __hash__(self) -> int:
+        return id(self.module)
+
+    def parts_of(self, input: Site) -> tuple[Tensor, Tensor]:
+        """The parts of what goes in now, worked out once for all points in this norm."""
+        found = now.worked_out[input]
+        with_grad = torch.is_grad_enabled()
+        if with_grad not in found:
+            found[with_grad] = self.parts(now.kept[input])
+        return found[with_grad]
 
 
 _Form: TypeAlias = tuple[bool, int, float]
@@ -115,11 +122,11 @@ class Scale(Derived):
     def worked_out(self, value: Any) -> Tensor:
         """In the stream's dtype."""
         x = self.source(value)
-        return self.norm.parts(x)[0].to(x.dtype)
+        return self.norm.parts_of(self.input)[0].to(x.dtype)
 
     def changed(self, value: Tensor, before: Tensor, after: Tensor) -> Tensor:
         """The output for another denominator."""
-        scale, normalized = self.norm.parts(self.source(value))
+        scale, normalized = self.norm.parts_of(self.input)
         return _moved(value, normalized * (scale / after - scale / before), self.norm)
 
 
@@ -137,7 +144,7 @@ class Normalized(Derived):
     def worked_out(self, value: Any) -> Tensor:  # noqa: ARG002
         """Divided by the denominator, as it is now."""
         x = now.kept[self.input]
-        scale, normalized = self.norm.parts(x)
+        scale, normalized = self.norm.parts_of(self.input)
         edited = Scale(self.norm, self.input).edited(x)
         return (normalized if edited is None else normalized * (scale / edited)).to(x.dtype)
 

@@ -1,0 +1,37 @@
+"""Hook what goes into a layer or what comes out of it: mi-crow's PRE_FORWARD and FORWARD.
+
+A layer's own name stands for its output, the name with `.input` for its input.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+import hookline
+
+LAYER = "transformer.h.0.attn.c_attn"
+
+
+def double(activation: Tensor, hook: hookline.HookPoint) -> Tensor:
+    """Twice the activation."""
+    return 2 * activation
+
+
+@torch.no_grad()
+def main() -> dict[str, Tensor]:
+    """Print the shapes; return the layer's input, its output, and its output with either doubled."""
+    model = hookline.load("tinyworld")
+    points = [f"{LAYER}.input", LAYER]
+    plain = model.cache("Hello, world!", names_filter=points)
+    results = {"input": plain[points[0]], "output": plain[points[1]]}
+    for name, point in zip(("input doubled", "output doubled"), points, strict=True):
+        with model.hooks(fwd_hooks=[(point, double)]):
+            results[name] = model.cache("Hello, world!", names_filter=LAYER)[LAYER]
+    for name, value in results.items():
+        print(f"{name:15} {list(value.shape)}, norm {value.norm():6.2f}")
+    return results
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""The life of a hook: made, registered, run, switched off and on, unregistered."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+import hookline
+
+
+def main() -> list[int]:
+    """Print and return how many activations the detector had after each stage."""
+    model = hookline.load("tinyworld")
+    captured: list[Tensor] = []
+    enabled = True
+
+    def detector(activation: Tensor, hook: hookline.HookPoint) -> None:  # made: nothing happens yet
+        if enabled:
+            captured.append(activation)
+
+    counts = []
+
+    def run(stage: str) -> None:
+        model("Hello, world!")
+        counts.append(len(captured))
+        print(f"{stage:12} {counts[-1]} captured")
+
+    run("made")
+    unregister = model.add_hook("transformer.h.0.attn.c_attn", detector)
+    try:
+        run("registered")
+        enabled = False
+        run("switched off")
+        enabled = True
+        run("switched on")
+    finally:
+        unregister()
+    run("unregistered")
+    return counts
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""What a hook knows besides its activation: its point, its layer, the step and positions, and a place for notes."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+import hookline
+
+POINTS = ["blocks.0.hook_resid_post", "blocks.3.hook_resid_post"]
+
+
+def note(resid: Tensor, hook: hookline.HookPoint) -> None:
+    """Write down how far the stream moved at the newest position since the last step."""
+    moved = (resid[0, -1] - hook.ctx.get("before", 0)).norm().item()
+    hook.ctx["before"] = resid[0, -1]
+    hook.ctx.setdefault("notes", []).append((hook.layer(), hook.step, hook.positions, moved))
+
+
+def main() -> list[tuple[int, int, range, float]]:
+    """Print and return the notes of both points: layer, step of the generation, positions seen, and the number."""
+    model = hookline.load("tinyworld")
+    with model.hooks(fwd_hooks=[(POINTS, note)]):
+        print(model.generate("The capital of France is", max_new_tokens=3, do_sample=False))
+    notes = [note for name in POINTS for note in model.hook_dict[name].ctx["notes"]]
+    for layer, step, positions, moved in notes:
+        seen = f"{positions[0]} to {positions[-1]}" if len(positions) > 1 else f"{positions[0]}"
+        print(f"  layer {layer}, step {step}: position {seen:6} moved by {moved:.1f}")
+    model.clear_contexts()
+    return notes
+
+
+if __name__ == "__main__":
+    main()

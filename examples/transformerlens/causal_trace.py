@@ -1,0 +1,46 @@
+"""Causal tracing: patch the residual stream at every layer and position, and see where the answer lives.
+
+Recovery is 0 for the corrupted run and 1 for the clean one, measured in the difference of the two answers' logits.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+import hookline
+from hookline import at
+
+CLEAN, CORRUPTED = "The capital of France is", "The capital of Germany is"
+
+
+@torch.no_grad()
+def main() -> tuple[list[str], Tensor]:
+    """Print the recovery at each layer and position; return the tokens and `[layer, position]`."""
+    model = hookline.load("tinyworld")
+    right, wrong = model.to_single_token(" Paris"), model.to_single_token(" Berlin")
+
+    def lead(logits: Tensor) -> Tensor:
+        return logits[0, -1, right] - logits[0, -1, wrong]
+
+    def from_clean(resid: Tensor, hook: hookline.HookPoint) -> Tensor:
+        return cache[hook.name]
+
+    logits, cache = model.run_with_cache(CLEAN)
+    best, worst = lead(logits), lead(model(CORRUPTED))
+    tokens = model.to_str_tokens(CLEAN)
+    recovery = torch.zeros(model.cfg.n_layers, len(tokens))
+    for layer in range(model.cfg.n_layers):
+        for position in range(len(tokens)):
+            patch = (f"blocks.{layer}.hook_resid_post", at(position, from_clean))
+            logits = model.run_with_hooks(CORRUPTED, fwd_hooks=[patch])
+            recovery[layer, position] = (lead(logits) - worst) / (best - worst)
+
+    print("after  " + "".join(f"{token:>9}" for token in tokens))
+    for layer, row in enumerate(recovery):
+        print(f"layer {layer}" + "".join(f"{value:9.2f}" for value in row))
+    return tokens, recovery
+
+
+if __name__ == "__main__":
+    main()
