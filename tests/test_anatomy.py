@@ -313,3 +313,68 @@ def test_an_attention_that_cannot_be_looked_into_is_reported() -> None:
     attention.forward = lambda hidden_states, **_: (torch.zeros_like(hidden_states), None)
     with torch.no_grad(), pytest.warns(hookline.NeverFiredWarning, match=r"set_attn_implementation\('sdpa'\)"):
         model.run_with_hooks(**inputs, fwd_hooks=[("blocks.1.attn.hook_pattern", torch.clone)])
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "gptj", "mixtral", "gemma2", "bloom"])
+def test_points_are_listed_in_the_order_in_which_they_fire(kind) -> None:
+    module = tiny_models.causal_lm(kind)
+    model, fired = hookline.hook(module), []
+    hooks = [(name, lambda _, hook: fired.append(hook.name)) for name in model.hook_dict]
+    with torch.no_grad():
+        model.run_with_hooks(**tiny_models.inputs(module), fwd_hooks=hooks)
+    assert fired == list(model.hook_dict)
+
+
+def test_what_a_hook_computes_inside_attention_is_not_the_models() -> None:
+    module = tiny_models.causal_lm("llama")
+    model, inputs = hookline.hook(module), tiny_models.inputs(module)
+
+    def busy(v):
+        torch.softmax(v @ v.transpose(-1, -2), -1)
+        torch.nn.functional.scaled_dot_product_attention(v, v, v)
+
+    pattern, v = "blocks.1.attn.hook_pattern", "blocks.1.attn.hook_v"
+    with torch.no_grad():
+        _, plain = model.run_with_cache(**inputs, names_filter=pattern)
+        _, cache = model.run_with_cache(**inputs, names_filter=pattern, fwd_hooks=[(v, busy)])
+    assert list(cache) == [pattern]
+    assert torch.equal(cache[pattern], plain[pattern])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("lm.mlp.9.out", "The layers are 0 to 3"),
+        ("blocks.4.hook_resid_pre", "The layers are 0 to 3"),
+        ("lm.layer.post", r"needs a layer: \('lm.layer.post', 3\)"),
+        ("blocks.0.mlp.hook_router", "no mixture of experts"),
+        ("blocks.0.ln1_post.hook_scale", "no such norm"),
+        ("blocks.0.mlp.hook_pre_linear", "no gate"),
+    ],
+)
+def test_names_that_are_nearly_right(name, message) -> None:
+    with pytest.raises(hookline.UnknownPointError, match=message):
+        hookline.hook(tiny_models.causal_lm("gpt2")).point(name)
+
+
+def test_two_stacks_want_to_be_told_apart() -> None:
+    with pytest.raises(hookline.UnknownPointError, match="write 'encoder' or 'decoder' for blocks"):
+        hookline.hook(tiny_models.seq2seq("t5")).point("blocks.0.hook_resid_pre")
+
+
+def test_globs_in_other_dialects_and_layers_by_any_name() -> None:
+    model = hookline.hook(tiny_models.causal_lm("gpt2"))
+    chosen = model._points.select("lm.layer.*.post")
+    assert [point.name for point in chosen] == [f"blocks.{layer}.hook_resid_post" for layer in range(4)]
+    for name in ("q3", "q-1", "blocks.-1.hook_resid_post", "lm.attn.3.pre", "transformer.h.3.attn"):
+        assert model.point(name).layer() == 3
+    assert model.hook_dict["q3"].site == model.hook_dict["blocks.3.attn.hook_q"].site
+    bert = hookline.hook(tiny_models.encoder("bert"))
+    assert len(bert._points.select("blocks.*.attn.hook_z")) == 4
+
+
+def test_a_cache_without_what_is_recorded_on_request_says_so() -> None:
+    module = tiny_models.causal_lm("gpt2")
+    _, cache = hookline.hook(module).run_with_cache(**tiny_models.inputs(module))
+    with pytest.raises(hookline.UnavailablePointError, match="only when it is asked for by name"):
+        cache["result", 1]

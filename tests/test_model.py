@@ -54,15 +54,15 @@ def test_loss(model) -> None:
         model(ids, return_type="log")
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "bloom", "opt"])  # positions learned, rotary, ALiBi, from the mask
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_does_not_change_what_is_real(model, side) -> None:
+def test_padding_does_not_change_what_is_real(kind, tokenizer, side) -> None:
+    model = hookline.hook(tiny_models.causal_lm(kind), tokenizer)
     with torch.no_grad():
         both = model(["the cat sat on", "the dog"], padding_side=side)
-        # GPT-2's positions count from the left, padding included: only right padding leaves them as they are alone.
-        if side == "right":
-            assert torch.allclose(both[1, :2], model("the dog")[0], atol=1e-5)
+        assert torch.allclose(both[1, :2] if side == "right" else both[1, -2:], model("the dog")[0], atol=1e-5)
         assert torch.allclose(both[0], model("the cat sat on")[0], atol=1e-5)
-        loss = model(["the cat sat on", "the dog"], padding_side="right", return_type="loss", loss_per_token=True)
+        loss = model(["the cat sat on", "the dog"], padding_side=side, return_type="loss", loss_per_token=True)
         assert loss[1].ne(0).sum() == 1, "of two words, one is predicted"
 
 
@@ -70,6 +70,7 @@ def test_text_helpers(model) -> None:
     assert model.to_tokens("the cat").tolist() == [[3, 4]]
     assert model.to_tokens("the cat", prepend_bos=True).tolist() == [[1, 3, 4]]
     assert model.to_str_tokens("the cat") == ["the", "cat"]
+    assert model.to_str_tokens(["the cat", "the"]) == [["the", "cat"], ["the"]]
     assert model.to_string(torch.tensor([3, 4])) == "the cat"
     assert model.to_string(torch.tensor([[3, 4], [3, 9]])) == ["the cat", "the dog"]
     assert model.to_single_token("cat") == 4
@@ -154,6 +155,17 @@ def test_generation_under_hooks(model) -> None:
     with model.hooks(fwd_hooks=steered):
         ids = model.generate(torch.tensor([[3, 4, 5]]), max_new_tokens=5, min_new_tokens=5, do_sample=False)
     assert ids.shape == (1, 8)
+
+
+def test_generate_says_how_it_takes_hooks(model) -> None:
+    with pytest.raises(HooklineError, match=r"with model\.hooks"):
+        model.generate("the cat", fwd_hooks=[("hook_embed", torch.zeros_like)])
+
+
+def test_plans_of_text(model) -> None:
+    plan = model.plan("blocks.1.hook_resid_post", input="the cat sat")
+    assert plan[0].shape == (1, 3, 32)
+    assert "[1, 3, 32]" in str(model.points("blocks.0.hook_resid_pre", input=torch.tensor([[3, 4, 5]])))
 
 
 def test_load_from_a_folder(model, tokenizer, tmp_path) -> None:

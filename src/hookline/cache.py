@@ -69,6 +69,11 @@ class ActivationCache(Mapping[str, Tensor]):
                 f"no gradient was cached for {name.removesuffix(_GRAD)!r}: ask with incl_bwd=True; if you did, "
                 f"none reached that point"
             )
+        if self._points is not None and self._points.is_on_request(name):
+            return (
+                f"{name!r} is recorded only when it is asked for by name, since it is large: "
+                f"run_with_cache(…, names_filter=[…, {name!r}])"
+            )
         return (
             f"{name!r} is a point of this model but is not in this cache: the names_filter left it out, its module "
             f"did not run, or it passed no tensor. The cache has {', '.join(map(repr, self._tensors))}"

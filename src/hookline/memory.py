@@ -78,7 +78,7 @@ def is_unchanged(snapshot: Tensor, x: Tensor) -> bool:
 def _is_plain(x: Tensor) -> bool:
     if type(x) not in _PLAIN:
         return False
-    keys = torch._C._dispatch_keys(x).raw_repr()  # type: ignore[attr-defined]
+    keys = torch._C._dispatch_keys(x).raw_repr()
     if keys not in _plain_keys:
         _plain_keys[keys] = _has_plain_memory(x)
     return _plain_keys[keys]

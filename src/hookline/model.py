@@ -22,12 +22,16 @@ from hookline.anatomy.verify import Report, verify
 from hookline.cache import ActivationCache
 from hookline.errors import HooklineError
 from hookline.module import HookedModule
+from hookline.names import Filter
 from hookline.passes import begin_pass, tokenizers
+from hookline.plan import Plan
 from hookline.points import hook_action
 from hookline.recording import StopForward
+from hookline.signatures import parameters_of
 from hookline.standing import standing_of
 from hookline.taps import active
 from hookline.text import Side, Text
+from hookline.verbs import HookList
 
 ReturnType = Literal["logits", "loss", "both"] | None
 
@@ -126,11 +130,18 @@ class HookedModel(HookedModule):
             raise HooklineError("the tokens are given twice: as the input, and as input_ids")
         if input is not None:
             kwargs["input_ids"], mask = self._inputs(input, prepend_bos, padding_side)
+            kwargs |= self._positions(mask) if attention_mask is None and "position_ids" not in kwargs else {}
             attention_mask = attention_mask if attention_mask is not None else mask
         if attention_mask is not None:
             kwargs["attention_mask"] = attention_mask
         kwargs |= self._decoder_inputs(decoder_input, kwargs)
         return self._run_to(stop_at_layer, kwargs, return_type, loss_per_token)
+
+    def _positions(self, mask: Tensor | None) -> dict[str, Tensor]:
+        """Where text is padded on the left, positions count from its first token, in models that can be told so."""
+        if mask is None or mask[:, 0].all() or "position_ids" not in parameters_of(self._points.root)[0]:
+            return {}
+        return {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
 
     def _decoder_inputs(self, decoder_input: Any, inputs: dict[str, Any]) -> dict[str, Any]:
         """What goes into the decoder of a model that has one."""
@@ -178,6 +189,23 @@ class HookedModel(HookedModule):
         """The activations only. No layer is run after the last one that is needed."""
         return super().cache(*args, stop_early=stop_early, **kwargs)
 
+    def plan(
+        self, names_filter: Filter = None, fwd_hooks: HookList = (), bwd_hooks: HookList = (), input: Any = None
+    ) -> Plan:
+        """What a run would touch, without running. The input may be text or tokens, as for a run."""
+        return super().plan(names_filter, fwd_hooks, bwd_hooks, self._for_plan(input))
+
+    def points(self, names_filter: Filter = None, input: Any = None) -> Plan:
+        """The points as a table; with an input, text or tokens, also their shapes."""
+        return super().points(names_filter, self._for_plan(input))
+
+    def _for_plan(self, input: Any) -> Any:
+        if input is None or isinstance(input, dict):
+            return input
+        ids, mask = self._inputs(input, None, None)
+        inputs = {"input_ids": ids, "attention_mask": mask if mask is not None else torch.ones_like(ids)}
+        return inputs | self._decoder_inputs(None, inputs)
+
     def example_tokens(self) -> Int[Tensor, "batch pos"]:
         """Two short rows of tokens, to try things on."""
         return (torch.arange(14, device=self._device) % max(1, self.cfg.d_vocab - 3) + 3).view(2, 7)
@@ -222,8 +250,10 @@ class HookedModel(HookedModule):
             return [self.text.decode(row) for row in tokens]
         return self.text.decode(tokens)
 
-    def to_str_tokens(self, input: str | Tensor, *, prepend_bos: bool | None = None) -> list[str]:
-        """Each token of a prompt as text."""
+    def to_str_tokens(self, input: str | Sequence[str] | Tensor, *, prepend_bos: bool | None = None) -> Any:
+        """Each token of a prompt as text; of several prompts, a list for each."""
+        if not isinstance(input, str | Tensor):
+            return [self.to_str_tokens(each, prepend_bos=prepend_bos) for each in input]
         ids = self.to_tokens(input, prepend_bos=prepend_bos)[0] if isinstance(input, str) else input.reshape(-1)
         return [self.text.decode([token]) for token in ids.tolist()]
 
@@ -243,6 +273,8 @@ class HookedModel(HookedModule):
 
     def generate(self, input: str | Sequence[str] | Tensor, max_new_tokens: int = 20, **kwargs: Any) -> Any:
         """Continue the prompt with the model's own generation, hooks and all. Text gives text, ids give ids."""
+        if "fwd_hooks" in kwargs or "bwd_hooks" in kwargs:
+            raise HooklineError("generate takes no hooks: with model.hooks(fwd_hooks=[…]): model.generate(…)")
         ids, mask = self._inputs(input, None, "left")
         mask = mask if mask is not None else torch.ones_like(ids)
         new = self.module.generate(ids, attention_mask=mask, max_new_tokens=max_new_tokens, **kwargs)  # type: ignore[operator]

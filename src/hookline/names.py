@@ -29,7 +29,9 @@ from hookline.signatures import parameters_of
 from hookline.standing import Standing
 from hookline.taps import Kind
 
-Filter: TypeAlias = str | nn.Module | re.Pattern[str] | Callable[[str], bool] | Iterable["Filter"] | None
+Filter: TypeAlias = (
+    str | int | tuple[Any, ...] | nn.Module | re.Pattern[str] | Callable[[str], bool] | Iterable["Filter"] | None
+)
 
 _Link: TypeAlias = tuple[dict[str, nn.Module | None], str, nn.Module]
 """A step on the way from the root to a module: in whose children, under which name, which child."""
@@ -174,6 +176,10 @@ class Points:
     def has(self, module: nn.Module) -> bool:
         """Whether the module is, or was when last looked at, in this model."""
         return module in self._paths or module in self._past
+
+    def is_on_request(self, name: str) -> bool:  # noqa: ARG002
+        """Whether a point is recorded only when it is asked for by name. Of a plain network, none is."""
+        return False
 
     def known(self) -> list[HookPoint]:
         """Every point that anybody has got hold of."""

@@ -75,6 +75,7 @@ class HookPoint(nn.Module):
         self.axes = ""
         self.ctx = {}
         self.only: int | None = None
+        self._listed = ""
         self._site: Site | None = None
         self._standing = Standing()
 
@@ -83,6 +84,7 @@ class HookPoint(nn.Module):
         """A point at a module of somebody else's model, perhaps for one call of it only."""
         point = cls()
         point.name, point._site, point._standing, point.axes, point.only = name, site, standing, axes, only
+        point._listed = name
         return point
 
     def asked_as(self, name: str, only: int | None = None) -> HookPoint:
@@ -90,7 +92,7 @@ class HookPoint(nn.Module):
         if (name, only) == (self.name, self.only):
             return self
         view = HookPoint.found(name, self.site, self._standing, self.axes, only)
-        view.ctx = self.ctx
+        view.ctx, view._listed = self.ctx, self._listed
         return view
 
     def join(self, name: str, standing: Standing) -> HookPoint:
@@ -145,7 +147,7 @@ class HookPoint(nn.Module):
 
     def layer(self) -> int:
         """The number of the layer in the name: 5 for `blocks.5.attn.hook_q`."""
-        numbers = [part for part in self.name.split(".") if part.isdigit()]
+        numbers = [part for part in (self._listed or self.name).split(".") if part.isdigit()]
         if not numbers:
             raise HooklineError(f"the point {self.name!r} is in no numbered layer")
         return int(numbers[0])

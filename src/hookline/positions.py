@@ -188,7 +188,7 @@ def at(positions: Positions, hook: Callable[..., Any]) -> Callable[..., Tensor |
         shape = [x.shape[each] if each in (0, axis) else 1 for each in range(x.ndim)]
         return torch.where(mask.to(x.device).view(shape), new, x)
 
-    hook_there.__name__ = f"at({positions!r})"
+    hook_there.func = hook  # type: ignore[attr-defined]  # so that errors name the hook itself
     return hook_there
 
 

@@ -183,10 +183,10 @@ class Tap:
     def _runs(self) -> tuple[list[Routes], bool]:
         """The runs that act here at this moment, and whether a checkpointed region is running a second time."""
         in_backward = torch._C._current_graph_task_id() != -1
-        if not in_backward and not self.standing and len(runs := active.get()) == 1:  # nearly always, and often
-            return (list(runs) if self in runs[0].steps and runs[0].is_open else []), False
+        if not in_backward and not self.standing and len(alone := active.get()) == 1:  # nearly always, and often
+            return (list(alone) if self in alone[0].steps and alone[0].is_open else []), False
         again = recompute.runs_in_second_run() if in_backward else None
-        runs = again if again is not None else active.get()
+        runs: Sequence[Routes] = again if again is not None else active.get()
         here = [run for run in runs if self in run.steps and (run.is_open or again is not None)]
         here += [run for run in self.standing if self in run.steps]
         return here, again is not None

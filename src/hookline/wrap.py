@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, overload
 
@@ -74,15 +76,31 @@ def load(
     """
     from transformers import AutoTokenizer  # slow to import, and only needed here
 
-    if name in EMBEDDED:
+    if is_embedded := name in EMBEDDED:
         name = Path(__file__).parent / "assets" / name
     _check_folder(Path(name))
     for_tokenizer = {key: kwargs[key] for key in ("gguf_file", "revision", "trust_remote_code") if key in kwargs}
-    module = _class_for(name, kwargs).from_pretrained(name, dtype=dtype, **kwargs).eval()
+    with _quietly(is_embedded):
+        module = _class_for(name, kwargs).from_pretrained(name, dtype=dtype, **kwargs).eval()
     tokenizer = AutoTokenizer.from_pretrained(name, **for_tokenizer)
     model = hook(module.to(device) if device is not None else module, tokenizer)
     assert isinstance(model, HookedModel)  # `hook` raises, with the reason, if it is none
     return model
+
+
+@contextmanager
+def _quietly(wanted: bool) -> Iterator[None]:
+    """Without transformers' progress bar: what is in the package is there at once."""
+    from transformers.utils import logging
+
+    was_shown = logging.is_progress_bar_enabled()
+    if wanted:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if wanted and was_shown:
+            logging.enable_progress_bar()
 
 
 EMBEDDED = ("tinyworld",)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ def cfg_of(model: nn.Module, anatomy: Anatomy) -> Cfg:
     d_model = _first(config, "hidden_size", "d_model", "n_embd")
     parameter = next(model.parameters())
     return Cfg(
-        model_name=getattr(config, "_name_or_path", "") or config.model_type,
+        model_name=_name(getattr(config, "_name_or_path", "")) or config.model_type,
         architecture=config.model_type,
         n_layers=len(anatomy.blocks),
         n_heads=heads,
@@ -66,6 +67,11 @@ def device_of(model: nn.Module, anatomy: Anatomy) -> torch.device:
         return device
     runs_on = getattr(getattr(anatomy.main.embed, "_hf_hook", None), "execution_device", None)
     return torch.device(runs_on if runs_on is not None else "cpu")
+
+
+def _name(name_or_path: str) -> str:
+    """A hub id as it is; of a local folder, its name."""
+    return Path(name_or_path).name if Path(name_or_path).is_absolute() else name_or_path
 
 
 def _first(config: Any, *names: str, default: Any = None) -> Any:

@@ -59,8 +59,8 @@ class Spec:
 
     @property
     def is_on_request(self) -> bool:
-        """Whether it is worked out only when asked for by name, because it is a vector per head."""
-        return self.axes in ("b p h d", "b p g d")
+        """Whether it is recorded only when asked for by name: it is a vector per head, or the same as another."""
+        return self.axes in ("b p h d", "b p g d") or self.name.endswith((".attn.hook_in", ".mlp.hook_in"))
 
 
 def classic_points(anatomy: Anatomy) -> Iterator[Spec]:
@@ -144,14 +144,15 @@ def _block_points(block: Block, config: Any, width: int) -> Iterator[Spec]:
     yield _mlp_in(block, config, is_pre_norm)
     if is_pre_norm:
         yield from _norm_points("ln2", block.ln2, width)
-    flat = (resid_pre,) if config.model_type in variants.ROWS_FLATTENED else ()
-    for spec in (*_mlp_points(block), Spec("hook_mlp_out", "b p d", _mlp_out(block, config, factor))):
+    is_flat = config.model_type in variants.ROWS_FLATTENED
+    mlp_out = Spec("hook_mlp_out", "b p d", _mlp_out(block, config, factor))
+    before = (*_mlp_points(block), *_expert_points(block, resid_pre), *_norm_points("ln2_post", block.ln2_post, width))
+    for spec in (*before, mlp_out):
         if spec.site is None:
-            yield Spec(spec.name, spec.axes, why="this layer has no MLP")
+            yield replace(spec, why=spec.why or "this layer has no MLP")
         else:
-            yield Spec(spec.name, spec.axes, _by_row(spec.site, flat[0]) if flat else spec.site)
-    yield from _expert_points(block, resid_pre)
-    yield from _norm_points("ln2_post", block.ln2_post, width)
+            is_row = is_flat and spec.axes in ("b p m", "b p d")
+            yield replace(spec, site=_by_row(spec.site, resid_pre)) if is_row else spec
     if not is_pre_norm:
         yield from _norm_points("ln2", block.post_norm_2 or block.ln2, width)
     yield Spec("hook_resid_post", "b p d", _output(block.module))
@@ -180,6 +181,8 @@ def _cross_points(
 
 def _norm_points(name: str, module: nn.Module | None, width: int) -> Iterator[Spec]:
     if module is None:
+        for point, axes in (("hook_scale", "b p 1"), ("hook_normalized", "b p d")):
+            yield Spec(f"{name}.{point}", axes, why="this layer has no such norm")
         return
     norm = norm_of(module, width)
     for point, site in (
@@ -226,6 +229,8 @@ def _expert_points(block: Block, resid_pre: Site) -> Iterator[Spec]:
     experts = child(mixture, EXPERTS) if mixture is not None else None
     router = child(mixture, ROUTER) if mixture is not None else None
     if experts is None or router is None:
+        for point, axes in (("router", "b p E"), ("expert_weights", "b p K"), ("expert_indices", "b p K")):
+            yield Spec(f"mlp.hook_{point}", axes, why="this layer is no mixture of experts")
         return
     yield Spec("mlp.hook_router", "b p E", Site(router, Kind.ROUTER, Rows(resid_pre), (resid_pre,)))
     parameters = getattr(lens_of(experts, Kind.INPUT), "parameters", ())
@@ -279,6 +284,7 @@ def _attention_points(block: Block, config: Any) -> Iterator[Spec]:
 
 
 def _inside_attention(prefix: str, attn: nn.Module, o: nn.Module | None, config: Any) -> Iterator[Spec]:
+    yield Spec(f"{prefix}.hook_in", "b p d", _input(attn))
     heads, groups = _head_counts(attn, config)
     sites = dict(_projections(attn, config, heads, groups))
     key = Site(attn, Kind.KEY, HeadsFirst(groups))
@@ -349,11 +355,17 @@ def _width(module: nn.Module) -> int | None:
 def _mlp_points(block: Block) -> Iterator[Spec]:
     mlp = block.mlp or block.module
     into, linear, out = child(mlp, MLP_IN), child(mlp, MLP_LINEAR), block.mlp_out
+    if block.mlp is not None:
+        yield Spec("mlp.hook_in", "b p d", _input(block.mlp))
     if out is None or into is None:
+        has_experts = block.mlp is not None and child(block.mlp, EXPERTS) is not None
+        why = "each expert has its own" if has_experts else "no linear map into or out of an MLP is known here"
+        for point in ("hook_pre", "hook_pre_linear", "hook_post"):
+            yield Spec(f"mlp.{point}", "b p m", why=why)
         return
+    gate = _output(linear) if linear is not None and linear is not into else None
     yield Spec("mlp.hook_pre", "b p m", _output(into))
-    if linear is not None and linear is not into:
-        yield Spec("mlp.hook_pre_linear", "b p m", _output(linear))
+    yield Spec("mlp.hook_pre_linear", "b p m", gate, "this MLP has no gate")
     yield Spec("mlp.hook_post", "b p m", _input(out))
 
 

@@ -9,7 +9,7 @@ blocks.5.attn.q.hook_out, blocks.5.hook_in, embed.hook_out  the bridge dialect: 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
 Stacks: TypeAlias = Mapping[str, int]
@@ -34,12 +34,17 @@ _BRIDGE_BLOCK = {
     "mlp.in.hook_out": "mlp.hook_pre",
     "mlp.gate.hook_out": "mlp.hook_pre",
     "mlp.out.hook_in": "mlp.hook_post",
+    "cross_attn.q.hook_out": "cross_attn.hook_q",
+    "cross_attn.k.hook_out": "cross_attn.hook_k",
+    "cross_attn.v.hook_out": "cross_attn.hook_v",
+    "cross_attn.hook_out": "hook_cross_attn_out",
 }
 _BRIDGE_MODEL = {"embed.hook_in": "hook_tokens", "embed.hook_out": "hook_embed", "pos_embed.hook_out": "hook_pos_embed"}
 
 _ROLES = {
     "layer.pre": "hook_resid_pre",
     "layer.post": "hook_resid_post",
+    "attn.pre": "attn.hook_in",
     "attn.out": "hook_attn_out",
     "attn.q": "attn.hook_q",
     "attn.k": "attn.hook_k",
@@ -47,7 +52,7 @@ _ROLES = {
     "attn.z": "attn.hook_z",
     "attn.pattern": "attn.hook_pattern",
     "attn.scores": "attn.hook_attn_scores",
-    "mlp.pre": "hook_mlp_in",
+    "mlp.pre": "mlp.hook_in",
     "mlp.out": "hook_mlp_out",
 }
 
@@ -108,3 +113,35 @@ def _block_name(stack: str, layer: int, rest: str, stacks: Stacks) -> str:
         stack = next(iter(stacks))
     n_layers = stacks.get(stack, 0)
     return f"{stack}.{layer + n_layers if layer < 0 else layer}.{rest}"
+
+
+def other_names(classic: str, stacks: Stacks) -> Iterator[str]:
+    """The other names of a listed point, but for shorthand: those that a glob may mean."""
+    match = _BLOCK.fullmatch(classic)
+    if match is None:
+        yield from (name for name, other in _BRIDGE_MODEL.items() if other == classic)
+        return
+    stack, layer, rest = match.groups()
+    yield from (f"{stack}.{layer}.{name}" for name, other in _BRIDGE_BLOCK.items() if other == rest)
+    if len(stacks) == 1:
+        if stack != "blocks":
+            yield f"blocks.{layer}.{rest}"
+        for role, other in _ROLES.items():
+            if other == rest:
+                part, _, side = role.partition(".")
+                yield f"lm.{part}.{layer}.{side}"
+
+
+def advice(asked: str, stacks: Stacks) -> str:
+    """What is to be said of a name that would be one with another layer, or with a layer."""
+    classic = classic_name(asked, stacks)
+    match = _BLOCK.fullmatch(classic) if classic is not None else None
+    if match is not None and match[1] not in stacks:
+        return f"There are several stacks of layers here: write {' or '.join(map(repr, stacks))} for blocks."
+    if match is not None and not 0 <= int(match[2]) < stacks[match[1]]:
+        return f"The layers are 0 to {stacks[match[1]] - 1}."
+    role = asked.removeprefix("lm.")
+    if asked.startswith("lm.") and role in _ROLES:
+        part, _, side = role.partition(".")
+        return f"It needs a layer: ({asked!r}, 3) or 'lm.{part}.3.{side}'."
+    return ""

@@ -8,10 +8,10 @@ from typing import Any
 from torch import nn
 
 from hookline.anatomy.classic import Spec, classic_points
-from hookline.anatomy.dialects import classic_name
+from hookline.anatomy.dialects import advice, classic_name, other_names
 from hookline.anatomy.roles import Anatomy, find_anatomy
 from hookline.errors import UnavailablePointError, UnknownPointError, no_match, unknown_point
-from hookline.names import Filter, Points
+from hookline.names import Filter, PointDict, Points
 from hookline.points import HookPoint, Site
 from hookline.standing import Standing
 
@@ -29,11 +29,10 @@ class ModelPoints(Points):
         super().refresh()
         self._native = self.hook_dict
         self._specs: dict[str, Spec] = {spec.name: spec for spec in classic_points(self.anatomy)}
-        self.hook_dict = {
-            name: HookPoint.found(name, spec.site, self.standing, spec.axes, spec.only)
-            for name, spec in self._specs.items()
-            if spec.site is not None
-        }
+        self.hook_dict = PointDict(self)
+        for name, spec in self._specs.items():
+            if spec.site is not None:
+                self.hook_dict[name] = HookPoint.found(name, spec.site, self.standing, spec.axes, spec.only)
         self._classic_at = {(point.site, point.only): name for name, point in self.hook_dict.items()}
         self._stacks = {stack.name: len(stack.blocks) for stack in self.anatomy.stacks}
 
@@ -67,7 +66,8 @@ class ModelPoints(Points):
         except UnavailablePointError:
             raise
         except UnknownPointError:
-            raise unknown_point(name, [*self.hook_dict, *self._native]) from None
+            known = [*self.hook_dict, *self._native]
+            raise unknown_point(name, known, hint=advice(name, self._stacks)) from None
 
     def _select(self, names: Filter | tuple[Any, ...] | int) -> list[HookPoint]:
         if isinstance(names, int):
@@ -78,17 +78,20 @@ class ModelPoints(Points):
 
     def _matching(self, asked: object, predicate: Callable[[str], Any]) -> list[HookPoint]:
         """Classic names first; if none matches a glob or regex, native ones."""
-        chosen = [point for name, point in self.hook_dict.items() if predicate(name) or self._is_also(name, predicate)]
+        chosen = [point for name, point in self.hook_dict.items() if predicate(name)]
+        if not chosen and isinstance(asked, str):
+            others = {name: other_names(name, self._stacks) for name in self.hook_dict}
+            chosen = [self.hook_dict[name] for name, names in others.items() if any(map(predicate, names))]
         if not chosen and not callable(asked):
             chosen = [point for name, point in self._native.items() if predicate(name)]
         if not chosen:
             raise no_match(asked, self.hook_dict)
         return chosen
 
-    def _is_also(self, name: str, predicate: Callable[[str], Any]) -> bool:
-        """The layers of an encoder alone may be called blocks, as in every other model."""
-        stack, _, rest = name.partition(".")
-        return len(self._stacks) == 1 and stack == "encoder" and bool(predicate(f"blocks.{rest}"))
+    def is_on_request(self, name: str) -> bool:
+        """Whether a point is recorded only when it is asked for by name."""
+        spec = self._specs.get(self.canonical(name))
+        return spec is not None and spec.is_on_request
 
     def of_copy(self, root: nn.Module) -> Points:
         """The points of a copy of the model."""

@@ -103,9 +103,8 @@ NORM_AFTER_ATTENTION = ("post_self_attn_layernorm", "post_norm1", "post_attentio
 NORM_BEFORE_MLP = (
     "pre_feedforward_layernorm", "pre_mlp_layernorm", "ln_2", "norm_2", "feedforward_layernorm", "ffn_norm", "mlp_norm",
     "channel_pre_norm", "layernorm2", "ln2", "ffn.layernorm_before_ffn", "ln", "pre_ff_layernorm", "norm2", "ln_mlp",
-    "norm_attn_norm.norm_2", "layer.2.layer_norm", "ff_layer_norm", "ffn_layer_norm", "feed_forward_layer_norm",
-    "output_layer_norm",
-    "post_attention_layernorm", "final_layer_norm",
+    "norm_attn_norm.norm_2", "layer.2.layer_norm", "layer.1.layer_norm", "ff_layer_norm", "ffn_layer_norm",
+    "feed_forward_layer_norm", "output_layer_norm", "post_attention_layernorm", "final_layer_norm",
 )  # fmt: skip
 NORM_OF_CROSS = (
     "encoder_attn_layer_norm", "cross_attention_layer_norm", "cross_attn_layer_norm", "pre_cross_attn_layernorm",
