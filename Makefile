@@ -4,10 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all lint docs bench clean
+.PHONY: demo test test-all lint docs bench train-check clean
 
 demo: $(READY)
-	$(BIN)/python examples/pytorch/demo.py
+	$(BIN)/hookline demo
 
 test: $(READY) lint
 	$(BIN)/python -m pytest -m "not slow"
@@ -24,11 +24,15 @@ lint: $(READY)
 
 docs: $(READY)
 	$(BIN)/python docs/make_models.py
+	$(BIN)/python docs/make_points.py
 	$(BIN)/python -m pytest tests/test_docs.py
 
 bench: $(READY)
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/model_overhead.py
+
+train-check: $(READY)
+	$(BIN)/python training/check.py
 
 clean:
 	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -3,6 +3,7 @@
 import importlib.util
 import re
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 import hookline
 from hookline import demo
+from hookline.demo import experiments
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 FOLDERS = ("transformerlens", "mi_crow", "vlm_spectra")
@@ -284,13 +286,13 @@ def test_one_interface() -> None:
 
 
 @pytest.fixture(scope="module")
-def found() -> demo.Findings:
+def found() -> experiments.Findings:
     with torch.no_grad():
-        return demo.explore(hookline.load("tinyworld"))
+        return experiments.explore(hookline.load("tinyworld"))
 
 
 def test_the_demo_finds_the_head_of_the_giver(found) -> None:
-    assert found.giver == (3, 4) == demo.highest(found.lost)
+    assert found.giver == (3, 4) == experiments.highest(found.lost)
     assert found.restored[found.giver] > 0.9
     assert (found.restored.flatten().sort().values[:-1] < 0.1).all()
     assert found.lost[found.giver] > found.lead, "without it the other name leads"
@@ -320,7 +322,7 @@ def test_the_demo_finds_the_heads_that_repeat_and_agree(found) -> None:
 def test_the_demos_code_runs(found) -> None:
     space: dict[str, Any] = {}
     for chapter in demo.story(found):
-        exec(demo.dedent(chapter.code), space)
+        exec(dedent(chapter.code), space)
     assert space["text"].endswith(" John.")
     assert space["answer"] == " Paris"
     assert torch.allclose(space["stripe"], found.stripe, atol=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -34,6 +35,16 @@ def points(
     width = max(map(len, cache))
     for name, activation in cache.items():
         typer.echo(f"{name:<{width}}  {loaded.point(name).axes:<8}  {list(activation.shape)}")
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="The folder that the page is written to.")] = Path("out"),
+) -> None:
+    """A tour of the model inside the package: which heads matter, what they do, what changes without them."""
+    from hookline.demo import demo as tour
+
+    tour(out)
 
 
 if __name__ == "__main__":

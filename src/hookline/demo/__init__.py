@@ -1,0 +1,53 @@
+"""The demo: a tour of the embedded model, told in the terminal and drawn on one page that needs nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from html import escape
+from itertools import islice, product
+from pathlib import Path
+from textwrap import dedent, fill, indent
+from typing import Any, TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from tqdm import tqdm  # type: ignore[import-untyped]
+
+from hookline.demo.experiments import explore
+from hookline.demo.page import page
+from hookline.demo.story import story
+from hookline.model import HookedModel
+from hookline.positions import last
+from hookline.wrap import load
+
+
+def demo(out: Path = Path("out")) -> Path:
+    """Take the tour on tinyworld: tell it in the terminal, write `demo.html` into the folder `out`, return its path."""
+    print("Loading tinyworld, the model inside the package.")
+    model = load("tinyworld")
+    sweeps = 4 * model.cfg.n_layers * model.cfg.n_heads
+    with one_thread(), torch.no_grad(), tqdm(total=sweeps, desc="looking inside", unit="run") as bar:
+        found = explore(model, lambda: bar.update() and None)
+    chapters = story(found)
+    for number, chapter in enumerate(chapters, 1):
+        print(f"\n{number}. {chapter.title}\n\n{fill(chapter.text, 100)}\n\n{indent(chapter.table, '  ')}")
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / "demo.html"
+    path.write_text(page(chapters), encoding="utf-8")
+    print(f"\nThe same with pictures: {path}")
+    return path
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Torch on one thread, which is the quickest for a model this small."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
