@@ -426,9 +426,14 @@ def points_of(*models: hookline.HookedModel) -> Axes:
     return {name: point.axes for model in models for name, point in model.hook_dict.items()}
 
 
+NOT_DRAWN = (".attn.hook_in", ".cross_attn.hook_in", ".mlp.hook_in")
+"""What a norm gives, by another name."""
+
+
 def inside(points: Axes, layer: str) -> Axes:
     """Those of one layer, by their names in it."""
-    return {name.removeprefix(layer): axes for name, axes in points.items() if name.startswith(layer)}
+    drawn = {name: axes for name, axes in points.items() if not name.endswith(NOT_DRAWN)}
+    return {name.removeprefix(layer): axes for name, axes in drawn.items() if name.startswith(layer)}
 
 
 def outside(points: Axes) -> Axes:
@@ -453,7 +458,7 @@ def row_name(name: str, in_blocks: set[str]) -> str:
 
 def check_table(points: Axes) -> None:
     """The table in docs/points.md has the points that there are, with their axes."""
-    in_blocks = set(inside(points, "blocks.0."))
+    in_blocks = {name.removeprefix("blocks.0.") for name in points if name.startswith("blocks.0.")}
     theirs = {(row_name(name, in_blocks), axes) for name, axes in points.items()}
     page = (ROOT / "docs/points.md").read_text()
     same("docs/points.md", set(re.findall(r"^\| `([\w.]+)` \| ([\w ]+) \|", page, re.MULTILINE)), theirs)

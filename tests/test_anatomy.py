@@ -378,3 +378,12 @@ def test_a_cache_without_what_is_recorded_on_request_says_so() -> None:
     _, cache = hookline.hook(module).run_with_cache(**tiny_models.inputs(module))
     with pytest.raises(hookline.UnavailablePointError, match="only when it is asked for by name"):
         cache["result", 1]
+
+
+def test_an_unknown_architecture_says_what_was_not_found() -> None:
+    net = hookline.hook(tiny_models.causal_lm("xlstm"))
+    with pytest.raises(hookline.UnknownPointError, match=r"not known which is its stack of layers.*anatomy/roles\.py"):
+        net.point("blocks.0.hook_resid_pre")
+    with pytest.raises(hookline.UnknownPointError) as error:
+        net.point("nothing")
+    assert "roles.py" not in str(error.value)

@@ -37,6 +37,7 @@ _Link: TypeAlias = tuple[dict[str, nn.Module | None], str, nn.Module]
 """A step on the way from the root to a module: in whose children, under which name, which child."""
 
 _EVENT = re.compile(r"(?:(?P<path>.*)[.:]|:?)(?P<event>input|output)")
+_CLASSIC = re.compile(r"(blocks|encoder|decoder)\.-?\d|hook_|ln_final\.|unembed\.|lm\.")
 _NAME = re.compile(r"(?P<base>[^\[\]#]*)(?P<items>(?:\[[^\[\]]+\])*)(?:#(?P<call>\d+))?")
 
 
@@ -45,6 +46,7 @@ class Points:
 
     def __init__(self, root: nn.Module, standing: Standing, *, only_placed: bool = False) -> None:
         self.root, self.standing, self._only_placed = original(root), standing, only_placed
+        self.hint = ""  # what is to be said to those who ask for a language model's points
         self.refresh()
 
     def refresh(self) -> None:
@@ -133,7 +135,7 @@ class Points:
         match = _NAME.fullmatch(name)
         event = self._event(match["base"]) if match else None
         if match is None or event is None:
-            raise unknown_point(name, self.hook_dict)
+            raise unknown_point(name, self.hook_dict, hint=self.hint if _CLASSIC.match(name) else "")
         point, keys = self._point(*event), _keys(match["items"])
         only = int(match["call"]) if match["call"] else None
         if not keys:

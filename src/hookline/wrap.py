@@ -10,7 +10,7 @@ from typing import Any, overload
 import torch
 from torch import nn
 
-from hookline.anatomy.roles import find_anatomy
+from hookline.anatomy.roles import find_anatomy, unknown_anatomy
 from hookline.errors import HooklineError
 from hookline.model import HookedModel
 from hookline.module import HookedModule, HookedRootModule
@@ -33,7 +33,8 @@ def hook(module: nn.Module | HookedModule, tokenizer: Any = None) -> Hooked:
     """
     if isinstance(module, Hooked):
         return module
-    anatomy = find_anatomy(module) if _is_language_model(module) else None
+    is_language_model = _is_language_model(module)
+    anatomy = find_anatomy(module) if is_language_model else None
     if anatomy is not None:
         return HookedModel(module, tokenizer, anatomy)
     if tokenizer is not None:
@@ -41,7 +42,10 @@ def hook(module: nn.Module | HookedModule, tokenizer: Any = None) -> Hooked:
             f"a tokenizer was given, but {type(module).__name__} is no language model whose anatomy is known: "
             f"hookline.hook(module) gives every module's input and output by its native name"
         )
-    return HookedModule(module)
+    hooked = HookedModule(module)
+    if is_language_model:
+        hooked._points.hint = unknown_anatomy(module)
+    return hooked
 
 
 def _check_folder(path: Path) -> None:

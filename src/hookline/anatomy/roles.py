@@ -233,6 +233,20 @@ def find_anatomy(model: nn.Module) -> Anatomy | None:
     return Anatomy(config.model_type, config, (stack,), head)
 
 
+def unknown_anatomy(model: nn.Module) -> str:
+    """What was not found in a language model without a known anatomy, and how to make it known."""
+    lists = [
+        f"{path} ({len(module)} × {type(module[0]).__name__})"
+        for path, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module)
+    ]
+    return (
+        f"{type(model).__name__} has its modules under native names only: of {', '.join(lists[:4]) or 'no list of modules'} "
+        f"it is not known which is its stack of layers. The names by which layers and their parts are known are in "
+        f"hookline/anatomy/roles.py (docs/transformers.md: An architecture that is not known)."
+    )
+
+
 def _stack(name: str, root: nn.Module, config: Any) -> Stack | None:
     """The stack of layers in a module; as long as the configuration says, if that is known."""
     layers = _layers(root, config)

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
-from html import escape
-from itertools import islice, product
 from pathlib import Path
-from textwrap import dedent, fill, indent
-from typing import Any, TypeAlias
+from textwrap import fill, indent
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from hookline.demo.experiments import explore
 from hookline.demo.page import page
 from hookline.demo.story import story
-from hookline.model import HookedModel
-from hookline.positions import last
 from hookline.wrap import load
 
 
