@@ -241,7 +241,7 @@ def unknown_anatomy(model: nn.Module) -> str:
         if isinstance(module, nn.ModuleList) and len(module)
     ]
     return (
-        f"{type(model).__name__} has its modules under native names only: of {', '.join(lists[:4]) or 'no list of modules'} "
+        f"{type(model).__name__} has its modules under native names only: of {', '.join(lists[:4]) or 'its modules'} "
         f"it is not known which is its stack of layers. The names by which layers and their parts are known are in "
         f"hookline/anatomy/roles.py (docs/transformers.md: An architecture that is not known)."
     )
