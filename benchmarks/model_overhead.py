@@ -92,6 +92,22 @@ def with_gradients(module: transformers.PreTrainedModel, tokens: Tensor) -> dict
     }
 
 
+def generating(module: transformers.PreTrainedModel, tokens: Tensor) -> dict[str, Callable[[], object]]:
+    """What is timed of generation: 32 tokens."""
+    model, steer = hookline.hook(module), torch.randn(module.config.hidden_size) * 0.01
+    settings = {"max_new_tokens": 32, "min_new_tokens": 32, "do_sample": False, "pad_token_id": 0}
+
+    def steered() -> None:
+        with model.hooks(fwd_hooks=[("blocks.2.hook_resid_post", lambda h: h + steer)]):
+            model.generate(tokens, **settings)
+
+    mask = torch.ones_like(tokens)
+    return {
+        "bare": lambda: module.generate(tokens, attention_mask=mask, **settings),
+        "32 tokens, one steering hook": steered,
+    }
+
+
 def wrap_seconds(module: transformers.PreTrainedModel) -> float:
     """How long wrapping takes."""
     start = time.perf_counter()
@@ -118,6 +134,9 @@ def main() -> None:
             with torch.no_grad():
                 found = ratios(works(module, tokens), "bare", rounds)
             found |= ratios(with_gradients(module, tokens), "bare", rounds)
+            if shape[0] == 1:
+                with torch.no_grad():
+                    found |= ratios(generating(module, tokens), "bare", max(1, rounds // 4))
             for name, values in found.items():
                 if name != "bare":
                     print(f"{make.__name__:12} {shape[0]}×{shape[1]:<4} {name:32} {median(values)}", flush=True)

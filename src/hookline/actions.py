@@ -114,7 +114,7 @@ class PointAction(Action):
         super().__init__(prepend=prepend)
         self.point = point
         site = point.site
-        self.module, self.lens, self.stage = site.module, site.lens, site.stage
+        self.module, self.lens, self.stage, self.needs = site.module, site.lens, site.stage, site.needs
         # What looks at the outcome comes after other people's hooks, if there are any.
         self.is_worked_out = bool(site.needs) or site.kind.is_inner
         late = self.is_late and has_foreign_hooks(site.module, site.kind)

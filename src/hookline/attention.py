@@ -50,9 +50,10 @@ class Fused(NamedTuple):
         """What the softmax sees: scaled and masked."""
         scale = self.scale if self.scale is not None else 1 / math.sqrt(self.query.shape[-1])
         scores = self.query @ self._repeated(self.key).transpose(-2, -1) * scale
-        mask = self.attn_mask
         if self.is_causal:
-            mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+            later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+            return scores.masked_fill(later, -torch.inf)
+        mask = self.attn_mask
         if mask is None:
             return scores
         return scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
@@ -89,9 +90,9 @@ class WatchingAttention(Watching):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Called by torch instead of `func`."""
-        kwargs = kwargs or {}
         if func not in _WATCHED or self.away:  # nearly always, and often: even reading a shape comes by here
-            return func(*args, **kwargs)
+            return func(*args, **kwargs) if kwargs else func(*args)
+        kwargs = kwargs or {}
         if func is _FUSED:
             return self._fused(Fused(*args, **kwargs))
         if func in _SOFTMAX and args and args[0].ndim >= 3:

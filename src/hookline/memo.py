@@ -193,10 +193,10 @@ class Forget(Action):
 def with_needs(actions: Iterable[Action]) -> list[Action]:
     """The actions, and those that keep what their points need and bring about what their edits do."""
     every = list(actions)
-    sites = {action.point.site for action in every if isinstance(action, PointAction)}
-    needed = dict.fromkeys(need for site in sites for need in site.needs)
-    effects = dict.fromkeys(effect for site in sites for effect in site.effects)
-    edited = {action.point.site for action in every if isinstance(action, PointAction) and not action.only_reads}
-    sources = dict.fromkeys(need for site in edited if isinstance(site.lens, Derived) for need in site.needs)
+    at_points = [action for action in every if isinstance(action, PointAction)]
+    needed = dict.fromkeys(need for action in at_points for need in action.needs)
+    changing = [action for action in at_points if not action.only_reads]
+    effects = dict.fromkeys(effect for action in changing for effect in action.point.site.effects)
+    sources = dict.fromkeys(need for action in changing if isinstance(action.lens, Derived) for need in action.needs)
     more = [*map(Keep, needed), *map(Effect, effects), *map(Forget, sources)]
     return [*every, *more] if more else every

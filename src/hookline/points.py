@@ -40,7 +40,7 @@ class Site:
     stage: int = 0
 
     def __hash__(self) -> int:
-        return hash((id(self.module), self.kind, self.stage))
+        return id(self.module) ^ self.stage
 
     @cached_property
     def tap(self) -> taps.Tap:

@@ -50,11 +50,14 @@ def _first_tensor(value: Any) -> Path | None:
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """All tensors in a structure."""
-    if isinstance(value, Tensor):
-        yield value
-    for _, child in children(value):
-        yield from tensors_in(child)
+    """All tensors in a structure, in no particular order."""
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, Tensor):
+            yield each
+        elif each is not None and not isinstance(each, int | str):  # nearly always, and at every pass
+            waiting.extend(child for _, child in children(each))
 
 
 def look(value: Any, path: Path) -> Tensor:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hookline.anatomy.roles import Anatomy
 
@@ -62,7 +62,8 @@ def cfg_of(model: nn.Module, anatomy: Anatomy) -> Cfg:
 
 def device_of(model: nn.Module, anatomy: Anatomy) -> torch.device:
     """Where the model takes its tokens. Weights that accelerate keeps elsewhere until they are used do not tell."""
-    device = next(model.parameters()).device
+    weight = getattr(anatomy.main.embed, "weight", None)
+    device = (weight if isinstance(weight, Tensor) else next(model.parameters())).device
     if device.type != "meta":
         return device
     runs_on = getattr(getattr(anatomy.main.embed, "_hf_hook", None), "execution_device", None)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -105,6 +105,8 @@ class Trial:
 
     def see(self, points: list[HookPoint], edits: list[tuple[Any, Any]] | None = None) -> list[Tensor]:
         """What flows at points that need no name, under some edits."""
+        if not points:
+            return []
         seen: dict[int, Tensor] = {}
 
         def look(place: int) -> Callable[[Tensor], None]:
@@ -112,6 +114,17 @@ class Trial:
 
         self.run(fwd_hooks=[*(edits or []), *((point, look(place)) for place, point in enumerate(points))])
         return [seen[place] for place in range(len(points))]
+
+    def see_each(
+        self, points: Sequence[tuple[HookPoint, ...]], edits: list[tuple[Any, Any]] | None = None
+    ) -> list[list[Tensor]]:
+        """The same for groups of points, all in one run."""
+        seen = iter(self.see([each for group in points for each in group], edits))
+        return [[next(seen) for _ in group] for group in points]
+
+    def ends(self, module: nn.Module) -> tuple[HookPoint, HookPoint]:
+        """A module's input and output."""
+        return self.at(module, Kind.INPUT), self.at(module, Kind.OUTPUT)
 
     def at(self, module: nn.Module, kind: Kind) -> HookPoint:
         """A module's input or output."""
@@ -304,44 +317,41 @@ def _queries(trial: Trial, names: list[str]) -> Iterator[tuple[str, str]]:
 
 def _results(trial: Trial, names: list[str]) -> Iterator[tuple[str, str]]:
     """The heads' results sum to the projection's output, but for its bias."""
-    here = [(name, layer.block.o) for name, layer in trial.each(names, "attn.hook_result")]
-    here += [
-        (name, layer.block.cross.o) for name, layer in trial.each(names, "cross_attn.hook_result") if layer.block.cross
-    ]
-    for name, module in here:
-        o: Any = module
-        result, into, out = trial.see([trial.model.point(name), trial.at(o, Kind.INPUT), trial.at(o, Kind.OUTPUT)])
+    here = [name for name in names if name.endswith("hook_result")]
+    modules: list[Any] = [trial.model.point(name).site.module for name in here]
+    points = [(trial.model.point(name), *trial.ends(module)) for name, module in zip(here, modules, strict=True)]
+    for name, o, (result, into, out) in zip(here, modules, trial.see_each(points), strict=True):
         if not _close(result.sum(-2) + o.forward(torch.zeros_like(into)), out):
             yield name, "summed over heads it is not what the projection gives"
 
 
 def _norms(trial: Trial, names: list[str]) -> Iterator[tuple[str, str]]:
     """A norm gives twice as much, but for its bias, if what is normalized is doubled, or the scale halved."""
-    for name in names:
-        kind = name.rpartition(".")[2]
-        if kind not in ("hook_scale", "hook_normalized"):
-            continue
-        module = trial.model.point(name).site.module
-        out = trial.at(module, Kind.OUTPUT)
-        factor = 2.0 if kind == "hook_normalized" else 0.5
-        (before,), (after,) = trial.see([out]), trial.see([out], [(name, lambda x, factor=factor: x * factor)])
-        bias = getattr(module, "bias", None)
-        bias = torch.zeros_like(before) if bias is None else bias.expand_as(before)
-        if not _close(after - bias, 2 * (before - bias)):
-            yield name, "the norm's output does not change with it as it should"
+    for kind, factor in (("hook_normalized", 2.0), ("hook_scale", 0.5)):
+        here = [name for name in names if name.endswith(kind)]
+        modules: list[Any] = [trial.model.point(name).site.module for name in here]
+        edits = [(name, lambda x, factor=factor: x * factor) for name in here]
+        seen = trial.see_each([trial.ends(module) for module in modules], edits)
+        for name, module, (into, out) in zip(here, modules, seen, strict=True):
+            bias = getattr(module, "bias", None)
+            bias = torch.zeros_like(out) if bias is None else bias.expand_as(out)
+            if not _close(out - bias, 2 * (module.forward(into) - bias)):
+                yield name, "the norm's output does not change with it as it should"
 
 
 def _copies(trial: Trial, names: list[str]) -> Iterator[tuple[str, str]]:
     """Another stream as the copy of every head, or of the MLP, does there what it does as the stream itself."""
     for point, where in _READERS.items():
-        for name, layer in trial.each(names, point):
-            stream, reader = trial.model.point(name).site.needs, layer.point(where)
-            if not stream or reader not in trial.model.hook_dict:
-                continue
-            seen = [trial.model.point(reader)]
-            (as_stream,) = trial.see(seen, [(trial.model._points.at("stream", stream[0]), _other)])
-            (as_copies,) = trial.see(seen, [(name, _other)])
-            if not _close(as_copies, as_stream):
+        here = [
+            (name, layer.point(where), trial.model.point(name).site.needs[0])
+            for name, layer in trial.each(names, point)
+            if layer.point(where) in trial.model.hook_dict and trial.model.point(name).site.needs
+        ]
+        seen = [trial.model.point(reader) for _, reader, _ in here]
+        as_streams = trial.see(seen, [(trial.model._points.at("stream", stream), _other) for *_, stream in here])
+        as_copies = trial.see(seen, [(name, _other) for name, *_ in here])
+        for (name, *_), copies, streams in zip(here, as_copies, as_streams, strict=True):
+            if not _close(copies, streams):
                 yield name, "it does not do what the stream itself would do there"
 
 
