@@ -32,11 +32,12 @@ from hookline.standing import standing_of
 from hookline.taps import active
 from hookline.text import Side, Text
 from hookline.verbs import HookList
+from hookline.weights import Weights
 
 ReturnType = Literal["logits", "loss", "both"] | None
 
 
-class HookedModel(HookedModule):
+class HookedModel(HookedModule, Weights):
     """A language model, wrapped but not changed.
 
         model = hookline.hook(hf_model, tokenizer)

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
+from hookline.weights import weight
+
 if TYPE_CHECKING:
     from hookline.anatomy.names import ModelPoints
 
@@ -18,7 +22,16 @@ class Branch:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
+        if name.startswith(("W_", "b_")):
+            return self._weight(name)
         return follow(self._points, f"{self._path}.{name}")
+
+    def _weight(self, name: str) -> Tensor:
+        """`model.blocks[5].attn.W_Q`, in the classic layout: a view of the model's own."""
+        stack, _, layer = self._path.removesuffix(".attn").removesuffix(".mlp").partition(".")
+        if not layer.isdigit() or stack != self._points.anatomy.main.name:
+            raise AttributeError(f"{self._path} has no weight {name!r}: ask a layer, as in model.blocks[5].attn.W_Q")
+        return weight(self._points, int(layer), name)
 
     def __getitem__(self, index: int) -> Branch:
         if index not in range(-len(self), len(self)):

@@ -203,7 +203,7 @@ def _copies(block: Block, config: Any, is_pre_norm: bool) -> Iterator[Spec]:
     why = "this layer has no softmax attention"
     sites: dict[str, Site] = {}
     if block.attn is not None:
-        heads, groups = _head_counts(block.attn, config)
+        heads, groups = head_counts(block.attn, config)
         norm = block.ln1 if is_pre_norm else None
         parts = dict(_projections(block.attn, config, heads, groups))
         stream = _input(norm if norm is not None else block.attn)
@@ -285,7 +285,7 @@ def _attention_points(block: Block, config: Any) -> Iterator[Spec]:
 
 def _inside_attention(prefix: str, attn: nn.Module, o: nn.Module | None, config: Any) -> Iterator[Spec]:
     yield Spec(f"{prefix}.hook_in", "b p d", _input(attn))
-    heads, groups = _head_counts(attn, config)
+    heads, groups = head_counts(attn, config)
     sites = dict(_projections(attn, config, heads, groups))
     key = Site(attn, Kind.KEY, HeadsFirst(groups))
     sites["rot_q"], sites["rot_k"] = Site(attn, Kind.QUERY, HeadsFirst(heads)), key
@@ -299,7 +299,7 @@ def _inside_attention(prefix: str, attn: nn.Module, o: nn.Module | None, config:
         yield Spec(f"{prefix}.hook_{name}", axes, sites.get(name), "this attention has no projection of that kind")
 
 
-def _head_counts(attn: nn.Module, config: Any) -> tuple[int, int]:
+def head_counts(attn: nn.Module, config: Any) -> tuple[int, int]:
     """Query heads, and key/value heads."""
     heads = _first_int(attn, "num_heads", "num_attention_heads", "n_head", "n_heads") or config.num_attention_heads
     key, size = child(attn, KEY), getattr(attn, "head_dim", None)

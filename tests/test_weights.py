@@ -1,0 +1,97 @@
+"""Weights in the classic layout: they give what the points show."""
+
+import pytest
+import tiny_models
+import torch
+
+import hookline
+from hookline import HooklineError
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # transformers' own
+KINDS = [
+    "gpt2",
+    "llama",
+    "gpt_neox",
+    "bloom",
+    "phi",
+    "phi3",
+    "falcon",
+    "opt",
+    "gemma2",
+    "qwen2",
+    "gptj",
+    "codegen",
+    "mpt",
+]
+
+
+def wrapped(kind):
+    torch.manual_seed(0)
+    module = tiny_models.causal_lm(kind)
+    for parameter in module.parameters():  # no bias is 0
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    return hookline.hook(module), tiny_models.inputs(module)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_of_attention_give_its_points(kind) -> None:
+    model, inputs = wrapped(kind)
+    parts = ["attn.hook_in", "attn.hook_q", "attn.hook_k", "attn.hook_v", "attn.hook_z"]
+    names = [f"blocks.{layer}.{part}" for layer in range(model.cfg.n_layers) for part in parts]
+    with torch.no_grad():
+        _, cache = model.run_with_cache(**inputs, names_filter=[*names, "blocks.*.attn.hook_result"])
+        weights = {part: (getattr(model, f"W_{part}"), getattr(model, f"b_{part}")) for part in "QKVO"}
+    for layer in range(model.cfg.n_layers):
+        for part in "QKV":
+            w, b = weights[part][0][layer], weights[part][1][layer]
+            projected = torch.einsum("bpd,hde->bphe", cache[f"blocks.{layer}.attn.hook_in"], w) + b
+            assert torch.allclose(projected, cache[part.lower(), layer], atol=1e-4)
+        result = torch.einsum("bphe,hed->bphd", cache["z", layer], weights["O"][0][layer])
+        assert torch.allclose(result, cache["result", layer], atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "gpt_neox", "gemma2", "opt"])
+def test_weights_of_mlps_and_of_both_ends(kind) -> None:
+    model, inputs = wrapped(kind)
+    with torch.no_grad():
+        _, cache = model.run_with_cache(**inputs, names_filter=lambda name: "mlp" in name or "embed" in name)
+        w_in, b_in, w_out, b_out = model.W_in, model.b_in, model.W_out, model.b_out
+        for layer in range(model.cfg.n_layers):
+            into, out = cache[f"blocks.{layer}.mlp.hook_in"] if kind != "opt" else None, cache["mlp_out", layer]
+            if into is not None:
+                gated = f"blocks.{layer}.mlp.hook_pre_linear" in cache
+                seen = cache["pre_linear" if gated else "pre", layer]
+                assert torch.allclose(into @ w_in[layer] + b_in[layer], seen, atol=1e-4)
+                if gated:
+                    assert torch.allclose(into @ model.W_gate[layer], cache["pre", layer], atol=1e-4)
+            if kind != "gemma2":  # a norm comes after
+                assert torch.allclose(cache["post", layer] @ w_out[layer] + b_out[layer], out, atol=1e-4)
+        assert torch.allclose(cache["unembed.hook_in"] @ model.W_U + model.b_U, cache["unembed.hook_out"], atol=1e-4)
+        if kind == "gpt2":
+            assert torch.equal(model.W_E[inputs["input_ids"]], cache["embed"])
+            assert torch.equal(model.W_pos[:7].expand(2, -1, -1), cache["pos_embed"].expand(2, -1, -1))
+        if kind == "opt":  # its positions begin at an offset
+            assert torch.equal(model.W_pos[:7], cache["pos_embed"][0])
+
+
+def test_weights_are_the_models_own() -> None:
+    model, _ = wrapped("gpt2")
+    view = model.blocks[1].attn.W_Q
+    assert view.data_ptr() == model.module.transformer.h[1].attn.c_attn.weight.data_ptr()
+    assert torch.equal(model.W_Q[1], view)
+    assert model.blocks[2].mlp.W_in.shape == (model.cfg.d_model, model.cfg.d_mlp)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ask", "message"),
+    [
+        ("gpt2", lambda model: model.W_gate, "has no gate"),
+        ("llama", lambda model: model.W_pos, "no learned position embedding"),
+        ("mixtral", lambda model: model.W_in, "each expert has its own"),
+        ("mamba", lambda model: model.W_Q, "no softmax attention"),
+        ("gpt2", lambda model: model.blocks[0].attn.W_X, "no weight is called"),
+    ],
+)
+def test_weights_that_are_not_there(kind, ask, message) -> None:
+    with pytest.raises((HooklineError, KeyError), match=message):
+        ask(wrapped(kind)[0])
