@@ -64,7 +64,8 @@ def _is_language_model(module: nn.Module) -> bool:
         embed = module.get_input_embeddings()  # type: ignore[operator]
     except NotImplementedError:
         return False
-    return isinstance(getattr(embed, "base_layer", embed), nn.Embedding)  # an adapter may be around it
+    # An adapter may be around it; a model of sound has one for each of its vocabularies.
+    return isinstance(getattr(embed, "base_layer", embed), nn.Embedding | nn.ModuleList)
 
 
 def load(
