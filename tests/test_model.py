@@ -107,6 +107,10 @@ def test_bad_prompts(model, prompt, message) -> None:
             {"start_at_layer": 1},
             r"start_at_layer takes the residual stream, \[batch, pos, 32\], not \[1, 2\] torch.int64",
         ),
+        ({"retun_type": "loss"}, "did you mean 'return_type'"),
+        ({"attention_mask": torch.ones(1, 3)}, r"attention_mask has the shape \[1, 3\], but the tokens are \[1, 2\]"),
+        ({"return_dict": False}, "gives a bare tuple"),
+        ({"stop_at_layer": 1, "return_type": "loss"}, "no logits, and no loss"),
         ({"tokens": torch.tensor([[3]])}, "tokens are the input itself, unless start_at_layer"),
         ({"loss_per_token": True}, "loss_per_token is about the loss"),
         ({"prepend_bos": True}, "tokens are taken as they are"),
@@ -272,6 +276,12 @@ def test_what_comes_before_the_start_cannot_be_hooked(model) -> None:
     ]:
         with pytest.raises(HooklineError, match=message):
             model(stream, **options)
+    with pytest.raises(HooklineError, match="stop_at_layer=1 is before the layer that the run starts at"):
+        model(stream, start_at_layer=3, stop_at_layer=1)
+    with pytest.raises(HooklineError, match="the input is text, several texts, or a tensor of token ids, not 5"):
+        model(5)
+    with pytest.raises(HooklineError, match="the prompt and the new tokens are 102, but"):
+        model.generate("the cat", max_new_tokens=100)
     with pytest.raises(HooklineError, match="32 numbers a position, not 5"):
         model(torch.randn(1, 3, 5), start_at_layer=1)
 
@@ -298,3 +308,32 @@ def test_commands(model, tokenizer, tmp_path) -> None:
     proved = runner.invoke(app, ["verify", str(tmp_path)])
     assert proved.exit_code == 0, proved.output
     assert "0 failed" in proved.output
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "expected"),
+    [
+        ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}, {"n_kv_heads": 2}),
+        ("falcon", {"multi_query": True, "alibi": True}, {"n_kv_heads": 1, "positions": "alibi"}),
+        ("mpt", {}, {"positions": "alibi"}),
+        ("llama", {}, {"positions": "rotary", "n_kv_heads": 2}),
+        ("gpt2", {}, {"positions": "added to the stream", "norm": "LayerNorm"}),
+    ],
+)
+def test_cfg_says_what_is_there(kind, settings, expected) -> None:
+    model = hookline.hook(tiny_models.causal_lm(kind, **settings))
+    assert {name: getattr(model.cfg, name) for name in expected} == expected
+    tokens = model.example_tokens()
+    with torch.no_grad():
+        _, cache = model.run_with_cache(tokens, names_filter=["k0", "blocks.0.mlp.hook_pre"])
+    assert cache["k", 0].shape[2] == model.cfg.n_kv_heads
+    assert cache["pre", 0].shape[2] == model.cfg.d_mlp
+
+
+def test_a_block_by_its_number(model) -> None:
+    with torch.no_grad():
+        _, cache = model.run_with_cache("the cat sat", names_filter=[1, ("q", 2)])
+        _, full = model.run_with_cache("the cat sat")
+    for name in (1, "1", "resid_post1", ("resid_post", 1), "blocks.1.hook_resid_post"):
+        assert torch.equal(cache[name], full["resid_post", 1])
+    assert "q2" in cache

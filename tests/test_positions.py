@@ -22,13 +22,13 @@ def model():
     ("positions", "rows"),
     [
         (2, [2, 2]),
-        (-1, [4, 4]),
+        (-1, [4, 2]),  # padding does not count
         (last, [4, 2]),
         (token(4), [3, 2]),
         (token(4, nth=0), [1, 2]),
         (torch.tensor([1, 2]), [1, 2]),
         (slice(1, 3), [[1, 2], [1, 2]]),
-        ([0, 3], [[0, 3], [0, 3]]),
+        ([2, 0], [[2, 0], [2, 0]]),
         (MASK.bool() & (torch.arange(5) < 2), [[0, 1], [0, 1]]),
     ],
 )
@@ -116,9 +116,10 @@ def test_steering_new_tokens_or_one_step_only(model) -> None:
 @pytest.mark.parametrize(
     ("positions", "message"),
     [
-        (7, "position 7, but there are 5 positions"),
+        (7, "position 7, but there are 5 positions in row 0"),
         (torch.tensor([1, 2, 3]), "one position per row: 2 of them"),
-        (token(50), "the token 50 is not in row 0 of the prompt"),
+        (token(50), "the token 50 is 0 times in row 0 of the prompt"),
+        (token(4, nth=3), "the token 4 is 2 times in row 0 of the prompt: there is no nth=3"),
         (token("Paris"), "cannot be found without a tokenizer"),
         ("last", "positions are an index, a slice"),
         (hookline.image_tokens, "for a model that takes pictures"),
@@ -127,7 +128,7 @@ def test_steering_new_tokens_or_one_step_only(model) -> None:
 def test_bad_positions(model, positions, message) -> None:
     with pytest.raises(HooklineError, match=message):
         model.run_with_cache(IDS, names_filter=RESID, pos_slice=positions)
-    with pytest.raises(HookError, match=message):
+    with pytest.raises(HooklineError, match=message):
         model.run_with_hooks(IDS, fwd_hooks=[(RESID, at(positions, torch.zeros_like))])
 
 
@@ -137,3 +138,96 @@ def test_positions_of_a_plain_network() -> None:
         net.run_with_hooks(torch.ones(1, 2), fwd_hooks=[("0", lambda x, hook: hook.positions)])
     with pytest.raises(HooklineError, match="no axis of positions is known"):
         net.run_with_cache(torch.ones(1, 2), pos_slice=0)
+
+
+def test_positions_do_not_depend_on_padding() -> None:
+    model = hookline.load("tinyworld")
+    texts, one = ["When Mary and John went to the store", "Mary went to"], "Mary went to"
+    for positions in (1, -1, last, token(" went"), slice(1, 2), torch.tensor([4, 1])):
+        alone = torch.tensor([1]) if isinstance(positions, torch.Tensor) else positions
+        wanted = model.cache(one, names_filter=RESID, pos_slice=alone)[RESID][0]
+        for side in ("left", "right"):
+            cache = model.cache(texts, padding_side=side, names_filter=RESID, pos_slice=positions)
+            assert torch.allclose(cache[RESID][1], wanted, atol=1e-5), (positions, side)
+            with torch.no_grad():
+                edited = model.run_with_hooks(
+                    texts, padding_side=side, fwd_hooks=[(RESID, at(positions, torch.zeros_like))]
+                )
+                single = model.run_with_hooks(one, fwd_hooks=[(RESID, at(alone, torch.zeros_like))])
+            end = -1 if side == "left" else 2
+            assert torch.allclose(edited[1, end], single[0, -1], atol=1e-4)
+    assert set(model.cache(texts, pos_slice=last)) > {RESID, "hook_pos_embed"}, "everything, at the last token"
+
+
+def test_tokens_with_padding_are_masked() -> None:
+    model = hookline.load("tinyworld")
+    texts = ["When Mary and John went to the store, John gave a drink to", "Mary went to"]
+    with torch.no_grad():
+        for side in ("left", "right"):
+            tokens = model.to_tokens(texts, padding_side=side)
+            assert torch.equal(model(tokens), model(texts, padding_side=side))
+            alone = model(texts[1])[0, -1]
+            assert torch.allclose(model(tokens)[1, -1 if side == "left" else 2], alone, atol=1e-4)
+        tokens = model.to_tokens(texts, padding_side="right")
+        assert torch.allclose(model(tokens, return_type="loss"), model(texts, return_type="loss"))
+        left = model.to_tokens(texts, padding_side="left")
+        new = model.generate(left, max_new_tokens=3, do_sample=False)
+        assert (
+            model.to_string(new[1, -3:]) == model.generate(texts[1], max_new_tokens=3, do_sample=False)[len(texts[1]) :]
+        )
+
+
+def test_positions_count_in_the_text_of_a_generation(model) -> None:
+    edited = []
+
+    def mark(x, hook):
+        edited.append((hook.step, hook.positions))
+        return x
+
+    settings = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
+    for positions, steps in [(0, [0]), (6, [2]), (slice(5, 7), [1, 2]), ([0, 7], [0, 3]), (torch.tensor([5]), [1])]:
+        edited.clear()
+        with model.hooks(fwd_hooks=[(RESID, at(positions, mark))]):
+            model.generate(IDS[:1], **settings)
+        assert [step for step, _ in edited] == steps, positions
+
+
+@pytest.mark.parametrize("positions", [slice(20, 30), new_tokens, step(3), torch.zeros(2, 5, dtype=torch.bool)])
+def test_positions_that_never_come_are_reported(model, positions) -> None:
+    with pytest.warns(hookline.NeverFiredWarning, match="none of the positions that ran is"), torch.no_grad():
+        model.run_with_hooks(IDS, fwd_hooks=[(RESID, at(positions, torch.zeros_like))])
+    with pytest.raises(HooklineError, match="0 positions in a row here"):
+        model.run_with_cache(IDS, names_filter=RESID, pos_slice=positions)
+
+
+def test_what_is_made_of_an_activation_must_fit_it(model) -> None:
+    for wrong in (lambda x: x[:1], lambda x: torch.tensor(0.0), lambda x: x[:, 2]):
+        with pytest.raises(HookError, match="but the shape there is"):
+            model.run_with_hooks(IDS, fwd_hooks=[(RESID, at(2, wrong))])
+
+
+def test_an_encoder_and_a_decoder_have_texts_of_their_own() -> None:
+    model = hookline.hook(tiny_models.seq2seq("t5"))
+    decoder = torch.tensor([[0, 9, 4], [0, 4, 9]])
+    inputs = {"attention_mask": MASK, "decoder_input": decoder}
+    for point, positions, rows in [
+        ("encoder.1.hook_resid_post", last, [4, 2]),
+        ("decoder.1.hook_resid_post", last, [2, 2]),
+        ("encoder.1.hook_resid_post", token(4), [3, 2]),
+        ("decoder.1.hook_resid_post", token(4), [2, 1]),
+        ("decoder.1.cross_attn.hook_k", last, [4, 2]),
+        ("decoder.1.cross_attn.hook_q", 0, [0, 0]),
+    ]:
+        with torch.no_grad():
+            _, full = model.run_with_cache(IDS, **inputs, names_filter=point)
+            _, cache = model.run_with_cache(IDS, **inputs, names_filter=point, pos_slice=positions)
+        assert torch.equal(cache[point], full[point][[0, 1], rows]), (point, positions)
+    steps = []
+    hooks = [
+        ("encoder.1.hook_resid_post", at(last, lambda x, hook: steps.append(("encoder", hook.positions)))),
+        ("decoder.1.hook_resid_post", at(last, lambda x, hook: steps.append((hook.step, hook.positions)))),
+    ]
+    settings = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False, "decoder_start_token_id": 0}
+    with model.hooks(fwd_hooks=hooks):
+        model.generate(IDS[:1], **settings)
+    assert steps == [("encoder", range(5)), (0, range(1)), (1, range(1, 2)), (2, range(2, 3))]

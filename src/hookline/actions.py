@@ -210,6 +210,7 @@ class Edit(HookAction):
     def __init__(self, point: HookPoint, hook: Callable[..., Any], *, prepend: bool = False) -> None:
         super().__init__(point, hook, prepend=prepend)
         self.has_edited = self.has_passed_on = False
+        self.is_partial = hasattr(hook, "where")  # it says itself whether it acted: see `positions.at`
 
     def __call__(self, value: Any) -> Any:
         """The value after the hook."""
@@ -219,13 +220,15 @@ class Edit(HookAction):
             return self._pass_on(value, self.lens.get(value)) if self.has_passed_on else value
         if not self.is_for_this_call():
             return value
-        self.fired = True
         try:
             x = self.lens.get(value)
         except NoTensorError as error:
             raise self.error(f"has nothing to work on: {error}", error) from error
         given = snapshot(x)
+        self.fired = self.fired or not self.is_partial
         result = self.ask(given, self.call())
+        if self.is_partial:
+            self._note_whether_it_acted()
         if result is None or result is given:
             if is_unchanged(given, x) and given.requires_grad == (x.requires_grad and torch.is_grad_enabled()):
                 # With gradients on, the hook may have asked for that of `given`, so `given` must be on the way.
@@ -236,6 +239,12 @@ class Edit(HookAction):
         self.has_edited = True
         self.keep_for_second_run()
         return new
+
+    def _note_whether_it_acted(self) -> None:
+        """A hook for some positions only has fired when it came by one of them."""
+        hook: Any = self.hook
+        self.fired = self.fired or hook.acted
+        self.why_not = None if self.fired else f"none of the positions that ran is {hook.where!r}"
 
     def _pass_on(self, value: Any, given: Tensor) -> Any:
         """The value with the same tensor in it. A checkpoint counts what working that out saves, so it is repeated."""

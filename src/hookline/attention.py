@@ -60,7 +60,7 @@ class Fused(NamedTuple):
 
     def pattern(self, scores: Tensor) -> Tensor:
         """Of each query position, over the keys. A position that may look at nothing has zeros, as in torch's own."""
-        pattern = scores.softmax(-1, dtype=torch.float32).to(scores.dtype)
+        pattern = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
         if self.attn_mask is None or self.attn_mask.dtype != torch.bool:
             return pattern
         return pattern.masked_fill(scores.eq(-torch.inf).all(-1, keepdim=True), 0.0)

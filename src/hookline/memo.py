@@ -87,6 +87,23 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class EachRow:
+    """A tensor that is the same for every row, `1 p d`, seen as `b p d`; `like` tells how many rows there are."""
+
+    like: Site
+    lens: Lens
+
+    def get(self, value: Any) -> Tensor:
+        """As often as there are rows."""
+        x, like = self.lens.get(value), now.kept.get(self.like)
+        return x if like is None or x.shape[0] != 1 else x.expand(like.shape[0], *x.shape[1:])
+
+    def put(self, value: Any, tensor: Tensor) -> Any:
+        """A row for each."""
+        return self.lens.put(value, tensor)
+
+
+@dataclass(frozen=True)
 class Keys:
     """Scores or weights over the keys, `b h p k` or `(b h) p k`, seen as `b h p k`.
 

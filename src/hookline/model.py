@@ -48,6 +48,10 @@ class HookedModel(HookedModule, Weights):
     """
 
     _points: ModelPoints
+    _own_options = frozenset(
+        {"return_type", "loss_per_token", "prepend_bos", "padding_side", "attention_mask", "start_at_layer"}
+        | {"stop_at_layer", "tokens", "decoder_input"}
+    )
 
     def __init__(self, module: nn.Module, tokenizer: Any, anatomy: Anatomy) -> None:
         super().__init__(module)
@@ -115,6 +119,11 @@ class HookedModel(HookedModule, Weights):
         with an encoder and a decoder takes `decoder_input` as well; by default it is the token that it starts with. Of
         a model without a head, the last hidden state is given for logits.
         """
+        self._check_options(kwargs)
+        if kwargs.get("return_dict") is False:
+            raise HooklineError("return_dict=False gives a bare tuple: call model.module for that")
+        if stop_at_layer is not None and return_type != "logits":
+            raise HooklineError("with stop_at_layer the stream is given: there are no logits, and no loss")
         if return_type not in ("logits", "loss", "both", None):
             raise HooklineError(f'return_type must be "logits", "loss", "both" or None, not {return_type!r}')
         if loss_per_token and return_type not in ("loss", "both"):
@@ -134,7 +143,7 @@ class HookedModel(HookedModule, Weights):
             kwargs |= self._positions(mask) if attention_mask is None and "position_ids" not in kwargs else {}
             attention_mask = attention_mask if attention_mask is not None else mask
         if attention_mask is not None:
-            kwargs["attention_mask"] = attention_mask
+            kwargs["attention_mask"] = _checked_mask(attention_mask, kwargs)
         kwargs |= self._decoder_inputs(decoder_input, kwargs)
         return self._run_to(stop_at_layer, kwargs, return_type, loss_per_token)
 
@@ -165,7 +174,7 @@ class HookedModel(HookedModule, Weights):
 
     def _run_to(self, layer: int | None, inputs: dict[str, Any], return_type: ReturnType, per_token: bool) -> Any:
         if active.get() or self._points.standing.steps:
-            begin_pass(self._points.root, inputs)
+            begin_pass(self._points.root, inputs, is_only=all(run.is_one_pass for run in active.get()))
         if layer is not None:
             return self._stream_at(layer, inputs)
         output = super().__call__(**inputs)
@@ -182,8 +191,12 @@ class HookedModel(HookedModule, Weights):
             raise StopForward
 
         point = self._points.find(f"{self._points.layer(layer)}.hook_resid_pre")
-        with self._one_pass([hook_action(point, stop, "fwd")]), suppress(StopForward):
+        stopping = hook_action(point, stop, "fwd")
+        stopping.must_fire = False
+        with self._one_pass([stopping]), suppress(StopForward):
             super().__call__(**inputs)
+        if not kept:
+            raise HooklineError(f"stop_at_layer={layer} is before the layer that the run starts at")
         return kept[0]
 
     def cache(self, *args: Any, stop_early: bool = True, **kwargs: Any) -> ActivationCache:
@@ -214,6 +227,8 @@ class HookedModel(HookedModule, Weights):
     def _inputs(
         self, input: str | Sequence[str] | Tensor, prepend_bos: bool | None, padding_side: Side | None
     ) -> tuple[Tensor, Tensor | None]:
+        if not isinstance(input, str | Sequence | Tensor):
+            raise HooklineError(f"the input is text, several texts, or a tensor of token ids, not {input!r}")
         if not isinstance(input, Tensor):
             ids, mask = self.text.encode(input, prepend_bos=prepend_bos, padding_side=padding_side)
             return ids.to(self._device), None if mask.all() else mask.to(self._device)
@@ -221,7 +236,8 @@ class HookedModel(HookedModule, Weights):
         if ids.ndim != 2:
             raise HooklineError(f"tokens are one row, or a batch of rows, not a tensor of shape {tuple(input.shape)}")
         self.text.check_ids(ids)
-        return ids.to(self._device), None
+        known: Tensor | None = getattr(ids, "padding_mask", None)  # of what `to_tokens` gave
+        return ids.to(self._device), known.to(self._device) if known is not None else None
 
     def _result(self, logits: Tensor, inputs: dict[str, Any], return_type: ReturnType, per_token: bool) -> Any:
         if return_type is None:
@@ -242,8 +258,16 @@ class HookedModel(HookedModule, Weights):
     def to_tokens(
         self, text: str | Sequence[str], *, prepend_bos: bool | None = None, padding_side: Side | None = None
     ) -> Int[Tensor, "batch pos"]:
-        """Token ids of one prompt or several, padded to one length, on the model's device."""
-        return self.text.encode(text, prepend_bos=prepend_bos, padding_side=padding_side)[0].to(self._device)
+        """Token ids of one prompt or several, padded to one length, on the model's device.
+
+        This very tensor remembers what of it is padding, and is masked when the model is run on it; a tensor made from
+        it needs an `attention_mask`.
+        """
+        ids, mask = self.text.encode(text, prepend_bos=prepend_bos, padding_side=padding_side)
+        ids = ids.to(self._device)
+        if not mask.all():
+            ids.padding_mask = mask  # type: ignore[attr-defined]
+        return ids
 
     def to_string(self, tokens: Any) -> Any:
         """The text of a row of ids, or of each of several."""
@@ -272,17 +296,40 @@ class HookedModel(HookedModule, Weights):
             raise HooklineError(f"the token {token!r} is not in the prompt {self.to_str_tokens(input)}")
         return ids.index(wanted) if mode == "first" else len(ids) - 1 - ids[::-1].index(wanted)
 
-    def generate(self, input: str | Sequence[str] | Tensor, max_new_tokens: int = 20, **kwargs: Any) -> Any:
+    def generate(
+        self,
+        input: str | Sequence[str] | Tensor,
+        max_new_tokens: int = 20,
+        *,
+        attention_mask: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
         """Continue the prompt with the model's own generation, hooks and all. Text gives text, ids give ids."""
         if "fwd_hooks" in kwargs or "bwd_hooks" in kwargs:
             raise HooklineError("generate takes no hooks: with model.hooks(fwd_hooks=[…]): model.generate(…)")
-        ids, mask = self._inputs(input, None, "left")
-        mask = mask if mask is not None else torch.ones_like(ids)
-        new = self.module.generate(ids, attention_mask=mask, max_new_tokens=max_new_tokens, **kwargs)  # type: ignore[operator]
+        ids, found = self._inputs(input, None, None if isinstance(input, Tensor) else "left")
+        self._check_room(ids.shape[1] + max_new_tokens)
+        mask = attention_mask if attention_mask is not None else found
+        pad: Any = self.module.generation_config.pad_token_id  # type: ignore[union-attr]
+        if mask is None and (not isinstance(input, Tensor) or pad is None or not bool(ids.eq(pad).any())):
+            mask = torch.ones_like(ids)  # else the model's own generate tells padding by its token
+        if mask is not None:
+            kwargs["attention_mask"] = _checked_mask(mask, {"input_ids": ids})
+        if self._points.anatomy.is_encoder_decoder and active.get():
+            begin_pass(self._points.root, {"input_ids": ids, "attention_mask": mask})
+        new = self.module.generate(ids, max_new_tokens=max_new_tokens, **kwargs)  # type: ignore[operator]
         if isinstance(input, Tensor):
             return new
         texts = self.tokenizer.batch_decode(new, skip_special_tokens=True)
         return texts[0] if isinstance(input, str) else texts
+
+    def _check_room(self, length: int) -> None:
+        """Where positions are learned, there are none after the last."""
+        cfg = self.cfg
+        if self._anatomy.main.pos_embed is not None and cfg.n_ctx is not None and length > cfg.n_ctx:
+            raise HooklineError(
+                f"the prompt and the new tokens are {length}, but this model's context has room for {cfg.n_ctx}"
+            )
 
     def verify(self, input: str | Tensor | None = None) -> Report:
         """Prove every point on this model: a table of what is proved, what is not to be had, and what fails."""
@@ -298,6 +345,18 @@ class HookedModel(HookedModule, Weights):
             f"HookedModel({cfg.architecture}: {cfg.n_layers} layers, {cfg.n_heads} heads, d_model {cfg.d_model}, "
             f"{len(self.hook_dict)} points)"
         )
+
+
+def _checked_mask(mask: Tensor, inputs: dict[str, Any]) -> Tensor:
+    """A mask over the tokens must be as they are; one laid out for the attention itself is the model's matter."""
+    ids = inputs.get("input_ids", inputs.get("inputs_embeds"))
+    if mask.ndim > 2 or ids is None or inputs.get("past_key_values") is not None:
+        return mask
+    if mask.shape != ids.shape[:2]:
+        raise HooklineError(
+            f"attention_mask has the shape {list(mask.shape)}, but the tokens are {list(ids.shape[:2])}"
+        )
+    return mask
 
 
 def lm_loss(

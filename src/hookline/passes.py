@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
+import torch
+from jaxtyping import Bool
 from torch import Tensor, nn
 
 from hookline.taps import now
@@ -20,14 +22,39 @@ tokenizers: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
+class Span:
+    """The positions of a text that a pass is about, with what is known of the text."""
+
+    positions: range
+    rows: int
+    tokens: Tensor | None
+    mask: Tensor | None
+    """1 for what is no padding, over all positions up to the last of these."""
+
+    def real(self) -> Bool[Tensor, "row pos"]:
+        """Which of all positions so far are no padding."""
+        width = self.positions.stop
+        if self.mask is None or self.mask.shape[1] < width:
+            return torch.ones(self.rows, width, dtype=torch.bool)
+        return self.mask[:, :width].cpu().bool()
+
+
+@dataclass(frozen=True)
 class Pass:
     """One forward pass of a language model: its number in a generation, and the positions it is about."""
 
     step: int
-    positions: range
-    tokens: Tensor | None
-    mask: Tensor | None
+    span: Span
+    encoder: Span | None
+    """What goes into the encoder, of a model that has one beside a decoder."""
     model: ref[nn.Module]
+    is_only: bool
+    """Whether the run is over with it, so that no later one can be meant."""
+
+    def span_at(self, point: str) -> Span:
+        """What a point with that name is about."""
+        is_encoders = point.startswith("encoder.") or point.endswith(("cross_attn.hook_k", "cross_attn.hook_v"))
+        return self.encoder if is_encoders and self.encoder is not None else self.span
 
 
 class Progress(NamedTuple):
@@ -39,26 +66,37 @@ class Progress(NamedTuple):
     kept: int
 
 
-def begin_pass(model: nn.Module, inputs: Mapping[str, Any]) -> None:
+def begin_pass(model: nn.Module, inputs: Mapping[str, Any], *, is_only: bool = False) -> None:
     """Note what a forward pass of `model` that begins now is about; the inputs are a language model's, or whatever."""
-    tokens, given = inputs.get("input_ids"), inputs.get("inputs_embeds")
-    shaped = tokens if isinstance(tokens, Tensor) else given
-    if not isinstance(shaped, Tensor) or shaped.ndim < 2:
-        now.passing = None
+    config = getattr(model, "config", None)
+    has_encoder = bool(getattr(config, "is_encoder_decoder", False))
+    prefix = "decoder_" if has_encoder else ""
+    kept = _kept(inputs)
+    start = _seen_before(kept)
+    span = _span(inputs, prefix, start)
+    encoder = _span(inputs, "", 0) if has_encoder else None
+    if span is None:
+        now.passing = None if encoder is None else Pass(0, encoder, encoder, ref(model), is_only)
         return
     before: Pass | None = now.passing
-    start = _seen_before(kept := _kept(inputs))
-    if before is not None and before.tokens is tokens is not None and before.positions.start == start:
+    if before is not None and before.span.tokens is span.tokens is not None and before.span.positions.start == start:
         return  # noted already
     step = _step(model, start)
-    now.progress = Progress(ref(model), step, start + shaped.shape[1], id(kept))
-    mask = inputs.get("attention_mask")
-    now.passing = Pass(
-        step,
+    now.progress = Progress(ref(model), step, span.positions.stop, id(kept))
+    now.passing = Pass(step, span, encoder, ref(model), is_only)
+
+
+def _span(inputs: Mapping[str, Any], prefix: str, start: int) -> Span | None:
+    tokens, given = inputs.get(f"{prefix}input_ids"), inputs.get(f"{prefix}inputs_embeds")
+    shaped = tokens if isinstance(tokens, Tensor) else given
+    if not isinstance(shaped, Tensor) or shaped.ndim < 2:
+        return None
+    mask = inputs.get(f"{prefix}attention_mask")
+    return Span(
         range(start, start + shaped.shape[1]),
+        shaped.shape[0],
         tokens if isinstance(tokens, Tensor) else None,
         mask if isinstance(mask, Tensor) and mask.ndim == 2 else None,
-        ref(model),
     )
 
 

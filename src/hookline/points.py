@@ -127,6 +127,11 @@ class HookPoint(nn.Module):
         return taps.now.call
 
     @property
+    def listed(self) -> str:
+        """The name under which it is listed, however it was asked for."""
+        return self._listed or self.name
+
+    @property
     def step(self) -> int:
         """Which pass of a generation a running hook sees: 0 is the prompt, 1 the first new token, and so on."""
         return self._passing().step
@@ -134,7 +139,7 @@ class HookPoint(nn.Module):
     @property
     def positions(self) -> range:
         """Which positions of the text a running hook sees: the whole prompt, or just the newest one."""
-        return self._passing().positions
+        return self._passing().span_at(self.listed).positions
 
     def _passing(self) -> Pass:
         if taps.now.passing is None:
@@ -147,7 +152,7 @@ class HookPoint(nn.Module):
 
     def layer(self) -> int:
         """The number of the layer in the name: 5 for `blocks.5.attn.hook_q`."""
-        numbers = [part for part in (self._listed or self.name).split(".") if part.isdigit()]
+        numbers = [part for part in self.listed.split(".") if part.isdigit()]
         if not numbers:
             raise HooklineError(f"the point {self.name!r} is in no numbered layer")
         return int(numbers[0])

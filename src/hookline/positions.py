@@ -1,9 +1,11 @@
 """Positions: where in a text, by index or by meaning.
 
-    3, -1, slice(2, 5), [1, 4]        indices, the same in every row
-    torch.tensor([4, 6])              one index per row
-    last                              the last token of each row that is no padding
-    token(" Paris")                   where that token stands, the last time if it is there several times
+    3, -1, slice(2, 5), [1, 4]        counted in the text of each row: padding does not count, tokens kept from earlier
+                                      steps of a generation do
+    torch.tensor([4, 6])              one such index per row
+    a mask                            true at the columns that are meant, of the pass at hand
+    last                              the last token of each row
+    token(" Paris")                   where that token stands, the last time if it is there several times (nth=0: first)
     image_tokens                      the places that pictures take
     new_tokens, step(3)               in a generation: all tokens after the prompt, or those of one step
 
@@ -23,7 +25,7 @@ from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.functions import caller
-from hookline.passes import Pass, tokenizers
+from hookline.passes import Pass, Span, tokenizers
 from hookline.taps import now
 
 
@@ -31,26 +33,19 @@ from hookline.taps import now
 class Meaning:
     """A position that is found in the text at hand."""
 
-    def mask(self, text: Pass, rows: int) -> Bool[Tensor, "batch pos"]:
+    def mask(self, text: Pass, span: Span) -> Bool[Tensor, "row pos"]:
         """Where it is, among the positions of a forward pass."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class _Last(Meaning):
-    def mask(self, text: Pass, rows: int) -> Tensor:
+    def mask(self, text: Pass, span: Span) -> Tensor:
         """The last that is no padding."""
-        n = len(text.positions)
-        found = torch.zeros(rows, n, dtype=torch.bool)
-        if text.mask is None:
-            found[:, -1] = True
-            return found
-        real = text.mask.cpu().bool()
-        ends = real.shape[1] - 1 - real.flip(1).int().argmax(1)  # counted over all positions so far
-        for row, end in enumerate(ends.tolist()):
-            if end in text.positions:
-                found[row, end - text.positions.start] = True
-        return found
+        return _of_text(-1, span, is_strict=text.is_only)
+
+    def __repr__(self) -> str:
+        return "last"
 
 
 @dataclass(frozen=True)
@@ -58,17 +53,22 @@ class _Token(Meaning):
     what: str | int
     nth: int = -1
 
-    def mask(self, text: Pass, rows: int) -> Tensor:
+    def mask(self, text: Pass, span: Span) -> Tensor:
         """The first, last or n-th of those tokens in each row."""
-        if text.tokens is None:
+        if span.tokens is None:
             raise HooklineError(f"the place of the token {self.what!r} is not known: the model was given no tokens")
-        found = torch.zeros(rows, len(text.positions), dtype=torch.bool)
-        for row, here in enumerate((text.tokens == self._id(text)).cpu()):
+        real = span.real()[:, span.positions.start :]
+        found = torch.zeros_like(real)
+        for row, here in enumerate((span.tokens == self._id(text)).cpu() & real):
             places = here.nonzero().flatten().tolist()
-            if not places and text.step == 0:
-                raise HooklineError(f"the token {self.what!r} is not in row {row} of the prompt")
-            if places:
-                found[row, places[self.nth]] = True
+            if not places and text.step > 0:
+                continue
+            if self.nth not in range(-len(places), len(places)):
+                raise HooklineError(
+                    f"the token {self.what!r} is {len(places)} times in row {row} of the prompt"
+                    + (f": there is no nth={self.nth}" if places else ", but its place is asked for")
+                )
+            found[row, places[self.nth]] = True
         return found
 
     def _id(self, text: Pass) -> int:
@@ -84,27 +84,36 @@ class _Token(Meaning):
             raise HooklineError(f"{self.what!r} is {len(ids)} tokens, not one: {pieces}")
         return int(ids[0])
 
+    def __repr__(self) -> str:
+        return f"token({self.what!r})" if self.nth == -1 else f"token({self.what!r}, nth={self.nth})"
+
 
 @dataclass(frozen=True)
 class _Images(Meaning):
-    def mask(self, text: Pass, rows: int) -> Tensor:  # noqa: ARG002
+    def mask(self, text: Pass, span: Span) -> Tensor:
         """Where the token stands that the model puts pictures in place of."""
         config = getattr(text.model(), "config", None)
         ids = (getattr(config, name, None) for name in ("image_token_id", "image_token_index"))
         image = next((each for each in ids if each is not None), None)
-        if image is None or text.tokens is None:
+        if image is None or span.tokens is None:
             raise HooklineError("image_tokens are for a model that takes pictures, given tokens")
-        return (text.tokens == image).cpu()
+        return (span.tokens == image).cpu()
+
+    def __repr__(self) -> str:
+        return "image_tokens"
 
 
 @dataclass(frozen=True)
 class _Steps(Meaning):
     only: int | None = None
 
-    def mask(self, text: Pass, rows: int) -> Tensor:
+    def mask(self, text: Pass, span: Span) -> Tensor:
         """All positions of those passes, and none of others."""
         wanted = text.step > 0 if self.only is None else text.step == self.only
-        return torch.full((rows, len(text.positions)), wanted)
+        return torch.full((span.rows, len(span.positions)), wanted)
+
+    def __repr__(self) -> str:
+        return "new_tokens" if self.only is None else f"step({self.only})"
 
 
 last = _Last()
@@ -125,24 +134,39 @@ def step(k: int) -> Meaning:
 Positions: TypeAlias = int | slice | Sequence[int] | Tensor | Meaning | None
 
 
-def mask_of(positions: Positions, rows: int, n: int) -> Bool[Tensor, "batch pos"]:
-    """The positions as a mask over the forward pass going on, of `n` positions."""
-    if isinstance(positions, Meaning):
-        found = positions.mask(_passing(positions, n), rows)
-        return found.expand(rows, n)
-    mask = torch.zeros(rows, n, dtype=torch.bool)
-    if positions is None:
-        return ~mask
+def mask_of(positions: Positions, point: Any, rows: int, n: int) -> Bool[Tensor, "row pos"]:
+    """The positions as a mask over the `n` positions that a point sees in the forward pass going on."""
     if isinstance(positions, Tensor) and positions.dtype == torch.bool:
+        if positions.shape[-1] != n:
+            raise HooklineError(f"a mask of {positions.shape[-1]} positions, but there are {n}")
         return positions.cpu().expand(rows, n)
-    if isinstance(positions, Tensor):
-        _check_rows(positions, rows)
-        for row, index in enumerate(positions.tolist()):
-            mask[row, _checked(index, n)] = True
-        return mask
-    for index in [positions] if isinstance(positions, int) else _indices(positions, n):
-        mask[:, _checked(index, n)] = True
-    return mask
+    if positions is None:
+        return torch.ones(rows, n, dtype=torch.bool)
+    text = _passing(positions, point, rows, n)
+    span = text.span_at(point.listed)
+    if isinstance(positions, Meaning):
+        return positions.mask(text, span).expand(rows, n)
+    return _of_text(_checked(positions, rows), span, is_strict=text.is_only).expand(rows, n)
+
+
+def _of_text(positions: Any, span: Span, *, is_strict: bool) -> Bool[Tensor, "row pos"]:
+    """Indices that count in the text of each row, as a mask over the columns of the pass."""
+    real = span.real()
+    found = torch.zeros_like(real)
+    for row in range(len(real)):
+        columns = real[row].nonzero().flatten().tolist()
+        here: Any = int(positions[row]) if isinstance(positions, Tensor) else positions
+        if isinstance(here, slice):
+            chosen = columns[here]
+        else:
+            wanted = [here] if isinstance(here, int) else here
+            outside = [index for index in wanted if index not in range(-len(columns), len(columns))]
+            if outside and is_strict:
+                where = f" in row {row}" if len(real) > 1 else ""
+                raise HooklineError(f"position {outside[0]}, but there are {len(columns)} positions{where}")
+            chosen = [columns[index] for index in wanted if index not in outside]
+        found[row, chosen] = True
+    return found[:, span.positions.start :]
 
 
 def is_one_per_row(positions: Positions) -> bool:
@@ -152,20 +176,20 @@ def is_one_per_row(positions: Positions) -> bool:
     )
 
 
-def picked(x: Tensor, axes: str, positions: Positions) -> Tensor:
+def picked(x: Tensor, point: Any, positions: Positions) -> Tensor:
     """An activation at some positions: without that axis if it is one in each row, else with a shorter one."""
-    axis = _axis(axes, x)
+    axis = _axis(point.axes, x)
     by_position = x.movedim(axis, 1)
     rows, n = by_position.shape[:2]
-    if isinstance(positions, slice):
-        return by_position[:, positions].movedim(1, axis)
-    if not is_one_per_row(positions) and not isinstance(positions, Meaning | Tensor):
-        indices = [_checked(index, n) for index in _indices(positions, n)]
-        return by_position[:, indices].movedim(1, axis)
-    mask = mask_of(positions, rows, n).to(x.device)
+    if isinstance(positions, list | tuple):  # in the order in which they are asked for
+        return torch.stack([picked(x, point, index) for index in _checked(positions, rows)], axis)
+    mask = mask_of(positions, point, rows, n).to(x.device)
     counts = mask.sum(1)
-    if not bool((counts == counts[0]).all()):
-        raise HooklineError(f"{positions!r} is a different number of positions in each row: cache all, then pick")
+    if not bool((counts == counts[0]).all()) or not bool(counts[0]):
+        raise HooklineError(
+            f"{positions!r} is {' or '.join(map(str, sorted(set(counts.tolist()))))} positions in a row here: cache "
+            f"all of them, and pick afterwards"
+        )
     chosen = by_position[mask].unflatten(0, (rows, -1))
     return chosen[:, 0] if is_one_per_row(positions) else chosen.movedim(1, axis)
 
@@ -176,19 +200,25 @@ def at(positions: Positions, hook: Callable[..., Any]) -> Callable[..., Tensor |
     `hook` gets the whole activation; of what it makes of it, only these positions count.
     """
     invoke = caller(hook)
+    if not isinstance(positions, Tensor | Meaning | None):
+        _checked(positions, None)
 
     def hook_there(x: Tensor, hook: Any) -> Tensor | None:
         axis = _axis(hook.axes, x)
-        mask = mask_of(positions, x.shape[0], x.shape[axis])
-        if not bool(mask.any()):
+        mask = mask_of(positions, hook, x.shape[0], x.shape[axis])
+        hook_there.acted = bool(mask.any())  # type: ignore[attr-defined]
+        if not hook_there.acted:  # type: ignore[attr-defined]
             return None
         given = x.clone()
         result = invoke(given, hook)
         new = given if result is None else result
+        if not isinstance(new, Tensor) or new.shape != x.shape:
+            return new  # an error, as of any hook
         shape = [x.shape[each] if each in (0, axis) else 1 for each in range(x.ndim)]
         return torch.where(mask.to(x.device).view(shape), new, x)
 
     hook_there.func = hook  # type: ignore[attr-defined]  # so that errors name the hook itself
+    hook_there.where, hook_there.acted = positions, False  # type: ignore[attr-defined]
     return hook_there
 
 
@@ -203,31 +233,32 @@ def _axis(axes: str, x: Tensor) -> int:
     raise HooklineError(f"no axis of positions is known of a point with axes {axes!r} and shape {list(x.shape)}")
 
 
-def _passing(positions: Meaning, n: int) -> Pass:
-    if now.passing is None:
+def _passing(positions: Positions, point: Any, rows: int, n: int) -> Pass:
+    text: Pass | None = now.passing
+    if text is None and isinstance(positions, Meaning):
         raise HooklineError(f"{positions!r} is a place in a text: it is known while a language model runs")
-    if len(now.passing.positions) != n:
-        raise HooklineError(f"{positions!r} is one of {len(now.passing.positions)} positions, but here there are {n}")
-    return now.passing
+    if text is None:  # some other network: what there is, is the text
+        return Pass(0, Span(range(n), rows, None, None), None, lambda: None, True)  # type: ignore[arg-type]
+    span = text.span_at(point.listed)
+    if len(span.positions) != n:
+        raise HooklineError(
+            f"{positions!r} is one of {len(span.positions)} positions, but {point.name!r} has {n}: it may be about "
+            f"keys, or about another text"
+        )
+    return text
 
 
-def _indices(positions: Any, n: int) -> list[int]:
-    if isinstance(positions, slice):
-        return list(range(n))[positions]
-    if isinstance(positions, Sequence) and all(isinstance(each, int) for each in positions):
+def _checked(positions: Any, rows: int | None) -> Any:
+    """The positions, if that is what they are."""
+    if isinstance(positions, Tensor) and positions.ndim == 1 and not positions.is_floating_point():
+        if rows is not None and len(positions) != rows:
+            raise HooklineError(f"one position per row: {rows} of them, not a tensor of shape {list(positions.shape)}")
+        return positions
+    if isinstance(positions, int | slice) and not isinstance(positions, bool):
+        return positions
+    if isinstance(positions, list | tuple | range) and positions and all(isinstance(each, int) for each in positions):
         return list(positions)
     raise HooklineError(
         "positions are an index, a slice, a list of indices, one index per row as a tensor, or last, token(…), "
         f"image_tokens, new_tokens, step(…); not {positions!r}"
     )
-
-
-def _check_rows(positions: Tensor, rows: int) -> None:
-    if positions.ndim != 1 or len(positions) != rows:
-        raise HooklineError(f"one position per row: {rows} of them, not a tensor of shape {list(positions.shape)}")
-
-
-def _checked(index: int, n: int) -> int:
-    if index not in range(-n, n):
-        raise HooklineError(f"position {index}, but there are {n} positions")
-    return index

@@ -43,7 +43,7 @@ class Recording:
         if x.requires_grad:
             x = x.detach()
         if self.positions is not None:
-            x = picked(x, point.axes, self.positions)
+            x = picked(x, point, self.positions)
         self._values.setdefault(point.name, []).append(self._kept(x))
         if self._awaited:
             self._awaited.discard(point.name)
@@ -64,7 +64,7 @@ class Recording:
         for (point, _), gradient in zip(watched, found, strict=True):
             if gradient is not None:
                 gradient = gradient.detach()
-                gradient = gradient if self.positions is None else picked(gradient, point.axes, self.positions)
+                gradient = gradient if self.positions is None else picked(gradient, point, self.positions)
                 gradients.setdefault(point.name, []).append(self._kept(gradient))
         named = {f"{name}_grad": gradient for name, gradient in _numbered(gradients).items()}
         _check_apart(named, self._values)

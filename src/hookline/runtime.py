@@ -39,6 +39,7 @@ class Run(Routes):
         self._failure: HookError | None = None
         self._swallowed: HookError | None = None
         # Where there is one forward pass only, as for `run_with_cache`, nobody need look out for its beginning and end.
+        self.is_one_pass = is_one_pass
         self._bounds: list[Action] = [] if is_one_pass else [Begin(root), End(root)]
         super().__init__([*self._bounds, *with_needs(actions)])
         self._modules = {action.tap: action.module for action in self.actions}

@@ -108,6 +108,8 @@ class Routes:
 
     is_open = True
     """Whether what is routed is to be done. A context that was left may still be in the `active` of another task."""
+    is_one_pass = False
+    """Whether there is but one forward pass in it."""
 
     def __init__(self, actions: Sequence[Action] = ()) -> None:
         self.actions: Sequence[Action] = ()

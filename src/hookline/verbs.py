@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
@@ -22,6 +21,7 @@ from hookline.points import Direction, HookPoint, check_direction, hook_action
 from hookline.positions import Positions
 from hookline.recording import Recording, StopForward
 from hookline.runtime import Run, report_silent
+from hookline.signatures import parameters_of
 from hookline.structures import tensors_in
 from hookline.taps import active
 
@@ -33,6 +33,8 @@ class Hooked:
 
     module: nn.Module
     _points: Points
+    _own_options: frozenset[str] = frozenset()
+    """What `__call__` takes beside the arguments of the module's forward."""
 
     @property
     def hook_dict(self) -> dict[str, HookPoint]:
@@ -173,8 +175,10 @@ class Hooked:
     def _check_options(self, kwargs: dict[str, Any]) -> None:
         """What is left over goes to the model; a slip in one of our own options must not, or it would do nothing."""
         for name in kwargs:
+            if name in parameters_of(self._points.root)[0]:
+                continue
             near = get_close_matches(name, _OPTIONS, n=1, cutoff=0.85)
-            if near and name not in inspect.signature(self._points.root.forward).parameters:
+            if near and name not in self._own_options:
                 hint = "this verb does not take it" if name == near[0] else f"did you mean {near[0]!r}?"
                 raise HooklineError(f"{name!r} is no argument of the model's forward: {hint}")
 
@@ -297,7 +301,8 @@ class _Stay:
 
 _OPTIONS = (
     "names_filter", "fwd_hooks", "bwd_hooks", "incl_bwd", "loss_fn", "remove_batch_dim", "stop_early",
-    "reset_hooks_end", "clear_contexts", "pos_slice",
+    "reset_hooks_end", "clear_contexts", "pos_slice", "return_type", "loss_per_token", "prepend_bos", "padding_side",
+    "start_at_layer", "stop_at_layer", "decoder_input", "attention_mask",
 )  # fmt: skip
 
 

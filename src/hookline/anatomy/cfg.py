@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hookline.anatomy.classic import head_counts
 from hookline.anatomy.roles import Anatomy
 
 
@@ -45,14 +46,14 @@ def cfg_of(model: nn.Module, anatomy: Anatomy) -> Cfg:
         architecture=config.model_type,
         n_layers=len(anatomy.blocks),
         n_heads=heads,
-        n_kv_heads=_first(config, "num_key_value_heads", default=heads),
+        n_kv_heads=_kv_heads(anatomy, heads),
         d_model=d_model,
-        d_head=_first(config, "head_dim", default=d_model // heads),
-        d_mlp=_first(config, "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", default=4 * d_model),
+        d_head=_first(config, "head_dim", "qk_head_dim", "d_kv", default=d_model // heads),
+        d_mlp=_first(config, *_MLP_WIDTH, default=4 * d_model),
         d_vocab=config.vocab_size,
-        n_ctx=_first(config, "max_position_embeddings", "n_positions", "n_ctx", default=None),
-        act=_first(config, "hidden_act", "activation_function", "hidden_activation", default="unknown"),
-        norm=type(anatomy.main.ln_final).__name__ if anatomy.main.ln_final is not None else "none",
+        n_ctx=_first(config, "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", default=None),
+        act=_first(config, *_ACTIVATION, default="unknown"),
+        norm=_norm(anatomy),
         positions=_positions(anatomy),
         dtype=parameter.dtype,
         device=device_of(model, anatomy),
@@ -70,6 +71,26 @@ def device_of(model: nn.Module, anatomy: Anatomy) -> torch.device:
     return torch.device(runs_on if runs_on is not None else "cpu")
 
 
+_MLP_WIDTH = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "d_ff", "hidden_dim", "decoder_ffn_dim")
+_ACTIVATION = (
+    *("hidden_act", "activation_function", "hidden_activation", "activation", "dense_act_fn", "afn"),
+    *("feed_forward_proj", "ffn_act"),
+)
+
+
+def _kv_heads(anatomy: Anatomy, heads: int) -> int:
+    """Of the first layer that has attention."""
+    attn = next((block.attn for block in anatomy.blocks if block.attn is not None), None)
+    return head_counts(attn, anatomy.main.config)[1] if attn is not None else heads
+
+
+def _norm(anatomy: Anatomy) -> str:
+    """The class of the norms."""
+    block = anatomy.blocks[0]
+    norms = (anatomy.main.ln_final, block.ln1, block.post_norm, block.ln1_post, block.ln2)
+    return next((type(norm).__name__ for norm in norms if norm is not None), "none")
+
+
 def _name(name_or_path: str) -> str:
     """A hub id as it is; of a local folder, its name."""
     return Path(name_or_path).name if Path(name_or_path).is_absolute() else name_or_path
@@ -83,6 +104,7 @@ def _first(config: Any, *names: str, default: Any = None) -> Any:
 def _positions(anatomy: Anatomy) -> str:
     if anatomy.main.pos_embed is not None:
         return "added to the stream"
-    if getattr(anatomy.config, "rope_parameters", None) or getattr(anatomy.config, "rotary_dim", None):
-        return "rotary"
-    return "alibi" if getattr(anatomy.config, "alibi", False) or anatomy.kind in ("bloom", "mpt") else "none"
+    if getattr(anatomy.config, "alibi", False) or anatomy.kind in ("bloom", "mpt"):
+        return "alibi"
+    has_rotary = getattr(anatomy.config, "rope_parameters", None) or getattr(anatomy.config, "rotary_dim", None)
+    return "rotary" if has_rotary else "none"

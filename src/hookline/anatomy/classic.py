@@ -28,7 +28,7 @@ from hookline.anatomy.roles import (
 )
 from hookline.anatomy.unproved import UNPROVED
 from hookline.lenses import FIRST, Chain, Heads, HeadsFirst, Interleaved, Lens, Part, Scaled
-from hookline.memo import Added, Difference, Keys, Rows
+from hookline.memo import Added, Difference, EachRow, Keys, Rows
 from hookline.names import lens_of
 from hookline.points import Site
 from hookline.taps import Kind
@@ -108,7 +108,8 @@ def _stack_points(stack: Stack, nth: int | None) -> Iterator[Spec]:
     yield Spec("hook_tokens", "b p", _input(stack.embed), only=nth)
     yield Spec("hook_embed", "b p d", _scaled(_output(stack.embed), factor), only=nth)
     if stack.pos_embed is not None:
-        yield Spec("hook_pos_embed", "b p d", _output(stack.pos_embed))
+        rows = _output(stack.embed)
+        yield Spec("hook_pos_embed", "b p d", Site(stack.pos_embed, Kind.OUTPUT, EachRow(rows, FIRST), (rows,)))
     else:
         yield Spec("hook_pos_embed", "b p d", why="this model adds no position embedding to the stream")
     for index, block in enumerate(stack.blocks):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -55,6 +56,8 @@ class ModelPoints(Points):
 
     def _parse(self, name: str) -> HookPoint:
         base, _, call = name.partition("#")
+        if re.fullmatch(r"-?\d+", base) and base not in self._native:
+            base = f"{self.layer(int(base) % max(1, len(self.anatomy.blocks)))}.hook_resid_post"
         classic = base if base in self._specs else classic_name(base, self._stacks)
         if classic in self.hook_dict:
             point = self.hook_dict[classic]
@@ -98,7 +101,9 @@ class ModelPoints(Points):
         return ModelPoints(root, Standing(), find_anatomy(root) or self.anatomy)
 
     def spelled(self, name: object) -> str:
-        """Also by a shorthand, `("q", 5)`."""
+        """Also by a shorthand, `("q", 5)`, or a block's number."""
+        if isinstance(name, int):
+            return str(name)
         if isinstance(name, tuple) and (classic := classic_name(name, self._stacks)) is not None:
             return classic
         return super().spelled(name)

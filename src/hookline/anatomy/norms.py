@@ -36,17 +36,17 @@ class Norm:
     def gain(self) -> Tensor | float:
         """What the normed activation is multiplied with."""
         weight = getattr(self.module, "weight", None)
-        return 1.0 if weight is None else weight.float() + self.offset
+        return 1.0 if weight is None else _wide(weight) + self.offset
 
     @property
     def bias(self) -> Tensor | float:
         """What is then added."""
         bias = getattr(self.module, "bias", None)
-        return 0.0 if bias is None else bias.float()
+        return 0.0 if bias is None else _wide(bias)
 
     def parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The denominator, and the activation divided by it, at 32 bits."""
-        wide = x if x.dtype == torch.float64 else x.float()
+        wide = _wide(x)
         if self.subtracts_mean:
             wide = wide - wide.mean(-1, keepdim=True)
         own = (getattr(self.module, name, None) for name in _EPSILON)
@@ -150,7 +150,12 @@ class Normalized(Derived):
 
     def changed(self, value: Tensor, before: Tensor, after: Tensor) -> Tensor:
         """The output for another one."""
-        return _moved(value, after.float() - before.float(), self.norm)
+        return _moved(value, _wide(after) - _wide(before), self.norm)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """At 32 bits or more."""
+    return x if x.dtype == torch.float64 else x.float()
 
 
 def _moved(output: Tensor, change: Tensor, norm: Norm) -> Tensor:

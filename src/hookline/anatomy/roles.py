@@ -313,7 +313,7 @@ def _position_embedding_beside(model: nn.Module, path: str) -> nn.Module | None:
 def _block(layer: nn.Module, config: Any, *, has_encoder: bool) -> Block:
     attn = child(layer, ATTENTION)
     linear = attn if attn is not None and any(hasattr(attn, name) for name in LINEAR_ATTENTION) else None
-    attn = None if linear is not None else attn
+    attn = None if linear is not None else attn if attn is not None else _attention_among_mixers(layer)
     mlp = child(layer, MLP)
     if isinstance(mlp, nn.Linear):  # ALBERT calls the first of two linear maps so
         mlp = None
@@ -337,6 +337,14 @@ def _block(layer: nn.Module, config: Any, *, has_encoder: bool) -> Block:
         adds_in_attention=attn is not None and attn is child(layer, ("attention.self",)),
         cross=_cross(layer) if has_encoder else None,
     )
+
+
+def _attention_among_mixers(layer: nn.Module) -> nn.Module | None:
+    """Where layers of several kinds have what mixes positions under one name, some of them may be attention."""
+    mixer = child(layer, MIXER)
+    if mixer is None or any(hasattr(mixer, name) for name in LINEAR_ATTENTION):
+        return None
+    return mixer if all(child(mixer, names) is not None for names in (QUERY, KEY, VALUE, OUTPUT)) else None
 
 
 def _cross(layer: nn.Module) -> CrossAttention | None:
