@@ -10,6 +10,7 @@ from hookline.errors import (
     UnavailablePointError,
     UnknownPointError,
 )
+from hookline.factored import FactoredMatrix
 from hookline.model import HookedModel
 from hookline.module import HookedModule, HookedRootModule
 from hookline.points import HookPoint
@@ -24,6 +25,7 @@ __all__ = [
     "HookedModel",
     "HookedRootModule",
     "ActivationCache",
+    "FactoredMatrix",
     "at",
     "last",
     "token",

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hookline.errors import HooklineError
+from hookline.factored import FactoredMatrix
 from hookline.lenses import Chain, First, Lens
 
 if TYPE_CHECKING:
@@ -140,6 +141,21 @@ class Weights:
     def W_O(self) -> Float[Tensor, "layer head d_head d_model"]:
         """From each head's mix of values to what it adds."""
         return self._stacked("W_O")
+
+    @property
+    def QK(self) -> FactoredMatrix:
+        """What each head's queries look for in its keys, as a bilinear form on the normed stream."""
+        return FactoredMatrix(self.W_Q, self._for_each_head(self.W_K).mT)
+
+    @property
+    def OV(self) -> FactoredMatrix:
+        """What each head writes for what it reads."""
+        return FactoredMatrix(self._for_each_head(self.W_V), self.W_O)
+
+    def _for_each_head(self, grouped: Tensor) -> Tensor:
+        """Keys or values of a group, once for each of its heads."""
+        heads = _heads_of(self._points, 0)
+        return grouped.repeat_interleave(heads // grouped.shape[1], 1)
 
     @property
     def b_Q(self) -> Float[Tensor, "layer head d_head"]:
