@@ -27,6 +27,7 @@ from hookline.passes import begin_pass, tokenizers
 from hookline.plan import Plan
 from hookline.points import hook_action
 from hookline.recording import StopForward
+from hookline.residual import ModelCache
 from hookline.signatures import parameters_of
 from hookline.standing import standing_of
 from hookline.taps import active
@@ -48,6 +49,7 @@ class HookedModel(HookedModule, Weights):
     """
 
     _points: ModelPoints
+    _cache_class = ModelCache
     _own_options = frozenset(
         {"return_type", "loss_per_token", "prepend_bos", "padding_side", "attention_mask", "start_at_layer"}
         | {"stop_at_layer", "tokens", "decoder_input"}
@@ -198,6 +200,14 @@ class HookedModel(HookedModule, Weights):
         if not kept:
             raise HooklineError(f"stop_at_layer={layer} is before the layer that the run starts at")
         return kept[0]
+
+    def run_with_cache(self, *args: Any, **kwargs: Any) -> tuple[Any, ModelCache]:
+        """The output, and the activations; see `HookedModule.run_with_cache`. The cache knows the logits too."""
+        output, cache = super().run_with_cache(*args, **kwargs)
+        logits = output[0] if isinstance(output, tuple) else output
+        if isinstance(cache, ModelCache) and isinstance(logits, Tensor) and logits.ndim == 3:
+            cache.logits = logits.detach()
+        return output, cache  # type: ignore[return-value]
 
     def cache(self, *args: Any, stop_early: bool = True, **kwargs: Any) -> ActivationCache:
         """The activations only. No layer is run after the last one that is needed."""

@@ -33,6 +33,7 @@ class Hooked:
 
     module: nn.Module
     _points: Points
+    _cache_class: type[ActivationCache] = ActivationCache
     _own_options: frozenset[str] = frozenset()
     """What `__call__` takes beside the arguments of the module's forward."""
 
@@ -183,7 +184,7 @@ class Hooked:
                 raise HooklineError(f"{name!r} is no argument of the model's forward: {hint}")
 
     def _cache(self, tensors: dict[str, Tensor], *, remove_batch_dim: bool) -> ActivationCache:
-        cache = ActivationCache(tensors, self._points)
+        cache = self._cache_class(tensors, self._points)
         return cache.remove_batch_dim() if remove_batch_dim else cache
 
     def plan(

@@ -31,8 +31,11 @@ class Result(Derived):
         return now.kept[self.z]
 
     def worked_out(self, value: Any) -> Tensor:
+        """From the mix that went in."""
+        return self.of(self.source(value))
+
+    def of(self, z: Tensor) -> Tensor:
         """Head by head: the projection of that head's mix alone, without the bias."""
-        z = self.source(value)
         heads = z.shape[-2]
         weight = linear_weight(self.projection)
         if weight is not None:
