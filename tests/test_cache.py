@@ -5,6 +5,7 @@ import pickle
 import pytest
 import torch
 from networks import Twice
+from safetensors.torch import save_file
 from torch import nn
 
 import hookline
@@ -105,3 +106,29 @@ def test_sparse_tensors_have_a_size(x) -> None:
             return x.to_sparse()
 
     assert "output" in repr(hookline.hook(Sparse()).cache(x))
+
+
+def test_save_and_load(tmp_path) -> None:
+    model = hookline.load("tinyworld")
+    with torch.no_grad():
+        _, cache = model.run_with_cache("Mary went to the store")
+    cache.save(tmp_path / "cache.safetensors")
+    again = type(cache).load(tmp_path / "cache.safetensors", model)
+    assert set(again) == set(cache)
+    assert all(torch.equal(again[name], cache[name]) for name in cache)
+    assert torch.equal(again["q", 3], cache["q", 3])
+    assert torch.allclose(again.decompose_resid().sum(0), cache["resid_post", -1], atol=1e-5)
+    bare = hookline.ActivationCache.load(tmp_path / "cache.safetensors")
+    assert torch.equal(bare["blocks.3.attn.hook_q"], cache["q", 3])
+    assert "<code>blocks.3.attn.hook_q</code>" in cache._repr_html_()
+
+
+def test_files_that_are_no_caches(tmp_path) -> None:
+    (tmp_path / "broken").write_bytes(b"nothing")
+    with pytest.raises(hookline.HooklineError, match="is no file of activations"):
+        hookline.ActivationCache.load(tmp_path / "broken")
+    with pytest.raises(hookline.HooklineError, match="is no file of activations"):
+        hookline.ActivationCache.load(tmp_path / "nowhere")
+    save_file({"x": torch.ones(1)}, tmp_path / "other.safetensors")
+    with pytest.raises(hookline.HooklineError, match="not written by a cache"):
+        hookline.ActivationCache.load(tmp_path / "other.safetensors")

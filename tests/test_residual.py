@@ -104,3 +104,6 @@ def test_which_head_says_mary() -> None:
     heads, labels = cache.stack_head_results(pos_slice=-1, return_labels=True)
     lead = cache.logit_attrs(heads, " Mary", " John", pos_slice=-1)[:, 0]
     assert labels[lead.argmax()] == "L3H4"
+    alone = cache.remove_batch_dim()
+    heads = alone.stack_head_results(pos_slice=-1)
+    assert torch.allclose(alone.logit_attrs(heads, " Mary", " John", pos_slice=-1), lead, atol=1e-5)

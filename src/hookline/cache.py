@@ -5,16 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
-from hookline.errors import UnavailablePointError, UnknownPointError, unknown_point
+from hookline.errors import HooklineError, UnavailablePointError, UnknownPointError, unknown_point
 from hookline.memory import address
 
 if TYPE_CHECKING:
     from hookline.names import Points
+    from hookline.verbs import Hooked
 
 _GRAD = "_grad"
 
@@ -124,6 +129,35 @@ class ActivationCache(Mapping[str, Tensor]):
     def __getstate__(self) -> dict[str, Any]:
         # Without the model: what is pickled is the tensors, under the names they have here.
         return {"_tensors": self._tensors, "_points": None, "has_batch_dim": self.has_batch_dim}
+
+    def save(self, path: str | Path) -> None:
+        """Write the tensors to a safetensors file, with their names and whether they have a batch axis."""
+        # Each as memory of its own: points may share a tensor, and files must not.
+        tensors = {name: x.detach().cpu().clone().contiguous() for name, x in self._tensors.items()}
+        save_file(tensors, path, {"hookline": "activations", "has_batch_dim": str(self.has_batch_dim)})
+
+    @classmethod
+    def load(cls, path: str | Path, model: Hooked | None = None) -> Self:
+        """Read what `save` wrote. With the model, the points go by all their names again."""
+        try:
+            with safe_open(path, "pt") as file:
+                metadata, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise HooklineError(f"{path} is no file of activations: {error}") from error
+        if metadata.get("hookline") != "activations":
+            raise HooklineError(f"{path} is a safetensors file, but not of activations: it was not written by a cache")
+        cache = cls.__new__(cls)
+        cache._tensors, cache._points = tensors, model._points if model is not None else None
+        cache.has_batch_dim = metadata["has_batch_dim"] == "True"
+        return cache
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td><code>{escape(name)}</code></td><td>{list(x.shape)}</td>"
+            f"<td>{str(x.dtype).removeprefix('torch.')}</td></tr>"
+            for name, x in self._tensors.items()
+        )
+        return f"<p>{len(self)} activations, {_size(self.nbytes)}</p><table>{rows}</table>"
 
     @property
     def nbytes(self) -> int:

@@ -7,7 +7,7 @@ parts do not add up to the whole (a model that norms the stream itself, a readou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from jaxtyping import Float
@@ -31,6 +31,11 @@ class ModelCache(ActivationCache):
     _points: ModelPoints | None
     logits: Tensor | None = None
     """What the run gave, if it gave that."""
+
+    def _with(self, tensors: dict[str, Tensor]) -> Self:
+        new = super()._with(tensors)
+        new.logits = self.logits
+        return new
 
     @property
     def _model(self) -> ModelPoints:
@@ -226,7 +231,8 @@ class ModelCache(ActivationCache):
         anatomy: Any = self._model.anatomy
         if self.logits is None:
             raise HooklineError("the readout cannot be checked without the logits: use run_with_cache")
-        into, out, logits = self["unembed.hook_in"], self["unembed.hook_out"].float(), self.logits.float()
+        into, out = self["unembed.hook_in"], self["unembed.hook_out"].float()
+        logits = (self.logits if self.has_batch_dim else self.logits[0]).to(out)
         norm = anatomy.main.ln_final
         read = norm.forward(self._stream(self.n_layers)) if norm is not None else None
         if read is None or read.shape != into.shape or not _is_nothing(read - into, into):
