@@ -231,3 +231,66 @@ def test_an_encoder_and_a_decoder_have_texts_of_their_own() -> None:
     with model.hooks(fwd_hooks=hooks):
         model.generate(IDS[:1], **settings)
     assert steps == [("encoder", range(5)), (0, range(1)), (1, range(1, 2)), (2, range(2, 3))]
+
+
+def test_a_backward_hook_knows_the_text_of_its_forward_pass() -> None:
+    model, zeroed = hookline.load("tinyworld"), []
+    texts = ["The capital of France is", "The capital of France is Paris and more words"]
+
+    def look(grad):
+        zeroed.append([row.eq(0).all(-1).nonzero().flatten().tolist()[-1] for row in grad])
+
+    hooks = [(RESID, at(1, torch.zeros_like)), (RESID, look)]
+    pads = len(model.to_tokens(texts[1])[0]) - len(model.to_tokens(texts[0])[0])
+    (model.run_with_hooks(texts, bwd_hooks=hooks, padding_side="left") ** 2).sum().backward()
+    with model.hooks(bwd_hooks=hooks):
+        first, second = (model(each, padding_side="left").pow(2).sum() for each in (texts, texts[::-1]))
+        first.backward()
+        second.backward()
+    assert zeroed == [[pads + 1, 1], [pads + 1, 1], [1, pads + 1]]
+
+
+def test_tokens_that_lost_their_padding_are_noticed() -> None:
+    model = hookline.load("tinyworld")
+    texts = ["When Mary and John went to the store", "Mary went to"]
+    for side in ("left", "right"):
+        tokens = model.to_tokens(texts, padding_side=side)
+        with pytest.warns(hookline.HooklineWarning, match="row 1 of these tokens looks padded"):
+            model(tokens.clone())
+        model(tokens.clone(), attention_mask=tokens.padding_mask)
+        model(tokens)
+    with pytest.raises(HooklineError, match="padded on the right"):
+        model.generate(model.to_tokens(texts, padding_side="right"))
+    written = model.to_tokens(texts, padding_side="right")
+    written[1] = written[0]
+    with torch.no_grad():
+        assert torch.equal(model(written)[1], model(written)[0]), "what was written to is no longer padding"
+
+
+def test_keys_of_a_generation_and_a_model_called_in_part(model) -> None:
+    seen = []
+    name = "blocks.1.attn.hook_rot_k"
+    with model.hooks(fwd_hooks=[(name, at(2, lambda k, hook: seen.append((hook.step, k.shape[1]))))]):
+        model.generate(IDS[:1], max_new_tokens=3, min_new_tokens=3, do_sample=False)
+    assert seen == [(0, 5), (1, 6), (2, 7)]
+    with (
+        pytest.raises(HookError, match="known while a language model runs, the whole of it"),
+        model.hooks(fwd_hooks=[(RESID, at(1, torch.zeros_like))]),
+    ):
+        model.module.transformer(IDS)
+
+
+def test_parts_of_the_stream_at_positions_in_the_text() -> None:
+    model = hookline.load("tinyworld")
+    texts = ["The capital of France is", "When Mary and John went to the store"]
+    with torch.no_grad():
+        alone = model.run_with_cache(texts[0])[1].decompose_resid(pos_slice=-1)
+        for side in ("left", "right"):
+            _, cache = model.run_with_cache(texts, padding_side=side)
+            assert torch.allclose(cache.decompose_resid(pos_slice=last)[:, 0], alone[:, 0], atol=1e-4)
+            assert torch.allclose(cache.decompose_resid(pos_slice=-1)[:, 0], alone[:, 0], atol=1e-4)
+        _, cache = model.run_with_cache(texts, pos_slice=last)
+        with pytest.raises(HooklineError, match="this cache has last only"):
+            cache.decompose_resid(pos_slice=-1)
+        with pytest.raises(HooklineError, match="attributions need a cache of all positions"):
+            cache.logit_attrs(cache.decompose_resid(), 5)

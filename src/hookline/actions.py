@@ -331,11 +331,15 @@ class BackwardHook(Watch, HookAction):
 
     def attach(self, mine: Tensor, out: Tensor) -> None:  # noqa: ARG002 (hooks of one point share `out`, in order)
         """Be called with the gradient, whenever it is computed."""
-        call = self.call()
+        call, passing = self.call(), now.passing
 
         def on_gradient(grad: Tensor) -> Tensor | None:
             given = snapshot(grad)
-            result = self.ask(given, call)
+            before, now.passing = now.passing, passing  # the text is that of the forward pass
+            try:
+                result = self.ask(given, call)
+            finally:
+                now.passing = before
             if isinstance(result, tuple) and len(result) == 1:
                 result = result[0]
             if result is None or result is given:

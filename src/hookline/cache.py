@@ -37,6 +37,8 @@ class ActivationCache(Mapping[str, Tensor]):
 
     def __init__(self, tensors: dict[str, Tensor], points: Points, *, has_batch_dim: bool = True) -> None:
         self._tensors, self.has_batch_dim = tensors, has_batch_dim
+        self.passing: Any = None  # which part of a text it is of
+        self.positions: Any = None  # which positions of that were kept; None for all
         self._points: Points | None = points
 
     @cached_property
@@ -124,11 +126,13 @@ class ActivationCache(Mapping[str, Tensor]):
     def _with(self, tensors: dict[str, Tensor]) -> Self:
         new = type(self).__new__(type(self))
         new._tensors, new._points, new.has_batch_dim = tensors, self._points, self.has_batch_dim
+        new.passing, new.positions = self.passing, self.positions
         return new
 
     def __getstate__(self) -> dict[str, Any]:
         # Without the model: what is pickled is the tensors, under the names they have here.
-        return {"_tensors": self._tensors, "_points": None, "has_batch_dim": self.has_batch_dim}
+        kept = {"has_batch_dim": self.has_batch_dim, "positions": self.positions, "passing": None}
+        return {"_tensors": self._tensors, "_points": None, **kept}
 
     def save(self, path: str | Path) -> None:
         """Write the tensors to a safetensors file, with their names and whether they have a batch axis."""
@@ -149,6 +153,7 @@ class ActivationCache(Mapping[str, Tensor]):
         cache = cls.__new__(cls)
         cache._tensors, cache._points = tensors, model._points if model is not None else None
         cache.has_batch_dim = metadata["has_batch_dim"] == "True"
+        cache.passing = cache.positions = None
         return cache
 
     def _repr_html_(self) -> str:

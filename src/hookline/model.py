@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -20,7 +21,7 @@ from hookline.anatomy.resume import resumed
 from hookline.anatomy.roles import Anatomy, find_anatomy
 from hookline.anatomy.verify import Report, verify
 from hookline.cache import ActivationCache
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, HooklineWarning
 from hookline.module import HookedModule
 from hookline.names import Filter
 from hookline.passes import begin_pass, tokenizers
@@ -28,6 +29,7 @@ from hookline.plan import Plan
 from hookline.points import hook_action
 from hookline.recording import StopForward
 from hookline.residual import ModelCache
+from hookline.runtime import users_level
 from hookline.signatures import parameters_of
 from hookline.standing import standing_of
 from hookline.taps import active
@@ -141,7 +143,9 @@ class HookedModel(HookedModule, Weights):
         if input is not None and "input_ids" in kwargs:
             raise HooklineError("the tokens are given twice: as the input, and as input_ids")
         if input is not None:
-            kwargs["input_ids"], mask = self._inputs(input, prepend_bos, padding_side)
+            kwargs["input_ids"], mask = self._inputs(
+                input, prepend_bos, padding_side, has_mask=attention_mask is not None
+            )
             kwargs |= self._positions(mask) if attention_mask is None and "position_ids" not in kwargs else {}
             attention_mask = attention_mask if attention_mask is not None else mask
         if attention_mask is not None:
@@ -235,7 +239,12 @@ class HookedModel(HookedModule, Weights):
         return (torch.arange(14, device=self._device) % max(1, self.cfg.d_vocab - 3) + 3).view(2, 7)
 
     def _inputs(
-        self, input: str | Sequence[str] | Tensor, prepend_bos: bool | None, padding_side: Side | None
+        self,
+        input: str | Sequence[str] | Tensor,
+        prepend_bos: bool | None,
+        padding_side: Side | None,
+        *,
+        has_mask: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         if not isinstance(input, str | Sequence | Tensor):
             raise HooklineError(f"the input is text, several texts, or a tensor of token ids, not {input!r}")
@@ -247,7 +256,22 @@ class HookedModel(HookedModule, Weights):
             raise HooklineError(f"tokens are one row, or a batch of rows, not a tensor of shape {tuple(input.shape)}")
         self.text.check_ids(ids)
         known: Tensor | None = getattr(ids, "padding_mask", None)  # of what `to_tokens` gave
+        if known is not None and not self.text.is_padded(ids, known):
+            known = None  # it was written to
+        if known is None and not has_mask:
+            self._warn_of_padding(ids)
         return ids.to(self._device), known.to(self._device) if known is not None else None
+
+    def _warn_of_padding(self, ids: Tensor) -> None:
+        """Tokens are taken as they are; but those that look padded are probably meant to be masked."""
+        row = self.text.padded_row(ids) if len(ids) > 1 and self.tokenizer is not None else None
+        if row is not None:
+            warnings.warn(
+                f"row {row} of these tokens looks padded, but there is no attention_mask: pass one, or the texts "
+                f"themselves. (What to_tokens gives remembers its padding, but not what is made from that.)",
+                HooklineWarning,
+                stacklevel=users_level(),
+            )
 
     def _result(self, logits: Tensor, inputs: dict[str, Any], return_type: ReturnType, per_token: bool) -> Any:
         if return_type is None:
@@ -317,9 +341,15 @@ class HookedModel(HookedModule, Weights):
         """Continue the prompt with the model's own generation, hooks and all. Text gives text, ids give ids."""
         if "fwd_hooks" in kwargs or "bwd_hooks" in kwargs:
             raise HooklineError("generate takes no hooks: with model.hooks(fwd_hooks=[…]): model.generate(…)")
-        ids, found = self._inputs(input, None, None if isinstance(input, Tensor) else "left")
+        side: Side | None = None if isinstance(input, Tensor) else "left"
+        ids, found = self._inputs(input, None, side, has_mask=attention_mask is not None)
         self._check_room(ids.shape[1] + max_new_tokens)
         mask = attention_mask if attention_mask is not None else found
+        if mask is not None and not self._anatomy.is_encoder_decoder and not bool(mask[:, -1].all()):
+            raise HooklineError(
+                "these tokens are padded on the right, and new ones would come after the padding: give the texts, or "
+                'to_tokens(…, padding_side="left")'
+            )
         pad: Any = self.module.generation_config.pad_token_id  # type: ignore[union-attr]
         if mask is None and (not isinstance(input, Tensor) or pad is None or not bool(ids.eq(pad).any())):
             mask = torch.ones_like(ids)  # else the model's own generate tells padding by its token

@@ -53,8 +53,11 @@ class Pass:
 
     def span_at(self, point: str) -> Span:
         """What a point with that name is about."""
-        is_encoders = point.startswith("encoder.") or point.endswith(("cross_attn.hook_k", "cross_attn.hook_v"))
+        is_encoders = point.startswith("encoder.") or point.endswith(_OF_THE_ENCODER)
         return self.encoder if is_encoders and self.encoder is not None else self.span
+
+
+_OF_THE_ENCODER = ("cross_attn.hook_k", "cross_attn.hook_v", "cross_attn.hook_rot_k")
 
 
 class Progress(NamedTuple):
@@ -74,7 +77,7 @@ def begin_pass(model: nn.Module, inputs: Mapping[str, Any], *, is_only: bool = F
     kept = _kept(inputs)
     start = _seen_before(kept)
     span = _span(inputs, prefix, start)
-    encoder = _span(inputs, "", 0) if has_encoder else None
+    encoder = (_span(inputs, "", 0) or _span_of_states(inputs)) if has_encoder else None
     if span is None:
         now.passing = None if encoder is None else Pass(0, encoder, encoder, ref(model), is_only)
         return
@@ -98,6 +101,13 @@ def _span(inputs: Mapping[str, Any], prefix: str, start: int) -> Span | None:
         tokens if isinstance(tokens, Tensor) else None,
         mask if isinstance(mask, Tensor) and mask.ndim == 2 else None,
     )
+
+
+def _span_of_states(inputs: Mapping[str, Any]) -> Span | None:
+    """What went into the encoder, where only what came out of it is given."""
+    states = inputs.get("encoder_outputs")
+    states = states[0] if states is not None else None
+    return _span({"inputs_embeds": states, "attention_mask": inputs.get("attention_mask")}, "", 0)
 
 
 def _kept(inputs: Mapping[str, Any]) -> Any:

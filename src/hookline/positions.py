@@ -16,7 +16,7 @@ position only.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -142,8 +142,7 @@ def mask_of(positions: Positions, point: Any, rows: int, n: int) -> Bool[Tensor,
         return positions.cpu().expand(rows, n)
     if positions is None:
         return torch.ones(rows, n, dtype=torch.bool)
-    text = _passing(positions, point, rows, n)
-    span = text.span_at(point.listed)
+    text, span = _passing(positions, point, rows, n)
     if isinstance(positions, Meaning):
         return positions.mask(text, span).expand(rows, n)
     return _of_text(_checked(positions, rows), span, is_strict=text.is_only).expand(rows, n)
@@ -179,6 +178,8 @@ def is_one_per_row(positions: Positions) -> bool:
 def picked(x: Tensor, point: Any, positions: Positions) -> Tensor:
     """An activation at some positions: without that axis if it is one in each row, else with a shorter one."""
     axis = _axis(point.axes, x)
+    if not isinstance(positions, Tensor | Meaning | list | tuple):
+        positions = _checked(positions, None)
     by_position = x.movedim(axis, 1)
     rows, n = by_position.shape[:2]
     if isinstance(positions, list | tuple):  # in the order in which they are asked for
@@ -233,19 +234,25 @@ def _axis(axes: str, x: Tensor) -> int:
     raise HooklineError(f"no axis of positions is known of a point with axes {axes!r} and shape {list(x.shape)}")
 
 
-def _passing(positions: Positions, point: Any, rows: int, n: int) -> Pass:
+def _passing(positions: Positions, point: Any, rows: int, n: int) -> tuple[Pass, Span]:
+    """The forward pass going on, and the positions of it that the point sees."""
     text: Pass | None = now.passing
-    if text is None and isinstance(positions, Meaning):
-        raise HooklineError(f"{positions!r} is a place in a text: it is known while a language model runs")
+    if text is None and (isinstance(positions, Meaning) or point.axes):
+        raise HooklineError(
+            f"{positions!r} is a place in a text: it is known while a language model runs, the whole of it"
+        )
     if text is None:  # some other network: what there is, is the text
-        return Pass(0, Span(range(n), rows, None, None), None, lambda: None, True)  # type: ignore[arg-type]
+        span = Span(range(n), rows, None, None)
+        return Pass(0, span, None, lambda: None, True), span  # type: ignore[arg-type]
     span = text.span_at(point.listed)
+    if len(span.positions) != n == span.positions.stop:  # keys: of this step and of all before it
+        span = replace(span, positions=range(n), tokens=None)
     if len(span.positions) != n:
         raise HooklineError(
-            f"{positions!r} is one of {len(span.positions)} positions, but {point.name!r} has {n}: it may be about "
-            f"keys, or about another text"
+            f"{point.name!r} has {n} positions, but the text has {len(span.positions)} in this pass: {positions!r} "
+            f"cannot be told there"
         )
-    return text
+    return text, span
 
 
 def _checked(positions: Any, rows: int | None) -> Any:
@@ -254,7 +261,10 @@ def _checked(positions: Any, rows: int | None) -> Any:
         if rows is not None and len(positions) != rows:
             raise HooklineError(f"one position per row: {rows} of them, not a tensor of shape {list(positions.shape)}")
         return positions
-    if isinstance(positions, int | slice) and not isinstance(positions, bool):
+    is_number = positions.ndim == 0 if isinstance(positions, Tensor) else hasattr(positions, "__index__")
+    if is_number and not isinstance(positions, bool):  # numpy's too
+        return int(positions)
+    if isinstance(positions, slice):
         return positions
     if isinstance(positions, list | tuple | range) and positions and all(isinstance(each, int) for each in positions):
         return list(positions)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from hookline.errors import HooklineError
 from hookline.memory import snapshot
 from hookline.positions import Positions, picked
+from hookline.taps import now
 
 if TYPE_CHECKING:
     from hookline.points import HookPoint
@@ -34,12 +35,14 @@ class Recording:
     ) -> None:
         self.device, self.dtype, self.positions = device, dtype, positions
         self.skips_missing = skips_missing
+        self.passing: Any = None  # which part of a text it was
         self._awaited = {point.name for point in stops_after}
         self._values: dict[str, list[Tensor]] = {}
         self._watched: list[tuple[HookPoint, Tensor]] = []
 
     def keep(self, point: HookPoint, x: Tensor) -> None:
         """Keep the value that `x` has now."""
+        self.passing = now.passing
         if x.requires_grad:
             x = x.detach()
         if self.positions is not None:

@@ -6,7 +6,6 @@ parts do not add up to the whole (a model that norms the stream itself, a readou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -16,13 +15,14 @@ from torch import Tensor
 from hookline.anatomy.norms import Norm, norm_of
 from hookline.cache import ActivationCache
 from hookline.errors import HooklineError
+from hookline.points import HookPoint
+from hookline.positions import Positions, picked
+from hookline.standing import Standing
+from hookline.taps import now
 from hookline.weights import Weights
 
 if TYPE_CHECKING:
     from hookline.anatomy.names import ModelPoints
-
-Where = int | slice | Sequence[int] | None
-"""Columns of the cached activations."""
 
 
 class ModelCache(ActivationCache):
@@ -65,7 +65,7 @@ class ModelCache(ActivationCache):
         *,
         incl_mid: bool = False,
         apply_ln: bool = False,
-        pos_slice: Where = None,
+        pos_slice: Positions = None,
         return_labels: bool = False,
     ) -> Any:
         """The stream as it enters each layer up to `layer`, and as it leaves the last if that is the end."""
@@ -86,7 +86,7 @@ class ModelCache(ActivationCache):
         mode: str = "all",
         incl_embeds: bool = True,
         apply_ln: bool = False,
-        pos_slice: Where = None,
+        pos_slice: Positions = None,
         return_labels: bool = False,
     ) -> Any:
         """What was added to the stream before `layer`, or before the end: the parts sum to it.
@@ -119,7 +119,7 @@ class ModelCache(ActivationCache):
         *,
         incl_remainder: bool = False,
         apply_ln: bool = False,
-        pos_slice: Where = None,
+        pos_slice: Positions = None,
         return_labels: bool = False,
     ) -> Any:
         """What each head adds, of all layers before `layer`; the remainder is all else in the stream."""
@@ -138,7 +138,7 @@ class ModelCache(ActivationCache):
 
     def apply_ln_to_stack(
         self, stack: Float[Tensor, "part ... d_model"], layer: int | None = None, *, mlp_input: bool = False,
-        pos_slice: Where = None,
+        pos_slice: Positions = None,
     ) -> Float[Tensor, "part ... d_model"]:  # fmt: skip
         """The parts as the norm before `layer`, or the final one, scales their sum: centred, and divided alike."""
         last = self._upto(layer)
@@ -156,7 +156,7 @@ class ModelCache(ActivationCache):
         tokens: Any,
         incorrect_tokens: Any = None,
         *,
-        pos_slice: Where = None,
+        pos_slice: Positions = None,
     ) -> Float[Tensor, "part ..."]:
         """What each part adds to the logit of a token for each row, or to its lead over another.
 
@@ -178,7 +178,7 @@ class ModelCache(ActivationCache):
         found = ((self._direction(tokens) * bias).sum(-1) + self._weights.b_U[self._ids(tokens)]) * factor
         return found if incorrect_tokens is None else found - self.logit_bias(incorrect_tokens)
 
-    def logit_lens(self, layer: int | None = None, *, pos_slice: Where = None, return_labels: bool = False) -> Any:
+    def logit_lens(self, layer: int | None = None, *, pos_slice: Positions = None, return_labels: bool = False) -> Any:
         """The logits if the stream were read out as it enters each layer, by the model's own norm and unembedding."""
         stack, labels = self.accumulated_resid(layer, pos_slice=pos_slice, return_labels=True)
         anatomy: Any = self._model.anatomy
@@ -197,14 +197,30 @@ class ModelCache(ActivationCache):
     def _stream(self, layer: int) -> Tensor:
         return self["resid_post", self.n_layers - 1] if layer == self.n_layers else self["resid_pre", layer]
 
-    def _given(self, parts: dict[str, Tensor], layer: int, apply_ln: bool, where: Where, labels: bool) -> Any:
+    def _given(self, parts: dict[str, Tensor], layer: int, apply_ln: bool, where: Positions, labels: bool) -> Any:
         stack = torch.stack([self._at(part, where) for part in parts.values()])
         if apply_ln:
             stack = self.apply_ln_to_stack(stack, layer, pos_slice=where)
         return (stack, list(parts)) if labels else stack
 
-    def _at(self, x: Tensor, where: Where) -> Tensor:
-        return x if where is None else x[:, where] if self.has_batch_dim else x[where]
+    def _at(self, x: Tensor, where: Positions) -> Tensor:
+        """At positions in the text, as everywhere: see `positions.py`."""
+        if where is None:
+            return x
+        if self.positions is not None:
+            raise HooklineError(f"this cache has {self.positions!r} only: no position can be picked from it again")
+        if self.passing is None:
+            raise HooklineError("this cache no longer knows its text: pick positions from what is given instead")
+        before, now.passing = now.passing, self.passing
+        try:
+            point = HookPoint.found("stream", self._model.hook_dict[self._stream_name()].site, Standing(), "b p d")
+            found = picked(x if self.has_batch_dim else x[None], point, where)
+        finally:
+            now.passing = before
+        return found if self.has_batch_dim else found[0]
+
+    def _stream_name(self) -> str:
+        return f"{self._model.layer(0)}.hook_resid_pre"
 
     def _upto(self, layer: int | None) -> int:
         if layer is None or layer == -1:
@@ -231,6 +247,8 @@ class ModelCache(ActivationCache):
         anatomy: Any = self._model.anatomy
         if self.logits is None:
             raise HooklineError("the readout cannot be checked without the logits: use run_with_cache")
+        if self.positions is not None:
+            raise HooklineError(f"this cache has {self.positions!r} only: attributions need a cache of all positions")
         into, out = self["unembed.hook_in"], self["unembed.hook_out"].float()
         logits = (self.logits if self.has_batch_dim else self.logits[0]).to(out)
         norm = anatomy.main.ln_final

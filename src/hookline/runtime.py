@@ -139,7 +139,7 @@ def report_silent(actions: Iterable[PointAction], *, has_run: bool) -> None:
         return
     lines = [f"  {_label(action)}: {_reason(action, has_run=has_run)}" for action in silent]
     text = f"{len(silent)} hook{'s' if len(silent) > 1 else ''} never fired:\n" + "\n".join(lines)
-    warnings.warn(text, NeverFiredWarning, stacklevel=_users_level())
+    warnings.warn(text, NeverFiredWarning, stacklevel=users_level())
 
 
 def _label(action: PointAction) -> str:
@@ -164,7 +164,7 @@ def _reason(action: PointAction, *, has_run: bool) -> str:
     return f"its module ({type(action.module).__name__}) was not called in this forward pass"
 
 
-def _users_level() -> int:
+def users_level() -> int:
     """How far up the stack the first frame outside this package is."""
     here = str(Path(__file__).parent)
     level, frame = 1, sys._getframe(1)

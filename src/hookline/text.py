@@ -61,6 +61,22 @@ class Text:
                 return token
         return rows[0][0]  # any token will do: the mask hides it
 
+    def is_padded(self, ids: Tensor, mask: Tensor) -> bool:
+        """Whether what the mask hides is still padding."""
+        return bool((ids.cpu()[mask.cpu() == 0] == self._pad_id(ids.tolist())).all())
+
+    def padded_row(self, ids: Tensor) -> int | None:
+        """The first row that looks padded: it ends in padding tokens and others do not, or begins with several."""
+        pad = self.tokenizer.pad_token_id
+        if pad is None:
+            return None
+        is_pad = ids.cpu() == pad
+        suspects = is_pad[:, -1] if not bool(is_pad[:, -1].all()) else torch.zeros(len(ids), dtype=torch.bool)
+        if ids.shape[1] > 1:
+            begins = is_pad[:, :2].all(1)
+            suspects = suspects | (begins if not bool(begins.all()) else torch.zeros_like(begins))
+        return int(suspects.nonzero()[0]) if bool(suspects.any()) else None
+
     def check_length(self, length: int) -> None:
         """A prompt must have tokens, and not more than the model has room for."""
         if length == 0:

@@ -143,7 +143,7 @@ class Hooked:
             tensors = recording.values()
             if incl_bwd:
                 tensors |= recording.backward(_loss(output, loss_fn))
-        return output, self._cache(tensors, remove_batch_dim=remove_batch_dim)
+        return output, self._cache(recording, tensors, remove_batch_dim=remove_batch_dim)
 
     def cache(
         self,
@@ -171,7 +171,7 @@ class Hooked:
         )
         with self._one_pass([Record(point, recording) for point in points]), suppress(StopForward):
             self(*args, **kwargs)
-        return self._cache(recording.values(), remove_batch_dim=remove_batch_dim)
+        return self._cache(recording, recording.values(), remove_batch_dim=remove_batch_dim)
 
     def _check_options(self, kwargs: dict[str, Any]) -> None:
         """What is left over goes to the model; a slip in one of our own options must not, or it would do nothing."""
@@ -183,8 +183,9 @@ class Hooked:
                 hint = "this verb does not take it" if name == near[0] else f"did you mean {near[0]!r}?"
                 raise HooklineError(f"{name!r} is no argument of the model's forward: {hint}")
 
-    def _cache(self, tensors: dict[str, Tensor], *, remove_batch_dim: bool) -> ActivationCache:
+    def _cache(self, recording: Recording, tensors: dict[str, Tensor], *, remove_batch_dim: bool) -> ActivationCache:
         cache = self._cache_class(tensors, self._points)
+        cache.passing, cache.positions = recording.passing, recording.positions
         return cache.remove_batch_dim() if remove_batch_dim else cache
 
     def plan(
