@@ -273,6 +273,9 @@ def test_what_comes_before_the_start_cannot_be_hooked(model) -> None:
     for options, message in [
         ({"start_at_layer": 9}, "start_at_layer=9, but the model has 4 layers"),
         ({"start_at_layer": 1, "return_type": "loss"}, "give tokens"),
+        ({"start_at_layer": 1, "prepend_bos": True}, "the input is a stream"),
+        ({"start_at_layer": 1, "decoder_input": "the"}, "the input is a stream"),
+        ({"start_at_layer": 1, "attention_mask": torch.ones(1, 2)}, "attention_mask has the shape"),
     ]:
         with pytest.raises(HooklineError, match=message):
             model(stream, **options)
@@ -337,3 +340,6 @@ def test_a_block_by_its_number(model) -> None:
     for name in (1, "1", "resid_post1", ("resid_post", 1), "blocks.1.hook_resid_post"):
         assert torch.equal(cache[name], full["resid_post", 1])
     assert "q2" in cache
+    for number in (9, "9", -9):
+        with pytest.raises(hookline.UnknownPointError, match="The layers are 0 to 3"):
+            model.run_with_cache("the cat sat", names_filter=number)

@@ -52,15 +52,10 @@ class HookedModel(HookedModule, Weights):
 
     _points: ModelPoints
     _cache_class = ModelCache
-    _own_options = frozenset(
-        {"return_type", "loss_per_token", "prepend_bos", "padding_side", "attention_mask", "start_at_layer"}
-        | {"stop_at_layer", "tokens", "decoder_input"}
-    )
 
     def __init__(self, module: nn.Module, tokenizer: Any, anatomy: Anatomy) -> None:
         super().__init__(module)
         self.tokenizer = tokenizer
-        self._anatomy = anatomy
         self._points = ModelPoints(module, standing_of(module), anatomy)
         self._tell_tokenizer()
 
@@ -74,6 +69,10 @@ class HookedModel(HookedModule, Weights):
             with suppress(AttributeError):
                 return follow(self._points, name)
         return super().__getattr__(name)
+
+    @property
+    def _anatomy(self) -> Anatomy:
+        return self._points.anatomy
 
     @property
     def cfg(self) -> Cfg:
@@ -94,7 +93,7 @@ class HookedModel(HookedModule, Weights):
         vars(self).update(state)
         anatomy = find_anatomy(self.module)
         assert anatomy is not None  # it had one before
-        self._anatomy, self._points = anatomy, ModelPoints(self.module, standing_of(self.module), anatomy)
+        self._points = ModelPoints(self.module, standing_of(self.module), anatomy)
         self._tell_tokenizer()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -133,8 +132,12 @@ class HookedModel(HookedModule, Weights):
         if loss_per_token and return_type not in ("loss", "both"):
             raise HooklineError('loss_per_token is about the loss: ask for return_type="loss" or "both"')
         if start_at_layer is not None:
+            if not (prepend_bos is None and padding_side is None and decoder_input is None):
+                raise HooklineError("prepend_bos, padding_side and decoder_input are for text: the input is a stream")
             with resumed(self._points, start_at_layer, input, tokens) as given:
-                inputs = {**given, **kwargs, "attention_mask": attention_mask, "use_cache": False}
+                inputs = {**given, **kwargs, "use_cache": False}
+                if attention_mask is not None:
+                    inputs["attention_mask"] = _checked_mask(attention_mask, inputs)
                 return self._run_to(stop_at_layer, inputs, return_type, loss_per_token)
         if tokens is not None:
             raise HooklineError("tokens are the input itself, unless start_at_layer says that the input is a stream")
@@ -161,10 +164,12 @@ class HookedModel(HookedModule, Weights):
 
     def _decoder_inputs(self, decoder_input: Any, inputs: dict[str, Any]) -> dict[str, Any]:
         """What goes into the decoder of a model that has one."""
-        if not self._points.anatomy.is_encoder_decoder:
+        if not self._anatomy.is_encoder_decoder:
             if decoder_input is not None:
                 raise HooklineError("decoder_input is for a model with an encoder and a decoder: this has one stack")
             return {}
+        if decoder_input is not None and "decoder_input_ids" in inputs:
+            raise HooklineError("the decoder's tokens are given twice: as decoder_input, and as decoder_input_ids")
         if decoder_input is not None:
             ids, mask = self._inputs(decoder_input, None, None)
             return {"decoder_input_ids": ids, **({} if mask is None else {"decoder_attention_mask": mask})}
@@ -209,7 +214,8 @@ class HookedModel(HookedModule, Weights):
         """The output, and the activations; see `HookedModule.run_with_cache`. The cache knows the logits too."""
         output, cache = super().run_with_cache(*args, **kwargs)
         logits = output[0] if isinstance(output, tuple) else output
-        if isinstance(cache, ModelCache) and isinstance(logits, Tensor) and logits.ndim == 3:
+        is_whole = kwargs.get("stop_at_layer") is None
+        if isinstance(cache, ModelCache) and is_whole and isinstance(logits, Tensor) and logits.ndim == 3:
             cache.logits = logits.detach()
         return output, cache  # type: ignore[return-value]
 
@@ -278,9 +284,9 @@ class HookedModel(HookedModule, Weights):
             return None
         if return_type == "logits":
             return logits
-        if self._points.anatomy.main.name == "encoder" or logits.ndim != 3 or logits.shape[-1] != self.cfg.d_vocab:
+        if self._anatomy.main.name == "encoder" or logits.ndim != 3 or logits.shape[-1] != self.cfg.d_vocab:
             raise HooklineError("the loss is that of the next token: this is no model that predicts it")
-        tokens = "decoder_input_ids" if self._points.anatomy.is_encoder_decoder else "input_ids"
+        tokens = "decoder_input_ids" if self._anatomy.is_encoder_decoder else "input_ids"
         if tokens not in inputs:
             raise HooklineError("the loss is that of the tokens: give tokens or text, not embeddings")
         if logits.shape[1] < 2:
@@ -355,7 +361,7 @@ class HookedModel(HookedModule, Weights):
             mask = torch.ones_like(ids)  # else the model's own generate tells padding by its token
         if mask is not None:
             kwargs["attention_mask"] = _checked_mask(mask, {"input_ids": ids})
-        if self._points.anatomy.is_encoder_decoder and active.get():
+        if self._anatomy.is_encoder_decoder and active.get():
             begin_pass(self._points.root, {"input_ids": ids, "attention_mask": mask})
         new = self.module.generate(ids, max_new_tokens=max_new_tokens, **kwargs)  # type: ignore[operator]
         if isinstance(input, Tensor):
@@ -375,7 +381,7 @@ class HookedModel(HookedModule, Weights):
         """Prove every point on this model: a table of what is proved, what is not to be had, and what fails."""
         ids, _ = self._inputs(self.example_tokens() if input is None else input, None, None)
         inputs = {"input_ids": ids}
-        if self._points.anatomy.is_encoder_decoder:
+        if self._anatomy.is_encoder_decoder:
             inputs["decoder_input_ids"] = self.example_tokens().flip(1)[: len(ids)]
         return verify(self, inputs)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
+from functools import cache
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -34,8 +36,6 @@ class Hooked:
     module: nn.Module
     _points: Points
     _cache_class: type[ActivationCache] = ActivationCache
-    _own_options: frozenset[str] = frozenset()
-    """What `__call__` takes beside the arguments of the module's forward."""
 
     @property
     def hook_dict(self) -> dict[str, HookPoint]:
@@ -176,10 +176,10 @@ class Hooked:
     def _check_options(self, kwargs: dict[str, Any]) -> None:
         """What is left over goes to the model; a slip in one of our own options must not, or it would do nothing."""
         for name in kwargs:
-            if name in parameters_of(self._points.root)[0]:
+            if name in parameters_of(self._points.root)[0] or name in _taken_by(type(self)):  # type: ignore[arg-type]
                 continue
             near = get_close_matches(name, _OPTIONS, n=1, cutoff=0.85)
-            if near and name not in self._own_options:
+            if near:
                 hint = "this verb does not take it" if name == near[0] else f"did you mean {near[0]!r}?"
                 raise HooklineError(f"{name!r} is no argument of the model's forward: {hint}")
 
@@ -306,6 +306,12 @@ _OPTIONS = (
     "reset_hooks_end", "clear_contexts", "pos_slice", "return_type", "loss_per_token", "prepend_bos", "padding_side",
     "start_at_layer", "stop_at_layer", "decoder_input", "attention_mask",
 )  # fmt: skip
+
+
+@cache
+def _taken_by(model: type[Hooked]) -> frozenset[str]:
+    """What a kind of model takes when called, beside the arguments of the module's forward."""
+    return frozenset(inspect.signature(model.__call__).parameters)
 
 
 def _checked(pairs: HookList, argument: str) -> Iterator[tuple[Filter, HookFunction]]:

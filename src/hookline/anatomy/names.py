@@ -57,7 +57,7 @@ class ModelPoints(Points):
     def _parse(self, name: str) -> HookPoint:
         base, _, call = name.partition("#")
         if re.fullmatch(r"-?\d+", base) and base not in self._native:
-            base = f"{self.layer(int(base) % max(1, len(self.anatomy.blocks)))}.hook_resid_post"
+            base = f"{self.layer(int(base))}.hook_resid_post"
         classic = base if base in self._specs else classic_name(base, self._stacks)
         if classic in self.hook_dict:
             point = self.hook_dict[classic]
@@ -70,7 +70,7 @@ class ModelPoints(Points):
             raise
         except UnknownPointError:
             known = [*self.hook_dict, *self._native]
-            raise unknown_point(name, known, hint=advice(name, self._stacks)) from None
+            raise unknown_point(name, known, hint=advice(base, self._stacks)) from None
 
     def _select(self, names: Filter | tuple[Any, ...] | int) -> list[HookPoint]:
         if isinstance(names, int):
