@@ -95,3 +95,22 @@ def test_weights_are_the_models_own() -> None:
 def test_weights_that_are_not_there(kind, ask, message) -> None:
     with pytest.raises((HooklineError, KeyError), match=message):
         ask(wrapped(kind)[0])
+
+
+class Adapter(torch.nn.Module):
+    """Around a linear map, as peft's are, and with the same `weight`."""
+
+    def __init__(self, base_layer) -> None:
+        super().__init__()
+        self.base_layer, self.weight, self.out_features = base_layer, base_layer.weight, base_layer.out_features
+
+    def forward(self, x):
+        return 2 * self.base_layer(x)
+
+
+def test_what_an_adapter_changes_is_no_weight_of_its_own() -> None:
+    model, _ = wrapped("llama")
+    attn = model.module.model.layers[0].self_attn
+    attn.q_proj = Adapter(attn.q_proj)
+    with pytest.raises(HooklineError, match="Adapter is no plain linear map"):
+        model.blocks[0].attn.W_Q

@@ -27,6 +27,7 @@ from hookline.errors import HooklineError
 from hookline.functions import caller
 from hookline.passes import Pass, Span, tokenizers
 from hookline.taps import now
+from hookline.text import single_token
 
 
 @dataclass(frozen=True)
@@ -75,14 +76,7 @@ class _Token(Meaning):
         if isinstance(self.what, int):
             return self.what
         model = text.model()
-        tokenizer = tokenizers.get(model) if model is not None else None
-        if tokenizer is None:
-            raise HooklineError(f"the token {self.what!r} cannot be found without a tokenizer: give its id")
-        ids = tokenizer(self.what, add_special_tokens=False)["input_ids"]
-        if len(ids) != 1:
-            pieces = [tokenizer.decode([each]) for each in ids]
-            raise HooklineError(f"{self.what!r} is {len(ids)} tokens, not one: {pieces}")
-        return int(ids[0])
+        return single_token(tokenizers.get(model) if model is not None else None, self.what)
 
     def __repr__(self) -> str:
         return f"token({self.what!r})" if self.nth == -1 else f"token({self.what!r}, nth={self.nth})"

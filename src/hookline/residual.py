@@ -13,12 +13,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hookline.anatomy.norms import Norm, norm_of
+from hookline.anatomy.variants import is_post_norm
 from hookline.cache import ActivationCache
 from hookline.errors import HooklineError
-from hookline.points import HookPoint
+from hookline.passes import tokenizers
 from hookline.positions import Positions, picked
-from hookline.standing import Standing
 from hookline.taps import now
+from hookline.text import single_token
 from hookline.weights import Weights
 
 if TYPE_CHECKING:
@@ -213,14 +214,11 @@ class ModelCache(ActivationCache):
             raise HooklineError("this cache no longer knows its text: pick positions from what is given instead")
         before, now.passing = now.passing, self.passing
         try:
-            point = HookPoint.found("stream", self._model.hook_dict[self._stream_name()].site, Standing(), "b p d")
-            found = picked(x if self.has_batch_dim else x[None], point, where)
+            stream = self._model.find(f"{self._model.layer(0)}.hook_resid_pre")
+            found = picked(x if self.has_batch_dim else x[None], stream, where)
         finally:
             now.passing = before
         return found if self.has_batch_dim else found[0]
-
-    def _stream_name(self) -> str:
-        return f"{self._model.layer(0)}.hook_resid_pre"
 
     def _upto(self, layer: int | None) -> int:
         if layer is None or layer == -1:
@@ -233,8 +231,6 @@ class ModelCache(ActivationCache):
         return f"{self._model.layer(layer)}.{point}" in self._model.hook_dict
 
     def _check_sums(self) -> None:
-        from hookline.anatomy.variants import is_post_norm
-
         anatomy = self._model.anatomy
         if any(block.post_norm is not None for block in anatomy.blocks) or is_post_norm(anatomy.main.config):
             raise HooklineError(f"{anatomy.kind} norms the stream after each addition: what was added does not add up")
@@ -272,15 +268,7 @@ class ModelCache(ActivationCache):
         return norm
 
     def _ids(self, tokens: Any) -> Any:
-        if not isinstance(tokens, str):
-            return tokens
-        from hookline.passes import tokenizers
-
-        tokenizer = tokenizers.get(self._model.root)
-        ids = tokenizer(tokens, add_special_tokens=False)["input_ids"] if tokenizer is not None else []
-        if len(ids) != 1:
-            raise HooklineError(f"{tokens!r} is not one token of this model: give its id")
-        return ids[0]
+        return single_token(tokenizers.get(self._model.root), tokens) if isinstance(tokens, str) else tokens
 
     def _direction(self, tokens: Any) -> Tensor:
         return self._weights.W_U.T[self._ids(tokens)]

@@ -101,11 +101,7 @@ class Text:
 
     def single(self, text: str) -> int:
         """The id of a text that is one token."""
-        ids = self._needed()(text, add_special_tokens=False)["input_ids"]
-        if len(ids) != 1:
-            pieces = [self.decode([token]) for token in ids]
-            raise HooklineError(f"{text!r} is {len(ids)} tokens, not one: {pieces}")
-        return ids[0]
+        return single_token(self._needed(), text)
 
     def _needed(self) -> Any:
         if self.tokenizer is None:
@@ -114,3 +110,13 @@ class Text:
                 "hookline.hook(model, tokenizer)"
             )
         return self.tokenizer
+
+
+def single_token(tokenizer: Any, text: str) -> int:
+    """The id of a text that is one token; an error that shows the tokens if it is several."""
+    if tokenizer is None:
+        raise HooklineError(f"the token {text!r} cannot be found without a tokenizer: give its id")
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    if len(ids) != 1:
+        raise HooklineError(f"{text!r} is {len(ids)} tokens, not one: {[tokenizer.decode([each]) for each in ids]}")
+    return int(ids[0])

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hookline.anatomy.classic import head_counts
 from hookline.errors import HooklineError
 from hookline.factored import FactoredMatrix
 from hookline.lenses import Chain, First, Lens
@@ -46,8 +47,6 @@ def _of_heads(points: ModelPoints, layer: int, kind: str, part: str) -> Tensor:
 
 
 def _heads_of(points: ModelPoints, layer: int) -> int:
-    from hookline.anatomy.classic import head_counts
-
     block, config = points.anatomy.blocks[layer], points.anatomy.main.config
     assert block.attn is not None  # there is a z
     return head_counts(block.attn, config)[0]
@@ -66,12 +65,13 @@ def _of_mlp(points: ModelPoints, layer: int, kind: str, part: str) -> Tensor:
 def linear(module: nn.Module) -> tuple[Float[Tensor, "into out"], Float[Tensor, " out"] | None]:
     """The matrix and the bias of a linear map, so that the output is `x @ matrix + bias`."""
     own: Any = getattr(module, "weight", None)
-    if not isinstance(own, Tensor) or own.ndim != 2 or not own.is_floating_point():
+    is_reversed = type(module).__name__ == "Conv1D"  # GPT-2's keeps its weight the other way round
+    if not (isinstance(module, nn.Linear) or is_reversed) or type(own) is not nn.Parameter or own.is_meta:
         raise HooklineError(
-            f"{type(module).__name__} has no matrix of numbers as its weight: it is no plain linear map"
+            f"{type(module).__name__} is no plain linear map (an adapter, or quantised?): it has no one matrix to give"
         )
     bias: Any = getattr(module, "bias", None)
-    return (own if hasattr(module, "nf") else own.T), bias  # GPT-2's keeps its weight the other way round
+    return (own if is_reversed else own.T), bias
 
 
 def _without_first(lens: Lens) -> Lens:
@@ -95,8 +95,11 @@ class Weights:
 
     @property
     def W_E(self) -> Float[Tensor, "d_vocab d_model"]:
-        """The embeddings of all tokens."""
-        return self._points.anatomy.main.embed.weight  # type: ignore[return-value]
+        """The embeddings of all tokens, as the module has them: some models multiply them afterwards."""
+        embed = self._points.anatomy.main.embed
+        if not isinstance(embed, nn.Embedding):
+            raise HooklineError(f"{type(embed).__name__} is no plain embedding: it has no one matrix to give")
+        return embed.weight
 
     @property
     def W_pos(self) -> Float[Tensor, "n_ctx d_model"]:

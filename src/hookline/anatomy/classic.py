@@ -181,16 +181,13 @@ def _cross_points(
 
 
 def _norm_points(name: str, module: nn.Module | None, width: int) -> Iterator[Spec]:
-    if module is None:
-        for point, axes in (("hook_scale", "b p 1"), ("hook_normalized", "b p d")):
-            yield Spec(f"{name}.{point}", axes, why="this layer has no such norm")
-        return
     norm = norm_of(module, width)
-    for point, site in (
-        norm_sites(norm) if norm is not None else dict.fromkeys(("hook_scale", "hook_normalized"))
-    ).items():
-        axes = "b p 1" if point == "hook_scale" else "b p d"
-        yield Spec(f"{name}.{point}", axes, site, f"{type(module).__name__} is no norm of a known form, or has no data")
+    sites = norm_sites(norm) if norm is not None else {}
+    why = "this layer has no such norm"
+    if module is not None:
+        why = f"{type(module).__name__} is no norm of a known form, or has no data"
+    for point, axes in (("hook_scale", "b p 1"), ("hook_normalized", "b p d")):
+        yield Spec(f"{name}.{point}", axes, sites.get(point), why)
 
 
 def _copies(block: Block, config: Any, is_pre_norm: bool) -> Iterator[Spec]:

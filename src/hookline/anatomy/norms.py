@@ -109,8 +109,8 @@ def _try(module: nn.Module, width: int) -> _Form | None:
 
 
 @dataclass(frozen=True)
-class Scale(Derived):
-    """The denominator, at the norm's output. `b p 1`."""
+class _InNorm(Derived):
+    """What is worked out of a norm, at its output, from what goes in."""
 
     norm: Norm
     input: Site
@@ -119,10 +119,14 @@ class Scale(Derived):
         """What goes into the norm."""
         return now.kept[self.input]
 
+
+@dataclass(frozen=True)
+class Scale(_InNorm):
+    """The denominator. `b p 1`."""
+
     def worked_out(self, value: Any) -> Tensor:
         """In the stream's dtype."""
-        x = self.source(value)
-        return self.norm.parts_of(self.input)[0].to(x.dtype)
+        return self.norm.parts_of(self.input)[0].to(self.source(value).dtype)
 
     def changed(self, value: Tensor, before: Tensor, after: Tensor) -> Tensor:
         """The output for another denominator."""
@@ -131,19 +135,12 @@ class Scale(Derived):
 
 
 @dataclass(frozen=True)
-class Normalized(Derived):
-    """The normed activation before weight and bias, at the norm's output. `b p d`."""
+class Normalized(_InNorm):
+    """The normed activation before weight and bias. `b p d`."""
 
-    norm: Norm
-    input: Site
-
-    def source(self, value: Any) -> Tensor:  # noqa: ARG002
-        """What goes into the norm."""
-        return now.kept[self.input]
-
-    def worked_out(self, value: Any) -> Tensor:  # noqa: ARG002
+    def worked_out(self, value: Any) -> Tensor:
         """Divided by the denominator, as it is now."""
-        x = now.kept[self.input]
+        x = self.source(value)
         scale, normalized = self.norm.parts_of(self.input)
         edited = Scale(self.norm, self.input).edited(x)
         return (normalized if edited is None else normalized * (scale / edited)).to(x.dtype)
