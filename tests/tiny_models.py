@@ -358,3 +358,12 @@ def main(kinds: list[str]) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1:])
+
+
+def nudged(kind: str) -> PreTrainedModel:
+    """A causal model in which no weight is 1 and no bias 0, so that each of them shows."""
+    torch.manual_seed(0)
+    module = causal_lm(kind)
+    for parameter in module.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    return module

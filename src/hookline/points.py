@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from torch import Tensor, nn
 
 from hookline import taps
-from hookline.actions import UNKNOWN, BackwardHook, Edit, HookAction
+from hookline.actions import UNKNOWN, Edit, HookAction
 from hookline.attention import AttentionTap
 from hookline.errors import HooklineError
 from hookline.experts import RouterTap
 from hookline.lenses import FIRST, Lens
 from hookline.passes import Pass
 from hookline.standing import Standing
+from hookline.watches import BackwardHook
 
 if TYPE_CHECKING:
     from hookline.memo import Consequence

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from hookline.actions import Action, GradientRecord, HookAction, Record
+from hookline.actions import Action, HookAction, Record
 from hookline.cache import ActivationCache
 from hookline.errors import HooklineError, InvalidHookError
 from hookline.functions import HookFunction
@@ -26,6 +26,7 @@ from hookline.runtime import Run, report_silent
 from hookline.signatures import parameters_of
 from hookline.structures import tensors_in
 from hookline.taps import active
+from hookline.watches import GradientRecord
 
 HookList: TypeAlias = Iterable[tuple[Filter, HookFunction]]
 
