@@ -292,5 +292,5 @@ def test_parts_of_the_stream_at_positions_in_the_text() -> None:
         _, cache = model.run_with_cache(texts, pos_slice=last)
         with pytest.raises(HooklineError, match="this cache has last only"):
             cache.decompose_resid(pos_slice=-1)
-        with pytest.raises(HooklineError, match="attributions need a cache of all positions"):
-            cache.logit_attrs(cache.decompose_resid(), 5)
+        shares = cache.logit_attrs(cache.decompose_resid(), 5).sum(0) + cache.logit_bias(5)
+        assert torch.allclose(shares, cache.logits[:, 5], atol=1e-3)

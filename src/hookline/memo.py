@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hookline.actions import Action, PointAction
-from hookline.lenses import Lens
+from hookline.lenses import Chain, Lens
 from hookline.taps import Kind, now, tap_on
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class EachRow:
-    """A tensor that is the same for every row, `1 p d`, seen as `b p d`; `like` tells how many rows there are."""
+    """A tensor that is the same for every row, `1 p d` or `p d`, seen as `b p d`; `like` tells how many there are."""
 
     like: Site
     lens: Lens
@@ -96,6 +96,7 @@ class EachRow:
     def get(self, value: Any) -> Tensor:
         """As often as there are rows."""
         x, like = self.lens.get(value), now.kept.get(self.like)
+        x = x[None] if x.ndim == 2 else x
         return x if like is None or x.shape[0] != 1 else x.expand(like.shape[0], *x.shape[1:])
 
     def put(self, value: Any, tensor: Tensor) -> Any:
@@ -207,6 +208,10 @@ class Forget(Action):
         return value
 
 
+def _is_derived(lens: Lens) -> bool:
+    return isinstance(lens.lenses[0] if isinstance(lens, Chain) else lens, Derived)
+
+
 def with_needs(actions: Iterable[Action]) -> list[Action]:
     """The actions, and those that keep what their points need and bring about what their edits do."""
     every = list(actions)
@@ -214,6 +219,6 @@ def with_needs(actions: Iterable[Action]) -> list[Action]:
     needed = dict.fromkeys(need for action in at_points for need in action.needs)
     changing = [action for action in at_points if not action.only_reads]
     effects = dict.fromkeys(effect for action in changing for effect in action.point.site.effects)
-    sources = dict.fromkeys(need for action in changing if isinstance(action.lens, Derived) for need in action.needs)
+    sources = dict.fromkeys(need for action in changing if _is_derived(action.lens) for need in action.needs)
     more = [*map(Keep, needed), *map(Effect, effects), *map(Forget, sources)]
     return [*every, *more] if more else every

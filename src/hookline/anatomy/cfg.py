@@ -88,7 +88,7 @@ def _norm(anatomy: Anatomy) -> str:
     """The class of the norms."""
     block = anatomy.blocks[0]
     norms = (anatomy.main.ln_final, block.ln1, block.post_norm, block.ln1_post, block.ln2)
-    return next((type(norm).__name__ for norm in norms if norm is not None), "none")
+    return next((type(norm).__name__ for norm in norms if not isinstance(norm, nn.Identity | None)), "none")
 
 
 def _name(name_or_path: str) -> str:
@@ -97,13 +97,15 @@ def _name(name_or_path: str) -> str:
 
 
 def _first(config: Any, *names: str, default: Any = None) -> Any:
-    settings = config.to_dict() | {new: getattr(config, old) for new, old in config.attribute_map.items()}
+    settings = {**vars(config), **{new: getattr(config, old) for new, old in config.attribute_map.items()}}
     return next((settings[name] for name in names if settings.get(name) is not None), default)
 
 
 def _positions(anatomy: Anatomy) -> str:
     if anatomy.main.pos_embed is not None:
         return "added to the stream"
+    if anatomy.kind == "hookline_native":
+        return "added to queries and keys" if anatomy.config.positions == "shortformer" else anatomy.config.positions
     if getattr(anatomy.config, "alibi", False) or anatomy.kind in ("bloom", "mpt"):
         return "alibi"
     has_rotary = getattr(anatomy.config, "rope_parameters", None) or getattr(anatomy.config, "rotary_dim", None)

@@ -142,17 +142,15 @@ def _block_points(block: Block, config: Any, width: int) -> Iterator[Spec]:
         mid = _resid_mid(block, config, resid_pre, _scaled(attn_out, factor))
         yield mid
         yield from _cross_points(block.cross, config, mid.site, is_pre_norm, width)
-    yield _mlp_in(block, config, is_pre_norm)
-    if is_pre_norm:
-        yield from _norm_points("ln2", block.ln2, width)
-    is_flat = config.model_type in variants.ROWS_FLATTENED
+    before = _norm_points("ln2", block.ln2, width) if is_pre_norm else ()
     mlp_out = Spec("hook_mlp_out", "b p d", _mlp_out(block, config, factor))
-    before = (*_mlp_points(block), *_expert_points(block, resid_pre), *_norm_points("ln2_post", block.ln2_post, width))
-    for spec in (*before, mlp_out):
+    inside = (*_mlp_points(block), *_expert_points(block, resid_pre), *_norm_points("ln2_post", block.ln2_post, width))
+    is_flat = config.model_type in variants.ROWS_FLATTENED
+    for spec in (_mlp_in(block, config, is_pre_norm), *before, *inside, mlp_out):
         if spec.site is None:
             yield replace(spec, why=spec.why or "this layer has no MLP")
         else:
-            is_row = is_flat and spec.axes in ("b p m", "b p d")
+            is_row = is_flat and spec.axes in ("b p m", "b p d", "b p 1")
             yield replace(spec, site=_by_row(spec.site, resid_pre)) if is_row else spec
     if not is_pre_norm:
         yield from _norm_points("ln2", block.post_norm_2 or block.ln2, width)
@@ -184,7 +182,7 @@ def _norm_points(name: str, module: nn.Module | None, width: int) -> Iterator[Sp
     norm = norm_of(module, width)
     sites = norm_sites(norm) if norm is not None else {}
     why = "this layer has no such norm"
-    if module is not None:
+    if not isinstance(module, nn.Identity | None):
         why = f"{type(module).__name__} is no norm of a known form, or has no data"
     for point, axes in (("hook_scale", "b p 1"), ("hook_normalized", "b p d")):
         yield Spec(f"{name}.{point}", axes, sites.get(point), why)
@@ -219,6 +217,8 @@ def _mlp_in(block: Block, config: Any, is_pre_norm: bool) -> Spec:
         stream = _input(block.ln1)
         lens = ThroughNorm(block.ln1, stream, lens_of(block.mlp, Kind.INPUT))
         return Spec("hook_mlp_in", "b p d", Site(block.mlp, Kind.INPUT, lens, (stream,), stage=-1))
+    if block.mlp is None and block.mlp_out is None:
+        return Spec("hook_mlp_in", "b p d", why="this layer has no MLP")
     return Spec("hook_mlp_in", "b p d", why="what feeds the MLP is the stream itself: hook_resid_mid")
 
 

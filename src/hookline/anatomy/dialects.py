@@ -1,6 +1,6 @@
 """Dialects: the other ways in which people name the classic points.
 
-("q", 5), "q5", ("resid_post", -1), ("scale", 2, "ln1")     shorthand for blocks.5.attn.hook_q and the like
+("q", 5), "q5", ("resid_post", -1), ("scale", 2, "ln1"), "scale2ln1"   shorthand for blocks.5.attn.hook_q and the like
 ("q", 5, "decoder"), ("q", 5, "decoder", "cross_attn")      where there are several stacks
 blocks.5.attn.q.hook_out, blocks.5.hook_in, embed.hook_out  the bridge dialect: a module's name and a side of it
 ("lm.layer.pre", 5), lm.layer.5.pre                         the role dialect: a role and a layer
@@ -21,6 +21,9 @@ _IN_NORM = frozenset({"scale", "normalized"})
 _OF_MODEL = frozenset({"tokens", "embed", "pos_embed"})
 _SYNONYMS = {"attn": "pattern", "attn_logits": "attn_scores", "key": "k", "query": "q", "value": "v", "mlp_pre": "pre",
              "mlp_mid": "post", "mlp_post": "post"}  # fmt: skip
+
+_PARTS = {"a": "attn", "attention": "attn", "m": "mlp", "b": None, "block": None, "blocks": None}
+"""What a shorthand may say of where in a layer a point is."""
 
 _BRIDGE_BLOCK = {
     "hook_in": "hook_resid_pre",
@@ -57,7 +60,7 @@ _ROLES = {
 }
 
 _BLOCK = re.compile(r"(blocks|encoder|decoder)\.(-?\d+)\.(.+)")
-_SHORT = re.compile(r"([a-z_]+?)_?(-?\d+)")
+_SHORT = re.compile(r"([a-z_]+?)_?(-?\d+)(ln1|ln2|attn|mlp|a|m)?")
 _ROLE = re.compile(r"lm\.(layer|attn|mlp)\.(?:(-?\d+)\.)?(\w+)")
 
 
@@ -74,7 +77,7 @@ def classic_name(asked: object, stacks: Stacks) -> str | None:
     if (match := _ROLE.fullmatch(asked)) and match[2] is not None:
         return _role(f"{match[1]}.{match[3]}", int(match[2]), stacks)
     if match := _SHORT.fullmatch(asked):
-        return _shorthand(match[1], int(match[2]), [], stacks)
+        return _shorthand(match[1], int(match[2]), [match[3]] if match[3] else [], stacks)
     return _shorthand(asked, None, [], stacks)
 
 
@@ -95,8 +98,10 @@ def _shorthand(name: str, layer: int | None, more: list[str], stacks: Stacks) ->
     """`more` may name a norm, and a stack where there are several."""
     name = _SYNONYMS.get(name, name)
     stack = next((each for each in more if each in stacks), "blocks")
-    part = next((each for each in more if each not in stacks), None)
+    part = next((_PARTS.get(each, each) for each in more if each not in stacks), None)
     if layer is None:
+        if name in _IN_NORM:
+            return f"ln_final.hook_{name}"
         return f"hook_{name}" if name in _OF_MODEL else None
     if name in _IN_ATTENTION:
         return _block_name(stack, layer, f"{part or 'attn'}.hook_{name}", stacks)

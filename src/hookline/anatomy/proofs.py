@@ -1,11 +1,11 @@
 """The checks that points are what their names say, on the model at hand.
 
 Nothing here trusts our own reading of an architecture. Every point is checked against the model itself: that it fires
-once; that caching it changes no bit of the logits; that an identity edit leaves them and a zeroing edit does not;
-that its gradient is autograd's own; that the stream is what the model reports as hidden states and the pattern what
-it reports as attentions; that what is added adds up, the pattern mixes the values into `z`, and the heads' results sum
-to the projection's output; that a norm without its inside gives its bias; that a head's own copy of the stream does
-there what the stream itself would do; that experts are chosen by their router.
+once, with the axes it is to have; that caching it changes no bit of the logits; that an identity edit leaves them and
+a zeroing edit does not; that its gradient is autograd's own; that the stream is what the model reports as hidden states
+and the pattern what it reports as attentions; that what is added adds up, the pattern mixes the values into `z`, and
+the heads' results sum to the projection's output; that a norm without its inside gives its bias; that a head's own copy of
+the stream does there what the stream itself would do; that experts are chosen by their router.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from hookline.anatomy import variants
 from hookline.anatomy.roles import Block, Stack
 from hookline.cache import ActivationCache
 from hookline.errors import NeverFiredWarning
+from hookline.lenses import Chain
 from hookline.names import lens_of
 from hookline.points import HookPoint, Site
 from hookline.taps import Kind
@@ -160,9 +161,11 @@ def outcome(output: Any) -> Tensor:
 
 def _fires_once(trial: Trial, names: list[str]) -> Iterator[tuple[str, str]]:
     seen: dict[str, int] = dict.fromkeys(names, 0)
+    shapes: dict[str, torch.Size] = {}
 
-    def count(_x: Tensor, hook: Any) -> None:
+    def count(x: Tensor, hook: Any) -> None:
         seen[hook.name] += 1
+        shapes[hook.name] = x.shape
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NeverFiredWarning)  # that is what is being found out
@@ -170,6 +173,8 @@ def _fires_once(trial: Trial, names: list[str]) -> Iterator[tuple[str, str]]:
     for name, times in seen.items():
         if times != 1:
             yield name, f"fires {times} times in a forward pass"
+        elif (axes := trial.model.hook_dict[name].axes) and len(shapes[name]) != len(axes.split()):
+            yield name, f"it has {len(shapes[name])} axes, not {axes}"
 
 
 def _leaves_logits(trial: Trial, names: list[str]) -> Iterator[tuple[str, str]]:
@@ -246,6 +251,9 @@ def _sums(trial: Trial, names: list[str]) -> Iterator[tuple[str, str]]:
         pre, attn, mid, cross, mid_cross, mlp, post = (cache.get(layer.point(part)) for part in parts)
         norms = [norm if norm is not None else _same for norm in layer.stream_norms()]
         if pre is None or post is None:
+            for part in ("hook_attn_out", "hook_mlp_out"):
+                if post is None and layer.point(part) in names:
+                    yield layer.point(part), "there is no stream to add it to"
             continue
         if attn is not None and mid is not None and not _close(norms[0](pre + attn), mid):
             yield layer.point("hook_attn_out"), "the stream plus it is not the stream after it"
@@ -343,9 +351,10 @@ def _copies(trial: Trial, names: list[str]) -> Iterator[tuple[str, str]]:
     """Another stream as the copy of every head, or of the MLP, does there what it does as the stream itself."""
     for point, where in _READERS.items():
         here = [
-            (name, layer.point(where), trial.model.point(name).site.needs[0])
+            (name, layer.point(where), site.needs[0])
             for name, layer in trial.each(names, point)
-            if layer.point(where) in trial.model.hook_dict and trial.model.point(name).site.needs
+            if (site := trial.model.point(name).site).needs and not isinstance(site.lens, Chain)  # else it is no copy
+            if layer.point(where) in trial.model.hook_dict
         ]
         seen = [trial.model.point(reader) for _, reader, _ in here]
         as_streams = trial.see(seen, [(trial.model._points.at("stream", stream), _other) for *_, stream in here])

@@ -32,10 +32,14 @@ def resumed(points: ModelPoints, layer: int, stream: object, tokens: Tensor | No
         raise HooklineError(
             f"the layers of {anatomy.kind} hand on more than the stream: it can only start at the input"
         )
+    if tokens is None and anatomy.kind in variants.EMBEDDINGS_LATER:
+        raise HooklineError(
+            f"later layers of {anatomy.kind} look at the embeddings again: give tokens= beside the stream"
+        )
     first = layer + n_layers if layer < 0 else layer
     resid = _checked(stream, anatomy.width)
     _check_nothing_before(points, first)
-    skipped = {block.module: _give_on(anatomy.kind) for block in anatomy.blocks[:first]}
+    skipped = {block.module: give_on(anatomy.kind) for block in anatomy.blocks[:first]}
     if first:
         skipped[anatomy.blocks[first - 1].module] = _give(anatomy.kind, resid)
     with skipping(skipped), _entering(points, first, resid):
@@ -56,7 +60,7 @@ def _stand_in(embed: nn.Module, resid: Tensor) -> Tensor:
     return resid.new_zeros(*resid.shape[:2], getattr(embed, "embedding_dim", resid.shape[-1]))
 
 
-def _give_on(kind: str) -> Give:
+def give_on(kind: str) -> Give:
     """A skipped layer gives on what it is given."""
     return lambda args, kwargs: _wrapped(kind, args[0] if args else kwargs["hidden_states"])
 

@@ -28,6 +28,7 @@ LINEAR_ATTENTION = (
 
 ATTENTION = (
     "self_attn",
+    "attn.attention",
     "attn",
     "self_attention",
     "attention.attn",
@@ -99,7 +100,7 @@ NORM_BEFORE_ATTENTION = (
     "input_norm", "ln_attn", "pre_attention_layernorm", "norm_attn_norm.norm_1", "layer.0.layer_norm",
     "pre_self_attn_layernorm", "attention.LayerNorm", "attention_ln", "sa_layer_norm",
 )  # fmt: skip
-NORM_AFTER_ATTENTION = ("post_self_attn_layernorm", "post_norm1", "post_attention_norm")
+NORM_AFTER_ATTENTION = ("post_self_attn_layernorm", "post_norm1", "post_attention_norm", "ln1_post")
 NORM_BEFORE_MLP = (
     "pre_feedforward_layernorm", "pre_mlp_layernorm", "ln_2", "norm_2", "feedforward_layernorm", "ffn_norm", "mlp_norm",
     "channel_pre_norm", "layernorm2", "ln2", "ffn.layernorm_before_ffn", "ln", "pre_ff_layernorm", "norm2", "ln_mlp",
@@ -110,7 +111,7 @@ NORM_OF_CROSS = (
     "encoder_attn_layer_norm", "cross_attention_layer_norm", "cross_attn_layer_norm", "pre_cross_attn_layernorm",
     "layer.1.layer_norm",
 )  # fmt: skip
-NORM_AFTER_MLP = ("post_feedforward_layernorm", "post_mlp_layernorm", "post_norm2")
+NORM_AFTER_MLP = ("post_feedforward_layernorm", "post_mlp_layernorm", "post_norm2", "ln2_post")
 
 FINAL_NORM = (
     "norm", "ln_f", "final_layer_norm", "final_layernorm", "layer_norm", "norm_f", "final_norm", "embedding_norm",
@@ -122,6 +123,7 @@ POSITIONS = (
     "position_embeddings",
     "positions_embed",
     "position_embedding",
+    "pos_embed",
     "embeddings.position_embeddings",
 )
 

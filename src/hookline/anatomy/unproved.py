@@ -11,8 +11,12 @@ UNPROVED: dict[str, dict[str, str]] = {
     },
     "cpmant": {"hook_resid_pre": "it is not the hidden state that the model reports"},
     "deepseek_v4": {
+        "hook_attn_out": "there is no stream to add it to",
+        "hook_mlp_out": "there is no stream to add it to",
         "hook_resid_mid": "raises RuntimeError: The size of tensor a (4) must match the size of tensor b "
         "(7) at non-singleton dimension 2",
+        "hook_resid_post": "it has 4 axes, not b p d",
+        "hook_resid_pre": "it has 4 axes, not b p d",
         "mlp.hook_router": "it does not decide which experts are chosen",
     },
     "diffllama": {
@@ -31,18 +35,22 @@ UNPROVED: dict[str, dict[str, str]] = {
     "gemma3n_text": {
         "attn.hook_v": "the pattern does not mix it into z",
         "attn.hook_z": "it is not the values as the pattern mixes them",
-        "hook_attn_out": "the stream plus it is not the stream after it",
-        "hook_mlp_out": "the stream plus it is not the stream after it",
-        "hook_resid_mid": "raises RuntimeError: permute(sparse_coo): number of dimensions in the tensor "
-        "input does not match the length of the desired ordering of dimensions i.e. "
-        "input.dim() = 4 is not equal to len(dims) = 3",
+        "hook_attn_out": "there is no stream to add it to",
+        "hook_mlp_out": "there is no stream to add it to",
+        "hook_resid_mid": "it has 4 axes, not b p d",
+        "hook_resid_post": "it has 4 axes, not b p d",
+        "hook_resid_pre": "it has 4 axes, not b p d",
     },
     "gemma4_text": {"hook_mlp_out": "the stream plus it is not the stream after it"},
     "gemma4_unified_text": {"hook_mlp_out": "the stream plus it is not the stream after it"},
     "gpt_neox_japanese": {"hook_mlp_out": "the stream plus it is not the stream after it"},
     "hy_v4": {
+        "hook_attn_out": "there is no stream to add it to",
+        "hook_mlp_out": "there is no stream to add it to",
         "hook_resid_mid": "raises RuntimeError: The size of tensor a (4) must match the size of tensor b (7) at "
-        "non-singleton dimension 2"
+        "non-singleton dimension 2",
+        "hook_resid_post": "it has 4 axes, not b p d",
+        "hook_resid_pre": "it has 4 axes, not b p d",
     },
     "inkling_text": {"hook_mlp_out": "the stream plus it is not the stream after it"},
     "jetmoe": {"attn.hook_rot_k": "an identity edit changes the logits"},
@@ -83,6 +91,7 @@ UNPROVED: dict[str, dict[str, str]] = {
     "mllama_text_model": {"hook_mlp_out": "the stream plus it is not the stream after it"},
     "mobilebert": {
         "encoder.hook_attn_in": "raises RuntimeError: mat1 and mat2 shapes cannot be multiplied (14x16 and 32x16)",
+        "encoder.hook_attn_out": "there is no stream to add it to",
         "encoder.hook_k_input": "it does not do what the stream itself would do there",
         "encoder.hook_mlp_out": "fires 0 times in a forward pass",
         "encoder.hook_v_input": "raises RuntimeError: mat1 and mat2 shapes cannot be multiplied (14x16 and 32x16)",
@@ -122,6 +131,8 @@ UNPROVED: dict[str, dict[str, str]] = {
         "encoder.attn.hook_pattern": "it is not the attention that the model reports, nor does it mix the values into z"
     },
     "pegasus_x": {
+        "decoder.hook_attn_out": "there is no stream to add it to",
+        "decoder.hook_mlp_out": "there is no stream to add it to",
         "encoder.attn.hook_attn_scores": "raises RuntimeError: unflatten: Provided sizes [-1, 4] don't "
         "multiply up to the size of dim 0 (2) in the input tensor",
         "encoder.attn.hook_k": "fires 2 times in a forward pass",
@@ -135,6 +146,7 @@ UNPROVED: dict[str, dict[str, str]] = {
         "encoder.attn.hook_z": "fires 2 times in a forward pass",
         "encoder.hook_attn_in": "raises RuntimeError: The size of tensor a (12) must match the size of "
         "tensor b (8) at non-singleton dimension 1",
+        "encoder.hook_attn_out": "there is no stream to add it to",
         "encoder.hook_k_input": "raises RuntimeError: The size of tensor a (12) must match the size of "
         "tensor b (8) at non-singleton dimension 1",
         "encoder.hook_mlp_in": "fires 2 times in a forward pass",
@@ -178,11 +190,15 @@ UNPROVED: dict[str, dict[str, str]] = {
         "encoder.attn.hook_rot_q": "fires 0 times in a forward pass",
         "encoder.hook_mlp_out": "the stream plus it is not the stream after it",
         "hook_resid_pre": "it is not the hidden state that the model reports",
+        "unembed.hook_in": "it has 4 axes, not b p d",
+        "unembed.hook_out": "it has 4 axes, not b p V",
     },
     "qwen4_exp_text": {
         "attn.hook_q": "[2, 7, 4, 48], but [2, 7, 4, 24] meet",
         "attn.hook_v": "the pattern does not mix it into z",
         "attn.hook_z": "it is not the values as the pattern mixes them",
+        "hook_attn_out": "there is no stream to add it to",
+        "hook_mlp_out": "there is no stream to add it to",
         "hook_resid_mid": "raises RuntimeError: The size of tensor a (64) must match the size of "
         "tensor b (32) at non-singleton dimension 2",
     },
@@ -226,6 +242,10 @@ UNPROVED: dict[str, dict[str, str]] = {
         "hook_resid_pre": "raises HooklineError: incl_bwd=True, but none of the points asked for has a gradient",
         "hook_tokens": "raises RuntimeError: `inputs` argument to `grad()` cannot be empty.",
         "mlp.hook_in": "raises HooklineError: incl_bwd=True, but none of the points asked for has a gradient",
+    },
+    "roformer": {
+        "hook_pos_embed": "raises RuntimeError: The size of tensor a (4) must match the size of tensor b (2) "
+        "at non-singleton dimension 2"
     },
     "rwkv": {
         "hook_attn_out": "raises RuntimeError: one of the variables needed for gradient computation has been "
@@ -301,6 +321,7 @@ UNPROVED: dict[str, dict[str, str]] = {
         "to the size of dim 2 (7) in the input tensor",
         "encoder.hook_attn_in": "raises RuntimeError: unflatten: Provided sizes [4, -1] don't multiply up "
         "to the size of dim 2 (7) in the input tensor",
+        "encoder.hook_attn_out": "there is no stream to add it to",
         "encoder.hook_k_input": "raises RuntimeError: unflatten: Provided sizes [4, -1] don't multiply up "
         "to the size of dim 2 (7) in the input tensor",
         "encoder.hook_q_input": "raises RuntimeError: unflatten: Provided sizes [4, -1] don't multiply up "

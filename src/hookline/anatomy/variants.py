@@ -78,6 +78,8 @@ def is_parallel(config: Any) -> bool:
         return bool(config.parallel_attn or config.new_decoder_architecture)
     if config.model_type in ("gpt_neox", "stablelm"):
         return bool(config.use_parallel_residual)
+    if config.model_type == "hookline_native":
+        return bool(config.parallel_attn_mlp)
     return config.model_type in PARALLEL
 
 

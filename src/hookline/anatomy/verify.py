@@ -53,7 +53,7 @@ def verify(model: HookedModel, inputs: dict[str, Any]) -> Report:
             verdicts.append(Verdict(name, "unavailable", spec.why))
         else:
             verdicts.append(Verdict(name, "failed" if name in found else "proved", found.get(name, "")))
-    return Report(model.cfg.architecture, tuple(verdicts))
+    return Report(model._points.anatomy.kind, tuple(verdicts))
 
 
 def _failures(trial: Trial) -> Iterator[tuple[str, str]]:
