@@ -1,0 +1,193 @@
+"""The configuration of a native toy transformer: what it is made of, and that it fits together."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from transformers import GenerationConfig, PreTrainedConfig
+
+from hookline.errors import HooklineError
+
+NORMALIZATIONS = ("none", "LN", "LNPre", "RMS", "RMSPre")
+POSITIONS = ("standard", "rotary", "shortformer", "alibi", "none")
+ACTIVATIONS = (
+    *("relu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "silu"),
+    *("solu", "solu_ln"),
+)
+INIT_MODES = ("gpt2", "xavier_uniform", "xavier_normal", "kaiming_uniform", "kaiming_normal")
+LAYER_TYPES = ("full_attention", "sliding_attention")
+
+_OF_TRANSFORMERS = frozenset(
+    {
+        *("model_type", "torch_dtype", "name_or_path", "output_attentions", "attn_implementation", "num_labels"),
+        *("experts_implementation", "auto_map"),
+    }
+)
+"""Settings that transformers itself keeps in every configuration, beside the fields of its class."""
+
+
+class NativeConfig(PreTrainedConfig):
+    """Sizes and kinds of a `NativeTransformer`. What does not fit together is refused here."""
+
+    model_type: ClassVar[str] = "hookline_native"
+
+    vocab_size: int = 64
+    output_size: int | None = None
+    """How many logits there are; by default as many as tokens."""
+    hidden_size: int = 32
+    num_hidden_layers: int = 2
+    num_attention_heads: int = 4
+    num_key_value_heads: int | None = None
+    """Fewer than heads where these share their keys and values."""
+    head_dim: int | None = None
+    """By default the heads share out the hidden size."""
+    max_position_embeddings: int = 64
+
+    attention_only: bool = False
+    intermediate_size: int | None = None
+    hidden_act: str = "relu"
+    """Of transformers' names, and `solu`, `x * softmax(x)`; `solu_ln` has a LayerNorm after that."""
+    gated_mlp: bool = False
+    parallel_attn_mlp: bool = False
+    """Attention and MLP read the same stream."""
+
+    normalization: str = "LN"
+    """`none`, `LN` or `RMS`; `LNPre` and `RMSPre` are those without parameters."""
+    norm_eps: float = 1e-5
+    final_rms: bool = False
+    """The last norm is an RMSNorm, whatever the others are."""
+    norms_after: bool = False
+    """What attention and MLP give is normed before it is added, too."""
+    embedding_norm: bool = False
+
+    positions: str = "standard"
+    """`standard`: learned and added to the stream; `shortformer`: learned, and read by queries and keys only."""
+    rotary_dim: int | None = None
+    rotary_base: float = 10000.0
+    rotary_adjacent_pairs: bool = False
+    """Rotary pairs are neighbours; otherwise a number in the first half goes with one in the second."""
+
+    is_causal: bool = True
+    layer_types: list[str] | None = None
+    """`full_attention` or, of the last `sliding_window` positions only, `sliding_attention`; one for each layer."""
+    sliding_window: int | None = None
+    attention_scale: float | None = None
+    """What scores are divided by: by default the root of `head_dim`."""
+    scale_attn_by_inverse_layer_idx: bool = False
+    """Scores are divided by the number of the layer as well, the first being 1."""
+    qk_norm: bool = False
+    attn_logit_softcapping: float | None = None
+    final_logit_softcapping: float | None = None
+
+    tie_word_embeddings: bool = False
+    init_mode: str | None = "gpt2"
+    """How weights are drawn (see `initial.py`); None leaves those that torch makes."""
+    initializer_range: float | None = None
+    """The standard deviation for `gpt2`, a gain for the others."""
+    seed: int | None = None
+    """The same seed draws the same weights, on every device, whatever was drawn before."""
+
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    pad_token_id: int | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        self._refuse_unknown(kwargs)
+        self._check_counts()
+        self._fill_in()
+        self._check_counts()
+        if self.attn_logit_softcapping is not None and kwargs.get("attn_implementation") is None:
+            kwargs["attn_implementation"] = "eager"  # torch's fused attention has no cap
+        super().__post_init__(**kwargs)
+        self._check_names()
+        self._check_sizes()
+        self._check_together()
+
+    def _refuse_unknown(self, kwargs: dict[str, Any]) -> None:
+        """Transformers would keep any name as an attribute, a mistyped one too."""
+        known = _OF_TRANSFORMERS | GenerationConfig._get_default_generation_params().keys()
+        unknown = [name for name in kwargs if name not in known and not name.startswith("_")]
+        if unknown:
+            raise HooklineError(f"NativeConfig has no {', '.join(unknown)}: its fields are {', '.join(_own_fields())}")
+
+    def _fill_in(self) -> None:
+        """What follows from the rest."""
+        self.output_size = self.vocab_size if self.output_size is None else self.output_size
+        if self.num_key_value_heads is None:
+            self.num_key_value_heads = self.num_attention_heads
+        if self.head_dim is None:
+            if self.hidden_size % self.num_attention_heads:
+                raise HooklineError(
+                    f"{self.num_attention_heads} heads cannot share out hidden_size={self.hidden_size}: give head_dim"
+                )
+            self.head_dim = self.hidden_size // self.num_attention_heads
+        if self.intermediate_size is None:
+            self.intermediate_size = 4 * self.hidden_size
+        if self.attention_scale is None:
+            self.attention_scale = self.head_dim**0.5
+        if self.positions == "rotary" and self.rotary_dim is None:
+            self.rotary_dim = self.head_dim
+        if self.layer_types is None:
+            self.layer_types = ["full_attention"] * self.num_hidden_layers
+        if self.initializer_range is None:
+            self.initializer_range = 0.8 / self.hidden_size**0.5 if self.init_mode == "gpt2" else 1.0
+
+    def _check_names(self) -> None:
+        choices: dict[str, tuple[str | None, ...]] = {
+            "normalization": NORMALIZATIONS,
+            "positions": POSITIONS,
+            "hidden_act": ACTIVATIONS,
+            "init_mode": (*INIT_MODES, None),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise HooklineError(f"{name}={getattr(self, name)!r}: it is one of {', '.join(map(repr, allowed))}")
+        for kind in self.layer_types or ():
+            if kind not in LAYER_TYPES:
+                raise HooklineError(f"a layer of type {kind!r}: layer_types are {' and '.join(map(repr, LAYER_TYPES))}")
+
+    def _check_counts(self) -> None:
+        counts = ("vocab_size", "output_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim",
+                  "num_key_value_heads", "intermediate_size", "max_position_embeddings")  # fmt: skip
+        for name in counts:
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise HooklineError(f"{name}={getattr(self, name)}: it is at least 1")
+
+    def _check_sizes(self) -> None:
+        if self.num_attention_heads % (self.num_key_value_heads or 1):
+            raise HooklineError(
+                f"{self.num_attention_heads} heads cannot share {self.num_key_value_heads} keys and values evenly"
+            )
+        if self.rotary_dim is not None and not (
+            self.rotary_dim % 2 == 0 and 0 < self.rotary_dim <= (self.head_dim or 0)
+        ):
+            raise HooklineError(f"rotary_dim={self.rotary_dim}: it is even, and at most head_dim={self.head_dim}")
+        if len(self.layer_types or ()) != self.num_hidden_layers:
+            raise HooklineError(f"layer_types has {len(self.layer_types or ())} for {self.num_hidden_layers} layers")
+        for name in ("attn_logit_softcapping", "final_logit_softcapping", "attention_scale", "sliding_window"):
+            if getattr(self, name) is not None and getattr(self, name) <= 0:
+                raise HooklineError(f"{name}={getattr(self, name)}: it is more than 0, or None")
+
+    def _check_together(self) -> None:
+        has_windows = "sliding_attention" in (self.layer_types or ())
+        refused = {
+            "rotary_dim is for positions='rotary'": self.rotary_dim is not None and self.positions != "rotary",
+            "sliding attention needs a sliding_window": has_windows and self.sliding_window is None,
+            "sliding_window is for layers of type 'sliding_attention'": self.sliding_window and not has_windows,
+            "sliding attention looks back: it needs is_causal=True": has_windows and not self.is_causal,
+            "parallel_attn_mlp needs an MLP, and attention_only has none": self.attention_only
+            and self.parallel_attn_mlp,
+            "gated_mlp needs an MLP, and attention_only has none": self.attention_only and self.gated_mlp,
+            "solu_ln norms one branch: it has no gate": self.gated_mlp and self.hidden_act == "solu_ln",
+            "norms_after needs a normalization": self.norms_after and self.normalization == "none",
+            "final_rms needs a normalization": self.final_rms and self.normalization == "none",
+            "tied embeddings have as many logits as tokens": self.tie_word_embeddings
+            and self.output_size != self.vocab_size,
+        }
+        for why, is_so in refused.items():
+            if is_so:
+                raise HooklineError(f"this configuration does not fit together: {why}")
+
+
+def _own_fields() -> list[str]:
+    return [name for name in NativeConfig.__annotations__ if name != "model_type"]
