@@ -81,3 +81,15 @@ def test_bad_matrices(matrix) -> None:
         (matrix @ torch.randn(8, 5, dtype=torch.float64)).eigenvalues
     with pytest.raises(HooklineError, match="5 indices"):
         matrix[0, 0, 0, 0, 0]
+
+
+def test_new_axes_and_half_precision() -> None:
+    matrix = FactoredMatrix(torch.randn(3, 5, 2), torch.randn(2, 5).expand(3, 2, 5))
+    assert torch.equal(matrix[None, 1].AB, matrix.AB[None, 1])
+    assert torch.equal(matrix[:, None].AB, matrix.AB[:, None])
+    with pytest.raises(HooklineError, match="a new axis goes before"):
+        matrix[0, 2, None]
+    half = FactoredMatrix(matrix.A.half(), matrix.B.half())
+    assert torch.allclose(half.S, matrix.S, atol=2e-2)
+    assert torch.equal(matrix.V, matrix.Vh.mT)
+    assert half.eigenvalues.shape == (3, 2)

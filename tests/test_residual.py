@@ -28,6 +28,7 @@ KINDS = [
     *("gpt_bigcode", "persimmon", "exaone4", "smollm3", "qwen3_moe", "gpt_oss", "glm4", "nemotron", "cohere", "biogpt"),
     *("gemma3_text", "olmoe", "helium"),
 ]
+NO_NEURONS = ["mixtral", "deepseek_v3", "qwen3_moe", "gpt_oss", "olmoe", "phi3", "glm4"]
 
 
 def cached(kind):
@@ -58,40 +59,229 @@ def test_parts_sum_to_the_stream_and_to_the_logit(kind) -> None:
 def test_heads_sum_to_what_attention_adds() -> None:
     model, _, cache = cached("gpt2")
     heads, labels = cache.stack_head_results(return_labels=True)
-    assert labels[:2] == ["L0H0", "L0H1"]
+    assert labels == model.all_head_labels()
     by_layer = heads.unflatten(0, (4, 4)).sum(1) + model.b_O[:, None, None]
     assert torch.allclose(by_layer, cache.stack_activation("attn_out"), atol=1e-5)
-    everything = cache.stack_head_results(incl_remainder=True)
+    everything, labels = cache.stack_head_results(incl_remainder=True, return_labels=True)
+    assert labels[-1] == "remainder"
     assert torch.allclose(everything.sum(0), cache["resid_post", 3], atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_every_head_and_neuron_sums_to_the_stream(kind) -> None:
+    model, logits, cache = cached(kind)
+    end = cache["resid_post", -1]
+    coarse, labels = cache.get_full_resid_decomposition(expand_neurons=False, return_labels=True)
+    assert torch.allclose(coarse.sum(0), end, atol=1e-4)
+    assert labels[: model.cfg.n_heads] == [f"L0H{head}" for head in range(model.cfg.n_heads)]
+    assert labels[-1] == "bias"
+    attributed = cache.logit_attrs(coarse, 5).sum(0) + cache.logit_bias(5)
+    assert torch.allclose(attributed, logits[..., 5], atol=1e-3, rtol=1e-3)
+    if any(f"blocks.{layer}.mlp.hook_post" not in model.hook_dict for layer in range(4)):
+        assert kind in NO_NEURONS
+        with pytest.raises(HooklineError, match=r"no one list of neurons .*expand_neurons=False"):
+            cache.get_full_resid_decomposition()
+        return
+    fine, labels = cache.get_full_resid_decomposition(pos_slice=-1, return_labels=True)
+    assert torch.allclose(fine.sum(0), end[:, -1], atol=1e-4)
+    assert "L3N7" in labels
+    neuron = cache.get_neuron_results(3, 7)[..., 0, :]
+    assert torch.allclose(fine[labels.index("L3N7")], neuron[:, -1], atol=1e-6)
+    into = cache.get_full_resid_decomposition(1, mlp_input=True).sum(0)
+    assert torch.allclose(into, cache._stream(1, mlp_input=True), atol=1e-4)
+
+
+@torch.no_grad()
+def test_neurons_by_layer_and_some_of_them() -> None:
+    model, _, cache = cached("granite")  # has a factor between MLP and stream
+    neurons = cache.get_neuron_results(1)
+    assert torch.allclose(neurons.sum(-2), cache["mlp_out", 1], atol=1e-5)
+    some, labels = cache.stack_neuron_results(2, neuron_slice=[3, -1], return_labels=True, incl_remainder=True)
+    assert labels == ["L0N3", f"L0N{model.cfg.d_mlp - 1}", "L1N3", f"L1N{model.cfg.d_mlp - 1}", "remainder"]
+    assert torch.allclose(some[2], neurons[..., 3, :], atol=1e-6)
+    assert torch.allclose(some.sum(0), cache["resid_pre", 2], atol=1e-5)
+    normed = cache.stack_neuron_results(2, incl_remainder=True, apply_ln=True).sum(0)
+    assert torch.allclose(normed, cache["normalized", 2, "ln1"], atol=1e-4)
+    with pytest.raises(HooklineError, match="neuron 999, but the MLP of layer 1 has"):
+        cache.get_neuron_results(1, [999])
+
+
+@pytest.mark.parametrize("kind", ["gemma3_text", "gemma2", "olmo2", "exaone4"])
+@torch.no_grad()
+def test_norms_after_attention_and_mlp_are_gone_through(kind) -> None:
+    _, _, cache = cached(kind)
+    heads = cache.stack_head_results(1)
+    assert torch.allclose(heads.sum(0), cache["attn_out", 0], atol=1e-4)  # these have no biases
+    assert torch.allclose(cache.get_neuron_results(0).sum(-2), cache["mlp_out", 0], atol=1e-4)
 
 
 @torch.no_grad()
 def test_the_stream_layer_by_layer_and_its_lens() -> None:
-    _, logits, cache = cached("llama")
+    model, logits, cache = cached("llama")
     stack, labels = cache.accumulated_resid(incl_mid=True, return_labels=True)
     assert labels == [f"{layer}_{side}" for layer in range(4) for side in ("pre", "mid")] + ["final_post"]
     assert torch.equal(stack[3], cache["resid_mid", 1])
     assert torch.allclose(cache.logit_lens()[-1], logits, atol=1e-6)
     normed = cache.accumulated_resid(apply_ln=True)
-    assert torch.allclose(normed[-1], cache["ln_final.hook_normalized"], atol=1e-5)
+    assert torch.allclose(normed @ model.W_U + model.b_U, cache.logit_lens(), atol=1e-5)
     first = cache.decompose_resid(1, apply_ln=True).sum(0)
     assert torch.allclose(first, cache["normalized", 1, "ln1"], atol=1e-5)
+    before_mlp, labels = cache.decompose_resid(1, mlp_input=True, apply_ln=True, return_labels=True)
+    assert labels == ["embed", "0_attn_out", "0_mlp_out", "1_attn_out"]
+    assert torch.allclose(before_mlp.sum(0), cache["normalized", 1, "ln2"], atol=1e-5)
+    stack, labels = cache.accumulated_resid(1, mlp_input=True, apply_ln=True, return_labels=True)
+    assert labels == ["0_pre", "1_pre", "1_mid"]
+    assert torch.allclose(stack[-1], cache["normalized", 1, "ln2"], atol=1e-5)
+    with pytest.raises(HooklineError, match="after the last one comes no MLP"):
+        cache.decompose_resid(mlp_input=True)
+    with pytest.raises(HooklineError, match="recompute_ln is for the final norm"):
+        cache.apply_ln_to_stack(stack, 1, recompute_ln=True)
+
+
+@pytest.mark.parametrize("kind", ["gptj", "phi", "cohere"])
+@torch.no_grad()
+def test_side_by_side_the_mlp_reads_what_the_attention_reads(kind) -> None:
+    _, _, cache = cached(kind)
+    assert torch.equal(cache.decompose_resid(2, mlp_input=True), cache.decompose_resid(2))
+    normed = cache.decompose_resid(2, mlp_input=True, apply_ln=True).sum(0)
+    assert torch.allclose(normed, cache["normalized", 2, "ln1"], atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "granite", "cohere", "minicpm3", "recurrent_gemma"])
+@torch.no_grad()
+def test_the_lens_reads_out_as_the_model_does(kind) -> None:
+    _, logits, cache = cached(kind)
+    assert torch.allclose(cache.logit_lens()[-1], logits, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["t5", "pegasus"])
+@torch.no_grad()
+def test_decoders_with_an_encoder(kind) -> None:
+    module = tiny_models.seq2seq(kind)
+    logits, cache = hookline.hook(module).run_with_cache(**tiny_models.inputs(module))
+    parts, labels = cache.get_full_resid_decomposition(return_labels=True)
+    assert "1_cross_attn_out" in labels
+    assert torch.allclose(parts.sum(0), cache[f"decoder.{cache.n_layers - 1}.hook_resid_post"], atol=1e-4)
+    if kind == "t5":
+        shares = cache.logit_attrs(parts, 5).sum(0) + cache.logit_bias(5)
+        assert torch.allclose(shares, logits[..., 5], atol=1e-4)
+
+
+@torch.no_grad()
+def test_a_model_without_a_final_norm() -> None:
+    module = tiny_models.nudged("gpt2")
+    module.transformer.ln_f = torch.nn.Identity()
+    logits, cache = hookline.hook(module).run_with_cache(**tiny_models.inputs(module))
+    parts = cache.decompose_resid(apply_ln=True)
+    assert torch.allclose(parts.sum(0), cache["resid_post", -1], atol=1e-4)
+    assert torch.allclose(cache.logit_attrs(parts, 5).sum(0), logits[..., 5], atol=1e-3)
+    assert torch.allclose(cache.logit_lens()[-1], logits, atol=1e-4)
+
+
+@torch.no_grad()
+def test_tokens_of_a_logit() -> None:
+    _, logits, cache = cached("gpt2")
+    parts, bias = cache.decompose_resid(), cache.logit_bias
+    rows, each = torch.tensor([5, 9]), torch.arange(14).view(2, 7)
+    at_each = cache.logit_attrs(parts, each).sum(0) + bias(each)
+    assert torch.allclose(at_each, logits.gather(-1, each[..., None])[..., 0], atol=1e-4)
+    by_row = cache.logit_attrs(parts, rows, 3).sum(0) + bias(rows, 3)[:, None]
+    assert torch.allclose(by_row, torch.stack([logits[0, :, 5], logits[1, :, 9]]) - logits[..., 3], atol=1e-4)
+    one = cache.logit_attrs(parts[:, 1], 4, batch_slice=1).sum(0) + bias(4)
+    assert torch.allclose(one, logits[1, :, 4], atol=1e-4)
+    whole = cache.logit_attrs(cache["resid_post", -1], 4) + bias(4)  # the stream itself, not its parts
+    assert torch.allclose(whole, logits[..., 4], atol=1e-4)
+
+
+def test_stacks_and_tokens_of_a_wrong_shape() -> None:
+    _, _, cache = cached("gpt2")
+    parts = cache.decompose_resid()
+    with pytest.raises(HooklineError, match=r"shape \[10, 2, 32\] is not of the rows and positions \[2, 7\]"):
+        cache.logit_attrs(parts[:, :, -1], 5)
+    with pytest.raises(HooklineError, match=r"tokens of shape \[3\] for a stack of the rows and positions \[2, 7\]"):
+        cache.logit_attrs(parts, torch.tensor([1, 2, 3]))
+    with pytest.raises(HooklineError, match="ids from 0 to 63, not 64"):
+        cache.logit_attrs(parts, 64)
+    with pytest.raises(HooklineError, match="without a tokenizer"):
+        cache.logit_attrs(parts, " Mary")
+    with pytest.raises(HooklineError, match="the cache is of 2 rows"):
+        cache.logit_attrs(parts[:, 0], 5, has_batch_dim=False)
+    with pytest.raises(HooklineError, match="row 2, but there are 2"):
+        cache.logit_attrs(parts[:, 0], 5, batch_slice=2)
+
+
+@torch.no_grad()
+def test_rows_and_positions_of_a_cache_keep_working() -> None:
+    _, logits, cache = cached("gpt2")
+    row = cache.rows(1)
+    assert not row.has_batch_dim
+    parts = row.decompose_resid()
+    assert torch.allclose(row.logit_attrs(parts, 5).sum(0) + row.logit_bias(5), logits[1, :, 5], atol=1e-4)
+    assert torch.equal(row.decompose_resid(pos_slice=-1), parts[:, -1])
+    flipped = cache.apply_slice_to_batch_dim([1, 0])
+    assert torch.equal(flipped["q", 2], cache["q", 2].flip(0))
+    last = cache.at(-1)
+    assert last["resid_post", 3].shape == (2, 32)
+    assert last["pattern", 3].shape == (2, 4, 7)
+    parts = last.get_full_resid_decomposition()
+    assert torch.allclose(last.logit_attrs(parts, 5).sum(0) + last.logit_bias(5), logits[:, -1, 5], atol=1e-4)
+    assert torch.allclose(last.logit_lens()[-1], logits[:, -1], atol=1e-5)
+    both = cache.rows(slice(0, 1)).at([2, 4])
+    assert torch.allclose(both.logit_lens()[-1], logits[:1, [2, 4]], atol=1e-5)
+    with pytest.raises(HooklineError, match="this cache has -1 only"):
+        last.decompose_resid(pos_slice=-1)
+    with pytest.raises(HooklineError, match="this cache has -1 only"):
+        last.at(0)
+
+
+@torch.no_grad()
+def test_a_cache_of_some_positions_is_what_a_run_would_have_kept() -> None:
+    model, _, cache = cached("llama")
+    inputs = tiny_models.inputs(model.module)
+    _, kept = model.run_with_cache(**inputs, pos_slice=slice(1, 4))
+    picked = cache.at(slice(1, 4))
+    assert list(picked) == list(kept)
+    assert all(torch.equal(picked[name], kept[name]) for name in kept)
+    assert torch.equal(picked.logits, kept.logits)
+
+
+@torch.no_grad()
+def test_weights_that_changed_since_are_noticed() -> None:
+    model, _, cache = cached("gpt2")
+    inputs = tiny_models.inputs(model.module)
+    with model.processed_weights():
+        with pytest.raises(HooklineError, match="processed or restored since this cache was made"):
+            cache.logit_attrs(cache.decompose_resid(), 5)
+        logits, new = model.run_with_cache(**inputs)
+        parts = new.get_full_resid_decomposition()
+        assert torch.allclose(new.logit_attrs(parts, 5).sum(0) + new.logit_bias(5), logits[..., 5], atol=1e-4)
+    with pytest.raises(HooklineError, match="processed or restored since"):
+        new.get_neuron_results(0)
+    cache.get_neuron_results(0)
 
 
 def test_what_does_not_add_up_is_refused() -> None:
     _, _, cache = cached("gemma2")
     with pytest.raises(HooklineError, match="not linear in the stream"):
         cache.logit_attrs(cache.decompose_resid(), 5)
-    _, _, cache = cached("minicpm3")
+    _, _, cache = cached("modernbert-decoder")
     with pytest.raises(HooklineError, match="between the final norm and the unembedding"):
-        cache.logit_attrs(cache.decompose_resid(), 5)
+        cache.logit_attrs(cache["resid_post", -1], 5)
+    _, _, cache = cached("falcon_h1")
+    with pytest.raises(HooklineError, match="does not sum to it"):
+        cache.decompose_resid()
     bert = hookline.hook(tiny_models.encoder("bert"))
     _, cache = bert.run_with_cache(torch.tensor([[3, 4, 5]]))
     with pytest.raises(HooklineError, match="norms the stream after each addition"):
         cache.decompose_resid()
-    _, _, cache = cached("gpt2")
+    model, _, cache = cached("gpt2")
     with pytest.raises(HooklineError, match="layer 9, but the model has 4"):
         cache.accumulated_resid(9)
+    edit = [("blocks.1.hook_resid_mid", torch.zeros_like)]
+    _, edited = model.run_with_cache(torch.tensor([[3, 4, 5]]), fwd_hooks=edit)
+    with pytest.raises(HooklineError, match="it was edited"):
+        edited.decompose_resid()
 
 
 @torch.no_grad()

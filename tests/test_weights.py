@@ -79,6 +79,61 @@ def test_weights_are_the_models_own() -> None:
     assert model.blocks[2].mlp.W_in.shape == (model.cfg.d_model, model.cfg.d_mlp)
 
 
+@torch.no_grad()
+def test_both_embeddings_labels_and_directions() -> None:
+    model, _ = wrapped("gpt2")
+    assert torch.equal(model.W_E_pos[: model.cfg.d_vocab], model.W_E)
+    assert torch.equal(model.W_E_pos[model.cfg.d_vocab :], model.W_pos)
+    assert model.all_head_labels()[:5] == ["L0H0", "L0H1", "L0H2", "L0H3", "L1H0"]
+    ids = torch.tensor([[3, 4], [5, 6]])
+    assert torch.equal(model.tokens_to_residual_directions(ids)[1, 0], model.W_U[:, 5])
+    assert torch.equal(model.tokens_to_residual_directions(5), model.W_U[:, 5])
+    tinyworld = hookline.load("tinyworld")
+    mary, john = (tinyworld.to_single_token(name) for name in (" Mary", " John"))
+    assert torch.equal(tinyworld.tokens_to_residual_directions([" Mary", " John"]), tinyworld.W_U[:, [mary, john]].T)
+    for nonsense in (-1, 64, 0.5, torch.tensor([True])):
+        with pytest.raises(HooklineError, match="ids from 0 to 63"):
+            model.tokens_to_residual_directions(nonsense)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "phi", "granite", "opt"])
+@torch.no_grad()
+def test_accumulated_bias_is_what_is_left_without_heads_and_neurons(kind) -> None:
+    model, inputs = wrapped(kind)
+    _, cache = model.run_with_cache(**inputs)
+    for layer, mlp_input in ((0, False), (2, False), (1, True), (4, False)):
+        parts, labels = cache.get_full_resid_decomposition(layer, mlp_input=mlp_input, return_labels=True)
+        bias = model.accumulated_bias(layer, mlp_input=mlp_input)
+        assert torch.allclose(parts[labels.index("bias")], bias.expand(2, 7, -1), atol=1e-6)
+    fewer = model.accumulated_bias(2, include_mlp_biases=False)
+    parts, labels = cache.get_full_resid_decomposition(2, expand_neurons=False, return_labels=True)
+    assert torch.allclose(parts[labels.index("bias")][0, 0], fewer, atol=1e-6)
+    with pytest.raises(HooklineError, match="layer 4, its MLP: the model has 4 layers"):
+        model.accumulated_bias(4, mlp_input=True)
+
+
+@pytest.mark.parametrize(("kind", "mode"), [("gpt2", "Q"), ("gpt2", "K"), ("llama", "Q"), ("llama", "V")])
+@torch.no_grad()
+def test_composition_scores(kind, mode) -> None:
+    model, _ = wrapped(kind)
+    scores = model.all_composition_scores(mode)
+    assert scores.shape == (4, 4, 4, 4)
+    assert not scores[2, :, :3].any()
+    reader = {"Q": model.QK, "K": model.QK.T, "V": model.OV}[mode]
+    one, other = model.OV[0, 3].AB, reader[2, 1].AB
+    assert torch.allclose(scores[0, 3, 2, 1], (one @ other).norm() / one.norm() / other.norm(), atol=1e-5)
+    with pytest.raises(HooklineError, match='mode is "Q", "K" or "V"'):
+        model.all_composition_scores("O")
+
+
+@torch.no_grad()
+def test_circuits_of_grouped_heads_both_ways() -> None:
+    model, _ = wrapped("llama")
+    assert model.W_K.shape[1] == 2
+    by_group = hookline.FactoredMatrix(model.W_Q.unflatten(1, (2, -1)), model.W_K.mT[:, :, None])
+    assert torch.allclose(by_group.AB.flatten(1, 2), model.QK.AB, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("kind", "ask", "message"),
     [
@@ -87,6 +142,8 @@ def test_weights_are_the_models_own() -> None:
         ("mixtral", lambda model: model.W_in, "each expert has its own"),
         ("mamba", lambda model: model.W_Q, "no softmax attention"),
         ("gpt2", lambda model: model.blocks[0].attn.W_X, "no weight is called"),
+        ("gemma2", lambda model: model.accumulated_bias(1), "norms or more attention between"),
+        ("gpt2", lambda model: model.b_gate, "has no gate"),
     ],
 )
 def test_weights_that_are_not_there(kind, ask, message) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from html import escape
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -16,6 +18,7 @@ from torch import Tensor
 
 from hookline.errors import HooklineError, UnavailablePointError, UnknownPointError, unknown_point
 from hookline.memory import address
+from hookline.rows import Rows, checked_rows, of_rows, text_of_rows
 
 if TYPE_CHECKING:
     from hookline.names import Points
@@ -123,6 +126,32 @@ class ActivationCache(Mapping[str, Tensor]):
         new.has_batch_dim = False
         return new
 
+    def rows(self, which: Rows) -> Self:
+        """A cache of some rows of the batch only: a slice, several indices, a mask; or one, without that axis.
+
+            cache.rows(slice(0, 2))["fc1"]     # [2, 8]
+            cache.rows(3)["fc1"]               # [8]
+
+        Tensors without a batch axis stay as they are.
+        """
+        if not self.has_batch_dim:
+            raise HooklineError("this cache has no batch axis: it is of one row already")
+        count = self._row_count()
+        which = checked_rows(which, count)
+        new = self._with({name: of_rows(x, name, which, count) for name, x in self._tensors.items()})
+        new.has_batch_dim = not isinstance(which, int)
+        new.passing = text_of_rows(self.passing, which)
+        return new
+
+    def apply_slice_to_batch_dim(self, batch_slice: Rows) -> Self:
+        """The same as `rows`, by its older name."""
+        return self.rows(batch_slice)
+
+    def _row_count(self) -> int:
+        if self.passing is not None:
+            return self.passing.span.rows
+        return next((x.shape[0] for x in self._tensors.values() if x.ndim), 0)
+
     def _with(self, tensors: dict[str, Tensor]) -> Self:
         new = type(self).__new__(type(self))
         new._tensors, new._points, new.has_batch_dim = tensors, self._points, self.has_batch_dim
@@ -135,31 +164,45 @@ class ActivationCache(Mapping[str, Tensor]):
         return {"_tensors": self._tensors, "_points": None, **kept}
 
     def save(self, path: str | Path) -> None:
-        """Write the tensors to a safetensors file, with their names and whether they have a batch axis."""
+        """Write the tensors to a safetensors file, with their names and what is known of where they are from."""
         # Each as memory of its own: points may share a tensor, and files must not.
         tensors = {name: x.detach().cpu().clone().contiguous() for name, x in self._tensors.items()}
-        save_file(tensors, path, {"hookline": "activations", "has_batch_dim": str(self.has_batch_dim)})
+        save_file(tensors, path, {"hookline": "activations", **self._about()})
+
+    def _about(self) -> dict[str, str]:
+        """What a file says beside the tensors."""
+        positions = {} if self.positions is None else {"positions": repr(self.positions)}
+        order = {"names": json.dumps(list(self._tensors))}
+        return {"version": _version(), "has_batch_dim": str(self.has_batch_dim)} | order | positions
 
     @classmethod
     def load(cls, path: str | Path, model: Hooked | None = None) -> Self:
-        """Read what `save` wrote. With the model, the points go by all their names again."""
+        """Read what `save` wrote. With the model, the points go by all their names again, and its methods are there."""
         try:
             with safe_open(path, "pt") as file:
-                metadata, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                about, found = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
             raise HooklineError(f"{path} is no file of activations: {error}") from error
-        if metadata.get("hookline") != "activations":
+        if about.get("hookline") != "activations":
             raise HooklineError(f"{path} is a safetensors file, but not of activations: it was not written by a cache")
-        cache = cls.__new__(cls)
-        cache._tensors, cache._points = tensors, model._points if model is not None else None
-        cache.has_batch_dim = metadata["has_batch_dim"] == "True"
-        cache.passing = cache.positions = None
+        kind: Any = model._cache_class if model is not None else cls
+        cache = kind.__new__(kind)
+        names = json.loads(about["names"]) if "names" in about else list(found)
+        cache._tensors, cache._points = {name: found[name] for name in names}, None
+        cache.has_batch_dim = about.get("has_batch_dim", "True") == "True"
+        cache.passing, cache.positions = None, about.get("positions")
+        if model is not None:
+            cache._adopt(model._points, about, path)
         return cache
+
+    def _adopt(self, points: Points, about: dict[str, str], path: str | Path) -> None:  # noqa: ARG002
+        """Belong to a model, after being read from a file."""
+        self._points = points
 
     def _repr_html_(self) -> str:
         rows = "".join(
             f"<tr><td><code>{escape(name)}</code></td><td>{list(x.shape)}</td>"
-            f"<td>{str(x.dtype).removeprefix('torch.')}</td></tr>"
+            f"<td>{str(x.dtype).removeprefix('torch.')}</td><td>{_size(_bytes(x))}</td></tr>"
             for name, x in self._tensors.items()
         )
         return f"<p>{len(self)} activations, {_size(self.nbytes)}</p><table>{rows}</table>"
@@ -173,18 +216,29 @@ class ActivationCache(Mapping[str, Tensor]):
                 start = address(x) - int(x.storage_offset()) * x.element_size()
                 sizes[start] = x.untyped_storage().nbytes()  # of a view, all that it keeps alive
             else:
-                sizes[id(x)] = x.element_size() * x.numel()
+                sizes[id(x)] = _bytes(x)
         return sum(sizes.values())
 
     def __repr__(self) -> str:
         width = max((len(name) for name in self._tensors), default=0)
         rows = [
-            f"  {name:<{width}}  {list(x.shape)} {str(x.dtype).removeprefix('torch.')}"
+            f"  {name:<{width}}  {list(x.shape)} {str(x.dtype).removeprefix('torch.')}, {_size(_bytes(x))}"
             for name, x in self._tensors.items()
         ]
         if len(rows) > 40:
             rows[30:-5] = [f"  … {len(rows) - 35} more"]
         return "\n".join([f"ActivationCache: {len(self)} activations, {_size(self.nbytes)}", *rows])
+
+
+def _version() -> str:
+    try:
+        return version("hookline")
+    except PackageNotFoundError:  # used from its sources
+        return "unknown"
+
+
+def _bytes(x: Tensor) -> int:
+    return x.element_size() * x.numel()
 
 
 def _size(nbytes: float) -> str:

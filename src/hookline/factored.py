@@ -96,9 +96,13 @@ class FactoredMatrix:
         if Ellipsis in index:
             place = index.index(Ellipsis)
             index = (*index[:place], *[slice(None)] * (self.ndim - len(index) + 1), *index[place + 1 :])
-        if len(index) > self.ndim:
+        new = sum(each is None for each in index)
+        if len(index) - new > self.ndim:
             raise HooklineError(f"{len(index)} indices for a matrix with {self.ndim} axes")
-        batch, (rows, columns) = index[: self.ndim - 2], (*index[self.ndim - 2 :], slice(None), slice(None))[:2]
+        n = self.ndim - 2 + new  # new axes are batch axes
+        batch, (rows, columns) = index[:n], (*index[n:], slice(None), slice(None))[:2]
+        if rows is None or columns is None:
+            raise HooklineError("a new axis goes before those of rows and columns")
         return FactoredMatrix(self.A[batch][..., _as_axis(rows), :], self.B[batch][..., :, _as_axis(columns)])
 
     def norm(self) -> Tensor:
@@ -107,8 +111,8 @@ class FactoredMatrix:
 
     @cached_property
     def _svd(self) -> tuple[Tensor, Tensor, Tensor]:
-        u_a, s_a, vh_a = torch.linalg.svd(self.A, full_matrices=False)
-        u_b, s_b, vh_b = torch.linalg.svd(self.B, full_matrices=False)
+        u_a, s_a, vh_a = torch.linalg.svd(_wide(self.A), full_matrices=False)
+        u_b, s_b, vh_b = torch.linalg.svd(_wide(self.B), full_matrices=False)
         middle = (s_a[..., :, None] * vh_a) @ (u_b * s_b[..., None, :])
         u, s, vh = torch.linalg.svd(middle, full_matrices=False)
         return u_a @ u, s, vh_b.mT @ vh.mT
@@ -128,6 +132,11 @@ class FactoredMatrix:
         return self._svd[1]
 
     @property
+    def V(self) -> Tensor:  # noqa: N802
+        """Right singular vectors, as columns."""
+        return self._svd[2]
+
+    @property
     def Vh(self) -> Tensor:  # noqa: N802
         """Right singular vectors, as rows."""
         return self._svd[2].mT
@@ -135,7 +144,7 @@ class FactoredMatrix:
     @property
     def eigenvalues(self) -> Tensor:
         """Of a square product: those that are not zero for want of rank."""
-        return torch.linalg.eigvals(self.BA if self.mdim <= self.ldim else self.AB)
+        return torch.linalg.eigvals(_wide(self.BA if self.mdim <= self.ldim else self.AB))
 
     def make_even(self) -> FactoredMatrix:
         """The same product with both factors alike in size: the root of the singular values on each side."""
@@ -163,6 +172,11 @@ class FactoredMatrix:
 
     def __repr__(self) -> str:
         return f"FactoredMatrix({list(self.shape)}, rank at most {min(self.mdim, self.ldim, self.rdim)})"
+
+
+def _wide(x: Tensor) -> Tensor:
+    """At 32 bits or more: torch takes no fewer apart."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def _as_axis(index: Any) -> Any:

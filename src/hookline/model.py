@@ -27,7 +27,9 @@ from hookline.names import Filter
 from hookline.passes import begin_pass, tokenizers
 from hookline.plan import Plan
 from hookline.points import hook_action
+from hookline.processing import WeightProcessing
 from hookline.recording import StopForward
+from hookline.rerun.baseline import Baseline, Way
 from hookline.residual import ModelCache
 from hookline.runtime import users_level
 from hookline.signatures import parameters_of
@@ -41,7 +43,7 @@ from hookline.weights import Weights
 ReturnType = Literal["logits", "loss", "both"] | None
 
 
-class HookedModel(HookedModule, TokenHelpers, Weights):
+class HookedModel(HookedModule, TokenHelpers, Weights, WeightProcessing):
     """A language model, wrapped but not changed.
 
         model = hookline.hook(hf_model, tokenizer)
@@ -193,16 +195,18 @@ class HookedModel(HookedModule, TokenHelpers, Weights):
         return self._result(outcome(output), inputs, return_type, per_token)
 
     def _stream_at(self, layer: int, inputs: dict[str, Any]) -> Tensor:
-        """What enters a layer; neither it nor what comes after it is run."""
-        if layer not in range(-self.cfg.n_layers, self.cfg.n_layers):
-            raise HooklineError(f"stop_at_layer={layer}, but the model has {self.cfg.n_layers} layers")
+        """What enters a layer, or leaves the last; neither it nor what comes after it is run."""
+        n_layers = len(self._anatomy.blocks)
+        if layer not in range(-n_layers, n_layers + 1):
+            raise HooklineError(f"stop_at_layer={layer}, but the model has {n_layers} layers")
         kept: list[Tensor] = []
 
         def stop(resid: Tensor) -> None:
             kept.append(resid)
             raise StopForward
 
-        point = self._points.find(f"{self._points.layer(layer)}.hook_resid_pre")
+        name = f"{layer % n_layers}.hook_resid_pre" if layer < n_layers else f"{layer - 1}.hook_resid_post"
+        point = self._points.find(f"{self._anatomy.main.name}.{name}")
         stopping = hook_action(point, stop, "fwd")
         stopping.must_fire = False
         with self._one_pass([stopping]), suppress(StopForward):
@@ -217,8 +221,17 @@ class HookedModel(HookedModule, TokenHelpers, Weights):
         logits = output[0] if isinstance(output, tuple) else output
         is_whole = kwargs.get("stop_at_layer") is None
         if isinstance(cache, ModelCache) and is_whole and isinstance(logits, Tensor) and logits.ndim == 3:
-            cache.logits = logits.detach()
+            cache.keep_logits(logits.detach())
         return output, cache  # type: ignore[return-value]
+
+    def baseline(
+        self, input: str | Tensor, *, fwd_hooks: HookList = (), keep: Sequence[str] = (), way: Way | None = None
+    ) -> Baseline:
+        """A run on one text of which variants can be run fast: see `Baseline`. `keep` names what it is to record."""
+        ids, mask = self._inputs(input, None, None)
+        if mask is not None:
+            raise HooklineError("a baseline is of one text without padding")
+        return Baseline(self, ids, fwd_hooks=fwd_hooks, keep=keep, way=way)
 
     def cache(self, *args: Any, stop_early: bool = True, **kwargs: Any) -> ActivationCache:
         """The activations only. No layer is run after the last one that is needed."""

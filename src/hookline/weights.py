@@ -1,21 +1,28 @@
 """Weights in the classic layout, whatever the layout inside the model: `W_Q` is [layer, head, d_model, d_head].
 
+Of one layer, `model.blocks[5].attn.W_Q`, they are views of the model's own; stacked over layers, copies.
+
 A projection's weights are cut into heads by the lens of the point that its output is: what finds the queries in
 a fused projection's output finds their weights too.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hookline.anatomy.classic import head_counts
+from hookline.anatomy.variants import is_parallel, residual_factor
+from hookline.composition import all_scores
 from hookline.errors import HooklineError
 from hookline.factored import FactoredMatrix
 from hookline.lenses import Chain, First, Lens
+from hookline.passes import tokenizers
+from hookline.text import single_token
 
 if TYPE_CHECKING:
     from hookline.anatomy.names import ModelPoints
@@ -40,7 +47,7 @@ def _of_heads(points: ModelPoints, layer: int, kind: str, part: str) -> Tensor:
     if part == "O":
         heads = _heads_of(points, layer)
         return matrix.unflatten(0, (heads, -1)) if kind == "W" else _or_zeros(bias, matrix[0])
-    lens = _without_first(point.site.lens)
+    lens = without_first(point.site.lens)
     if kind == "W":
         return lens.get(matrix).movedim(-2, 0)
     return lens.get(_or_zeros(bias, matrix[0]))
@@ -65,16 +72,21 @@ def _of_mlp(points: ModelPoints, layer: int, kind: str, part: str) -> Tensor:
 def linear(module: nn.Module) -> tuple[Float[Tensor, "into out"], Float[Tensor, " out"] | None]:
     """The matrix and the bias of a linear map, so that the output is `x @ matrix + bias`."""
     own: Any = getattr(module, "weight", None)
-    is_reversed = type(module).__name__ == "Conv1D"  # GPT-2's keeps its weight the other way round
-    if not (isinstance(module, nn.Linear) or is_reversed) or type(own) is not nn.Parameter or own.is_meta:
+    is_plain = isinstance(module, nn.Linear) or is_reversed(module)
+    if not is_plain or type(own) is not nn.Parameter or own.is_meta:
         raise HooklineError(
             f"{type(module).__name__} is no plain linear map (an adapter, or quantised?): it has no one matrix to give"
         )
     bias: Any = getattr(module, "bias", None)
-    return (own if is_reversed else own.T), bias
+    return (own if is_reversed(module) else own.T), bias
 
 
-def _without_first(lens: Lens) -> Lens:
+def is_reversed(module: nn.Module) -> bool:
+    """Whether a linear map keeps its weight as [into, out], as GPT-2's do."""
+    return type(module).__name__ == "Conv1D"
+
+
+def without_first(lens: Lens) -> Lens:
     """The lens without its first step, which finds the tensor in what a module gives."""
     if isinstance(lens, Chain) and isinstance(lens.lenses[0], First):
         return Chain(lens.lenses[1:])
@@ -95,7 +107,10 @@ class Weights:
 
     @property
     def W_E(self) -> Float[Tensor, "d_vocab d_model"]:
-        """The embeddings of all tokens, as the module has them: some models multiply them afterwards."""
+        """The embeddings of all tokens, as the module has them; some models (Gemma) multiply them on the way out of it.
+
+        What enters the stream is at `hook_embed`.
+        """
         embed = self._points.anatomy.main.embed
         if not isinstance(embed, nn.Embedding):
             raise HooklineError(f"{type(embed).__name__} is no plain embedding: it has no one matrix to give")
@@ -108,6 +123,11 @@ class Weights:
         if embed is None or not isinstance(getattr(embed, "weight", None), Tensor):
             raise HooklineError("this model adds no learned position embedding to the stream: it has no W_pos")
         return embed.weight[getattr(embed, "offset", 0) :]  # type: ignore[index]
+
+    @property
+    def W_E_pos(self) -> Float[Tensor, "d_vocab_and_n_ctx d_model"]:
+        """The embeddings of all tokens, and then those of all positions."""
+        return torch.cat([self.W_E, self.W_pos])
 
     @property
     def W_U(self) -> Float[Tensor, "d_model d_vocab"]:
@@ -147,7 +167,11 @@ class Weights:
 
     @property
     def QK(self) -> FactoredMatrix:
-        """What each head's queries look for in its keys, as a bilinear form on the normed stream."""
+        """What each head's queries look for in its keys, as a bilinear form on the normed stream.
+
+        [layer, head, d_model, d_model]: keys and values that heads share are there once for each of them, here and in
+        `OV`; once for each group they are in `W_K` and `W_V`. What turns queries and keys with positions is not in it.
+        """
         return FactoredMatrix(self.W_Q, self._for_each_head(self.W_K).mT)
 
     @property
@@ -201,6 +225,65 @@ class Weights:
         return self._stacked("b_in")
 
     @property
+    def b_gate(self) -> Float[Tensor, "layer d_mlp"]:
+        """Of the way into the gate, of a gated MLP."""
+        return self._stacked("b_gate")
+
+    @property
     def b_out(self) -> Float[Tensor, "layer d_model"]:
         """Of the way out."""
         return self._stacked("b_out")
+
+    def all_head_labels(self) -> list[str]:
+        """L0H0, L0H1, … as `stack_head_results` labels them."""
+        layers = [layer for layer, block in enumerate(self._points.anatomy.blocks) if block.attn is not None]
+        return [f"L{layer}H{head}" for layer in layers for head in range(_heads_of(self._points, layer))]
+
+    def all_composition_scores(self, mode: Literal["Q", "K", "V"]) -> Float[Tensor, "layer head layer head"]:
+        """How much each head of a later layer reads of what each head writes, into its queries, keys or values.
+
+        Of the weights as they are: `process_weights(fold_ln=True)` puts in what the norms in between multiply with.
+        """
+        readers = {"Q": lambda: self.QK, "K": lambda: self.QK.T, "V": lambda: self.OV}
+        if mode not in readers:
+            raise HooklineError(f'mode is "Q", "K" or "V", not {mode!r}')
+        return all_scores(self.OV, readers[mode]())
+
+    def accumulated_bias(
+        self, layer: int, mlp_input: bool = False, include_mlp_biases: bool = True
+    ) -> Float[Tensor, " d_model"]:
+        """The sum of all biases that are added to the stream before `layer`, or before its MLP."""
+        blocks, config = self._points.anatomy.blocks, self._points.anatomy.main.config
+        if layer not in range(len(blocks) + 1) or (mlp_input and layer == len(blocks)):
+            raise HooklineError(f"layer {layer}{', its MLP' if mlp_input else ''}: the model has {len(blocks)} layers")
+        if any(block.ln1_post is not None or block.ln2_post is not None or block.cross is not None for block in blocks):
+            raise HooklineError(
+                f"{config.model_type} has norms or more attention between these biases and the stream: what they add "
+                f"is the same nowhere; see cache.get_full_resid_decomposition"
+            )
+        names = [(each, "b_O") for each in range(layer + (mlp_input and not is_parallel(config)))]
+        names += [(each, "b_out") for each in range(layer) if include_mlp_biases]
+        total = torch.zeros_like(self.W_E[0])
+        return total + residual_factor(config) * sum(weight(self._points, each, name) for each, name in names)
+
+    def token_ids(self, tokens: str | int | Sequence[str] | Tensor) -> Int[Tensor, "*some"]:
+        """Ids, of text that is one token, of several such texts, or of ids themselves."""
+        tokenizer, known = tokenizers.get(self._points.root), self.W_U.shape[-1]
+        if isinstance(tokens, str):
+            tokens = single_token(tokenizer, tokens)
+        given: Any = tokens
+        if isinstance(tokens, list | tuple) and all(isinstance(each, str) for each in tokens):
+            given = [single_token(tokenizer, each) for each in tokens]
+        ids = torch.as_tensor(given, device=self.W_U.device)
+        if ids.is_floating_point() or ids.dtype == torch.bool or bool((ids < 0).any() or (ids >= known).any()):
+            raise HooklineError(f"tokens are text that is one token, or ids from 0 to {known - 1}, not {tokens!r}")
+        return ids
+
+    def tokens_to_residual_directions(
+        self, tokens: str | int | Sequence[str] | Tensor
+    ) -> Float[Tensor, "*some d_model"]:
+        """The unembedding of each token: the direction in the normed stream that its logit is read from.
+
+        Before the final norm's weight is applied, unless it is folded: `cache.logit_attrs` does that.
+        """
+        return self.W_U.T[self.token_ids(tokens)]

@@ -84,7 +84,7 @@ def load(
     if is_embedded := name in EMBEDDED:
         name = Path(__file__).parent / "assets" / name
     _check_folder(Path(name))
-    for_tokenizer = {key: kwargs[key] for key in ("gguf_file", "revision", "trust_remote_code") if key in kwargs}
+    for_tokenizer = {key: kwargs[key] for key in _FOR_TOKENIZER if key in kwargs}
     with _quietly(is_embedded):
         module = _class_for(name, kwargs).from_pretrained(name, dtype=dtype, **kwargs).eval()
     tokenizer = AutoTokenizer.from_pretrained(name, **for_tokenizer)
@@ -108,6 +108,11 @@ def _quietly(wanted: bool) -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+_FOR_TOKENIZER = (
+    "gguf_file", "revision", "trust_remote_code", "token", "cache_dir", "subfolder", "local_files_only",
+)  # fmt: skip
+"""What says where a model is, and so where its tokenizer is."""
+
 EMBEDDED = ("tinyworld",)
 """The models that are in the package."""
 
@@ -118,7 +123,9 @@ def _class_for(name: str | Path, kwargs: dict[str, Any]) -> Any:
 
     if "gguf_file" in kwargs or kwargs.get("trust_remote_code"):
         return transformers.AutoModelForCausalLM
-    options = {"revision": kwargs["revision"]} if "revision" in kwargs else {}
+    import hookline.native  # noqa: F401 (so that transformers knows our own model type)
+
+    options = {key: kwargs[key] for key in _FOR_TOKENIZER if key in kwargs}
     config = kwargs.get("config") or transformers.AutoConfig.from_pretrained(name, **options)
     for architecture in config.architectures or ():
         if hasattr(transformers, architecture):

@@ -1,0 +1,318 @@
+"""Baselines: a run of a model on one text, of which variants are run without doing again what stays the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hookline.anatomy import variants as kinds
+from hookline.anatomy.proofs import outcome
+from hookline.errors import HooklineError
+from hookline.points import hook_action
+from hookline.rerun.changes import BEFORE_LAYERS, Change, Entries, Entry, Placed, Variant, index_of, put_all
+from hookline.rerun.joining import joined_pass
+from hookline.rerun.parts import Room, parts, room_for
+from hookline.runtime import Run
+from hookline.signatures import parameters_of
+from hookline.taps import active
+
+if TYPE_CHECKING:
+    from hookline.anatomy.names import ModelPoints
+    from hookline.model import HookedModel
+    from hookline.verbs import HookList
+
+
+class Way(Enum):
+    """How variants of a run are run."""
+
+    PLAIN = "plain"
+    """From the beginning, as a batch."""
+    JOINED = "joined"
+    """From the layer where they differ."""
+    RESUMED = "resumed"
+    """From the layer, and the position, where they differ."""
+
+
+class Baseline:
+    """A run of a model on one text, of which variants can be run.
+
+        base = model.baseline("When Mary and John went to the store, John gave a drink to")
+        base.logits                                # [pos, d_vocab]
+        z = base.change("blocks.3.attn.hook_z", torch.zeros(16), pos=-1, head=4)
+        for numbers, logits in base.rerun([[z]]):
+            logits.shape                           # [1, pos, d_vocab]: of each variant
+
+    A variant starts at the layer where it differs and, in a causal model, at the position where it differs: keys and
+    values before it are known. Variants go through the model together. Where that does not hold (hooks that stand, a
+    model whose layers hand on more than the stream) they run from the beginning; `way` says which it is.
+    """
+
+    def __init__(
+        self,
+        model: HookedModel,
+        tokens: Tensor,
+        *,
+        fwd_hooks: HookList = (),
+        keep: Sequence[str] = (),
+        way: Way | None = None,
+    ) -> None:
+        if tokens.ndim != 2 or tokens.shape[0] != 1:
+            raise HooklineError(f"a baseline is of one text: tokens of shape [1, pos], not {list(tokens.shape)}")
+        if model._points.anatomy.is_encoder_decoder:
+            raise HooklineError(
+                "baselines, and experiments made of them, are for models with one stack of layers, not for an encoder "
+                "and a decoder: use run_with_hooks"
+            )
+        self.model, self.tokens = model, tokens
+        self._points = model._points
+        self._hooks = list(fwd_hooks)
+        self._entries = Entries(self._points)
+        self._n_layers = len(self._points.anatomy.blocks)
+        self.is_causal = self._points.anatomy.main.name != "encoder"
+        self.way = way if way is not None else self._found_way()
+        self._run(keep)
+
+    @property
+    def room(self) -> Room:
+        """How much goes through the model at once."""
+        return room_for(self._points.anatomy.blocks[0].module)
+
+    def _found_way(self) -> Way:
+        """How variants can be run. Found out, once for a model, by running some in every way."""
+        if active.get() or self._points.standing.steps or not self._hooks_come_first():
+            return Way.PLAIN
+        module = self.model.module
+        if module not in _ways:
+            _ways[module] = _proved_way(self.model)
+        return _ways[module]
+
+    def _hooks_come_first(self) -> bool:
+        """Whether the baseline's own hooks are before the first layer, so that what it kept has them in it."""
+        points = [point for names, _ in self._hooks for point in self._points.select(names)]
+        return all(point.listed in ("hook_embed", "hook_pos_embed", "hook_tokens") for point in points)
+
+    @torch.no_grad()
+    def _run(self, keep: Sequence[str]) -> None:
+        names = stream_names(self._points) if self.way != Way.PLAIN else []
+        past = _empty_past(self._points.root) if self.way == Way.RESUMED else None
+        inputs = {"past_key_values": past, "use_cache": True} if past is not None else {}
+        wanted = list(dict.fromkeys([*names, *keep]))
+        cache: Mapping[str, Tensor] = {}
+        if wanted:
+            run = {"names_filter": wanted, "fwd_hooks": self._hooks, **inputs}
+            logits, cache = self.model.run_with_cache(self.tokens, **run)
+        else:
+            logits = self.model.run_with_hooks(self.tokens, fwd_hooks=self._hooks)
+        self.logits: Float[Tensor, "pos vocab"] = logits[0]
+        self.streams: list[Float[Tensor, "pos d_model"]] = [cache[name][0] for name in names]
+        self.kept: dict[str, Tensor] = {name: cache[name][0] for name in keep}
+        self._pairs = _pairs(past)
+
+    def change(self, name: str, value: Tensor, *, pos: int | None = None, **at: int | None) -> Change:
+        """Another value at a point of this run, at a position (`pos`), a `head`, a `neuron`, or everywhere."""
+        point = self._points.find(name)
+        length = self.tokens.shape[1]
+        if pos is not None and pos not in range(-length, length):
+            raise HooklineError(f"position {pos}, but the text has {length} tokens")
+        pos = pos % length if pos is not None else None
+        return Change(point, index_of(point, pos=pos, **at), value, first=pos or 0)
+
+    def rerun(
+        self, variants: Sequence[Variant], *, positions: Sequence[int] | None = None, most_rows: int | None = None
+    ) -> Iterator[tuple[tuple[int, ...], Float[Tensor, "variant pos vocab"]]]:
+        """Run variants; gives the numbers of some of them and their logits at `positions`, and then of others.
+
+        Which come together, and in which order, is chosen so that little is computed twice.
+        """
+        length = self.tokens.shape[1]
+        where = sorted(range(length) if positions is None else {each % length for each in positions})
+        entries = {number: self._entries.of(variant) for number, variant in enumerate(variants) if variant}
+        way = self.way
+        if any(entry.layer == BEFORE_LAYERS for entry in entries.values()):
+            way = Way.PLAIN
+        stop = where[-1] + 1 if self.is_causal and way != Way.PLAIN else length
+        same = [number for number in range(len(variants)) if number not in entries or entries[number].position >= stop]
+        if same:
+            yield tuple(same), self.logits[where].expand(len(same), -1, -1)
+        entries = {number: entry for number, entry in entries.items() if entry.position < stop}
+        for part in parts(entries, self._n_layers, stop, self.room, most_rows, from_any=way == Way.RESUMED):
+            span = range(part.start, stop)
+            some = [variants[number] for number in part.numbers]
+            if way == Way.PLAIN:
+                yield part.numbers, self._plain(some, where)
+            else:
+                yield part.numbers, self._joined(some, [entries[number] for number in part.numbers], span, where)
+
+    @torch.no_grad()
+    def _plain(self, some: Sequence[Variant], where: list[int]) -> Tensor:
+        """Every layer, for every variant."""
+        placed: dict[str, list[Placed]] = {}
+        for row, variant in enumerate(some):
+            for change in variant:
+                placed.setdefault(change.point.listed, []).append((row, change))
+        span = range(self.tokens.shape[1])
+        own = self.model._hook_actions(self._hooks, ())
+        puts = [hook_action(self._points.find(name), _put_into(each, span), "fwd") for name, each in placed.items()]
+        inputs = {"input_ids": self.tokens.expand(len(some), -1), **self.model._decoder_inputs(None, {})}
+        with Run(self._points.root, [*own, *puts], is_one_pass=True):
+            return outcome(self._points.root(**inputs))[:, where]
+
+    @torch.no_grad()
+    def _joined(self, some: Sequence[Variant], entries: Sequence[Entry], span: range, where: list[int]) -> Tensor:
+        """Each variant from its first layer on; all of them from the first position of the part on."""
+        rows: dict[int, list[int]] = {}
+        for row, entry in enumerate(entries):  # in the order of their layers
+            rows.setdefault(entry.layer, []).append(row)
+        joins: dict[int, Tensor] = {}
+        placed: dict[str, list[Placed]] = {}
+        for layer, members in rows.items():
+            stream = self.streams[layer][span.start : span.stop]
+            joins[layer] = stream.expand(len(members), -1, -1).clone()
+            self._sort(layer, [some[row] for row in members], members[0], joins[layer], span, placed)
+        inputs = self._inputs(span, where)
+        read = [each - span.start for each in where if each in span]
+        logits = outcome(joined_pass(self._points, joins, placed, span, inputs, read=read))
+        if "logits_to_keep" not in inputs:
+            logits = logits[:, read]
+        before = [each for each in where if each < span.start]
+        return torch.cat([self.logits[before].expand(len(some), -1, -1), logits], 1) if before else logits
+
+    def _sort(
+        self,
+        layer: int,
+        members: Sequence[Variant],
+        first_row: int,
+        stream: Tensor,
+        span: range,
+        placed: dict[str, list[Placed]],
+    ) -> None:
+        """Make changes of the stream that comes in; note the others for when their points come by."""
+        values: list[Placed] = []
+        sums: list[Placed] = []
+        for number, variant in enumerate(members):
+            for change in variant:
+                if self._entries.layer(change) == layer and self._entries.is_stream(change):
+                    values.append((number, change))
+                elif self._entries.layer(change) == layer and self._entries.is_added(change):
+                    sums.append((number, change))
+                else:
+                    placed.setdefault(change.point.listed, []).append((first_row + number, change))
+        put_all(stream, sums, span, as_difference=True)
+        put_all(stream, values, span)
+
+    def _inputs(self, span: range, where: list[int]) -> dict[str, Any]:
+        """What the model is called with, for these positions."""
+        known = parameters_of(self._points.root)[0]
+        inputs: dict[str, Any] = {"input_ids": self.tokens[:, span.start : span.stop]}
+        if "use_cache" in known:
+            inputs["use_cache"] = bool(span.start)
+        if span.start:
+            from hookline.rerun.prefix import prefix_cache
+
+            assert self._pairs is not None
+            inputs["past_key_values"] = prefix_cache(self._pairs, span.start)
+            if "position_ids" in known:
+                inputs["position_ids"] = torch.arange(span.start, span.stop, device=self.tokens.device)[None]
+        if "logits_to_keep" in known:
+            kept = [each - span.start for each in where if each in span]
+            inputs["logits_to_keep"] = torch.tensor(kept, device=self.tokens.device)
+        return inputs
+
+
+def stream_names(points: ModelPoints) -> list[str]:
+    """The points where the stream enters each layer, and where it leaves the last."""
+    n_layers = len(points.anatomy.blocks)
+    names = [f"{points.layer(layer)}.hook_resid_pre" for layer in range(n_layers)]
+    return [*names, f"{points.layer(n_layers - 1)}.hook_resid_post"]
+
+
+def _put_into(placed: list[Placed], span: range) -> Any:
+    return lambda x: put_all(x, placed, span)
+
+
+def _empty_past(root: nn.Module) -> Any:
+    """Where a model keeps keys and values; None if it takes none."""
+    if "past_key_values" not in parameters_of(root)[0]:
+        return None
+    from transformers.cache_utils import DynamicCache
+
+    return DynamicCache()
+
+
+def _pairs(past: Any) -> list[tuple[Tensor, Tensor]] | None:
+    if past is None:
+        return None
+    from hookline.rerun.prefix import kept_pairs
+
+    return kept_pairs(past)
+
+
+_ways: WeakKeyDictionary[nn.Module, Way] = WeakKeyDictionary()
+"""What was found out about each model."""
+
+
+def _proved_way(model: HookedModel) -> Way:
+    """The fastest way that gives, on a short text, what the plain way gives."""
+    points, tokens = model._points, model.example_tokens()[:1]
+    names = stream_names(points)
+    if points.anatomy.is_encoder_decoder or points.anatomy.kind in kinds.MORE_THAN_A_STREAM:
+        return Way.PLAIN
+    if not all(name in points.hook_dict for name in names):
+        return Way.PLAIN
+    try:
+        plain = Baseline(model, tokens, way=Way.PLAIN, keep=names)
+        variants = _trial_variants(plain)
+        expected = _trial(plain, variants)
+    except Exception:  # it cannot be run by tokens alone: nothing is known of it
+        return Way.PLAIN
+    for way in (Way.RESUMED, Way.JOINED):
+        try:
+            base = Baseline(model, tokens, way=way)
+            can_be = way == Way.JOINED or (base.is_causal and base._pairs is not None)
+            found = _trial(base, variants) if can_be else None
+        except Exception:  # the model's own code does not go along with it: that is what is being tried
+            found = None
+        if found is not None and _is_alike(found, expected):
+            return way
+    return Way.PLAIN
+
+
+def _trial_variants(base: Baseline) -> list[list[Change]]:
+    """A few: of the stream at the first, a middle and the last layer and after it, and of what attention adds."""
+    points, n_layers = base._points, base._n_layers
+    streams = [base.kept[name] for name in stream_names(points)]
+    places = [(stream_names(points)[layer], layer, pos) for layer, pos in ((0, 3), (n_layers // 2, 5), (n_layers, 6))]
+    some = {0, n_layers // 3, 2 * n_layers // 3, n_layers - 1}
+    places += [(f"{points.layer(layer)}.hook_attn_out", layer, 4) for layer in sorted(some)]
+    return [
+        [base.change(name, streams[layer][pos].roll(layer + 1) * 1.5 + 0.1, pos=pos)]
+        for name, layer, pos in places
+        if name in points.hook_dict
+    ]
+
+
+def _trial(base: Baseline, variants: list[list[Change]]) -> Tensor:
+    """Their logits, all of them and some."""
+    return torch.cat([_logits(base, variants, range(base.tokens.shape[1])), _logits(base, variants, [2, -1])], 1)
+
+
+def _logits(base: Baseline, variants: Sequence[Variant], positions: Sequence[int]) -> Tensor:
+    found: dict[int, Tensor] = {}
+    for numbers, logits in base.rerun(variants, positions=positions):
+        found |= dict(zip(numbers, logits, strict=True))
+    return torch.stack([found[number] for number in range(len(variants))])
+
+
+def _is_alike(found: Tensor, plain: Tensor) -> bool:
+    """But for rounding."""
+    if found.shape != plain.shape or not bool(found.isfinite().all()):
+        return False
+    tolerance = 1e-4 if plain.dtype in (torch.float32, torch.float64) else 5e-2
+    difference = (found.float() - plain.float()).flatten(1).norm(dim=1)
+    return bool((difference <= tolerance * plain.float().flatten(1).norm(dim=1)).all())

@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import pytest
+import tiny_models
+import torch
+from torch import Tensor
+
+import hookline
+from hookline import HooklineError
+from hookline.rerun.baseline import Baseline, Way
+from hookline.rerun.changes import Change, Entry
+from hookline.rerun.parts import Room, parts
+
+SOME = ["gpt2", "llama", "gpt_neox", "gptj", "opt", "mistral", "gemma2", "mixtral", "cohere", "gpt_oss", "phi", "qwen3"]
+POINTS = ("hook_resid_pre", "attn.hook_z", "attn.hook_q", "attn.hook_pattern", "hook_attn_out", "hook_mlp_out",
+          "mlp.hook_post", "hook_resid_mid", "hook_resid_post", "ln1.hook_normalized", "attn.hook_k")  # fmt: skip
+
+
+def wrapped(kind: str) -> hookline.HookedModel:
+    make = tiny_models.encoder if kind in tiny_models.ENCODERS else tiny_models.causal_lm
+    model = hookline.hook(make(kind).eval())
+    assert isinstance(model, hookline.HookedModel)
+    return model
+
+
+def tokens(length: int = 9, seed: int = 0) -> Tensor:
+    return torch.randint(3, 60, (1, length), generator=torch.Generator().manual_seed(seed))
+
+
+def logits_of(base: Baseline, variants: list[list[Change]], positions: list[int] | None = None) -> Tensor:
+    found = {}
+    for numbers, logits in base.rerun(variants, positions=positions):
+        found |= dict(zip(numbers, logits, strict=True))
+    assert sorted(found) == list(range(len(variants)))
+    return torch.stack([found[number] for number in range(len(variants))])
+
+
+def some_variants(model: hookline.HookedModel, base: Baseline, other: Baseline) -> list[list[Change]]:
+    """At every point of two layers: one position, all positions, and two places together."""
+    names = [name for layer in (1, 3) for point in POINTS if (name := f"{prefix(model)}.{layer}.{point}") in base.kept]
+    variants = []
+    for name in names:
+        axes = base._points.find(name).axes
+        pos = axes.split().index("p") - 1
+        variants.append([base.change(name, other.kept[name].select(pos, 4), pos=4)])
+        variants.append([base.change(name, other.kept[name])])
+    variants.append([variants[0][0], variants[-2][0]])
+    variants.append([])
+    return variants
+
+
+def prefix(model: hookline.HookedModel) -> str:
+    return model._points.anatomy.main.name
+
+
+def names_in(model: hookline.HookedModel) -> list[str]:
+    names = [f"{prefix(model)}.{layer}.{point}" for layer in (1, 3) for point in POINTS]
+    return [name for name in names if name in model.hook_dict]
+
+
+def check_ways_agree(kind: str) -> Way:
+    model, keep = wrapped(kind), names_in(wrapped(kind))
+    base, other = (model.baseline(tokens(seed=seed), keep=keep) for seed in (0, 1))
+    plain = model.baseline(tokens(), keep=keep, way=Way.PLAIN)
+    variants = some_variants(model, base, other)
+    expected = logits_of(plain, variants)
+    assert (expected[:-1] - plain.logits).abs().amax((1, 2)).min() > 1e-6  # every variant but the empty one is one
+    for positions in (None, [-1], [2, 5]):
+        found = logits_of(base, variants, positions)
+        shown = expected if positions is None else expected[:, sorted(each % 9 for each in positions)]
+        torch.testing.assert_close(found, shown, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+    return base.way
+
+
+@pytest.mark.parametrize("kind", SOME)
+def test_variants_resumed_are_what_they_are_from_the_beginning(kind: str) -> None:
+    assert check_ways_agree(kind) == Way.RESUMED
+
+
+@pytest.mark.parametrize(
+    ("kind", "way"), [("bert", Way.JOINED), ("jamba", Way.JOINED), ("bloom", Way.PLAIN), ("gemma3n_text", Way.PLAIN)]
+)
+def test_models_that_cannot_be_resumed_are_run_as_they_can(kind: str, way: Way) -> None:
+    assert check_ways_agree(kind) == way
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [kind for kind in tiny_models.CAUSAL if kind not in SOME])
+def test_every_architecture_gives_the_same_either_way(kind: str) -> None:
+    model = hookline.hook(tiny_models.causal_lm(kind).eval())
+    if not isinstance(model, hookline.HookedModel):
+        pytest.skip("its anatomy is not known")
+    if not any(name.endswith("hook_resid_pre") for name in names_in(model)):
+        pytest.skip("it has no stream whose layers are known")
+    check_ways_agree(kind)
+
+
+def test_a_baseline_is_the_run_itself() -> None:
+    model = wrapped("llama")
+    base = model.baseline(tokens(), keep=["blocks.1.attn.hook_z"])
+    logits, cache = model.run_with_cache(tokens())
+    torch.testing.assert_close(base.logits, logits[0], rtol=0, atol=0)
+    assert torch.equal(base.kept["blocks.1.attn.hook_z"], cache["z", 1][0])
+    assert all(torch.equal(base.streams[layer], cache["resid_pre", layer][0]) for layer in range(4))
+
+
+def test_layers_before_a_change_are_not_run() -> None:
+    model = wrapped("llama")
+    base = model.baseline(tokens())
+    calls: list[tuple[int, torch.Size]] = []
+    for number, layer in enumerate(model.module.model.layers):
+        layer.register_forward_hook(lambda _m, _a, out, number=number: calls.append((number, out.shape)))
+    change = base.change("blocks.2.hook_resid_pre", base.streams[2][6] * 2, pos=6)
+    logits_of(base, [[change]], [-1])
+    assert calls == [(2, torch.Size([1, 3, 32])), (3, torch.Size([1, 3, 32]))]
+
+
+def test_variants_join_where_they_differ() -> None:
+    model = wrapped("gpt2")
+    base = model.baseline(tokens())
+    rows: list[int] = []
+    for layer in model.module.transformer.h:
+        layer.register_forward_pre_hook(lambda _m, args: rows.append(args[0].shape[0]))
+    changes = [base.change(f"blocks.{layer}.hook_resid_pre", base.streams[layer][0] * 2, pos=0) for layer in (1, 1, 3)]
+    logits_of(base, [[change] for change in changes], [-1])
+    assert rows == [2, 2, 3]
+
+
+def test_what_comes_after_all_that_is_read_is_not_run() -> None:
+    model = wrapped("llama")
+    base = model.baseline(tokens())
+    late = [base.change("blocks.1.hook_resid_pre", base.streams[1][7] * 2, pos=7)]
+    assert torch.equal(logits_of(base, [late], [3])[0], base.logits[[3]])
+
+
+def test_hooks_that_stand_are_honoured() -> None:
+    model = wrapped("gpt2")
+    variant = ("blocks.2.hook_resid_pre", torch.ones(32), 4)
+
+    def expected() -> Tensor:
+        def put(resid: Tensor) -> None:
+            resid[:, variant[2]] = variant[1]
+
+        return model.run_with_hooks(tokens(), fwd_hooks=[(variant[0], put)])[0]
+
+    free = expected()
+    with model.hooks(fwd_hooks=[("blocks.3.attn.hook_z", torch.zeros_like)]):
+        base = model.baseline(tokens())
+        assert base.way == Way.PLAIN
+        found = logits_of(base, [[base.change(variant[0], variant[1], pos=variant[2])]])[0]
+        torch.testing.assert_close(found, expected())
+        assert not torch.allclose(found, free)
+    model.add_hook("blocks.3.attn.hook_z", torch.zeros_like)
+    base = model.baseline(tokens())
+    torch.testing.assert_close(logits_of(base, [[base.change(variant[0], variant[1], pos=variant[2])]])[0], found)
+    model.reset_hooks()
+
+
+@pytest.mark.parametrize(("point", "way"), [("hook_embed", Way.RESUMED), ("blocks.1.hook_mlp_out", Way.PLAIN)])
+def test_a_baselines_own_hooks_are_in_its_variants(point: str, way: Way) -> None:
+    model = wrapped("llama")
+    own = [(point, lambda x: x + 0.3 * torch.arange(x.shape[-1]))]
+    base = model.baseline(tokens(), fwd_hooks=own)
+    assert base.way == way
+
+    def put(resid: Tensor) -> None:
+        resid[:, 4] = 1.0
+
+    found = logits_of(base, [[base.change("blocks.2.hook_resid_pre", torch.ones(32), pos=4)]])[0]
+    expected = model.run_with_hooks(tokens(), fwd_hooks=[*own, ("blocks.2.hook_resid_pre", put)])[0]
+    torch.testing.assert_close(found, expected)
+
+
+def test_embeddings_can_be_changed_too() -> None:
+    model = wrapped("llama")
+    base = model.baseline(tokens())
+    found = logits_of(base, [[base.change("hook_embed", torch.ones(32), pos=4)]])[0]
+
+    def put(x: Tensor) -> None:
+        x[:, 4] = 1.0
+
+    torch.testing.assert_close(found, model.run_with_hooks(tokens(), fwd_hooks=[("hook_embed", put)])[0])
+
+
+def test_it_holds_in_sixteen_bits() -> None:
+    model = hookline.hook(tiny_models.causal_lm("llama").eval().to(torch.bfloat16))
+    base = model.baseline(tokens())
+    assert base.way == Way.RESUMED
+    change = base.change("blocks.1.hook_resid_pre", base.streams[1][4].roll(1), pos=4)
+    plain = logits_of(model.baseline(tokens(), way=Way.PLAIN), [[change]])
+    torch.testing.assert_close(logits_of(base, [[change]]), plain, rtol=0.05, atol=0.05)
+
+
+def test_bad_baselines_and_changes_are_refused() -> None:
+    model = wrapped("gpt2")
+    with pytest.raises(HooklineError, match=r"one text: tokens of shape \[1, pos\], not \[2, 9\]"):
+        Baseline(model, tokens().expand(2, -1))
+    base = model.baseline(tokens())
+    with pytest.raises(HooklineError, match="position 9, but the text has 9 tokens"):
+        base.change("blocks.0.hook_resid_pre", torch.ones(32), pos=9)
+    with pytest.raises(HooklineError, match="has no axis 'head'"):
+        base.change("blocks.0.hook_resid_pre", torch.ones(32), head=1)
+
+
+def test_parts_hold_every_variant_once_and_start_no_later_than_any() -> None:
+    entries = {number: Entry(layer, position) for number, (layer, position) in enumerate(
+        (layer, position) for layer in range(4) for position in range(30))}  # fmt: skip
+    for room in (10, 200, 10_000):
+        found = parts(entries, 4, 30, Room(room, 20), None, from_any=True)
+        assert sorted(number for part in found for number in part.numbers) == sorted(entries)
+        for part in found:
+            assert all(entries[number].position >= part.start for number in part.numbers)
+            assert len(part.numbers) == 1 or len(part.numbers) * (30 - part.start) <= room
+            assert list(part.numbers) == sorted(part.numbers, key=lambda number: entries[number].layer)
