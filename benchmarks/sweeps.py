@@ -1,0 +1,216 @@
+"""What one cell of a sweep costs, as a ratio to one bare forward pass of the transformers model in the same run.
+
+    python benchmarks/sweeps.py                 # the table: about ten minutes on two cores
+    python benchmarks/sweeps.py --smoke         # one quick turn, to see that it runs
+    python benchmarks/sweeps.py --device cuda --shapes llama_1b
+
+With a Python that has transformer-lens 3.5 as well, its own functions are in the table. Every way's numbers are compared.
+`floor` is the time for the multiply-adds that a cell cannot do without, at the rate of this machine's matrix product.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+
+import torch
+import transformers
+from model_overhead import small_gpt2, small_llama, tiny_gpt2, tiny_llama
+from torch import Tensor
+
+import hookline
+from hookline.experiments import attribution, patching
+
+
+def llama_1b() -> transformers.PreTrainedModel:
+    """A Llama of 1.2 billion parameters, 16 layers."""
+    config = transformers.LlamaConfig(
+        num_hidden_layers=16, hidden_size=2048, intermediate_size=8192, num_attention_heads=32, num_key_value_heads=8,
+        vocab_size=128256,
+    )  # fmt: skip
+    with torch.device("cuda"):
+        return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+
+
+SHAPES = {
+    "tiny_gpt2": tiny_gpt2, "tiny_llama": tiny_llama, "small_gpt2": small_gpt2, "small_llama": small_llama,
+    "llama_1b": llama_1b,
+}  # fmt: skip
+
+
+def metric(logits: Tensor) -> Tensor:
+    """One token against another, where the text ends."""
+    return (logits[:, -1, 5] - logits[:, -1, 6]).mean()
+
+
+class Bench:
+    """One model, a clean and a corrupted text that differ everywhere, and the ways of sweeping over it."""
+
+    def __init__(self, module: transformers.PreTrainedModel, length: int, device: str) -> None:
+        self.module, self.device = module.to(device), device
+        self.model = hookline.hook(self.module)
+        vocab = self.model.cfg.d_vocab
+        self.clean, self.corrupted = (torch.randint(vocab, (1, length), device=device) for _ in range(2))
+        names = ["blocks.*.hook_resid_pre", "blocks.*.attn.hook_z"]
+        self.cache = self.model.run_with_cache(self.clean, names_filter=names)[1]
+
+    def bare(self) -> object:
+        """One forward pass."""
+        with torch.no_grad():
+            return self.module(self.corrupted)
+
+    def residual(self) -> Tensor:
+        """The stream that enters each layer, at each position."""
+        return patching.sweep(self.model, self.cache, self.corrupted, metric, progress=False).values
+
+    def heads(self) -> Tensor:
+        """Each head, at all positions."""
+        over = ("layer", "head")
+        return patching.sweep(self.model, self.cache, self.corrupted, metric, points="z", over=over).values
+
+    def attribution(self) -> Tensor:
+        """The whole residual grid by gradients."""
+        return attribution.attribute(self.model, self.clean, self.corrupted, metric, check=0).values
+
+    def one_by_one(self, cells: int) -> Tensor:
+        """Some cells of the residual sweep as everybody does it: a hook and a full forward pass each."""
+        layers, length = self.model.cfg.n_layers, self.corrupted.shape[1]
+        values = []
+        for number in range(cells):
+            layer, pos = number * 7 % layers, number * 5 % length
+            module = self.model.point(f"blocks.{layer}.hook_resid_pre").site.module
+            values.append(self._patched(module, self.cache["resid_pre", layer][0, pos], pos))
+        return torch.stack(values)
+
+    def _patched(self, module: torch.nn.Module, value: Tensor, pos: int) -> Tensor:
+        def patch(_module: object, args: tuple[Tensor, ...], kwargs: dict[str, object]) -> object:
+            new = args[0].clone()
+            new[:, pos] = value
+            return (new, *args[1:]), kwargs
+
+        handle = module.register_forward_pre_hook(patch, with_kwargs=True)
+        try:
+            with torch.no_grad():
+                return metric(self.module(self.corrupted).logits)
+        finally:
+            handle.remove()
+
+    def check(self) -> float:
+        """How far the sweep is from doing it one by one, on some cells."""
+        layers, length = self.model.cfg.n_layers, self.corrupted.shape[1]
+        swept, cells = self.residual(), min(24, layers * length)
+        some = torch.stack([swept[number * 7 % layers, number * 5 % length] for number in range(cells)])
+        return float((some - self.one_by_one(cells).cpu().float()).abs().max())
+
+    def floors(self, rate: float) -> dict[str, float]:
+        """Seconds that a cell takes at least, at so many multiply-adds a second."""
+        cfg, length = self.model.cfg, self.corrupted.shape[1]
+        gated = f"{'blocks'}.0.mlp.hook_pre_linear" in self.model.hook_dict
+        mlp = cfg.d_model * cfg.d_mlp * (3 if gated else 2)
+        attn = cfg.d_model * cfg.d_head * (2 * cfg.n_heads + 2 * cfg.n_kv_heads)
+        read = mlp + cfg.d_model * cfg.d_vocab
+        by_layer = [(mlp + attn) * (cfg.n_layers - layer - 1) + attn for layer in range(cfg.n_layers)]
+        depth, width = statistics.mean(by_layer), (length + 1) / 2
+        return {"residual": (depth * width + read) / rate, "heads": (depth * length + read) / rate}
+
+
+def matmul_rate(bench: Bench) -> float:
+    """Multiply-adds a second, in matrices as large as a sweep's."""
+    cfg = bench.model.cfg
+    a = torch.randn(2048, cfg.d_model, device=bench.device, dtype=cfg.dtype)
+    b = torch.randn(cfg.d_model, cfg.d_mlp, device=bench.device, dtype=cfg.dtype)
+    times = [seconds(lambda: a @ b, bench.device) for _ in range(9)]
+    return 2048 * cfg.d_model * cfg.d_mlp / min(times)
+
+
+def seconds(work: Callable[[], object], device: str) -> float:
+    """The time of one `work`."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    work()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def table(name: str, length: int, device: str, rounds: int) -> None:
+    """Print the rows of one shape and length."""
+    bench = Bench(SHAPES[name](), length, device)
+    layers, heads = bench.model.cfg.n_layers, bench.model.cfg.n_heads
+    bare_at_a_time = 20 if name.startswith("tiny") else 3
+    ways: dict[str, tuple[Callable[[], object], int]] = {
+        "residual, layers × positions": (bench.residual, layers * length),
+        "heads, layers × heads": (bench.heads, layers * heads),
+        "attribution, the whole grid": (bench.attribution, 1),
+        "one by one, hooks by hand": (lambda: bench.one_by_one(8), 8),
+    } | theirs(bench)
+    apart = bench.check()
+    for work, _ in ways.values():
+        work()
+    found: dict[str, list[float]] = {way: [] for way in ways}
+    bares, rate = [], 0.0
+    for _ in range(rounds):
+        rate = max(rate, matmul_rate(bench))
+        for way, (work, cells) in ways.items():
+            bare = seconds(lambda: [bench.bare() for _ in range(bare_at_a_time)], device) / bare_at_a_time
+            bares.append(bare)
+            found[way].append(seconds(work, device) / cells / bare)
+    floors = {key: value / statistics.median(bares) for key, value in bench.floors(rate).items()}
+    print(f"\n{name}, {length} tokens: one bare forward {statistics.median(bares) * 1e3:.1f} ms; "
+          f"numbers agree within {apart:.1e}; {rate / 1e9:.0f} G multiply-adds/s")  # fmt: skip
+    for way, values in found.items():
+        floor = floors.get(way.partition(",")[0]) if "TransformerLens" not in way else None
+        note = f"  floor {floor:.3f}" if floor is not None else ""
+        print(f"  {way:<44} {statistics.median(values):7.3f}{note}")
+
+
+def theirs(bench: Bench) -> dict[str, tuple[Callable[[], object], int]]:
+    """TransformerLens's own functions, on the same weights, where it is installed."""
+    try:
+        import transformer_lens  # noqa: F401
+    except ImportError:
+        return {}
+    from parity_transformerlens import peer_of  # the same weights in its own classes
+    from transformer_lens import patching as their_patching
+
+    peer = peer_of(bench.module)
+    peer_cache = peer.run_with_cache(bench.clean)[1]
+    theirs = their_patching.get_act_patch_resid_pre
+    few = bench.corrupted[:, :4], peer.run_with_cache(bench.clean[:, :4])[1]  # cells of few positions, then scaled
+    del few
+    layers, length, heads = bench.model.cfg.n_layers, bench.corrupted.shape[1], bench.model.cfg.n_heads
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return {
+            "TransformerLens residual": (lambda: theirs(peer, bench.corrupted, peer_cache, metric), layers * length),
+            "TransformerLens heads": (
+                lambda: their_patching.get_act_patch_attn_head_out_all_pos(peer, bench.corrupted, peer_cache, metric),
+                layers * heads,
+            ),
+        }
+
+
+def main() -> None:
+    """Print the table."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--smoke", action="store_true")
+    options.add_argument("--device", default="cpu")
+    options.add_argument("--shapes", nargs="*", default=["tiny_gpt2", "tiny_llama", "small_gpt2", "small_llama"])
+    options.add_argument("--lengths", nargs="*", type=int, default=[16, 64])
+    options.add_argument("--rounds", type=int, default=5)
+    given = options.parse_args()
+    torch.manual_seed(0)
+    if given.smoke:
+        table("tiny_gpt2", 6, given.device, 1)
+        return
+    for shape in given.shapes:
+        for length in given.lengths:
+            table(shape, length, given.device, given.rounds)
+
+
+if __name__ == "__main__":
+    main()

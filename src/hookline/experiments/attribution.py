@@ -1,0 +1,188 @@
+"""Attribution patching: what patching each cell of a grid would do, from one gradient instead of a run for each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hookline.errors import HooklineError
+from hookline.experiments.gradients import Along, Line, ran
+from hookline.experiments.grid import Places, places
+from hookline.experiments.labels import Label
+from hookline.experiments.measure import Metrics, Options
+from hookline.experiments.metrics import as_metric, checked
+from hookline.experiments.patching import Direction
+from hookline.experiments.prompts import Prompt, Prompts, check_pair, prompts_of, warn_of_dropout
+from hookline.experiments.result import Result
+from hookline.experiments.trials import agreement, sampled, true_values
+from hookline.model import HookedModel
+from hookline.points import HookPoint
+from hookline.rerun.changes import index_of
+
+
+def attribute(
+    model: HookedModel,
+    clean: Prompt,
+    corrupted: Prompt,
+    metric: Any,
+    *,
+    points: str | Sequence[str] = "resid_pre",
+    over: str | Sequence[str] = ("layer", "pos"),
+    direction: Direction = "denoise",
+    layers: Sequence[int] | None = None,
+    steps: int | None = None,
+    along: Along = "activations",
+    check: int = 16,
+    seed: int = 0,
+    **options: Any,
+) -> Result:
+    """Estimate, from gradients, what `patching.sweep` with the same arguments would measure.
+
+        attribution.attribute(model, clean, corrupted, metrics.logit_diff(" Mary", " John"), points="z",
+                              over=("layer", "head"))
+
+    An estimate is the metric of the run that is patched into, plus what its gradient there makes of the difference
+    between the two runs. All cells together cost one run of each prompt and one backward pass. `steps` averages the
+    gradient over that many points on the line from one run to the other (integrated gradients): of the `activations` at
+    each point by itself, which makes the cells of a point add up to what patching all of it does, and costs a forward
+    and a backward pass for each step and point; or of the `inputs`, which costs that for each step.
+
+    So many cells as `check` says are truly patched, a sample with this `seed` of those where anything changes; `info`
+    then has the `correlation` and `mean_abs_error` of their estimates, and the `sample` itself. Further `options`:
+    per_example, batch_size, progress.
+    """
+    how, where = checked_options(direction, steps, along, check, options), places(model, points, over, layers)
+    pair = prompts_of(model, clean), prompts_of(model, corrupted)
+    check_pair(model, *pair)
+    source, target = (0, 1) if direction == "denoise" else (1, 0)
+    line, logits = Line(model, pair[target], where.names, steps, along), {}
+    logits[source], given = ran(model, pair[source], line.names)
+    logits[target], there, run = line.start()
+    found = as_metric(metric, model, logits[0], logits[1], pair[0].tokens, pair[0].mask)
+    changes = {name: given[name].float() - there[name].float() for name in where.names}
+    gradients = line.gradients(found, run, given, there)
+    effects = torch.stack([_effects(where, changes, gradients[name], pair[target]) for name in found])
+    for row, (name, each) in enumerate(found.items()):
+        if is_one_for_all(each, logits[0]):
+            if how.per_example:
+                raise HooklineError(
+                    f"per_example=True, but {name} gives one number for all prompts: let it give [batch]"
+                )
+            effects[row] = effects[row].sum(-1, keepdim=True)
+    grid = _Grid(where, list(effects.shape[1:-1]), [*pair[0].labels(model)], list(found), how.per_example)
+    values = [_values_of(found, logits[each]) for each in (0, 1)]
+    estimates = effects + values[target].reshape(len(found), *(1 for _ in grid.shape), -1)
+    info = {"direction": direction, "clean": grid.result(values[0]), "corrupted": grid.result(values[1])}
+    info |= {} if steps is None else {"steps": steps, "along": along}
+    if check:
+        cells = sampled(effects.ne(0).any(0).any(-1), check, seed)
+        true = true_values(model, where, pair[target], found, given, cells, how)
+        info |= agreement(estimates, true, cells, list(map(grid.labels, cells)), list(found))
+    else:
+        warn_of_dropout(model)
+    return grid.result(estimates, info)
+
+
+def checked_options(direction: str, steps: Any, along: str, check: Any, options: dict[str, Any]) -> Options:
+    """The options of an attribution, if that is what they are."""
+    if direction not in ("denoise", "noise"):
+        raise HooklineError(f'direction is "denoise" (clean into corrupted) or "noise", not {direction!r}')
+    if along not in ("inputs", "activations"):
+        raise HooklineError(f'along is "inputs" or "activations", the line that steps go along, not {along!r}')
+    if along != "activations" and steps is None:
+        raise HooklineError(f"along={along!r} is the line that steps go along: give steps=8 or so with it")
+    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
+        raise HooklineError(f"steps is how many gradients are averaged, from 1 on, or None, not {steps!r}")
+    if isinstance(check, bool) or not isinstance(check, int) or check < 0:
+        raise HooklineError(f"check is how many cells are truly patched, 0 for none, not {check!r}")
+    if "resume" in options:
+        raise HooklineError("attribution is done in a few runs: there is nothing to resume")
+    return Options(**options)
+
+
+def _values_of(metrics: Metrics, logits: Tensor) -> Float[Tensor, "metric example"]:
+    with torch.no_grad():
+        found = [checked(metric(logits), len(logits), name) for name, metric in metrics.items()]
+    return torch.stack([each.expand(len(logits)) for each in found])
+
+
+def is_one_for_all(metric: Any, logits: Tensor) -> bool:
+    """Whether a metric gives one number for all prompts together."""
+    with torch.no_grad():
+        return len(logits) > 1 and metric(logits).ndim == 0
+
+
+def _effects(
+    where: Places, changes: Mapping[str, Tensor], gradients: Mapping[str, Tensor], prompts: Prompts
+) -> Float[Tensor, "*grid example"]:
+    """What the gradient makes of the change in each cell."""
+    inner = [axis for axis in where.over if axis not in where.coords]
+    each = [_summed(changes[p.name] * gradients[p.name].float(), p, inner, prompts) for p in where.points.values()]
+    if len({x.shape for x in each}) > 1:
+        sizes = {point.name: list(x.shape[1:]) for point, x in zip(where.points.values(), each, strict=True)}
+        raise HooklineError(f"the points differ in how many {' and '.join(inner)}s they have: {sizes}. Take them apart")
+    outer = [axis for axis in where.over if axis in where.coords]
+    x = torch.stack(each).reshape([*(len(where.coords[axis]) for axis in outer), *each[0].shape])
+    axes = [*outer, "example", *inner]
+    return x.permute([axes.index(axis) for axis in (*where.over, "example")])
+
+
+def _summed(product: Tensor, point: HookPoint, inner: Sequence[str], prompts: Prompts) -> Tensor:
+    """Over all that a cell covers, [batch, *cell]; padding counts nothing."""
+    for place, letter in enumerate(point.axes.split()):
+        if letter in "pk" and product.shape[place] == prompts.width:
+            shape = [len(prompts), *(prompts.width if at == place else 1 for at in range(1, product.ndim))]
+            product = product * prompts.mask.to(product).reshape(shape)
+    kept = [_place(point, axis) for axis in inner]
+    gone = [at for at in range(1, product.ndim) if at not in kept]
+    product = product.sum(gone) if gone else product
+    return product.permute([0, *(1 + sorted(kept).index(place) for place in kept)])
+
+
+def _place(point: HookPoint, axis: str) -> int:
+    """Which axis of a point's value, with the batch, that is."""
+    index = index_of(point, **{axis: 0})  # raises if it has none
+    return 1 + next(place for place, each in enumerate(index) if isinstance(each, int))
+
+
+@dataclass(frozen=True, eq=False)
+class _Grid:
+    """Labels for the cells, and for metrics and examples where those are apart."""
+
+    where: Places
+    shape: list[int]
+    positions: list[Label]
+    metrics: list[str]
+    per_example: bool
+
+    @property
+    def coords(self) -> dict[str, list[Label]]:
+        """The labels of each axis of the grid."""
+        found: dict[str, list[Label]] = {}
+        for axis, size in zip(self.where.over, self.shape, strict=True):
+            numbers: list[Label] = list(range(size))
+            found[axis] = self.where.coords.get(axis, self.positions if axis in ("pos", "src") else numbers)
+        return found
+
+    def labels(self, cell: Sequence[int]) -> dict[str, Label]:
+        """Where a cell stands."""
+        return {axis: labels[at] for (axis, labels), at in zip(self.coords.items(), cell, strict=True)}
+
+    def result(self, values: Float[Tensor, "metric *grid example"], info: dict[str, Any] | None = None) -> Any:
+        """Values as a result; those for all cells as one along metrics and examples, or as one number."""
+        several, is_grid = len(self.metrics) > 1, values.ndim > 2
+        if self.per_example:
+            examples: list[Label] = list(range(values.shape[-1]))
+        else:
+            values = values.mean(-1)
+        coords: dict[str, list[Label]] = {"metric": list(self.metrics)} if several else {}
+        coords |= self.coords if is_grid else {}
+        coords |= {"example": examples} if self.per_example else {}
+        values = values if several else values[0]
+        name = "metric" if several else self.metrics[0]
+        return Result(values, tuple(coords), coords, name, info or {}) if coords else float(values)

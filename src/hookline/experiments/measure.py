@@ -1,0 +1,229 @@
+"""Measuring: what metrics say of many variants of a few runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from tqdm.auto import tqdm  # type: ignore[import-untyped]
+
+from hookline.errors import HooklineError
+from hookline.experiments.grid import Grid
+from hookline.experiments.labels import Label
+from hookline.experiments.metrics import checked
+from hookline.experiments.prompts import Prompts
+from hookline.experiments.reading import positions_read
+from hookline.experiments.result import Result
+from hookline.memory import snapshot
+from hookline.rerun.baseline import Baseline
+from hookline.rerun.changes import Variant
+
+Metrics: TypeAlias = Mapping[str, Callable[[Tensor], Any]]
+
+_ROOM = 2**28
+"""Bytes of logits that are kept at a time."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What every experiment with many cells takes."""
+
+    per_example: bool = False
+    """Keep the value of each prompt, as an axis `example`, instead of their mean."""
+    batch_size: int | Literal["auto"] = "auto"
+    """How many cells go through the model at once."""
+    progress: bool = True
+    """Show a bar if it takes more than two seconds."""
+    resume: Result | None = None
+    """What an interrupted experiment gave: only cells that are missing there are measured."""
+
+    def __post_init__(self) -> None:
+        if self.batch_size != "auto" and (not isinstance(self.batch_size, int) or self.batch_size < 1):
+            raise HooklineError(f'batch_size is "auto", or how many cells go through at once, not {self.batch_size!r}')
+
+
+def padded_logits(bases: Sequence[Baseline], prompts: Prompts) -> Float[Tensor, "batch pos vocab"]:
+    """The logits of all prompts in one tensor, zeros at padding."""
+    if len(bases) == 1 and prompts.width == bases[0].logits.shape[0]:
+        return bases[0].logits[None]
+    first = bases[0].logits
+    every = first.new_zeros(len(bases), prompts.width, first.shape[-1])
+    for row, base in enumerate(bases):
+        span = prompts.span(row)
+        every[row, span.start : span.stop] = base.logits
+    return every
+
+
+class Reader:
+    """Shows metrics the logits of all prompts. Of most only some positions need be known."""
+
+    def __init__(
+        self, bases: Sequence[Baseline], prompts: Prompts, metrics: Metrics, *, all_read: bool = False
+    ) -> None:
+        self.bases, self.prompts, self.metrics = bases, prompts, metrics
+        self._spans = [prompts.span(row) for row in range(len(prompts))]
+        logits = padded_logits(bases, prompts)
+        self.baseline = self.values_of(logits)
+        read = torch.zeros(prompts.width, dtype=torch.bool)
+        for metric in metrics.values():
+            read |= positions_read(metric, logits).cpu()
+        self.read: list[int] = list(range(prompts.width)) if all_read else read.nonzero().flatten().tolist()
+        self._buffer = torch.full_like(logits, torch.nan)
+        self._buffer[:, self.read] = logits[:, self.read]
+        columns = [[each for each in self.read if each in span] or [span[-1]] for span in self._spans]
+        self._columns = [torch.tensor(each, device=logits.device) for each in columns]
+        self.positions = [[each - span.start for each in some] for some, span in zip(columns, self._spans, strict=True)]
+        """Of each prompt, the positions in its text that are read."""
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether metrics are shown every position."""
+        return len(self.read) == self.prompts.width
+
+    def values_of(self, logits: Float[Tensor, "batch pos vocab"]) -> Float[Tensor, "metric example"]:
+        """What the metrics say of logits."""
+        with torch.no_grad():
+            found = [checked(metric(snapshot(logits)), len(logits), name) for name, metric in self.metrics.items()]
+        return torch.stack([each.expand(len(logits)) for each in found])
+
+    def value(self, logits: Sequence[Float[Tensor, "pos vocab"]]) -> Float[Tensor, "metric example"]:
+        """What they say of the logits of each prompt at the positions that are read; perhaps NaN."""
+        for row, (each, columns) in enumerate(zip(logits, self._columns, strict=True)):
+            self._buffer[row].index_copy_(0, columns, each)
+        found = []
+        with torch.no_grad():
+            for metric in self.metrics.values():
+                found.append(torch.as_tensor(metric(snapshot(self._buffer))).float().expand(len(logits)))
+        return torch.stack(found) if len(found) > 1 else found[0][None]
+
+
+def measured(reader: Reader, grid: Grid, info: dict[str, Any], how: Options) -> Result:
+    """The result of measuring every cell of a grid; tensors in `info` are values of metrics, by metric and prompt."""
+    several = len(reader.metrics) > 1
+    axes = (*(("metric",) if several else ()), *grid.axes, *(("example",) if how.per_example else ()))
+    coords: dict[str, list[Label]] = {"metric": list(reader.metrics), **grid.coords}
+    coords["example"] = list(range(len(reader.bases)))
+    coords = {axis: coords[axis] for axis in axes}
+    if how.per_example:
+        _check_by_row(reader)
+    shape = [len(grid.coords[axis]) for axis in grid.axes]
+    before = _before(how.resume, axes, coords, how.per_example, len(reader.metrics))
+    found, complete = measure(reader, grid.variants, how, skip=before)
+    if before is not None and how.resume is not None:
+        old = how.resume.values.reshape(len(reader.metrics), len(grid.variants), -1)
+        found = torch.where(found.isnan(), old.expand_as(found).to(found), found)
+    values = found if how.per_example else found.mean(-1, keepdim=True)
+    values = values.reshape(len(reader.metrics), *shape, -1)
+    values = values if how.per_example else values[..., 0]
+    plain = {key: _baseline(x, reader, axes, coords, how) if isinstance(x, Tensor) else x for key, x in info.items()}
+    name = "metric" if several else next(iter(reader.metrics))
+    return Result(values if several else values[0], axes, coords, name, plain, complete)
+
+
+def _baseline(values: Tensor, reader: Reader, axes: tuple[str, ...], coords: Mapping[str, Any], how: Options) -> Any:
+    """A value for all cells: a number, or a result along metrics and examples."""
+    values = values.cpu() if how.per_example else values.mean(-1).cpu()
+    some = tuple(axis for axis in axes if axis in ("metric", "example"))
+    if len(reader.metrics) == 1:
+        values = values[0]
+    return Result(values, some, {axis: coords[axis] for axis in some}) if some else float(values)
+
+
+def _check_by_row(reader: Reader) -> None:
+    logits = padded_logits(reader.bases, reader.prompts)
+    for name, metric in reader.metrics.items():
+        if len(logits) > 1 and torch.as_tensor(metric(snapshot(logits))).ndim == 0:
+            raise HooklineError(f"per_example=True, but {name} gives one number for all prompts: let it give [batch]")
+
+
+def _before(
+    old: Result | None, axes: tuple[str, ...], coords: Mapping[str, Any], per_example: bool, n_metrics: int
+) -> list[bool] | None:
+    """Which cells an earlier result has already."""
+    if old is None:
+        return None
+    if old.axes != axes or any(old.coords[axis] != coords[axis] for axis in axes):
+        raise HooklineError(f"resume= is a result over {old.axes}, of other cells than these: {axes}")
+    done = ~old.values.isnan()
+    done = done.reshape(n_metrics, -1, len(coords["example"]) if per_example else 1)
+    return done.all(-1).all(0).tolist()
+
+
+def measure(
+    reader: Reader, variants: Sequence[Sequence[Variant]], how: Options, *, skip: Sequence[bool] | None = None
+) -> tuple[Float[Tensor, "metric variant example"], bool]:
+    """What the metrics say of each variant, which is a list of changes for every prompt; and whether all are done.
+
+    An interrupt (Ctrl-C) ends it early; what is not done, or skipped, is NaN.
+    """
+    values = torch.full((len(reader.metrics), len(variants), len(reader.bases)), torch.nan)
+    wanted = [number for number in range(len(variants)) if skip is None or not skip[number]]
+    bar = tqdm(total=len(wanted), disable=not how.progress, delay=2, leave=False, unit="cell")
+    try:
+        for numbers, logits in _blocks(reader, variants, wanted, how):
+            found: list[Tensor] = []
+            try:
+                found.extend(reader.value(each) for each in zip(*logits, strict=True))
+            finally:  # also of a block that is interrupted
+                if found:
+                    values[:, numbers[: len(found)]] = torch.stack(found, 1).to(values)
+            bar.update(len(numbers))
+    except KeyboardInterrupt:
+        return values, False
+    finally:
+        bar.close()
+    _fill_in(reader, variants, [number for number in wanted if bool(values[:, number].isnan().any())], values, how)
+    return values, True
+
+
+def _fill_in(
+    reader: Reader, variants: Sequence[Sequence[Variant]], numbers: list[int], values: Tensor, how: Options
+) -> None:
+    """Where a metric looked at more than it does of the baseline: with every position known."""
+    if not numbers:
+        return
+    full = reader if reader.sees_all else Reader(reader.bases, reader.prompts, reader.metrics, all_read=True)
+    for some, logits in _blocks(full, variants, numbers, how):
+        found = torch.stack([full.value(each) for each in zip(*logits, strict=True)], 1)
+        if bool(found.isnan().any()):
+            names = [name for name, each in zip(reader.metrics, found, strict=True) if bool(each.isnan().any())]
+            raise HooklineError(f"{names[0]} gave NaN when an activation was patched: a metric must give a number")
+        values[:, some] = found.to(values)
+
+
+def _blocks(
+    reader: Reader, variants: Sequence[Sequence[Variant]], numbers: Sequence[int], how: Options
+) -> Iterator[tuple[list[int], list[Tensor]]]:
+    """Numbers of some variants with the logits of each prompt, [variant, position, vocab], as many as there is room."""
+    rows, vocab = len(reader.bases), reader.bases[0].logits.shape[-1]
+    most = max(1, _ROOM // (4 * vocab * max(1, len(reader.read)) * rows))
+    ordered = sorted(numbers, key=lambda number: _first(variants[number])) if len(numbers) > most else numbers
+    for at in range(0, len(ordered), most):
+        block = ordered[at : at + most]
+        if rows == 1:
+            for some, logits in _rerun(reader, 0, [variants[number][0] for number in block], how):
+                yield [block[each] for each in some], [logits]
+            continue
+        found = []
+        for row in range(rows):
+            got: dict[int, Tensor] = {}
+            for some, logits in _rerun(reader, row, [variants[number][row] for number in block], how):
+                got |= dict(zip(some, logits, strict=True))
+            found.append(torch.stack([got[each] for each in range(len(block))]))
+        yield list(block), found
+
+
+def _rerun(
+    reader: Reader, row: int, variants: Sequence[Variant], how: Options
+) -> Iterator[tuple[tuple[int, ...], Tensor]]:
+    most = None if how.batch_size == "auto" else how.batch_size
+    return reader.bases[row].rerun(variants, positions=reader.positions[row], most_rows=most)
+
+
+def _first(variant: Sequence[Variant]) -> int:
+    """The first position where any prompt's changes show."""
+    return min((change.first for changes in variant for change in changes), default=0)

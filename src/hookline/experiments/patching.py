@@ -1,0 +1,102 @@
+"""Activation patching: what a metric becomes when activations of one run are put into another, cell by cell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias
+
+from hookline.cache import ActivationCache
+from hookline.errors import HooklineError
+from hookline.experiments.grid import Places, Values, make_grid, places
+from hookline.experiments.measure import Options, Reader, measured, padded_logits
+from hookline.experiments.metrics import as_metric
+from hookline.experiments.prompts import Prompt, Prompts, baselines, check_pair, prompts_of
+from hookline.experiments.result import Result
+from hookline.model import HookedModel
+from hookline.residual import ModelCache
+
+Direction: TypeAlias = Literal["denoise", "noise"]
+
+
+def sweep(
+    model: HookedModel,
+    clean: Prompt | ActivationCache,
+    corrupted: Prompt,
+    metric: Any,
+    *,
+    points: str | Sequence[str] = "resid_pre",
+    over: str | Sequence[str] = ("layer", "pos"),
+    direction: Direction = "denoise",
+    layers: Sequence[int] | None = None,
+    **options: Any,
+) -> Result:
+    """Patch each cell of a grid from one run into the other, and measure: `result.values[layer, pos]`.
+
+        from hookline.experiments import metrics, patching
+        patching.sweep(model, clean, corrupted, metrics.logit_diff(" Mary", " John"))
+        patching.sweep(model, clean, corrupted, metric, points="z", over=("layer", "head"))
+
+    `points` is a kind of point that layers have (`resid_pre`, `z`, `mlp_out`, `pattern`, …), or several, which are then
+    an axis `point`; without `layer` in `over`, names of points or a filter. `over` has the axes to go along: `layer`,
+    `pos`, `head`, `src` (the keys of a pattern), `neuron`, `dim`; what is not named is patched whole. To "denoise" is
+    to put clean activations into the corrupted run, to "noise" the other way round. The result has the metric of both
+    runs, so that `result.normalised` is 1 where a cell does all that the whole input does. For `clean` a cache of the
+    clean run will do. Further `options`: see `Options` (per_example, batch_size, progress, resume).
+    """
+    if direction not in ("denoise", "noise"):
+        raise HooklineError(f'direction is "denoise" (clean into corrupted) or "noise", not {direction!r}')
+    how, where = Options(**options), places(model, points, over, layers)
+    if isinstance(clean, ActivationCache):
+        if direction == "noise":
+            raise HooklineError("a clean cache can be patched in, not patched into: give the clean prompt itself")
+        return _from_cache(model, clean, prompts_of(model, corrupted), metric, where, how)
+    pair = prompts_of(model, clean), prompts_of(model, corrupted)
+    check_pair(model, *pair)
+    runs = [baselines(model, prompts, keep=where.names) for prompts in pair]
+    logits = [padded_logits(bases, prompts) for bases, prompts in zip(runs, pair, strict=True)]
+    metrics = as_metric(metric, model, logits[0], logits[1], pair[0].tokens, pair[0].mask)
+    source, target = (0, 1) if direction == "denoise" else (1, 0)
+    reader = Reader(runs[target], pair[target], metrics)
+    values = {target: reader.baseline, source: reader.values_of(logits[source])}
+    info = {"direction": direction, "clean": values[0], "corrupted": values[1]}
+    grid = make_grid(where, [base.kept for base in runs[source]], runs[target], pair[target], pair[0].labels(model))
+    return measured(reader, grid, info, how)
+
+
+def _from_cache(
+    model: HookedModel, clean: ActivationCache, corrupted: Prompts, metric: Any, where: Places, how: Options
+) -> Result:
+    """With a cache of the clean run, which knows its activations, and perhaps its logits."""
+    bases = baselines(model, corrupted, keep=where.names)
+    logits = padded_logits(bases, corrupted)
+    known = clean.logits if isinstance(clean, ModelCache) else None
+    known = known if known is not None and known.shape == logits.shape else None
+    metrics = as_metric(metric, model, logits if known is None else known, logits, corrupted.tokens, corrupted.mask)
+    reader = Reader(bases, corrupted, metrics)
+    info = {"direction": "denoise", "corrupted": reader.baseline}
+    if known is not None:
+        info["clean"] = reader.values_of(known)
+    given = [_row_of(clean, where.names, corrupted, row) for row in range(len(corrupted))]
+    return measured(reader, make_grid(where, given, bases, corrupted, corrupted.labels(model)), info, how)
+
+
+def _row_of(cache: ActivationCache, names: Sequence[str], prompts: Prompts, row: int) -> Values:
+    """What a cache of all prompts has of one of them, without its padding."""
+    span = prompts.span(row)
+    found = {}
+    for name in names:
+        x = cache[name] if cache.has_batch_dim else cache[name][None]
+        if x.shape[0] != len(prompts):
+            raise HooklineError(
+                f"the clean cache has {x.shape[0]} rows at {name!r}, but there are {len(prompts)} prompts"
+            )
+        found[name] = x[row] if len(span) == prompts.width else _unpadded(x[row], cache, name, span, prompts.width)
+    return found
+
+
+def _unpadded(x: Any, cache: ActivationCache, name: str, span: range, width: int) -> Any:
+    assert cache._points is not None
+    for place, letter in enumerate(cache._points.find(name).axes.split()[1:]):
+        if letter in "pk" and x.shape[place] == width:
+            x = x.narrow(place, span.start, len(span))
+    return x

@@ -1,0 +1,148 @@
+"""Replacements: what stands in an activation's place when it is ablated. Zeros, an average, or another text's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from hookline.errors import HooklineError
+from hookline.experiments.grid import Values
+from hookline.experiments.prompts import Prompt, Prompts, prompts_of
+from hookline.model import HookedModel
+from hookline.points import HookPoint
+from hookline.rerun.baseline import Baseline
+
+By: TypeAlias = Literal["zero", "mean", "resample"]
+
+
+@dataclass(frozen=True, eq=False)
+class Replacement:
+    """How activations are replaced: see `ablation.ablate`."""
+
+    by: By = "zero"
+    data: Prompt | None = None
+    per_position: bool = False
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.by not in ("zero", "mean", "resample"):
+            raise HooklineError(f'by is "zero", "mean" or "resample", not {self.by!r}')
+        if self.by == "zero" and self.data is not None:
+            raise HooklineError('by="zero" needs no data: leave it out, or say by="mean" or by="resample"')
+        if self.by != "mean" and self.per_position:
+            raise HooklineError(f'per_position is about the mean, but by={self.by!r}: say by="mean"')
+        if self.by != "resample" and self.seed is not None:
+            raise HooklineError(f'seed chooses the texts to resample from, but by={self.by!r}: say by="resample"')
+
+    def values(
+        self, model: HookedModel, points: Sequence[HookPoint], bases: Sequence[Baseline], prompts: Prompts
+    ) -> list[Values]:
+        """What comes in at each point, for every prompt, in the shape of what is there."""
+        for point in points:
+            if not bases[0].kept[point.name].is_floating_point():
+                raise HooklineError(
+                    f"{point.name!r} has whole numbers, {bases[0].kept[point.name].dtype}: not to ablate"
+                )
+        if self.by == "zero":
+            return [{point.name: torch.zeros_like(base.kept[point.name]) for point in points} for base in bases]
+        data = None if self.data is None else prompts_of(model, self.data)
+        if self.by == "mean":
+            self._check_mean(points, None if data is None else len(data), len(prompts))
+            texts = [base.kept for base in bases] if data is None else _runs(model, points, data, range(len(data)))
+            means = _means(points, texts, self.per_position)
+            if not self.per_position:
+                longest = max(base.tokens.shape[1] for base in bases)
+                means = {name: mean.expand(longest, *mean.shape[1:]) for name, mean in means.items()}
+            return [{point.name: _laid_out(point, means[point.name], base) for point in points} for base in bases]
+        chosen = _others(prompts, data, 0 if self.seed is None else self.seed)
+        if data is None:
+            return [bases[row].kept for row in chosen]
+        return list(_runs(model, points, data, chosen))
+
+    def _check_mean(self, points: Sequence[HookPoint], n_data: int | None, n_prompts: int) -> None:
+        for point in points:
+            letters = point.axes.split()
+            if "p" not in letters or "k" in letters:
+                raise HooklineError(
+                    f'{point.name!r} (axes {point.axes}) has no mean that fits other texts: use by="zero" or "resample"'
+                )
+        if n_data is None and n_prompts == 1 and self.per_position:
+            raise HooklineError("the mean of one prompt at each position is the prompt itself: give data=[texts]")
+
+
+def _runs(
+    model: HookedModel, points: Sequence[HookPoint], data: Prompts, rows: Iterable[int]
+) -> Iterable[dict[str, Tensor]]:
+    """What each of these texts has at the points."""
+    names = [point.name for point in points]
+    for row in rows:
+        with torch.no_grad():
+            cache = model.cache(data.row(row), names_filter=names)
+        yield {name: cache[name][0] for name in names}
+
+
+def _means(points: Sequence[HookPoint], texts: Iterable[Values], per_position: bool) -> dict[str, Tensor]:
+    """The average at each point: over all positions of all texts, or, with positions first, over texts."""
+    totals: dict[str, Tensor] = {}
+    counts: dict[str, Tensor] = {}
+    for text in texts:
+        for point in points:
+            x = text[point.name].movedim(_position(point), 0)
+            x = x if x.dtype == torch.float64 else x.float()
+            ones = torch.ones(len(x), dtype=x.dtype, device=x.device)
+            x, ones = (x, ones) if per_position else (x.sum(0, keepdim=True), ones.sum(0, keepdim=True))
+            name = point.name
+            totals[name], counts[name] = _plus(totals.get(name), x), _plus(counts.get(name), ones)
+    return {name: (total.movedim(0, -1) / counts[name]).movedim(-1, 0) for name, total in totals.items()}
+
+
+def _plus(total: Tensor | None, x: Tensor) -> Tensor:
+    """The sum; where one is longer, what it has alone."""
+    if total is None:
+        return x
+    longer, shorter = (total, x) if len(total) >= len(x) else (x, total)
+    found = longer.clone()
+    found[: len(shorter)] += shorter
+    return found
+
+
+def _laid_out(point: HookPoint, mean: Tensor, base: Baseline) -> Tensor:
+    """A mean as it stands in for what one text has."""
+    before = base.kept[point.name]
+    length = before.shape[_position(point)]
+    if len(mean) < length:
+        raise HooklineError(
+            f"a prompt has {length} tokens, but no text of data has more than {len(mean)}: there is no mean at its "
+            f"last positions. Give longer texts, or leave out per_position"
+        )
+    return mean[:length].movedim(0, _position(point)).to(before)
+
+
+def _position(point: HookPoint) -> int:
+    return point.axes.split()[1:].index("p")
+
+
+def _others(prompts: Prompts, data: Prompts | None, seed: int) -> list[int]:
+    """For each prompt another text, as long, chosen by chance."""
+    generator = torch.Generator().manual_seed(seed)
+    source = prompts if data is None else data
+    chosen = []
+    for row in range(len(prompts)):
+        tokens = prompts.row(row)
+        able = [each for each in range(len(source)) if _is_other(source.row(each), tokens)]
+        if not able:
+            whose = "the prompts" if data is None else "data"
+            raise HooklineError(
+                f"no other text of {tokens.shape[1]} tokens is among {whose} to resample prompt {row} from: "
+                f"give data=[texts] that are as long as the prompts"
+            )
+        chosen.append(able[int(torch.randint(len(able), (), generator=generator))])
+    return chosen
+
+
+def _is_other(one: Tensor, another: Tensor) -> bool:
+    return one.shape == another.shape and not torch.equal(one, another)

@@ -1,0 +1,415 @@
+"""Result: the numbers of an experiment, with a name on every axis and a label on every cell."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from html import escape
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from hookline.errors import HooklineError
+from hookline.experiments.labels import (
+    VERSION,
+    Label,
+    checked_axes,
+    checked_coords,
+    checked_key,
+    floats,
+    indices,
+    is_label,
+    listed,
+    matches,
+    metadata_of,
+    needed,
+    not_found,
+    number,
+    plain,
+    said,
+    taken,
+)
+
+_BASELINES = ("clean", "corrupted")
+_HEAD = re.compile(r"L(\d+)H(\d+)")
+
+
+class Cell(NamedTuple):
+    """One number of a result, and where it stands."""
+
+    labels: dict[str, Label]
+    value: float
+
+
+class Top(list[Cell]):
+    """The cells that stand out, in order; prints as a table."""
+
+    def __repr__(self) -> str:
+        rows = [[*map(str, cell.labels.values()), number(cell.value)] for cell in self]
+        head = [*(self[0].labels if self else ()), "value"]
+        widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+        lines = ("  ".join(f"{x:<{width}}" for x, width in zip(row, widths, strict=True)) for row in [head, *rows])
+        return "\n".join(line.rstrip() for line in lines)
+
+    def _repr_html_(self) -> str:
+        names = [*(self[0].labels if self else ()), "value"]
+        rows = [[*map(str, cell.labels.values()), number(cell.value)] for cell in self]
+        head = "".join(f"<th>{escape(each)}</th>" for each in names)
+        body = "".join("<tr>" + "".join(f"<td>{escape(each)}</td>" for each in row) + "</tr>" for row in rows)
+        return f"<table><tr>{head}</tr>{body}</table>"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Result:
+    """What an experiment measured: one number per cell, on axes with names and labels.
+
+        result.sel(layer=3)                    # by label: one row, a Result with one axis fewer
+        result.sel(layer=[3, 4], pos="Mary")   # a list or a slice of labels keeps the axis; a slice includes its end
+        result[3, -1], result.isel(pos=-1)     # by place, as in a tensor
+        result.top(5)                          # the five cells that stand out
+        result.plot(); result.to_dataframe(); result.save("sweep.safetensors")
+
+    `info` has plain values about the experiment, among them the baselines `clean` and `corrupted` where there are
+    some. A value there may be a Result on some of the axes (a baseline per metric), and is selected along.
+    Several metrics are an axis `metric`. After an interrupted run `complete` is False and cells not done are NaN.
+    """
+
+    values: Float[Tensor, ...]
+    axes: tuple[str, ...]
+    coords: dict[str, list[Label]]
+    name: str = "value"
+    info: dict[str, Any] = field(default_factory=dict)
+    complete: bool = True
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__  # the value is frozen from here on
+        put(self, "values", floats(self.values))
+        put(self, "axes", checked_axes(self.axes, self.values))
+        put(self, "coords", checked_coords(self.coords, self.axes, self.values))
+        put(self, "info", {checked_key(key): self._checked_info(value, key) for key, value in self.info.items()})
+
+    def _checked_info(self, value: Any, key: str) -> Any:
+        if not isinstance(value, Result):
+            return plain(value, key)
+        self._aligned(value, f"info[{key!r}]")
+        return replace(value, info={})  # what there is to say stands beside it
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """How many labels each axis has."""
+        return tuple(self.values.shape)
+
+    def sel(self, **labels: Any) -> Result:
+        """The part with these labels, by axis: one label drops the axis; a list or a slice (its end included) keeps it.
+
+        A position labelled "3: Mary" is found by 3 and by "Mary" too, and `head="L3H4"` is that head of that layer.
+        """
+        asked = self._with_layer(labels)
+        return self._picked({self._axis(axis): self._places(axis, want) for axis, want in asked.items()})
+
+    def isel(self, **places: Any) -> Result:
+        """The part at these places, by axis, counted from 0 or from the end: an index, a list of them, or a slice."""
+        return self._picked({self._axis(axis): indices(axis, self.coords[axis], at) for axis, at in places.items()})
+
+    def __getitem__(self, key: Any) -> Result:
+        keys = list(key) if isinstance(key, tuple) else [key]
+        dots = [at for at, each in enumerate(keys) if each is Ellipsis]
+        if len(keys) - len(dots) > len(self.axes) or len(dots) > 1:
+            raise HooklineError(f"{key!r} is too much for a result with the axes {listed(self.axes)}")
+        if dots:
+            keys[dots[0] : dots[0] + 1] = [slice(None)] * (len(self.axes) - len(keys) + 1)
+        return self.isel(**dict(zip(self.axes, keys, strict=False)))
+
+    def __iter__(self) -> Iterator[Result]:
+        if not self.axes:
+            raise HooklineError("this result is one number: there is nothing to go through. float(result) gives it")
+        return (self[at] for at in range(self.shape[0]))
+
+    def mean(self, *axes: str) -> Result:
+        """The average over these axes, or over all; NaN where a cell is not done."""
+        gone = list(dict.fromkeys(map(self._axis, axes or self.axes)))
+        kept = tuple(axis for axis in self.axes if axis not in gone)
+        values = self.values.mean([self.axes.index(axis) for axis in gone]) if gone else self.values
+        info = self._info_along(gone, lambda value, shared: value.mean(*shared))
+        return replace(self, values=values, axes=kept, coords={axis: self.coords[axis] for axis in kept}, info=info)
+
+    def __sub__(self, other: Result | float) -> Result:
+        """The difference by cell to a number, or to a result on the same axes or some of them."""
+        if not isinstance(other, Result | int | float):
+            return NotImplemented
+        there = other.info if isinstance(other, Result) else self.info
+        info = {key: value for key, value in self.info.items() if _is_same(value, there.get(key))}
+        if isinstance(other, Result):
+            values, label, complete = self._aligned(other, other.name), other.name, other.complete
+        else:
+            values, label, complete = torch.tensor(other), number(other), True
+        return replace(
+            self,
+            values=self.values - values,
+            name=f"{self.name} − {label}",
+            info={key: value for key, value in info.items() if key not in _BASELINES},
+            complete=self.complete and complete,
+        )
+
+    @property
+    def normalised(self) -> Result:
+        """The effect as a share: 0 is the corrupted run's value, 1 the clean run's."""
+        clean, corrupted = (self._baseline(key) for key in _BASELINES)
+        span = clean - corrupted
+        flat = ~(span.abs() > 1e-6 * torch.maximum(clean.abs(), corrupted.abs()))
+        if bool(flat.any()):
+            at = self._labels(int(flat.expand(self.values.shape).flatten().nonzero()[0]))
+            where = {axis: label for axis, label in at.items() if flat.shape[self.axes.index(axis)] > 1}
+            raise HooklineError(
+                f"the clean and the corrupted run have the same {self.name}{f' at {where}' if where else ''} (or it "
+                f"is no number), so there is no effect to take a share of: choose prompts or a metric that differ"
+            )
+        values = (self.values - corrupted) / span
+        return replace(self, values=values, info={**self.info, "clean": 1.0, "corrupted": 0.0, "normalised": True})
+
+    def top(self, k: int = 10, by: Literal["abs", "value", "lowest", "effect"] = "abs") -> Top:
+        """The `k` cells of largest size, largest value or lowest value, in order; cells not done are left out.
+
+        By "effect" they are those farthest from the run that was changed: the corrupted one if `info` says that the
+        direction is "denoise", else the clean one.
+        """
+        orders = {"abs": self.values.abs(), "value": self.values, "lowest": -self.values}
+        if by == "effect":
+            orders["effect"] = (self.values - self._baseline(self._origin())).abs()
+        if by not in orders:
+            raise HooklineError(f'by must be "abs", "value", "lowest" or "effect", not {by!r}')
+        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+            raise HooklineError(f"top(k) gives the first k cells: k must be a whole number from 1 on, not {k!r}")
+        key = orders[by].flatten()
+        order = key.argsort(descending=True, stable=True)
+        done = order[~key[order].isnan()][:k].tolist()
+        return Top(Cell(self._labels(at), float(self.values.flatten()[at])) for at in done)
+
+    def item(self) -> float:
+        """The number, of a result that is one."""
+        if self.values.numel() != 1:
+            raise HooklineError(f"{self._title()} is {self.values.numel()} numbers: choose one with sel or isel")
+        return float(self.values)
+
+    __float__ = item
+
+    def numpy(self) -> np.ndarray:
+        """The values as an array of their own."""
+        return self.values.numpy().copy()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.values.numpy(), dtype=dtype, copy=copy)
+
+    def __dlpack__(self, **kwargs: Any) -> Any:  # by which torch.as_tensor takes it
+        return self.values.__dlpack__(**kwargs)
+
+    def __dlpack_device__(self) -> Any:
+        return self.values.__dlpack_device__()
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain lists, numbers and strings."""
+        info = {key: value.to_dict() if isinstance(value, Result) else value for key, value in self.info.items()}
+        return {**self._header(), "values": self.values.tolist(), "info": info}
+
+    def to_dataframe(self) -> Any:
+        """A pandas table with one row per cell: a column for each axis, and `value`."""
+        pandas = needed("pandas", "to_dataframe", "data")
+        table = pandas.DataFrame(list(product(*(self.coords[axis] for axis in self.axes))), columns=list(self.axes))
+        table["value"] = self.values.flatten().numpy()
+        return table
+
+    def to_xarray(self) -> Any:
+        """An xarray.DataArray of the same name, axes and labels; what is plain in `info` is in `attrs`."""
+        xarray = needed("xarray", "to_xarray", "data")
+        plain = {key: value for key, value in self.info.items() if not isinstance(value, Result)}
+        attrs = {**plain, "complete": self.complete}
+        return xarray.DataArray(self.numpy(), coords=self.coords, dims=self.axes, name=self.name, attrs=attrs)
+
+    def plot(self, ax: Any = None, **kwargs: Any) -> Any:
+        """Draw it: a line for one axis, a heat map for two, panels for three or several metrics.
+
+        Gives the matplotlib Axes, or the Figure where there are panels. For the options see `pictures.plot`.
+        """
+        needed("matplotlib", "plot", "plot")
+        from hookline.experiments import pictures
+
+        return pictures.plot(self, ax, **kwargs)
+
+    def save(self, path: str | Path) -> None:
+        """Write it to a safetensors file, labels and info included."""
+        inner = {key: value for key, value in self.info.items() if isinstance(value, Result)}
+        tensors = {"values": self.values, **{f"info.{key}": value.values for key, value in inner.items()}}
+        plain = {key: value for key, value in self.info.items() if key not in inner}
+        heads = {key: value._header() for key, value in inner.items()}
+        content = json.dumps({**self._header(), "info": plain, "results": heads}, ensure_ascii=False)
+        tensors = {key: value.clone().contiguous() for key, value in tensors.items()}
+        try:
+            save_file(tensors, path, metadata_of(content, tensors))
+        except (SafetensorError, OSError) as error:
+            raise HooklineError(f"the result cannot be written to {path}: {error}") from error
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read what `save` wrote; a file that is broken or not a result's is refused."""
+        try:
+            with safe_open(path, "pt") as file:
+                metadata, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise HooklineError(f"{path} is no file of a result: {error}") from error
+        if metadata.get("hookline") != "result":
+            raise HooklineError(f"{path} is a safetensors file, but not of a result: it was not written by Result.save")
+        if metadata.get("version") != VERSION:
+            raise HooklineError(f"{path} is a result in a format that this hookline does not know: update hookline")
+        if metadata != metadata_of(metadata.get("content", ""), tensors):
+            raise HooklineError(f"{path} is damaged: its contents do not match their checksum")
+        head: dict[str, Any] = json.loads(metadata["content"])
+        inner = {key: Result(tensors[f"info.{key}"], **each) for key, each in head.pop("results").items()}
+        return cls(tensors["values"], **head | {"info": head["info"] | inner})
+
+    def __repr__(self) -> str:
+        return "\n  ".join(self._lines(top=3))
+
+    def _repr_html_(self) -> str:
+        title, *rest = map(escape, self._lines(top=0))
+        table = self._outstanding(5)._repr_html_() if self.axes else ""
+        return f"<p><b>{title}</b>{''.join(f'<br>{line}' for line in rest)}</p>{table}"
+
+    def _lines(self, top: int) -> list[str]:
+        """What there is to say about it, in a few lines."""
+        done = self.values[~self.values.isnan()]
+        reach = f", {number(float(done.min()))} to {number(float(done.max()))}" if len(done) else ", no cell done"
+        lines = [self._title() + (reach if self.axes else f" = {number(float(self.values))}")]
+        info = {key: value for key, value in self.info.items() if isinstance(value, bool | int | float | str)}
+        if info:
+            lines.append(", ".join(f"{key} {said(value)}" for key, value in info.items()))
+        if self.axes and top and len(done):
+            shown = (
+                f"{', '.join(f'{axis} {x}' for axis, x in at.items())} = {number(v)}"
+                for at, v in self._outstanding(top)
+            )
+            lines.append("top  " + " · ".join(shown))
+        if not self.complete:
+            lines.append(f"incomplete: {len(done)} of {self.values.numel()} cells are done, the others are NaN")
+        return lines
+
+    def _title(self) -> str:
+        sizes = " × ".join(f"{axis} {size}" for axis, size in zip(self.axes, self.shape, strict=True))
+        return f"Result {self.name}" + (f" [{sizes}]" if sizes else "")
+
+    def _header(self) -> dict[str, Any]:
+        return {"axes": list(self.axes), "coords": self.coords, "name": self.name, "complete": self.complete}
+
+    def _axis(self, axis: str) -> str:
+        if axis not in self.axes:
+            raise HooklineError(f"{axis!r} is no axis of this result: it has {listed(self.axes)}")
+        return axis
+
+    def _with_layer(self, labels: dict[str, Any]) -> dict[str, Any]:
+        """What is asked, with a head given as "L3H4" taken apart where layers and heads are axes of numbers."""
+        head = _HEAD.fullmatch(labels["head"]) if isinstance(labels.get("head"), str) else None
+        if head is None or not {"layer", "head"} <= set(self.axes) or labels["head"] in self.coords["head"]:
+            return labels
+        layer, number = map(int, head.groups())
+        if labels.get("layer", layer) != layer:
+            raise HooklineError(f"head {labels['head']!r} is not in layer {labels['layer']!r}: give one of the two")
+        return {**labels, "layer": layer, "head": number}
+
+    def _places(self, axis: str, want: Any) -> int | list[int]:
+        """Where the labels stand that are asked for."""
+        if isinstance(want, slice):
+            start = None if want.start is None else self._place(axis, want.start)
+            stop = None if want.stop is None else self._place(axis, want.stop) + 1
+            return indices(axis, self.coords[axis], slice(start, stop, want.step))
+        if isinstance(want, list | tuple | range):
+            return indices(axis, self.coords[axis], [self._place(axis, each) for each in want])
+        return self._place(axis, want)
+
+    def _place(self, axis: str, want: Any) -> int:
+        labels = self.coords[axis]
+        if isinstance(want, Tensor | np.generic) and want.ndim == 0:
+            want = want.item()
+        found = [at for at, label in enumerate(labels) if is_label(want) and label == want]
+        found = found or [at for at, label in enumerate(labels) if matches(label, want)]
+        if len(found) != 1:
+            raise HooklineError(not_found(axis, labels, want, [labels[at] for at in found]))
+        return found[0]
+
+    def _picked(self, places: dict[str, int | list[int]]) -> Result:
+        values = self.values
+        for axis in reversed(self.axes):
+            if axis in places:
+                values = taken(values, self.axes.index(axis), places[axis])
+        kept = tuple(axis for axis in self.axes if not isinstance(places.get(axis), int))
+        coords = {axis: [self.coords[axis][at] for at in self._kept(places, axis)] for axis in kept}
+        info = self._info_along(places, lambda value, shared: value._picked({axis: places[axis] for axis in shared}))
+        return replace(self, values=values, axes=kept, coords=coords, info=info)
+
+    def _info_along(self, axes: Iterable[str], change: Callable[[Result, list[str]], Result]) -> dict[str, Any]:
+        """The info, with the results in it that have some of these axes changed along; one number becomes that."""
+        info = dict(self.info)
+        for key, value in self.info.items():
+            shared = [axis for axis in axes if axis in value.axes] if isinstance(value, Result) else []
+            if shared:
+                new = change(value, shared)
+                info[key] = new if new.axes else new.item()
+        return info
+
+    def _kept(self, places: dict[str, int | list[int]], axis: str) -> Sequence[int]:
+        at = places.get(axis, range(len(self.coords[axis])))
+        assert not isinstance(at, int)
+        return at
+
+    def _labels(self, flat: int) -> dict[str, Label]:
+        at = np.unravel_index(flat, self.shape) if self.axes else ()
+        return {axis: self.coords[axis][int(place)] for axis, place in zip(self.axes, at, strict=True)}
+
+    def _aligned(self, other: Result, what: str) -> Tensor:
+        """The values of a result on some of these axes, as they broadcast to all of them."""
+        for axis in other.axes:
+            if axis not in self.axes or other.coords[axis] != self.coords[axis]:
+                why = "has other labels here" if axis in self.axes else f"is not among {listed(self.axes)}"
+                raise HooklineError(f"{what} does not fit this result: its axis {axis!r} {why}")
+        order = [other.axes.index(axis) for axis in self.axes if axis in other.axes]
+        sizes = [len(self.coords[axis]) if axis in other.axes else 1 for axis in self.axes]
+        return other.values.permute(order).reshape(sizes)
+
+    def _outstanding(self, k: int) -> Top:
+        """The cells to mention: by their effect where there is a number to measure it from."""
+        return self.top(k, by="effect" if _is_measure(self.info.get(self._origin())) else "abs")
+
+    @property
+    def origin(self) -> float:
+        """The value of the run that the cells are changes of; 0 where there is none, or one for each of several."""
+        value = self.info.get(self._origin())
+        return float(value) if isinstance(value, int | float) else 0.0
+
+    def _origin(self) -> str:
+        """Which baseline the cells are changes of."""
+        return "corrupted" if self.info.get("direction") == "denoise" else "clean"
+
+    def _baseline(self, key: str) -> Tensor:
+        if key not in self.info:
+            raise HooklineError(f"info has no baseline {key!r}, only {listed(self.info)}")
+        value = self.info[key]
+        if not _is_measure(value):
+            raise HooklineError(f"info[{key!r}] must be a number or a Result to measure from, not {value!r}")
+        if isinstance(value, Result):
+            return self._aligned(value, f"info[{key!r}]")
+        return torch.full([1] * len(self.axes), float(value))
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    return a is b or (not isinstance(a, Result) and not isinstance(b, Result) and a == b)
+
+
+def _is_measure(value: Any) -> bool:
+    return isinstance(value, Result | int | float) and not isinstance(value, bool)

@@ -1,0 +1,196 @@
+"""Causal tracing: noise a subject's embeddings, then restore clean activations, and see where the answer comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hookline.errors import HooklineError
+from hookline.experiments.grid import Grid, Places, places
+from hookline.experiments.labels import Label
+from hookline.experiments.measure import Options, Reader, measured, padded_logits
+from hookline.experiments.metrics import as_metric, prob
+from hookline.experiments.prompts import Prompts, baselines, prompts_of
+from hookline.experiments.result import Result
+from hookline.model import HookedModel
+from hookline.rerun.baseline import Baseline
+from hookline.rerun.changes import Change, Variant, index_of
+
+
+def trace(
+    model: HookedModel,
+    prompt: str | Tensor,
+    subject: str | int | Sequence[int],
+    metric: Any = None,
+    *,
+    noise: float | Tensor = 3.0,
+    samples: int | None = None,
+    seed: int | None = None,
+    window: int = 1,
+    points: str | Sequence[str] = "resid_post",
+    per_sample: bool = False,
+    **options: Any,
+) -> Result:
+    """Restore each layer and position of a run whose subject is noised, and measure: `result.values[layer, pos]`.
+
+        from hookline.experiments import tracing
+        tracing.trace(model, "The capital of France is", "France")
+        tracing.trace(model, prompt, "France", points=("mlp_out", "attn_out"), window=3)
+
+    `subject` is a text in the prompt, or positions. Gaussian noise is added to its embeddings, `noise` times the
+    standard deviation of the model's token embeddings, in `samples` ways (10 unless told) that `seed` fixes (0 unless
+    told), and the metric is averaged over them; or `noise` is what to add, [sample, position of the subject, d_model].
+    The metric is the probability of the model's own answer at the end, unless told. `window` layers around each are
+    restored together, an odd number; at the ends there are fewer. Several `points` are an axis `point`. In `info` are
+    the metric of the `clean` and of the noised (`corrupted`) runs, so that `result.normalised` is 1 where all comes
+    back. `per_sample` keeps an axis `sample`. Further `options`: see `Options`.
+    """
+    how = _options(options, per_sample)
+    text = prompts_of(model, prompt)
+    if len(text) != 1:
+        raise HooklineError(f"tracing is of one prompt, not of {len(text)}: trace each by itself")
+    where = places(model, points, ("layer", "pos"))
+    windows = _windows(where, window, model.cfg.n_layers)
+    positions = subject_positions(model, text, subject)
+    clean = baselines(model, text, keep=[*where.names, "hook_embed"])[0]
+    added, spread = _noise(model, clean, positions, noise, samples, seed)
+    noised = [_noised(model, clean.tokens, positions, each, where.names) for each in added]
+    rows = Prompts(text.tokens.expand(len(noised), -1), text.mask.expand(len(noised), -1))
+    logits = clean.logits.expand(len(noised), -1, -1)
+    answer = {} if metric is not None else {"answer": _own_answer(clean)}
+    spec = metric if metric is not None else prob(answer["answer"])
+    metrics = as_metric(spec, model, logits, padded_logits(noised, rows), rows.tokens, rows.mask)
+    reader = Reader(noised, rows, metrics)
+    info: dict[str, Any] = {"direction": "denoise", "clean": reader.values_of(logits), "corrupted": reader.baseline}
+    info |= {"subject": positions, "window": window, "noise": spread, "samples": len(noised), **answer}
+    coords: dict[str, list[Label]] = {**where.coords, "pos": [*text.labels(model)]}
+    cells = product(windows, range(len(coords["pos"])))
+    variants = [[_restored(where, keys, pos, clean, each) for each in noised] for keys, pos in cells]
+    grid = Grid(where.over, {axis: coords[axis] for axis in where.over}, variants)
+    return _renamed(measured(reader, grid, info, how), "example", "sample")
+
+
+def subject_positions(model: HookedModel, text: Prompts, subject: str | int | Sequence[int]) -> list[int]:
+    """The positions of a text in a prompt; or of what is given as positions already, counted from the first."""
+    length = len(text.span(0))
+    if isinstance(subject, str):
+        return _found(model, text, subject)
+    wanted = [subject] if isinstance(subject, int) else list(subject)
+    wrong = next((each for each in wanted if each not in range(-length, length)), None)
+    if wrong is not None or not wanted:
+        raise HooklineError(
+            f"position {wrong} of the subject, but the prompt has {length} tokens" if wanted else "the subject is empty"
+        )
+    return sorted({each % length for each in wanted})
+
+
+def _found(model: HookedModel, text: Prompts, subject: str) -> list[int]:
+    """The tokens that a text is in."""
+    ids = text.row(0)[0].tolist()
+    ends = [len(model.to_string(ids[: at + 1])) for at in range(len(ids))]
+    whole = model.to_string(ids)
+    starts = [at for at in range(len(whole)) if subject and whole.startswith(subject, at)]
+    spans = [[p for p, end in enumerate(ends) if end > at and _start(ends, p) < at + len(subject)] for at in starts]
+    if len(spans) != 1:
+        there = f"is there {len(spans)} times: give its positions, one of {spans}" if spans else "is not there"
+        raise HooklineError(f"the subject {subject!r} {there}, in the prompt {whole!r}")
+    return spans[0]
+
+
+def _start(ends: list[int], at: int) -> int:
+    return ends[at - 1] if at else 0
+
+
+def _own_answer(clean: Baseline) -> int:
+    if not clean.is_causal:
+        raise HooklineError("this model does not go on with a text: say what to measure, metric=…")
+    return int(clean.logits[-1].argmax())
+
+
+def _options(options: dict[str, Any], per_sample: bool) -> Options:
+    if "per_example" in options:
+        raise HooklineError("tracing has one prompt, and samples of noise: say per_sample=True to keep them apart")
+    how = Options(**options, per_example=per_sample)
+    return how if how.resume is None else replace(how, resume=_renamed(how.resume, "sample", "example"))
+
+
+def _windows(where: Places, window: int, n_layers: int) -> list[list[tuple[Label, ...]]]:
+    """For each point and layer, the places that are restored with it."""
+    if isinstance(window, bool) or not isinstance(window, int) or window % 2 != 1 or not 1 <= window <= n_layers:
+        raise HooklineError(f"window is an odd number of layers, up to the {n_layers} of the model, not {window!r}")
+    layer, reach = where.over.index("layer"), window // 2
+    return [
+        [
+            other
+            for other in where.points
+            if abs(int(other[layer]) - int(key[layer])) <= reach
+            and other[:layer] + other[layer + 1 :] == key[:layer] + key[layer + 1 :]
+        ]
+        for key in where.points
+    ]
+
+
+def _noise(
+    model: HookedModel,
+    clean: Baseline,
+    positions: list[int],
+    noise: float | Tensor,
+    samples: int | None,
+    seed: int | None,
+) -> tuple[Float[Tensor, "sample position d_model"], float]:
+    """What is added in each sample, and its spread."""
+    here = clean.kept["hook_embed"]
+    shape = (len(positions), here.shape[-1])
+    if isinstance(noise, Tensor):
+        if samples is not None or seed is not None:
+            raise HooklineError("noise is what to add already: leave out samples and seed")
+        added = noise[None] if noise.ndim == 2 else noise
+        if added.ndim != 3 or added.shape[1:] != shape or not len(added):
+            raise HooklineError(f"noise has the shape {list(noise.shape)}: for this subject it is [sample, {shape}]")
+        return added.to(here), float(added.float().std())
+    count = 10 if samples is None else samples
+    if not noise > 0 or isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise HooklineError(f"there must be noise, and at least one sample of it, not noise={noise}, samples={samples}")
+    spread = noise * _spread(model, clean)
+    generator = torch.Generator().manual_seed(0 if seed is None else seed)
+    return (torch.randn(count, *shape, generator=generator) * spread).to(here), spread
+
+
+def _spread(model: HookedModel, clean: Baseline) -> float:
+    """The standard deviation of the embeddings of all tokens, as they enter the stream: some models scale them."""
+    vocabulary = model.W_E.detach().float()
+    here = vocabulary[clean.tokens[0].to(vocabulary.device)]
+    return float(vocabulary.std() * clean.kept["hook_embed"].float().std().to(here.device) / here.std())
+
+
+def _noised(model: HookedModel, tokens: Tensor, positions: list[int], added: Tensor, keep: list[str]) -> Baseline:
+    def add(embed: Tensor) -> None:
+        embed[:, positions] += added
+
+    return Baseline(model, tokens, fwd_hooks=[("hook_embed", add)], keep=keep)
+
+
+def _restored(where: Places, keys: list[tuple[Label, ...]], pos: int, clean: Baseline, noised: Baseline) -> Variant:
+    """At a position, clean activations at each of these points."""
+    changes = []
+    for key in keys:
+        point = where.points[key]
+        at = index_of(point, pos=pos)
+        changes.append(Change(point, at, clean.kept[point.name][at], pos, noised.kept[point.name][at]))
+    return changes
+
+
+def _renamed(result: Result, old: str, new: str) -> Result:
+    """The result with an axis called otherwise, also in the results in its info."""
+    if old not in result.axes:
+        return result
+    info = {key: _renamed(x, old, new) if isinstance(x, Result) else x for key, x in result.info.items()}
+    axes = tuple(new if axis == old else axis for axis in result.axes)
+    coords = {new if axis == old else axis: labels for axis, labels in result.coords.items()}
+    return replace(result, axes=axes, coords=coords, info=info)

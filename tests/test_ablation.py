@@ -1,0 +1,281 @@
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import tiny_models
+import torch
+from torch import Tensor
+
+import hookline
+from hookline import HooklineError
+from hookline.experiments import ablation, metrics
+from hookline.experiments.result import Result
+
+KINDS = ["gpt2", "llama", "gemma2", "mixtral", "gptj", "bert"]
+PROMPT = "When Mary and John went to the store, John gave a drink to"
+OTHERS = [
+    "When Tom and Anna went to the park, Tom gave a book to",
+    "When Kate and Paul went to the store, Paul gave a drink to",
+]
+LEAD = metrics.logit_diff(" Mary", " John")
+
+
+@pytest.fixture(scope="module")
+def tinyworld() -> hookline.HookedModel:
+    return hookline.load("tinyworld")
+
+
+def wrapped(kind: str) -> hookline.HookedModel:
+    model = tiny_models.encoder(kind, head=True) if kind == "bert" else tiny_models.causal_lm(kind)
+    return hookline.hook(model)
+
+
+def tokens(rows: int = 1, seed: int = 0, length: int = 8) -> Tensor:
+    return torch.randint(3, 60, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def lead(logits: Tensor) -> Tensor:
+    return logits[:, -1, 5] - logits[:, -1, 9]
+
+
+def name_of(model: hookline.HookedModel, layer: int, point: str) -> str:
+    return f"{model._points.layer(layer)}.{point}"
+
+
+def put(x: Tensor, value: Tensor | float, where: tuple) -> None:
+    x[where] = value
+
+
+def close(result: Result, values: Tensor) -> None:
+    torch.testing.assert_close(result.values, values.float(), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_heads_are_what_a_loop_gives(kind) -> None:
+    model, text = wrapped(kind), tokens(2)
+    result = ablation.ablate(model, text, lead, per_example=True)
+    n_heads = model.cfg.n_heads
+    expected = torch.stack(
+        [
+            lead(
+                model.run_with_hooks(
+                    text, fwd_hooks=[(name_of(model, layer, "attn.hook_z"), partial(put, value=0, where=at))]
+                )
+            )
+            for layer in range(model.cfg.n_layers)
+            for head in range(n_heads)
+            for at in [(slice(None), slice(None), head)]
+        ]
+    )
+    close(result, expected.view(model.cfg.n_layers, n_heads, 2).detach())
+    assert result.axes == ("layer", "head", "example")
+    close(result.info["clean"], lead(model(text)).detach())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("of", ["attention", "mlps", "layers"])
+def test_outputs_are_what_a_loop_gives(kind, of) -> None:
+    model, text = wrapped(kind), tokens()
+    points = {"attention": ["hook_attn_out"], "mlps": ["hook_mlp_out"]}.get(of, ["hook_attn_out", "hook_mlp_out"])
+    result = ablation.ablate(model, text, lead, of=of)
+    expected = [
+        lead(model.run_with_hooks(text, fwd_hooks=[(name_of(model, layer, p), torch.zeros_like) for p in points]))
+        for layer in range(model.cfg.n_layers)
+    ]
+    close(result, torch.cat(expected).detach())
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_neurons_of_a_layer_at_a_position(kind) -> None:
+    model, text = wrapped(kind), tokens()
+    result = ablation.ablate(model, text, lead, of="neurons", layer=-2, pos=[2, -1])
+    assert result.axes == ("neuron",)
+    for neuron in (0, 7, 79):
+        hook = partial(put, value=0, where=(slice(None), [2, 7], neuron))
+        logits = model.run_with_hooks(text, fwd_hooks=[(name_of(model, 2, "mlp.hook_post"), hook)])
+        assert result.sel(neuron=neuron).item() == pytest.approx(lead(logits).item(), abs=1e-4)
+    everywhere = ablation.ablate(model, text, lead, of="neurons", layer=[2])
+    assert everywhere.axes == ("layer", "neuron")
+    assert not torch.allclose(everywhere.values[0], result.values)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("per_position", [False, True])
+def test_the_mean_is_that_of_the_data(kind, per_position) -> None:
+    model, text, data = wrapped(kind), tokens(), tokens(3, seed=1)
+    result = ablation.ablate(model, text, lead, by="mean", data=data, per_position=per_position)
+    cache = model.cache(data)
+    for layer, head in ((0, 1), (2, 3)):
+        mean = cache["z", layer][:, :, head].mean(0 if per_position else (0, 1))
+        hook = partial(put, value=mean, where=(slice(None), slice(None), head))
+        logits = model.run_with_hooks(text, fwd_hooks=[(name_of(model, layer, "attn.hook_z"), hook)])
+        assert result.sel(layer=layer, head=head).item() == pytest.approx(lead(logits).item(), abs=1e-4)
+
+
+def test_without_data_the_mean_is_that_of_the_prompts() -> None:
+    model, text = wrapped("gpt2"), tokens(3)
+    own = ablation.ablate(model, text, lead, by="mean", of="mlps")
+    close(own, ablation.ablate(model, text, lead, by="mean", of="mlps", data=text).values)
+
+
+def test_resampled_is_another_text_and_the_seed_chooses_it() -> None:
+    model, text, data = wrapped("llama"), tokens(), tokens(4, seed=1)
+    cache, found = model.cache(data), set()
+    for seed in range(8):
+        result = ablation.ablate(model, text, lead, by="resample", data=data, seed=seed, of="mlps")
+        again = ablation.ablate(model, text, lead, by="resample", data=data, seed=seed, of="mlps")
+        assert torch.equal(result.values, again.values)
+        choices = []
+        for row in range(4):
+            hook = partial(put, value=cache["mlp_out", 1][row], where=(slice(None),))
+            choices.append(lead(model.run_with_hooks(text, fwd_hooks=[("blocks.1.hook_mlp_out", hook)])).item())
+        near = min(range(4), key=lambda row: abs(choices[row] - result.values[1].item()))
+        assert choices[near] == pytest.approx(result.values[1].item(), abs=1e-4)
+        found.add(near)
+    assert len(found) > 1
+
+
+def test_resampling_from_the_prompts_never_gives_a_prompt_itself() -> None:
+    model, text = wrapped("gpt2"), tokens(2)
+    result = ablation.ablate(model, text, lead, by="resample", of="layers", per_example=True, layer=[0, 1, 2, 3])
+    assert bool(((result - result.info["clean"]).values.abs() > 1e-4).all())
+
+
+def test_points_and_axes_of_ones_own() -> None:
+    model, text = wrapped("gpt2"), tokens()
+    result = ablation.ablate(model, text, lead, points="mlp_out", over=("layer", "pos"))
+    assert result.axes == ("layer", "pos")
+    hook = partial(put, value=0, where=(slice(None), 5))
+    logits = model.run_with_hooks(text, fwd_hooks=[("blocks.1.hook_mlp_out", hook)])
+    assert result.values[1, 5].item() == pytest.approx(lead(logits).item(), abs=1e-4)
+    named = ablation.ablate(model, text, lead, points=["hook_embed", "blocks.2.hook_resid_post"], over="point")
+    expected = [lead(model.run_with_hooks(text, fwd_hooks=[(n, torch.zeros_like)])) for n in named.coords["point"]]
+    close(named, torch.cat(expected).detach())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("of", ["heads", "mlps", "layers"])
+def test_parts_ablated_together(kind, of) -> None:
+    """Also at some positions only: at the others the part goes along with what was ablated before it."""
+    model, text = wrapped(kind), tokens()
+    points = {"heads": ["attn.hook_z"], "mlps": ["hook_mlp_out"]}.get(of, ["hook_attn_out", "hook_mlp_out"])
+    order = [(2, 1), (0, 3), (1, 0)] if of == "heads" else [2, 0, 3]
+    for pos in (None, [1, 6]):
+        where = slice(None) if pos is None else pos
+        curve = ablation.cumulative(model, text, lead, order, of=of, pos=pos)
+        assert curve.shape == (2, 4)
+        for row, some in enumerate((order, order[::-1])):
+            for count in range(4):
+                hooks = []
+                for part in some[:count]:
+                    layer, *head = part if isinstance(part, tuple) else (part,)
+                    hook = partial(put, value=0, where=(slice(None), where, *head))
+                    hooks += [(name_of(model, layer, point), hook) for point in points]
+                expected = lead(model.run_with_hooks(text, fwd_hooks=hooks)).item()
+                assert curve.values[row, count].item() == pytest.approx(expected, abs=2e-4)
+
+
+def test_a_part_that_is_zero_already_stays_so_when_others_are_ablated() -> None:
+    model = hookline.hook(tiny_models.causal_lm("opt"))  # with a ReLU
+    text = tokens()
+    post = model.cache(text)["post", 3][0]
+    dead = next(neuron for neuron in range(post.shape[-1]) if not post[:, neuron].any())
+    order = [{"layer": 0, "neuron": n} for n in range(60)] + [{"layer": 3, "neuron": dead}]
+    curve = ablation.cumulative(model, text, lead, order, of="neurons").sel(order="as ranked")
+    hooks = [("blocks.0.mlp.hook_post", partial(put, value=0, where=(..., list(range(60)))))]
+    hooks.append(("blocks.3.mlp.hook_post", partial(put, value=0, where=(..., dead))))
+    assert curve.values[-1].item() == pytest.approx(lead(model.run_with_hooks(text, fwd_hooks=hooks)).item(), abs=1e-4)
+
+
+def test_a_ranking_finds_the_head_that_names_the_receiver(tinyworld) -> None:
+    result = ablation.ablate(tinyworld, PROMPT, LEAD)
+    ranked = ablation.ranking(result)
+    sizes = [abs(cell.value) for cell in ranked]
+    assert len(ranked) == 32
+    assert sizes == sorted(sizes, reverse=True)
+    first = ranked[0]
+    value = result.sel(**first.labels).item()
+    assert first.value == pytest.approx(value - result.info["clean"], abs=1e-4)
+    falls = ablation.ranking(result, by="lowest")
+    assert falls[0].value < 0
+    assert falls[0].value <= min(cell.value for cell in ranked)
+    curve = ablation.cumulative(tinyworld, PROMPT, LEAD, result)
+    assert curve.values[0, 0] == curve.values[1, 0] == pytest.approx(result.info["clean"], abs=1e-4)
+    assert curve.values[0, 1].item() == pytest.approx(value, abs=1e-3)
+    assert curve.values[0, -1].item() == pytest.approx(curve.values[1, -1].item(), abs=1e-3)
+    assert curve.info["parts"][0] == list(first.labels.values())
+
+
+def test_heads_by_their_short_names(tinyworld) -> None:
+    named = ablation.cumulative(tinyworld, PROMPT, LEAD, ["L3H4", "L1H2"])
+    close(named, ablation.cumulative(tinyworld, PROMPT, LEAD, [(3, 4), {"layer": 1, "head": 2}]).values)
+
+
+def test_prompts_of_different_lengths_are_as_by_themselves(tinyworld) -> None:
+    prompts = [PROMPT, "John gave a book to"]
+    result = ablation.ablate(tinyworld, prompts, LEAD, per_example=True, pos=-1)
+    for number, prompt in enumerate(prompts):
+        close(result.sel(example=number), ablation.ablate(tinyworld, prompt, LEAD, pos=-1).values)
+
+
+def test_several_metrics_are_ranked_one_by_one(tinyworld) -> None:
+    result = ablation.ablate(tinyworld, PROMPT, [LEAD, "kl"], of="mlps")
+    with pytest.raises(HooklineError, match="sel\\(metric"):
+        ablation.ranking(result)
+    assert ablation.ranking(result.sel(metric="kl"))[0].value > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"by": "median"}, '"zero", "mean" or "resample"'),
+        ({"by": "zero", "data": OTHERS}, "needs no data"),
+        ({"by": "mean", "seed": 1}, "seed chooses"),
+        ({"by": "zero", "per_position": True}, "per_position is about the mean"),
+        ({"by": "mean", "per_position": True}, "give data="),
+        ({"by": "mean", "per_position": True, "data": ["Tom"]}, "no text of data has more than 1"),
+        ({"by": "resample"}, "no other text of 14 tokens is among the prompts"),
+        ({"by": "resample", "data": ["Tom likes Anna"]}, "among data"),
+        ({"of": "head"}, "'heads'"),
+        ({"of": "heads", "points": "z"}, "leave out points"),
+        ({"over": ("layer", "pos")}, "goes with points"),
+        ({"points": [], "over": "layer"}, "needs points"),
+        ({"layer": 9}, "layer 9, but the model has 4"),
+        ({"pos": 14}, "position 14, but prompt 0 has 14 tokens"),
+        ({"pos": []}, "nowhere"),
+        ({"points": "mlp_out", "over": ("layer", "pos"), "pos": 1}, "leave one out"),
+        ({"points": "pattern", "over": ("layer", "head"), "by": "mean", "data": OTHERS}, "no mean that fits"),
+    ],
+)
+def test_what_cannot_be_ablated_is_refused(tinyworld, options, message) -> None:
+    with pytest.raises(HooklineError, match=message):
+        ablation.ablate(tinyworld, PROMPT, LEAD, **options)
+
+
+@pytest.mark.parametrize(
+    ("order", "options", "message"),
+    [
+        ([], {}, "empty"),
+        ([(3, 4), "L3H4"], {}, "twice"),
+        ([(3, 99)], {}, "no part to ablate is"),
+        ([{"layer": 3}], {}, "no part to ablate is"),
+    ],
+)
+def test_orders_that_cannot_be_are_refused(tinyworld, order, options, message) -> None:
+    with pytest.raises(HooklineError, match=message):
+        ablation.cumulative(tinyworld, PROMPT, LEAD, order, **options)
+
+
+def test_a_ranking_says_what_its_parts_are(tinyworld) -> None:
+    mlps = ablation.ablate(tinyworld, PROMPT, LEAD, of="mlps")
+    assert ablation.cumulative(tinyworld, PROMPT, LEAD, mlps).info["choice"]["of"] == "mlps"
+    with pytest.raises(HooklineError, match="leave out of"):
+        ablation.cumulative(tinyworld, PROMPT, LEAD, mlps, of="heads")
+    with pytest.raises(HooklineError, match="not of ablate"):
+        ablation.cumulative(tinyworld, PROMPT, LEAD, Result(torch.zeros(2), ("layer",), {"layer": [0, 1]}))
+
+
+def test_a_metric_that_gives_nan_is_refused(tinyworld) -> None:
+    with pytest.raises(HooklineError, match="NaN"):
+        ablation.ablate(tinyworld, PROMPT, lambda logits: (logits[:, -1, 0] * 0 - 1).sqrt())

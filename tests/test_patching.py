@@ -1,0 +1,306 @@
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tiny_models
+import torch
+from torch import Tensor
+
+import hookline
+from hookline import HooklineError, HooklineWarning
+from hookline.errors import UnknownPointError
+from hookline.experiments import classic, metrics, patching
+from hookline.experiments.result import Result
+from hookline.rerun.changes import index_of
+
+CLEAN = "When Mary and John went to the store, John gave a drink to"
+CORRUPTED = "When Mary and John went to the store, Mary gave a drink to"
+NAMES = metrics.logit_diff(" Mary", " John")
+
+
+@pytest.fixture(scope="module")
+def tinyworld() -> hookline.HookedModel:
+    return hookline.load("tinyworld")
+
+
+def rows(seed: int, n: int = 1, length: int = 8) -> Tensor:
+    return torch.randint(3, 60, (n, length), generator=torch.Generator().manual_seed(seed))
+
+
+def difference(logits: Tensor) -> Tensor:
+    return logits[:, -1, 5] - logits[:, -1, 6]
+
+
+def one_by_one(
+    model: Any, source: Tensor, target: Tensor, metric: Callable[[Tensor], Tensor], kind: str, result: Result
+) -> Tensor:
+    """The same sweep as a loop over full runs with a hook."""
+    names = {layer: model._points.spelled((kind, layer)) for layer in result.coords["layer"]}
+    cache = model.run_with_cache(source, names_filter=list(names.values()))[1]
+    values = torch.empty(result.shape)
+    for cell in itertools.product(*map(range, result.shape)):
+        at = dict(zip(result.axes, cell, strict=True))
+        name = names[result.coords["layer"][at.pop("layer")]]
+        where = (slice(None), *index_of(model.point(name), **at))
+
+        def patch(x: Tensor, name: str = name, where: Any = where) -> None:
+            x[where] = cache[name][where]
+
+        with torch.no_grad():
+            values[cell] = metric(model.run_with_hooks(target, fwd_hooks=[(name, patch)])).mean().item()
+    return values
+
+
+SWEEPS = [
+    ("resid_pre", ("layer", "pos")),
+    ("resid_post", ("pos", "layer")),
+    ("attn_out", ("layer", "pos")),
+    ("mlp_out", ("layer", "pos")),
+    ("z", ("layer", "head")),
+    ("z", ("layer", "head", "pos")),
+    ("k", ("layer", "head")),
+    ("pattern", ("layer", "head", "pos")),
+    ("pattern", ("layer", "pos", "src")),
+    ("post", ("layer", "pos")),
+]
+
+
+@pytest.mark.parametrize(("kind", "over"), SWEEPS)
+@pytest.mark.parametrize("architecture", ["gpt2", "llama", "gptj", "gemma2", "bert"])
+def test_a_sweep_is_a_loop_over_runs_with_a_hook(architecture: str, kind: str, over: tuple[str, ...]) -> None:
+    make = tiny_models.encoder if architecture == "bert" else tiny_models.causal_lm
+    model: Any = hookline.hook(make(architecture).eval())
+    clean, corrupted = rows(0), rows(1)
+    corrupted[:, :2] = clean[:, :2]
+    result = patching.sweep(model, clean, corrupted, difference, points=kind, over=over)
+    expected = one_by_one(model, clean, corrupted, difference, kind, result)
+    torch.testing.assert_close(result.values, expected, rtol=1e-4, atol=1e-5)
+    assert result.axes == over
+    assert result.values.std() > 1e-4
+    assert result.info["corrupted"] == pytest.approx(float(difference(model(corrupted)).detach()), abs=1e-5)
+    assert result.info["clean"] == pytest.approx(float(difference(model(clean)).detach()), abs=1e-5)
+
+
+def test_noising_is_denoising_the_other_way_round() -> None:
+    model: Any = hookline.hook(tiny_models.causal_lm("llama").eval())
+    clean, corrupted = rows(0), rows(1)
+    noised = patching.sweep(model, clean, corrupted, difference, points="z", direction="noise")
+    other = patching.sweep(model, corrupted, clean, difference, points="z")
+    assert torch.equal(noised.values, other.values)
+    assert (noised.info["clean"], noised.info["corrupted"]) == (other.info["corrupted"], other.info["clean"])
+
+
+def test_everything_patched_gives_the_other_run_and_nothing_gives_the_same() -> None:
+    model: Any = hookline.hook(tiny_models.causal_lm("gpt2").eval())
+    result = patching.sweep(model, rows(0), rows(1), difference, points="resid_pre", over="layer")
+    torch.testing.assert_close(result.normalised.values, torch.ones(4), rtol=1e-4, atol=1e-4)
+    same = patching.sweep(model, rows(1), rows(1), difference)
+    assert bool((same.values == same.info["corrupted"]).all())
+
+
+def test_several_prompts_go_together_and_can_be_kept_apart() -> None:
+    model: Any = hookline.hook(tiny_models.causal_lm("llama").eval())
+    clean, corrupted = rows(0, 3), rows(1, 3)
+    mean = patching.sweep(model, clean, corrupted, difference, points="z", over=("layer", "head"))
+    apart = patching.sweep(model, clean, corrupted, difference, points="z", over=("layer", "head"), per_example=True)
+    assert apart.axes == ("layer", "head", "example")
+    torch.testing.assert_close(apart.values.mean(-1), mean.values)
+    for row in range(3):
+        alone = patching.sweep(model, clean[[row]], corrupted[[row]], difference, points="z", over=("layer", "head"))
+        torch.testing.assert_close(apart.values[..., row], alone.values, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_is_no_part_of_a_prompt(tinyworld: hookline.HookedModel, side: str) -> None:
+    other = (
+        "Later, Tom and Mary went to the store and Mary gave a drink to",
+        "Later, Tom and Mary went to the store and Tom gave a drink to",
+    )
+    answers = metrics.logit_diff([" Mary", " Tom"], [" John", " Mary"])
+    clean, corrupted = (
+        tinyworld.to_tokens([first, second], padding_side=side)
+        for first, second in ((CLEAN, other[0]), (CORRUPTED, other[1]))
+    )
+    both = patching.sweep(tinyworld, clean, corrupted, answers, points="z", over=("layer", "head"), per_example=True)
+    first = patching.sweep(tinyworld, CLEAN, CORRUPTED, NAMES, points="z", over=("layer", "head"))
+    torch.testing.assert_close(both.values[..., 0], first.values, rtol=1e-4, atol=1e-4)
+    by_place = patching.sweep(tinyworld, clean, corrupted, answers, per_example=True)
+    alone = patching.sweep(tinyworld, CLEAN, CORRUPTED, NAMES)
+    columns = slice(by_place.shape[1] - alone.shape[1], None) if side == "left" else slice(alone.shape[1])
+    torch.testing.assert_close(by_place.values[:, columns, 0], alone.values, rtol=1e-4, atol=1e-4)
+
+
+def test_several_metrics_and_several_points_are_axes(tinyworld: hookline.HookedModel) -> None:
+    result = patching.sweep(tinyworld, CLEAN, CORRUPTED, [NAMES, "kl"], points=["resid_pre", "attn_out", "mlp_out"])
+    assert result.axes == ("metric", "point", "layer", "pos")
+    assert result.coords["metric"] == ["logit_diff", "kl"]
+    alone = patching.sweep(tinyworld, CLEAN, CORRUPTED, NAMES, points="attn_out")
+    assert torch.allclose(result.sel(metric="logit_diff", point="attn_out").values, alone.values, atol=1e-4)
+    assert result.coords["pos"][1] == "1: Mary"
+
+
+def test_the_head_that_moves_the_name_is_found(tinyworld: hookline.HookedModel) -> None:
+    result = patching.sweep(tinyworld, CLEAN, CORRUPTED, NAMES, points="z", over=("layer", "head"))
+    best = result.normalised.top(1)[0]
+    assert (best.labels["layer"], best.labels["head"]) == (3, 4)
+    assert best.value > 0.9
+
+
+def test_any_list_of_points_can_be_swept(tinyworld: hookline.HookedModel) -> None:
+    result = patching.sweep(
+        tinyworld, CLEAN, CORRUPTED, NAMES, points=["blocks.*.mlp.hook_post", "ln_final.hook_normalized"], over=["pos"]
+    )
+    assert result.axes == ("point", "pos")
+    assert result.coords["point"][-1] == "ln_final.hook_normalized"
+    whole = patching.sweep(tinyworld, CLEAN, CORRUPTED, NAMES, points="ln_final.hook_normalized", over="point")
+    assert float(whole.normalised.values) == pytest.approx(1, abs=1e-3)
+
+
+def test_the_classic_functions_are_sweeps() -> None:
+    model: Any = hookline.hook(tiny_models.causal_lm("llama").eval())
+    clean, corrupted = rows(0, 2), rows(1, 2)
+    cache = model.run_with_cache(clean)[1]
+
+    def metric(logits: Tensor) -> Tensor:
+        return difference(logits).mean()
+
+    found = classic.get_act_patch_attn_head_out_by_pos(model, corrupted, cache, metric)
+    swept = patching.sweep(model, clean, corrupted, metric, points="z", over=("layer", "pos", "head"))
+    torch.testing.assert_close(found.values, swept.values)
+    every = classic.get_act_patch_attn_head_all_pos_every(model, corrupted, cache, metric)
+    assert every.shape == (5, 4, 4)
+    keys = classic.get_act_patch_attn_head_k_all_pos(model, corrupted, cache, metric)  # of each group of two heads
+    torch.testing.assert_close(every.sel(point="k").values, keys.values.repeat_interleave(2, 1))
+    assert classic.get_act_patch_attn_head_pattern_by_pos(model, corrupted, cache, metric).axes == (
+        "layer",
+        "head",
+        "pos",
+    )
+    assert classic.get_act_patch_block_every(model, corrupted, cache, metric).shape == (3, 4, 8)
+
+
+def test_a_metric_that_looks_elsewhere_only_sometimes_is_right_all_the_same(tinyworld: hookline.HookedModel) -> None:
+    logits = tinyworld(CORRUPTED)
+    usual = int(logits[0, -1].argmax())
+
+    def fickle(logits: Tensor) -> Tensor:
+        answer = logits[:, -1, usual] - logits[:, -1].amax(-1)  # 0 for what is usual
+        elsewhere = logits[:, 3].logsumexp(-1)
+        return torch.where(answer == 0, answer, elsewhere) if bool((answer != 0).any()) else answer
+
+    found = patching.sweep(tinyworld, CLEAN, CORRUPTED, fickle)
+    cache = tinyworld.run_with_cache(CLEAN)[1]
+
+    def patch(resid: Tensor) -> None:
+        resid[:, 9] = cache["resid_pre", 0][:, 9]
+
+    patched = tinyworld.run_with_hooks(CORRUPTED, fwd_hooks=[("blocks.0.hook_resid_pre", patch)])
+    assert int(patched[0, -1].argmax()) != usual
+    assert float(found.values[0, 9]) == pytest.approx(float(fickle(patched.detach())), abs=1e-3)
+
+
+def test_a_metric_may_keep_what_it_is_shown(tinyworld: hookline.HookedModel) -> None:
+    kept: list[Tensor] = []
+
+    def keeping(logits: Tensor) -> Tensor:
+        kept.append(logits)
+        return NAMES_BY_ID(logits)
+
+    mary, john = tinyworld.to_single_token(" Mary"), tinyworld.to_single_token(" John")
+    NAMES_BY_ID = metrics.logit_diff(mary, john)  # noqa: N806
+    result = patching.sweep(tinyworld, CLEAN, CORRUPTED, keeping, points="z", over=("layer", "head"))
+    shown = torch.stack([NAMES_BY_ID(logits)[0] for logits in kept[-32:]])
+    torch.testing.assert_close(shown.sort().values, result.values.flatten().sort().values)
+
+
+def test_an_interrupt_keeps_what_is_done_and_it_can_go_on(tinyworld: hookline.HookedModel) -> None:
+    calls = itertools.count()
+
+    def impatient(logits: Tensor) -> Tensor:
+        if next(calls) == 40:
+            raise KeyboardInterrupt
+        return difference(logits)
+
+    part = patching.sweep(tinyworld, CLEAN, CORRUPTED, impatient, batch_size=4)
+    assert not part.complete
+    assert 0 < int(part.values.isnan().sum()) < part.values.numel()
+    seen = [0]
+
+    def counting(logits: Tensor) -> Tensor:
+        seen[0] += 1
+        return difference(logits)
+
+    whole = patching.sweep(tinyworld, CLEAN, CORRUPTED, difference)
+    resumed = patching.sweep(tinyworld, CLEAN, CORRUPTED, counting, resume=part)
+    torch.testing.assert_close(resumed.values, whole.values, rtol=1e-4, atol=1e-4)
+    assert resumed.complete
+    assert seen[0] < part.values.numel()
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_the_size_of_batches_makes_no_difference(tinyworld: hookline.HookedModel, size: int) -> None:
+    whole = patching.sweep(tinyworld, CLEAN, CORRUPTED, NAMES)
+    found = patching.sweep(tinyworld, CLEAN, CORRUPTED, NAMES, batch_size=size)
+    torch.testing.assert_close(found.values, whole.values, rtol=1e-4, atol=1e-4)
+
+
+def test_hooks_that_stand_are_part_of_every_run(tinyworld: hookline.HookedModel) -> None:
+    def without(z: Tensor) -> None:
+        z[:, :, 4] = 0
+
+    hooks = [("blocks.3.attn.hook_z", without)]
+    with tinyworld.hooks(fwd_hooks=hooks):
+        inside = patching.sweep(tinyworld, CLEAN, CORRUPTED, NAMES)
+        expected = tinyworld(CLEAN)
+    assert inside.info["clean"] == pytest.approx(
+        float(metrics.resolve(NAMES, tinyworld, tinyworld.to_tokens(CLEAN))(expected.detach())), abs=1e-4
+    )
+
+
+def test_dropout_is_warned_about() -> None:
+    module = tiny_models.causal_lm("gpt2").train()
+    with pytest.warns(HooklineWarning, match="training mode with dropout"):
+        patching.sweep(hookline.hook(module), rows(0), rows(1), difference)  # type: ignore[arg-type]
+
+
+def bad(**changes: Any) -> dict[str, Any]:
+    return {"clean": CLEAN, "corrupted": CORRUPTED, "metric": NAMES} | changes
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (bad(clean="When Mary and John went to the store"), r"clean has \[1, 8\].*tokens \['"),
+        (bad(metric=lambda logits: logits[:, -1]), "gave a torch.float32 tensor of shape"),
+        (bad(metric=lambda logits: logits[:, -1, 0] * torch.nan), "gave NaN"),
+        (bad(metric=lambda logits: 3.0), "gave float 3.0"),
+        (bad(metric="logit_dif"), "Did you mean 'logit_diff'"),
+        (bad(points=[]), "needs points"),
+        (bad(over=()), "needs points and axes"),
+        (bad(over=("layer", "position")), "the axes of a sweep are"),
+        (bad(over=("layer", "layer")), "each at most once"),
+        (bad(over=("layer", "head")), "has no axis 'head'"),
+        (bad(points="resid"), "is no kind of point that layers have"),
+        (bad(layers=[7]), "layer"),
+        (bad(direction="up"), 'direction is "denoise"'),
+        (bad(batch_size=0), "batch_size"),
+        (bad(points="blocks.9.hook_resid_pre", over="pos"), "blocks.9"),
+        (bad(points=["z", "resid_pre"], over=("layer", "head")), "has no axis 'head'"),
+    ],
+)
+def test_bad_input_is_refused(tinyworld: hookline.HookedModel, given: dict[str, Any], message: str) -> None:
+    clean, corrupted, metric = given.pop("clean"), given.pop("corrupted"), given.pop("metric")
+    with pytest.raises((HooklineError, UnknownPointError), match=message):
+        patching.sweep(tinyworld, clean, corrupted, metric, **given)
+
+
+def test_options_that_do_not_exist_are_refused(tinyworld: hookline.HookedModel) -> None:
+    with pytest.raises(TypeError, match="per_exampel"):
+        patching.sweep(tinyworld, CLEAN, CORRUPTED, NAMES, per_exampel=True)
+    with pytest.raises(HooklineError, match="one number for all prompts"):
+        patching.sweep(
+            tinyworld, [CLEAN, CLEAN], [CORRUPTED, CORRUPTED], lambda x: x[:, -1, 0].mean(), per_example=True
+        )

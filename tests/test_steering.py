@@ -1,0 +1,192 @@
+"""Steering: vectors against caches, sweeps against plain runs, and every token of a generation steered."""
+
+import pytest
+import torch
+from tiny_models import causal_lm
+
+import hookline
+from hookline.demo.experiments import CAPITALS, NO_OPINION, questions
+from hookline.experiments import metrics, steering
+
+METRIC = metrics.logit_diff(5, 7)
+PROMPT = "The capital of France is"
+
+
+def tokens(seed, rows=2, length=7):
+    return torch.randint(3, 60, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture(scope="module")
+def models():
+    return {kind: hookline.hook(causal_lm(kind)) for kind in ("gpt2", "llama", "mixtral", "gptj")}
+
+
+@pytest.fixture(scope="module")
+def world():
+    return hookline.load("tinyworld")
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "mixtral"])
+@pytest.mark.parametrize("points", ["resid_post", "attn_out"])
+def test_vectors_are_differences_of_means(models, kind, points) -> None:
+    model, positive, negative = models[kind], tokens(0, 3), tokens(1, 2)
+    vectors = steering.contrast_vectors(model, positive, negative, points=points)
+    a, b = (model.run_with_cache(each)[1] for each in (positive, negative))
+    for layer in range(4):
+        expected = a[points, layer][:, -1].mean(0) - b[points, layer][:, -1].mean(0)
+        torch.testing.assert_close(vectors.at(layer), expected, atol=1e-5, rtol=1e-4)
+    everywhere = steering.contrast_vectors(model, positive, negative, points=points, pos=None, layers=[2])
+    expected = a[points, 2].mean((0, 1)) - b[points, 2].mean((0, 1))
+    torch.testing.assert_close(everywhere.at(2), expected, atol=1e-5, rtol=1e-4)
+    unit = steering.contrast_vectors(model, positive, negative, points=points, normalise=True)
+    torch.testing.assert_close(unit.norms, torch.ones(4))
+    torch.testing.assert_close(unit.vectors * vectors.norms[:, None], vectors.vectors)
+
+
+def test_padding_does_not_count(world) -> None:
+    texts = ["Mary went to the store", "John went to"]
+    both = steering.contrast_vectors(world, texts, PROMPT)
+    each = [steering.contrast_vectors(world, text, PROMPT) for text in texts]
+    torch.testing.assert_close(both.vectors, (each[0].vectors + each[1].vectors) / 2, atol=1e-5, rtol=1e-4)
+
+
+def test_vectors_are_kept_in_files(models, tmp_path) -> None:
+    vectors = steering.contrast_vectors(models["gpt2"], tokens(0), tokens(1), points="attn_out", layers=[1, 3])
+    vectors.save(tmp_path / "v.safetensors")
+    again = steering.Directions.load(tmp_path / "v.safetensors")
+    assert (again.layers, again.kind, again.info) == ([1, 3], "attn_out", vectors.info)
+    assert torch.equal(again.vectors, vectors.vectors)
+    assert repr(again) == repr(vectors)
+    (tmp_path / "bad.safetensors").write_bytes(b"nothing")
+    with pytest.raises(hookline.HooklineError, match="no file of directions"):
+        steering.Directions.load(tmp_path / "bad.safetensors")
+    other = tmp_path / "other.safetensors"
+    steering.sweep_layers(models["gpt2"], vectors, tokens(2), METRIC).save(other)
+    with pytest.raises(hookline.HooklineError, match="not of directions"):
+        steering.Directions.load(other)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "mixtral", "gptj"])
+@pytest.mark.parametrize("points", ["resid_post", "mlp_out"])
+@pytest.mark.parametrize("pos", [None, -1, [1, 4], slice(2, 5)])
+def test_a_sweep_is_what_plain_runs_give(models, kind, points, pos) -> None:
+    model, prompts = models[kind], tokens(2)
+    vectors = steering.contrast_vectors(model, tokens(0), tokens(1), points=points)
+    result = steering.sweep_layers(model, vectors, prompts, METRIC, coefficients=[-1, 0, 3], pos=pos)
+    assert result.axes == ("layer", "coefficient")
+    where = slice(None) if pos is None else pos
+    for at, layer in enumerate(range(4)):
+        for column, times in enumerate((-1, 0, 3)):
+            change = times * vectors.at(layer)
+
+            def add(x, change=change):
+                x[:, where] += change
+
+            logits = model.run_with_hooks(prompts, fwd_hooks=[((points, layer), add)])
+            expected = (logits[:, -1, 5] - logits[:, -1, 7]).mean().item()
+            assert result.values[at, column].item() == pytest.approx(expected, abs=5e-4)
+    assert (result.values[:, 1] == result.info["clean"]).all()
+
+
+def test_steering_away_from_opinions(world) -> None:
+    """The direction from questions after an opinion to plain ones makes the truth lead, on other countries."""
+    search, test = list(CAPITALS)[::2], list(CAPITALS)[1::2]
+    vectors = steering.contrast_vectors(
+        world, questions(search, 5, template=NO_OPINION).prompts, questions(search, 5).prompts
+    )
+    asked = questions(test, 5)
+    lead = metrics.logit_diff([f" {each}" for each in asked.answers], [f" {each}" for each in asked.others])
+    result = steering.sweep_layers(world, vectors, asked.prompts, lead, coefficients=[1, 2, 4], pos=-1)
+    assert result.info["clean"] < 0 < result.sel(layer=2, coefficient=4).item()
+
+
+def test_every_token_of_a_generation_is_steered(world) -> None:
+    """As with the vector added in every plain run over the whole text: none of the steps is missed."""
+    vectors = steering.contrast_vectors(world, "The capital of Italy is", PROMPT)
+    change = 2.0 * vectors.at(2)
+    found = steering.generate(world, PROMPT, vectors, 2, 2.0, max_new_tokens=5)
+    ids = world.to_tokens(PROMPT)
+    for _ in range(5):
+        logits = world.run_with_hooks(ids, fwd_hooks=[("blocks.2.hook_resid_post", lambda x: x + change)])
+        ids = torch.cat([ids, logits[:, -1].argmax(-1, keepdim=True)], 1)
+        if ids[0, -1] == world.tokenizer.eos_token_id:
+            break
+    assert found.steered == [world.tokenizer.decode(ids[0], skip_special_tokens=True)]
+    assert found.plain == [world.generate(PROMPT, 5)]
+
+
+def test_it_can_be_changed_to_say_something_else(world) -> None:
+    vectors = steering.contrast_vectors(world, "The capital of Italy is", PROMPT)
+    found = steering.generate(world, PROMPT, vectors, 3, max_new_tokens=2, positions=hookline.last)
+    assert "Paris" in found.plain[0]
+    assert "Rome" in found.steered[0]
+    assert repr(found).count("\n") == 2
+
+
+def test_new_tokens_only(world) -> None:
+    """The first new token comes from the prompt, which is left alone; those after it are steered."""
+    change = 50 * torch.randn(128, generator=torch.Generator().manual_seed(0))
+    everywhere, new = (
+        steering.generate(world, PROMPT, change, 1, max_new_tokens=4, positions=where) for where in ("all", "new")
+    )
+    rest = new.steered[0].removeprefix(PROMPT)
+    assert rest.startswith(" Paris")
+    assert new.steered != new.plain
+    assert not everywhere.steered[0].removeprefix(PROMPT).startswith(" Paris")
+
+
+def test_several_prompts_and_chance(world) -> None:
+    texts, change = [PROMPT, "When Mary and John went to the store, John gave a drink to"], torch.zeros(128)
+    greedy = steering.generate(world, texts, change, 0, max_new_tokens=3)
+    assert greedy.plain == greedy.steered == world.generate(texts, 3)
+    how = {"do_sample": True, "temperature": 3.0, "max_new_tokens": 8}
+    drawn = steering.generate(world, texts, change, 0, **how)
+    assert drawn.plain == drawn.steered
+    assert steering.generate(world, texts, change, 0, seed=1, **how).plain != drawn.plain
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"layer": 9}, "layer 9|no vector"),
+        ({"positions": "old"}, "positions are"),
+        ({"positions": "new", "max_new_tokens": 1}, "first new token"),
+        ({"vector": torch.zeros(5)}, "5 wide"),
+        ({"vector": torch.zeros(2, 128)}, "a vector is"),
+        ({"vector": [0.0]}, "a vector is"),
+    ],
+)
+def test_bad_generations(world, how, said) -> None:
+    with pytest.raises(hookline.HooklineError, match=said):
+        steering.generate(world, PROMPT, **{"vector": torch.zeros(128), "layer": 1} | how)
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"coefficients": []}, "needs coefficients"),
+        ({"layers": [1, 9]}, "no vector of layer 9"),
+        ({"pos": 7}, "has 7 tokens"),
+        ({"pos": []}, "has 7 tokens"),
+        ({"pos": "last"}, "has 7 tokens"),
+    ],
+)
+def test_bad_sweeps(models, how, said) -> None:
+    vectors = steering.contrast_vectors(models["gpt2"], tokens(0), tokens(1))
+    with pytest.raises(hookline.HooklineError, match=said):
+        steering.sweep_layers(models["gpt2"], vectors, tokens(2), METRIC, **how)
+
+
+def test_bad_contrasts(models) -> None:
+    model = models["gpt2"]
+    for how, said in (
+        ({"points": "z"}, "wide as the stream"),
+        ({"layers": [4]}, "the model has 4"),
+        ({"layers": []}, "4"),
+    ):
+        with pytest.raises(hookline.HooklineError, match=said):
+            steering.contrast_vectors(model, tokens(0), tokens(1), **how)
+    with pytest.raises(hookline.HooklineError, match="nothing to normalise"):
+        steering.contrast_vectors(model, tokens(0), tokens(0), normalise=True)
+    with pytest.raises(hookline.HooklineError, match="128 wide"):
+        steering.sweep_layers(model, steering.Directions(torch.zeros(1, 128), [0]), tokens(0), METRIC)
