@@ -1,0 +1,1 @@
+"""Other libraries' own interfaces, over hookline: change the import, keep the code."""

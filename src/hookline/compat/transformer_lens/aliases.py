@@ -1,0 +1,105 @@
+"""The short names that TransformerLens has for models, and what they are called where they are kept."""
+
+from __future__ import annotations
+
+from hookline.errors import HooklineError
+
+IRREGULAR: dict[str, str] = {
+    "gpt2-small": "gpt2",
+    **dict.fromkeys(("gpt2-xs", "distil-gpt2", "distill-gpt2", "distillgpt2"), "distilgpt2"),
+    **dict.fromkeys(("gpt-neo-small", "neo-small", "neo"), "EleutherAI/gpt-neo-125M"),
+    **dict.fromkeys(("gpt-neo-medium", "neo-medium"), "EleutherAI/gpt-neo-1.3B"),
+    **dict.fromkeys(("gpt-neo-large", "neo-large"), "EleutherAI/gpt-neo-2.7B"),
+    **dict.fromkeys(("gpt-j", "gptj"), "EleutherAI/gpt-j-6B"),
+    **dict.fromkeys(("gpt-neox", "neox"), "EleutherAI/gpt-neox-20b"),
+    "pythia": "EleutherAI/pythia-70m",
+    **dict.fromkeys(("opt", "opt-small"), "facebook/opt-125m"),
+    "opt-medium": "facebook/opt-1.3b",
+    "opt-large": "facebook/opt-2.7b",
+    "opt-xl": "facebook/opt-6.7b",
+    **dict.fromkeys(("stanford-gpt2-small-a", "alias-gpt2-small-x21"), "stanford-crfm/alias-gpt2-small-x21"),
+    "stanford-gpt2-small-b": "stanford-crfm/battlestar-gpt2-small-x49",
+    "stanford-gpt2-medium-a": "stanford-crfm/arwen-gpt2-medium-x21",
+    "olmo-1b": "allenai/OLMo-1B-hf",
+    "olmo-7b": "allenai/OLMo-7B-hf",
+    "olmo-2-1b": "allenai/OLMo-2-0425-1B",
+    "olmo-2-7b": "allenai/OLMo-2-1124-7B",
+    "olmoe": "allenai/OLMoE-1B-7B-0924",
+    "phi-3": "microsoft/Phi-3-mini-4k-instruct",
+    "mistral-7b": "mistralai/Mistral-7B-v0.1",
+    "mistral-7b-instruct": "mistralai/Mistral-7B-Instruct-v0.1",
+    **dict.fromkeys(("mixtral", "mixtral-8x7b"), "mistralai/Mixtral-8x7B-v0.1"),
+    **dict.fromkeys(("mixtral-instruct", "mixtral-8x7b-instruct"), "mistralai/Mixtral-8x7B-Instruct-v0.1"),
+    **{f"Llama-2-{size}": f"meta-llama/Llama-2-{size}-hf" for size in ("7b", "13b", "70b")},
+    **{f"Llama-2-{size}-chat": f"meta-llama/Llama-2-{size}-chat-hf" for size in ("7b", "13b", "70b")},
+}
+"""Names of their own."""
+
+OWNERS: dict[str, str] = {
+    "pythia-": "EleutherAI",
+    "gpt-neo-": "EleutherAI",
+    "gpt-neox-": "EleutherAI",
+    "gpt-j-": "EleutherAI",
+    "opt-": "facebook",
+    "bloom-": "bigscience",
+    "gemma-": "google",
+    "phi-": "microsoft",
+    "Phi-": "microsoft",
+    "Llama-3": "meta-llama",
+    "Meta-Llama-3": "meta-llama",
+    "Mistral-": "mistralai",
+    "Mixtral-": "mistralai",
+    "Qwen": "Qwen",
+    "SmolLM": "HuggingFaceTB",
+    "stablelm-": "stabilityai",
+    "Yi-": "01-ai",
+}
+"""Whose models begin like that, where the short name is only without the owner."""
+
+PYTHIA_SIZES = {"19m": "70m", "125m": "160m", "350m": "410m", "800m": "1b", "1.3b": "1.4b", "2.7b": "2.8b",
+                "6.7b": "6.9b", "13b": "12b"}  # fmt: skip
+"""What Pythia's models were called before they were counted anew."""
+
+NOT_TRANSFORMERS = ("attn-only-", "gelu-", "solu-", "redwood_attn_2l", "othello-gpt", "neel")
+"""Models that were published in TransformerLens's own format, or under other names."""
+
+
+def official_name(name: str) -> str:
+    """What a model is called where it is kept: `EleutherAI/pythia-70m` for `pythia-70m`. Other names stay as they are.
+
+    TransformerLens's own small models are not in the format of transformers: they are refused.
+    """
+    if name in IRREGULAR:
+        return IRREGULAR[name]
+    short = name.removeprefix("EleutherAI/")
+    if short.startswith("pythia-"):
+        size, dash, rest = short.removeprefix("pythia-").partition("-")
+        return f"EleutherAI/pythia-{PYTHIA_SIZES.get(size, size)}{dash}{rest}"
+    if name.lower().startswith("tiny-stories-"):
+        return "roneneldan/TinyStories-" + name[len("tiny-stories-") :].replace("instruct", "Instruct")
+    if "/" in name:
+        return name
+    if name.startswith(NOT_TRANSFORMERS):
+        raise HooklineError(
+            f"{name!r} is published in TransformerLens's own format: make it with HookedTransformer(cfg), and read its "
+            f"weights with load_state_dict"
+        )
+    owner = next((owner for prefix, owner in OWNERS.items() if name.startswith(prefix)), None)
+    return f"{owner}/{name}" if owner is not None else name
+
+
+def checkpoint_revision(name: str, value: int | None, index: int | None) -> str:
+    """The revision under which a checkpoint from training is kept."""
+    if "pythia" in name:
+        steps = [0, *(2**power for power in range(10)), *range(1000, 143001, 1000)]
+        if index is not None:
+            value = steps[index] if index in range(-len(steps), len(steps)) else None
+        if value not in steps:
+            raise HooklineError(f"{name} has checkpoints 0, 1, 2, 4 … 512, 1000, 2000 … 143000, {len(steps)} in all")
+        return f"step{value}"
+    if name.startswith("stanford-crfm/") and value is not None:
+        return f"checkpoint-{value}"
+    raise HooklineError(
+        f"the checkpoints of {name} are not known by {'value' if index is None else 'index'}: pass revision=…, as "
+        f"transformers takes it"
+    )

@@ -1,0 +1,177 @@
+"""ActivationCache with TransformerLens's arguments in their order, and its habit of changing in place."""
+
+from __future__ import annotations
+
+from typing import Any, Self, TypeAlias
+
+import torch
+from torch import Tensor
+
+from hookline.compat.transformer_lens.slices import Slice
+from hookline.errors import HooklineError
+from hookline.names import Points
+from hookline.positions import Meaning
+from hookline.residual import ModelCache
+from hookline.verbs import Hooked
+
+AnySlice: TypeAlias = Any
+"""A `Slice`, what one is made from, or one of hookline's positions."""
+
+
+class ActivationCache(ModelCache):
+    """The activations of a run; see `hookline.ActivationCache`. Positions are columns of the batch, padding and all."""
+
+    model: Any = None
+
+    def __init__(self, cache_dict: dict[str, Tensor], model: Hooked | Points, has_batch_dim: bool = True) -> None:
+        points: Any = model if isinstance(model, Points) else model._points
+        super().__init__(cache_dict, points, has_batch_dim=has_batch_dim)
+        self.model = model if isinstance(model, Hooked) else None
+
+    def _with(self, tensors: dict[str, Tensor]) -> Self:
+        new = super()._with(tensors)
+        new.model = self.model
+        return new
+
+    @property
+    def cache_dict(self) -> dict[str, Tensor]:
+        """The tensors by name."""
+        return self._tensors
+
+    @property
+    def has_embed(self) -> bool:
+        """Whether the embeddings are in it."""
+        return "hook_embed" in self
+
+    @property
+    def has_pos_embed(self) -> bool:
+        """Whether the position embeddings are in it."""
+        return "hook_pos_embed" in self._tensors
+
+    def to(self, device: Any = None, dtype: torch.dtype | None = None, move_model: bool = False) -> Self:
+        """Move the tensors, in this very cache; and the model too, if that is said."""
+        if move_model:
+            if self.model is None:
+                raise HooklineError("this cache does not know its model: move that by itself")
+            self.model.to(device)
+        return self._become(super().to(device, dtype))
+
+    def remove_batch_dim(self) -> Self:
+        """Take away the first axis, of a batch of one, in this very cache."""
+        return self._become(super().remove_batch_dim())
+
+    def _become(self, other: Self) -> Self:
+        vars(self).pop("_keys", None)
+        vars(self).update({name: value for name, value in vars(other).items() if name != "_keys"})
+        return self
+
+    def toggle_autodiff(self, mode: bool = False) -> None:
+        """Switch gradients on or off, for all of torch in this thread."""
+        torch.set_grad_enabled(mode)
+
+    def _at(self, x: Tensor, where: Any, name: str | None = None) -> Tensor:
+        """At columns of the batch, where no meaning is asked for. An index takes the axis away."""
+        if where is None or isinstance(where, Meaning):
+            return super()._at(x, where, name)
+        if self.positions is not None:
+            raise HooklineError(f"this cache has {self.positions!r} only: no position can be picked from it again")
+        return (where if isinstance(where, Slice) else Slice(where)).apply(x, int(self.has_batch_dim))
+
+    def accumulated_resid(
+        self, layer: int | None = None, incl_mid: bool = False, apply_ln: bool = False, pos_slice: AnySlice = None,
+        mlp_input: bool = False, return_labels: bool = False,
+    ) -> Any:  # fmt: skip
+        """The stream as it enters each layer up to `layer`, and as it leaves the last if that is the end."""
+        return super().accumulated_resid(
+            layer, incl_mid=incl_mid, apply_ln=apply_ln, pos_slice=pos_slice, mlp_input=mlp_input,
+            return_labels=return_labels,
+        )  # fmt: skip
+
+    def decompose_resid(
+        self, layer: int | None = None, mlp_input: bool = False, mode: str = "all", apply_ln: bool = False,
+        pos_slice: AnySlice = None, incl_embeds: bool = True, return_labels: bool = False,
+    ) -> Any:  # fmt: skip
+        """What was added to the stream before `layer`, or before the end."""
+        return super().decompose_resid(
+            layer, mlp_input=mlp_input, mode=mode, apply_ln=apply_ln, pos_slice=pos_slice, incl_embeds=incl_embeds,
+            return_labels=return_labels,
+        )  # fmt: skip
+
+    def stack_head_results(
+        self, layer: int | None = -1, return_labels: bool = False, incl_remainder: bool = False,
+        pos_slice: AnySlice = None, apply_ln: bool = False,
+    ) -> Any:  # fmt: skip
+        """What each head adds, of all layers before `layer`."""
+        return super().stack_head_results(
+            -1 if layer is None else layer, incl_remainder=incl_remainder, apply_ln=apply_ln, pos_slice=pos_slice,
+            return_labels=return_labels,
+        )  # fmt: skip
+
+    def stack_activation(self, activation_name: str, layer: int = -1, sublayer_type: str | None = None) -> Tensor:
+        """The same point of all layers, or of those before `layer`."""
+        return super().stack_activation(activation_name, layer, sublayer_type)
+
+    def apply_slice_to_batch_dim(self, batch_slice: AnySlice) -> Self:
+        """A cache of some rows of the batch only; an index takes the axis away."""
+        return self.rows(_plain(batch_slice))
+
+    def apply_ln_to_stack(
+        self, residual_stack: Tensor, layer: int | None = None, mlp_input: bool = False, pos_slice: AnySlice = None,
+        batch_slice: AnySlice = None, has_batch_dim: bool = True, recompute_ln: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """The parts as the norm before `layer`, or the final one, scales their sum."""
+        return super().apply_ln_to_stack(
+            residual_stack, layer, mlp_input=mlp_input, pos_slice=pos_slice, batch_slice=_plain(batch_slice),
+            has_batch_dim=has_batch_dim, recompute_ln=recompute_ln,
+        )  # fmt: skip
+
+    def logit_attrs(
+        self, residual_stack: Tensor, tokens: Any, incorrect_tokens: Any = None, pos_slice: AnySlice = None,
+        batch_slice: AnySlice = None, has_batch_dim: bool = True,
+    ) -> Tensor:  # fmt: skip
+        """What each part adds to the logit of a token, or to its lead over another."""
+        return super().logit_attrs(
+            residual_stack, tokens, incorrect_tokens, pos_slice=pos_slice, batch_slice=_plain(batch_slice),
+            has_batch_dim=has_batch_dim,
+        )  # fmt: skip
+
+    def get_neuron_results(
+        self, layer: int, neuron_slice: AnySlice = None, pos_slice: AnySlice = None,
+        project_output_onto: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """What each neuron of a layer adds to the stream; an index takes the axis of neurons away."""
+        found = super().get_neuron_results(layer, _plain(neuron_slice), pos_slice)
+        found = found[..., 0, :] if isinstance(_plain(neuron_slice), int) else found
+        return found if project_output_onto is None else found @ project_output_onto
+
+    def stack_neuron_results(  # type: ignore[override]
+        self, layer: int, pos_slice: AnySlice = None, neuron_slice: AnySlice = None, return_labels: bool = False,
+        incl_remainder: bool = False, apply_ln: bool = False, project_output_onto: Tensor | None = None,
+    ) -> Any:  # fmt: skip
+        """What each neuron adds to the stream, of all layers before `layer`."""
+        stack, labels = super().stack_neuron_results(
+            layer, pos_slice=pos_slice, neuron_slice=_plain(neuron_slice), return_labels=True,
+            incl_remainder=incl_remainder, apply_ln=apply_ln,
+        )  # fmt: skip
+        stack = stack if project_output_onto is None else stack @ project_output_onto
+        return (stack, labels) if return_labels else stack
+
+    def get_full_resid_decomposition(
+        self, layer: int | None = None, mlp_input: bool = False, expand_neurons: bool = True, apply_ln: bool = False,
+        pos_slice: AnySlice = None, return_labels: bool = False, project_output_onto: Tensor | None = None,
+    ) -> Any:  # fmt: skip
+        """Every head, every neuron (or MLP), the embeddings, and all biases together."""
+        stack, labels = super().get_full_resid_decomposition(
+            layer, mlp_input=mlp_input, expand_neurons=expand_neurons, apply_ln=apply_ln, pos_slice=pos_slice,
+            return_labels=True,
+        )  # fmt: skip
+        stack = stack if project_output_onto is None else stack @ project_output_onto
+        return (stack, labels) if return_labels else stack
+
+
+def _plain(given: AnySlice) -> Any:
+    """A slice as Python and torch have them; None for all."""
+    if given is None:
+        return None
+    found = given if isinstance(given, Slice) else Slice(given)
+    return found.slice.tolist() if found.mode == "array" else found.slice

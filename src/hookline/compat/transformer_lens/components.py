@@ -1,0 +1,247 @@
+"""The parts of a model as TransformerLens has them: `model.blocks[0].attn.W_Q`, `model.unembed(model.ln_final(x))`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from hookline.anatomy import variants
+from hookline.anatomy.branch import follow
+from hookline.anatomy.norms import norm_of
+from hookline.compat.transformer_lens.state import write
+from hookline.errors import HooklineError
+from hookline.weights import weight
+
+if TYPE_CHECKING:
+    from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer
+
+
+class Part:
+    """A part of the model: its points are attributes, and it can be called by itself."""
+
+    def __init__(self, model: HookedTransformer, path: str, module: nn.Module | None = None) -> None:
+        vars(self).update(_model=model, _path=path, _module=module)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name.startswith("hook_"):
+            return follow(self._model._points, f"{self._path}.{name}")
+        return self._weight(name)
+
+    def _weight(self, name: str) -> Tensor:
+        raise AttributeError(f"{self._path} has no {name!r}")
+
+    def __setattr__(self, name: str, value: Tensor) -> None:
+        """Write other values into a weight."""
+        target = getattr(self, name)
+        if not isinstance(target, Tensor):
+            raise HooklineError(f"{self._path}.{name} is no weight: it cannot be replaced")
+        write(self._model, f"{self._path}.{name}", value)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """What the module gives for `x`, hooks and all."""
+        if self._module is None:
+            raise HooklineError(f"no one module of this model is {self._path}: it cannot be called by itself")
+        return self._module(x)
+
+    def __repr__(self) -> str:
+        return f"{self._path} ({type(self._module).__name__})"
+
+
+class Embed(Part):
+    """The token embedding."""
+
+    def __call__(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
+        """What enters the stream for these tokens."""
+        return super().__call__(tokens) * variants.embedding_factor(self._model._anatomy.main.config)
+
+    @property
+    def W_E(self) -> Tensor:  # noqa: N802
+        """One row for each token."""
+        return self._model.W_E
+
+
+class PosEmbed(Part):
+    """The position embedding, where it is added to the stream."""
+
+    def __call__(
+        self, tokens: Int[Tensor, "batch pos"], past_kv_pos_offset: int = 0, attention_mask: Tensor | None = None
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """What is added for the positions of these tokens; padding on the left does not count."""
+        places = torch.arange(past_kv_pos_offset, past_kv_pos_offset + tokens.shape[1]).expand(tokens.shape)
+        if attention_mask is not None:
+            places = (attention_mask.cumsum(1) - 1).clamp(min=0)[:, past_kv_pos_offset:]
+        return self.W_pos[places.to(self.W_pos.device)]
+
+    @property
+    def W_pos(self) -> Tensor:  # noqa: N802
+        """One row for each position."""
+        return self._model.W_pos
+
+
+class Unembed(Part):
+    """From the normed stream to the logits; a soft cap or a factor comes after it."""
+
+    @property
+    def W_U(self) -> Tensor:  # noqa: N802
+        """One column for each token."""
+        return self._model.W_U
+
+    @property
+    def b_U(self) -> Tensor:  # noqa: N802
+        """Zeros if there is none."""
+        return self._model.b_U
+
+
+class LayerNorm(Part):
+    """A norm."""
+
+    @property
+    def w(self) -> Tensor:
+        """What the normed activation is multiplied with; ones, if it was folded or there is none."""
+        return self._or(self._norm().gain, 1.0)
+
+    @property
+    def b(self) -> Tensor:
+        """What is added to it; zeros likewise."""
+        return self._or(self._norm().bias, 0.0)
+
+    def _norm(self) -> Any:
+        norm = norm_of(self._module, self._model._anatomy.width)
+        if norm is None:
+            raise HooklineError(f"{self._path} is no norm of a known form: it has no w and b")
+        return norm
+
+    def _or(self, own: Tensor | float, value: float) -> Tensor:
+        if isinstance(own, Tensor):
+            return own
+        return torch.full((self._model._anatomy.width,), value, device=self._model._device)
+
+
+class Attention(Part):
+    """The attention of a layer."""
+
+    def _weight(self, name: str) -> Tensor:
+        own = weight(self._model._points, self._layer, name.removeprefix("_")) if _is_weight(name) else None
+        if own is None:
+            return super()._weight(name)
+        is_shared = name in ("W_K", "W_V", "b_K", "b_V")
+        return own.repeat_interleave(self._model.cfg.n_heads // len(own), 0) if is_shared else own
+
+    @property
+    def _layer(self) -> int:
+        return int(self._path.split(".")[1])
+
+    @property
+    def OV(self) -> Any:  # noqa: N802
+        """What each head writes for what it reads."""
+        return self._model.OV[self._layer]
+
+    @property
+    def QK(self) -> Any:  # noqa: N802
+        """What each head's queries look for in its keys."""
+        return self._model.QK[self._layer]
+
+    def __call__(  # type: ignore[override]
+        self, query_input: Tensor, key_input: Tensor, value_input: Tensor, *, attention_mask: Tensor | None = None
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """What the output projection gives for these inputs (normed; each the same for all heads, or one for each)."""
+        model, layer, found = self._model, self._layer, []
+        inputs = {"q": query_input, "k": key_input, "v": value_input}
+        own = {name: self._projected(name, x) for name, x in inputs.items()}
+        fwd_hooks: list[Any] = [
+            (f"{self._path}.hook_{name}", lambda _, hook: own[hook.name.rpartition("_")[2]]) for name in own
+        ]
+        fwd_hooks.append((model._anatomy.blocks[layer].o, lambda x: found.append(x)))
+        rows, width = query_input.shape[:2], model._anatomy.width
+        stream = query_input.new_zeros(*rows, width)
+        model.run_with_hooks(
+            stream, start_at_layer=layer, stop_at_layer=layer + 1, attention_mask=attention_mask, fwd_hooks=fwd_hooks
+        )
+        return found[0]
+
+    def _projected(self, name: str, x: Tensor) -> Tensor:
+        matrix, bias = (weight(self._model._points, self._layer, f"{kind}_{name.upper()}") for kind in "Wb")
+        axes = "bphd" if x.ndim == 4 else "bpd"
+        return torch.einsum(f"{axes},hde->bphe", x, matrix) + bias
+
+
+class MLP(Part):
+    """The MLP of a layer."""
+
+    def _weight(self, name: str) -> Tensor:
+        layer = int(self._path.split(".")[1])
+        return weight(self._model._points, layer, name) if _is_weight(name) else super()._weight(name)
+
+    def __call__(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+        """What it gives for the normed stream."""
+        kind = self._model._anatomy.kind
+        if kind in variants.RESIDUAL_IN_MLP:
+            raise HooklineError(f"the MLP of {kind} adds the stream itself: it cannot be called with its input alone")
+        return super().__call__(x)
+
+
+class Block(Part):
+    """A layer."""
+
+    def __getattr__(self, name: str) -> Any:
+        found = self._model._anatomy.blocks[int(self._path.split(".")[1])]
+        path = f"{self._path}.{name}"
+        if name == "attn":
+            return Attention(self._model, path, found.attn)
+        if name == "mlp" and (found.mlp or found.mlp_out) is not None:
+            return MLP(self._model, path, found.mlp)
+        if name in ("ln1", "ln2", "ln1_post", "ln2_post") and getattr(found, name) is not None:
+            return LayerNorm(self._model, path, getattr(found, name))
+        return super().__getattr__(name)
+
+    def __call__(self, resid_pre: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """The stream that leaves the layer, for one that enters it."""
+        layer = int(self._path.split(".")[1])
+        return self._model(resid_pre, start_at_layer=layer, stop_at_layer=layer + 1, attention_mask=attention_mask)
+
+
+class Blocks:
+    """All layers."""
+
+    def __init__(self, model: HookedTransformer) -> None:
+        self._model = model
+
+    def __len__(self) -> int:
+        return len(self._model._anatomy.blocks)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        if index not in range(-len(self), len(self)):
+            raise IndexError(f"blocks[{index}]: there are {len(self)}")
+        layer = index % len(self)
+        return Block(self._model, self._model._points.layer(layer), self._model._anatomy.blocks[layer].module)
+
+    def __iter__(self) -> Iterator[Block]:
+        return (self[index] for index in range(len(self)))
+
+    def __repr__(self) -> str:
+        return f"blocks: {len(self)} layers"
+
+
+def _is_weight(name: str) -> bool:
+    return name.removeprefix("_").startswith(("W_", "b_"))
+
+
+def parts_of(model: HookedTransformer) -> dict[str, Any]:
+    """The parts at the top: what the model's attributes of these names are."""
+    anatomy = model._anatomy
+    parts: dict[str, Any] = {"embed": Embed(model, "embed", anatomy.main.embed), "blocks": Blocks(model)}
+    if anatomy.main.pos_embed is not None:
+        parts["pos_embed"] = PosEmbed(model, "pos_embed", anatomy.main.pos_embed)
+    if anatomy.main.ln_final is not None:
+        parts["ln_final"] = LayerNorm(model, "ln_final", anatomy.main.ln_final)
+    if anatomy.unembed is not None:
+        parts["unembed"] = Unembed(model, "unembed", anatomy.unembed)
+    return parts

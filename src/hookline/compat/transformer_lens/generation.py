@@ -1,0 +1,141 @@
+"""Generation with TransformerLens's options, by the generation of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from tqdm import tqdm  # type: ignore[import-untyped]
+
+from hookline.compat.transformer_lens.tokens import USE_DEFAULT_VALUE
+from hookline.errors import HooklineError
+from hookline.model import HookedModel
+from hookline.text import Side
+
+
+class FrequencyPenalty:
+    """Takes from each logit as often as its token has come."""
+
+    def __init__(self, penalty: float) -> None:
+        self.penalty = penalty
+
+    def __call__(
+        self, input_ids: Int[Tensor, "batch pos"], scores: Float[Tensor, "batch vocab"]
+    ) -> Float[Tensor, "batch vocab"]:
+        """The logits, less the penalties."""
+        counts = torch.zeros_like(scores).scatter_add_(1, input_ids, torch.ones_like(input_ids, dtype=scores.dtype))
+        return scores - self.penalty * counts
+
+
+class _Progress:
+    """Shows how far it is, and changes nothing."""
+
+    def __init__(self, bar: Any) -> None:
+        self.bar = bar
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # noqa: ARG002
+        """One more token."""
+        self.bar.update()
+        return scores
+
+
+@contextmanager
+def progress(total: int, options: dict[str, Any], *, is_shown: bool) -> Iterator[None]:
+    """A bar while tokens are generated, and transformers' own kind of list for what is done to their logits."""
+    from transformers import LogitsProcessorList
+
+    with tqdm(total=total, disable=not is_shown) as bar:
+        options["logits_processor"] = LogitsProcessorList([*options["logits_processor"], _Progress(bar)])
+        yield
+
+
+def sampling(
+    *,
+    do_sample: bool,
+    top_k: int | None,
+    top_p: float | None,
+    temperature: float,
+    freq_penalty: float,
+) -> dict[str, Any]:
+    """The options of transformers' `generate` for these. A temperature of 0 takes the most likely token."""
+    if top_k is not None and top_k < 1:
+        raise HooklineError(f"top_k={top_k}: at least one token must be left")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise HooklineError(f"top_p={top_p} must be more than 0 and at most 1")
+    if temperature < 0:
+        raise HooklineError(f"temperature={temperature} must not be negative")
+    if not do_sample or temperature == 0:
+        penalties: list[Any] = [FrequencyPenalty(freq_penalty)] if freq_penalty else []
+        return {"do_sample": False, "logits_processor": penalties}
+    # The penalty comes before the temperature here, but after it in TransformerLens.
+    penalties = [FrequencyPenalty(freq_penalty * temperature)] if freq_penalty else []
+    return {
+        "do_sample": True,
+        "top_k": top_k or 0,
+        "top_p": 1.0 if top_p is None else top_p,
+        "temperature": temperature,
+        "logits_processor": penalties,
+    }
+
+
+def stopping(model: HookedModel, stop_at_eos: bool, eos_token_id: int | Sequence[int] | None) -> dict[str, Any]:
+    """The options that say where to stop."""
+    own = model.tokenizer.eos_token_id if model.tokenizer is not None else None
+    if not stop_at_eos:
+        return {"eos_token_id": None, "pad_token_id": own if own is not None else 0}
+    stops = own if eos_token_id is None else eos_token_id
+    if stops is None:
+        raise HooklineError(
+            "give eos_token_id, or stop_at_eos=False: without a tokenizer it is not known where to stop"
+        )
+    ends = [stops] if isinstance(stops, int) else list(stops)
+    return {"eos_token_id": ends, "pad_token_id": own if own is not None else ends[0]}
+
+
+class LensGeneration(HookedModel):
+    """Generation of a HookedTransformer. A mixin."""
+
+    def generate(
+        self,
+        input: str | Sequence[str] | Tensor = "",
+        max_new_tokens: int = 10,
+        stop_at_eos: bool = True,
+        eos_token_id: int | Sequence[int] | None = None,
+        do_sample: bool = True,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        temperature: float = 1.0,
+        freq_penalty: float = 0.0,
+        use_past_kv_cache: bool = True,
+        prepend_bos: bool | None = USE_DEFAULT_VALUE,
+        padding_side: Side | None = USE_DEFAULT_VALUE,
+        return_type: Literal["input", "str", "tokens"] = "input",
+        verbose: bool = True,
+        **kwargs: Any,
+    ) -> Any:
+        """Continue a prompt by the model's own generation, hooks and all. Several texts are padded on the left."""
+        if return_type not in ("input", "str", "tokens"):
+            raise HooklineError(f'return_type must be "input", "str" or "tokens", not {return_type!r}')
+        if isinstance(input, Tensor) and prepend_bos:
+            raise HooklineError("prepend_bos=True is for text: tokens are taken as they are")
+        if padding_side == "right" and not isinstance(input, str):
+            raise HooklineError('new tokens cannot come after padding: leave out padding_side, or say "left"')
+        given = (
+            input if isinstance(input, Tensor) else self.to_tokens(input, prepend_bos=prepend_bos, padding_side="left")
+        )
+        ids, mask = self._inputs(given, None, padding_side)
+        options: dict[str, Any] = {"attention_mask": torch.ones_like(ids) if mask is None else mask}
+        options |= sampling(
+            do_sample=do_sample, top_k=top_k, top_p=top_p, temperature=temperature, freq_penalty=freq_penalty
+        )
+        options |= stopping(self, stop_at_eos, eos_token_id) | {"use_cache": use_past_kv_cache}
+        with progress(max_new_tokens, options, is_shown=verbose):
+            new = super().generate(ids, max_new_tokens, **options, **kwargs)
+        if return_type == "tokens" or (return_type == "input" and isinstance(input, Tensor)):
+            return new
+        texts = self.tokenizer.batch_decode(new, skip_special_tokens=True)
+        return texts[0] if len(texts) == 1 else texts

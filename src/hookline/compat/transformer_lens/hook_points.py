@@ -1,0 +1,13 @@
+"""Points, and the base class for a model of one's own, where TransformerLens has them."""
+
+from __future__ import annotations
+
+from hookline.compat.transformer_lens.hooks import LensHooks
+from hookline.module import HookedRootModule as _HookedRootModule
+from hookline.points import HookPoint
+
+__all__ = ["HookPoint", "HookedRootModule"]
+
+
+class HookedRootModule(LensHooks, _HookedRootModule):
+    """Base class for a model of one's own with `HookPoint`s placed in it; call `self.setup()` when they are."""

@@ -1,0 +1,262 @@
+"""HookedTransformer: TransformerLens's model class, over a model of transformers that stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from hookline.compat.transformer_lens.cache import ActivationCache
+from hookline.compat.transformer_lens.components import parts_of
+from hookline.compat.transformer_lens.config import HookedTransformerConfig, to_native
+from hookline.compat.transformer_lens.flags import LensFlags
+from hookline.compat.transformer_lens.generation import LensGeneration
+from hookline.compat.transformer_lens.hooks import LensHooks
+from hookline.compat.transformer_lens.kv_cache import HookedTransformerKeyValueCache
+from hookline.compat.transformer_lens.pretrained import Pretrained
+from hookline.compat.transformer_lens.slices import Columns, Slice, SliceInput
+from hookline.compat.transformer_lens.tokens import USE_DEFAULT_VALUE, LensText, LensTokens, padding_mask, prepared
+from hookline.errors import HooklineError
+from hookline.model import lm_loss
+from hookline.names import Filter
+from hookline.text import Side
+
+Loss = Float[Tensor, ""] | Float[Tensor, "batch pos"]
+
+NOT_HERE = {
+    **dict.fromkeys(
+        (
+            *("fold_layer_norm", "center_writing_weights", "center_unembed", "fold_value_biases"),
+            "refactor_factored_attn_matrices",
+        ),
+        "load_state_dict writes weights into the model, and process_weights_(…) processes them there",
+    ),
+    "generate_stream": "generate(…) gives all of it; hooks fire at every step",
+    **dict.fromkeys(
+        ("sample_datapoint", "load_sample_training_dataset"), "load a dataset, and tokenise it with to_tokens(…)"
+    ),
+    "get_residual": "model(tokens, stop_at_layer=0) is the stream that enters the first layer",
+}
+"""Methods of TransformerLens that are left out, and what to do instead."""
+
+
+class Output(NamedTuple):
+    """What `return_type="both"` gives."""
+
+    logits: Float[Tensor, "batch pos d_vocab"]
+    loss: Loss
+
+
+class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretrained):
+    """A language model with TransformerLens's methods.
+
+        model = HookedTransformer.from_pretrained("gpt2")
+        logits, cache = model.run_with_cache("When Mary and John went to the store")
+
+    `HookedTransformer(cfg)` is a new toy model. The model of transformers inside is `model.module`.
+    """
+
+    _cache_class: type[ActivationCache] = ActivationCache
+
+    def __init__(
+        self,
+        cfg: HookedTransformerConfig | dict[str, Any],
+        tokenizer: Any = None,
+        move_to_device: bool = True,
+        default_padding_side: Side | None = None,
+    ) -> None:
+        from hookline.native import NativeTransformer
+
+        cfg = HookedTransformerConfig.unwrap(cfg)
+        if tokenizer is None and cfg.tokenizer_name is not None:
+            from transformers import AutoTokenizer
+
+            tokenizer = AutoTokenizer.from_pretrained(cfg.tokenizer_name)
+        if cfg.d_vocab == -1:
+            if tokenizer is None:
+                raise HooklineError("give cfg.d_vocab, or a tokenizer to take it from")
+            cfg.d_vocab = max(tokenizer.get_vocab().values()) + 1
+            cfg.d_vocab_out = cfg.d_vocab if cfg.d_vocab_out == -1 else cfg.d_vocab_out
+        module: nn.Module = NativeTransformer(to_native(cfg))
+        self._wrap(module.to(cfg.device) if move_to_device else module, cfg)
+        if tokenizer is not None:
+            self.set_tokenizer(tokenizer, default_padding_side)
+        elif default_padding_side is not None:
+            raise HooklineError("default_padding_side is for a tokenizer, and there is none")
+
+    @property  # type: ignore[override]
+    def cfg(self) -> HookedTransformerConfig:
+        """The model's sizes and kinds, and the defaults that can be set."""
+        return self._cfg
+
+    @cfg.setter
+    def cfg(self, value: HookedTransformerConfig) -> None:
+        vars(self)["_cfg"] = value
+        vars(self).pop("text", None)
+
+    @cached_property
+    def text(self) -> LensText:
+        """The tokenizer's side of things."""
+        return LensText(self.tokenizer, self._cfg)
+
+    def set_tokenizer(self, tokenizer: Any, default_padding_side: Side | None = None) -> None:
+        """Have this tokenizer; one without a beginning or a padding token takes its end token for them."""
+        self.tokenizer = prepared(tokenizer, default_padding_side)
+        begins = self.tokenizer("")["input_ids"]
+        self._cfg.tokenizer_prepends_bos = list(begins[:1]) == [self.tokenizer.bos_token_id]
+        vars(self).pop("text", None)
+        self._tell_tokenizer()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("embed", "pos_embed", "blocks", "ln_final", "unembed") and "_points" in vars(self):
+            parts = parts_of(self)
+            if name not in parts:
+                raise AttributeError(f"this model has no {name}")
+            return parts[name]
+        if name in NOT_HERE:
+            raise AttributeError(f"{name} is not here: {NOT_HERE[name]}")
+        return super().__getattr__(name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_cfg": self._cfg}
+
+    def __call__(
+        self,
+        input: str | Sequence[str] | Tensor | None = None,
+        return_type: Literal["logits", "loss", "both"] | None = "logits",
+        loss_per_token: bool = False,
+        prepend_bos: bool | None = USE_DEFAULT_VALUE,
+        padding_side: Side | None = USE_DEFAULT_VALUE,
+        start_at_layer: int | None = None,
+        tokens: Int[Tensor, "batch pos"] | None = None,
+        shortformer_pos_embed: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        stop_at_layer: int | None = None,
+        past_kv_cache: HookedTransformerKeyValueCache | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Logits, the loss, both or nothing, for text or tokens; with `stop_at_layer` the stream that enters it.
+
+        `prepend_bos` is about text. With `past_kv_cache` the run goes on where the last one on it ended.
+        """
+        if shortformer_pos_embed is not None:
+            raise HooklineError("leave out shortformer_pos_embed: the model's own positions are used, in any layer")
+        given: Any = input
+        if start_at_layer is None and not isinstance(input, Tensor | None):
+            given = self.to_tokens(input, prepend_bos, padding_side)
+        elif prepend_bos:
+            raise HooklineError("prepend_bos=True is for text: tokens are taken as they are")
+        options: dict[str, Any] = {"start_at_layer": start_at_layer, "stop_at_layer": stop_at_layer, "tokens": tokens}
+        options |= {"return_type": return_type if stop_at_layer is None else "logits", **kwargs}
+        if past_kv_cache is not None:
+            return self._going_on(given, past_kv_cache, attention_mask, padding_side, loss_per_token, options)
+        if start_at_layer is None and isinstance(given, Tensor):
+            given, attention_mask, positions = self._masked(given, attention_mask, padding_side)
+            options = positions | options
+        found = super().__call__(given, attention_mask=attention_mask, loss_per_token=loss_per_token, **options)
+        return Output(*found) if options["return_type"] == "both" else found
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The same as calling the model."""
+        return self(*args, **kwargs)
+
+    def input_to_embed(
+        self,
+        input: str | Sequence[str] | Tensor,
+        prepend_bos: bool | None = USE_DEFAULT_VALUE,
+        padding_side: Side | None = USE_DEFAULT_VALUE,
+        attention_mask: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, None, Tensor | None]:
+        """The stream that enters the first layer, the tokens, None, and the mask: to go on with at layer 0."""
+        given = input if isinstance(input, Tensor) else self.to_tokens(input, prepend_bos, padding_side)
+        ids, mask, _ = self._masked(given, attention_mask, padding_side)
+        return self(ids, attention_mask=mask, stop_at_layer=0), ids, None, mask
+
+    def _masked(
+        self, ids: Tensor, mask: Tensor | None, side: Side | None
+    ) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
+        """Tokens with their mask, which may be known or, on the left, be told by the padding; and their positions."""
+        if mask is None:
+            ids, mask = self._inputs(ids, None, side)
+        return ids, mask, self._positions(mask)
+
+    def _inputs(
+        self, input: str | Sequence[str] | Tensor, prepend_bos: bool | None, padding_side: Side | None, *,
+        has_mask: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """Tokens and their mask. Tokens that begin with padding are masked there, if that is the side for it."""
+        is_known = not isinstance(input, Tensor) or hasattr(input, "padding_mask")
+        side = padding_side or (self.tokenizer.padding_side if self.tokenizer is not None else None)
+        is_guessed = not has_mask and not is_known and side == "left" and self.tokenizer is not None
+        ids, mask = super()._inputs(input, prepend_bos, padding_side, has_mask=has_mask or is_guessed)
+        if is_guessed:
+            guess = padding_mask(self.tokenizer, ids, self._cfg.default_prepend_bos, "left")
+            mask = guess if not bool(guess.all()) else None
+        return ids, mask
+
+    def _going_on(
+        self,
+        input: Any,
+        kept: HookedTransformerKeyValueCache,
+        mask: Tensor | None,
+        side: Side | None,
+        per_token: bool,
+        options: dict[str, Any],
+    ) -> Any:
+        """A run with what was kept of those before it."""
+        if options["start_at_layer"] is not None or not isinstance(input, Tensor):
+            raise HooklineError("past_kv_cache is for runs from the first layer, on text or tokens")
+        return_type = options.pop("return_type")
+        ids, found = self._inputs(input, None, side, has_mask=mask is not None)
+        mask = mask if mask is not None else found
+        mask = torch.ones_like(ids) if mask is None else mask.to(ids.device)
+        with kept.going_on(self.module.config, mask) as given:
+            logits = super().__call__(ids, **{**given, **options})
+        if return_type is None or options["stop_at_layer"] is not None or return_type == "logits":
+            return None if return_type is None else logits
+        loss = lm_loss(logits, ids, mask, per_token=per_token)
+        return loss if return_type == "loss" else Output(logits, loss)
+
+    def run_with_cache(  # type: ignore[override]
+        self,
+        *model_args: Any,
+        names_filter: Filter = None,
+        return_cache_object: bool = True,
+        reset_hooks_end: bool = True,
+        clear_contexts: bool = False,
+        pos_slice: Slice | SliceInput = None,
+        **kwargs: Any,
+    ) -> tuple[Any, Any]:
+        """The output and an ActivationCache; with `return_cache_object=False` a dict. Positions are columns."""
+        if not reset_hooks_end:
+            raise HooklineError("reset_hooks_end=False would keep on caching: add_caching_hooks does that")
+        where = None if pos_slice is None else Columns(Slice.unwrap(pos_slice))
+        chosen = self._to_cache(names_filter, kwargs.get("start_at_layer"), kwargs.get("stop_at_layer"))
+        output, cache = super().run_with_cache(*model_args, names_filter=chosen, pos_slice=where, **kwargs)
+        if chosen is None and not self._cfg.use_hook_tokens:
+            cache._tensors.pop("hook_tokens", None)
+        cache.model = self  # type: ignore[attr-defined]
+        if clear_contexts:
+            self.clear_contexts()
+        return output, cache if return_cache_object else dict(cache)
+
+    def loss_fn(
+        self,
+        logits: Float[Tensor, "batch pos d_vocab"],
+        tokens: Int[Tensor, "batch pos"],
+        attention_mask: Tensor | None = None,
+        per_token: bool = False,
+    ) -> Loss:
+        """Cross-entropy of the next token."""
+        return lm_loss(logits, tokens.to(logits.device), attention_mask, per_token=per_token)
+
+    def __repr__(self) -> str:
+        cfg = self._cfg
+        return (
+            f"{type(self).__name__}({cfg.model_name}: {cfg.n_layers} layers, {cfg.n_heads} heads, "
+            f"d_model {cfg.d_model}, {len(self.hook_dict)} points)"
+        )

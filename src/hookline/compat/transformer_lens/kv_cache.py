@@ -1,0 +1,103 @@
+"""Keys and values kept from one run for the next, in a cache of transformers' own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from hookline.errors import HooklineError
+
+
+@dataclass(frozen=True)
+class HookedTransformerKeyValueCacheEntry:
+    """What one layer keeps."""
+
+    past_keys: Float[Tensor, "batch pos head d_head"]
+    past_values: Float[Tensor, "batch pos head d_head"]
+
+
+class HookedTransformerKeyValueCache:
+    """Keys and values of all layers, for runs that go on where one ended.
+
+    kept = HookedTransformerKeyValueCache.init_cache(model.cfg, model.cfg.device, batch_size=1)
+    model(prefix, past_kv_cache=kept)
+    kept.freeze()                          # runs on it no longer add to it
+    model(rest, past_kv_cache=kept)
+    """
+
+    def __init__(self, cfg: Any, device: torch.device | str | None, batch_size: int) -> None:
+        self.cfg, self.device, self.batch_size, self.frozen = cfg, device, batch_size, False
+        self.previous_attention_mask: Int[Tensor, "batch pos"] = torch.empty(
+            (batch_size, 0), dtype=torch.int64, device=device
+        )
+        self._kept: Any = None
+
+    @classmethod
+    def init_cache(cls, cfg: Any, device: torch.device | str | None, batch_size: int = 1) -> Self:
+        """An empty one."""
+        return cls(cfg, device, batch_size)
+
+    def freeze(self) -> None:
+        """Let later runs read it, and add nothing."""
+        self.frozen = True
+
+    def unfreeze(self) -> None:
+        """Let later runs add to it again."""
+        self.frozen = False
+
+    @property
+    def entries(self) -> list[HookedTransformerKeyValueCacheEntry]:
+        """What each layer keeps; rotary models keep their keys rotated."""
+        return [self[layer] for layer in range(self.cfg.n_layers)]
+
+    def __len__(self) -> int:
+        return self.cfg.n_layers
+
+    def __getitem__(self, layer: int) -> HookedTransformerKeyValueCacheEntry:
+        if self._kept is None:
+            heads = self.cfg.n_key_value_heads or self.cfg.n_heads
+            empty = torch.empty(self.batch_size, 0, heads, self.cfg.d_head, device=self.device, dtype=self.cfg.dtype)
+            return HookedTransformerKeyValueCacheEntry(empty, empty)
+        kept = self._kept.layers[layer]
+        return HookedTransformerKeyValueCacheEntry(kept.keys.transpose(1, 2), kept.values.transpose(1, 2))
+
+    def append_attention_mask(self, attention_mask: Int[Tensor, "batch new"]) -> Int[Tensor, "batch pos"]:
+        """The mask over all positions so far and these; it is kept, unless this is frozen."""
+        whole = torch.cat([self.previous_attention_mask.to(attention_mask), attention_mask], 1)
+        if not self.frozen:
+            self.previous_attention_mask = whole
+        return whole
+
+    @contextmanager
+    def going_on(self, config: Any, mask: Int[Tensor, "batch new"]) -> Iterator[dict[str, Any]]:
+        """The inputs for a run that goes on from here. What it adds is kept once it is over."""
+        if len(mask) != self.batch_size:
+            raise HooklineError(f"this cache was made for a batch of {self.batch_size}, but there are {len(mask)} rows")
+        whole = torch.cat([self.previous_attention_mask.to(mask), mask], 1)
+        positions = (whole.cumsum(1) - 1).clamp(min=0)[:, -mask.shape[1] :]
+        kept = _copied(self._kept, config)
+        yield {"past_key_values": kept, "use_cache": True, "attention_mask": whole, "position_ids": positions}
+        if not self.frozen:
+            self._kept, self.previous_attention_mask = kept, whole
+
+
+TransformerLensKeyValueCache = HookedTransformerKeyValueCache
+TransformerLensKeyValueCacheEntry = HookedTransformerKeyValueCacheEntry
+
+
+def _copied(kept: Any, config: Any) -> Any:
+    """A cache that can be added to without changing the other: tensors are replaced there, never written to."""
+    from transformers import DynamicCache
+
+    if kept is None:
+        return DynamicCache(config=config)
+    new = copy.copy(kept)
+    new.layers = [copy.copy(layer) for layer in kept.layers]
+    return new

@@ -1,0 +1,80 @@
+"""TransformerBridge: TransformerLens's later way in, where weights are as they were loaded unless one asks."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from hookline.compat.transformer_lens import loading
+from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer
+
+
+class TransformerBridge(HookedTransformer):
+    """A HookedTransformer whose weights are not processed. Points go by the names of both, always.
+
+    bridge = TransformerBridge.boot_transformers("gpt2", device="cpu")
+    logits, cache = bridge.run_with_cache("Hello, world")
+    cache["blocks.5.attn.q.hook_out"]               # the same as cache["blocks.5.attn.hook_q"]
+    """
+
+    compatibility_mode = False
+
+    @classmethod
+    def boot_transformers(
+        cls,
+        model_name: str,
+        hf_config_overrides: dict[str, Any] | None = None,
+        device: str | torch.device | None = None,
+        dtype: torch.dtype = torch.float32,
+        tokenizer: Any = None,
+        load_weights: bool = True,
+        trust_remote_code: bool = False,
+        hf_model: nn.Module | None = None,
+        device_map: Any = None,
+        revision: str | None = None,
+        checkpoint_index: int | None = None,
+        checkpoint_value: int | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """A model by name, from a folder, or around one in memory."""
+        loading.refuse(
+            load_weights=(not load_weights, "make the model from its configuration, and pass it as hf_model"),
+            **dict.fromkeys(kwargs, (True, "boot_transformers takes what TransformerLens 3.5 documents for it")),
+        )
+        options = {"device_map": device_map, "revision": revision, "trust_remote_code": trust_remote_code or None}
+        given = {name: value for name, value in options.items() if value is not None}
+        return cls.from_pretrained_no_processing(
+            model_name,
+            device=device,
+            dtype=dtype,
+            tokenizer=tokenizer,
+            hf_model=hf_model,
+            checkpoint_index=checkpoint_index,
+            checkpoint_value=checkpoint_value,
+            **given,
+            **(hf_config_overrides or {}),
+        )
+
+    @property
+    def original_model(self) -> nn.Module:
+        """The model of transformers inside."""
+        return self.module
+
+    def enable_compatibility_mode(
+        self,
+        disable_warnings: bool = False,  # noqa: ARG002
+        no_processing: bool = False,
+        fold_ln: bool = True,
+        center_writing_weights: bool = True,
+        center_unembed: bool = True,
+        fold_value_biases: bool = True,
+        refactor_factored_attn_matrices: bool = False,
+    ) -> None:
+        """Process the weights as a HookedTransformer's are. The names of both resolve before and after."""
+        self.compatibility_mode = True
+        if not no_processing:
+            self.process_weights_(
+                fold_ln, center_writing_weights, center_unembed, refactor_factored_attn_matrices, fold_value_biases
+            )

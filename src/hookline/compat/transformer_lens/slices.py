@@ -1,0 +1,88 @@
+"""Slices in TransformerLens's words: an index, a range as a tuple, or a list, along one axis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from hookline.errors import HooklineError
+from hookline.passes import Pass, Span
+from hookline.positions import Meaning
+
+SliceInput = int | slice | tuple[int, ...] | list[int] | Tensor | np.ndarray | None
+
+
+class Slice:
+    """Part of an axis.
+
+    Slice(3)          that index, and the axis is gone
+    Slice((1, 5))     1 to 4;  Slice((1, 5, 2)) every other of them
+    Slice([1, 4])     these indices
+    Slice()           all of it
+    """
+
+    def __init__(self, input_slice: SliceInput = None) -> None:
+        self.slice: Any
+        if input_slice is None:
+            self.slice, self.mode = slice(None), "identity"
+        elif isinstance(input_slice, tuple | slice):
+            self.slice = input_slice if isinstance(input_slice, slice) else slice(*input_slice)
+            self.mode = "slice"
+        elif isinstance(input_slice, int) and not isinstance(input_slice, bool):
+            self.slice, self.mode = input_slice, "int"
+        elif isinstance(input_slice, list | Tensor | np.ndarray):
+            given = input_slice.detach().cpu() if isinstance(input_slice, Tensor) else input_slice
+            self.slice, self.mode = np.asarray(given), "array"
+        else:
+            raise HooklineError(
+                f"a slice is an index, a tuple (start, stop), a list of indices or None: {input_slice!r}"
+            )
+
+    def apply(self, tensor: Tensor, dim: int = 0) -> Tensor:
+        """The part of a tensor, along `dim`."""
+        where: list[Any] = [slice(None)] * tensor.ndim
+        where[dim] = torch.as_tensor(self.slice) if self.mode == "array" else self.slice
+        return tensor[tuple(where)]
+
+    def indices(self, max_ctx: int | None = None) -> np.ndarray:
+        """The indices it stands for, on an axis of this length."""
+        if self.mode == "int":
+            return np.array([self.slice], dtype=np.int64)
+        if max_ctx is None:
+            raise HooklineError(f"{self!r} needs the length of the axis: indices(max_ctx)")
+        return np.arange(max_ctx, dtype=np.int64)[self.slice]
+
+    @classmethod
+    def unwrap(cls, slice_input: Slice | SliceInput) -> Slice:
+        """A Slice of what may be one already; an index keeps its axis here."""
+        if isinstance(slice_input, Slice):
+            return slice_input
+        return cls([slice_input] if isinstance(slice_input, int) else slice_input)
+
+    def __repr__(self) -> str:
+        return f"Slice: {self.slice} Mode: {self.mode} "
+
+
+@dataclass(frozen=True)
+class Columns(Meaning):
+    """Positions as columns of the batch, padding and all, which is how TransformerLens counts."""
+
+    where: Slice
+
+    def mask(self, text: Pass, span: Span) -> Bool[Tensor, "row pos"]:  # noqa: ARG002
+        """True at those columns, in every row."""
+        chosen = self.where.indices(len(span.positions))
+        if any(later <= earlier for earlier, later in pairwise(chosen)):
+            raise HooklineError(f"pos_slice must go up, each position once: {chosen.tolist()}")
+        found = torch.zeros(len(span.positions), dtype=torch.bool)
+        found[torch.as_tensor(chosen)] = True
+        return found.expand(span.rows, -1)
+
+    def __repr__(self) -> str:
+        return f"columns {self.where.slice}"

@@ -1,0 +1,174 @@
+"""Text and tokens with TransformerLens's defaults: a beginning-of-sequence token first, unless it is said otherwise."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from hookline.errors import HooklineError, HooklineWarning
+from hookline.runtime import users_level
+from hookline.text import Side, Text
+
+USE_DEFAULT_VALUE = None
+"""What `prepend_bos` and `padding_side` are unless they are given: the model's own default."""
+
+
+def prepared(tokenizer: Any, padding_side: Side | None) -> Any:
+    """The tokenizer with all of the tokens that are needed, and padding on that side; a copy, if that is a change."""
+    if padding_side not in ("left", "right", None):
+        raise HooklineError(f'default_padding_side must be "left" or "right", not {padding_side!r}')
+    missing = [name for name in ("eos_token", "bos_token", "pad_token") if getattr(tokenizer, name) is None]
+    if not missing and padding_side in (None, tokenizer.padding_side):
+        return tokenizer
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.padding_side = padding_side or tokenizer.padding_side
+    for name in missing:
+        setattr(tokenizer, name, tokenizer.eos_token if name != "eos_token" else "<|endoftext|>")
+    return tokenizer
+
+
+def padding_mask(
+    tokenizer: Any, tokens: Int[Tensor, "batch pos"], prepend_bos: bool, side: Side | None = None
+) -> Int[Tensor, "batch pos"]:
+    """0 at the padding that rows of tokens begin or end with, on that side or the tokenizer's.
+
+    Where padding and beginning are the same token, the last one of those on the left is the beginning.
+    """
+    is_pad = (tokens == tokenizer.pad_token_id).long()
+    if (side or tokenizer.padding_side) == "right":
+        return 1 - is_pad.flip(1).cumprod(1).flip(1)
+    begins = is_pad.cumprod(1)
+    if prepend_bos and tokenizer.pad_token_id == tokenizer.bos_token_id:
+        begins = begins * (begins.sum(1, keepdim=True) - begins.cumsum(1) > 0)
+    return 1 - begins
+
+
+class LensText(Text):
+    """A tokenizer that prepends the beginning token by default, and may be given an empty text."""
+
+    def __init__(self, tokenizer: Any, cfg: Any) -> None:
+        super().__init__(tokenizer, n_ctx=cfg.n_ctx, d_vocab=cfg.d_vocab)
+        self.cfg = cfg
+
+    def encode(
+        self,
+        text: str | Sequence[str],
+        *,
+        prepend_bos: bool | None = None,
+        padding_side: Side | None = None,
+        truncate: bool = True,
+    ) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch pos"]]:
+        """Token ids and their mask. Text that is longer than the context is cut, and a warning says so."""
+        texts = [text] if isinstance(text, str) else list(text)
+        if not texts or not all(isinstance(each, str) for each in texts):
+            raise HooklineError(f"a prompt must be a string, or a list of strings, not {text!r}")
+        side: Side = padding_side or self._needed().padding_side
+        if side not in ("left", "right"):
+            raise HooklineError(f'padding_side must be "left" or "right", not {side!r}')
+        rows = [self._ids(each, prepend_bos) for each in texts]
+        if truncate:
+            rows = [self._cut(row) for row in rows]
+        return self._padded(rows, max(map(len, rows)), side)
+
+    def _ids(self, text: str, prepend_bos: bool | None) -> list[int]:
+        tokenizer = self._needed()
+        ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        prepends = self.cfg.default_prepend_bos if prepend_bos is None else prepend_bos
+        ids = [tokenizer.bos_token_id, *ids] if prepends else ids
+        if not ids:
+            raise HooklineError(f"the prompt {text!r} gives no tokens")
+        return ids
+
+    def _cut(self, row: list[int]) -> list[int]:
+        if self.n_ctx is None or len(row) <= self.n_ctx:
+            return row
+        warnings.warn(
+            f"a prompt of {len(row)} tokens was cut to the {self.n_ctx} that the model's context has room for",
+            HooklineWarning,
+            stacklevel=users_level(),
+        )
+        return row[: self.n_ctx]
+
+
+class LensTokens:
+    """The token helpers of a HookedTransformer. A mixin: it needs the model's `text` and device."""
+
+    text: Any
+    tokenizer: Any
+    _device: torch.device
+
+    def to_tokens(
+        self,
+        input: str | Sequence[str],
+        prepend_bos: bool | None = USE_DEFAULT_VALUE,
+        padding_side: Side | None = USE_DEFAULT_VALUE,
+        move_to_device: bool = True,
+        truncate: bool = True,
+    ) -> Int[Tensor, "batch pos"]:
+        """Token ids of one prompt or several, padded to one length. This very tensor remembers what is padding."""
+        ids, mask = self.text.encode(input, prepend_bos=prepend_bos, padding_side=padding_side, truncate=truncate)
+        ids = ids.to(self._device) if move_to_device else ids
+        if not mask.all():
+            ids.padding_mask = mask
+        return ids
+
+    def to_string(self, tokens: Any) -> Any:
+        """The text of a row of ids, or of each of several."""
+        ids = tokens if isinstance(tokens, Tensor) else torch.as_tensor(np.array(tokens))
+        if ids.ndim > 2:
+            raise HooklineError(f"tokens are one row, or several, not a tensor of shape {list(ids.shape)}")
+        if ids.ndim == 2:
+            return [self.text.decode(row.tolist()) for row in ids]
+        return self.text.decode(ids.reshape(-1).tolist())
+
+    def to_str_tokens(
+        self,
+        input: str | Sequence[str] | Tensor | np.ndarray,
+        prepend_bos: bool | None = USE_DEFAULT_VALUE,
+        padding_side: Side | None = USE_DEFAULT_VALUE,
+    ) -> Any:
+        """Each token of a prompt as text; of a list of prompts, a list for each."""
+        if isinstance(input, str):
+            ids = self.to_tokens(input, prepend_bos, padding_side)[0]
+        elif isinstance(input, Tensor | np.ndarray):
+            ids = torch.as_tensor(input).squeeze()
+        else:
+            return [self.to_str_tokens(each, prepend_bos, padding_side) for each in input]
+        if ids.ndim > 1:
+            raise HooklineError(f"to_str_tokens takes one row of tokens, not a tensor of shape {list(ids.shape)}")
+        return [self.text.decode([token]) for token in ids.reshape(-1).tolist()]
+
+    def to_single_token(self, string: str) -> int:
+        """The id of a text that is one token; an error that shows the tokens if it is several."""
+        return self.text.single(string)
+
+    def to_single_str_token(self, int_token: int) -> str:
+        """The text of one token."""
+        return self.text.decode([int(int_token)])
+
+    def get_token_position(
+        self,
+        single_token: str | int | Tensor,
+        input: str | Tensor,
+        mode: str = "first",
+        prepend_bos: bool | None = USE_DEFAULT_VALUE,
+        padding_side: Side | None = USE_DEFAULT_VALUE,
+    ) -> int:
+        """Where a token stands in a prompt, the first time or the last."""
+        if mode not in ("first", "last"):
+            raise HooklineError(f'mode must be "first" or "last", not {mode!r}')
+        ids = self.to_tokens(input, prepend_bos, padding_side) if isinstance(input, str) else input
+        if ids.ndim == 2 and len(ids) != 1:
+            raise HooklineError(f"the prompt is one row of tokens, not a tensor of shape {list(ids.shape)}")
+        wanted = self.to_single_token(single_token) if isinstance(single_token, str) else int(single_token)
+        places = (ids.reshape(-1) == wanted).nonzero().flatten().tolist()
+        if not places:
+            raise HooklineError(f"the token {single_token!r} is not in the prompt {self.to_str_tokens(ids)}")
+        return places[0 if mode == "first" else -1]

@@ -1,0 +1,218 @@
+"""What TransformerLens keeps in `utils`: names, slices, losses, sampling, and small things for tensors."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from hookline.compat.transformer_lens.aliases import official_name as get_official_model_name
+from hookline.compat.transformer_lens.datasets import keep_single_column, tokenize_and_concatenate
+from hookline.compat.transformer_lens.loading import get_device
+from hookline.compat.transformer_lens.prompts import test_prompt
+from hookline.compat.transformer_lens.slices import Slice, SliceInput
+from hookline.compat.transformer_lens.tokens import USE_DEFAULT_VALUE
+from hookline.compat.transformer_lens.tokens import padding_mask as get_attention_mask
+from hookline.errors import HooklineError
+from hookline.factored import FactoredMatrix
+from hookline.model import lm_loss
+
+__all__ = [
+    "get_act_name",
+    "test_prompt",
+    "to_numpy",
+    "Slice",
+    "SliceInput",
+    "USE_DEFAULT_VALUE",
+    "get_device",
+    "get_corner",
+    "remove_batch_dim",
+    "transpose",
+    "is_square",
+    "is_lower_triangular",
+    "get_cumsum_along_dim",
+    "get_offset_position_ids",
+    "repeat_along_head_dimension",
+    "filter_dict_by_prefix",
+    "composition_scores",
+    "lm_cross_entropy_loss",
+    "lm_accuracy",
+    "gelu_new",
+    "gelu_fast",
+    "solu",
+    "sample_logits",
+    "tokenize_and_concatenate",
+    "keep_single_column",
+    "get_attention_mask",
+    "get_official_model_name",
+]
+
+_LAYER_TYPES = {"a": "attn", "attention": "attn", "m": "mlp", "b": "", "block": "", "blocks": ""}
+_NAMES = {"attn": "pattern", "attn_logits": "attn_scores", "key": "k", "query": "q", "value": "v", "mlp_pre": "pre",
+          "mlp_mid": "mid", "mlp_post": "post"}  # fmt: skip
+_IN_ATTENTION = ("k", "v", "q", "z", "rot_k", "rot_q", "result", "pattern", "attn_scores")
+_IN_MLP = ("pre", "post", "mid", "pre_linear")
+
+
+def get_act_name(name: str, layer: int | str | None = None, layer_type: str | None = None) -> str:
+    """The name of a point from its shorthand.
+
+    get_act_name("k", 6), get_act_name("k6")            # blocks.6.attn.hook_k
+    get_act_name("normalized", 27, "ln2")               # blocks.27.ln2.hook_normalized
+    get_act_name("embed")                               # hook_embed
+    """
+    if ("." in name or name.startswith("hook_")) and layer is None and layer_type is None:
+        return name
+    if match := re.match(r"([a-z]+)(\d+)([a-z]?.*)", name):
+        name, layer, layer_type = match.groups()
+    name = _NAMES.get(name, name)
+    part = _LAYER_TYPES.get(layer_type or "", layer_type or "")
+    part = "attn" if name in _IN_ATTENTION else "mlp" if name in _IN_MLP else part
+    if name in ("scale", "normalized") and layer is None:
+        return f"ln_final.hook_{name}"
+    return ".".join([*([] if layer is None else ["blocks", str(layer)]), *([part] if part else []), f"hook_{name}"])
+
+
+def to_numpy(tensor: Any) -> np.ndarray:
+    """An array from a tensor, a list, a number or an array."""
+    if isinstance(tensor, Tensor):
+        tensor = tensor.detach().cpu()
+        return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    if isinstance(tensor, np.ndarray | list | tuple | int | float | bool | str):
+        return np.asarray(tensor)
+    raise HooklineError(f"to_numpy takes tensors, lists, numbers and arrays, not a {type(tensor).__name__}")
+
+
+def get_corner(tensor: Any, n: int = 3) -> Tensor:
+    """The first entries along every axis."""
+    corner = tensor[tuple(slice(n) for _ in range(tensor.ndim))]
+    return corner.AB if isinstance(corner, FactoredMatrix) else corner
+
+
+def remove_batch_dim(tensor: Tensor) -> Tensor:
+    """Without a first axis of one; any other tensor as it is."""
+    return tensor.squeeze(0) if tensor.shape[0] == 1 else tensor
+
+
+def transpose(tensor: Tensor) -> Tensor:
+    """With the last two axes swapped."""
+    return tensor.transpose(-1, -2)
+
+
+def is_square(x: Tensor) -> bool:
+    """Whether it is a square matrix."""
+    return x.ndim == 2 and x.shape[0] == x.shape[1]
+
+
+def is_lower_triangular(x: Tensor) -> bool:
+    """Whether it is a square matrix with nothing above its diagonal."""
+    return is_square(x) and x.equal(x.tril())
+
+
+def get_cumsum_along_dim(tensor: Tensor, dim: int, reverse: bool = False) -> Tensor:
+    """The sums up to each entry, or from it on."""
+    return tensor.flip(dim).cumsum(dim).flip(dim) if reverse else tensor.cumsum(dim)
+
+
+def get_offset_position_ids(past_kv_pos_offset: int, attention_mask: Int[Tensor, "batch pos"]) -> Tensor:
+    """The positions of the tokens from there on, where padding does not count."""
+    return (attention_mask.cumsum(1) - 1).clamp(min=0)[:, past_kv_pos_offset:]
+
+
+def repeat_along_head_dimension(tensor: Tensor, n_heads: int, clone_tensor: bool = True) -> Tensor:
+    """A copy of the stream for each head."""
+    repeated = tensor[..., None, :].expand(*tensor.shape[:-1], n_heads, tensor.shape[-1])
+    return repeated.clone() if clone_tensor else repeated
+
+
+def filter_dict_by_prefix(dictionary: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """The entries whose keys begin with that and a dot, without it."""
+    start = prefix.removesuffix(".") + "."
+    return {key.removeprefix(start): value for key, value in dictionary.items() if key.startswith(start)}
+
+
+def composition_scores(left: FactoredMatrix, right: FactoredMatrix, broadcast_dims: bool = True) -> Tensor:
+    """How much of `right` reads what `left` writes: the norm of their product over the product of their norms.
+
+    With `broadcast_dims`, of every one of the one with every one of the other.
+    """
+    if left.rdim != right.ldim:
+        raise HooklineError(f"matrices of shapes {list(left.shape)} and {list(right.shape)} do not compose")
+    if broadcast_dims:
+        n_left, n_right = left.ndim - 2, right.ndim - 2
+        for axis in range(n_left):
+            right = right.unsqueeze(axis)
+        for axis in range(n_right):
+            left = left.unsqueeze(axis + n_left)
+    return (left @ right).norm() / left.norm() / right.norm()
+
+
+def lm_cross_entropy_loss(
+    logits: Float[Tensor, "batch pos d_vocab"],
+    tokens: Int[Tensor, "batch pos"],
+    attention_mask: Tensor | None = None,
+    per_token: bool = False,
+) -> Tensor:
+    """Cross-entropy of the next token; per token, one less than there are positions."""
+    return lm_loss(logits, tokens, attention_mask, per_token=per_token)
+
+
+def lm_accuracy(
+    logits: Float[Tensor, "batch pos d_vocab"], tokens: Int[Tensor, "batch pos"], per_token: bool = False
+) -> Tensor:
+    """How often the likeliest token is the next one; or where."""
+    is_right = logits[:, :-1].argmax(-1) == tokens[:, 1:]
+    return is_right if per_token else is_right.float().mean()
+
+
+def gelu_new(input: Tensor) -> Tensor:
+    """GPT-2's non-linearity."""
+    return F.gelu(input, approximate="tanh")
+
+
+def gelu_fast(input: Tensor) -> Tensor:
+    """The same, with its constants rounded."""
+    return 0.5 * input * (1 + torch.tanh(input * 0.7978845608 * (1 + 0.044715 * input * input)))
+
+
+def solu(input: Tensor) -> Tensor:
+    """`x * softmax(x)`, over the neurons."""
+    return input * input.softmax(-1)
+
+
+def sample_logits(
+    final_logits: Float[Tensor, "batch d_vocab"],
+    top_k: int | None = None,
+    top_p: float | None = None,
+    temperature: float = 1.0,
+    freq_penalty: float = 0.0,
+    repetition_penalty: float = 1.0,
+    tokens: Int[Tensor, "batch pos"] | None = None,
+) -> Int[Tensor, " batch"]:
+    """A token for each row, drawn from the logits as transformers draws them."""
+    from transformers import RepetitionPenaltyLogitsProcessor, TopKLogitsWarper, TopPLogitsWarper
+
+    from hookline.compat.transformer_lens.generation import FrequencyPenalty
+
+    steps: list[Any] = []
+    if (freq_penalty or repetition_penalty != 1.0) and tokens is None:
+        raise HooklineError("a penalty is for tokens that have come before: give tokens")
+    if repetition_penalty != 1.0:
+        steps.append(RepetitionPenaltyLogitsProcessor(repetition_penalty))
+    if freq_penalty:
+        steps.append(FrequencyPenalty(freq_penalty * (temperature or 1.0)))
+    if temperature:
+        steps.append(lambda _, logits: logits / temperature)
+    if top_k is not None:
+        steps.append(TopKLogitsWarper(top_k))
+    if top_p is not None:
+        steps.append(TopPLogitsWarper(top_p))
+    logits = final_logits.float()
+    for step in steps:
+        logits = step(tokens, logits)
+    return logits.argmax(-1) if temperature == 0 else torch.multinomial(logits.softmax(-1), 1)[:, 0]

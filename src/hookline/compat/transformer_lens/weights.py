@@ -1,0 +1,110 @@
+"""Weights as TransformerLens has them: of each head, where heads share keys and values, and under its names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hookline.compat.transformer_lens import state
+from hookline.compat.transformer_lens.config import HookedTransformerConfig
+from hookline.errors import HooklineError
+from hookline.model import HookedModel
+
+
+class LensWeights(HookedModel):
+    """The weights of a HookedTransformer, and where they are kept. A mixin."""
+
+    _cfg: HookedTransformerConfig
+
+    @property
+    def W_E(self) -> Float[Tensor, "d_vocab d_model"]:  # noqa: N802
+        """The embedding of each token, with any factor that comes after it."""
+        factor = state.embedding_factor(self)  # type: ignore[arg-type]
+        return super().W_E if factor == 1.0 else super().W_E * factor
+
+    @property
+    def W_pos(self) -> Float[Tensor, "n_ctx d_model"]:  # noqa: N802
+        """The learned positions; a shortformer's too."""
+        own = state.position_embedding(self)  # type: ignore[arg-type]
+        return super().W_pos if own is None or self._anatomy.main.pos_embed is not None else own.weight  # type: ignore[return-value]
+
+    @property
+    def W_K(self) -> Float[Tensor, "layer head d_model d_head"]:  # noqa: N802
+        """To the keys of each head."""
+        return self._for_each_head(super().W_K)
+
+    @property
+    def W_V(self) -> Float[Tensor, "layer head d_model d_head"]:  # noqa: N802
+        """To the values of each head."""
+        return self._for_each_head(super().W_V)
+
+    @property
+    def b_K(self) -> Float[Tensor, "layer head d_head"]:  # noqa: N802
+        """Of the keys of each head."""
+        return self._for_each_head(super().b_K)
+
+    @property
+    def b_V(self) -> Float[Tensor, "layer head d_head"]:  # noqa: N802
+        """Of the values of each head."""
+        return self._for_each_head(super().b_V)
+
+    @property
+    def W_gate(self) -> Float[Tensor, "layer d_model d_mlp"] | None:  # type: ignore[override]  # noqa: N802
+        """Into the gate; None where there is none."""
+        return super().W_gate if self._cfg.gated_mlp else None
+
+    @property
+    def n_params_total(self) -> int:
+        """How many numbers all parameters have."""
+        return sum(parameter.numel() for parameter in self.module.parameters())
+
+    def init_weights(self) -> None:
+        """Draw the weights of a toy model anew."""
+        from hookline.native import NativeTransformer
+        from hookline.native.initial import draw_weights
+
+        if not isinstance(self.module, NativeTransformer):
+            raise HooklineError("init_weights is for models made by HookedTransformer(cfg): this one is pretrained")
+        draw_weights(self.module)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """The weights under TransformerLens's names and in its layout: views, where they can be."""
+        if args or kwargs:
+            raise HooklineError("state_dict takes no arguments here: model.module.state_dict(…) is the model's own")
+        return {name: entry.value.detach() for name, entry in state.weights_of(self).items()}  # type: ignore[arg-type]
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor], strict: bool = True, assign: bool = False) -> Any:
+        """Write weights that go by those names into the model."""
+        if assign:
+            raise HooklineError("assign=True is not for views of a model's weights: leave it out")
+        missing, unexpected = state.load(self, state_dict, strict=strict)  # type: ignore[arg-type]
+        return nn.modules.module._IncompatibleKeys(missing, unexpected)
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """The model's own parameters; each that is one of TransformerLens's goes by that name."""
+        if args or kwargs:
+            raise HooklineError("named_parameters takes no arguments here: model.module.named_parameters(…) does")
+        return state.named_parameters(self)  # type: ignore[arg-type]
+
+    def to(self, device_or_dtype: torch.device | str | torch.dtype, print_details: bool = True) -> Self:  # noqa: ARG002
+        """Move the model, or give its weights another dtype."""
+        self.module.to(device_or_dtype)
+        parameter = next(self.module.parameters())
+        self._cfg.device, self._cfg.dtype = self._device, parameter.dtype
+        return self
+
+    def cuda(self, device: int | str | torch.device | None = None) -> Self:
+        """Move it to the GPU."""
+        return self.to(f"cuda:{device}" if isinstance(device, int) else device or "cuda")
+
+    def cpu(self) -> Self:
+        """Move it to the CPU."""
+        return self.to("cpu")
+
+    def mps(self) -> Self:
+        """Move it to Apple's GPU."""
+        return self.to("mps")
