@@ -4,7 +4,7 @@
     python benchmarks/sweeps.py --smoke         # one quick turn, to see that it runs
     python benchmarks/sweeps.py --device cuda --shapes llama_1b
 
-With a Python that has transformer-lens 3.5 as well, its own functions are in the table. Every way's numbers are compared.
+With a Python that has transformer-lens 3.5 as well, its own functions are in the table. Numbers are compared.
 `floor` is the time for the multiply-adds that a cell cannot do without, at the rate of this machine's matrix product.
 """
 

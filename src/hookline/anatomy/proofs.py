@@ -4,8 +4,8 @@ Nothing here trusts our own reading of an architecture. Every point is checked a
 once, with the axes it is to have; that caching it changes no bit of the logits; that an identity edit leaves them and
 a zeroing edit does not; that its gradient is autograd's own; that the stream is what the model reports as hidden states
 and the pattern what it reports as attentions; that what is added adds up, the pattern mixes the values into `z`, and
-the heads' results sum to the projection's output; that a norm without its inside gives its bias; that a head's own copy of
-the stream does there what the stream itself would do; that experts are chosen by their router.
+the heads' results sum to the projection's output; that a norm without its inside gives its bias; that a head's own
+copy of the stream does there what the stream itself would do; that experts are chosen by their router.
 """
 
 from __future__ import annotations

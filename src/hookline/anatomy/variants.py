@@ -90,6 +90,18 @@ def is_post_norm(config: Any) -> bool:
     return config.model_type in POST_NORM
 
 
+def chooses_keys(config: Any) -> bool:
+    """Whether attention goes to the best of all keys, so that what a position sees depends on how many there are."""
+    return getattr(config, "index_topk", None) is not None
+
+
+def goes_by_length(config: Any) -> bool:
+    """Whether positions are turned by angles that depend on how long the text is."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [rope.get("rope_type"), *(each.get("rope_type") for each in rope.values() if isinstance(each, dict))]
+    return any(kind in ("dynamic", "longrope") for kind in kinds)
+
+
 def residual_factor(config: Any) -> float:
     """What a block's additions are multiplied with before they are added."""
     if config.model_type == "minicpm3":

@@ -112,7 +112,19 @@ class Baseline:
         self.logits: Float[Tensor, "pos vocab"] = logits[0]
         self.streams: list[Float[Tensor, "pos d_model"]] = [cache[name][0] for name in names]
         self.kept: dict[str, Tensor] = {name: cache[name][0] for name in keep}
+        self._check_positions()
         self._pairs = _pairs(past)
+
+    def _check_positions(self) -> None:
+        """Places are found by their position in the text: that must be their position at a point too."""
+        for name, value in self.kept.items():
+            axes = zip(self._points.find(name).axes.split()[1:], value.shape, strict=False)
+            size = next((size for letter, size in axes if letter in "pk" and size != self.tokens.shape[1]), None)
+            if size is not None:
+                raise HooklineError(
+                    f"{name!r} has {size} positions where the text has {self.tokens.shape[1]}: this model adds some, "
+                    f"so they cannot be told by number"
+                )
 
     def change(self, name: str, value: Tensor, *, pos: int | None = None, **at: int | None) -> Change:
         """Another value at a point of this run, at a position (`pos`), a `head`, a `neuron`, or everywhere."""
@@ -136,7 +148,8 @@ class Baseline:
         way = self.way
         if any(entry.layer == BEFORE_LAYERS for entry in entries.values()):
             way = Way.PLAIN
-        stop = where[-1] + 1 if self.is_causal and way != Way.PLAIN else length
+        can_be_cut = self.is_causal and way != Way.PLAIN and not kinds.goes_by_length(self._points.anatomy.config)
+        stop = where[-1] + 1 if can_be_cut else length
         same = [number for number in range(len(variants)) if number not in entries or entries[number].position >= stop]
         if same:
             yield tuple(same), self.logits[where].expand(len(same), -1, -1)
@@ -261,7 +274,7 @@ def _proved_way(model: HookedModel) -> Way:
     """The fastest way that gives, on a short text, what the plain way gives."""
     points, tokens = model._points, model.example_tokens()[:1]
     names = stream_names(points)
-    if points.anatomy.is_encoder_decoder or points.anatomy.kind in kinds.MORE_THAN_A_STREAM:
+    if points.anatomy.kind in kinds.MORE_THAN_A_STREAM or kinds.chooses_keys(points.anatomy.config):
         return Way.PLAIN
     if not all(name in points.hook_dict for name in names):
         return Way.PLAIN
@@ -299,7 +312,8 @@ def _trial_variants(base: Baseline) -> list[list[Change]]:
 
 def _trial(base: Baseline, variants: list[list[Change]]) -> Tensor:
     """Their logits, all of them and some."""
-    return torch.cat([_logits(base, variants, range(base.tokens.shape[1])), _logits(base, variants, [2, -1])], 1)
+    every = range(base.tokens.shape[1])
+    return torch.cat([_logits(base, variants, positions) for positions in (every, [2, -1], [2, 4])], 1)
 
 
 def _logits(base: Baseline, variants: Sequence[Variant], positions: Sequence[int]) -> Tensor:

@@ -22,6 +22,7 @@ from hookline.points import Site, hook_action
 from hookline.rerun.changes import Placed, put_all
 from hookline.runtime import Run
 from hookline.skipping import Give, skipping
+from hookline.taps import Kind
 
 if TYPE_CHECKING:
     from hookline.anatomy.names import ModelPoints
@@ -30,12 +31,12 @@ if TYPE_CHECKING:
 class Join(Action):
     """At the input of a layer, or the output of the last: rows come in, the first in place of what was there."""
 
-    stage = -50
     phase = 1
 
     def __init__(self, site: Site, rows: Tensor, *, is_first: bool) -> None:
         super().__init__()
         self.module, self.tap, self.lens = site.module, site.tap, site.lens
+        self.stage = -50 if site.kind is Kind.INPUT else 50  # before all else of a layer, or after it
         self.rows, self.is_first = rows, is_first
 
     def __call__(self, value: Any) -> Any:
