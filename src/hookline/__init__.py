@@ -1,5 +1,8 @@
 """hookline: read, cache, edit and trace the activations inside any PyTorch model, by name."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from hookline.cache import ActivationCache
 from hookline.errors import (
     HookError,
@@ -7,19 +10,48 @@ from hookline.errors import (
     HooklineWarning,
     InvalidHookError,
     NeverFiredWarning,
+    SkippedHookWarning,
+    StoreError,
     UnavailablePointError,
+    UnknownHookPointError,
     UnknownPointError,
 )
 from hookline.factored import FactoredMatrix
+from hookline.hooks import (
+    Controller,
+    Detector,
+    FunctionController,
+    Hook,
+    HookType,
+    LayerActivationDetector,
+    ModelInputDetector,
+    ModelOutputDetector,
+    add,
+    freeze,
+    load_edits,
+    mean,
+    noise,
+    replace,
+    save_edits,
+    scale,
+    zero,
+)
 from hookline.model import HookedModel
 from hookline.module import HookedModule, HookedRootModule
 from hookline.points import HookPoint
 from hookline.positions import at, image_tokens, last, new_tokens, step, token
 from hookline.wrap import hook, load
 
+if TYPE_CHECKING:
+    from hookline import sae, store
+    from hookline.store import harvest
+
 __all__ = [
     "hook",
     "load",
+    "harvest",
+    "store",
+    "sae",
     "HookPoint",
     "HookedModule",
     "HookedModel",
@@ -32,11 +64,40 @@ __all__ = [
     "new_tokens",
     "step",
     "image_tokens",
+    "Hook",
+    "HookType",
+    "Detector",
+    "Controller",
+    "LayerActivationDetector",
+    "ModelInputDetector",
+    "ModelOutputDetector",
+    "FunctionController",
+    "zero",
+    "mean",
+    "replace",
+    "add",
+    "scale",
+    "noise",
+    "freeze",
+    "save_edits",
+    "load_edits",
     "HooklineError",
     "HookError",
+    "StoreError",
     "UnknownPointError",
     "UnavailablePointError",
+    "UnknownHookPointError",
     "InvalidHookError",
     "HooklineWarning",
     "NeverFiredWarning",
+    "SkippedHookWarning",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What is not needed by everybody is imported when it is first asked for."""
+    if name in ("sae", "store"):
+        return import_module(f"hookline.{name}")
+    if name == "harvest":
+        return import_module("hookline.store").harvest
+    raise AttributeError(f"module 'hookline' has no attribute {name!r}")

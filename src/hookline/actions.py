@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import _StopRecomputationError
 
 from hookline.errors import HookError, HooklineError, UnavailablePointError, describe
-from hookline.functions import caller
+from hookline.functions import Caller, OnError, caller
 from hookline.memory import is_unchanged, mark_foreign, snapshot
 from hookline.passes import begin_pass
 from hookline.recompute import keep_for_second_run
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from hookline.points import HookPoint
     from hookline.recording import Recording
     from hookline.runtime import Run
+    from hookline.standing import Standing
 
 _numbers = count(1)
 
@@ -154,21 +156,100 @@ class PointAction(Action):
 class HookAction(PointAction):
     """Calls a user's hook."""
 
-    def __init__(self, point: HookPoint, hook: Callable[..., Any], *, prepend: bool = False) -> None:
-        super().__init__(point, prepend=prepend)
-        self.hook, self.invoke = hook, caller(hook)
+    on_error: OnError | None = None
+    registered: str | None = None
+    """The id under which it is in the registry, if it is."""
 
-    def ask(self, given: Tensor, call: int | None) -> Any:
+    def __init__(self, point: HookPoint, hook: Any, *, prepend: bool = False) -> None:
+        super().__init__(point, prepend=prepend)
+        self.hook = hook
+        self.invoke = self.caller()
+        self.errors: list[HookError] = []
+        """What was skipped, of an action that belongs to no run."""
+
+    def caller(self) -> Caller:
+        """How to call the hook."""
+        return caller(self.hook)
+
+    def is_enabled(self) -> bool:
+        """Whether the hook is to be called at all. A function always is."""
+        return True
+
+    @property
+    def switches(self) -> int:
+        """How often the hook was enabled or disabled."""
+        return 0
+
+    def join(self, standing: Standing) -> None:
+        """It is one of these standing hooks."""
+
+    def leave(self, standing: Standing) -> None:
+        """It is no longer one of them."""
+
+    def extend(self, steps: list[Step]) -> None:
+        """Take its place after `steps`."""
+        steps.append(self._forgiving if self.on_error == "skip" else self)
+
+    def forgive(self) -> None:
+        """From now on, when the hook fails, drop its effect and let the run go on."""
+        if self.on_error != "skip" and self.dir == "bwd":
+            self.invoke = self._forgiving_gradient(self.invoke)
+        self.on_error = "skip"
+
+    def _forgiving(self, value: Any) -> Any:
+        try:
+            return self(value)
+        except HookError as failure:
+            self._skip(failure)
+            return value
+
+    def _forgiving_gradient(self, invoke: Caller) -> Caller:
+        def call(grad: Tensor, point: Any) -> Tensor:
+            before = snapshot(grad)
+            try:
+                result = invoke(grad, point)
+                new = (
+                    grad if result is None else result[0] if isinstance(result, tuple) and len(result) == 1 else result
+                )
+                return self.fitted(new, before)
+            except HookError as failure:
+                self._skip(failure)
+            except Exception as error:  # not swallowed: it is kept, and a warning tells
+                self._skip(self._raised(error))
+            return before
+
+        return call
+
+    def _skip(self, failure: HookError) -> None:
+        """Keep the error, the first of its kind, and say so: when the run is over, or now if it is in none."""
+        from hookline.runtime import report_skipped
+
+        self.fired = True
+        errors = self.run.errors if self.run is not None else self.errors
+        for known in errors:
+            if known.hook is failure.hook and known.point is failure.point:
+                known.times += 1
+                return
+        errors.append(failure)
+        if self.run is None or not self.run.is_open:
+            report_skipped([failure])
+
+    def ask(self, given: Any, call: int | None) -> Any:
         """Call the hook; whatever goes wrong in it is raised as a `HookError`."""
         before, now.call = (now.call, now.is_second_run), call
         now.hooks += 1
         try:
             return self.invoke(given, self.point)
+        except _StopRecomputationError:  # no failure: torch has recomputed all that it needs of a checkpointed region
+            raise
         except Exception as error:  # not swallowed: every error of a hook reaches the caller as one kind
-            raise self.error(f"raised {type(error).__name__}: {error}", error) from error
+            raise self._raised(error) from error
         finally:
             now.hooks -= 1
             now.call, now.is_second_run = before
+
+    def _raised(self, error: Exception) -> HookError:
+        return self.error(f"raised {type(error).__name__}: {error}", error)
 
     def fitted(self, result: Any, like: Tensor) -> Tensor:
         """A hook's result as the point needs it, or the error that says why it does not fit."""
@@ -190,10 +271,10 @@ class HookAction(PointAction):
             f"hook {describe(self.hook)} at point {self.point.name!r} {what}",
             point=self.point,
             hook=self.hook,
-            hook_id=getattr(self.hook, "id", None),
+            hook_id=self.registered or getattr(self.hook, "id", None),
             original_error=original,
         )
-        if self.run is not None:
+        if self.run is not None and self.on_error != "skip":
             self.run.note(failure)
         return failure
 
@@ -210,7 +291,7 @@ class Edit(HookAction):
     def __init__(self, point: HookPoint, hook: Callable[..., Any], *, prepend: bool = False) -> None:
         super().__init__(point, hook, prepend=prepend)
         self.has_edited = self.has_passed_on = False
-        self.is_partial = hasattr(hook, "where")  # it says itself whether it acted: see `positions.at`
+        self.partial: Any = hook if hasattr(hook, "where") else None  # it says whether it acted: see `positions.at`
 
     def __call__(self, value: Any) -> Any:
         """The value after the hook."""
@@ -225,9 +306,9 @@ class Edit(HookAction):
         except NoTensorError as error:
             raise self.error(f"has nothing to work on: {error}", error) from error
         given = snapshot(x)
-        self.fired = self.fired or not self.is_partial
+        self.fired = self.fired or self.partial is None
         result = self.ask(given, self.call())
-        if self.is_partial:
+        if self.partial is not None:
             self._note_whether_it_acted()
         if result is None or result is given:
             if is_unchanged(given, x) and given.requires_grad == (x.requires_grad and torch.is_grad_enabled()):
@@ -242,9 +323,8 @@ class Edit(HookAction):
 
     def _note_whether_it_acted(self) -> None:
         """A hook for some positions only has fired when it came by one of them."""
-        hook: Any = self.hook
-        self.fired = self.fired or hook.acted
-        self.why_not = None if self.fired else f"none of the positions that ran is {hook.where!r}"
+        self.fired = self.fired or self.partial.acted
+        self.why_not = None if self.fired else f"none of the positions that ran is {self.partial.where!r}"
 
     def _pass_on(self, value: Any, given: Tensor) -> Any:
         """The value with the same tensor in it. A checkpoint counts what working that out saves, so it is repeated."""

@@ -2,12 +2,15 @@
 
 HooklineError
 ├── UnknownPointError      (a KeyError)    no point has that name, or a filter matches none
-│   └── UnavailablePointError              the name is known, but this model or this run has no such value
+│   ├── UnavailablePointError              the name is known, but this model or this run has no such value
+│   └── UnknownHookPointError (a ValueError)  a hook object declares a target that the model has not
 ├── InvalidHookError       (a TypeError)   what was given as a hook cannot be one
-└── HookError                              a hook failed, or returned what does not fit, during a run
+├── HookError                              a hook failed, or returned what does not fit, during a run
+└── StoreError                             a store is damaged, in use, full, or of another harvest
 
 HooklineWarning            (a UserWarning)
-└── NeverFiredWarning                      a hook was registered for a run and never fired
+├── NeverFiredWarning                      a hook was registered for a run and never fired
+└── SkippedHookWarning                     a hook failed and its effect was dropped, as `on_error="skip"` asks
 """
 
 from __future__ import annotations
@@ -32,6 +35,10 @@ class UnavailablePointError(UnknownPointError):
     """The name is known, but there is no such value here; the message says why."""
 
 
+class UnknownHookPointError(UnknownPointError, ValueError):
+    """A hook object declares a `hook_point` and `layer` that this model has not; the message lists those it has."""
+
+
 class InvalidHookError(HooklineError, TypeError):
     """What was given as a hook is not callable, or cannot be called as one."""
 
@@ -50,6 +57,12 @@ class HookError(HooklineError):
     ) -> None:
         super().__init__(message)
         self.point, self.hook, self.hook_id, self.original_error = point, hook, hook_id, original_error
+        self.times = 1
+        """How often it came about, where errors are collected (`on_error="skip"`): one is kept for each hook."""
+
+
+class StoreError(HooklineError):
+    """A store of activations is damaged, in use, full, or not of this harvest."""
 
 
 class HooklineWarning(UserWarning):
@@ -58,6 +71,10 @@ class HooklineWarning(UserWarning):
 
 class NeverFiredWarning(HooklineWarning):
     """A hook was registered for a run and never fired."""
+
+
+class SkippedHookWarning(HooklineWarning):
+    """A hook failed, its effect was dropped, and the run went on."""
 
 
 def unknown_point(asked: object, known: Iterable[str], *, hint: str = "") -> UnknownPointError:
@@ -83,6 +100,6 @@ def describe(hook: Callable[..., Any]) -> str:
     inner = hook
     while hasattr(inner, "func"):  # functools.partial, however often
         inner = inner.func
-    name = getattr(inner, "__qualname__", None) or type(inner).__name__
+    name = getattr(inner, "described", None) or getattr(inner, "__qualname__", None) or type(inner).__name__
     code = getattr(inner, "__code__", None)
     return f"{name} ({code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno})" if code else name

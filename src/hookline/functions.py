@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FunctionType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torch import nn
 
-from hookline.errors import InvalidHookError, describe
+from hookline.errors import HooklineError, InvalidHookError, describe
+
+if TYPE_CHECKING:
+    from hookline.actions import HookAction
+    from hookline.names import Points
+    from hookline.points import HookPoint
 
 HookFunction: TypeAlias = Callable[..., Any]
+OnError: TypeAlias = Literal["raise", "skip"]
 Caller: TypeAlias = Callable[[Any, Any], Any]
 
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -85,3 +91,50 @@ def _style(hook: HookFunction) -> str:
             f"(A torch hook's (module, input, output) becomes hook(output) at 'name', hook(input) at 'name.input'.)"
         )
     return style
+
+
+class HookObject:
+    """A hook that is more than a function: it makes the action that stands for it, wherever a hook is accepted."""
+
+    on_error: OnError | None = None
+    """What to do when it fails; None leaves that to the run."""
+
+    @property
+    def described(self) -> str:
+        """How messages name it."""
+        return repr(self)
+
+    def action(self, point: HookPoint, dir: str, *, prepend: bool = False) -> HookAction:
+        """What is done for it at `point`; every mistake that can be seen now is raised now."""
+        raise NotImplementedError
+
+    def declared(self, points: Points) -> list[HookPoint]:  # noqa: ARG002 (a kind that declares no target)
+        """The points of a model that it says itself it is for."""
+        raise InvalidHookError(f"{self.described} does not say where it belongs: give it as (name, hook)")
+
+    def attached(self, model: Any) -> None:
+        """It is about to be used on `model`."""
+
+    def check_points(self, points: list[HookPoint]) -> None:
+        """Whether it can be at all of these points at once."""
+
+
+def check_on_error(given: str) -> None:
+    """Another word would mean nothing, in silence."""
+    if given not in ("raise", "skip"):
+        raise HooklineError(f'on_error must be "raise" or "skip", not {given!r}')
+
+
+def hook_pairs(pairs: Iterable[Any], argument: str) -> Iterator[tuple[Any, Any]]:
+    """The names and hooks in what was given for `argument`. An object that declares its target stands for its name."""
+    if isinstance(pairs, str | Mapping) or not isinstance(pairs, Iterable):
+        raise InvalidHookError(f"{argument} must be a list of (name, hook) pairs, not {pairs!r}")
+    for pair in pairs:
+        if isinstance(pair, HookObject):
+            yield pair, pair  # it declares its target itself
+            continue
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise InvalidHookError(f"{argument} must be a list of (name, hook) pairs, but it has {pair!r}")
+        if isinstance(pair[1], str) and (callable(pair[0]) or isinstance(pair[0], HookObject)):
+            raise InvalidHookError(f"{argument} takes (name, hook), the name first, but it has {pair!r}")
+        yield pair[0], pair[1]

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from hookline.errors import HooklineError
+from hookline.hooks.registry import Layers
 from hookline.names import Points
 from hookline.points import HookPoint
 from hookline.standing import standing_of
@@ -34,6 +35,13 @@ class HookedModule(Hooked):
             raise HooklineError("torch allows no hooks on a ScriptModule: wrap the module it was made from")
         self.module = module
         self._points = Points(module, standing_of(module))
+
+    @property
+    def layers(self) -> Layers:
+        """The registry of hooks that stay: `net.layers.register_hook("fc1", hook)`. See `hooks/registry.py`."""
+        if "_layers" not in vars(self):
+            vars(self)["_layers"] = Layers(self)
+        return vars(self)["_layers"]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module, with whatever hooks are active."""
@@ -66,7 +74,7 @@ class HookedModule(Hooked):
             super().__setattr__(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_points"}
+        return {name: value for name, value in vars(self).items() if name not in ("_points", "_layers")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)

@@ -14,6 +14,7 @@ from hookline.actions import UNKNOWN, Edit, HookAction
 from hookline.attention import AttentionTap
 from hookline.errors import HooklineError
 from hookline.experts import RouterTap
+from hookline.functions import HookObject
 from hookline.lenses import FIRST, Lens
 from hookline.passes import Pass
 from hookline.standing import Standing
@@ -233,4 +234,6 @@ def check_direction(given: str, *allowed: str) -> None:
 def hook_action(point: HookPoint, hook: Callable[..., Any], dir: str, *, prepend: bool = False) -> HookAction:
     """The action that calls `hook` at `point`; every mistake that can be seen now is raised now."""
     check_direction(dir, "fwd", "bwd")
+    if isinstance(hook, HookObject):
+        return hook.action(point, dir, prepend=prepend)
     return (Edit if dir == "fwd" else BackwardHook)(point, hook, prepend=prepend)

@@ -77,6 +77,10 @@ class Recording:
         """What was kept, by name, in the order in which the points fired."""
         return _numbered(self._values)
 
+    def clear(self) -> None:
+        """Let go of what was kept: a run and its actions know each other, and go only when Python next looks."""
+        self._values, self._watched = {}, []
+
     def by_point(self) -> dict[str, list[Tensor]]:
         """What was kept at each point, a tensor per call."""
         return self._values

@@ -14,7 +14,7 @@ from torch import nn
 
 from hookline import compiled
 from hookline.actions import Action, Begin, End, HookAction, PointAction
-from hookline.errors import HookError, HooklineError, NeverFiredWarning, describe
+from hookline.errors import HookError, HooklineError, NeverFiredWarning, SkippedHookWarning, describe
 from hookline.inside import stop_watching
 from hookline.memo import with_needs
 from hookline.memory import mark_foreign
@@ -36,6 +36,8 @@ class Run(Routes):
         is_one_pass: bool = False,
         on_exit: Callable[[], None] | None = None,
     ) -> None:
+        self.errors: list[HookError] = []
+        """What went wrong in hooks that are to be skipped when they fail: the first error of each."""
         self._failure: HookError | None = None
         self._swallowed: HookError | None = None
         # Where there is one forward pass only, as for `run_with_cache`, nobody need look out for its beginning and end.
@@ -53,6 +55,8 @@ class Run(Routes):
     def __enter__(self) -> Self:
         if self.is_open:
             raise HooklineError("this context is open already: make another one with hooks(…)")
+        if self.errors:  # of an earlier time; whoever has them keeps them
+            self.errors = []
         for action in self.actions:
             action.fired = isinstance(action, End)
         self._depth = len(now.watches)
@@ -80,6 +84,7 @@ class Run(Routes):
         if kind is None:
             if swallowed is not None:
                 raise swallowed
+            report_skipped(self.errors)
             self._report()
 
     def _close(self) -> None:
@@ -140,6 +145,15 @@ def report_silent(actions: Iterable[PointAction], *, has_run: bool) -> None:
     lines = [f"  {_label(action)}: {_reason(action, has_run=has_run)}" for action in silent]
     text = f"{len(silent)} hook{'s' if len(silent) > 1 else ''} never fired:\n" + "\n".join(lines)
     warnings.warn(text, NeverFiredWarning, stacklevel=users_level())
+
+
+def report_skipped(errors: Iterable[HookError]) -> None:
+    """Warn of hooks that failed and whose effect was dropped."""
+    for error in errors:
+        text = f"{error}. Its effect was dropped, and the run went on." + (
+            f" It failed {error.times} times." if error.times > 1 else ""
+        )
+        warnings.warn(text, SkippedHookWarning, stacklevel=users_level())
 
 
 def _label(action: PointAction) -> str:

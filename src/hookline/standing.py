@@ -31,6 +31,7 @@ class Standing(Routes):
 
     def __init__(self, root: nn.Module | None = None) -> None:
         super().__init__()
+        self._hooks: list[HookAction] = []
         self._user = _User()
         finalize(self, compiled.resume, self._user)  # also if the model goes, hooks and all
         self.root = ref(root) if root is not None else lambda: None
@@ -40,9 +41,8 @@ class Standing(Routes):
         return _LocalCount()
 
     def hooks(self) -> list[HookAction]:
-        """The hooks, in the order in which they fire."""
-        hooks = [action for action in self.actions if isinstance(action, HookAction)]
-        return sorted(hooks, key=lambda hook: hook.order)
+        """The hooks, also those that are disabled, in the order in which they fire."""
+        return sorted(self._hooks, key=lambda hook: hook.order)
 
     def add(self, hook: HookAction) -> None:
         """One hook more."""
@@ -54,6 +54,11 @@ class Standing(Routes):
         with lock:
             self._change([hook for hook in self.hooks() if not unwanted(hook)])
 
+    def refresh(self) -> None:
+        """A hook was enabled or disabled: disabled ones are taken off the modules."""
+        with lock:
+            self._change(self.hooks())
+
     def move_to(self, other: Standing) -> None:
         """Hand all hooks over."""
         if other is not self and (hooks := self.hooks()):
@@ -64,8 +69,14 @@ class Standing(Routes):
     def _change(self, hooks: list[HookAction]) -> None:
         before = {action.tap: action.module for action in self.actions}
         root = self.root()
-        actions = with_needs(hooks)
-        if root is not None and hooks:
+        gone, self._hooks = [hook for hook in self._hooks if hook not in hooks], hooks
+        for hook in gone:
+            hook.leave(self)
+        for hook in hooks:
+            hook.join(self)
+        active = [hook for hook in hooks if hook.is_enabled()]
+        actions = with_needs(active)
+        if root is not None and active:
             actions += [Begin(root), End(root)]
         after = {action.tap: action.module for action in actions}
         self.set(actions)

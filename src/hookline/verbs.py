@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from hookline.actions import Action, HookAction, Record
 from hookline.cache import ActivationCache
-from hookline.errors import HooklineError, InvalidHookError
-from hookline.functions import HookFunction
+from hookline.errors import HookError, HooklineError
+from hookline.functions import HookFunction, HookObject, OnError, check_on_error, hook_pairs
 from hookline.memory import mark_foreign
 from hookline.names import Filter, Points
 from hookline.plan import Plan, make_plan
@@ -28,7 +30,18 @@ from hookline.structures import tensors_in
 from hookline.taps import active
 from hookline.watches import GradientRecord
 
-HookList: TypeAlias = Iterable[tuple[Filter, HookFunction]]
+HookList: TypeAlias = Iterable[tuple[Filter, HookFunction] | HookObject]
+"""Hooks, each with the name of its point; a hook object that says itself where it belongs may stand alone."""
+
+
+class _Last(threading.local):
+    """What was skipped in the last run of each model, in this thread."""
+
+    def __init__(self) -> None:
+        self.errors: WeakKeyDictionary[Points, list[HookError]] = WeakKeyDictionary()
+
+
+_last = _Last()
 
 
 class Hooked:
@@ -61,6 +74,7 @@ class Hooked:
         *,
         reset_hooks_end: bool = True,
         clear_contexts: bool = False,
+        on_error: OnError = "raise",
     ) -> Run | _Stay:
         """A context in which these hooks are active, in this thread or task.
 
@@ -68,20 +82,40 @@ class Hooked:
                 net(x)
 
         With `reset_hooks_end=False` they stay after it, as if added with `add_hook`. Backward hooks belong to the
-        graphs of the forward passes made inside and fire whenever those are run backward.
+        graphs of the forward passes made inside and fire whenever those are run backward. With `on_error="skip"` a
+        hook that fails has no effect, and the run goes on: `errors` of the context has what went wrong.
         """
+        actions = self._actions(fwd_hooks, bwd_hooks, on_error)
         if not reset_hooks_end:
-            return _Stay(self, list(fwd_hooks), list(bwd_hooks), clear_contexts=clear_contexts)
-        actions = self._hook_actions(fwd_hooks, bwd_hooks)
+            return _Stay(self, actions, clear_contexts=clear_contexts)
         return Run(self._points.root, actions, on_exit=self.clear_contexts if clear_contexts else None)
 
     def _hook_actions(self, fwd_hooks: HookList, bwd_hooks: HookList) -> list[HookAction]:
         return [
             hook_action(point, hook, direction)
             for direction, pairs in (("fwd", fwd_hooks), ("bwd", bwd_hooks))
-            for names, hook in _checked(pairs, f"{direction}_hooks")
-            for point in self._points.select(names)
+            for names, hook in hook_pairs(pairs, f"{direction}_hooks")
+            for point in self._at(names)
         ]
+
+    def _at(self, names: Any) -> list[HookPoint]:
+        return names.declared(self._points) if isinstance(names, HookObject) else self._points.select(names)
+
+    def _actions(self, fwd_hooks: HookList, bwd_hooks: HookList, on_error: OnError) -> list[HookAction]:
+        """The hooks of a run, told about the model and about what to do when they fail."""
+        check_on_error(on_error)
+        actions = self._hook_actions(fwd_hooks, bwd_hooks)
+        _attach(actions, self)
+        if on_error == "skip":
+            for action in actions:
+                if action.on_error is None:
+                    action.forgive()
+        return actions
+
+    @property
+    def last_errors(self) -> list[HookError]:
+        """What was skipped in the last `run_with_hooks` or `run_with_cache` with such hooks, made in this thread."""
+        return _last.errors.get(self._points, [])
 
     def run_with_hooks(
         self,
@@ -90,22 +124,30 @@ class Hooked:
         bwd_hooks: HookList = (),
         reset_hooks_end: bool = True,
         clear_contexts: bool = False,
+        on_error: OnError = "raise",
         **kwargs: Any,
     ) -> Any:
         """The model's output with these hooks active for this one forward pass.
 
-        net.run_with_hooks(x, fwd_hooks=[("fc1", lambda h: h * 2)])
+            net.run_with_hooks(x, fwd_hooks=[("fc1", lambda h: h * 2)])
+
+        With `on_error="skip"` a hook that fails has no effect, and the run goes on: `net.last_errors` has what went
+        wrong.
         """
         self._check_options(kwargs)
+        actions = self._actions(fwd_hooks, bwd_hooks, on_error)
         if not reset_hooks_end:
-            with self.hooks(fwd_hooks, bwd_hooks, reset_hooks_end=False, clear_contexts=clear_contexts):
+            with _Stay(self, actions, clear_contexts=clear_contexts):
                 return self(*args, **kwargs)
-        with self._one_pass(self._hook_actions(fwd_hooks, bwd_hooks), clear_contexts=clear_contexts):
+        with self._one_pass(actions, clear_contexts=clear_contexts):
             return self(*args, **kwargs)
 
     def _one_pass(self, actions: Iterable[Action], *, clear_contexts: bool = False) -> Run:
         on_exit = self.clear_contexts if clear_contexts else None
-        return Run(self._points.root, actions, is_one_pass=True, on_exit=on_exit)
+        run = Run(self._points.root, actions, is_one_pass=True, on_exit=on_exit)
+        if any(isinstance(action, HookAction) and action.on_error == "skip" for action in run.actions):
+            _last.errors[self._points] = run.errors
+        return run
 
     def run_with_cache(
         self,
@@ -119,6 +161,7 @@ class Hooked:
         loss_fn: Callable[[Any], Tensor] | None = None,
         fwd_hooks: HookList = (),
         bwd_hooks: HookList = (),
+        on_error: OnError = "raise",
         **kwargs: Any,
     ) -> tuple[Any, ActivationCache]:
         """The model's output, and what flowed out of each point that `names_filter` selects (None: all).
@@ -134,7 +177,7 @@ class Hooked:
             raise HooklineError("loss_fn says what to differentiate: pass incl_bwd=True with it")
         points = self._points.select(names_filter)
         recording = Recording(device=device, dtype=dtype, positions=pos_slice, skips_missing=names_filter is None)
-        actions: list[Action] = [*self._hook_actions(fwd_hooks, bwd_hooks)]
+        actions: list[Action] = [*self._actions(fwd_hooks, bwd_hooks, on_error)]
         actions += [Record(point, recording) for point in points]
         if incl_bwd:
             _check_grad_mode()
@@ -187,6 +230,7 @@ class Hooked:
     def _cache(self, recording: Recording, tensors: dict[str, Tensor], *, remove_batch_dim: bool) -> ActivationCache:
         cache = self._cache_class(tensors, self._points)
         cache.passing, cache.positions = recording.passing, recording.positions
+        recording.clear()
         return cache.remove_batch_dim() if remove_batch_dim else cache
 
     def plan(
@@ -224,6 +268,9 @@ class Hooked:
         It is there for every thread and for every way of calling the model. Returns the function that removes it.
         """
         points = self._points.select(name)
+        if isinstance(hook, HookObject):
+            hook.check_points(points)
+            hook.attached(self)
         undo = [point.add_hook(hook, dir, is_permanent=is_permanent, prepend=prepend) for point in points]
 
         def remove() -> None:
@@ -273,9 +320,10 @@ class Hooked:
             mark_foreign(tensors_in((args, kwargs)))
         if not self._points.standing.steps:
             return forward(*args, **kwargs)
-        hooks = [hook for hook in self._points.standing.hooks() if hook.must_fire]
+        hooks = [(hook, hook.switches) for hook in self._points.standing.hooks() if hook.must_fire]
         output = forward(*args, **kwargs)
-        silent = [hook for hook in hooks if not (hook.fired and self._points.is_current(hook.point))]
+        whole = [hook for hook, switches in hooks if hook.switches == switches]  # it was there all the time
+        silent = [hook for hook in whole if not (hook.fired and self._points.is_current(hook.point))]
         report_silent(silent, has_run=True)
         for hook in silent:
             hook.must_fire = False
@@ -289,13 +337,16 @@ class Hooked:
 class _Stay:
     """The context of `hooks(reset_hooks_end=False)`: the hooks come with it and stay after it."""
 
-    def __init__(self, model: Hooked, fwd: list[Any], bwd: list[Any], *, clear_contexts: bool) -> None:
-        self._model, self._clears = model, clear_contexts
-        self._actions = model._hook_actions(fwd, bwd)
+    def __init__(self, model: Hooked, actions: list[HookAction], *, clear_contexts: bool) -> None:
+        self._model, self._actions, self._clears = model, actions, clear_contexts
+        self.errors: list[HookError] = []
+        for action in actions:
+            action.errors = self.errors
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         for action in self._actions:
             action.point.standing.add(action)
+        return self
 
     def __exit__(self, *_: object) -> None:
         if self._clears:
@@ -305,7 +356,7 @@ class _Stay:
 _OPTIONS = (
     "names_filter", "fwd_hooks", "bwd_hooks", "incl_bwd", "loss_fn", "remove_batch_dim", "stop_early",
     "reset_hooks_end", "clear_contexts", "pos_slice", "return_type", "loss_per_token", "prepend_bos", "padding_side",
-    "start_at_layer", "stop_at_layer", "decoder_input", "attention_mask",
+    "start_at_layer", "stop_at_layer", "decoder_input", "attention_mask", "on_error",
 )  # fmt: skip
 
 
@@ -315,15 +366,12 @@ def _taken_by(model: type[Hooked]) -> frozenset[str]:
     return frozenset(inspect.signature(model.__call__).parameters)
 
 
-def _checked(pairs: HookList, argument: str) -> Iterator[tuple[Filter, HookFunction]]:
-    if isinstance(pairs, str | Mapping) or not isinstance(pairs, Iterable):
-        raise InvalidHookError(f"{argument} must be a list of (name, hook) pairs, not {pairs!r}")
-    for pair in pairs:
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise InvalidHookError(f"{argument} must be a list of (name, hook) pairs, but it has {pair!r}")
-        if isinstance(pair[1], str) and callable(pair[0]):
-            raise InvalidHookError(f"{argument} takes (name, hook), the name first, but it has {pair!r}")
-        yield pair[0], pair[1]
+def _attach(actions: list[HookAction], model: Hooked) -> None:
+    """Tell the hook objects among these where they are to be used."""
+    objects = {id(action.hook): action.hook for action in actions if isinstance(action.hook, HookObject)}
+    for hook in objects.values():
+        hook.check_points([action.point for action in actions if action.hook is hook])
+        hook.attached(model)
 
 
 def _check_grad_mode() -> None:

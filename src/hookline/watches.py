@@ -117,7 +117,10 @@ class BackwardHook(Watch, HookAction):
 
     def miss(self, error: NoTensorError) -> None:
         """A hook cannot work on nothing."""
-        raise self.error(f"has nothing to work on: {error}", error) from error
+        failure = self.error(f"has nothing to work on: {error}", error)
+        if self.on_error != "skip":
+            raise failure from error
+        self._skip(failure)
 
 
 class GradientRecord(Watch):

@@ -1,0 +1,5 @@
+"""Detectors, under mi-crow's path."""
+
+from hookline.hooks import Detector
+
+__all__ = ["Detector"]

@@ -1,0 +1,1 @@
+"""The ready-made hooks, under mi-crow's paths."""

@@ -1,0 +1,5 @@
+"""`LayerActivationDetector`, under mi-crow's path."""
+
+from hookline.hooks import LayerActivationDetector
+
+__all__ = ["LayerActivationDetector"]

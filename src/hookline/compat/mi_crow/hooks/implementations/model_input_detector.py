@@ -1,0 +1,5 @@
+"""`ModelInputDetector`, under mi-crow's path."""
+
+from hookline.hooks import ModelInputDetector
+
+__all__ = ["ModelInputDetector"]

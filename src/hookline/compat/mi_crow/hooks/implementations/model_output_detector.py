@@ -1,0 +1,5 @@
+"""`ModelOutputDetector`, under mi-crow's path."""
+
+from hookline.hooks import ModelOutputDetector
+
+__all__ = ["ModelOutputDetector"]

@@ -1,0 +1,137 @@
+"""LanguageModel: a hooked model with mi-crow's parts: layers, inference, activations, a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Self
+
+from torch import Tensor, nn
+
+import hookline
+from hookline.compat.mi_crow.language_model.activations import LanguageModelActivations
+from hookline.compat.mi_crow.language_model.context import LanguageModelContext
+from hookline.compat.mi_crow.language_model.inference import InferenceEngine
+from hookline.compat.mi_crow.language_model.layers import LanguageModelLayers
+from hookline.compat.mi_crow.store.local_store import LocalStore
+from hookline.errors import HooklineError
+from hookline.hooks import Controller, Detector
+from hookline.model import HookedModel
+
+
+class LanguageModel:
+    """A language model with hooks that are registered at its layers.
+
+        lm = LanguageModel.from_huggingface("gpt2", store=LocalStore("./store"))
+        outputs, encodings = lm.inference.execute_inference(["Hello, world!"])
+
+    `lm.hooked` is the same model with hookline's own verbs.
+    """
+
+    def __init__(self, model: nn.Module, tokenizer: Any, store: Any = None, model_id: str | None = None) -> None:
+        hooked = hookline.hook(model, tokenizer)
+        if not isinstance(hooked, HookedModel):
+            raise HooklineError(f"{type(model).__name__} is no language model whose anatomy is known")
+        self.hooked = hooked
+        self.store = LocalStore(store) if isinstance(store, str | Path) else store
+        self.model_id: str = model_id or str(getattr(model.config, "name_or_path", "") or type(model).__name__)
+        self.context = LanguageModelContext(self)
+        self.layers = LanguageModelLayers(self)
+        self.inference = InferenceEngine(self)
+        self.activations = LanguageModelActivations(self)
+
+    @classmethod
+    def from_huggingface(
+        cls,
+        model_name: str,
+        store: Any = None,
+        tokenizer_params: dict[str, Any] | None = None,
+        model_params: dict[str, Any] | None = None,
+    ) -> Self:
+        """A model of the hub, or of a folder, with its tokenizer. "tinyworld" is in the package."""
+        hooked = hookline.load(model_name, **(model_params or {}))
+        tokenizer = hooked.tokenizer
+        if tokenizer_params:
+            from transformers import AutoTokenizer
+
+            tokenizer = AutoTokenizer.from_pretrained(tokenizer.name_or_path, **tokenizer_params)
+        return cls(hooked.module, tokenizer, store, model_name)
+
+    @classmethod
+    def from_local(cls, saved_path: str | Path, store: Any = None, model_id: str | None = None) -> Self:
+        """A model from a folder that `save_model`, or transformers' `save_pretrained`, wrote."""
+        path = Path(saved_path)
+        if path.suffix in (".pt", ".pth", ".bin"):
+            raise HooklineError(
+                f"{path} is a pickle, which could run any code: load it with torch yourself, and pass the model to "
+                f"LanguageModel.from_model(model, tokenizer)"
+            )
+        if not path.is_dir():
+            raise HooklineError(f"there is no folder {path}")
+        hooked = hookline.load(path.resolve())
+        return cls(hooked.module, hooked.tokenizer, store, model_id or path.name)
+
+    @classmethod
+    def from_local_torch(cls, model_path: str, tokenizer_path: str, store: Any = None) -> Self:
+        """A model from one folder and a tokenizer from another."""
+        from transformers import AutoTokenizer
+
+        lm = cls.from_local(model_path, store)
+        return cls(lm.model, AutoTokenizer.from_pretrained(tokenizer_path), store, lm.model_id)
+
+    @classmethod
+    def from_model(cls, model: nn.Module, tokenizer: Any, store: Any = None, model_id: str | None = None) -> Self:
+        """A model that is in memory already."""
+        return cls(model, tokenizer, store, model_id)
+
+    @property
+    def model(self) -> nn.Module:
+        """The model itself."""
+        return self.hooked.module
+
+    @property
+    def tokenizer(self) -> Any:
+        """Its tokenizer."""
+        return self.hooked.tokenizer
+
+    def needed_store(self) -> LocalStore:
+        """The store, where there must be one."""
+        if not isinstance(self.store, LocalStore):
+            raise HooklineError("this needs a store: LanguageModel.from_…(…, store=LocalStore(base_path=…))")
+        return self.store
+
+    def save_model(self, path: str | Path | None = None) -> Path:
+        """Write the model and its tokenizer to a folder, by default in the store, for `from_local`."""
+        name = self.model_id.replace("/", "_")
+        folder = Path(path) if path is not None else self.needed_store().base_path / "models" / name
+        self.model.save_pretrained(folder)  # type: ignore[operator]
+        self.tokenizer.save_pretrained(folder)
+        return folder
+
+    def tokenize(self, texts: list[str], **kwargs: Any) -> Any:
+        """What the tokenizer makes of the texts."""
+        return self.tokenizer(texts, **kwargs)
+
+    def get_all_detector_metadata(self) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+        """What the registered detectors have kept, by layer: the metadata and the tensors."""
+        detectors = self.layers.get_detectors()
+        layers = [str(detector.layer_signature) for detector in detectors]
+        names = [
+            layer if layers.count(layer) == 1 else f"{layer}#{detector.id}"
+            for layer, detector in zip(layers, detectors, strict=True)
+        ]
+        metadata = {name: detector.metadata for name, detector in zip(names, detectors, strict=True)}
+        return metadata, {name: each.tensor_metadata for name, each in zip(names, detectors, strict=True)}
+
+    def clear_detectors(self) -> None:
+        """Let the registered detectors forget what they have kept."""
+        for detector in self.layers.get_detectors():
+            detector.clear_captured()
+
+    def save_detector_metadata(self, run_name: str, batch_idx: int) -> str:
+        """Write what the registered detectors have kept to the store."""
+        return self.needed_store().put_detector_metadata(run_name, batch_idx, *self.get_all_detector_metadata())
+
+    def __repr__(self) -> str:
+        hooks = self.layers.hooks()
+        counts = {kind.__name__: sum(isinstance(hook, kind) for hook in hooks) for kind in (Detector, Controller)}
+        return f"LanguageModel({self.model_id!r}, {counts['Detector']} detectors, {counts['Controller']} controllers)"

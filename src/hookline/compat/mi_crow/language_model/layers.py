@@ -1,0 +1,96 @@
+"""The layers of a language model: hookline's registry, with mi-crow's other ways to ask it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from hookline.errors import HooklineError
+from hookline.functions import HookFunction
+from hookline.hooks import Controller, Detector, Hook, HookType, Layers
+from hookline.hooks.hook import hook_type_of
+from hookline.names import Filter
+
+if TYPE_CHECKING:
+    from hookline.compat.mi_crow.language_model.language_model import LanguageModel
+
+_NUMBERED = re.compile(r"layer_(\d+)")
+
+
+class LanguageModelLayers(Layers):
+    """The hooks registered on a language model. A layer is a name, the number of a block, or `layer_N` for the same."""
+
+    def __init__(self, lm: LanguageModel) -> None:
+        super().__init__(lm.hooked)
+        self.context = lm.context
+        self.store = lm.store
+
+    def register_hook(
+        self,
+        layer_signature: Filter,
+        hook: HookFunction,
+        hook_type: HookType | str | None = None,
+        *,
+        hook_id: str | None = None,
+        prepend: bool = False,
+    ) -> str:
+        """Keep a hook at a layer, and give its id. Any number may share a layer."""
+        signature = self.resolved(layer_signature)
+        new = super().register_hook(signature, hook, hook_type, hook_id=hook_id, prepend=prepend)
+        if isinstance(hook, Hook):
+            hook._context = self.context
+            hook.layer_signature = layer_signature if layer_signature is not None else hook.layer_signature
+        return new
+
+    def unregister_hook(self, hook_or_id: Any) -> bool:
+        """Take a hook out; False if there is none like that."""
+        return super().unregister_hook(hook_or_id) if hook_or_id in self else False
+
+    def resolved(self, layer_signature: Any) -> Any:
+        """`layer_3` as the number of a block, unless a module is called that."""
+        match = _NUMBERED.fullmatch(layer_signature) if isinstance(layer_signature, str) else None
+        return layer_signature if match is None or layer_signature in self.list_layers() else int(match[1])
+
+    def get_layer_names(self) -> list[str]:
+        """The names of the layers."""
+        return self.list_layers()
+
+    def get_hooks(self, layer_signature: Any = None, hook_type: HookType | str | None = None) -> list[Any]:
+        """The registered hooks, of one layer or one type if that is given."""
+        hooks = self.hooks(self.resolved(layer_signature))
+        if hook_type is None:
+            return hooks
+        kind = hook_type_of(hook_type)
+        return [hook for hook in hooks if isinstance(hook, Hook) and hook.is_pre == (kind is HookType.PRE_FORWARD)]
+
+    def get_detectors(self) -> list[Detector]:
+        """The registered detectors."""
+        return [hook for hook in self.hooks() if isinstance(hook, Detector)]
+
+    def get_controllers(self) -> list[Controller]:
+        """The registered controllers."""
+        return [hook for hook in self.hooks() if isinstance(hook, Controller)]
+
+    def enable_hook(self, hook_id: str) -> None:
+        """Switch a hook on."""
+        self._switchable(hook_id).enable()
+
+    def disable_hook(self, hook_id: str) -> None:
+        """Switch a hook off, without taking it out."""
+        self._switchable(hook_id).disable()
+
+    def enable_all_hooks(self) -> None:
+        """Switch all of them on."""
+        for hook_id in self.ids():
+            self.enable_hook(hook_id)
+
+    def disable_all_hooks(self) -> None:
+        """Switch all of them off."""
+        for hook_id in self.ids():
+            self.disable_hook(hook_id)
+
+    def _switchable(self, hook_id: str) -> Hook:
+        hook = self.get(hook_id)
+        if not isinstance(hook, Hook):
+            raise HooklineError(f"{hook_id!r} is a function or an edit, which cannot be switched: unregister it")
+        return hook

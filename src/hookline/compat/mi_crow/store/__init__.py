@@ -1,0 +1,5 @@
+"""Where runs are kept."""
+
+from hookline.compat.mi_crow.store.local_store import LocalStore
+
+__all__ = ["LocalStore"]

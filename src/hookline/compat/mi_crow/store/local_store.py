@@ -1,0 +1,130 @@
+"""LocalStore: a folder with what runs have left: activations as hookline stores, all else as JSON and safetensors."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from hookline.errors import StoreError
+
+if TYPE_CHECKING:
+    from hookline import store as stores
+
+TensorMetadata = dict[str, dict[str, Tensor]]
+
+
+class LocalStore:
+    """Runs by their names, under `base_path/runs`.
+
+    store = LocalStore(base_path="./store")
+    store.open_run("first")["transformer.h.0"][:100]     # the activations that lm.activations saved
+    """
+
+    def __init__(self, base_path: str | Path = "", runs_prefix: str = "runs") -> None:
+        self.base_path, self.runs_prefix = Path(base_path), runs_prefix
+
+    def run_path(self, run_id: str) -> Path:
+        """The folder of a run."""
+        if not isinstance(run_id, str) or not run_id or run_id in (".", "..") or "/" in run_id or "\\" in run_id:
+            raise StoreError(f"a run's name is a folder's name, not {run_id!r}")
+        return self.base_path / self.runs_prefix / run_id
+
+    def list_runs(self) -> list[str]:
+        """The names of the runs."""
+        folder = self.base_path / self.runs_prefix
+        return sorted(each.name for each in folder.iterdir() if each.is_dir()) if folder.is_dir() else []
+
+    def open_run(self, run_id: str) -> stores.LocalStore:
+        """The activations saved in a run, as `hookline.store` reads them: by row, by example, in shuffled batches."""
+        from hookline.store import LocalStore as Activations
+
+        path = self.run_path(run_id) / "activations"
+        if not path.is_dir():
+            raise StoreError(f"no activations were saved in a run {run_id!r}; the runs are {self.list_runs()}")
+        return Activations(path)
+
+    def delete_run(self, run_id: str) -> None:
+        """Remove a run and all that is in it."""
+        path = self.run_path(run_id)
+        if not path.is_dir():
+            raise StoreError(f"there is no run {run_id!r}; the runs are {self.list_runs()}")
+        shutil.rmtree(path)
+
+    def put_run_metadata(self, run_id: str, meta: dict[str, Any]) -> str:
+        """Write what is known of a run, as JSON."""
+        return str(_write_json(self.run_path(run_id) / "meta.json", meta))
+
+    def get_run_metadata(self, run_id: str) -> dict[str, Any]:
+        """What is known of a run; nothing if nothing was written."""
+        path = self.run_path(run_id) / "meta.json"
+        return _read_json(path) if path.exists() else {}
+
+    def put_detector_metadata(
+        self, run_id: str, batch_index: int, metadata: dict[str, Any], tensor_metadata: TensorMetadata
+    ) -> str:
+        """Write what detectors have kept of one batch, by layer."""
+        from safetensors.torch import save_file
+
+        folder = self._batch(run_id, batch_index)
+        names = {
+            f"{i}.{key}": (layer, key) for i, layer in enumerate(tensor_metadata) for key in tensor_metadata[layer]
+        }
+        tensors = {name: tensor_metadata[layer][key].cpu().contiguous() for name, (layer, key) in names.items()}
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, folder / "tensors.safetensors")
+        _write_json(folder / "metadata.json", {"metadata": metadata, "tensors": names})
+        return str(folder)
+
+    def get_detector_metadata(self, run_id: str, batch_index: int) -> tuple[dict[str, Any], TensorMetadata]:
+        """What detectors had kept of one batch: the metadata and the tensors, each by layer."""
+        from safetensors.torch import load_file
+
+        folder = self._batch(run_id, batch_index)
+        if not (folder / "metadata.json").exists():
+            raise StoreError(f"run {run_id!r} has no batch {batch_index}; it has {self.list_run_batches(run_id)}")
+        table, tensors = _read_json(folder / "metadata.json"), load_file(folder / "tensors.safetensors")
+        by_layer: TensorMetadata = {}
+        for name, (layer, key) in table["tensors"].items():
+            by_layer.setdefault(layer, {})[key] = tensors[name]
+        return table["metadata"], by_layer
+
+    def get_detector_metadata_by_layer_by_key(self, run_id: str, batch_index: int, layer: str, key: str) -> Tensor:
+        """One tensor of one layer."""
+        _, tensors = self.get_detector_metadata(run_id, batch_index)
+        if key not in tensors.get(layer, {}):
+            known = [f"{each} {name}" for each, some in tensors.items() for name in some]
+            raise StoreError(f"batch {batch_index} of run {run_id!r} has no {key!r} of {layer!r}; it has {known}")
+        return tensors[layer][key]
+
+    def list_run_batches(self, run_id: str) -> list[int]:
+        """The batches of which detectors' metadata was saved."""
+        folder = self.run_path(run_id)
+        return sorted(int(each.name.removeprefix("batch_")) for each in folder.glob("batch_*"))
+
+    def _batch(self, run_id: str, index: int) -> Path:
+        if not isinstance(index, int) or index < 0:
+            raise StoreError(f"a batch is numbered from 0, not {index!r}")
+        return self.run_path(run_id) / f"batch_{index}"
+
+    def __repr__(self) -> str:
+        return f"LocalStore({str(self.base_path)!r}, {len(self.list_runs())} runs)"
+
+
+def _write_json(path: Path, value: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.write_text(json.dumps(value, indent=1, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise StoreError(f"metadata must be what JSON knows: {error}") from error
+    return path
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise StoreError(f"{path} is no JSON: {error}") from error

@@ -1,0 +1,254 @@
+"""Edits as data: what is done to an activation, as a value that prints, compares, and can be saved.
+
+    model.run_with_hooks(prompt, fwd_hooks=[("blocks.3.attn.hook_z", zero(head=5))])
+    with model.hooks([("blocks.2.hook_resid_post", add(direction, 4.0, pos=last))]): …
+
+Each takes `pos=` (see `positions.py`), `head=`, `neuron=` (places on the last axis) and `mask=` (a bool tensor that
+broadcasts to the activation); several together mean where all of them hold. Elsewhere nothing is changed.
+
+A tensor given as a value has as many axes as the activation (1 where it is the same for all), or one: the last; or
+none. It is copied when the edit is made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, ClassVar
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from hookline.actions import Edit, HookAction
+from hookline.errors import HooklineError
+from hookline.functions import HookObject
+from hookline.hooks.fitting import (
+    Units,
+    as_tensor,
+    broadcast,
+    check_float,
+    chosen,
+    head_axis,
+    is_same,
+    like,
+    number,
+    own_copy,
+    rows_and_positions,
+    shown,
+    units,
+)
+from hookline.points import HookPoint
+from hookline.positions import Positions, at
+from hookline.taps import now
+from hookline.watches import BackwardHook
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class DataEdit(HookObject):
+    """What all edits have in common: where they apply."""
+
+    kind: ClassVar[str]
+
+    pos: Positions = None
+    head: Units = None
+    neuron: Units = None
+    mask: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("head", "neuron"):
+            self._set(name, units(name, getattr(self, name)))
+        if self.mask is not None and not (isinstance(self.mask, Tensor) and self.mask.dtype == torch.bool):
+            raise HooklineError(f"mask= is a tensor of bools that broadcasts to the activation, not {self.mask!r}")
+        if isinstance(self.pos, list):
+            self._set("pos", tuple(self.pos))
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Tensor):
+                self._set(field.name, own_copy(field.name, value))
+        if self.pos is not None:
+            at(self.pos, torch.clone)  # it checks them
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    def changed(self, x: Tensor, hook: Any) -> Tensor:
+        """What becomes of the activation, where the edit applies."""
+        raise NotImplementedError
+
+    def __call__(self, x: Tensor, hook: Any) -> Tensor | None:
+        """The activation after the edit."""
+        return self.everywhere(x, hook) if self.pos is None else at(self.pos, self.everywhere)(x, hook)
+
+    def everywhere(self, x: Tensor, hook: Any) -> Tensor:
+        """The activation after the edit, at all positions."""
+        new = self.changed(x, hook)
+        where = self._where(x, hook)
+        return new if where is None else torch.where(where, new, x)
+
+    def _where(self, x: Tensor, hook: Any) -> Tensor | None:
+        masks = []
+        if self.head is not None:
+            masks.append(chosen("head", self.head, x, head_axis(hook)))
+        if self.neuron is not None:
+            masks.append(chosen("neuron", self.neuron, x, x.ndim - 1))
+        if self.mask is not None:
+            masks.append(broadcast(self.mask, x))
+        found: Tensor | None = None
+        for mask in masks:
+            found = mask if found is None else found & mask
+        return found
+
+    def action(self, point: HookPoint, dir: str, *, prepend: bool = False) -> HookAction:
+        """The edit of the activation at a point, or of its gradient."""
+        if self.head is not None:
+            head_axis(point)
+        if self.neuron is not None and point.axes.split()[-1:] in (["p"], ["k"]):
+            raise HooklineError(f"neuron= is a place on the last axis, which at {point.name!r} is one of positions")
+        return (EditAction if dir == "fwd" else BackwardHook)(point, self, prepend=prepend)
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return all(is_same(getattr(self, field.name), getattr(other, field.name)) for field in fields(self))
+
+    def __hash__(self) -> int:
+        return hash((self.kind, *(repr(value) for value in vars(self).values() if not isinstance(value, Tensor))))
+
+    def __repr__(self) -> str:
+        parts = [f"{field.name}={shown(getattr(self, field.name))}" for field in fields(self) if self._says(field)]
+        order = sorted(parts, key=lambda each: each.startswith(("pos=", "head=", "neuron=", "mask=")))
+        return f"{self.kind}({', '.join(order)})"
+
+    def _says(self, field: Any) -> bool:
+        return field.default is MISSING or not is_same(getattr(self, field.name), field.default)
+
+
+class EditAction(Edit):
+    """An edit as data, at its positions."""
+
+    def __init__(self, point: HookPoint, edit: DataEdit, *, prepend: bool = False) -> None:
+        super().__init__(point, edit, prepend=prepend)
+        if edit.pos is not None:
+            self.partial = self.invoke = at(edit.pos, edit.everywhere)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Zero(DataEdit):
+    """Nothing there."""
+
+    kind = "zero"
+
+    def changed(self, x: Tensor, hook: Any) -> Tensor:  # noqa: ARG002
+        """Zeros."""
+        return torch.zeros_like(x)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Replace(DataEdit):
+    """Another value there."""
+
+    kind = "replace"
+    value: Tensor | float
+
+    def __post_init__(self) -> None:
+        self._set("value", as_tensor("value", self.value))
+        super().__post_init__()
+
+    def changed(self, x: Tensor, hook: Any) -> Tensor:  # noqa: ARG002
+        """The value."""
+        return like(self.value, x)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Mean(Replace):
+    """The mean of recorded activations there. What is given with all axes is averaged over rows and positions."""
+
+    kind = "mean"
+
+    def changed(self, x: Tensor, hook: Any) -> Tensor:
+        """The same mean for every row and position."""
+        value = self.value
+        if isinstance(value, Tensor) and value.ndim == x.ndim:
+            value = value.double().mean(rows_and_positions(hook.axes, x), keepdim=True)
+        return like(value, x)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Freeze(Replace):
+    """The value that another run had there, held: the shape must be the very same."""
+
+    kind = "freeze"
+
+    def changed(self, x: Tensor, hook: Any) -> Tensor:  # noqa: ARG002
+        """The value."""
+        if not isinstance(self.value, Tensor) or self.value.shape != x.shape:
+            shape = list(self.value.shape) if isinstance(self.value, Tensor) else []
+            raise HooklineError(f"what is frozen has the shape {shape}, but the activation {list(x.shape)}")
+        return like(self.value, x)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Add(DataEdit):
+    """A vector added, times a coefficient: steering."""
+
+    kind = "add"
+    vector: Tensor | float
+    coefficient: float = 1.0
+
+    def __post_init__(self) -> None:
+        self._set("vector", as_tensor("vector", self.vector))
+        self._set("coefficient", number("coefficient", self.coefficient))
+        super().__post_init__()
+
+    def changed(self, x: Tensor, hook: Any) -> Tensor:
+        """The sum."""
+        check_float(self.kind, x, hook)
+        return x + self.coefficient * like(self.vector, x)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Scale(DataEdit):
+    """As many times as much."""
+
+    kind = "scale"
+    factor: float
+
+    def __post_init__(self) -> None:
+        self._set("factor", number("factor", self.factor))
+        super().__post_init__()
+
+    def changed(self, x: Tensor, hook: Any) -> Tensor:
+        """The product."""
+        check_float(self.kind, x, hook)
+        return x * self.factor
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Noise(DataEdit):
+    """Normal noise added. It is the same whenever the same seed meets the same place: point, call and step."""
+
+    kind = "noise"
+    std: float
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self._set("std", number("std", self.std))
+        if self.std < 0:
+            raise HooklineError(f"std= is a spread, not {self.std}")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise HooklineError(f"seed= is a whole number, not {self.seed!r}")
+        super().__post_init__()
+
+    def changed(self, x: Tensor, hook: Any) -> Tensor:
+        """With the noise."""
+        check_float(self.kind, x, hook)
+        step = now.passing.step if now.passing is not None else 0
+        place = crc32(f"{hook.listed} {now.call} {step}".encode())
+        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + place) % 2**63)
+        noise = torch.randn(x.shape, generator=generator)  # on the CPU, so that it is the same on every device
+        return x + (self.std * noise).to(x)
+
+
+zero, mean, replace, add, scale, noise, freeze = Zero, Mean, Replace, Add, Scale, Noise, Freeze
+KINDS: dict[str, type[DataEdit]] = {kind.kind: kind for kind in (Zero, Mean, Replace, Add, Scale, Noise, Freeze)}
+"""All that a file may name."""

@@ -1,0 +1,131 @@
+"""What edits as data are made of: checked when an edit is made, and fitted to an activation when it is applied."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from hookline.errors import HooklineError
+
+Units: TypeAlias = int | Sequence[int] | None
+"""Heads or neurons: one, several, or all."""
+
+
+def units(name: str, given: Any) -> Units:
+    """One index, or a tuple of them."""
+    if given is None or (isinstance(given, int) and not isinstance(given, bool)):
+        return given
+    items = given.tolist() if isinstance(given, Tensor) else given
+    if isinstance(items, Sequence) and not isinstance(items, str) and items:
+        indices = tuple(items)
+        if all(isinstance(each, int) and not isinstance(each, bool) for each in indices):
+            return indices
+    raise HooklineError(f"{name}= is an index or several, not {given!r}")
+
+
+def as_tensor(name: str, given: Any) -> Tensor:
+    """A tensor, also of a number."""
+    if isinstance(given, Tensor):
+        return given
+    return torch.tensor(number(name, given), dtype=torch.float64)
+
+
+def number(name: str, given: Any) -> float:
+    """A number that JSON can hold."""
+    if isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given):
+        raise HooklineError(f"{name}= is a number, not {given!r}")
+    return float(given)
+
+
+def own_copy(name: str, given: Tensor) -> Tensor:
+    """A copy that nobody else writes to."""
+    if given.requires_grad:
+        raise HooklineError(
+            f"{name}= needs gradients, but an edit is data: pass {name}.detach(), or write a hook function to train it"
+        )
+    return given.clone(memory_format=torch.contiguous_format)
+
+
+def like(value: Any, x: Tensor) -> Tensor:
+    """A value as wide as the activation."""
+    if value.ndim not in (0, 1, x.ndim):
+        raise HooklineError(
+            f"a value of shape {list(value.shape)} for an activation of shape {list(x.shape)}: give it as many axes, "
+            f"with 1 where it is the same for all, or only the last"
+        )
+    if value.is_floating_point() and not x.is_floating_point() and not bool((value == value.round()).all()):
+        raise HooklineError(f"a value with fractions for an activation of {x.dtype}")
+    return broadcast(value.to(device=x.device, dtype=x.dtype), x)
+
+
+def broadcast(value: Tensor, x: Tensor) -> Tensor:
+    """The value in the shape of the activation, on its device."""
+    try:
+        return value.to(x.device).expand(x.shape)
+    except RuntimeError:
+        raise HooklineError(
+            f"a {'mask' if value.dtype == torch.bool else 'value'} of shape {list(value.shape)} does not broadcast to "
+            f"the activation's shape {list(x.shape)} (for positions there is pos=)"
+        ) from None
+
+
+def chosen(name: str, indices: Units, x: Tensor, axis: int) -> Tensor:
+    """A mask that is true at some places of one axis."""
+    wanted = [indices] if isinstance(indices, int) else list(indices or ())
+    size = x.shape[axis]
+    outside = [index for index in wanted if index not in range(-size, size)]
+    if outside:
+        raise HooklineError(f"{name}={outside[0]}, but there are {size}")
+    mask = torch.zeros(size, dtype=torch.bool)
+    mask[wanted] = True
+    return mask.to(x.device).view([size if each == axis else 1 for each in range(x.ndim)])
+
+
+def head_axis(point: Any) -> int:
+    """Which axis of a point is that of heads."""
+    names = point.axes.split()
+    for name in ("h", "g"):
+        if name in names:
+            return names.index(name)
+    raise HooklineError(
+        f"head= is for a point with an axis of heads, such as 'blocks.0.attn.hook_z'; {point.name!r} has "
+        f"{'the axes ' + point.axes if point.axes else 'none that is known'}"
+    )
+
+
+def rows_and_positions(axes: str, x: Tensor) -> list[int]:
+    """The axes over which activations are averaged; of attention, from one position to another, only the rows."""
+    names = axes.split() or (["b", "p", "d"] if x.ndim == 3 else ["b"])
+    over = "b" if {"p", "k"} <= set(names) else "bpk"
+    return [index for index, name in enumerate(names) if name in over]
+
+
+def check_float(kind: str, x: Tensor, hook: Any) -> None:
+    """Some edits mean nothing for whole numbers."""
+    if not (x.is_floating_point() or x.is_complex()):
+        raise HooklineError(f"{kind} is for numbers with fractions; at {hook.name!r} there are {x.dtype}")
+
+
+def is_same(a: Any, b: Any) -> bool:
+    """Whether two fields of edits are equal; tensors by value, NaN equal to itself."""
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or (a.dtype, a.shape) != (b.dtype, b.shape):
+            return False
+        b = b.to(a.device)
+        return bool(((a == b) | ((a != a) & (b != b))).all())
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return list(a) == list(b)
+    return type(a) is type(b) and bool(a == b)
+
+
+def shown(value: Any) -> str:
+    """A field of an edit, as it prints."""
+    if isinstance(value, Tensor) and value.ndim:
+        return f"<{list(value.shape)} {str(value.dtype).removeprefix('torch.')}>"
+    if isinstance(value, Tensor):
+        return f"{value.item():g}"
+    return f"{value:g}" if isinstance(value, float) else repr(list(value) if isinstance(value, tuple) else value)

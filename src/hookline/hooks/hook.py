@@ -1,0 +1,207 @@
+"""Hook: a hook with an identity, that can be switched on and off, looked up, and blamed."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, ClassVar
+from uuid import uuid4
+
+from torch import nn
+
+from hookline.errors import HooklineError, InvalidHookError, UnknownHookPointError, UnknownPointError
+from hookline.functions import HookObject, OnError, check_on_error
+from hookline.hooks.action import ObjectEdit, ObjectRead, here, input_of
+from hookline.hooks.context import HookContext, known_targets
+from hookline.hooks.values import in_order, out_of_order
+from hookline.names import Filter, Points
+from hookline.points import HookPoint
+
+if TYPE_CHECKING:
+    from hookline.standing import Standing
+
+
+class HookType(StrEnum):
+    """When a hook object is called: after its module has run, or before."""
+
+    FORWARD = "forward"
+    PRE_FORWARD = "pre_forward"
+
+
+class Hook(HookObject):
+    """A hook as an object. Derive from it and say what to do, in one of two ways:
+
+        class Double(Hook):
+            def _hook_fn(self, module, input, output):
+                return output * 2
+
+        class Patch(Hook):                       # says itself where it belongs
+            hook_point, layer = "lm.mlp.out", 3
+
+            def __call__(self, module, args, kwargs, output):
+                return self.replacement
+
+        model.layers.register_hook("transformer.h.0", Double())
+        model.run_with_hooks(prompt, fwd_hooks=[("blocks.0.hook_mlp_out", Double()), Patch()])
+
+    What is returned takes effect; None keeps what is there, with whatever was written into it. A hook that is called
+    before its module (`hook_type=HookType.PRE_FORWARD`, or a `hook_point` that ends in `.pre`) is given None for the
+    output, and returns new inputs: `_hook_fn` a tensor or the tuple it was given, `__call__` the pair `(args, kwargs)`.
+    """
+
+    # What a subclass may declare; it need not call `Hook.__init__`.
+    hook_point: str | None = None
+    layer: int | None = None
+    layer_signature: Any = None
+    hook_type: HookType | str = HookType.FORWARD
+    only_reads: ClassVar[bool] = False
+
+    _id: str | None = None
+    _enabled: bool = True
+    switches: int = 0
+    _context: Any = None
+    _followers: set[Standing] | None = None
+
+    def __init__(
+        self,
+        layer_signature: Filter = None,
+        hook_type: HookType | str | None = None,
+        hook_id: str | None = None,
+        *,
+        on_error: OnError | None = None,
+    ) -> None:
+        if isinstance(layer_signature, HookType):
+            raise InvalidHookError("the first argument is the layer: pass hook_type= and hook_id= by keyword")
+        if hook_id is not None and (not isinstance(hook_id, str) or not hook_id):
+            raise InvalidHookError(f"hook_id must be a string that is not empty, not {hook_id!r}")
+        self._id = hook_id
+        if layer_signature is not None:
+            self.layer_signature = layer_signature
+        if hook_type is not None:
+            self.hook_type = hook_type_of(hook_type)
+        if on_error is not None:
+            check_on_error(on_error)
+            self.on_error = on_error
+
+    @property
+    def id(self) -> str:
+        """Its name in the registry and in errors: the one given, or one that no other hook has."""
+        if self._id is None:
+            self._id = str(uuid4())
+        return self._id
+
+    def enable(self) -> None:
+        """Be called again."""
+        self._switch(True)
+
+    def disable(self) -> None:
+        """Not be called until enabled. One that is registered is taken off the model meanwhile, and costs nothing."""
+        self._switch(False)
+
+    def _switch(self, on: bool) -> None:
+        self._enabled = on
+        self.switches += 1
+        for standing in list(self.followers):
+            standing.refresh()
+        self.switches += 1  # a pass that began in between did not have the hook for all of its time either
+
+    def is_enabled(self) -> bool:
+        """Whether it is called."""
+        return self._enabled
+
+    @property
+    def enabled(self) -> bool:
+        """Whether it is called."""
+        return self._enabled
+
+    @property
+    def followers(self) -> set[Standing]:
+        """The sets of standing hooks that it is in."""
+        if self._followers is None:
+            self._followers = set()
+        return self._followers
+
+    @property
+    def context(self) -> Any:
+        """The model it is used on, with its layers, its store and the other registered hooks; None before that."""
+        return self._context
+
+    @property
+    def point(self) -> HookPoint:
+        """The point at which it is being called."""
+        point = here.get()
+        if point is None:
+            raise HooklineError(f"{self.described} is at no point: that is known while it is being called")
+        return point
+
+    @property
+    def is_pre(self) -> bool:
+        """Whether it is called before its module runs."""
+        return hook_type_of(self.hook_type) is HookType.PRE_FORWARD or (self.hook_point or "").endswith(
+            (".pre", ".input")
+        )
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """What flows on: None, a new output, or before the module new `(args, kwargs)`."""
+        result = self._hook_fn(module, in_order(module, args, kwargs), output)
+        if result is None or not self.is_pre:
+            return result
+        return out_of_order(module, args, kwargs, result)
+
+    def _hook_fn(self, module: nn.Module, input: tuple[Any, ...], output: Any) -> Any:  # noqa: ARG002
+        """What flows on. `input` has the arguments of the call in the order of the module's parameters."""
+        return None
+
+    def action(self, point: HookPoint, dir: str, *, prepend: bool = False) -> ObjectEdit:
+        """What is done for it at `point`."""
+        if dir != "fwd":
+            raise InvalidHookError(
+                f"{self.described} works on the forward pass: for gradients give a function or an edit such as zero()"
+            )
+        if type(self)._hook_fn is Hook._hook_fn and type(self).__call__ is Hook.__call__:
+            raise InvalidHookError(f"{type(self).__name__} does nothing: it defines neither _hook_fn nor __call__")
+        if self.is_pre:
+            point = input_of(point, lambda: self.described)
+        root = point.standing.root()
+        if self._context is None and root is not None:
+            self._context = HookContext(root)
+        return (ObjectRead if self.only_reads else ObjectEdit)(point, self, prepend=prepend)
+
+    def declared(self, points: Points) -> list[HookPoint]:
+        """Where its `hook_point` and `layer`, or else its `layer_signature`, say."""
+        if self.hook_point is None:
+            return super().declared(points) if self.layer_signature is None else points.select(self.layer_signature)
+        target: Any = self.hook_point if self.layer is None else (self.hook_point, self.layer)
+        try:
+            return points.select(target)
+        except HooklineError as error:
+            why = str(error) if isinstance(error, UnknownPointError) else "it has no such layers"
+            raise UnknownHookPointError(
+                f"{type(self).__name__} declares hook_point={self.hook_point!r} and layer={self.layer!r}, which this "
+                f"model has not: {why} It has {known_targets(points)}."
+            ) from error
+
+    def attached(self, model: Any) -> None:
+        """It is about to be used on `model`."""
+        self._context = HookContext(model._points.root, model)
+
+    @property
+    def described(self) -> str:
+        """How messages name it."""
+        return f"{type(self).__name__} {self.id!r}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_context", "_followers")}
+
+    def __repr__(self) -> str:
+        state = "" if self._enabled else ", disabled"
+        where = f" at {self.layer_signature!r}" if self.layer_signature is not None else ""
+        return f"<{type(self).__name__} {self.id!r}{where}{state}>"
+
+
+def hook_type_of(given: HookType | str) -> HookType:
+    """The type that a word stands for."""
+    try:
+        return HookType(given)
+    except ValueError:
+        words = ", ".join(f"{each.value!r}" for each in HookType)
+        raise InvalidHookError(f"hook_type must be a HookType, or one of {words}, not {given!r}") from None

@@ -1,0 +1,195 @@
+"""The registry of a model: hooks that stay, each under an id, to be looked up, switched off and taken out.
+
+A registered hook is a standing hook, as one added with `add_hook(…, is_permanent=True)`: it is there for every thread
+and every way of calling the model, in one order with all others, and `reset_hooks()` leaves it alone.
+`reset_hooks(including_permanent=True)` takes it out. The registry has no list of its own, so it cannot disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from torch import nn
+
+from hookline.actions import HookAction
+from hookline.anatomy.names import ModelPoints
+from hookline.errors import HookError, HooklineError
+from hookline.functions import HookFunction, HookObject
+from hookline.hooks.hook import Hook, HookType, hook_type_of
+from hookline.names import Filter, is_called
+from hookline.points import HookPoint, hook_action
+
+if TYPE_CHECKING:
+    from hookline.verbs import Hooked
+
+
+class Layers:
+    """The hooks registered on a model, and the names of its layers.
+
+        detector = LayerActivationDetector()
+        model.layers.register_hook("transformer.h.0.attn.c_attn", detector)
+
+    A module that has `layers` of its own has them as `model.module.layers`; `model.layers[0]`, its length and going
+    through it mean those as well, or in a language model its blocks.
+    """
+
+    def __init__(self, model: Hooked) -> None:
+        self._model = model
+        self.store: Any = None
+        """Where hooks find a store for what they read, as `context.store`."""
+
+    def register_hook(
+        self,
+        layer_signature: Filter,
+        hook: HookFunction,
+        hook_type: HookType | str | None = None,
+        *,
+        hook_id: str | None = None,
+        prepend: bool = False,
+    ) -> str:
+        """Keep a hook at a layer, and give the id that it is registered under.
+
+        The layer is a name in any dialect, a module, or the number of a block; None asks the hook itself. The hook is
+        a `Hook`, an edit such as `zero(head=3)`, or a function. Several may share a layer, in the order registered.
+        """
+        if hook_type is not None:
+            _set_type(hook, hook_type)
+        point = self._point(layer_signature, hook)
+        action = hook_action(point, hook, "fwd", prepend=prepend)
+        action.registered = self._new_id(hook, hook_id)
+        action.is_permanent = True
+        if isinstance(hook, HookObject):
+            hook.attached(self._model)
+        if isinstance(hook, Hook) and layer_signature is not None:
+            hook.layer_signature = layer_signature
+        point.standing.add(action)
+        return action.registered
+
+    def unregister_hook(self, hook_or_id: Any) -> bool:
+        """Take a hook out, given by its id or itself."""
+        action = self._action(hook_or_id)
+        action.point.standing.remove(lambda other: other is action)
+        return True
+
+    def unregister_all(self) -> None:
+        """Take all of them out."""
+        for action in self._actions():
+            self.unregister_hook(action.registered)
+
+    def hooks(self, layer_signature: Filter = None) -> list[Any]:
+        """The registered hooks, in the order in which they were registered to fire; of one layer, if it is named."""
+        sites = None if layer_signature is None else [p.site for p in self._model._points.select(layer_signature)]
+        modules = None if sites is None else {site.module for site in sites}
+        return [
+            action.hook
+            for action in self._actions()
+            if sites is None or modules is None or action.point.site in sites or _is_around(action, modules)
+        ]
+
+    def ids(self) -> list[str]:
+        """The ids of the registered hooks."""
+        return [str(action.registered) for action in self._actions()]
+
+    def get(self, hook_id: str) -> Any:
+        """The hook with that id."""
+        return self._action(hook_id).hook
+
+    def errors(self) -> list[HookError]:
+        """What went wrong in registered hooks that are skipped when they fail: the first error of each."""
+        return [error for action in self._actions() for error in action.errors]
+
+    def list_layers(self) -> list[str]:
+        """The names of the model's modules: those at whose output a hook can be registered."""
+        modules = self._model._points.root.named_modules()
+        return [name for name, module in modules if name and is_called(module) and not isinstance(module, HookPoint)]
+
+    def __contains__(self, hook_or_id: object) -> bool:
+        return any(hook_or_id in (action.registered, action.hook) for action in self._actions())
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._own()[index]
+
+    def __len__(self) -> int:
+        return len(self._own())
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        return iter(self._own())
+
+    def __bool__(self) -> bool:
+        return True
+
+    def _own(self) -> Any:
+        """The layers themselves, for those who mean them."""
+        points = self._model._points
+        own = getattr(points.root, "layers", None)
+        if own is None and isinstance(points, ModelPoints):
+            own = [block.module for block in points.anatomy.blocks]
+        if own is None:
+            raise HooklineError(
+                f"a {type(points.root).__name__} has no `layers` of its own; `layers` is the registry of its hooks: "
+                f"layers.hooks(), layers.list_layers()"
+            )
+        return own
+
+    def _point(self, layer_signature: Filter, hook: Any) -> HookPoint:
+        points = self._model._points
+        if layer_signature is not None:
+            found = points.select(layer_signature)
+        elif isinstance(hook, HookObject):
+            found = hook.declared(points)
+        else:
+            raise HooklineError("a function does not say where it belongs: name the layer")
+        if len(found) != 1:
+            names = [point.name for point in found][:4]
+            raise HooklineError(f"{layer_signature!r} stands for {len(found)} points ({names} …): register one at each")
+        return found[0]
+
+    def _new_id(self, hook: Any, given: str | None) -> str:
+        if isinstance(hook, Hook) and given not in (None, hook.id):
+            raise HooklineError(f"the hook has an id, {hook.id!r}: give hook_id when making it")
+        new = hook.id if isinstance(hook, Hook) else given or str(uuid4())
+        taken = next((action for action in self._actions() if action.registered == new), None)
+        if taken is not None:
+            raise HooklineError(
+                f"the id {new!r} is taken, by {taken.hook!r} at {taken.point.name!r}: unregister that first, or make a "
+                f"hook with another id"
+            )
+        return new
+
+    def _actions(self) -> list[HookAction]:
+        points = self._model._points
+        standings = dict.fromkeys([points.standing, *(point.standing for point in points.known())])
+        actions = [hook for standing in standings for hook in standing.hooks() if hook.registered is not None]
+        return sorted(actions, key=lambda action: action.order)
+
+    def _action(self, hook_or_id: Any) -> HookAction:
+        for action in self._actions():
+            if action.registered == hook_or_id if isinstance(hook_or_id, str) else action.hook is hook_or_id:
+                return action
+        known = ", ".join(map(repr, self.ids())) or "none"
+        raise HooklineError(f"no hook is registered as {hook_or_id!r}; those that are: {known}")
+
+    def __repr__(self) -> str:
+        rows = [f"  {action.point.name}: {action.hook!r}" for action in self._actions()]
+        return "\n".join([f"Layers of {type(self._model._points.root).__name__}, {len(rows)} hooks registered", *rows])
+
+
+def layers_of(model: Hooked) -> Layers:
+    """The registry of a model, also of one whose attribute `layers` is something else."""
+    known = getattr(type(model), "layers", None)
+    return model.layers if isinstance(known, property) else Layers(model)  # type: ignore[attr-defined]
+
+
+def _set_type(hook: Any, hook_type: HookType | str) -> None:
+    if not isinstance(hook, Hook):
+        raise HooklineError(
+            "hook_type is for Hook objects: a function is for a module's input at the name 'layer.input'"
+        )
+    hook.hook_type = hook_type_of(hook_type)
+
+
+def _is_around(action: HookAction, modules: set[nn.Module]) -> bool:
+    """Whether it is called before one of these modules."""
+    return isinstance(action.hook, Hook) and action.hook.is_pre and action.point.site.module in modules

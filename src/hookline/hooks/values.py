@@ -1,0 +1,108 @@
+"""Values as modules take and return them, handed to a hook object whole: tuples, dicts and dataclasses of tensors.
+
+Arguments of a call are a pair `(args, kwargs)`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from hookline.errors import HooklineError
+from hookline.memory import is_unchanged
+from hookline.names import lens_of
+from hookline.signatures import parameters_of
+from hookline.structures import Path, children, look, replaced
+from hookline.taps import Kind
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A lens on all that passes."""
+
+    def get(self, value: Any) -> Any:
+        """The value itself."""
+        return value
+
+    def put(self, value: Any, new: Any) -> Any:  # noqa: ARG002 (all of it is replaced)
+        """The new value."""
+        return new
+
+
+WHOLE = Whole()
+
+
+def tensor_paths(value: Any) -> Iterator[Path]:
+    """The paths to all tensors in a value."""
+    if isinstance(value, Tensor):
+        yield ()
+        return
+    for key, child in children(value):
+        yield from ((key, *path) for path in tensor_paths(child))
+
+
+def with_each(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The value with every tensor changed, in containers of its own."""
+    if isinstance(value, Tensor):
+        return change(value)
+    for path in list(tensor_paths(value)):
+        value = replaced(value, path, change(look(value, path)))
+    return value
+
+
+def copied(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """As `with_each`; of arguments, `(args, kwargs)`, the keywords too are in a dict of their own."""
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], dict):
+        value = (value[0], dict(value[1]))
+    return with_each(value, change)
+
+
+def is_as_it_was(given: Any, seen: Any) -> bool:
+    """Whether what was given to a hook, as a copy of what is `seen`, certainly was not written to."""
+    if isinstance(seen, Tensor):
+        return isinstance(given, Tensor) and is_unchanged(given, seen)
+    if not _is_container(seen):
+        return given is seen
+    before, after = dict(children(seen)), dict(children(given))
+    return before.keys() == after.keys() and all(is_as_it_was(after[key], before[key]) for key in before)
+
+
+def _is_container(value: Any) -> bool:
+    return isinstance(value, Mapping | tuple | list) or (
+        dataclasses.is_dataclass(value) and not isinstance(value, type)
+    )
+
+
+def needs_grad(value: Any) -> bool:
+    """Whether any tensor in it does."""
+    return any(look(value, path).requires_grad for path in tensor_paths(value))
+
+
+def in_order(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The arguments of a call in the order of the module's parameters, however they were passed."""
+    return (*args, *(kwargs[name] for name in _keywords(module, kwargs)))
+
+
+def out_of_order(
+    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], new: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """New arguments for a call, from what a hook made of them in order: all of them, or the first tensor."""
+    if isinstance(new, Tensor):
+        return lens_of(module, Kind.INPUT).put((args, dict(kwargs)), new)
+    names = _keywords(module, kwargs)
+    if not isinstance(new, tuple | list) or len(new) != len(args) + len(names):
+        what = f"{len(new)} values" if isinstance(new, tuple | list) else f"a {type(new).__name__}"
+        raise HooklineError(
+            f"returned {what}; it must return None, a tensor for the first one, or a tuple of all "
+            f"{len(args) + len(names)} arguments: {[f'[{i}]' for i in range(len(args))] + names}"
+        )
+    return tuple(new[: len(args)]), dict(zip(names, new[len(args) :], strict=True))
+
+
+def _keywords(module: nn.Module, kwargs: Mapping[str, Any]) -> list[str]:
+    known = [name for name in parameters_of(module)[0] if name in kwargs]
+    return [*known, *(name for name in kwargs if name not in known)]

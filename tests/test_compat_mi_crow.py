@@ -1,0 +1,317 @@
+"""mi-crow's interface: every snippet of its hooks guide, on the embedded model, with only the import changed."""
+
+import pytest
+import torch
+from tiny_models import causal_lm
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import hookline
+from hookline.compat.mi_crow.hooks import (
+    Controller,
+    Detector,
+    FunctionController,
+    Hook,
+    HookType,
+    LayerActivationDetector,
+    ModelInputDetector,
+    ModelOutputDetector,
+)
+from hookline.compat.mi_crow.hooks.hook import HookError
+from hookline.compat.mi_crow.hooks.implementations.layer_activation_detector import (
+    LayerActivationDetector as SameDetector,
+)
+from hookline.compat.mi_crow.language_model import LanguageModel
+from hookline.compat.mi_crow.store import LocalStore
+from hookline.errors import HooklineError, StoreError, UnknownPointError
+
+LAYER = "transformer.h.0.attn.c_attn"
+TEXTS = ["When Mary and John went to the store", "Hello"]
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return hookline.load("tinyworld")
+
+
+@pytest.fixture
+def lm(loaded, tmp_path):
+    lm = LanguageModel.from_model(loaded.module, loaded.tokenizer, store=LocalStore(base_path=tmp_path / "store"))
+    yield lm
+    lm.layers.unregister_all()
+
+
+def test_creating_a_hook() -> None:
+    class SomeHook(Hook):
+        def _hook_fn(self, module, input, output):
+            return None
+
+    hook = SomeHook(layer_signature=LAYER, hook_type=HookType.FORWARD, hook_id="my-custom-id")
+    assert (hook.id, hook.layer_signature, hook.hook_type) == ("my-custom-id", LAYER, HookType.FORWARD)
+    ids = {SomeHook().id for _ in range(3)}
+    assert len(ids) == 3
+    assert SameDetector is LayerActivationDetector
+
+
+def test_a_forward_hooks_return_value_takes_effect(lm) -> None:
+    class Modified(Hook):
+        def _hook_fn(self, module, input, output):
+            return output * 0
+
+    bare, _ = lm.inference.execute_inference(TEXTS)
+    lm.layers.register_hook("transformer.h.1.mlp", Modified())
+    outputs, encodings = lm.inference.execute_inference(TEXTS)
+    expected = lm.hooked.run_with_hooks(
+        encodings["input_ids"],
+        attention_mask=encodings["attention_mask"],
+        fwd_hooks=[("blocks.1.hook_mlp_out", hookline.zero())],
+    )
+    assert torch.equal(outputs.logits, expected)
+    assert not torch.equal(outputs.logits, bare.logits)
+
+
+def test_a_pre_forward_hooks_return_value_takes_effect(lm) -> None:
+    class Modified(Hook):
+        def _hook_fn(self, module, input, output=None):
+            return (input[0] * 0, *input[1:])
+
+    bare, _ = lm.inference.execute_inference(TEXTS)
+    lm.layers.register_hook("transformer.h.1.mlp", Modified(hook_type=HookType.PRE_FORWARD))
+    outputs, _ = lm.inference.execute_inference(TEXTS)
+    assert not torch.equal(outputs.logits, bare.logits)
+
+
+def test_the_lifecycle(lm) -> None:
+    detector = LayerActivationDetector(layer_signature=LAYER)
+    lm.inference.execute_inference(["Hello, world!"])
+    assert detector.tensor_metadata == {}, "it exists, but is not active"
+
+    hook_id = lm.layers.register_hook(layer_signature=LAYER, hook=detector)
+    assert hook_id == detector.id
+    outputs, encodings = lm.inference.execute_inference(["Hello, world!"])
+    seen = detector.tensor_metadata["activations"]
+    assert seen.shape == (*encodings["input_ids"].shape, 3 * 128)
+    assert outputs.logits.shape[:2] == encodings["input_ids"].shape
+
+    detector.disable()
+    assert not detector.is_enabled()
+    lm.inference.execute_inference(["Another text entirely"])
+    assert detector.tensor_metadata["activations"] is seen
+    detector.enable()
+    assert detector.is_enabled()
+    lm.inference.execute_inference(["Another text entirely"])
+    assert detector.tensor_metadata["activations"] is not seen
+
+    assert lm.layers.unregister_hook(hook_id) is True
+    assert lm.layers.unregister_hook(hook_id) is False
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in lm.model.modules())
+
+
+def test_layer_signatures(lm) -> None:
+    layer_names = lm.layers.list_layers()
+    assert LAYER in layer_names
+    by_name, by_index = LayerActivationDetector(), LayerActivationDetector()
+    lm.layers.register_hook("transformer.h.0", by_name)
+    lm.layers.register_hook(0, by_index)
+    lm.inference.execute_inference(TEXTS)
+    assert torch.equal(by_name.get_captured(), by_index.get_captured())
+    assert lm.layers.get_hooks(0) == lm.layers.get_hooks("transformer.h.0") == [by_name, by_index]
+    with pytest.raises(UnknownPointError):
+        lm.layers.register_hook("layer_10", LayerActivationDetector())
+
+
+def test_the_hooks_context(lm) -> None:
+    class MyHook(Hook):
+        def _hook_fn(self, module, input, output):
+            context = self._context
+            self.model = context.language_model
+            self.others = context.hooks
+
+    hook = MyHook()
+    lm.layers.register_hook(LAYER, hook)
+    lm.inference.execute_inference(TEXTS)
+    assert hook.model is lm
+    assert hook.others == [hook]
+    assert hook.context.layers is lm.layers
+    assert hook.context.store is lm.store
+    assert hook.context.model is lm.model
+
+
+def test_errors(lm) -> None:
+    class Broken(Detector):
+        def process_activations(self, module, input, output):
+            raise RuntimeError("broken")
+
+    lm.layers.register_hook(LAYER, Broken(hook_id="b"))
+    with pytest.raises(HookError) as caught:
+        lm.inference.execute_inference(["Hello, world!"])
+    assert f"Hook {caught.value.hook_id} failed: {caught.value.original_error}" == "Hook b failed: broken"
+    lm.layers.unregister_hook("b")
+    lm.layers.register_hook(LAYER, Broken(hook_id="b", on_error="skip"))
+    with pytest.warns(hookline.SkippedHookWarning, match="Broken 'b'"):
+        lm.inference.execute_inference(["Hello, world!"])
+    assert [error.hook_id for error in lm.layers.errors()] == ["b"]
+
+
+def test_the_basic_pattern(tmp_path) -> None:
+    store = LocalStore(base_path=tmp_path)
+    lm = LanguageModel.from_huggingface("tinyworld", store=store)
+    detector = LayerActivationDetector(layer_signature=LAYER)
+    hook_id = lm.layers.register_hook(LAYER, detector)
+    try:
+        outputs, encodings = lm.inference.execute_inference(["Hello, world!"])
+        activations = detector.tensor_metadata.get("activations")
+        assert activations.shape[:2] == encodings["input_ids"].shape
+        assert outputs.logits.isfinite().all()
+    finally:
+        lm.layers.unregister_hook(hook_id)
+
+
+def test_hooks_on_several_layers(loaded) -> None:
+    config = GPT2Config(n_layer=12, n_head=2, n_embd=8, vocab_size=len(loaded.tokenizer), n_positions=32)
+    lm = LanguageModel.from_model(GPT2LMHeadModel(config).eval(), loaded.tokenizer)
+    detector1, detector2 = LayerActivationDetector(), LayerActivationDetector()
+    hook1_id = lm.layers.register_hook("layer_0", detector1)
+    hook2_id = lm.layers.register_hook("layer_10", detector2)
+    _, encodings = lm.inference.execute_inference(["Hello, world!"])
+    _, cache = lm.hooked.run_with_cache(encodings["input_ids"])
+    assert torch.allclose(detector1.get_captured(), cache["resid_post", 0])
+    assert torch.allclose(detector2.get_captured(), cache["resid_post", 10])
+    lm.layers.unregister_hook(hook1_id)
+    lm.layers.unregister_hook(hook2_id)
+
+
+def test_a_conditional_hook(lm) -> None:
+    some_condition = False
+
+    class ConditionalHook(Detector):
+        def _hook_fn(self, module, input, output):
+            if some_condition:
+                self.process_activation(output)
+
+    hook = ConditionalHook()
+    lm.layers.register_hook(LAYER, hook)
+    lm.inference.execute_inference(TEXTS)
+    assert hook.get_captured() is None
+    some_condition = True
+    lm.inference.execute_inference(TEXTS)
+    assert hook.get_captured() is not None
+
+
+def test_a_detector_and_a_controller_share_a_layer(lm) -> None:
+    """mi-crow allows one kind at a layer; here there may be any number of both."""
+    before, after = LayerActivationDetector(), LayerActivationDetector()
+    lm.layers.register_hook("layer_0", before)
+    lm.layers.register_hook("layer_0", FunctionController("layer_0", lambda x: x * 2.0))
+    lm.layers.register_hook("layer_0", after)
+    lm.inference.execute_inference(TEXTS)
+    assert torch.equal(after.get_captured(), 2 * before.get_captured())
+    assert [len(lm.layers.get_detectors()), len(lm.layers.get_controllers())] == [2, 1]
+    bare = before.get_captured()
+    lm.inference.execute_inference(TEXTS, with_controllers=False)
+    assert torch.equal(after.get_captured(), bare)
+    assert all(hook.is_enabled() for hook in lm.layers.hooks())
+    lm.layers.disable_all_hooks()
+    assert not any(hook.is_enabled() for hook in lm.layers.get_hooks(hook_type=HookType.FORWARD))
+    lm.layers.enable_hook(after.id)
+    assert after.is_enabled()
+
+
+def test_a_controller_before_a_module_called_by_keyword() -> None:
+    """In mi-crow it never fires there."""
+    module = causal_lm("llama")
+
+    class Half(Controller):
+        def modify_activations(self, module, inputs, output):
+            return inputs / 2
+
+    hooked = hookline.hook(module)
+    tokens = torch.arange(6)[None] + 3
+    bare = hooked(tokens)
+    hooked.layers.register_hook("model.layers.1.self_attn", Half(hook_type=HookType.PRE_FORWARD))
+    assert not torch.equal(hooked(tokens), bare)
+    hooked.layers.unregister_all()
+
+
+def test_inference(lm) -> None:
+    outputs, encodings = lm.inference.execute_inference(TEXTS)
+    assert encodings["attention_mask"].sum(1).tolist() == [len(lm.tokenizer(text)["input_ids"]) for text in TEXTS], (
+        "the shorter one is padded"
+    )
+    assert torch.equal(lm.inference.extract_logits(outputs), outputs.logits)
+    cut, encodings = lm.inference.execute_inference(TEXTS, tok_kwargs={"truncation": True, "max_length": 2})
+    assert encodings["input_ids"].shape == cut.logits.shape[:2] == (2, 2)
+    stream, _ = lm.inference.execute_inference(TEXTS, stop_after_layer="layer_1")
+    assert torch.equal(stream, lm.hooked.cache(TEXTS, names_filter=("resid_post", 1))["resid_post", 1])
+    lm.model.train()
+    again, _ = lm.inference.execute_inference(TEXTS)
+    assert torch.equal(again.logits, outputs.logits)
+    assert lm.model.training
+    lm.model.eval()
+    for bad in ([], "Hello", [""]):
+        with pytest.raises(HooklineError):
+            lm.inference.execute_inference(bad)
+    with pytest.raises(HooklineError, match="autocast_dtype is for autocast=True"):
+        lm.inference.execute_inference(TEXTS, autocast_dtype=torch.bfloat16)
+    cast, _ = lm.inference.execute_inference(TEXTS, autocast=True, autocast_dtype=torch.bfloat16)
+    assert not torch.equal(cast.logits.float(), outputs.logits)
+
+
+def test_model_inputs_and_outputs(lm) -> None:
+    inputs, outputs = ModelInputDetector(save_attention_mask=True), ModelOutputDetector()
+    lm.layers.register_hook(None, inputs)
+    lm.layers.register_hook(None, outputs)
+    given, encodings = lm.inference.execute_inference(TEXTS)
+    assert torch.equal(inputs.get_captured_input_ids(), encodings["input_ids"])
+    special = torch.isin(encodings["input_ids"], torch.tensor(lm.tokenizer.all_special_ids))
+    assert torch.equal(inputs.get_captured_attention_mask(), encodings["attention_mask"].bool() & ~special)
+    assert torch.equal(outputs.get_captured_output_logits(), given.logits)
+
+
+def test_saving_activations(lm) -> None:
+    texts = [f"{name} went to the store" for name in ("Mary", "John")] * 4
+    run = lm.activations.save_activations_dataset(texts, [LAYER, 1], run_name="first", batch_size=3)
+    assert run == "first"
+    rows = lm.store.open_run("first")
+    for point in rows.points:
+        cached = torch.cat([lm.hooked.cache(text, names_filter=point)[point][0] for text in texts])
+        assert torch.allclose(rows[point][:], cached, atol=1e-5)
+    assert lm.store.get_run_metadata("first")["layer_signatures"] == [LAYER, "1"]
+    unnamed = lm.activations.save_activations(texts[:2], 0, dtype=torch.bfloat16)
+    assert lm.store.list_runs() == sorted(["first", unnamed])
+    lm.store.delete_run(unnamed)
+    for bad in ("nosuch", "../first", ""):
+        with pytest.raises(StoreError):
+            lm.store.open_run(bad)
+    with pytest.raises(HooklineError, match="needs a store"):
+        LanguageModel.from_model(lm.model, lm.tokenizer).activations.save_activations(texts, 0)
+
+
+def test_saving_what_detectors_kept(lm) -> None:
+    detectors = [LayerActivationDetector(), LayerActivationDetector()]
+    lm.layers.register_hook(LAYER, detectors[0])
+    lm.layers.register_hook(1, detectors[1])
+    lm.inference.execute_inference(TEXTS)
+    lm.save_detector_metadata("run", 0)
+    metadata, tensors = lm.store.get_detector_metadata("run", 0)
+    assert torch.equal(tensors[LAYER]["activations"], detectors[0].get_captured())
+    one = lm.store.get_detector_metadata_by_layer_by_key("run", 0, "1", "activations")
+    assert torch.equal(one, detectors[1].get_captured())
+    assert tuple(metadata[LAYER]["activations_shape"]) == detectors[0].get_captured().shape
+    assert lm.store.list_run_batches("run") == [0]
+    lm.clear_detectors()
+    assert detectors[0].get_captured() is None
+    with pytest.raises(StoreError, match="no batch 3; it has"):
+        lm.store.get_detector_metadata("run", 3)
+
+
+def test_saving_and_loading_the_model(lm, tmp_path) -> None:
+    folder = lm.save_model()
+    again = LanguageModel.from_local(folder, store=tmp_path / "store")
+    both = LanguageModel.from_local_torch(str(folder), str(folder))
+    expected = lm.inference.execute_inference(TEXTS)[0].logits
+    for each in (again, both):
+        assert torch.equal(each.inference.execute_inference(TEXTS)[0].logits, expected)
+    with pytest.raises(HooklineError, match="is a pickle"):
+        LanguageModel.from_local(tmp_path / "model.pt")
+    with pytest.raises(HooklineError, match="there is no folder"):
+        LanguageModel.from_local(tmp_path / "nowhere")

@@ -1,0 +1,359 @@
+"""Edits as data: what they do, how they print and compare, and their files."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tiny_models import causal_lm
+from torch import Tensor
+
+import hookline
+from hookline import (
+    HookError,
+    HooklineError,
+    InvalidHookError,
+    NeverFiredWarning,
+    UnknownPointError,
+    add,
+    at,
+    freeze,
+    image_tokens,
+    last,
+    load_edits,
+    mean,
+    new_tokens,
+    noise,
+    replace,
+    save_edits,
+    scale,
+    step,
+    token,
+    zero,
+)
+
+TOKENS = torch.arange(12).view(2, 6) + 3
+RESID, Z, POST = "blocks.1.hook_resid_post", "blocks.1.attn.hook_z", "blocks.1.mlp.hook_post"
+
+
+@pytest.fixture(scope="module")
+def model():
+    return hookline.hook(causal_lm("llama"))
+
+
+def run(model, name, hook, tokens=TOKENS) -> tuple[Tensor, Tensor]:
+    """What flows out of a point under a hook, and without it."""
+    _, cache = model.run_with_cache(tokens, names_filter=name, fwd_hooks=[(name, hook)])
+    return cache[name], model.run_with_cache(tokens, names_filter=name)[1][name]
+
+
+def test_each_kind(model) -> None:
+    vector = torch.randn(model.cfg.d_model)
+    for edit, by_hand in {
+        zero(): lambda h: h * 0,
+        scale(3): lambda h: h * 3,
+        add(vector, 2.0): lambda h: h + 2 * vector,
+        replace(vector): lambda h: vector.expand(h.shape),
+        replace(0.5): lambda h: torch.full_like(h, 0.5),
+        mean(vector): lambda h: vector.expand(h.shape),
+    }.items():
+        after, before = run(model, RESID, edit)
+        assert torch.allclose(after, by_hand(before)), edit
+        assert torch.equal(edit(before, model.hook_dict[RESID]), after), "it is a function too"
+    after, before = run(model, RESID, mean(torch.stack([vector, 3 * vector]).view(2, 1, -1)))
+    assert torch.allclose(after, (2 * vector).expand(before.shape))
+
+
+def test_their_own_activation_changes_nothing(model) -> None:
+    logits, cache = model.run_with_cache(TOKENS, names_filter=[RESID, "blocks.1.attn.hook_pattern"])
+    for name in cache:
+        for edit in (freeze(cache[name]), replace(cache[name]), scale(1), noise(0)):
+            assert torch.allclose(model.run_with_hooks(TOKENS, fwd_hooks=[(name, edit)]), logits, atol=1e-5)
+    own = mean(cache[RESID])
+    after, before = run(model, RESID, own)
+    assert torch.allclose(after, before.mean((0, 1)).expand(before.shape), atol=1e-6)
+    pattern = "blocks.1.attn.hook_pattern"
+    after, before = run(model, pattern, mean(cache[pattern]))
+    assert torch.allclose(after, before.mean(0, keepdim=True).expand(before.shape)), "of attention, the rows' mean"
+
+
+def test_where_it_applies(model) -> None:
+    """What is selected is changed, and nothing else; several selections mean where all of them hold."""
+    mask = torch.zeros(2, 6, 1, 1, dtype=torch.bool)
+    mask[1, 2] = True
+    rows = torch.tensor([[True] * 3 + [False] * 3, [False] * 6])
+    for chosen, where in {
+        zero(head=2): (..., 2, slice(None)),
+        zero(head=[0, -1]): (..., [0, 3], slice(None)),
+        zero(neuron=5): (..., 5),
+        zero(pos=last): (slice(None), -1),
+        zero(pos=[1, 2]): (slice(None), [1, 2]),
+        zero(pos=slice(0, 2), head=1): (slice(None), slice(0, 2), 1),
+        zero(pos=torch.tensor([0, 3]), neuron=[1]): ([0, 1], [0, 3], slice(None), 1),
+        zero(pos=token(7)): None,
+        zero(pos=rows): (0, slice(0, 3)),
+        zero(mask=mask): (1, 2),
+        zero(mask=mask, head=1): (1, 2, 1),
+    }.items():
+        if where is None:
+            with pytest.raises(HookError, match="the token 7 is 0 times in row 1"):
+                run(model, Z, chosen)
+            continue
+        after, before = run(model, Z, chosen)
+        expected = before.clone()
+        expected[where] = 0
+        assert torch.equal(after, expected), chosen
+        assert not torch.equal(after, before)
+
+
+def test_key_value_heads_have_their_own_numbers(model) -> None:
+    assert model.cfg.n_kv_heads == 2
+    after, before = run(model, "blocks.1.attn.hook_v", zero(head=1))
+    assert after[:, :, 1].eq(0).all()
+    assert torch.equal(after[:, :, 0], before[:, :, 0])
+
+
+def test_padding_does_not_count(model) -> None:
+    mask = torch.tensor([[1, 1, 1, 1, 0, 0], [1] * 6])
+    run_ = {"attention_mask": mask, "names_filter": RESID}
+    _, cache = model.run_with_cache(TOKENS, fwd_hooks=[(RESID, replace(7.0, pos=last))], **run_)
+    assert cache[RESID].eq(7).all(-1).nonzero().tolist() == [[0, 3], [1, 5]]
+
+
+def test_in_generation(model) -> None:
+    direction = torch.randn(model.cfg.d_model) * 9
+    for pos in (last, new_tokens, step(2), None):
+        results = []
+        for hook in (add(direction, pos=pos), at(pos, lambda h: h + direction)):
+            with model.hooks([(RESID, hook)]):
+                results.append(model.generate(TOKENS[:1], 4, do_sample=False))
+        assert torch.equal(*results), pos
+    with (
+        pytest.warns(NeverFiredWarning, match=r"zero\(pos=step\(7\)\).*none of the positions that ran"),
+        model.hooks([(RESID, zero(pos=step(7)))]),
+    ):
+        model.generate(TOKENS[:1], 3, do_sample=False)
+
+
+def test_noise_is_the_same_at_the_same_place(model) -> None:
+    name = "hook_embed"
+    a, before = run(model, name, noise(2.0, seed=1))
+    assert torch.equal(run(model, name, noise(2.0, seed=1))[0], a)
+    assert not torch.equal(run(model, name, noise(2.0, seed=2))[0], a)
+    assert 1.7 < (a - before).std() < 2.3
+    other, before_there = run(model, RESID, noise(2.0, seed=1))
+    assert not torch.allclose(other - before_there, a - before), "another place, other noise"
+    _, cache = model.run_with_cache(TOKENS, names_filter=name, fwd_hooks=[(name, noise(2.0, pos=[0, 1]))])
+    assert torch.equal(cache[name][:, 2:], before[:, 2:])
+
+
+def test_gradients(model) -> None:
+    """An edit works on a gradient as well, and lets gradients through where it does not apply."""
+
+    def grads(**hooks):
+        _, cache = model.run_with_cache(TOKENS, names_filter=Z, incl_bwd=True, return_type="loss", **hooks)
+        return cache[f"{Z}_grad"]
+
+    clean, cut = grads(), grads(bwd_hooks=[(Z, zero(head=1))])
+    assert cut[:, :, 1].eq(0).all()
+    assert torch.equal(cut[:, :, 0], clean[:, :, 0])
+    x = torch.randn(2, 6, 4, model.cfg.d_head, requires_grad=True)
+    zero(head=1)(x, model.hook_dict[Z]).sum().backward()
+    assert x.grad[:, :, 1].eq(0).all()
+    assert x.grad[:, :, 0].eq(1).all()
+
+
+def test_values_must_fit(model) -> None:
+    d = model.cfg.d_model
+    for edit, message in {
+        replace(torch.ones(2, d)): "as many axes",
+        replace(torch.ones(d + 1)): "does not broadcast",
+        freeze(torch.ones(d)): r"frozen has the shape",
+        zero(mask=torch.ones(5, dtype=torch.bool)): r"mask of shape \[5\] does not broadcast",
+        zero(neuron=d): f"neuron={d}, but there are {d}",
+    }.items():
+        with pytest.raises(HookError, match=message):
+            model.run_with_hooks(TOKENS, fwd_hooks=[(RESID, edit)])
+    with pytest.raises(HookError, match="scale is for numbers with fractions"):
+        model.run_with_hooks(TOKENS, fwd_hooks=[("hook_tokens", scale(2))])
+    with pytest.raises(HookError, match=r"with fractions for an activation of torch\.int64"):
+        model.run_with_hooks(TOKENS, fwd_hooks=[("hook_tokens", replace(0.5))])
+    assert torch.equal(
+        model.run_with_hooks(TOKENS, fwd_hooks=[("hook_tokens", replace(5))]), model(torch.full_like(TOKENS, 5))
+    )
+
+
+def test_mistakes_are_told_before_the_run(model) -> None:
+    with pytest.raises(HooklineError, match=r"head= is for a point with an axis of heads.*b p d"):
+        model.hooks([(RESID, zero(head=1))])
+    with pytest.raises(HooklineError, match="none that is known"):
+        model.hooks([("model.layers.0", zero(head=1))])
+    with pytest.raises(HooklineError, match="one of positions"):
+        model.hooks([("blocks.0.attn.hook_pattern", zero(neuron=1))])
+    with pytest.raises(InvalidHookError, match=r"zero\(\) does not say where it belongs"):
+        model.hooks([zero()])
+    vector = torch.ones(3, requires_grad=True)
+    for make, message in {
+        lambda: zero(head="1"): "head= is an index",
+        lambda: zero(head=[]): "head= is an index",
+        lambda: zero(neuron=True): "neuron= is an index",
+        lambda: zero(mask=torch.ones(3)): "mask= is a tensor of bools",
+        lambda: zero(pos="last"): "positions are an index",
+        lambda: scale("2"): "factor= is a number",
+        lambda: scale(float("nan")): "factor= is a number",
+        lambda: noise(-1): "std= is a spread",
+        lambda: noise(1, seed=0.5): "seed= is a whole number",
+        lambda: add(vector): "pass vector.detach",
+        lambda: replace("x"): "value= is a number",
+    }.items():
+        with pytest.raises(HooklineError, match=message):
+            make()
+
+
+def test_an_edit_is_a_value() -> None:
+    vector = torch.randn(4)
+    edit = add(vector, 2, pos=last)
+    assert edit == add(vector.clone(), 2.0, pos=last)
+    assert hash(edit) == hash(add(vector.clone(), 2.0, pos=last))
+    kept = edit.vector.clone()
+    vector.zero_()
+    assert torch.equal(edit.vector, kept), "what happens to the tensor later does not matter"
+    assert edit != add(vector, 2, pos=last)
+    assert zero() != scale(0)
+    assert zero(head=[1, 2]) == zero(head=(1, 2))
+    assert zero(head=1) != zero(head=2)
+    assert len({zero(), zero(), zero(head=1)}) == 2
+    assert replace(torch.tensor(float("nan"))) == replace(torch.tensor(float("nan")))
+    assert repr(edit) == "add(vector=<[4] float32>, coefficient=2, pos=last)"
+    assert repr(zero(pos=token(" Paris"), head=[1, 2])) == "zero(pos=token(' Paris'), head=[1, 2])"
+    assert repr(noise(0.1, 3)) == "noise(std=0.1, seed=3)"
+    with pytest.raises(AttributeError):
+        edit.coefficient = 3
+
+
+POSITIONS = st.one_of(
+    st.none(),
+    st.integers(-5, 5),
+    st.builds(slice, st.integers(0, 2), st.integers(3, 5), st.none()),
+    st.lists(st.integers(-5, 5), min_size=1),
+    st.sampled_from([last, new_tokens, image_tokens, step(0), step(3), token("a"), token(7, nth=0), token("", nth=1)]),
+    st.builds(torch.tensor, st.lists(st.integers(0, 5), min_size=1)),
+    st.builds(torch.tensor, st.lists(st.booleans(), min_size=1)),
+)
+UNITS = st.one_of(st.none(), st.integers(-9, 9), st.lists(st.integers(-9, 9), min_size=1))
+NUMBERS = st.floats(-1e30, 1e30)
+DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float64])
+TENSORS = st.builds(
+    lambda shape, dtype: torch.randn(shape).to(dtype), st.lists(st.integers(0, 3), max_size=4).map(tuple), DTYPES
+)
+WHERE = {
+    "pos": POSITIONS,
+    "head": UNITS,
+    "neuron": UNITS,
+    "mask": st.one_of(st.none(), TENSORS.map(lambda x: x > 0)),
+}
+EDITS = st.one_of(
+    st.builds(zero, **WHERE),
+    st.builds(scale, NUMBERS, **WHERE),
+    st.builds(noise, st.floats(0, 10), st.integers(0, 2**40), **WHERE),
+    st.builds(add, st.one_of(TENSORS, NUMBERS), NUMBERS, **WHERE),
+    *(st.builds(kind, st.one_of(TENSORS, NUMBERS), **WHERE) for kind in (mean, replace, freeze)),
+)
+NAMES = st.sampled_from([RESID, "blocks.*.hook_mlp_out", ("q", 3), 2, -1, ["fc1", "fc2"], "lm.mlp.1.out", "é#0"])
+
+
+@given(st.lists(st.tuples(NAMES, EDITS), max_size=4))
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_files_give_back_what_was_saved(tmp_path, pairs) -> None:
+    save_edits(tmp_path / "edits", pairs)
+    again = load_edits(tmp_path / "edits")
+    assert [name for name, _ in again] == [name for name, _ in pairs]
+    for (_, loaded), (_, saved) in zip(again, pairs, strict=True):
+        assert loaded == saved
+        assert repr(loaded) == repr(saved)
+
+
+def test_what_was_loaded_does_the_same(model, tmp_path) -> None:
+    hooks = [(RESID, add(torch.randn(model.cfg.d_model), 3, pos=last)), (("z", 1), zero(head=2)), (0, scale(0.5))]
+    save_edits(tmp_path, hooks)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["edits.json", "tensors.safetensors"]
+    a, b = (model.run_with_hooks(TOKENS, fwd_hooks=pairs) for pairs in (hooks, load_edits(tmp_path)))
+    assert torch.equal(a, b)
+
+
+def test_what_cannot_be_saved(model, tmp_path) -> None:
+    for pair in [("fc1", torch.relu), ("fc1", hookline.LayerActivationDetector()), zero(), ("fc1",)]:
+        with pytest.raises(InvalidHookError, match="what can be saved are pairs"):
+            save_edits(tmp_path / "x", [pair])
+    with pytest.raises(HooklineError, match="a point is saved by its name"):
+        save_edits(tmp_path / "x", [(lambda name: True, zero())])
+    assert not (tmp_path / "x").exists()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HooklineError, match="is a file"):
+        save_edits(tmp_path / "file", [])
+
+
+def _changed(folder: Path, change) -> None:
+    table = json.loads((folder / "edits.json").read_text())
+    result = change(table)
+    table = result if isinstance(result, list) else table
+    (folder / "edits.json").write_text(json.dumps(table))
+
+
+BROKEN = {
+    "code": lambda t: t["edits"][0].update(edit="os.system"),
+    "class": lambda t: t["edits"][0].update(edit="__class__"),
+    "an unknown field": lambda t: t["edits"][0].update(hook="eval"),
+    "a kind that is no word": lambda t: t["edits"][0].update(edit=[]),
+    "a tensor that is no word": lambda t: t["edits"][0].update(vector={"tensor": []}),
+    "no field": lambda t: t["edits"][0].pop("vector"),
+    "no point": lambda t: t["edits"][0].pop("point"),
+    "a point that is none": lambda t: t["edits"][0].update(point={"import": "os"}),
+    "a tensor that is none": lambda t: t["edits"][0].update(vector={"tensor": "../x"}),
+    "a tensor of another kind": lambda t: t["edits"][0].update(vector=[1, 2]),
+    "a number that is text": lambda t: t["edits"][0].update(coefficient="1"),
+    "a number that is none": lambda t: t["edits"][0].update(coefficient=float("nan")),
+    "heads that are text": lambda t: t["edits"][0].update(head="1"),
+    "a position that is none": lambda t: t["edits"][0].update(pos={"meaning": "exec"}),
+    "another position": lambda t: t["edits"][0].update(pos={"token": {}, "nth": 0}),
+    "a tensor nobody uses": lambda t: t["edits"].clear(),
+    "another version": lambda t: t.update(version=9),
+    "another format": lambda t: t.update(format="pickle"),
+    "edits that are no list": lambda t: t.update(edits={}),
+    "an edit that is no row": lambda t: t.update(edits=[3]),
+    "no table": lambda t: [1],
+}
+
+
+@pytest.mark.parametrize("change", BROKEN.values(), ids=BROKEN)
+def test_a_file_is_checked(tmp_path, change) -> None:
+    save_edits(tmp_path, [(RESID, add(torch.ones(4)))])
+    _changed(tmp_path, change)
+    with pytest.raises(HooklineError):
+        load_edits(tmp_path)
+
+
+def test_damaged_files(tmp_path) -> None:
+    with pytest.raises(HooklineError, match="there are no edits"):
+        load_edits(tmp_path)
+    save_edits(tmp_path, [(RESID, add(torch.ones(4)))])
+    tensors = tmp_path / "tensors.safetensors"
+    data = bytearray(tensors.read_bytes())
+    data[-1] ^= 1
+    tensors.write_bytes(data)
+    with pytest.raises(HooklineError, match="changed or damaged"):
+        load_edits(tmp_path)
+    tensors.unlink()
+    with pytest.raises(HooklineError, match=r"lacks tensors\.safetensors"):
+        load_edits(tmp_path)
+    (tmp_path / "edits.json").write_text("{")
+    with pytest.raises(HooklineError, match="is no JSON"):
+        load_edits(tmp_path)
+
+
+def test_names_are_checked_by_the_model(model, tmp_path) -> None:
+    save_edits(tmp_path, [("blocks.1.hook_nose", zero())])
+    with pytest.raises(UnknownPointError):
+        model.run_with_hooks(TOKENS, fwd_hooks=load_edits(tmp_path))

@@ -1,0 +1,269 @@
+"""The registry: hooks that stay, under their ids."""
+
+import threading
+
+import pytest
+import torch
+from networks import MLP, fill, hook_count
+from tiny_models import causal_lm
+from torch import nn
+from transformers import AutoModel
+
+import hookline
+from hookline import (
+    FunctionController,
+    Hook,
+    HookError,
+    HooklineError,
+    HookType,
+    LayerActivationDetector,
+    SkippedHookWarning,
+    zero,
+)
+
+TOKENS = torch.arange(12).view(2, 6) + 3
+
+
+class Zero(Hook):
+    def _hook_fn(self, module, input, output):
+        return torch.zeros_like(output)
+
+
+def test_ids(net, x) -> None:
+    detector = LayerActivationDetector(hook_id="mine")
+    assert net.layers.register_hook("fc1", detector) == "mine" == detector.id
+    other = net.layers.register_hook("fc1", LayerActivationDetector())
+    assert len(other) == 36
+    assert net.layers.ids() == ["mine", other]
+    assert net.layers.get("mine") is detector
+    assert "mine" in net.layers
+    assert detector in net.layers
+    assert "else" not in net.layers
+    assert detector.layer_signature == "fc1"
+    for again in (detector, LayerActivationDetector(hook_id="mine")):
+        with pytest.raises(HooklineError, match="the id 'mine' is taken"):
+            net.layers.register_hook("fc2", again)
+    assert net.layers.unregister_hook("mine")
+    for gone in ("mine", detector):
+        with pytest.raises(HooklineError, match=r"no hook is registered as.*those that are"):
+            net.layers.unregister_hook(gone)
+    net.layers.register_hook("fc2", detector)
+    net(x)
+    assert detector.get_captured().shape == (5, 3)
+    net.layers.unregister_all()
+    assert hook_count(net.module) == 0
+
+
+def test_functions_and_edits_are_registered_too(net, x) -> None:
+    a = net.layers.register_hook("fc2", fill(3))
+    b = net.layers.register_hook("fc2", hookline.scale(2), hook_id="twice")
+    assert net(x).eq(6).all()
+    assert net.layers.hooks() == [net.layers.get(a), hookline.scale(2)]
+    assert b == "twice"
+    net.layers.unregister_hook(a)
+    net.layers.unregister_hook(b)
+    with pytest.raises(HooklineError, match="hook_type is for Hook objects"):
+        net.layers.register_hook("fc2", fill(3), HookType.PRE_FORWARD)
+    with pytest.raises(HooklineError, match="name the layer"):
+        net.layers.register_hook(None, fill(3))
+    with pytest.raises(HooklineError, match="give hook_id when making it"):
+        net.layers.register_hook("fc1", Zero(), hook_id="late")
+
+
+def test_layers_by_every_name() -> None:
+    model = hookline.hook(causal_lm("gpt2"))
+    names = model.layers.list_layers()
+    assert "transformer.h.0.attn.c_attn" in names
+    assert "transformer.h" not in names
+    expected = model.run_with_hooks(TOKENS, fwd_hooks=[("blocks.1.hook_resid_post", zero())])
+    for signature in (
+        "transformer.h.1",
+        1,
+        "1",
+        -3,
+        "blocks.1.hook_resid_post",
+        ("resid_post", 1),
+        model.module.transformer.h[1],
+    ):
+        hook = Zero()
+        model.layers.register_hook(signature, hook)
+        assert torch.equal(model(TOKENS), expected), signature
+        assert model.layers.hooks("transformer.h.1") == [hook]
+        assert model.layers.hooks("transformer.h.2") == []
+        model.layers.unregister_hook(hook)
+    for name in names:
+        model.layers.unregister_hook(model.layers.register_hook(name, LayerActivationDetector()))
+    with pytest.raises(hookline.UnknownPointError, match=r"Did you mean 'transformer\.h\.0\.attn"):
+        model.layers.register_hook("transformer.h.0.atn", Zero())
+    with pytest.raises(HooklineError, match="stands for 4 points"):
+        model.layers.register_hook("blocks.*.hook_resid_post", Zero())
+
+    class Declared(Zero):
+        hook_point, layer = "lm.layer.post", 1
+
+    model.layers.register_hook(None, Declared())
+    assert torch.equal(model(TOKENS), expected)
+    model.layers.unregister_all()
+
+
+def test_before_a_layer(net, x) -> None:
+    hook = FunctionController(None, torch.zeros_like)
+    net.layers.register_hook("fc2", hook, HookType.PRE_FORWARD)
+    assert torch.equal(net(x), net.module.fc2.bias.expand(5, 3))
+    assert net.layers.hooks("fc2") == [hook]
+    net.layers.unregister_hook(hook)
+
+
+def test_any_number_may_share_a_layer(net, x) -> None:
+    before, after, last = (LayerActivationDetector() for _ in range(3))
+    for hook in (
+        before,
+        FunctionController(None, lambda h: h * 0),
+        after,
+        FunctionController(None, lambda h: h + 1),
+        last,
+    ):
+        net.layers.register_hook("fc1", hook)
+    net(x)
+    assert torch.allclose(before.get_captured(), x @ net.module.fc1.weight.T + net.module.fc1.bias)
+    assert after.get_captured().eq(0).all()
+    assert last.get_captured().eq(1).all()
+    net.layers.unregister_all()
+
+
+def test_switched_off_it_is_off_the_model(net, x) -> None:
+    bare, hook = net(x), Zero()
+    net.layers.register_hook("fc2", hook)
+    assert hook.is_enabled()
+    assert net(x).eq(0).all()
+    hook.disable()
+    assert not hook.is_enabled()
+    assert not hook.enabled
+    assert hook_count(net.module) == 0, "disabled, it costs nothing"
+    assert torch.equal(net(x), bare)
+    assert net.layers.hooks() == [hook], "but it is still registered"
+    hook.enable()
+    assert net(x).eq(0).all()
+    hook.disable()
+    net.layers.unregister_hook(hook)
+    hook.enable()
+    assert hook_count(net.module) == 0
+
+
+def test_switched_off_and_on_in_an_open_context(net, x) -> None:
+    bare, hook = net(x), Zero()
+    with net.hooks([("fc2", hook)]):
+        for _ in range(2):
+            hook.disable()
+            assert torch.equal(net(x), bare)
+            hook.enable()
+            assert net(x).eq(0).all()
+
+
+def test_it_stays_registered_while_off_though_the_wrapper_is_gone(x) -> None:
+    module, hook = MLP(), Zero()
+    hookline.hook(module).layers.register_hook("fc2", hook)
+    hook.disable()
+    hook.enable()
+    assert module(x).eq(0).all()
+    net = hookline.hook(module)
+    assert net.layers.hooks() == [hook]
+    net.layers.unregister_hook(hook)
+
+
+def test_a_reset_leaves_registered_hooks(net, x) -> None:
+    hook = Zero()
+    net.layers.register_hook("fc2", hook)
+    net.add_hook("fc2", fill(3))
+    net.reset_hooks()
+    assert net(x).eq(0).all()
+    assert net.layers.hooks() == [hook]
+    net.reset_hooks(including_permanent=True)
+    assert net.layers.hooks() == []
+    assert hook_count(net.module) == 0
+
+
+def test_two_wrappers_see_one_registry(net, x) -> None:
+    hook = Zero()
+    net.layers.register_hook("fc2", hook)
+    again = hookline.hook(net.module)
+    assert again.layers.hooks() == [hook]
+    again.layers.unregister_hook(hook.id)
+    assert net.layers.hooks() == []
+
+
+def test_context(net) -> None:
+    hook, other = Zero(), LayerActivationDetector()
+    net.layers.store = object()
+    net.layers.register_hook("fc1", hook)
+    net.layers.register_hook("fc2", other)
+    assert hook.context.model is net
+    assert hook.context.layers is net.layers
+    assert hook.context.store is net.layers.store
+    assert hook.context.hooks == [hook, other]
+    assert "fc2" in repr(net.layers)
+    assert other.id in repr(net.layers)
+    net.layers.unregister_all()
+
+
+def test_a_failing_registered_hook(net, x) -> None:
+    class Fails(Hook):
+        def _hook_fn(self, module, input, output):
+            output.zero_()
+            raise ValueError("oh")
+
+    bare, hook = net(x), Fails(hook_id="bad")
+    net.layers.register_hook("fc1", hook)
+    with pytest.raises(HookError, match="Fails 'bad' at point 'fc1' raised ValueError: oh") as caught:
+        net(x)
+    assert (caught.value.hook_id, caught.value.hook, caught.value.point.name) == ("bad", hook, "fc1")
+    assert isinstance(caught.value.original_error, ValueError)
+    net.layers.unregister_hook("bad")
+    net.layers.register_hook("fc1", Fails(hook_id="bad", on_error="skip"))
+    with pytest.warns(SkippedHookWarning, match="Fails 'bad'.*dropped"):
+        assert torch.equal(net(x), bare)
+    assert torch.equal(net(x), bare), "it warns once"
+    (error,) = net.layers.errors()
+    assert error.times == 2
+    net.layers.unregister_all()
+
+
+def test_switching_while_another_thread_runs(net, x) -> None:
+    hook, bare, odd = Zero(), net(x), []
+    net.layers.register_hook("fc2", hook)
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.is_set():
+            out = net(x)
+            if not (out.eq(0).all() or torch.equal(out, bare)):
+                odd.append(out)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    for _ in range(200):
+        hook.disable()
+        hook.enable()
+    stop.set()
+    thread.join()
+    assert odd == []
+    net.layers.unregister_all()
+
+
+def test_layers_of_the_module_itself() -> None:
+    encoder = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 3, enable_nested_tensor=False
+    )
+    net = hookline.hook(encoder)
+    assert net.module.layers is encoder.layers
+    assert net.layers[1] is encoder.layers[1]
+    assert list(net.layers) == list(encoder.layers)
+    assert len(net.layers) == 3
+    llama = hookline.hook(AutoModel.from_config(causal_lm("llama").config))
+    assert llama.layers[0] is llama.module.layers[0]
+    gpt2 = hookline.hook(causal_lm("gpt2"))
+    assert list(gpt2.layers) == list(gpt2.module.transformer.h)
+    with pytest.raises(HooklineError, match="has no `layers` of its own"):
+        len(hookline.hook(MLP()).layers)
+    net.layers = nn.ModuleList(encoder.layers[:2])
+    assert len(encoder.layers) == 2
