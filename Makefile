@@ -16,6 +16,8 @@ test-all: $(READY) $(VENV)/.real lint
 	$(BIN)/python -m pytest
 	$(BIN)/python benchmarks/overhead.py --smoke
 	$(BIN)/python benchmarks/model_overhead.py --smoke
+	$(BIN)/python benchmarks/sweeps.py --smoke
+	$(BIN)/python benchmarks/harvest.py --smoke
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -30,6 +32,8 @@ docs: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/model_overhead.py
+	$(BIN)/python benchmarks/sweeps.py
+	$(BIN)/python benchmarks/harvest.py
 
 train-check: $(READY)
 	$(BIN)/python training/check.py

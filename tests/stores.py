@@ -1,6 +1,7 @@
 """What several test files of stores use: a tiny model, some texts, and two stores compared byte by byte."""
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ POINTS = ["blocks.0.hook_resid_pre", "blocks.2.attn.hook_z", "blocks.3.hook_resi
 OPTIONS: dict[str, Any] = {"batch_size": 3, "shard_rows": 40, "dtype": torch.bfloat16, "progress": False}
 
 
+@cache
 def tinyworld() -> HookedModel:
     return hookline.load("tinyworld")
 

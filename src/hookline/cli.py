@@ -1,13 +1,18 @@
-"""The command line: look at a model's points, and prove them."""
+"""The command line: look at a model's points, prove them, and look at stored activations."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 app = typer.Typer(help="Read, cache, edit and trace the activations inside a model, by name.", no_args_is_help=True)
+
+stores = typer.Typer(help="Look at activations that were harvested.", no_args_is_help=True)
+app.add_typer(stores, name="store")
 
 Model = Annotated[str, typer.Argument(help="A hub id or a local folder.")]
 
@@ -45,6 +50,54 @@ def demo(
     from hookline.demo import demo as tour
 
     tour(out)
+
+
+Place = Annotated[str, typer.Argument(help="The store's folder, or an address such as s3://….")]
+
+
+@stores.command("verify")
+def verify_store(
+    path: Place,
+    rebuild: Annotated[bool, typer.Option(help="First write the manifest anew, from the shards' headers.")] = False,
+) -> None:
+    """Look at every byte of a store, and say which file is damaged, missing or of another harvest."""
+    with _telling():
+        from hookline.store import open_store
+
+        report = open_store(path).verify(rebuild=rebuild)
+    typer.echo(report)
+    if not report.is_sound:
+        raise typer.Exit(1)
+
+
+@stores.command("info")
+def describe_store(path: Place) -> None:
+    """Say what a store is of: the model, the points, how many rows."""
+    with _telling():
+        from hookline.store import open_store
+
+        store = open_store(path)
+        manifest = store.manifest
+    typer.echo(repr(store))
+    for title, values in (("model", manifest.about.model), ("options", manifest.about.options)):
+        typer.echo(f"\n{title}")
+        for name, value in values.items():
+            typer.echo(f"  {name:<12} {value}")
+    typer.echo("\npoints")
+    for name, column in manifest.about.points.items():
+        typer.echo(f"  {name}  {list(column.shape)} {column.dtype}")
+
+
+@contextmanager
+def _telling() -> Iterator[None]:
+    """An error that is meant for the reader is told without its traceback."""
+    from hookline.errors import HooklineError
+
+    try:
+        yield
+    except HooklineError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from None
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ class Text:
         texts = [text] if isinstance(text, str) else list(text)
         if not texts or not all(isinstance(each, str) and each for each in texts):
             raise HooklineError(f"a prompt must be a string that is not empty, or a list of such, not {text!r}")
-        rows = [self._ids(each, prepend_bos) for each in texts]
+        rows = [self.ids(each, prepend_bos) for each in texts]
         width = max(map(len, rows))
         self.check_length(width)
         side: Side = padding_side or self._needed().padding_side
@@ -35,7 +35,8 @@ class Text:
             raise HooklineError(f'padding_side must be "left" or "right", not {side!r}')
         return self._padded(rows, width, side)
 
-    def _ids(self, text: str, prepend_bos: bool | None) -> list[int]:
+    def ids(self, text: str, prepend_bos: bool | None) -> list[int]:
+        """The token ids of one text."""
         tokenizer = self._needed()
         ids = list(tokenizer(text, add_special_tokens=prepend_bos is None)["input_ids"])
         if prepend_bos:

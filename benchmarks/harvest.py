@@ -1,0 +1,158 @@
+"""How fast activations are stored, as a ratio to the bare forward pass on the same batches, and in how much memory.
+
+    python benchmarks/harvest.py                                     # GPT-2 small's shape, on the CPU
+    python benchmarks/harvest.py --device cuda --shape llama_1b      # a 1 B-parameter Llama shape, bf16
+    python benchmarks/harvest.py --smoke                             # one quick turn, to see that it runs
+
+Four points of the residual stream are stored as bf16. Bare and harvest take turns, round after round. A harvest needs
+no logits and stops before the model's head, so there is a second, stricter ratio: to the forward pass without the head.
+The memory is what the process had at most beyond what it had with the model loaded, for a data set and for one four
+times as long; of a bare forward pass as well, since activations in flight are no cost of storing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+
+import torch
+import transformers
+from torch import Tensor
+
+import hookline
+
+
+def gpt2_small() -> transformers.PreTrainedConfig:
+    """124 M parameters."""
+    return transformers.GPT2Config()
+
+
+def llama_1b() -> transformers.PreTrainedConfig:
+    """1.2 B parameters: the shape of Llama 3.2 1B."""
+    return transformers.LlamaConfig(
+        **{"num_hidden_layers": 16, "hidden_size": 2048, "intermediate_size": 8192, "vocab_size": 128256},
+        **{"num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 8192},
+        tie_word_embeddings=True,
+    )
+
+
+def tiny() -> transformers.PreTrainedConfig:
+    """For the smoke test."""
+    return transformers.GPT2Config(n_layer=4, n_embd=64, n_head=4, vocab_size=1000)
+
+
+SHAPES = {make.__name__: make for make in (gpt2_small, llama_1b, tiny)}
+
+
+def points_of(model: hookline.HookedModel) -> list[str]:
+    """The stream after each quarter of the layers."""
+    layers = model.cfg.n_layers
+    return [f"blocks.{layers * quarter // 4 - 1}.hook_resid_post" for quarter in (1, 2, 3, 4)]
+
+
+def seconds(work: Callable[[], object], device: str) -> float:
+    """The time of one `work`, to its very end."""
+    start = time.perf_counter()
+    work()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+@torch.no_grad()
+def forward(module: Callable[[Tensor], object], batches: Iterable[Tensor], device: str) -> None:
+    """The bare forward pass on every batch."""
+    for batch in batches:
+        module(batch.to(device))
+
+
+def peak(work: Callable[[], object]) -> int:
+    """How many bytes more than before the process held at most while it did `work` (Linux only)."""
+    before = _status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # sets the high-water mark back
+    work()
+    return _status("VmHWM") - before
+
+
+def _status(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(field))
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--shape", choices=SHAPES, default="gpt2_small")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--batches", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--shard-mb", type=int, default=128)
+    parser.add_argument("--store", help="the folder that stores are made in; by default where temporary files go")
+    parser.add_argument("--smoke", action="store_true", help="one quick turn with a tiny model")
+    options = parser.parse_args()
+    if options.smoke:
+        options.shape, options.rounds, options.batches = "tiny", 1, 2
+    with tempfile.TemporaryDirectory(dir=options.store) as folder:
+        measure(options, Path(folder))
+
+
+def measure(options: argparse.Namespace, folder: Path) -> None:
+    """Load the model, and take turns."""
+    torch.manual_seed(0)
+    transformers.logging.set_verbosity_error()
+    dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
+    module = transformers.AutoModelForCausalLM.from_config(SHAPES[options.shape](), dtype=dtype)
+    module = module.to(options.device).eval()
+    model = hookline.hook(module)
+    points = points_of(model)
+    tokens = torch.randint(0, 1000, (options.batches * options.batch, options.length))
+    names = iter(range(10**6))
+
+    def harvest(data: Tensor = tokens) -> None:
+        hookline.harvest(
+            *(model, data, points, folder / str(next(names))),
+            **{
+                "dtype": torch.bfloat16,
+                "batch_size": options.batch,
+                "shard_bytes": options.shard_mb * 2**20,
+                "progress": False,
+            },
+        )
+        for file in folder.rglob("*.safetensors"):
+            file.unlink()
+
+    def bare(data: Tensor = tokens) -> None:
+        forward(module, data.split(options.batch), options.device)
+
+    def headless() -> None:
+        forward(module.base_model, tokens.split(options.batch), options.device)
+
+    works = {"bare": bare, "no head": headless, "harvest": harvest}
+    for work in works.values():
+        work()
+    times = [{name: seconds(work, options.device) for name, work in works.items()} for _ in range(options.rounds)]
+    harvested = statistics.median(each["harvest"] for each in times)
+    threads = f"{torch.get_num_threads()} threads" if options.device == "cpu" else torch.cuda.get_device_name()
+    size = f"{options.batches} batches of {options.batch}×{options.length} tokens"
+    print(f"{options.shape}, {size}, torch {torch.__version__}, {threads}; {len(points)} points as bf16")
+    print(f"harvest                        {tokens.numel() / harvested:12,.0f} tokens/s")
+    for name, what in (("bare", "the bare forward's speed"), ("no head", "that of the forward without its head")):
+        found = sorted(each[name] / each["harvest"] for each in times)
+        print(f"of {what:<38} {statistics.median(found):5.2f}   (rounds: {found[0]:.2f} to {found[-1]:.2f})")
+    longer = torch.randint(0, 1000, (4 * len(tokens), options.length))
+    for what, data in (("this data", tokens), ("four times the data", longer)):
+        most = [
+            f"{name} {peak(partial(work, data)) / 1e6:,.0f} MB" for name, work in (("bare", bare), ("harvest", harvest))
+        ]
+        print(f"most memory, {what:<20} {', '.join(most)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+"""Activations of many tokens on disk: written by `harvest`, read back by a `Store`."""
+
+from hookline.errors import StoreError
+from hookline.store.dataset import Batches, RowDataset
+from hookline.store.harvesting import harvest
+from hookline.store.manifest import Manifest
+from hookline.store.rows import Rows
+from hookline.store.store import LocalStore, RemoteStore, Store, open_store
+from hookline.store.verify import Verification
+
+__all__ = [
+    "harvest",
+    "open_store",
+    "LocalStore",
+    "RemoteStore",
+    "Store",
+    "Rows",
+    "Batches",
+    "RowDataset",
+    "Manifest",
+    "Verification",
+    "StoreError",
+]

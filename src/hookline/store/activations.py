@@ -1,0 +1,95 @@
+"""Activations as rows: run the model on a batch, and lay out what each point had, a row for each token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hookline.errors import HooklineError, StoreError
+from hookline.model import HookedModel
+from hookline.points import HookPoint
+from hookline.store.buffers import to_device
+from hookline.store.manifest import Column
+from hookline.store.selection import Batch
+from hookline.store.shards import DTYPES, ROW
+from hookline.verbs import Hooked
+
+
+def check_points(model: HookedModel, points: Sequence[HookPoint]) -> None:
+    """Each must have one row for each token of the data."""
+    for point in points:
+        axes = point.axes.split()
+        if axes and ("p" in axes) == ("k" in axes):
+            raise StoreError(
+                f"{point.name!r} has the axes {point.axes!r}: what is stored has one row of a fixed shape for each "
+                f"position. Cache it with run_with_cache instead"
+            )
+        if model._anatomy.is_encoder_decoder and not point.listed.startswith("encoder."):
+            raise StoreError(
+                f"{point.name!r} is not in the encoder, and the data goes into the encoder only: harvest encoder.…"
+            )
+
+
+def check_steady(module: nn.Module) -> None:
+    """A model that computes something else each time cannot be harvested so that it can go on later."""
+    kinds = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
+    for name, part in module.named_modules():
+        if part.training and isinstance(part, kinds) and getattr(part, "p", 1):
+            raise HooklineError(
+                f"the model is in training mode, and {name!r} is a {type(part).__name__}: call model.eval() first, or "
+                f"what is stored would be different each time"
+            )
+
+
+def run_batch(model: Hooked, points: Sequence[HookPoint], batch: Batch) -> dict[str, Tensor]:
+    """What each point had, as [row, …] with a row for each token or sample of the batch, stored or not."""
+    device = device_of(model)
+    args = tuple(to_device(x, device) for x in batch.args)
+    kwargs: dict[str, Any] = {name: to_device(x, device) for name, x in batch.kwargs.items()}
+    # A point that is not of the table may fire several times, so there the pass has to go on to its end.
+    stops = isinstance(model, HookedModel) and all(point.axes for point in points)
+    cache = model.cache(*args, names_filter=points, stop_early=stops, **kwargs)
+    axes = {point.name: point.axes for point in points}
+    return {
+        _checked_name(model._points.canonical(name)): _as_rows(name, x, axes.get(name, ""), batch)
+        for name, x in cache.items()
+    }
+
+
+def device_of(model: Hooked) -> torch.device:
+    """Where the model takes its inputs."""
+    if isinstance(model, HookedModel):
+        return model._device
+    return next((p.device for p in model.module.parameters()), torch.device("cpu"))
+
+
+def _as_rows(name: str, x: Tensor, axes: str, batch: Batch) -> Tensor:
+    names = axes.split()
+    axis = names.index("p" if "p" in names else "k") if names else 1
+    if len(batch.shape) == 2 and x.ndim > axis:
+        x = x.movedim(axis, 1)
+    if x.shape[: len(batch.shape)] != batch.shape:
+        what = "token" if len(batch.shape) == 2 else "sample"
+        raise StoreError(
+            f"{name!r} has the shape {list(x.shape)}, which is not one row for each {what} of a batch "
+            f"{list(batch.shape)}"
+        )
+    return x.flatten(0, len(batch.shape) - 1)
+
+
+def _checked_name(name: str) -> str:
+    if name in ROW:
+        raise StoreError(f"a point cannot be stored as {name!r}, which is the name of what every row has")
+    return name
+
+
+def column_of(x: Tensor, asked: str, name: str, dtype: torch.dtype | None) -> Column:
+    """How the rows of a point are stored."""
+    stored = dtype if dtype is not None and x.is_floating_point() else x.dtype
+    known = str(stored).removeprefix("torch.")
+    if known not in DTYPES:
+        raise StoreError(f"{name!r} is of {stored}, which is not stored: {', '.join(DTYPES)} are")
+    return Column(known, tuple(x.shape[1:]), asked if asked != name else "")

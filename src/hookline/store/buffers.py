@@ -1,0 +1,83 @@
+"""Buffers: rows on their way from the model to a shard."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline.store.manifest import Column
+
+
+class Buffer:
+    """Room in memory for the rows of one shard."""
+
+    def __init__(self, columns: Mapping[str, Column], capacity: int, *, is_pinned: bool) -> None:
+        self.capacity, self.rows = capacity, 0
+        self._tensors = {
+            name: torch.empty(capacity, *each.shape, dtype=each.torch_dtype, pin_memory=is_pinned)
+            for name, each in columns.items()
+        }
+        self.events: list[Any] = []
+
+    def take(self, rows: int) -> dict[str, Tensor]:
+        """Room for so many more rows, to be filled."""
+        start, self.rows = self.rows, self.rows + rows
+        return {name: x[start : self.rows] for name, x in self._tensors.items()}
+
+    def filled(self) -> dict[str, Tensor]:
+        """The rows, once all of them have arrived."""
+        for event in self.events:
+            event.synchronize()
+        return {name: x[: self.rows] for name, x in self._tensors.items()}
+
+    def clear(self) -> None:
+        """Empty it for the next shard."""
+        self.rows, self.events = 0, []
+
+
+class Copier:
+    """Brings rows into a buffer; from a GPU on a stream of its own, while the model goes on with the next batch."""
+
+    def __init__(self) -> None:
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._in_flight: tuple[list[Any], list[Tensor]] = ([], [])
+
+    def copy(self, sources: Mapping[str, Tensor], index: Tensor | None, targets: Mapping[str, Tensor]) -> list[Any]:
+        """Copy the rows at `index` (None: all), cast to the targets' dtypes; gives what to wait for before use."""
+        self.finish()  # what the batch before needed may now be let go
+        devices = {x.device for x in sources.values() if x.is_cuda}
+        for device in devices:
+            self._stream(device).wait_stream(torch.cuda.current_stream(device))
+        for name, x in sources.items():
+            if x.is_cuda:
+                with torch.cuda.stream(self._stream(x.device)):
+                    targets[name].copy_(_at(x, index).to(targets[name].dtype), non_blocking=True)
+            else:
+                targets[name].copy_(_at(x, index))
+        events = [self._stream(device).record_event() for device in devices]
+        self._in_flight = (events, [*sources.values()] if events else [])
+        return events
+
+    def finish(self) -> None:
+        """Wait until all that was asked for is copied. Until then its sources are kept: their memory is still read."""
+        events, _ = self._in_flight
+        for event in events:
+            event.synchronize()
+        self._in_flight = ([], [])
+
+    def _stream(self, device: torch.device) -> torch.cuda.Stream:
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)
+        return self._streams[device]
+
+
+def _at(x: Tensor, index: Tensor | None) -> Tensor:
+    return x if index is None else x.index_select(0, to_device(index, x.device))
+
+
+def to_device(x: Tensor, device: torch.device) -> Tensor:
+    """On that device, without waiting for what a GPU does: memory that is not pinned would make it wait."""
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" and x.is_cpu else x.to(device)

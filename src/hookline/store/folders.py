@@ -1,0 +1,220 @@
+"""Folders: where a store's files are. Each is written whole or not at all, and one harvest writes at a time."""
+
+from __future__ import annotations
+
+import errno
+import json
+import mmap
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from hookline.errors import StoreError
+
+Buffer = bytes | bytearray | memoryview
+
+PART, LOCK = ".part", ".lock"
+"""What ends the name of a file that is being written, and the file that says who writes."""
+
+
+class Bytes(Protocol):
+    """The bytes of a file, of which only those are fetched that are asked for."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, part: slice, /) -> Buffer: ...
+
+
+class Folder(Protocol):
+    """What a store asks of the place that it is in."""
+
+    path: str
+
+    def names(self) -> list[str]:
+        """The files there, without those that are being written."""
+
+    def open(self, name: str) -> Bytes:
+        """The bytes of a file; FileNotFoundError if there is none."""
+
+    def write(self, name: str, parts: Sequence[Buffer]) -> None:
+        """Put a file there, or in place of another, whole or not at all."""
+
+    def locked(self) -> Any:
+        """A context in which nobody else writes there."""
+
+
+class LocalFolder:
+    """A folder of this machine."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = str(path)
+        self._folder = Path(path)
+
+    def names(self) -> list[str]:
+        """The files there, without those that are being written."""
+        if not self._folder.is_dir():
+            return []
+        return sorted(each.name for each in self._folder.iterdir() if not each.name.endswith((PART, LOCK)))
+
+    def open(self, name: str) -> Bytes:
+        """The file, mapped into memory: what is not looked at is not read."""
+        with open(self._folder / name, "rb") as file:
+            if not os.fstat(file.fileno()).st_size:
+                return memoryview(b"")
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+    def write(self, name: str, parts: Sequence[Buffer]) -> None:
+        """Write under another name, sync, rename, sync the folder: after a crash the file is there whole or not."""
+        final, temporary = self._folder / name, self._folder / (name + PART)
+        try:
+            with open(temporary, "wb", buffering=0) as file:
+                _write_all(file.fileno(), parts)
+                os.fsync(file.fileno())
+            os.replace(temporary, final)
+            _sync_folder(self._folder)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the lock file. The system lets go of it when its process ends, in whatever way."""
+        import fcntl
+
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with open(self._folder / LOCK, "a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                raise StoreError(_in_use(self.path, file.read())) from None
+            file.truncate(0)
+            file.write(_me())
+            file.flush()
+            yield
+
+
+class RemoteFolder:
+    """A folder on any file system that fsspec knows: `s3://…`, `gs://…`, `memory://…`."""
+
+    def __init__(self, url: str) -> None:
+        import fsspec  # type: ignore[import-untyped]
+
+        self.path = url
+        self._files, self._folder = fsspec.core.url_to_fs(url)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["path"])  # type: ignore[misc]
+
+    def _at(self, name: str) -> str:
+        return f"{self._folder.rstrip('/')}/{name}"
+
+    def names(self) -> list[str]:
+        """The files there, without those that are being written."""
+        self._files.invalidate_cache()
+        try:
+            found = self._files.ls(self._folder, detail=False)
+        except FileNotFoundError:
+            return []
+        names = (each.rstrip("/").rsplit("/", 1)[-1] for each in found)
+        return sorted(name for name in names if not name.endswith((PART, LOCK)))
+
+    def open(self, name: str) -> Bytes:
+        """The file, of which ranges are fetched."""
+        return _Remote(self._files, self._at(name))
+
+    def write(self, name: str, parts: Sequence[Buffer]) -> None:
+        """Write under another name, then move, which is as near to all or nothing as the file system has it."""
+        temporary = self._at(name + PART)
+        try:
+            with self._files.open(temporary, "wb") as file:
+                for part in parts:
+                    file.write(part)
+            self._files.mv(temporary, self._at(name))
+        except BaseException:
+            with suppress(FileNotFoundError):
+                self._files.rm(temporary)
+            raise
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Leave a file that says who writes; one left by a process of this machine that is gone does not count."""
+        self._files.makedirs(self._folder, exist_ok=True)
+        lock = self._at(LOCK)
+        if self._files.exists(lock):
+            owner = self._files.cat_file(lock).decode()
+            if not _is_gone(owner):
+                raise StoreError(f"{_in_use(self.path, owner)} If that is long over, delete {lock}")
+        self._files.pipe_file(lock, _me().encode())
+        try:
+            yield
+        finally:
+            self._files.rm(lock)
+
+
+class _Remote:
+    """The bytes of a file far away."""
+
+    def __init__(self, files: Any, path: str) -> None:
+        self._files, self._path = files, path
+        self._size = int(files.size(path))
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, part: slice, /) -> Buffer:
+        start, stop, _ = part.indices(self._size)
+        return self._files.cat_file(self._path, start=start, end=stop) if stop > start else b""
+
+
+def _write_all(file: int, parts: Sequence[Buffer]) -> None:
+    """Write the parts one after the other, at the same time: copying is what takes long where disks are fast."""
+    views = [memoryview(part).cast("B") for part in parts if len(part)]
+    starts = [sum(map(len, views[:index])) for index in range(len(views))]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in pool.map(_write_at, [file] * len(views), views, starts):
+            pass
+
+
+def _write_at(file: int, view: memoryview, start: int) -> None:
+    while view:
+        done = os.pwrite(file, view, start)
+        if not done:
+            raise OSError(errno.ENOSPC, "no bytes were written")
+        view, start = view[done:], start + done
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _me() -> str:
+    return json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
+
+
+def _in_use(path: str, owner: str) -> str:
+    return f"another harvest is writing to {path}: {owner or 'it has just begun'}. Wait for it, or use another store."
+
+
+def _is_gone(owner: str) -> bool:
+    """Whether the process that left a lock is one of this machine and no longer there."""
+    try:
+        known = json.loads(owner)
+        if known["host"] != socket.gethostname() or known["pid"] == os.getpid():
+            return False
+        os.kill(known["pid"], 0)
+    except ProcessLookupError:
+        return True
+    except (ValueError, KeyError, TypeError, PermissionError):
+        return False
+    return False

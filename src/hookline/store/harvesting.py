@@ -1,0 +1,217 @@
+"""Harvest: the activations of a whole data set into a store, going on where an earlier harvest was interrupted."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm  # type: ignore[import-untyped]
+
+from hookline.errors import HooklineError, HooklineWarning, StoreError
+from hookline.model import HookedModel
+from hookline.names import Filter
+from hookline.runtime import users_level
+from hookline.store.activations import check_points, check_steady, column_of, run_batch
+from hookline.store.examples import Example, Examples, as_sample, as_text
+from hookline.store.identity import identity
+from hookline.store.manifest import MANIFEST, About, Column, Manifest, Progress, differences, versions
+from hookline.store.options import Chosen, Options
+from hookline.store.selection import Batch, sample_batch, text_batch
+from hookline.store.shards import columns_of
+from hookline.store.store import Store, load_manifest, open_store
+from hookline.store.verify import shard_names, with_unlisted
+from hookline.store.writer import Writer, cannot_write
+from hookline.verbs import Hooked
+
+
+def harvest(
+    model: Hooked,
+    dataset: Any,
+    points: Filter,
+    store: str | Path | Store,
+    *,
+    column: str | int | None = None,
+    positions: Chosen = None,
+    dtype: torch.dtype | None = None,
+    batch_size: int = 16,
+    max_rows: int | None = None,
+    sample: float = 1.0,
+    seed: int = 0,
+    max_tokens: int | None = None,
+    prepend_bos: bool | None = None,
+    shard_rows: int | None = None,
+    shard_bytes: int = 128 * 2**20,
+    progress: bool = True,
+) -> Store:
+    """Store what these points have at every token of a data set; gives the store, ready to be read.
+
+        store = hookline.harvest(model, texts, "blocks.*.hook_resid_post", "activations", dtype=torch.bfloat16)
+        store["blocks.0.hook_resid_post"][:100]      # [100, d_model]
+
+    The data set is a list, generator or other iterable of texts, or of rows of token ids; a tensor of tokens; or
+    anything with columns, of which `column` names one. Of a network that is no language model it is tensors, and a row
+    is a sample. `positions` says which tokens are stored: None for all, or as for hooks (`hookline.last`, `token(…)`,
+    indices), a mask [example, position], or a function from a text's tokens to a mask; what a text does not have gives
+    no row. Padding and empty texts never do. `sample` keeps that share of the rows, by dice that depend on `seed` and
+    the example's number; `max_rows` ends the harvest. `dtype` is what floats are stored as. Texts longer than the
+    model's context raise, unless `max_tokens` cuts them.
+
+    Called again with the same arguments after an interruption, of whatever kind, it goes on at the first row that is
+    not stored, and the store becomes the same, byte for byte, as without the interruption. With other arguments it
+    refuses. Memory: two shards (`shard_bytes` each, or `shard_rows`) beside the model's own.
+    """
+    options = Options(
+        *(positions, dtype, batch_size, max_rows, sample, seed),
+        *(max_tokens, prepend_bos, shard_rows, shard_bytes),
+    )
+    where, work = open_store(store), _Harvest(model, points, options)
+    examples = Examples(dataset, column, as_text if work.is_of_text else as_sample)
+    with where.folder.locked(), torch.no_grad():
+        manifest = work.resumed(where)
+        examples.skip(manifest, where.path)
+        if manifest.is_complete:
+            _check_over(examples, manifest, where.path)
+        else:
+            with tqdm(total=examples.total, disable=not progress, delay=2, leave=False, unit=" examples") as bar:
+                bar.update(manifest.examples)
+                work.run(examples, where, manifest, bar)
+    where.refresh()
+    return where
+
+
+class _Harvest:
+    """One harvest: what is run, and what is kept of it."""
+
+    def __init__(self, model: Hooked, points: Filter, options: Options) -> None:
+        if not isinstance(model, Hooked):
+            raise HooklineError(f"harvest takes a hooked model, hookline.hook(module), not a {type(model).__name__}")
+        self.model, self.options = model, options
+        self.points = model._points.select(points)
+        self._asked = {model._points.canonical(point.name): point.name for point in self.points}
+        self.is_of_text = isinstance(model, HookedModel)
+        check_steady(model.module)
+        if isinstance(model, HookedModel):
+            check_points(model, self.points)
+        elif options.positions is not None or options.max_tokens is not None or options.prepend_bos is not None:
+            raise HooklineError("positions, max_tokens and prepend_bos are of texts: here a row is a whole sample")
+
+    def resumed(self, store: Store) -> Manifest:
+        """The manifest of what is stored already, which must be of this very harvest; or an empty one."""
+        wanted, folder = self._about(), store.folder
+        if MANIFEST not in folder.names() and not shard_names(folder):
+            return Manifest(wanted, versions=versions())
+        found = load_manifest(folder)
+        unlike = differences(wanted.model, found.about.model) + differences(wanted.options, found.about.options)
+        if unlike:
+            raise StoreError(f"{store.path} is of another harvest: {'; '.join(unlike)}. Harvest into another store")
+        missing = sorted({shard.name for shard in found.shards} - {*folder.names()})
+        if missing:
+            raise StoreError(
+                f"{store.path} has lost {', '.join(missing[:4])}: hookline store verify tells what is there"
+            )
+        _warn_of_versions(found, store.path)
+        whole = with_unlisted(folder, found)
+        if whole != found:
+            _save(store, whole)
+        return whole
+
+    def _about(self) -> About:
+        about = About(identity(self.model), {"points": list(self._asked), **self.options.recorded()}, {})
+        return About.from_json(about.to_json())  # as it will be read back
+
+    def run(self, examples: Examples, store: Store, manifest: Manifest, bar: Any) -> None:
+        """Run the model on batch after batch, and store what it had at the points."""
+        with ExitStack() as stack:
+            writer: Writer | None = None
+            for before, batch in self._batches(examples, manifest.rows):
+                sources = run_batch(self.model, self.points, batch)
+                if writer is None:
+                    writer = stack.enter_context(self._writer(store, manifest, sources))
+                writer.add(batch, sources, before)
+                bar.update(examples.progress.examples - bar.n)
+            if writer is None:
+                more = " further" if manifest.rows else ""
+                raise StoreError(f"there are no{more} rows for {store.path}: the data set, or the positions, gave none")
+            writer.finish(examples.progress)
+
+    def _batches(self, examples: Examples, rows: int) -> Iterator[tuple[Progress, Batch]]:
+        """The batches of which something is stored, until there are rows enough."""
+        left = math.inf if self.options.max_rows is None else self.options.max_rows - rows
+        for before, items in examples.batches(self.options.batch_size):
+            batch = self._batch(items, before.examples)
+            batch = batch if batch.rows <= left else batch.first(int(left))
+            if batch.rows:
+                yield before, batch
+            left -= batch.rows
+            if left <= 0:
+                return
+
+    def _batch(self, items: list[Example], first: int) -> Batch:
+        if isinstance(self.model, HookedModel):
+            return text_batch(self.model, items, first, self.options)
+        return sample_batch(items, first, self.options)
+
+    def _writer(self, store: Store, manifest: Manifest, sources: dict[str, Tensor]) -> Writer:
+        """What takes the rows, now that it is known what they are like."""
+        columns = {
+            name: column_of(x, self._asked.get(name, name), name, self.options.dtype) for name, x in sources.items()
+        }
+        if not manifest.about.points:
+            manifest = replace(manifest, about=replace(manifest.about, points=columns))
+            _save(store, manifest)  # so that there is one before the first shard
+        if unlike := differences(_unasked(columns), _unasked(manifest.about.points)):
+            raise StoreError(f"{store.path} has other activations: {'; '.join(unlike)}")
+        row = sum(each.nbytes for each in columns_of(manifest.about).values())
+        return Writer(
+            store.folder,
+            manifest,
+            shard_rows=self.options.shard_rows or max(1, self.options.shard_bytes // row),
+            is_pinned=any(x.is_cuda for x in sources.values()),
+            narrowed=[name for name, x in sources.items() if _is_narrowed(x, columns[name])],
+        )
+
+
+def _unasked(columns: dict[str, Column]) -> dict[str, Column]:
+    """Without the names by which points were asked for: another one will do."""
+    return {name: replace(each, asked="") for name, each in columns.items()}
+
+
+def _is_narrowed(x: Tensor, column: Column) -> bool:
+    """Whether what is stored cannot be as large as what is there."""
+    return x.is_floating_point() and torch.finfo(x.dtype).max > torch.finfo(column.torch_dtype).max
+
+
+def _save(store: Store, manifest: Manifest) -> None:
+    try:
+        store.folder.write(MANIFEST, [manifest.to_bytes()])
+    except OSError as error:
+        raise cannot_write(store.folder, manifest, error) from error
+
+
+def _check_over(examples: Examples, manifest: Manifest, where: str) -> None:
+    """A harvest that is complete stays as it is: there must be no more data, or no more rows wanted."""
+    wanted = manifest.about.options["max_rows"]
+    if wanted is not None and manifest.rows >= wanted:
+        return
+    for _ in examples:
+        raise StoreError(
+            f"{where} is complete, with {manifest.examples:,} examples, but this data set has more: harvest it into "
+            f"another store"
+        )
+
+
+def _warn_of_versions(found: Manifest, where: str) -> None:
+    unlike = differences(versions(), found.versions)
+    if unlike:
+        warnings.warn(
+            f"{where} was begun with other versions, so its rows may differ in their last bits: {'; '.join(unlike)}",
+            HooklineWarning,
+            stacklevel=users_level(),
+        )

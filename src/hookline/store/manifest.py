@@ -1,0 +1,212 @@
+"""The manifest: what a store's activations are of, and which shards there are."""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Self
+
+import torch
+
+from hookline.errors import StoreError
+
+MANIFEST, FORMAT = "manifest.json", 1
+
+
+@dataclass(frozen=True)
+class Column:
+    """What a row has of one point."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    asked: str = ""
+    """The name by which the point was asked for, if that is another one."""
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """As torch has it."""
+        return getattr(torch, self.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Of one row."""
+        return math.prod(self.shape) * self.torch_dtype.itemsize
+
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any]) -> Self:
+        """From a manifest or a shard."""
+        return cls(given["dtype"], tuple(given["shape"]), given["asked"])
+
+
+@dataclass(frozen=True)
+class About:
+    """What the activations of a store are of. Two harvests may go into one store if this is the same for both."""
+
+    model: dict[str, Any]
+    options: dict[str, Any]
+    points: dict[str, Column]
+
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any]) -> Self:
+        """From a manifest or a shard."""
+        points = {name: Column.from_json(each) for name, each in given["points"].items()}
+        return cls(given["model"], given["options"], points)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return json.loads(json.dumps(asdict(self)))
+
+
+def differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
+    """What differs, as lines to read: `dtype is 'float32' here, but 'bfloat16' there`."""
+    keys = [*here, *(key for key in there if key not in here)]
+    return [
+        f"{key} is {_short(here.get(key))} here, but {_short(there.get(key))} in the store"
+        for key in keys
+        if here.get(key) != there.get(key)
+    ]
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else f"{text[:110]}… ({len(text)} characters)"
+
+
+START = "0" * 32
+"""The sum of no data."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a data set has been looked at: how many examples, and the sum of them."""
+
+    examples: int = 0
+    sum: str = START
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file: some rows in a row, of whole batches of examples."""
+
+    number: int
+    first_row: int
+    rows: int
+    first_example: int
+    stop_example: int
+    """One after the last example that was looked at for it, whether or not rows of that were kept."""
+    data_before: str
+    data_after: str
+    """The sum of all examples before `first_example`, and of all before `stop_example`."""
+    is_last: bool
+    """Whether there was no more data, or no more rows were wanted."""
+    bytes: int = 0
+    seal: str = ""
+    """The sum of the file's header, in which are the sums of all that is in the file."""
+
+    @property
+    def name(self) -> str:
+        """Of the file."""
+        return f"{self.number:06d}.safetensors"
+
+    @property
+    def stop_row(self) -> int:
+        """One after the last row."""
+        return self.first_row + self.rows
+
+    @property
+    def progress(self) -> Progress:
+        """How far the data set had been looked at when it was full."""
+        return Progress(self.stop_example, self.data_after)
+
+    @classmethod
+    def after(cls, before: Shard | None, rows: int, progress: Progress, *, is_last: bool) -> Self:
+        """The shard that begins where `before` ends."""
+        number, first_row, seen = (
+            (before.number + 1, before.stop_row, before.progress) if before is not None else (0, 0, Progress())
+        )
+        return cls(number, first_row, rows, seen.examples, progress.examples, seen.sum, progress.sum, is_last)
+
+    def follows(self, before: Shard | None) -> bool:
+        """Whether it begins where `before` ends."""
+        return self.unsealed() == Shard.after(before, self.rows, self.progress, is_last=self.is_last)
+
+    def unsealed(self) -> Shard:
+        """Without what is known only once it is written."""
+        return replace(self, bytes=0, seal="")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a store is of, and its shards in order."""
+
+    about: About
+    shards: tuple[Shard, ...] = ()
+    versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        """How many there are."""
+        return self.shards[-1].stop_row if self.shards else 0
+
+    @property
+    def examples(self) -> int:
+        """How many have been looked at."""
+        return self.shards[-1].stop_example if self.shards else 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the harvest came to its end."""
+        return bool(self.shards) and self.shards[-1].is_last
+
+    def with_shard(self, shard: Shard) -> Manifest:
+        """One shard more."""
+        return replace(self, shards=(*self.shards, shard))
+
+    def to_bytes(self) -> bytes:
+        """As it is written."""
+        fields = {
+            "hookline": "store",
+            "format": FORMAT,
+            "versions": self.versions,
+            **self.about.to_json(),
+            "shards": [asdict(shard) for shard in self.shards],
+        }
+        return json.dumps({"sum": _sum(fields), **fields}, indent=1).encode()
+
+    @classmethod
+    def from_bytes(cls, raw: bytes, where: str) -> Self:
+        """As it was written; StoreError says if it is not."""
+        try:
+            fields = json.loads(raw)
+            given = fields.pop("sum")
+            if fields["hookline"] != "store" or given != _sum(fields):
+                raise ValueError("its sum is not right")
+            if fields["format"] != FORMAT:
+                raise ValueError(f"its format is {fields['format']}, and this version of hookline reads {FORMAT}")
+            shards = tuple(Shard(**each) for each in fields["shards"])
+            return cls(About.from_json(fields), shards, fields["versions"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise StoreError(
+                f"the manifest {where} is damaged: {error}. `hookline store verify PATH --rebuild` writes it anew from "
+                f"the shards"
+            ) from error
+
+
+def _sum(fields: Mapping[str, Any]) -> str:
+    return f"{zlib.crc32(json.dumps(fields).encode()):08x}"
+
+
+def versions() -> dict[str, str]:
+    """Of what makes the activations."""
+    return {name: _version(name) for name in ("hookline", "torch", "transformers", "safetensors")}
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "unknown"

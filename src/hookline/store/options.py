@@ -1,0 +1,100 @@
+"""The options of a harvest, checked, and as a manifest tells of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline.errors import HooklineError
+from hookline.positions import Meaning, Positions, new_tokens
+
+Chosen = Positions | Callable[[Tensor], Tensor]
+
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Which rows are stored, and how; see `harvest`."""
+
+    positions: Chosen = None
+    dtype: torch.dtype | None = None
+    batch_size: int = 16
+    max_rows: int | None = None
+    sample: float = 1.0
+    seed: int = 0
+    max_tokens: int | None = None
+    prepend_bos: bool | None = None
+    shard_rows: int | None = None
+    shard_bytes: int = 128 * 2**20
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "max_rows", "max_tokens", "shard_rows", "shard_bytes"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise HooklineError(f"{name} must be a whole number from 1 on, not {value!r}")
+        if not 0 < self.sample <= 1:
+            raise HooklineError(f"sample is the share of rows that is kept: above 0 and up to 1, not {self.sample!r}")
+        if self.dtype is not None and self.dtype not in FLOATS:
+            raise HooklineError(f"dtype must be one of {', '.join(map(str, FLOATS))}, not {self.dtype!r}")
+        _check_positions(self.positions)
+
+    def recorded(self) -> dict[str, Any]:
+        """As the manifest has them. Another harvest goes on with a store only if they are the same."""
+        plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("positions", "dtype")}
+        dtype = None if self.dtype is None else str(self.dtype).removeprefix("torch.")
+        return {"positions": _described(self.positions), "dtype": dtype, **plain}
+
+
+def _check_positions(positions: Any) -> None:
+    if isinstance(positions, Meaning) and type(positions) is type(new_tokens):
+        raise HooklineError(f"{positions!r} is about a generation, but a harvest runs each text once")
+    if isinstance(positions, Tensor) and (positions.dtype != torch.bool or positions.ndim != 2):
+        raise HooklineError(
+            "positions given as a tensor are a mask of booleans, [example, position], not "
+            f"{list(positions.shape)} of {positions.dtype}"
+        )
+    is_list = isinstance(positions, list | tuple | range) and all(type(each) is int for each in positions)
+    if not (
+        positions is None
+        or type(positions) is int
+        or isinstance(positions, slice | Meaning | Tensor)
+        or is_list
+        or callable(positions)
+    ):
+        raise HooklineError(
+            "positions are None (all), an index, a slice, a list of indices, last, token(…), image_tokens, a mask "
+            f"[example, position], or a function from a text's tokens to a mask; not {positions!r}"
+        )
+
+
+def _described(positions: Any) -> Any:
+    if positions is None:
+        return "all"
+    if isinstance(positions, Tensor):
+        return f"a mask {list(positions.shape)} with the sum {_digest(positions.cpu().numpy().tobytes())}"
+    if callable(positions):
+        return f"the function {_name(positions)} with the code {_digest(_code(positions))}"
+    return repr(list(positions) if isinstance(positions, tuple | range) else positions)
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", type(function).__qualname__)
+
+
+def _code(function: Callable[..., Any]) -> bytes:
+    """What a function does, as far as can be told: not what it has from elsewhere."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return b""
+    constants = [each for each in code.co_consts if isinstance(each, str | int | float | tuple | None)]
+    return code.co_code + repr((code.co_names, constants)).encode()
+
+
+def _digest(raw: bytes) -> str:
+    return hashlib.blake2b(raw, digest_size=8).hexdigest()

@@ -1,0 +1,163 @@
+"""Shards: safetensors files that say in their headers what they are of, with the sum of each tensor.
+
+    8 bytes           the length of the header
+    the header        JSON: each tensor's dtype, shape and place, and under __metadata__ what it is of, the sums, a seal
+    the tensors       @example, @position and @token of each row, then what each point had there
+
+The seal is the sum of the header itself, taken with zeros in its place.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import zlib
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline.errors import StoreError
+from hookline.store.folders import Bytes, Folder
+from hookline.store.manifest import FORMAT, About, Column, Shard, versions
+
+ROW = {"@example": Column("int64", ()), "@position": Column("int32", ()), "@token": Column("int32", ())}
+"""What every row has: the example it is of, the position in it, and the token there (-1 where there are none)."""
+
+DTYPES = {
+    **{"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"},
+    **{"int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL"},
+}
+"""Our names for what can be stored, and those of safetensors."""
+
+_UNSEALED = b'"seal":"00000000"'
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in a file a tensor is."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+    sum: str
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a file says of itself."""
+
+    about: About
+    shard: Shard
+    tensors: dict[str, Place]
+
+
+def columns_of(about: About) -> dict[str, Column]:
+    """Everything that a row has, in the order of the file: wide numbers first, so that all of them lie aligned."""
+    every = {**ROW, **about.points}
+    return dict(sorted(every.items(), key=lambda each: -each[1].torch_dtype.itemsize))
+
+
+def write_shard(folder: Folder, about: About, shard: Shard, tensors: Mapping[str, Tensor]) -> Shard:
+    """Write a shard with these rows; gives it back with its size and seal."""
+    names = list(columns_of(about))
+    parts = [_bytes(tensors[name]) for name in names]
+    with ThreadPoolExecutor(4) as pool:
+        sums = dict(zip(names, pool.map(_sum, parts), strict=True))
+    header = _header(about, shard, sums)
+    folder.write(shard.name, [header, *parts])
+    return replace(shard, bytes=len(header) + sum(map(len, parts)), seal=_seal(header))
+
+
+def _bytes(x: Tensor) -> memoryview:
+    return memoryview(x.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+
+
+def _sum(part: Any) -> str:
+    return f"{zlib.crc32(part):08x}"
+
+
+def _header(about: About, shard: Shard, sums: Mapping[str, str]) -> bytes:
+    fields: dict[str, Any] = {"__metadata__": _metadata(about, shard, sums)}
+    start = 0
+    for name, column in columns_of(about).items():
+        shape = [shard.rows, *column.shape]
+        stop = start + shard.rows * column.nbytes
+        fields[name] = {"dtype": DTYPES[column.dtype], "shape": shape, "data_offsets": [start, stop]}
+        start = stop
+    text = json.dumps(fields, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    header = struct.pack("<Q", len(text)) + text
+    return header.replace(_UNSEALED, _UNSEALED.replace(b"00000000", _sum(header).encode()))
+
+
+def _metadata(about: About, shard: Shard, sums: Mapping[str, str]) -> dict[str, str]:
+    """safetensors has strings here, so what is more than that is JSON inside a string."""
+    inside = {"about": about.to_json(), "shard": asdict(shard.unsealed()), "sums": sums, "versions": versions()}
+    plain = {"hookline": "shard", "format": str(FORMAT), "seal": "00000000"}
+    return plain | {key: json.dumps(value) for key, value in inside.items()}
+
+
+def _seal(header: bytes) -> str:
+    start = header.index(_UNSEALED[:8]) + 8
+    return header[start : start + 8].decode()
+
+
+def read_header(file: Bytes) -> Header:
+    """What a shard says of itself; StoreError says what is wrong with it, the sums of its tensors aside."""
+    try:
+        (length,) = struct.unpack("<Q", bytes(file[:8]))
+        raw = bytes(file[: 8 + length])
+        if len(raw) != 8 + length:
+            raise ValueError("it is cut off within its header")
+        return _parsed(raw, len(file))
+    except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+        raise StoreError(f"its header is damaged, or it is no shard: {error}") from error
+
+
+def _parsed(raw: bytes, size: int) -> Header:
+    fields = json.loads(raw[8:])
+    metadata = fields.pop("__metadata__")
+    sealed, seal = _UNSEALED.replace(b"00000000", metadata["seal"].encode()), metadata["seal"]
+    if _sum(raw.replace(sealed, _UNSEALED, 1)) != seal:
+        raise ValueError("its seal is not right")
+    if metadata["format"] != str(FORMAT):
+        raise ValueError(f"its format is {metadata['format']}, and this version of hookline reads {FORMAT}")
+    about, sums = About.from_json(json.loads(metadata["about"])), json.loads(metadata["sums"])
+    shard = replace(Shard(**json.loads(metadata["shard"])), seal=seal)
+    tensors = {
+        name: Place(_from_safetensors(each["dtype"]), tuple(each["shape"]), *_offsets(each, len(raw)), sums[name])
+        for name, each in fields.items()
+    }
+    end = max(place.stop for place in tensors.values())
+    if size != end:
+        raise StoreError(f"it is {'cut off' if size < end else 'too long'}: {size:,} bytes, not {end:,}")
+    return Header(about, replace(shard, bytes=size), tensors)
+
+
+def _offsets(described: Mapping[str, Any], start: int) -> tuple[int, int]:
+    first, last = described["data_offsets"]
+    return start + first, start + last
+
+
+def _from_safetensors(name: str) -> torch.dtype:
+    ours = {theirs: ours for ours, theirs in DTYPES.items()}
+    return getattr(torch, ours[name])
+
+
+def is_sound(file: Bytes, place: Place) -> bool:
+    """Whether a tensor has the sum that it was written with."""
+    return _sum(file[place.start : place.stop]) == place.sum
+
+
+def read_rows(file: Bytes, place: Place, start: int, stop: int) -> Tensor:
+    """Some rows of a tensor, in memory of their own; nothing else of the file is read."""
+    shape = (max(0, stop - start), *place.shape[1:])
+    width = math.prod(place.shape[1:]) * place.dtype.itemsize
+    raw = bytearray(file[place.start + start * width : place.start + stop * width])
+    return torch.frombuffer(raw, dtype=place.dtype).view(shape) if raw else torch.empty(shape, dtype=place.dtype)

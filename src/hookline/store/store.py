@@ -1,0 +1,300 @@
+"""Stores: activations on disk, read back by row, by example, by point, or as batches to train on."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hookline.errors import StoreError, unknown_point
+from hookline.store.folders import Bytes, Folder, LocalFolder, RemoteFolder
+from hookline.store.manifest import MANIFEST, Column, Manifest, Shard, differences
+from hookline.store.rows import Rows, joined
+from hookline.store.shards import ROW, Header, is_sound, read_header, read_rows
+
+if TYPE_CHECKING:
+    from hookline.store.dataset import Batches, RowDataset
+    from hookline.store.verify import Verification
+
+_OPEN = 64
+"""How many shards are kept open: each takes a file handle."""
+
+
+class Store:
+    """Activations of many tokens, in a folder of shards with a manifest.
+
+        store = hookline.harvest(model, texts, "blocks.*.hook_resid_post", "activations")
+        store = hookline.store.LocalStore("activations")       # later, without the model
+        store.rows(0, 1000)["blocks.0.hook_resid_post"]        # [1000, d_model]
+        store["blocks.0.hook_resid_post"][5:8]                 # [3, d_model]: only those bytes are read
+        store.example(7)                                       # all rows of the eighth text
+        store.batches(4096, shuffle=True)                      # for training
+
+    The sum of each tensor of a shard is checked when the first row of it is read; `check=False` leaves that out.
+    """
+
+    def __init__(self, folder: Folder, *, check: bool = True) -> None:
+        self.folder, self._checks = folder, check
+        self._manifest: Manifest | None = None
+        self._open: OrderedDict[int, tuple[Bytes, Header]] = OrderedDict()
+        self._sound: set[tuple[int, str]] = set()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_open": OrderedDict()}
+
+    @property
+    def path(self) -> str:
+        """Where it is."""
+        return self.folder.path
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the store is of, and its shards, as of when it was first looked at; `refresh()` looks again."""
+        if self._manifest is None:
+            self._manifest = load_manifest(self.folder)
+        return self._manifest
+
+    def refresh(self) -> None:
+        """Look at the folder anew: a harvest may have gone on."""
+        self._manifest = None
+        self._open.clear()
+        self._sound.clear()
+
+    @property
+    def points(self) -> dict[str, Column]:
+        """What is stored of each row: the dtype and shape by the point's name."""
+        return self.manifest.about.points
+
+    def __len__(self) -> int:
+        return self.manifest.rows
+
+    @property
+    def examples(self) -> int:
+        """How many examples the rows are of; of some there may be none."""
+        return self.manifest.examples
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the harvest came to its end."""
+        return self.manifest.is_complete
+
+    def rows(self, start: int = 0, stop: int | None = None, points: str | Sequence[str] | None = None) -> Rows:
+        """The rows from `start` to before `stop`, of all points or of some (names or globs)."""
+        names = self.select(points)
+        start, stop, _ = slice(start, stop).indices(len(self))
+        parts = [self._part(shard, first, last, names) for shard, first, last in self._spans(start, stop)]
+        return joined(parts) if parts else self._nothing(names)
+
+    def example(self, number: int, points: str | Sequence[str] | None = None) -> Rows:
+        """The rows of one example, in the order of their positions."""
+        if number not in range(self.examples):
+            raise StoreError(f"example {number} is not in {self.path}: it has 0 to {self.examples - 1}")
+        stops = [shard.stop_example for shard in self.manifest.shards]
+        shard = self.manifest.shards[bisect_right(stops, number)]
+        numbers = self._column(shard, "@example", 0, shard.rows)
+        first, last = (int(torch.searchsorted(numbers, number, right=right)) for right in (False, True))
+        return self._part(shard, first, last, self.select(points))
+
+    def __getitem__(self, point: str) -> View:
+        (name,) = self.select([point])
+        return View(self, name)
+
+    def batches(self, batch_size: int, points: str | Sequence[str] | None = None, **options: Any) -> Batches:
+        """All rows in batches, to iterate over or to give to a DataLoader: see `Batches` for the options."""
+        from hookline.store.dataset import Batches
+
+        return Batches(self, batch_size, points, **options)
+
+    def dataset(self, points: str | Sequence[str] | None = None) -> RowDataset:
+        """A torch Dataset whose items are single rows."""
+        from hookline.store.dataset import RowDataset
+
+        return RowDataset(self, points)
+
+    def verify(self, *, rebuild: bool = False) -> Verification:
+        """Look at every byte: a table of the shards and what is wrong. `rebuild` writes a lost manifest anew first."""
+        from hookline.store.verify import rebuild_manifest, verify
+
+        if rebuild:
+            rebuild_manifest(self.folder)
+        self.refresh()
+        return verify(self.folder)
+
+    def rebuild(self) -> None:
+        """Write the manifest anew from the shards' headers."""
+        self.verify(rebuild=True)
+
+    def select(self, points: str | Sequence[str] | None) -> list[str]:
+        """The stored points that names or globs stand for; the names by which they were harvested will do as well."""
+        if points is None:
+            return list(self.points)
+        found: dict[str, None] = {}
+        for asked in [points] if isinstance(points, str) else points:
+            matching = [
+                name for name in self.points if asked in (name, self.points[name].asked) or fnmatchcase(name, asked)
+            ]
+            if not matching:
+                raise unknown_point(asked, self.points, hint=f"({self.path} has {len(self.points)} points.)")
+            found |= dict.fromkeys(matching)
+        return list(found)
+
+    def _spans(self, start: int, stop: int) -> Iterator[tuple[Shard, int, int]]:
+        """Which rows of which shards are from `start` to before `stop`."""
+        shards = self.manifest.shards
+        index = bisect_right([shard.stop_row for shard in shards], start)
+        while start < stop:
+            shard = shards[index]
+            last = min(stop, shard.stop_row)
+            yield shard, start - shard.first_row, last - shard.first_row
+            start, index = last, index + 1
+
+    def _part(self, shard: Shard, start: int, stop: int, names: Sequence[str]) -> Rows:
+        example, position, token = (self._column(shard, name, start, stop) for name in ROW)
+        return Rows(example, position, token, {name: self._column(shard, name, start, stop) for name in names})
+
+    def _column(self, shard: Shard, name: str, start: int, stop: int) -> Tensor:
+        file, header = self._opened(shard)
+        place = header.tensors[name]
+        if self._checks and (shard.number, name) not in self._sound:
+            if not is_sound(file, place):
+                raise StoreError(_refusal(self.folder, shard, f"{name} is not what was written: its sum differs"))
+            self._sound.add((shard.number, name))
+        return read_rows(file, place, start, stop)
+
+    def _opened(self, shard: Shard) -> tuple[Bytes, Header]:
+        if shard.number not in self._open:
+            self._open[shard.number] = open_shard(self.folder, self.manifest, shard)
+            if len(self._open) > _OPEN:
+                self._open.popitem(last=False)
+        self._open.move_to_end(shard.number)
+        return self._open[shard.number]
+
+    def _nothing(self, names: Sequence[str]) -> Rows:
+        empty = {
+            name: torch.empty((0, *each.shape), dtype=each.torch_dtype) for name, each in (ROW | self.points).items()
+        }
+        example, position, token = (empty[name] for name in ROW)
+        return Rows(example, position, token, {name: empty[name] for name in names})
+
+    def __repr__(self) -> str:
+        kind, manifest = type(self).__name__, self.manifest
+        state = "complete" if manifest.is_complete else "not complete"
+        return (
+            f"{kind}({self.path!r}: {manifest.rows:,} rows of {manifest.examples:,} examples, "
+            f"{len(self.points)} points, {len(manifest.shards)} shards, {state})"
+        )
+
+
+class LocalStore(Store):
+    """A store in a folder of this machine: see `Store`."""
+
+    def __init__(self, path: str | Path, *, check: bool = True) -> None:
+        if "://" in str(path):
+            raise StoreError(f"{path} is no folder of this machine: hookline.store.RemoteStore({str(path)!r})")
+        super().__init__(LocalFolder(path), check=check)
+
+
+class RemoteStore(Store):
+    """A store on a file system that fsspec knows, `s3://…` or `memory://…`: see `Store`."""
+
+    def __init__(self, url: str, *, check: bool = True) -> None:
+        super().__init__(RemoteFolder(url), check=check)
+
+
+class View:
+    """One point of a store, as a long tensor of which only what is asked for is read: `store["fc1"][100:200]`."""
+
+    def __init__(self, store: Store, name: str) -> None:
+        self._store, self.name, self.column = store, name, store.points[name]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Rows first."""
+        return (len(self._store), *self.column.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """As stored."""
+        return self.column.torch_dtype
+
+    def __len__(self) -> int:
+        return len(self._store)
+
+    def __getitem__(self, which: int | slice) -> Tensor:
+        if isinstance(which, slice):
+            start, stop, step = which.indices(len(self))
+            if step != 1:
+                raise StoreError(
+                    f"a range of rows has no step: read {self.name!r}[{start}:{stop}], then take [::{step}]"
+                )
+            spans = self._store._spans(start, stop)
+            parts = [self._store._column(shard, self.name, first, last) for shard, first, last in spans]
+            return torch.cat(parts) if parts else torch.empty((0, *self.column.shape), dtype=self.dtype)
+        if which not in range(-len(self), len(self)):
+            raise IndexError(f"row {which}, but there are {len(self)}")
+        row = which % len(self)
+        return self[row : row + 1][0]
+
+    def __repr__(self) -> str:
+        return f"{self.name} {list(self.shape)} {self.column.dtype}"
+
+
+def open_store(path: str | Path | Store) -> Store:
+    """The store at a path or address."""
+    if isinstance(path, Store):
+        return path
+    text = str(path)
+    if text.startswith("file://"):
+        return LocalStore(text.removeprefix("file://"))
+    return RemoteStore(text) if "://" in text else LocalStore(path)
+
+
+def load_manifest(folder: Folder) -> Manifest:
+    """The manifest of a folder; StoreError if there is none."""
+    try:
+        file = folder.open(MANIFEST)
+    except FileNotFoundError:
+        shards = [name for name in folder.names() if name.endswith(".safetensors")]
+        advice = (
+            f"though {len(shards)} shards: `hookline store verify PATH --rebuild` writes it anew"
+            if shards
+            else "and no shard: harvest into it first"
+        )
+        raise StoreError(f"{folder.path} has no {MANIFEST}, {advice}") from None
+    return Manifest.from_bytes(bytes(file[:]), f"{folder.path}/{MANIFEST}")
+
+
+def open_shard(folder: Folder, manifest: Manifest, shard: Shard) -> tuple[Bytes, Header]:
+    """A shard of the manifest, with its header; StoreError says why it is not what the manifest says."""
+    try:
+        file = folder.open(shard.name)
+    except FileNotFoundError:
+        raise StoreError(_refusal(folder, shard, "it is missing")) from None
+    try:
+        header = read_header(file)
+    except StoreError as error:
+        raise StoreError(_refusal(folder, shard, str(error))) from error
+    if problem := mismatch(manifest, shard, header):
+        raise StoreError(_refusal(folder, shard, problem))
+    return file, header
+
+
+def mismatch(manifest: Manifest, shard: Shard, header: Header) -> str:
+    """Why a file is not the shard that the manifest says it is; nothing if it is."""
+    ours, theirs = manifest.about.to_json(), header.about.to_json()
+    unlike = [line for part in ours for line in differences(theirs[part], ours[part])]
+    if unlike:
+        return "it is of another harvest than the manifest: " + "; ".join(unlike[:3])
+    if header.shard != shard:
+        return f"it is not the shard that the manifest tells of: {header.shard}, not {shard}"
+    return ""
+
+
+def _refusal(folder: Folder, shard: Shard, why: str) -> str:
+    return f"{folder.path}/{shard.name} cannot be read: {why}. `hookline store verify PATH` looks at all shards"

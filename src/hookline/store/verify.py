@@ -1,0 +1,151 @@
+"""Verify a store: every byte of every shard, and that the shards follow one another; rebuild a lost manifest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hookline.errors import StoreError
+from hookline.store.folders import Folder
+from hookline.store.manifest import MANIFEST, Manifest, Shard, versions
+from hookline.store.shards import Header, is_sound, read_header
+from hookline.store.store import load_manifest, mismatch
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is to be said of one file."""
+
+    name: str
+    shard: Shard | None
+    problem: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What looking at every byte has found; it prints as a table."""
+
+    path: str
+    manifest: Manifest | None
+    findings: tuple[Finding, ...]
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong, file by file."""
+        return [f"{finding.name}: {finding.problem}" for finding in self.findings if finding.problem]
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+    def __str__(self) -> str:
+        lines = [f"{'file':<20} {'rows':>12} {'examples':>21} {'bytes':>15}  state", *map(_line, self.findings)]
+        rows, examples = (self.manifest.rows, self.manifest.examples) if self.manifest is not None else (0, 0)
+        state = "complete" if self.manifest is not None and self.manifest.is_complete else "not complete"
+        found = f"{len(self.problems)} problems" if self.problems else "sound"
+        return "\n".join([*lines, f"{self.path}: {rows:,} rows of {examples:,} examples, {state}; {found}"])
+
+
+def _line(finding: Finding) -> str:
+    state, shard = finding.problem or finding.note or "sound", finding.shard
+    if shard is None:
+        return f"{finding.name:<20} {'':>12} {'':>21} {'':>15}  {state}"
+    examples = f"{shard.first_example:,} – {shard.stop_example - 1:,}"
+    return f"{finding.name:<20} {shard.rows:>12,} {examples:>21} {shard.bytes:>15,}  {state}"
+
+
+def verify(folder: Folder) -> Verification:
+    """Look at everything; nothing is changed."""
+    try:
+        manifest = load_manifest(folder)
+    except StoreError as error:
+        others = [Finding(name, None, note="not looked at") for name in shard_names(folder)]
+        return Verification(folder.path, None, (Finding(MANIFEST, None, str(error)), *others))
+    listed = [
+        Finding(shard.name, shard, _problem(folder, manifest, shard, before))
+        for before, shard in zip((None, *manifest.shards), manifest.shards, strict=False)
+    ]
+    known = {shard.name for shard in manifest.shards}
+    others = [_unlisted(folder, manifest, name) for name in shard_names(folder) if name not in known]
+    return Verification(folder.path, manifest, (*listed, *others))
+
+
+def shard_names(folder: Folder) -> list[str]:
+    """The files that are shards by their names."""
+    return [name for name in folder.names() if name.endswith(".safetensors")]
+
+
+def _problem(folder: Folder, manifest: Manifest, shard: Shard, before: Shard | None) -> str:
+    try:
+        header = sound_header(folder, shard.name)
+    except StoreError as error:
+        return str(error)
+    if unlike := mismatch(manifest, shard, header):
+        return unlike
+    return "" if shard.follows(before) else "it does not begin where the one before it ends"
+
+
+def sound_header(folder: Folder, name: str) -> Header:
+    """The header of a file in which every byte is as it was written; StoreError says what is not."""
+    try:
+        file = folder.open(name)
+    except FileNotFoundError:
+        raise StoreError("it is missing") from None
+    header = read_header(file)
+    damaged = [each for each, place in header.tensors.items() if not is_sound(file, place)]
+    if damaged:
+        raise StoreError(f"bytes have changed in {', '.join(damaged)}")
+    return header
+
+
+def _unlisted(folder: Folder, manifest: Manifest, name: str) -> Finding:
+    """A file that the manifest does not tell of: the next shard, if a harvest was killed just then, or a stranger."""
+    try:
+        header = sound_header(folder, name)
+    except StoreError as error:
+        return Finding(name, None, f"it is not in the manifest, and {error}")
+    if is_next(manifest, name, header):
+        return Finding(name, header.shard, note="sound, not yet in the manifest: the next harvest takes it up")
+    unlike = mismatch(manifest, header.shard, header) or "it does not begin where the last shard ends"
+    return Finding(name, header.shard, f"it is not in the manifest, and {unlike}")
+
+
+def is_next(manifest: Manifest, name: str, header: Header) -> bool:
+    """Whether a file is the shard that comes after those of the manifest."""
+    before = manifest.shards[-1] if manifest.shards else None
+    is_same = header.about == manifest.about and name == header.shard.name
+    return is_same and header.shard.follows(before) and not manifest.is_complete
+
+
+def with_unlisted(folder: Folder, manifest: Manifest) -> Manifest:
+    """The manifest with the shards that were written after it; StoreError of a file that is none of these."""
+    known = {shard.name for shard in manifest.shards}
+    for name in shard_names(folder):
+        if name in known:
+            continue
+        finding = _unlisted(folder, manifest, name)
+        if finding.problem or finding.shard is None:
+            raise StoreError(f"{folder.path}/{name}: {finding.problem}. Delete it, or harvest into another store")
+        manifest = manifest.with_shard(finding.shard)
+    return manifest
+
+
+def rebuild_manifest(folder: Folder) -> Manifest:
+    """Write the manifest anew from the headers of the shards, every byte of which is looked at."""
+    with folder.locked():
+        names = shard_names(folder)
+        if not names:
+            raise StoreError(f"{folder.path} has no shard to rebuild a manifest from")
+        manifest = with_unlisted(folder, _empty(folder, names[0]))
+        folder.write(MANIFEST, [manifest.to_bytes()])
+        return manifest
+
+
+def _empty(folder: Folder, name: str) -> Manifest:
+    try:
+        return replace(Manifest(read_header(folder.open(name)).about), versions=versions())
+    except StoreError as error:
+        raise StoreError(
+            f"{folder.path}/{name}: {error}. Delete it and what comes after it, and harvest again"
+        ) from error

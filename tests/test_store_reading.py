@@ -1,0 +1,174 @@
+"""Reading a store: by row, by example, by point, in batches; by safetensors itself; from the command line."""
+
+import pickle
+
+import pytest
+import torch
+from safetensors import safe_open
+from stores import POINTS, files, harvested, texts, tinyworld
+from torch.utils.data import DataLoader
+from typer.testing import CliRunner
+
+from hookline import HooklineError, StoreError, UnknownPointError
+from hookline.cli import app
+from hookline.store import LocalStore, Rows
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("store")
+    harvested(tinyworld(), folder)
+    return folder
+
+
+@pytest.fixture
+def store(path) -> LocalStore:
+    return LocalStore(path)
+
+
+def places(rows: Rows) -> list[tuple[int, int]]:
+    return list(zip(rows.example.tolist(), rows.position.tolist(), strict=True))
+
+
+def test_ranges_across_shards(store) -> None:
+    every = store.rows()
+    assert len(store.manifest.shards) > 3
+    for start, stop in [(0, 1), (35, 95), (len(store) - 3, None), (-5, None), (7, 7), (0, 10**9)]:
+        rows = store.rows(start, stop, POINTS[:2])
+        assert list(rows.activations) == POINTS[:2]
+        assert places(rows) == places(every)[start:stop]
+        for point in POINTS[:2]:
+            assert torch.equal(rows[point], every[point][start:stop])
+            assert torch.equal(store[point][start:stop], every[point][start:stop])
+    assert torch.equal(store[POINTS[0]][-1], every[POINTS[0]][-1])
+    assert store[POINTS[1]].shape == (len(store), *every[POINTS[1]].shape[1:])
+
+
+def test_examples_are_all_rows_once(store) -> None:
+    found = [place for number in range(store.examples) for place in places(store.example(number))]
+    assert found == places(store.rows())
+
+
+def test_globs_and_bad_names(store) -> None:
+    assert list(store.rows(0, 2, "blocks.*.hook_resid_*").activations) == [POINTS[0], POINTS[2]]
+    with pytest.raises(UnknownPointError, match="Did you mean"):
+        store.rows(0, 2, "blocks.0.hook_resid_pree")
+    with pytest.raises(UnknownPointError):
+        store["nothing"]
+    with pytest.raises(UnknownPointError):
+        store.rows(0, 2)["nothing"]
+    with pytest.raises(StoreError, match="example 30"):
+        store.example(30)
+    with pytest.raises(IndexError):
+        store[POINTS[0]][10**9]
+    with pytest.raises(StoreError, match="step"):
+        store[POINTS[0]][::2]
+
+
+def test_what_is_read_may_be_written_to(store) -> None:
+    before = store[POINTS[0]][:3].clone()
+    store[POINTS[0]][:3].zero_()
+    store.rows(0, 3)[POINTS[0]].zero_()
+    assert torch.equal(store[POINTS[0]][:3], before)
+
+
+def test_batches_in_order(store) -> None:
+    batches = list(store.batches(32))
+    assert [len(batch) for batch in batches[:-1]] == [32] * (len(batches) - 1)
+    assert [place for batch in batches for place in places(batch)] == places(store.rows())
+
+
+@pytest.mark.parametrize("pool_rows", [1, 64, 65536])
+def test_shuffled_batches_have_every_row_once(store, pool_rows, monkeypatch) -> None:
+    monkeypatch.setattr("hookline.store.dataset._RUN", 16)
+    every, batches = store.rows(), list(store.batches(20, POINTS[0], shuffle=True, seed=3, pool_rows=pool_rows))
+    assert all(len(batch) == 20 for batch in batches[:-1])
+    found = [place for batch in batches for place in places(batch)]
+    assert sorted(found) == places(every) != found
+    at = {place: row for row, place in enumerate(places(every))}
+    for batch in batches:
+        assert torch.equal(batch[POINTS[0]], every[POINTS[0]][[at[place] for place in places(batch)]])
+
+
+def test_the_order_depends_on_seed_and_epoch(store) -> None:
+    def order(**options) -> list[tuple[int, int]]:
+        return [place for batch in store.batches(50, shuffle=True, **options) for place in places(batch)]
+
+    assert order(seed=1) == order(seed=1) != order(seed=2)
+    assert order(seed=1, epoch=1) != order(seed=1)
+    batches = store.batches(50, shuffle=True, seed=1)
+    batches.set_epoch(1)
+    assert [place for batch in batches for place in places(batch)] == order(seed=1, epoch=1)
+
+
+def test_drop_last(store) -> None:
+    assert {len(batch) for batch in store.batches(32, shuffle=True, drop_last=True)} == {32}
+    with pytest.raises(HooklineError, match="batch_size"):
+        store.batches(0)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_loaders(store, workers, monkeypatch) -> None:
+    monkeypatch.setattr("hookline.store.dataset._RUN", 16)
+    loader = DataLoader(store.batches(20, POINTS[0], shuffle=True), batch_size=None, num_workers=workers)
+    assert sorted(place for batch in loader for place in places(batch)) == places(store.rows())
+    rows = DataLoader(store.dataset(POINTS[0]), batch_size=7, num_workers=workers)
+    assert torch.equal(torch.cat([batch[POINTS[0]] for batch in rows]), store[POINTS[0]][:])
+    assert store.dataset()[-1]["position"] == store.rows().position[-1]
+
+
+def test_a_store_can_be_pickled(store) -> None:
+    before = store.rows(0, 5)
+    assert places(pickle.loads(pickle.dumps(store)).rows(0, 5)) == places(before)
+
+
+def test_more_shards_than_are_kept_open(path, monkeypatch) -> None:
+    monkeypatch.setattr("hookline.store.store._OPEN", 2)
+    store = LocalStore(path)
+    assert len(store.manifest.shards) > 2
+    rows = store.rows()
+    assert torch.equal(rows[POINTS[0]], torch.cat([batch[POINTS[0]] for batch in store.batches(9)]))
+    assert len(store._open) == 2
+
+
+def test_shards_are_plain_safetensors(path, store) -> None:
+    for shard in store.manifest.shards:
+        with safe_open(path / shard.name, "pt") as file:
+            assert file.metadata()["hookline"] == "shard"
+            for name in ("@example", "@token", *POINTS):
+                tensor = file.get_tensor(name)
+                assert len(tensor) == shard.rows
+            part = file.get_slice(POINTS[0])[1:3]
+        assert torch.equal(part, store[POINTS[0]][shard.first_row + 1 : shard.first_row + 3])
+
+
+def test_a_store_without_rows_yet(tmp_path) -> None:
+    with pytest.raises(StoreError, match="harvest into it first"):
+        LocalStore(tmp_path).rows()
+
+
+def test_moving_rows(store) -> None:
+    rows = store.rows(0, 4, POINTS[0])
+    assert places(rows.to("cpu")) == places(rows)
+    assert "4 of examples" in repr(rows)
+    assert "complete" in repr(store)
+
+
+def test_commands(path) -> None:
+    runner = CliRunner()
+    found = runner.invoke(app, ["store", "verify", str(path)])
+    assert found.exit_code == 0, found.output
+    assert "sound" in found.output
+    told = runner.invoke(app, ["store", "info", str(path)])
+    assert told.exit_code == 0
+    for word in (*POINTS, "bfloat16", "tinyworld", f"{len(texts())} examples"):
+        assert word in told.output
+    assert runner.invoke(app, ["store", "info", str(path / "nowhere")]).exit_code == 1
+    assert runner.invoke(app, ["store", "verify", str(path / "nowhere")]).exit_code == 1
+
+
+def test_reading_changes_nothing(path, store) -> None:
+    before = files(path)
+    store.rows()
+    store.verify()
+    assert files(path) == before
