@@ -256,6 +256,18 @@ def test_steer_generation() -> None:
     assert ends == {"France": ["Paris", "Berlin"], "Italy": ["Rome", "Tokyo"], "Spain": ["Madrid", "Cairo"]}
 
 
+def test_harvest_train_name_steer() -> None:
+    story = run("harvest_train_name_steer")
+    assert story.training.last.explained_variance > 0.95
+    assert story.quality.explained_variance > 0.9
+    assert story.quality.loss_recovered > 0.98
+    assert len(story.features) >= 7
+    capitals = {old: alone for (old, _), (alone, _) in story.answers.items()}
+    assert len(set(capitals.values())) == len(story.features)
+    steered = [changed == capitals[new] for (_, new), (_, changed) in story.answers.items()]
+    assert sum(steered) >= 0.7 * len(steered)
+
+
 # vlm-spectra
 
 

@@ -1,0 +1,30 @@
+"""Sparse autoencoders as hooks: read and write them, splice them in, edit features, train them, name what they found.
+
+See docs/sae.md.
+"""
+
+from hookline.sae.autoencoder import SparseAutoencoder
+from hookline.sae.config import SAEConfig
+from hookline.sae.contexts import Contexts, Profile, profile, top_contexts
+from hookline.sae.quality import Quality, evaluate
+from hookline.sae.reading import FeatureDetector, run_with_features
+from hookline.sae.splice import Splice
+from hookline.sae.train import train
+from hookline.sae.training import Metrics, Training
+
+__all__ = [
+    "SparseAutoencoder",
+    "SAEConfig",
+    "Splice",
+    "FeatureDetector",
+    "run_with_features",
+    "train",
+    "Training",
+    "Metrics",
+    "evaluate",
+    "Quality",
+    "profile",
+    "Profile",
+    "top_contexts",
+    "Contexts",
+]

@@ -1,0 +1,215 @@
+"""SparseAutoencoder: activations as sums of few features, of many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import relu
+
+from hookline.errors import HooklineError
+from hookline.functions import OnError
+from hookline.names import Filter
+from hookline.sae.config import SAEConfig, dtype_of, shapes_of
+
+if TYPE_CHECKING:
+    from hookline.sae.reading import FeatureDetector
+    from hookline.sae.splice import FeatureEdit, Splice
+
+_EPS = 1e-5
+
+
+class SparseAutoencoder(nn.Module):
+    """A sparse autoencoder: "standard" (ReLU), "gated", "topk" or "jumprelu".
+
+        sae = SparseAutoencoder.load("my_sae")
+        features = sae.encode(activations)        # [batch, pos, d_sae], few of them not 0
+        sae.decode(features)                      # [batch, pos, d_in]
+        with model.hooks([sae.spliced("blocks.2.hook_resid_post", edits=[zero(neuron=7)])]): …
+
+    `W_dec[i]` is the direction of feature i, `W_enc[:, i]` what it is found by. Activations are computed in the
+    autoencoder's dtype. It must be on the device of the activations: `sae.to("cuda")`.
+    """
+
+    b_dec: nn.Parameter
+    b_enc: nn.Parameter
+    b_gate: nn.Parameter
+    b_mag: nn.Parameter
+    r_mag: nn.Parameter
+    threshold: nn.Parameter
+
+    def __init__(self, cfg: SAEConfig, *, seed: int = 0) -> None:
+        super().__init__()
+        if cfg.normalize_activations == "expected_average_only_in":
+            raise HooklineError(
+                "activations are to be scaled to an expected norm, by a factor that is not in the configuration: "
+                "SparseAutoencoder.load(path, norm_scaling_factor=…) folds it into the weights"
+            )
+        self.cfg = cfg
+        random = torch.Generator().manual_seed(seed)
+        directions = torch.randn(cfg.d_sae, cfg.d_in, generator=random)
+        directions = (directions / directions.norm(dim=1, keepdim=True)).to(dtype_of(cfg.dtype))
+        self.W_enc = nn.Parameter(directions.T.clone())
+        self.W_dec = nn.Parameter(directions)
+        for name, shape in shapes_of(cfg).items():
+            if name not in ("W_enc", "W_dec"):
+                setattr(self, name, nn.Parameter(directions.new_zeros(shape)))
+
+    @property
+    def d_in(self) -> int:
+        """The width of the activations."""
+        return self.cfg.d_in
+
+    @property
+    def d_sae(self) -> int:
+        """How many features there are."""
+        return self.cfg.d_sae
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which it computes."""
+        return self.W_enc.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.W_enc.device
+
+    def encode(self, x: Float[Tensor, "*place d_in"]) -> Float[Tensor, "*place d_sae"]:
+        """The features of activations: how strong each is."""
+        x = self._checked(x, self.d_in, "activations")
+        inputs = self._normalized(x)
+        if self.cfg.apply_b_dec_to_input:
+            inputs = inputs - self.b_dec
+        found = inputs @ self.W_enc
+        match self.cfg.architecture:
+            case "gated":
+                return relu(found * self.r_mag.exp() + self.b_mag) * (found + self.b_gate > 0)
+            case "jumprelu":
+                found = found + self.b_enc
+                return relu(found) * (found > self.threshold)
+            case "topk":
+                return self._largest(found + self.b_enc)
+            case _:
+                return relu(found + self.b_enc)
+
+    def decode(
+        self, features: Float[Tensor, "*place d_sae"], x: Float[Tensor, "*place d_in"] | None = None
+    ) -> Float[Tensor, "*place d_in"]:
+        """The activations that features stand for.
+
+        An autoencoder that normalizes activations needs `x`, those that the features are of, to undo it.
+        """
+        features = self._checked(features, self.d_sae, "features")
+        if self.cfg.rescale_acts_by_decoder_norm:
+            features = features / self.W_dec.norm(dim=1)
+        return self._denormalized(features @ self.W_dec + self.b_dec, x)
+
+    def forward(self, x: Float[Tensor, "*place d_in"]) -> Float[Tensor, "*place d_in"]:
+        """The reconstruction of activations."""
+        return self.decode(self.encode(x), x)
+
+    def spliced(
+        self,
+        point: Filter = None,
+        *,
+        edits: Sequence[FeatureEdit] = (),
+        keep_error: bool = True,
+        keep_features: bool = False,
+        hook_id: str | None = None,
+        on_error: OnError | None = None,
+    ) -> Splice:
+        """The hook that puts the autoencoder in at a point, by default the one that it was trained at: see `Splice`."""
+        from hookline.sae.splice import Splice
+
+        return Splice(
+            *(self, point, edits),
+            keep_error=keep_error,
+            keep_features=keep_features,
+            hook_id=hook_id,
+            on_error=on_error,
+        )
+
+    def detector(self, point: Filter = None, **options: Any) -> FeatureDetector:
+        """The hook that reads features at a point and changes nothing: see `FeatureDetector`."""
+        from hookline.sae.reading import FeatureDetector
+
+        return FeatureDetector(self, point, **options)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+        norm_scaling_factor: float | None = None,
+    ) -> Self:
+        """The autoencoder in a folder with `cfg.json` and `sae_weights.safetensors`, SAELens's format.
+
+        `norm_scaling_factor` is what activations were multiplied by in training, of one whose `normalize_activations`
+        is "expected_average_only_in".
+        """
+        from hookline.sae.files import read
+
+        cfg, weights = read(Path(path), norm_scaling_factor)
+        sae = cls(cfg if dtype is None else replace(cfg, dtype=str(dtype).removeprefix("torch.")))
+        sae.load_state_dict(weights)
+        return sae.to(device)
+
+    def save(self, path: str | Path) -> None:
+        """Write it to a folder, which is made if it is not there: `cfg.json` and `sae_weights.safetensors`."""
+        from hookline.sae.files import write
+
+        write(Path(path), self)
+
+    def _largest(self, found: Tensor) -> Tensor:
+        """The k largest, and 0 elsewhere."""
+        if self.cfg.rescale_acts_by_decoder_norm:
+            found = found * self.W_dec.norm(dim=1)
+        values, indices = found.topk(self.cfg.k or 0, dim=-1, sorted=False)
+        return torch.zeros_like(found).scatter(-1, indices, relu(values))
+
+    def _normalized(self, x: Tensor) -> Tensor:
+        if self.cfg.normalize_activations == "layer_norm":
+            mean, std = x.mean(-1, keepdim=True), x.std(-1, keepdim=True)
+            return (x - mean) / (std + _EPS)
+        if self.cfg.normalize_activations == "constant_norm_rescale":
+            return x * (self.d_in**0.5 / x.norm(dim=-1, keepdim=True))
+        return x
+
+    def _denormalized(self, y: Tensor, x: Tensor | None) -> Tensor:
+        if self.cfg.normalize_activations == "none":
+            return y
+        if x is None:
+            raise HooklineError(
+                f"this autoencoder normalizes activations ({self.cfg.normalize_activations}), which can be undone only "
+                f"with the activations at hand: decode(features, x)"
+            )
+        x = self._checked(x, self.d_in, "activations")
+        if self.cfg.normalize_activations == "layer_norm":
+            return y * x.std(-1, keepdim=True) + x.mean(-1, keepdim=True)
+        return y * (x.norm(dim=-1, keepdim=True) / self.d_in**0.5)
+
+    def _checked(self, x: Tensor, width: int, what: str) -> Tensor:
+        """In our dtype, if it fits."""
+        if not x.ndim or x.shape[-1] != width:
+            raise HooklineError(
+                f"this autoencoder is for {what} of width {width}, but these have the shape {list(x.shape)}"
+            )
+        if x.device != self.device:
+            raise HooklineError(
+                f"the autoencoder is on {self.device}, but the {what} are on {x.device}: sae.to({str(x.device)!r})"
+            )
+        return x.to(self.dtype)
+
+    def extra_repr(self) -> str:
+        """What torch shows of it."""
+        cfg = self.cfg
+        kind = cfg.architecture if cfg.k is None else f"{cfg.architecture}, k={cfg.k}"
+        return f"{kind}, {cfg.d_in} → {cfg.d_sae}" + (f", at {cfg.hook_name!r}" if cfg.hook_name else "")

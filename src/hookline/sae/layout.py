@@ -1,0 +1,109 @@
+"""cfg.json: how the configuration of an autoencoder is written, in SAELens's format of today and its older ones.
+
+Today (version 6): what the autoencoder computes is at the top, and where it is from in `metadata`. Before: all of it
+at the top, under other names here and there, and top-k as an activation function of a "standard" autoencoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hookline.errors import HooklineError
+from hookline.sae.config import SAEConfig
+
+_OLDER = {
+    "hook_point": "hook_name",
+    "hook_point_head_index": "hook_head_index",
+    "hook_point_layer": "hook_layer",
+    "activation_fn_str": "activation_fn",
+    "meta": "metadata",
+}
+_METADATA = (
+    *("model_name", "model_class_name", "hook_name", "hook_layer", "hook_head_index", "model_from_pretrained_kwargs"),
+    *("prepend_bos", "exclude_special_tokens", "neuronpedia_id", "context_size", "seqpos_slice", "dataset_path"),
+    *("sae_lens_version", "sae_lens_training_version"),
+)
+_OURS = (
+    *("architecture", "d_in", "d_sae", "k", "dtype", "apply_b_dec_to_input", "normalize_activations"),
+    *("reshape_activations", "rescale_acts_by_decoder_norm"),
+)
+_READ = ("metadata", "device", "activation_fn", "activation_fn_kwargs", "finetuning_scaling_factor", *_OURS, *_METADATA)
+FORMAT = "6.0.0"
+"""The version of SAELens whose format is written."""
+
+
+def config_of(fields: Any) -> SAEConfig:
+    """The configuration that the contents of a `cfg.json` stand for."""
+    if not isinstance(fields, dict):
+        raise HooklineError(f"a configuration is an object with fields, not {fields!r}")
+    given: dict[str, Any] = {str(_OLDER.get(name, name)): value for name, value in fields.items()}
+    missing = [name for name in ("d_in", "d_sae") if name not in given]
+    if missing:
+        raise HooklineError(f"it has no {' and no '.join(missing)}; its fields are {', '.join(map(repr, fields))}")
+    metadata = _metadata(given)
+    hook_name = metadata.pop("hook_name", None)
+    values = {name: given[name] for name in _OURS if name in given}
+    values |= {"architecture": given.get("architecture", "standard"), "dtype": given.get("dtype", "float32")}
+    values |= _activation(given, values["architecture"])
+    values["normalize_activations"] = _normalization(given.get("normalize_activations"))
+    is_z = "reshape_activations" not in given and str(hook_name).endswith("_z")
+    values["reshape_activations"] = "hook_z" if is_z else given.get("reshape_activations", "none")
+    extra = {name: value for name, value in given.items() if name not in _READ}
+    return SAEConfig(**values, hook_name=hook_name, metadata=metadata, extra=extra)
+
+
+def fields_of(cfg: SAEConfig) -> dict[str, Any]:
+    """What is written to `cfg.json`: what it has is what `config_of` reads."""
+    ours = {name: getattr(cfg, name) for name in _OURS if getattr(cfg, name) is not None}
+    if cfg.architecture != "topk":
+        del ours["rescale_acts_by_decoder_norm"]
+    metadata = {"sae_lens_version": FORMAT, "sae_lens_training_version": None, **cfg.metadata}
+    if _major(metadata["sae_lens_version"]) < 6:
+        metadata["sae_lens_version"] = FORMAT
+    return {**cfg.extra, **ours, "device": "cpu", "metadata": {**metadata, "hook_name": cfg.hook_name}}
+
+
+def has_scaling_factor(fields: Mapping[str, Any]) -> bool:
+    """Whether a file says that features are scaled before they are decoded, as some older ones are."""
+    return bool(fields.get("finetuning_scaling_factor", False))
+
+
+def _metadata(given: Mapping[str, Any]) -> dict[str, Any]:
+    inner = given.get("metadata")
+    if inner is not None and not isinstance(inner, dict):
+        raise HooklineError(f"metadata has fields of its own, and is not {inner!r}")
+    metadata = {name: given[name] for name in _METADATA if name in given} | (inner or {})
+    name = metadata.get("hook_name")
+    if name is not None and not isinstance(name, str):
+        raise HooklineError(f"hook_name is the name of a point, not {name!r}")
+    if metadata.get("hook_head_index") is not None:
+        raise HooklineError(
+            f"it is for one head (hook_head_index={metadata['hook_head_index']!r}) of {name!r}, which is not supported"
+        )
+    return metadata
+
+
+def _activation(given: Mapping[str, Any], architecture: Any) -> dict[str, Any]:
+    """The architecture, and k, where the activation function says more than the architecture."""
+    function, options = given.get("activation_fn", "relu"), given.get("activation_fn_kwargs") or {}
+    if function == "relu" and architecture != "topk":
+        if options:
+            raise HooklineError(f"the activation function relu has no options, but there are {options!r}")
+        return {}
+    if function not in ("relu", "topk") or architecture not in ("standard", "topk"):
+        raise HooklineError(f"the activation function {function!r} is not known for {architecture!r} autoencoders")
+    if not isinstance(options, dict) or set(options) - {"k"}:
+        raise HooklineError(f"of the activation function topk only k is known, not {options!r}")
+    return {"architecture": "topk", "k": given.get("k", options.get("k"))}
+
+
+def _normalization(given: Any) -> Any:
+    if given is None or given is False:
+        return "none"
+    return "expected_average_only_in" if given is True else given
+
+
+def _major(version: Any) -> int:
+    first = str(version).split(".")[0]
+    return int(first) if first.isdigit() else 0

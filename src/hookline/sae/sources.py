@@ -1,0 +1,124 @@
+"""Sources: where the activations come from that an autoencoder is trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hookline.errors import HooklineError
+from hookline.sae.config import is_count
+from hookline.store import Rows, Store, open_store
+
+Data: TypeAlias = Store | str | Path | Tensor | Iterable[Any]
+BATCH_SIZE = 1024
+
+
+@dataclass(frozen=True)
+class Source:
+    """Batches of activations, as often as they are wanted."""
+
+    d_in: int
+    hook_name: str | None
+    is_of_heads: bool
+    model_name: str | None
+    epoch: Callable[[int], Iterator[Tensor]]
+    """All batches once, in the order of that epoch."""
+    repeats: bool
+    """Whether there is more than one epoch."""
+
+    def batches(self) -> Iterator[Float[Tensor, "row d_in"]]:
+        """Batch after batch, epoch after epoch."""
+        number = 0
+        while number == 0 or self.repeats:
+            is_empty = True
+            for batch in self.epoch(number):
+                is_empty = False
+                yield self._checked(batch)
+            if is_empty:
+                raise HooklineError("there are no activations to train on")
+            number += 1
+
+    def _checked(self, batch: Tensor) -> Tensor:
+        batch = batch.flatten(-2) if self.is_of_heads else batch
+        if batch.shape[-1] != self.d_in:
+            raise HooklineError(f"a batch has the width {batch.shape[-1]}, but those before it {self.d_in}")
+        batch = batch.detach().flatten(0, -2)
+        return batch if batch.dtype == torch.float64 else batch.float()
+
+
+def source_of(data: Data, point: str | None, batch_size: int | None, seed: int) -> Source:
+    """The batches of a store, of a tensor of activations, or those that are given."""
+    if batch_size is not None and not is_count(batch_size):
+        raise HooklineError(f"batch_size is a whole number from 1 on, not {batch_size!r}")
+    if isinstance(data, Store | str | Path):
+        return _of_store(open_store(data), point, batch_size or BATCH_SIZE, seed)
+    if isinstance(data, Tensor):
+        return _of_tensor(data, point, batch_size or BATCH_SIZE, seed)
+    if batch_size is not None:
+        raise HooklineError("batch_size is for a store or a tensor: these batches are taken as they are")
+    return _of_batches(data, point)
+
+
+def _of_store(store: Store, point: str | None, batch_size: int, seed: int) -> Source:
+    names = store.select(point)
+    if len(names) != 1:
+        raise HooklineError(f"an autoencoder is trained at one point, but {store.path} has {names}: name one")
+    (name,) = names
+    shape = store.points[name].shape
+    if len(shape) not in (1, 2):
+        raise HooklineError(f"a row of {name!r} has the shape {list(shape)}, and should be a vector, or one per head")
+
+    def epoch(number: int) -> Iterator[Tensor]:
+        return (rows[name] for rows in store.batches(batch_size, [name], shuffle=True, seed=seed, epoch=number))
+
+    model = store.manifest.about.model.get("id")
+    width = torch.Size(shape).numel()
+    return Source(width, name, len(shape) == 2, model, epoch, repeats=True)
+
+
+def _of_tensor(data: Tensor, point: str | None, batch_size: int, seed: int) -> Source:
+    if data.ndim < 2 or not data.is_floating_point() or not data.numel():
+        raise HooklineError(f"activations are [row, d_in], of floats, not {list(data.shape)} of {data.dtype}")
+    rows = data.flatten(0, -2)
+
+    def epoch(number: int) -> Iterator[Tensor]:
+        random = torch.Generator().manual_seed(seed * 1_000_003 + number)
+        order = torch.randperm(len(rows), generator=random).to(rows.device)
+        return (rows[part] for part in order.split(batch_size))
+
+    return Source(rows.shape[1], point, False, None, epoch, repeats=True)
+
+
+def _of_batches(data: Iterable[Any], point: str | None) -> Source:
+    if not isinstance(data, Iterable):
+        raise HooklineError(f"activations come from a store, a tensor, or batches of them, not from {data!r}")
+    batches = iter(data)
+    first = next(batches, None)
+    if first is None:
+        raise HooklineError("there are no batches to train on")
+    again = batches is not data
+
+    def epoch(number: int) -> Iterator[Tensor]:
+        items = iter(data) if again and number else chain([first], batches)
+        return (_tensor_of(item, point) for item in items)
+
+    return Source(_tensor_of(first, point).shape[-1], point, False, None, epoch, repeats=again)
+
+
+def _tensor_of(item: Any, point: str | None) -> Tensor:
+    if isinstance(item, Rows):
+        names = list(item.activations) if point is None else [point]
+        if len(names) != 1:
+            raise HooklineError(f"an autoencoder is trained at one point, but these rows have {names}: name one")
+        item = item[names[0]]
+    if not isinstance(item, Tensor) or item.ndim < 2 or not item.is_floating_point():
+        shown = f"{list(item.shape)} of {item.dtype}" if isinstance(item, Tensor) else repr(item)
+        raise HooklineError(f"a batch of activations is a tensor [row, d_in] of floats, not {shown}")
+    return item

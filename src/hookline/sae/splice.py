@@ -1,0 +1,160 @@
+"""Splice: an autoencoder put in at a point, so that the model goes on with what its features say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from hookline.errors import HooklineError
+from hookline.functions import OnError, caller
+from hookline.hooks import Controller, DataEdit
+from hookline.hooks.action import ObjectEdit
+from hookline.names import Filter
+from hookline.points import HookPoint
+from hookline.positions import at
+from hookline.sae.autoencoder import SparseAutoencoder
+
+FeatureEdit: TypeAlias = DataEdit | Callable[..., Tensor | None]
+"""What is done to features: an edit such as `zero(neuron=7)`, or a function of them, as of any hook."""
+
+
+class Splice(Controller):
+    """Puts an autoencoder in at a point: what passes is encoded, its features are edited, and decoded again.
+
+        splice = sae.spliced("blocks.2.hook_resid_post", edits=[add(8.0, neuron=7, pos=last)])
+        with model.hooks([splice]): model.generate(prompt)
+        model.layers.register_hook("transformer.h.2", splice)
+
+    The edits are those of activations (`zero`, `scale`, `add`, `replace` …, with `neuron=` for the features and
+    `pos=`), or functions `f(features)` and `f(features, hook)`, made one after the other.
+
+    With `keep_error` what the autoencoder misses is added again, so that without edits nothing changes, and with them
+    only what they change. It counts as a constant: gradients flow through the features alone. Without it the
+    reconstruction flows on. `keep_features` keeps the features of the last call as they flowed, in its graph, as
+    `splice.features`: their gradients can be asked for.
+    """
+
+    def __init__(
+        self,
+        sae: SparseAutoencoder,
+        point: Filter = None,
+        edits: Sequence[FeatureEdit] = (),
+        *,
+        keep_error: bool = True,
+        keep_features: bool = False,
+        hook_id: str | None = None,
+        on_error: OnError | None = None,
+    ) -> None:
+        super().__init__(sae.cfg.hook_name if point is None else point, hook_id=hook_id, on_error=on_error)
+        if not isinstance(edits, Sequence) or isinstance(edits, str):
+            raise HooklineError(f"edits is a list of edits of features, not {edits!r}")
+        self.sae, self.keep_error, self.keep_features = sae, keep_error, keep_features
+        self.edits = tuple(edits)
+        self.features: Tensor | None = None
+        self._calls = [_call(edit, sae) for edit in self.edits]
+
+    def action(self, point: HookPoint, dir: str, *, prepend: bool = False) -> ObjectEdit:
+        """What is done for it at `point`."""
+        super().action(point, dir, prepend=prepend)  # for what it checks
+        return SpliceAction(point, self, prepend=prepend)
+
+    def check_points(self, points: list[HookPoint]) -> None:
+        """One place only, if it keeps features: those of one would be lost to the next."""
+        if self.keep_features and len(points) > 1:
+            raise HooklineError(
+                f"keep_features keeps those of one point, but the splice would be at {len(points)} "
+                f"({points[0].name!r}, {points[1].name!r}, …): make one for each"
+            )
+
+    def modify_activations(self, module: nn.Module, inputs: Tensor | None, output: Tensor | None) -> Tensor | None:  # noqa: ARG002
+        """What flows on: the reconstruction, and with `keep_error` what it misses."""
+        if output is None:
+            raise HooklineError("an autoencoder is spliced in at a point by its name, such as 'layer.input'")
+        x = flattened(self.sae, output, self.point)
+        found = self.sae.encode(x)
+        features = self._edited(found)
+        if self.keep_features:
+            self.features = features
+        if self.keep_error and features is found and not torch.is_grad_enabled():
+            return None
+        new = self.sae.decode(features, x)
+        if self.keep_error:
+            # Not new + (x - seen): that would be x only within rounding where nothing is edited.
+            seen = new if features is found else self.sae.decode(found, x)
+            new = x.detach() + (new - seen.detach())
+        return new.view(output.shape)
+
+    def _edited(self, features: Tensor) -> Tensor:
+        for edit, call in zip(self.edits, self._calls, strict=True):
+            given = features.clone()
+            result = call(given, self.point)
+            new = given if result is None else result
+            if not isinstance(new, Tensor) or new.shape != features.shape:
+                what = f"the shape {list(new.shape)}" if isinstance(new, Tensor) else f"a {type(new).__name__}"
+                raise HooklineError(f"the edit {edit!r} gave {what}; the features have {list(features.shape)}")
+            features = new
+        return features
+
+    def acted(self, number: int) -> bool:
+        """Whether one of its edits was for positions of the last call."""
+        return getattr(self._calls[number], "acted", True)
+
+    def __repr__(self) -> str:
+        error = "" if self.keep_error else ", keep_error=False"
+        edits = f", edits={list(self.edits)}" if self.edits else ""
+        return f"<Splice of {self.sae.d_sae} features at {self.layer_signature!r}{edits}{error}>"
+
+
+class SpliceAction(ObjectEdit):
+    """A splice at its point. One whose edits are for positions that never come is reported as one that did not fire."""
+
+    hook: Splice
+
+    def __init__(self, point: HookPoint, hook: Splice, *, prepend: bool = False) -> None:
+        super().__init__(point, hook, prepend=prepend)
+        self._idle = set(range(len(hook.edits)))
+
+    def __call__(self, value: Any) -> Any:
+        """The value after the splice."""
+        new = super().__call__(value)
+        if self.fired and self._idle:
+            self._idle -= {number for number in self._idle if self.hook.acted(number)}
+            edits = [self.hook.edits[number] for number in sorted(self._idle)]
+            self.why_not = f"none of the positions that ran is one of {edits[0]!r}" if edits else None
+            self.fired = not edits
+        return new
+
+
+def flattened(sae: SparseAutoencoder, x: Tensor, point: HookPoint) -> Tensor:
+    """An activation as the autoencoder takes it: heads side by side, of one that is for all heads together."""
+    is_of_heads = sae.cfg.reshape_activations == "hook_z"
+    width = x.shape[-2:].numel() if is_of_heads else x.shape[-1] if x.ndim else 0
+    if width != sae.d_in or (is_of_heads and x.ndim < 2):
+        of_heads = " (heads × d_head)" if is_of_heads else ""
+        trained = f" It was trained at {sae.cfg.hook_name!r}." if sae.cfg.hook_name else ""
+        raise HooklineError(
+            f"the autoencoder is for activations of width {sae.d_in}{of_heads}, but {point.name!r} has the width "
+            f"{width} (shape {list(x.shape)}).{trained}"
+        )
+    return x.flatten(-2) if is_of_heads else x
+
+
+def _call(edit: Any, sae: SparseAutoencoder) -> Callable[[Tensor, Any], Tensor | None]:
+    """How an edit is made, with its mistakes raised now."""
+    if not isinstance(edit, DataEdit):
+        return caller(edit)
+    if edit.head is not None:
+        raise HooklineError(f"{edit!r}: features have no heads; name features with neuron=")
+    chosen = [edit.neuron] if isinstance(edit.neuron, int) else list(edit.neuron or ())
+    for feature in chosen:
+        check_feature(sae, feature)
+    return edit.everywhere if edit.pos is None else at(edit.pos, edit.everywhere)
+
+
+def check_feature(sae: SparseAutoencoder, feature: int) -> None:
+    """An error unless there is such a feature."""
+    if isinstance(feature, bool) or not isinstance(feature, int) or feature not in range(-sae.d_sae, sae.d_sae):
+        raise HooklineError(f"feature {feature!r}, but there are {sae.d_sae}: 0 to {sae.d_sae - 1}")

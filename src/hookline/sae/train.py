@@ -1,0 +1,243 @@
+"""Training: a sparse autoencoder from stored activations."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from tqdm.auto import tqdm  # type: ignore[import-untyped]
+
+from hookline.errors import HooklineError, HooklineWarning
+from hookline.runtime import users_level
+from hookline.sae.autoencoder import SparseAutoencoder
+from hookline.sae.config import SAEConfig, is_count
+from hookline.sae.dead import Idle, resample
+from hookline.sae.sources import Data, Source, source_of
+from hookline.sae.training import Metrics, Training
+
+L1, K = 2.0, 16
+_LAST_RESAMPLING = 0.75
+"""The share of all steps after which no feature is resampled: the last need time to settle."""
+
+
+def train(
+    data: Data,
+    point: str | None = None,
+    *,
+    d_sae: int,
+    kind: Literal["l1", "topk"] = "l1",
+    l1: float | None = None,
+    k: int | None = None,
+    steps: int = 2000,
+    batch_size: int | None = None,
+    lr: float = 1e-3,
+    warm_up: float = 0.05,
+    decay: float = 0.2,
+    l1_warm_up: float = 0.1,
+    resample_every: int | None = None,
+    log_every: int | None = None,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    progress: bool = True,
+) -> Training:
+    """Train a sparse autoencoder; gives it, and how it went.
+
+        store = hookline.harvest(model, texts, "blocks.2.hook_resid_post", "activations")
+        training = hookline.sae.train(store, "blocks.2.hook_resid_post", d_sae=1024, kind="topk", k=16)
+        training.sae.save("my_sae")
+
+    The data is a store (or its path), of which `point` names the activations; a tensor [row, d_in]; or an iterable of
+    such batches. They are gone through in a new order each time, until the `steps` are made. "l1" is a ReLU
+    autoencoder with a price of `l1` on each feature's strength (in activations scaled to a mean norm of √d_in),
+    "topk" one with the `k` strongest features.
+
+    `warm_up` and `decay` are the shares of the steps in which the learning rate rises at the beginning and falls at the
+    end, `l1_warm_up` that in which the price rises. Every `resample_every` steps (by default 8 times, 0 for never)
+    features that were not active since are pointed at what is badly reconstructed. Directions have the norm 1. The same
+    seed gives the same autoencoder. Ctrl-C ends it, and gives what has been trained so far.
+    """
+    plan = Plan(
+        *(kind, d_sae, L1 if l1 is None else l1, K if k is None else k, steps, lr, warm_up, decay, l1_warm_up),
+        *(max(1, steps // 8) if resample_every is None else resample_every, log_every or max(1, steps // 50), seed),
+    )
+    if (k if kind == "l1" else l1) is not None:
+        raise HooklineError(f'{"k" if kind == "l1" else "l1"} is not of kind="{kind}"')
+    return Trainer(source_of(data, point, batch_size, seed), plan, torch.device(device)).run(progress)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How an autoencoder is trained."""
+
+    kind: str
+    d_sae: int
+    l1: float
+    k: int
+    steps: int
+    lr: float
+    warm_up: float
+    decay: float
+    l1_warm_up: float
+    resample_every: int
+    log_every: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("l1", "topk"):
+            raise HooklineError(f'kind is "l1" or "topk", not {self.kind!r}')
+        for name in ("d_sae", "k", "steps", "log_every"):
+            if not is_count(getattr(self, name)):
+                raise HooklineError(f"{name} is a whole number from 1 on, not {getattr(self, name)!r}")
+        if self.resample_every != 0 and not is_count(self.resample_every):
+            raise HooklineError(f"resample_every is a number of steps, or 0 for never, not {self.resample_every!r}")
+        for name in ("l1", "lr"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
+                raise HooklineError(f"{name} is a number from 0 on, not {getattr(self, name)!r}")
+        for name in ("warm_up", "decay", "l1_warm_up"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise HooklineError(f"{name} is a share of the steps, from 0 to 1, not {getattr(self, name)!r}")
+
+    def rate(self, step: int) -> float:
+        """The learning rate at a step: it rises, stays, and falls."""
+        rising = (step + 1) / max(1.0, self.warm_up * self.steps)
+        falling = (self.steps - step) / max(1.0, self.decay * self.steps)
+        return self.lr * min(1.0, rising, falling)
+
+    def price(self, step: int) -> float:
+        """What the strength of features costs at a step."""
+        if self.kind == "topk":
+            return 0.0
+        return self.l1 * min(1.0, (step + 1) / max(1.0, self.l1_warm_up * self.steps))
+
+    def resamples(self, step: int) -> bool:
+        """Whether dead features are given a new start after a step."""
+        every = self.resample_every
+        return bool(every) and (step + 1) % every == 0 and step + 1 <= _LAST_RESAMPLING * self.steps
+
+    @property
+    def patience(self) -> int:
+        """After how many steps without being active a feature counts as dead."""
+        return self.resample_every or max(1, self.steps // 8)
+
+    def config(self, source: Source) -> SAEConfig:
+        """That of the autoencoder."""
+        return SAEConfig(
+            architecture="topk" if self.kind == "topk" else "standard",
+            d_in=source.d_in,
+            d_sae=self.d_sae,
+            k=self.k if self.kind == "topk" else None,
+            reshape_activations="hook_z" if source.is_of_heads else "none",
+            hook_name=source.hook_name,
+            metadata={"model_name": source.model_name, "trained_by": "hookline"},
+        )
+
+
+class Trainer:
+    """One training: the autoencoder, its optimizer, and what is counted on the way."""
+
+    def __init__(self, source: Source, plan: Plan, device: torch.device) -> None:
+        self.source, self.plan, self.device = source, plan, device
+        self.sae = SparseAutoencoder(plan.config(source), seed=plan.seed).to(device)
+        self.optimizer = torch.optim.Adam(self.sae.parameters(), lr=plan.lr)
+        self.random = torch.Generator().manual_seed(plan.seed)
+        self.idle = Idle(plan.d_sae, plan.patience, device)
+        self.history: list[Metrics] = []
+        self.sums = torch.zeros(4, dtype=torch.float64, device=device)
+        self.scale, self.steps, self.resampled, self.is_interrupted = 1.0, 0, 0, False
+
+    def run(self, progress: bool) -> Training:
+        """Make the steps; on Ctrl-C, those made so far count."""
+        batches = self.source.batches()
+        with tqdm(total=self.plan.steps, disable=not progress, delay=2, leave=False, unit=" steps") as bar:
+            try:
+                self._run(batches, bar)
+            except KeyboardInterrupt:
+                if not self.steps:
+                    raise
+                self.is_interrupted = True
+        if self.steps % self.plan.log_every:
+            self._log()
+        if self.steps < self.plan.steps and not self.is_interrupted:
+            warnings.warn(
+                f"the batches ended after {self.steps} of {self.plan.steps} steps, so the learning rate did not come "
+                f"down: give as many steps as there are batches",
+                HooklineWarning,
+                stacklevel=users_level(),
+            )
+        self._unscale()
+        return Training(self.sae, tuple(self.history), self.steps, self.resampled, self.is_interrupted)
+
+    def _run(self, batches: Iterator[Tensor], bar: Any) -> None:
+        for x in batches:
+            x = x.to(device=self.device, dtype=torch.float32)
+            if not self.steps:
+                self._begin(x)
+            self._step(x * self.scale)
+            bar.update()
+            if self.steps % self.plan.log_every == 0:
+                self._log()
+                bar.set_postfix(loss=f"{self.history[-1].loss:.3g}", l0=f"{self.history[-1].l0:.3g}")
+            if self.steps == self.plan.steps:
+                return
+
+    @torch.no_grad()
+    def _begin(self, x: Tensor) -> None:
+        """Scale activations to a mean norm of √d_in, so that prices and rates mean the same for all models."""
+        norm = float(x.norm(dim=1).mean())
+        if not math.isfinite(norm) or not norm:
+            raise HooklineError(f"the mean norm of the activations is {norm}")
+        self.scale = self.source.d_in**0.5 / norm
+        self.sae.b_dec.copy_(x.mean(0) * self.scale)
+
+    def _step(self, x: Tensor) -> None:
+        sae, step = self.sae, self.steps
+        features = sae.encode(x)
+        missed = (sae.decode(features) - x).pow(2).sum()
+        loss = (missed + self.plan.price(step) * features.sum()) / len(x)
+        if not bool(loss.isfinite()):
+            raise HooklineError(f"the loss is {loss.item()} at step {step}: lower lr, or look at the activations")
+        self.optimizer.zero_grad()
+        loss.backward()
+        self._move(step)
+        self.steps += 1
+        with torch.no_grad():
+            self.idle.see(features)
+            spread = (x - x.mean(0)).pow(2).sum()
+            self.sums += torch.stack([loss.detach(), (features > 0).sum() / len(x), missed.detach(), spread]).double()
+        if self.plan.resamples(step):
+            self.resampled += resample(sae, self.optimizer, self.idle, x, self.random)
+
+    @torch.no_grad()
+    def _move(self, step: int) -> None:
+        """One step of the optimizer that leaves the norms of the directions at 1."""
+        directions = self.sae.W_dec
+        if directions.grad is not None:
+            along = (directions.grad * directions).sum(1, keepdim=True)
+            directions.grad -= along * directions
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.plan.rate(step)
+        self.optimizer.step()
+        self._normalize()
+
+    def _normalize(self) -> None:
+        self.sae.W_dec.copy_(nn.functional.normalize(self.sae.W_dec, dim=1))
+
+    def _log(self) -> None:
+        """Metrics of the steps since the last."""
+        count = self.steps - (self.history[-1].step if self.history else 0)
+        loss, l0, missed, spread = self.sums.tolist()
+        explained = 1 - missed / spread if spread else math.nan
+        self.history.append(Metrics(self.steps, loss / count, l0 / count, explained, self.idle.share()))
+        self.sums.zero_()
+
+    @torch.no_grad()
+    def _unscale(self) -> None:
+        """Take the scale into the weights: features are homogeneous, so only the biases change."""
+        self._normalize()  # Ctrl-C may have come in the middle of a step
+        self.sae.b_enc.div_(self.scale)
+        self.sae.b_dec.div_(self.scale)
