@@ -46,6 +46,9 @@ def test_a_toy_is_what_its_configuration_says() -> None:
         {"n_key_value_heads": 2, "normalization_type": "RMSPre"},
         {"parallel_attn_mlp": True},
         {"d_vocab_out": 5},
+        {"use_qk_norm": True},
+        {"post_embedding_ln": True},
+        {"positional_embedding_type": "alibi"},
     ],
 )
 def test_state_makes_another_toy_the_same(options) -> None:
@@ -57,9 +60,37 @@ def test_state_makes_another_toy_the_same(options) -> None:
     buffers = {"blocks.0.attn.mask": torch.ones(12, 12), "blocks.1.attn.IGNORE": torch.tensor(-1e5)}
     other.load_state_dict({**one.state_dict(), **buffers})
     torch.testing.assert_close(other(TOKENS), one(TOKENS))
-    names = [name for name, _ in one.named_parameters()]
-    not_learned = [name for name in one.state_dict() if options.get("gated_mlp") and name.endswith("mlp.b_in")]
-    assert {*names, *not_learned} == set(one.state_dict()), "each parameter is one of TransformerLens's"
+    assert not [name for name in one.state_dict() if name.endswith((".weight", ".bias"))], "all have names there"
+
+
+def test_norms_of_queries_and_of_embeddings_have_their_names() -> None:
+    assert {"blocks.0.attn.q_norm.w", "blocks.1.attn.k_norm.w"} <= set(toy(use_qk_norm=True).state_dict())
+    assert {"embed.ln.w", "embed.ln.b"} <= set(toy(post_embedding_ln=True).state_dict())
+
+
+def test_positions_that_are_never_read_are_left_out() -> None:
+    model = toy(positional_embedding_type="alibi")
+    keys = model.load_state_dict({**model.state_dict(), "pos_embed.W_pos": torch.ones(12, 32)})
+    assert keys.unexpected_keys == []
+    rotary = toy(positional_embedding_type="rotary")
+    with pytest.raises(HooklineError, match="pos_embed"):
+        rotary.load_state_dict({**rotary.state_dict(), "pos_embed.W_pos": torch.ones(12, 32)})
+
+
+def test_the_loss_of_logits_for_fewer_tokens() -> None:
+    model = toy(d_vocab_out=5)
+    tokens = torch.tensor([[9, 1, 4, 0], [16, 2, 2, 3]])
+    logits, loss = model(tokens, return_type="both")
+    expected = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(model(tokens, return_type="loss"), expected)
+    with pytest.raises(HooklineError, match="logits for 5 tokens"):
+        model(TOKENS, return_type="loss")
+
+
+def test_text_without_a_tokenizer_says_how_to_have_one() -> None:
+    with pytest.raises(HooklineError, match="set_tokenizer"):
+        toy()("some text")
 
 
 def test_a_gated_bias_goes_where_it_does_the_same() -> None:
@@ -274,3 +305,43 @@ def test_datasets() -> None:
     assert rows["tokens"][:].tolist() == token_rows(texts["text"], tokenizer, 5).tolist()
     with pytest.raises(HooklineError, match="no column"):
         utils.tokenize_and_concatenate(texts, tokenizer, column_name="body")
+
+
+def test_defaults_for_a_while() -> None:
+    model = HookedTransformer.from_pretrained_no_processing("tinyworld", device="cpu")
+    longer, side = model.to_tokens("Mary").shape[1], model.tokenizer.padding_side
+    with utils.LocallyOverridenDefaults(model, prepend_bos=False, padding_side="left"):
+        assert model.to_tokens("Mary").shape[1] == longer - 1
+        assert model.tokenizer.padding_side == "left"
+    assert model.to_tokens("Mary").shape[1] == longer
+    assert model.tokenizer.padding_side == side
+    with pytest.raises(HooklineError, match="no default"), utils.LocallyOverridenDefaults(model, truncate=True):
+        pass
+    with pytest.raises(HooklineError, match="padding_side"), utils.LocallyOverridenDefaults(toy(), padding_side="left"):
+        pass
+
+
+def test_files_memory_and_names(tmp_path, capsys) -> None:
+    utils.print_gpu_mem("here")
+    assert capsys.readouterr().out.startswith("here ~ ")
+    assert "gpt2" in utils.OFFICIAL_MODEL_NAMES
+    tokenizer = HookedTransformer.from_pretrained_no_processing("tinyworld", device="cpu").tokenizer
+    begun = utils.get_tokenizer_with_bos(tokenizer)
+    assert begun("Mary")["input_ids"][0] == tokenizer.bos_token_id
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "instead"),
+    [
+        ("", "HookedEncoder", "hookline.hook"),
+        ("", "SVDInterpreter", "svd"),
+        (".utils", "get_dataset", "load_dataset"),
+        (".hook_points", "LensHandle", "reset_hooks"),
+        (".patching", "generic_activation_patch", "sweep"),
+    ],
+)
+def test_names_that_are_left_out_say_what_is_there(module, name, instead) -> None:
+    with pytest.raises(ImportError, match=instead):
+        exec(f"from hookline.compat.transformer_lens{module} import {name}")
+    with pytest.raises(ImportError, match="cannot import name"):
+        exec(f"from hookline.compat.transformer_lens{module} import nothing_like_that")

@@ -24,8 +24,9 @@ KINDS = (
 )
 
 
-def wrapped(kind: str) -> HookedTransformer:
-    return HookedTransformer.from_pretrained_no_processing(kind, hf_model=nudged(kind))
+def wrapped(kind: str, **options) -> HookedTransformer:
+    module = nudged(kind) if not options else causal_lm(kind, **options)
+    return HookedTransformer.from_pretrained_no_processing(kind, hf_model=module)
 
 
 # Parts
@@ -120,7 +121,7 @@ def test_writing_weights() -> None:
         model.blocks[0].attn.W_Q = new[:1]
     with pytest.raises(HooklineError, match="not zero"):
         model.blocks[0].attn.b_Q = torch.ones(4, model.cfg.d_head)
-    with pytest.raises(HooklineError, match="no weight is named"):
+    with pytest.raises(HooklineError, match=r"assign _W_K, \[2, 32, 24\]"):
         model.blocks[0].attn.W_K = torch.zeros(4, model.cfg.d_model, model.cfg.d_head)
     with pytest.raises(HooklineError, match="no weight"):
         model.blocks[0].attn.hook_q = torch.zeros(1)
@@ -135,16 +136,163 @@ def test_a_norm_of_one_more_than_its_weight() -> None:
     assert own.eq(2).all()
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "gpt2"])
-def test_state_makes_another_model_the_same(kind) -> None:
-    one, other = wrapped(kind), HookedTransformer.from_pretrained_no_processing(kind, hf_model=causal_lm(kind))
-    assert not torch.allclose(one(TOKENS), other(TOKENS))
-    qk_norms = [n for n, _ in other.module.named_parameters() if any(part in n for part in ("q_norm", "k_norm"))]
+# Writing in place
+
+
+def written(kind: str, part: str, name: str) -> None:
+    """Write into a weight in place: the model must say something else then."""
+    model = wrapped(kind)
+    before = model(TOKENS)
+    target = getattr(getattr(model.blocks[1], part), name)
     with torch.no_grad():
-        for name in qk_norms:  # TransformerLens has no name for these here
-            other.module.get_parameter(name).copy_(one.module.get_parameter(name))
-    keys = other.load_state_dict(one.state_dict())
+        target[:] = torch.randn(target.shape) * 0.5
+    assert not torch.equal(model(TOKENS), before), f"{kind} {part}.{name}"
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "gpt_neox", "bloom", "gptj", "opt"])
+def test_weights_of_a_layer_are_written_in_place(kind) -> None:
+    for name in ("W_Q", "W_K", "W_V", "W_O"):
+        written(kind, "attn", name)
+    for name in ("W_in", "W_out", "b_in", "b_out"):
+        written(kind, "mlp", name)
+    written(kind, "ln1", "w")
+    written(kind, "ln1", "b")
+    biases = {"gptj": (), "gpt2": ("b_Q", "b_V", "b_O")}.get(kind, ("b_Q", "b_V"))
+    for name in biases:
+        written(kind, "attn", name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "part", "name", "why"),
+    [
+        ("llama", "attn", "W_K", r"model\.blocks\[1\]\.attn\._W_K"),
+        ("llama", "attn", "W_V", "heads share W_V"),
+        ("qwen2", "attn", "b_V", r"_b_V"),
+        ("llama", "attn", "b_Q", "no blocks.1.attn.b_Q"),
+        ("llama", "attn", "_b_K", "no blocks.1.attn.b_K"),
+        ("llama", "mlp", "b_out", "no blocks.1.mlp.b_out"),
+        ("gemma2", "ln1", "w", r"model\.blocks\[1\]\.ln1\.w = "),
+        ("llama", "ln1", "b", "no blocks.1.ln1.b"),
+    ],
+)
+def test_copies_refuse_to_be_written(kind, part, name, why) -> None:
+    model = wrapped(kind)
+    target = getattr(getattr(model.blocks[1], part), name)
+
+    def set_data() -> None:
+        target.data = torch.zeros_like(target)
+
+    for write in (
+        lambda: target.__setitem__(0, 0.0),
+        lambda: target.data.__setitem__(slice(None), 0.0),
+        lambda: target.data.zero_(),
+        lambda: target.detach()[0].mul_(2),
+        lambda: torch.nn.init.normal_(target),
+        lambda: torch.zeros(target.shape, out=target),
+        set_data,
+    ):
+        with pytest.raises(HooklineError, match=why):
+            write()
+    assert type(target + 1) is type(target.clone()) is torch.Tensor
+
+
+def test_copies_that_can_be_assigned() -> None:
+    model = wrapped("codegen", num_attention_heads=8)
+    new = torch.randn_like(model.blocks[1].attn.W_Q)
+    with pytest.raises(HooklineError, match=r"model\.blocks\[1\]\.attn\.W_Q = "):
+        model.blocks[1].attn.W_Q[:] = new
+    model.blocks[1].attn.W_Q = new
+    assert torch.equal(model.blocks[1].attn.W_Q, new)
+    grouped = wrapped("llama")
+    before = grouped(TOKENS)
+    with torch.no_grad():
+        grouped.blocks[1].attn._W_V.zero_()
+    assert grouped.blocks[1].attn.W_V.eq(0).all()
+    assert not torch.equal(grouped(TOKENS), before)
+    gemma = wrapped("gemma2")
+    with pytest.raises(HooklineError, match=r"model\.embed\.W_E"):
+        gemma.W_E.data[0] = 0
+    with pytest.raises(HooklineError, match="no bias"):
+        gemma.b_U.data.zero_()
+
+
+def test_gradients_reach_weights_through_copies() -> None:
+    model = wrapped("llama")
+    copy = model.blocks[0].attn.W_K
+    copy.square().sum().backward()
+    own = model.module.model.layers[0].self_attn.k_proj.weight
+    torch.testing.assert_close(own.grad, 4 * own)
+
+
+# States
+
+
+def drawn(kind: str, seed: int, **options) -> torch.nn.Module:
+    """A model whose every parameter is drawn anew."""
+    module = causal_lm(kind, **options)
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    return module
+
+
+STATES = (
+    *KINDS,
+    "bloom",
+    "stablelm",
+    "mixtral",
+    "phi3",
+    "glm4",
+    "opt",
+    "codegen",
+    "deepseek_v3",
+    "qwen3_next",
+    "gpt_oss",
+)
+
+
+@pytest.mark.filterwarnings("ignore::hookline.errors.HooklineWarning")
+@pytest.mark.parametrize("is_processed", [False, True])
+@pytest.mark.parametrize("kind", STATES)
+def test_state_makes_another_model_the_same(kind, is_processed) -> None:
+    load = HookedTransformer.from_pretrained if is_processed else HookedTransformer.from_pretrained_no_processing
+    one, other = (load(kind, hf_model=drawn(kind, seed)) for seed in (0, 1))
+    assert not torch.allclose(one(TOKENS), other(TOKENS))
+    keys = other.load_state_dict({name: value.clone() for name, value in one.state_dict().items()})
     assert keys.missing_keys == keys.unexpected_keys == []
+    torch.testing.assert_close(other(TOKENS), one(TOKENS), atol=1e-5, rtol=1e-5)
+    for name, parameter in other.module.named_parameters():
+        torch.testing.assert_close(parameter, one.module.get_parameter(name))
+
+
+def test_biases_of_gates_are_in_the_state() -> None:
+    one, other = (
+        HookedTransformer.from_pretrained_no_processing("llama", hf_model=drawn("llama", seed, mlp_bias=True))
+        for seed in (0, 1)
+    )
+    assert "model.layers.0.mlp.gate_proj.bias" in one.state_dict()
+    other.load_state_dict(one.state_dict())
+    torch.testing.assert_close(other(TOKENS), one(TOKENS))
+
+
+def test_states_by_the_names_of_the_model() -> None:
+    one, other = (
+        HookedTransformer.from_pretrained_no_processing("qwen3", hf_model=drawn("qwen3", seed)) for seed in (0, 1)
+    )
+    assert "blocks.0.attn.q_norm.w" in one.state_dict()
+    keys = other.load_state_dict(one.module.state_dict(), strict=False)
+    assert keys.unexpected_keys == []
+    assert all(one.state_dict()[name].eq(0).all() for name in keys.missing_keys), "only zeros for what is not there"
+    torch.testing.assert_close(other(TOKENS), one(TOKENS))
+
+
+def test_a_folded_norm_that_was_changed_is_in_the_state() -> None:
+    one, other = (HookedTransformer.from_pretrained("gpt2", hf_model=drawn("gpt2", seed)) for seed in (0, 1))
+    assert "blocks.1.ln1.w" not in one.state_dict()
+    one.blocks[1].ln1.w = torch.full_like(one.blocks[1].ln1.w, 1.5)
+    assert one.state_dict()["blocks.1.ln1.w"].eq(1.5).all()
+    other.load_state_dict(one.state_dict())
     torch.testing.assert_close(other(TOKENS), one(TOKENS), atol=1e-5, rtol=1e-5)
 
 
@@ -188,13 +336,51 @@ def test_load_and_process() -> None:
     torch.testing.assert_close(model(TOKENS).log_softmax(-1), before, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_parameters_go_by_a_weights_name_only_in_its_layout(kind) -> None:
+    model = wrapped(kind)
+    state, found = model.state_dict(), list(model.named_parameters())
+    assert [id(own) for _, own in found] == [id(own) for own in model.module.parameters()]
+    assert len({name for name, _ in found}) == len(found)
+    for name, own in found:
+        if name in state and own.ndim == 1:
+            assert torch.equal(state[name].flatten(), own), name
+        elif name in state:
+            assert torch.equal(state[name], own), name
+        else:
+            assert model.module.get_parameter(name) is own
+
+
 def test_named_parameters() -> None:
     names = dict(wrapped("llama").named_parameters())
-    assert {"embed.W_E", "blocks.0.attn.W_Q", "blocks.0.attn._W_K", "blocks.1.mlp.W_gate", "ln_final.w"} <= set(names)
+    assert {"embed.W_E", "blocks.0.ln1.w", "ln_final.w", "model.layers.0.self_attn.q_proj.weight"} <= set(names)
+    assert "model.norm.weight" in dict(wrapped("gemma2").named_parameters()), "w is one more"
     tied = [name for name, _ in wrapped("gpt2").named_parameters()]
     assert tied[0] == "embed.W_E"
-    assert "transformer.h.0.attn.c_attn.weight" in tied, "W_Q, W_K and W_V at once"
-    assert len(tied) == len([*wrapped("gpt2").module.parameters()])
+    assert {"blocks.0.mlp.W_in", "blocks.0.attn.b_O", "transformer.h.0.attn.c_attn.weight"} <= set(tied)
+
+
+def test_processed_weights_are_not_saved(tmp_path) -> None:
+    model = HookedTransformer.from_pretrained("gpt2", hf_model=nudged("gpt2"))
+    with pytest.raises(HooklineError, match="restore_weights"):
+        model.save_pretrained(tmp_path)
+    model.restore_weights()
+    model.save_pretrained(tmp_path)
+    assert (tmp_path / "config.json").exists()
+
+
+def test_biases_of_experts() -> None:
+    model = wrapped("mixtral")
+    assert model.accumulated_bias(2).eq(0).all()
+    with pytest.raises(HooklineError, match="include_mlp_biases"):
+        wrapped("gpt_oss").accumulated_bias(1)
+
+
+def test_directions_of_one_token() -> None:
+    model = wrapped("gpt2")
+    for one in (3, torch.tensor(3), torch.tensor([3]), torch.tensor([[3]])):
+        assert torch.equal(model.tokens_to_residual_directions(one), model.W_U[:, 3])
+    assert model.tokens_to_residual_directions(torch.tensor([[3], [4]])).shape == (2, 1, model.cfg.d_model)
 
 
 def test_composition_scores_are_those_of_the_products() -> None:

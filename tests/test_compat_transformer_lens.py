@@ -1,12 +1,14 @@
 """HookedTransformer around pretrained models: loading, running, tokens, and what it refuses."""
 
 import copy
+import logging
 import pickle
 
 import numpy as np
 import pytest
 import torch
 from tiny_models import causal_lm, nudged
+from transformers.utils import logging as transformers_logging
 
 import hookline
 from hookline.compat import transformer_lens
@@ -169,6 +171,18 @@ def test_first_layers(plain) -> None:
     torch.testing.assert_close(short(tokens, stop_at_layer=2), plain(tokens, stop_at_layer=2))
     with pytest.raises(HooklineError, match="has 4 layers"):
         HookedTransformer.from_pretrained("tinyworld", first_n_layers=5)
+
+
+def test_later_layers_that_are_not_wanted_are_not_reported(caplog, monkeypatch) -> None:
+    logger, level = logging.getLogger("transformers"), transformers_logging.get_verbosity()
+    monkeypatch.setattr(logger, "propagate", True)
+    transformers_logging.set_verbosity_warning()
+    try:
+        HookedTransformer.from_pretrained_no_processing("tinyworld", first_n_layers=2, device="cpu")
+        assert transformers_logging.get_verbosity() == logging.WARNING
+    finally:
+        transformers_logging.set_verbosity(level)
+    assert not [record for record in caplog.records if "UNEXPECTED" in record.getMessage()]
 
 
 def test_a_folder(tmp_path, plain) -> None:

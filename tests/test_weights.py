@@ -1,11 +1,14 @@
 """Weights in the classic layout: they give what the points show."""
 
+from copy import deepcopy
+
 import pytest
 import tiny_models
 import torch
 
 import hookline
 from hookline import HooklineError
+from hookline.copies import Copy, copied
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # transformers' own
 KINDS = [
@@ -77,6 +80,31 @@ def test_weights_are_the_models_own() -> None:
     assert view.data_ptr() == model.module.transformer.h[1].attn.c_attn.weight.data_ptr()
     assert torch.equal(model.W_Q[1], view)
     assert model.blocks[2].mlp.W_in.shape == (model.cfg.d_model, model.cfg.d_mlp)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "gpt_neox", "bloom", "phi3", "opt", "llama", "qwen2", "gptj"])
+def test_writing_into_a_weight_changes_the_model_or_is_refused(kind) -> None:
+    names = [f"{kind}_{part}" for part in "QKVO" for kind in "Wb"]
+    for name in names:
+        model, inputs = wrapped(kind)
+        before = model(**inputs)
+        target = getattr(model.blocks[0].attn, name)
+        if isinstance(target, Copy):
+            assert target.eq(0).all(), f"{kind} {name} should be a view"
+            with pytest.raises(HooklineError, match=f"no {name}"):
+                target.data[:] = 1
+            continue
+        with torch.no_grad():
+            target.copy_(torch.randn(target.shape))
+        is_moot = name == "b_K"  # it adds the same to all scores of a query, unless keys are turned
+        assert is_moot or not torch.equal(model(**inputs), before), f"{kind} {name}"
+
+
+def test_weights_of_the_whole_model_are_plain_copies() -> None:
+    model, _ = wrapped("llama")
+    assert type(model.W_K) is type(model.b_Q) is torch.Tensor
+    model.b_Q.data.fill_(1)
+    assert model.b_Q.eq(0).all()
 
 
 @torch.no_grad()
@@ -168,3 +196,43 @@ def test_what_an_adapter_changes_is_no_weight_of_its_own() -> None:
     attn.q_proj = Adapter(attn.q_proj)
     with pytest.raises(HooklineError, match="Adapter is no plain linear map"):
         model.blocks[0].attn.W_Q
+
+
+# Copies
+
+
+def test_copies_refuse_every_way_of_writing() -> None:
+    own = torch.nn.Parameter(torch.ones(2, 3))
+    copy = copied(own * 2, "write elsewhere")
+    ways = [
+        lambda: copy.zero_(),
+        lambda: copy[0].add_(1),
+        lambda: copy.T.data.mul_(2),
+        lambda: copy.view(-1).detach().fill_(1),
+        lambda: copy.unbind()[1].fill_(1),
+        lambda: torch.nn.init.kaiming_uniform_(copy),
+        lambda: torch.add(own, 1, out=copy),
+        lambda: torch._foreach_zero_([copy]),
+        lambda: copy.requires_grad_(False),
+        lambda: copy.__iadd__(1),
+    ]
+    for way in ways:
+        with pytest.raises(HooklineError, match="write elsewhere"):
+            way()
+    assert torch.equal(copy, own * 2)
+
+
+def test_what_is_made_of_copies_is_plain(tmp_path) -> None:
+    own = torch.nn.Parameter(torch.ones(2, 3))
+    copy = copied(own * 2, "write elsewhere")
+    for made in (copy + 1, copy.clone(), own * copy, torch.stack([copy]), copy.svd()[0], copy.max(0).values):
+        assert type(made) is torch.Tensor
+    copy.sum().backward()
+    assert own.grad.eq(2).all()
+    torch.save(copy.detach(), tmp_path / "copy.pt")
+    assert type(torch.load(tmp_path / "copy.pt")) is torch.Tensor
+    assert type(deepcopy(copy.detach())) is torch.Tensor
+    plain = torch.zeros(2, 3)
+    plain.copy_(copy)
+    assert type(plain) is torch.Tensor
+    assert plain.eq(2).all()

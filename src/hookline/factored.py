@@ -52,6 +52,11 @@ class FactoredMatrix:
         return self.B.shape[-1]
 
     @property
+    def pair(self) -> tuple[Tensor, Tensor]:
+        """Both factors."""
+        return self.A, self.B
+
+    @property
     def AB(self) -> Tensor:  # noqa: N802
         """The product itself."""
         return self.A @ self.B

@@ -156,9 +156,9 @@ class Interleaved:
     heads: int
 
     def get(self, value: Shaped[Tensor, "*rest all"]) -> Shaped[Tensor, "*rest {self.heads} each"]:
-        """The part, of every head."""
+        """The part, of every head; a view, with as many groups as heads."""
         part = value.unflatten(-1, (self.groups, self.parts, -1))[..., self.index, :]
-        return part.flatten(-2).unflatten(-1, (self.heads, -1))
+        return part if self.groups == self.heads else part.flatten(-2).unflatten(-1, (self.heads, -1))
 
     def put(
         self, value: Shaped[Tensor, "*rest all"], tensor: Shaped[Tensor, "*rest {self.heads} each"]

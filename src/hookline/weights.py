@@ -1,6 +1,7 @@
 """Weights in the classic layout, whatever the layout inside the model: `W_Q` is [layer, head, d_model, d_head].
 
-Of one layer, `model.blocks[5].attn.W_Q`, they are views of the model's own; stacked over layers, copies.
+Of one layer, `model.blocks[5].attn.W_Q`, they are views of the model's own: writing into them changes the model. What
+can be no view (zeros for a bias that is not there) refuses that. Stacked over layers they are plain copies.
 
 A projection's weights are cut into heads by the lens of the point that its output is: what finds the queries in
 a fused projection's output finds their weights too.
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from hookline.anatomy.classic import head_counts
 from hookline.anatomy.variants import is_parallel, residual_factor
 from hookline.composition import all_scores
+from hookline.copies import copied, plain, shares_memory
 from hookline.errors import HooklineError
 from hookline.factored import FactoredMatrix
 from hookline.lenses import Chain, First, Lens
@@ -32,25 +34,41 @@ _OF_MLP = {"in": "mlp.hook_pre", "gate": "mlp.hook_pre", "out": "mlp.hook_post"}
 
 
 def weight(points: ModelPoints, layer: int, name: str) -> Tensor:
-    """`W_Q`, `b_in` and so on of one layer of the stack that the output comes from: a view of the model's own."""
+    """`W_Q`, `b_in` and so on of one layer of the stack that the output comes from: a view of the model's own.
+
+    Where it can be no view it is a `Copy`, which refuses to be written into.
+    """
+    found, own = weight_and_parameter(points, layer, name)
+    where = f"{points.layer(layer)} of this model"
+    if own is None:
+        return copied(found, f"{where} has no {name}, and zeros stand for it")
+    if shares_memory(found, own):
+        return found
+    return copied(found, f"{where} has {name} in a layout of which it is no view; write into model.module's parameters")
+
+
+def weight_and_parameter(points: ModelPoints, layer: int, name: str) -> tuple[Tensor, Tensor | None]:
+    """A weight as a plain tensor, and the parameter that it is all or part of; None where zeros stand for it."""
     kind, _, part = name.partition("_")
-    if part in _OF_HEADS:
-        return _of_heads(points, layer, kind, part)
-    if part in _OF_MLP:
-        return _of_mlp(points, layer, kind, part)
-    raise HooklineError(f"no weight is called {name!r}: there are W_Q, W_K, W_V, W_O, W_in, W_gate, W_out and b_Q, …")
+    if kind not in ("W", "b") or part not in {**_OF_HEADS, **_OF_MLP}:
+        raise HooklineError(
+            f"no weight is called {name!r}: there are W_Q, W_K, W_V, W_O, W_in, W_gate, W_out and b_Q, …"
+        )
+    module, lens = _of_heads(points, layer, part) if part in _OF_HEADS else (_of_mlp(points, layer, part), None)
+    matrix, bias = linear(module)
+    own: Any = module.weight if kind == "W" else bias
+    found = matrix if kind == "W" else torch.zeros_like(matrix[0]) if bias is None else bias
+    if part == "O" and kind == "W":
+        return matrix.unflatten(0, (_heads_of(points, layer), -1)), own
+    if lens is not None:
+        found = lens.get(found).movedim(-2, 0) if kind == "W" else lens.get(found)
+    return found, own
 
 
-def _of_heads(points: ModelPoints, layer: int, kind: str, part: str) -> Tensor:
-    point = points.find(f"{points.layer(layer)}.{_OF_HEADS[part]}")
-    matrix, bias = linear(point.site.module)
-    if part == "O":
-        heads = _heads_of(points, layer)
-        return matrix.unflatten(0, (heads, -1)) if kind == "W" else _or_zeros(bias, matrix[0])
-    lens = without_first(point.site.lens)
-    if kind == "W":
-        return lens.get(matrix).movedim(-2, 0)
-    return lens.get(_or_zeros(bias, matrix[0]))
+def _of_heads(points: ModelPoints, layer: int, part: str) -> tuple[nn.Module, Lens | None]:
+    """A projection, and what cuts its output into heads."""
+    site = points.find(f"{points.layer(layer)}.{_OF_HEADS[part]}").site
+    return site.module, None if part == "O" else without_first(site.lens)
 
 
 def _heads_of(points: ModelPoints, layer: int) -> int:
@@ -59,14 +77,13 @@ def _heads_of(points: ModelPoints, layer: int) -> int:
     return head_counts(block.attn, config)[0]
 
 
-def _of_mlp(points: ModelPoints, layer: int, kind: str, part: str) -> Tensor:
+def _of_mlp(points: ModelPoints, layer: int, part: str) -> nn.Module:
     prefix = points.layer(layer)
     is_gated = f"{prefix}.mlp.hook_pre_linear" in points.hook_dict
     if part == "gate" and not is_gated:
         raise HooklineError(f"the MLP of {prefix} has no gate: W_in and W_out are all")
     name = "mlp.hook_pre_linear" if part == "in" and is_gated else _OF_MLP[part]
-    matrix, bias = linear(points.find(f"{prefix}.{name}").site.module)
-    return matrix if kind == "W" else _or_zeros(bias, matrix[0])
+    return points.find(f"{prefix}.{name}").site.module
 
 
 def linear(module: nn.Module) -> tuple[Float[Tensor, "into out"], Float[Tensor, " out"] | None]:
@@ -93,17 +110,14 @@ def without_first(lens: Lens) -> Lens:
     raise HooklineError("this projection's output is not cut into heads in a way that its weights could be")
 
 
-def _or_zeros(bias: Tensor | None, like: Tensor) -> Tensor:
-    return bias if bias is not None else torch.zeros_like(like)
-
-
 class Weights:
     """The weights of a language model, stacked over its layers. A mixin: it needs the model's points."""
 
     _points: ModelPoints
 
     def _stacked(self, name: str) -> Tensor:
-        return torch.stack([weight(self._points, layer, name) for layer in range(len(self._points.anatomy.blocks))])
+        layers = range(len(self._points.anatomy.blocks))
+        return torch.stack([plain(weight(self._points, layer, name)) for layer in layers])
 
     @property
     def W_E(self) -> Float[Tensor, "d_vocab d_model"]:
@@ -138,7 +152,7 @@ class Weights:
     def b_U(self) -> Float[Tensor, " d_vocab"]:
         """Its bias; zeros if it has none."""
         matrix, bias = linear(self._head())
-        return _or_zeros(bias, matrix[0])
+        return copied(torch.zeros_like(matrix[0]), "the unembedding has no bias") if bias is None else bias
 
     def _head(self) -> nn.Module:
         if self._points.anatomy.unembed is None:
@@ -261,10 +275,24 @@ class Weights:
                 f"{config.model_type} has norms or more attention between these biases and the stream: what they add "
                 f"is the same nowhere; see cache.get_full_resid_decomposition"
             )
-        names = [(each, "b_O") for each in range(layer + (mlp_input and not is_parallel(config)))]
-        names += [(each, "b_out") for each in range(layer) if include_mlp_biases]
-        total = torch.zeros_like(self.W_E[0])
-        return total + residual_factor(config) * sum(weight(self._points, each, name) for each, name in names)
+        found = [weight(self._points, each, "b_O") for each in range(layer + (mlp_input and not is_parallel(config)))]
+        if include_mlp_biases:
+            found += [bias for each in range(layer) if (bias := self._bias_of_mlp(each)) is not None]
+        return torch.zeros_like(self.W_E[0]) + residual_factor(config) * sum(found)
+
+    def _bias_of_mlp(self, layer: int) -> Tensor | None:
+        """What the MLP of a layer adds whatever comes in; None where it has no bias at all, as most experts have."""
+        try:
+            return weight(self._points, layer, "b_out")
+        except HooklineError as error:
+            block = self._points.anatomy.blocks[layer]
+            mlp = block.mlp if block.mlp is not None else block.mlp_out
+            if mlp is not None and any("bias" in name for name, _ in mlp.named_parameters()):
+                raise HooklineError(
+                    f"accumulated_bias needs what the MLP of layer {layer} adds by its bias, and it has no one b_out: "
+                    f"{error}. Pass include_mlp_biases=False"
+                ) from error
+            return None
 
     def token_ids(self, tokens: str | int | Sequence[str] | Tensor) -> Int[Tensor, "*some"]:
         """Ids, of text that is one token, of several such texts, or of ids themselves."""

@@ -8,6 +8,7 @@ What differs, and what is not here, is in docs/from-transformerlens.md.
 """
 
 from hookline.compat.transformer_lens import hook_points, model_bridge, patching, utils
+from hookline.compat.transformer_lens.absent import refusing
 
 # From the modules of the same names: once these are loaded, no later import of one hides the class.
 from hookline.compat.transformer_lens.ActivationCache import ActivationCache
@@ -38,3 +39,5 @@ __all__ = [
     "patching",
     "utils",
 ]
+
+__getattr__ = refusing("transformer_lens")

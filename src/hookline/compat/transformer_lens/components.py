@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,9 @@ from hookline.anatomy import variants
 from hookline.anatomy.branch import follow
 from hookline.anatomy.norms import norm_of
 from hookline.compat.transformer_lens.state import write
+from hookline.copies import Copy, copied, plain, shares_memory
 from hookline.errors import HooklineError
-from hookline.weights import weight
+from hookline.weights import weight, weight_and_parameter
 
 if TYPE_CHECKING:
     from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer
@@ -42,6 +44,23 @@ class Part:
         if not isinstance(target, Tensor):
             raise HooklineError(f"{self._path}.{name} is no weight: it cannot be replaced")
         write(self._model, f"{self._path}.{name}", value)
+
+    def _of_layer(self, name: str) -> Tensor:
+        """A view of the model's own; where that cannot be, a copy which says how to write it."""
+        found, own = weight_and_parameter(self._model._points, int(self._path.split(".")[1]), name)
+        if own is None:
+            return copied(found, f"this model has no {self._path}.{name}, and zeros stand for it")
+        if shares_memory(found, own):
+            return found
+        return copied(found, f"the model has {name} in a layout of which it is no view; {self._assign(name)}")
+
+    def _assign(self, name: str) -> str:
+        return f"assign it instead: {self._short}.{name} = …"
+
+    @property
+    def _short(self) -> str:
+        """How it is reached: model.blocks[0].attn."""
+        return "model." + re.sub(r"\.(\d+)", r"[\1]", self._path)
 
     def __call__(self, x: Tensor) -> Tensor:
         """What the module gives for `x`, hooks and all."""
@@ -103,13 +122,17 @@ class LayerNorm(Part):
 
     @property
     def w(self) -> Tensor:
-        """What the normed activation is multiplied with; ones, if it was folded or there is none."""
-        return self._or(self._norm().gain, 1.0)
+        """What the normed activation is multiplied with; ones, if there is nothing."""
+        norm = self._norm()
+        own = getattr(self._module, "weight", None)
+        if own is None or not norm.offset:
+            return self._or(own, 1.0, "w")
+        return copied(norm.gain, f"{self._path}.w is the model's weight plus {norm.offset}; {self._assign('w')}")
 
     @property
     def b(self) -> Tensor:
         """What is added to it; zeros likewise."""
-        return self._or(self._norm().bias, 0.0)
+        return self._or(getattr(self._norm().module, "bias", None), 0.0, "b")
 
     def _norm(self) -> Any:
         norm = norm_of(self._module, self._model._anatomy.width)
@@ -117,21 +140,24 @@ class LayerNorm(Part):
             raise HooklineError(f"{self._path} is no norm of a known form: it has no w and b")
         return norm
 
-    def _or(self, own: Tensor | float, value: float) -> Tensor:
-        if isinstance(own, Tensor):
+    def _or(self, own: Tensor | None, value: float, name: str) -> Tensor:
+        if own is not None:
             return own
-        return torch.full((self._model._anatomy.width,), value, device=self._model._device)
+        filled = torch.full((self._model._anatomy.width,), value, device=self._model._device)
+        return copied(filled, f"this model has no {self._path}.{name}, and {value:g} stands for it")
 
 
 class Attention(Part):
     """The attention of a layer."""
 
     def _weight(self, name: str) -> Tensor:
-        own = weight(self._model._points, self._layer, name.removeprefix("_")) if _is_weight(name) else None
-        if own is None:
+        if not _is_weight(name):
             return super()._weight(name)
-        is_shared = name in ("W_K", "W_V", "b_K", "b_V")
-        return own.repeat_interleave(self._model.cfg.n_heads // len(own), 0) if is_shared else own
+        own, n_heads = self._of_layer(name.removeprefix("_")), self._model.cfg.n_heads
+        if name not in ("W_K", "W_V", "b_K", "b_V") or len(own) == n_heads:
+            return own
+        why = f"heads share {name}, which is repeated for each here; write into {self._short}._{name}, the groups' own"
+        return copied(plain(own).repeat_interleave(n_heads // len(own), 0), own.why if isinstance(own, Copy) else why)
 
     @property
     def _layer(self) -> int:
@@ -175,8 +201,7 @@ class MLP(Part):
     """The MLP of a layer."""
 
     def _weight(self, name: str) -> Tensor:
-        layer = int(self._path.split(".")[1])
-        return weight(self._model._points, layer, name) if _is_weight(name) else super()._weight(name)
+        return self._of_layer(name) if _is_weight(name) else super()._weight(name)
 
     def __call__(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         """What it gives for the normed stream."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hookline.compat.transformer_lens.absent import refusing
 from hookline.compat.transformer_lens.hooks import LensHooks
 from hookline.module import HookedRootModule as _HookedRootModule
 from hookline.points import HookPoint
@@ -11,3 +12,6 @@ __all__ = ["HookPoint", "HookedRootModule"]
 
 class HookedRootModule(LensHooks, _HookedRootModule):
     """Base class for a model of one's own with `HookPoint`s placed in it; call `self.setup()` when they are."""
+
+
+__getattr__ = refusing("transformer_lens.hook_points")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,8 +58,23 @@ def from_name(
         kwargs["revision"] = checkpoint_revision(where, checkpoint_value, checkpoint_index)
     if first_n_layers is not None:
         kwargs["config"] = _shortened(where, first_n_layers, kwargs)
-    model = load(where, device=device, dtype=dtype, **kwargs)
+    with _without_report(first_n_layers is not None):
+        model = load(where, device=device, dtype=dtype, **kwargs)
     return model.module, model.tokenizer
+
+
+@contextmanager
+def _without_report(wanted: bool) -> Iterator[None]:
+    """Without transformers' table of weights that are not used: those of the later layers are not meant to be."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    if wanted:
+        logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
 
 
 def _shortened(name: str, n_layers: int, kwargs: dict[str, Any]) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from hookline.compat.transformer_lens.absent import refusing
 from hookline.compat.transformer_lens.cache import ActivationCache
 from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer
 from hookline.experiments import classic
@@ -65,3 +66,5 @@ get_act_patch_attn_head_pattern_all_pos = _tensor_of(classic.get_act_patch_attn_
 get_act_patch_attn_head_all_pos_every = _every(classic.get_act_patch_attn_head_all_pos_every)
 get_act_patch_attn_head_by_pos_every = _every(classic.get_act_patch_attn_head_by_pos_every)
 get_act_patch_block_every = _every(classic.get_act_patch_block_every)
+
+__getattr__ = refusing("transformer_lens.patching")

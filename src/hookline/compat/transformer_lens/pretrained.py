@@ -164,6 +164,15 @@ class Pretrained(LensWeights):
         super().restore_weights()
         self._cfg.normalization_type = normalization(self.module, self._anatomy)
 
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
+        """Save the model of transformers inside; not while its weights are processed, for it would load as another."""
+        if self.processing is not None or self._refactored is not None:
+            raise HooklineError(
+                "the weights are processed, and what transformers would load from there is another model: "
+                "restore_weights() first, or save state_dict()"
+            )
+        return self.module.save_pretrained(*args, **kwargs)  # type: ignore[operator]
+
     def load_and_process_state_dict(
         self,
         state_dict: Mapping[str, Tensor],

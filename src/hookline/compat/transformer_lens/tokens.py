@@ -72,12 +72,13 @@ class LensText(Text):
         side: Side = padding_side or self._needed().padding_side
         if side not in ("left", "right"):
             raise HooklineError(f'padding_side must be "left" or "right", not {side!r}')
-        rows = [self._ids(each, prepend_bos) for each in texts]
+        rows = [self.ids(each, prepend_bos) for each in texts]
         if truncate:
             rows = [self._cut(row) for row in rows]
         return self._padded(rows, max(map(len, rows)), side)
 
-    def _ids(self, text: str, prepend_bos: bool | None) -> list[int]:
+    def ids(self, text: str, prepend_bos: bool | None) -> list[int]:
+        """The token ids of one text, after a beginning token unless it is said otherwise."""
         tokenizer = self._needed()
         ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
         prepends = self.cfg.default_prepend_bos if prepend_bos is None else prepend_bos
@@ -85,6 +86,13 @@ class LensText(Text):
         if not ids:
             raise HooklineError(f"the prompt {text!r} gives no tokens")
         return ids
+
+    def _needed(self) -> Any:
+        if self.tokenizer is None:
+            raise HooklineError(
+                "this model has no tokenizer: pass token ids, or give it one with model.set_tokenizer(tokenizer)"
+            )
+        return self.tokenizer
 
     def _cut(self, row: list[int]) -> list[int]:
         if self.n_ctx is None or len(row) <= self.n_ctx:

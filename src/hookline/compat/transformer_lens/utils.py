@@ -11,8 +11,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from hookline.compat.transformer_lens.absent import refusing
 from hookline.compat.transformer_lens.aliases import official_name as get_official_model_name
 from hookline.compat.transformer_lens.datasets import keep_single_column, tokenize_and_concatenate
+from hookline.compat.transformer_lens.defaults import (
+    OFFICIAL_MODEL_NAMES,
+    LocallyOverridenDefaults,
+    download_file_from_hf,
+    get_tokenizer_with_bos,
+    print_gpu_mem,
+)
 from hookline.compat.transformer_lens.loading import get_device
 from hookline.compat.transformer_lens.prompts import test_prompt
 from hookline.compat.transformer_lens.slices import Slice, SliceInput
@@ -50,6 +58,11 @@ __all__ = [
     "keep_single_column",
     "get_attention_mask",
     "get_official_model_name",
+    "OFFICIAL_MODEL_NAMES",
+    "LocallyOverridenDefaults",
+    "get_tokenizer_with_bos",
+    "download_file_from_hf",
+    "print_gpu_mem",
 ]
 
 _LAYER_TYPES = {"a": "attn", "attention": "attn", "m": "mlp", "b": "", "block": "", "blocks": ""}
@@ -216,3 +229,6 @@ def sample_logits(
     for step in steps:
         logits = step(tokens, logits)
     return logits.argmax(-1) if temperature == 0 else torch.multinomial(logits.softmax(-1), 1)[:, 0]
+
+
+__getattr__ = refusing("transformer_lens.utils")

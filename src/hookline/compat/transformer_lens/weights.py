@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hookline.compat.transformer_lens import state
+from hookline.compat.transformer_lens import entries, state
 from hookline.compat.transformer_lens.config import HookedTransformerConfig
+from hookline.copies import copied
 from hookline.errors import HooklineError
 from hookline.model import HookedModel
 
@@ -23,13 +24,15 @@ class LensWeights(HookedModel):
     @property
     def W_E(self) -> Float[Tensor, "d_vocab d_model"]:  # noqa: N802
         """The embedding of each token, with any factor that comes after it."""
-        factor = state.embedding_factor(self)  # type: ignore[arg-type]
-        return super().W_E if factor == 1.0 else super().W_E * factor
+        factor = entries.embedding_factor(self)  # type: ignore[arg-type]
+        own = super().W_E
+        why = f"the model's own matrix is multiplied with {factor:g} on its way into the stream; assign model.embed.W_E"
+        return own if factor == 1.0 else copied(own * factor, why)
 
     @property
     def W_pos(self) -> Float[Tensor, "n_ctx d_model"]:  # noqa: N802
         """The learned positions; a shortformer's too."""
-        own = state.position_embedding(self)  # type: ignore[arg-type]
+        own = entries.position_embedding(self)  # type: ignore[arg-type]
         return super().W_pos if own is None or self._anatomy.main.pos_embed is not None else own.weight  # type: ignore[return-value]
 
     @property
@@ -57,6 +60,13 @@ class LensWeights(HookedModel):
         """Into the gate; None where there is none."""
         return super().W_gate if self._cfg.gated_mlp else None
 
+    def tokens_to_residual_directions(
+        self, tokens: str | int | Sequence[str] | Tensor
+    ) -> Float[Tensor, "*some d_model"]:
+        """The unembedding of each token; of a tensor with one token in it, without axes for it."""
+        is_one = isinstance(tokens, Tensor) and tokens.numel() == 1
+        return super().tokens_to_residual_directions(tokens.reshape(()) if is_one else tokens)  # type: ignore[union-attr]
+
     @property
     def n_params_total(self) -> int:
         """How many numbers all parameters have."""
@@ -72,10 +82,13 @@ class LensWeights(HookedModel):
         draw_weights(self.module)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """The weights under TransformerLens's names and in its layout: views, where they can be."""
+        """The weights under TransformerLens's names and in its layout: views, where they can be.
+
+        What it has no name for goes by its own name in the model.
+        """
         if args or kwargs:
             raise HooklineError("state_dict takes no arguments here: model.module.state_dict(…) is the model's own")
-        return {name: entry.value.detach() for name, entry in state.weights_of(self).items()}  # type: ignore[arg-type]
+        return {name: entry.value.detach() for name, entry in entries.weights_of(self).items()}  # type: ignore[arg-type]
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], strict: bool = True, assign: bool = False) -> Any:
         """Write weights that go by those names into the model."""
@@ -85,7 +98,7 @@ class LensWeights(HookedModel):
         return nn.modules.module._IncompatibleKeys(missing, unexpected)
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """The model's own parameters; each that is one of TransformerLens's goes by that name."""
+        """The model's own parameters; each that has a weight's very layout there goes by that weight's name."""
         if args or kwargs:
             raise HooklineError("named_parameters takes no arguments here: model.module.named_parameters(…) does")
         return state.named_parameters(self)  # type: ignore[arg-type]

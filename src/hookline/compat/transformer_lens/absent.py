@@ -1,0 +1,65 @@
+"""Names of TransformerLens that are left out here, by module, and what to use instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hookline.errors import HooklineError
+
+_WRAP = "hookline.hook(model) wraps that kind of model, with encoder.… and decoder.… points"
+_INIT = "torch.nn.init has it, and HookedTransformerConfig(init_mode=…) draws a toy's weights"
+_TRAIN = 'write the loop: model(tokens, return_type="loss").backward(), and an optimiser of torch'
+_SWEEP = "hookline.experiments.patching.sweep is for any point"
+_BOS = "to_tokens(…, prepend_bos=False) is without a beginning token"
+
+ABSENT: dict[str, dict[str, str]] = {
+    "transformer_lens": {
+        **dict.fromkeys(("HookedEncoder", "HookedEncoderDecoder", "HookedAudioEncoder"), _WRAP),
+        "BertNextSentencePrediction": _WRAP,
+        "SVDInterpreter": "model.OV[layer, head].svd() gives the vectors, and @ model.W_U what they say",
+        "evals": 'model(tokens, return_type="loss") on data of your own',
+        "head_detector": "hookline.experiments.heads has head_scores and detect",
+        "train": _TRAIN,
+        "HookedSAETransformer": "hookline.sae has autoencoders, and puts them into a run",
+        "loading_from_pretrained": "utils.OFFICIAL_MODEL_NAMES and utils.get_official_model_name are the names it has",
+        "past_key_value_caching": "HookedTransformerKeyValueCache is to be imported from here",
+    },
+    "transformer_lens.utils": {
+        "get_dataset": "datasets.load_dataset(…), then utils.tokenize_and_concatenate",
+        **dict.fromkeys(("init_xavier_uniform_", "init_xavier_normal_"), _INIT),
+        **dict.fromkeys(("init_kaiming_uniform_", "init_kaiming_normal_", "calc_fan_in_and_fan_out"), _INIT),
+        **dict.fromkeys(("get_nested_attr", "set_nested_attr"), "operator.attrgetter, and setattr"),
+        **dict.fromkeys(("get_input_with_manually_prepended_bos", "get_tokens_with_bos_removed"), _BOS),
+        "override_or_use_default_value": "`default if value is None else value`",
+        "check_structure": "compare the tensors themselves",
+    },
+    "transformer_lens.hook_points": {
+        "LensHandle": "add_hook(…) gives what removes the hook, and reset_hooks() removes all",
+        "NamesFilter": "a name, a list of names or a predicate is taken wherever there is a names_filter",
+    },
+    "transformer_lens.patching": {
+        "generic_activation_patch": _SWEEP,
+        "make_df_from_ranges": "hookline.experiments give results with labels",
+        **{
+            f"layer_{what}_patch_setter": _SWEEP
+            for what in ("pos", "pos_head_vector", "head_vector", "head_pattern", "head_pos_pattern")
+        },
+        "layer_head_dest_src_pos_pattern_patch_setter": _SWEEP,
+    },
+}
+
+
+class AbsentNameError(HooklineError, ImportError):
+    """A name of TransformerLens that is not here; the message says what is."""
+
+
+def refusing(module: str) -> Callable[[str], Any]:
+    """A module's `__getattr__`: it raises, for what is left out on purpose with what to use instead."""
+
+    def refuse(name: str) -> Any:
+        if name in ABSENT[module]:
+            raise AbsentNameError(f"{module}.{name} is not in hookline.compat: {ABSENT[module][name]}")
+        raise AttributeError(f"module 'hookline.compat.{module}' has no attribute {name!r}")
+
+    return refuse

@@ -1,0 +1,182 @@
+"""A model's weights under TransformerLens's names and in its layout: `blocks.0.attn.W_Q`.
+
+Every number that the model has is in one of them: what TransformerLens has no name for goes by its own name in the
+model, `model.layers.0.mlp.gate_proj.bias`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from hookline.anatomy import variants
+from hookline.anatomy.norms import norm_of
+from hookline.copies import plain, shares_memory
+from hookline.errors import HooklineError
+from hookline.weights import linear, weight_and_parameter, without_first
+
+if TYPE_CHECKING:
+    from hookline.anatomy.names import ModelPoints
+    from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A weight: a view of the model's own parameter, and what that is multiplied with and added to."""
+
+    own: Tensor
+    parameter: Tensor | None
+    """What this is all or part of; None where the model has no such parameter, and zeros stand for it."""
+    factor: float = 1.0
+    offset: float = 0.0
+    put: Callable[[Tensor], None] | None = None
+    """How to write it, where it is no view: of a fused projection that has the heads' parts side by side."""
+
+    @property
+    def value(self) -> Tensor:
+        """As TransformerLens has it."""
+        is_same = self.factor == 1.0 and self.offset == 0.0
+        return self.own if is_same else self.own * self.factor + self.offset
+
+    @property
+    def is_the_parameter(self) -> bool:
+        """Whether it has the parameter's very numbers in the same order; a bias may be cut into heads."""
+        is_laid_out_alike = self.parameter is not None and (
+            self.own is self.parameter
+            or (self.parameter.ndim == 1 and self.own.is_contiguous() and self.own.numel() == self.parameter.numel())
+        )
+        return is_laid_out_alike and self.put is None and self.factor == 1.0 and self.offset == 0.0
+
+
+def weights_of(model: HookedTransformer) -> dict[str, Entry]:
+    """All weights by name, but for those of norms that do nothing since they are folded into what reads them."""
+    is_folded = (model.cfg.normalization_type or "").endswith("Pre")
+    return {name: entry for name, entry in all_entries(model).items() if not (is_folded and _is_neutral(name, entry))}
+
+
+def all_entries(model: HookedTransformer) -> dict[str, Entry]:
+    """All weights by name."""
+    known = dict(_named(model))
+    return known | {name: Entry(own, own) for name, own in _left_over(model, known)}
+
+
+def _is_neutral(name: str, entry: Entry) -> bool:
+    """Whether it is a norm's gain of 1, or bias of 0, that folding leaves."""
+    is_norm = name.rpartition(".")[0].endswith(("ln1", "ln2", "ln_final", "mlp.ln"))
+    return is_norm and bool((entry.value == (1 if name.endswith(".w") else 0)).all())
+
+
+def _named(model: HookedTransformer) -> Iterator[tuple[str, Entry]]:
+    """Those that TransformerLens has names for."""
+    anatomy = model._anatomy
+    if not isinstance(anatomy.main.embed, nn.Embedding):
+        raise HooklineError(f"{type(anatomy.main.embed).__name__} is no plain embedding: it has no one matrix to give")
+    own = anatomy.main.embed.weight
+    yield "embed.W_E", Entry(own, own, embedding_factor(model))
+    yield from _of_norm("embed.ln", _embedding_norm(model))
+    positions: Any = position_embedding(model)
+    if positions is not None:
+        yield "pos_embed.W_pos", Entry(positions.weight[getattr(positions, "offset", 0) :], positions.weight)
+    for layer in range(len(anatomy.blocks)):
+        for name, entry in _of_layer(model, layer):
+            yield f"{model._points.layer(layer)}.{name}", entry
+    yield from _of_norm("ln_final", anatomy.main.ln_final)
+    if anatomy.unembed is not None:
+        matrix, bias = linear(anatomy.unembed)
+        yield "unembed.W_U", Entry(matrix, anatomy.unembed.weight)  # type: ignore[arg-type]
+        yield "unembed.b_U", Entry(plain(model.b_U), bias)
+
+
+def _of_layer(model: HookedTransformer, layer: int) -> Iterator[tuple[str, Entry]]:
+    points, block = model._points, model._anatomy.blocks[layer]
+    for name in ("ln1", "ln1_post", "ln2", "ln2_post"):
+        yield from _of_norm(name, getattr(block, name))
+    is_grouped = model.cfg.n_key_value_heads is not None
+    for name in ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O"):
+        prefix = "_" if is_grouped and name[-1] in "KV" else ""
+        for entry in _of_map(points, layer, name):
+            yield f"attn.{prefix}{name}", entry
+    for name in ("q_norm", "k_norm"):
+        yield from _of_norm(f"attn.{name}", getattr(block.attn, name, None))
+    if block.mlp is None and block.mlp_out is None:
+        return
+    for name in ("W_in", "b_in", "W_out", "b_out", *(("W_gate",) if model.cfg.gated_mlp else ())):
+        for entry in _of_map(points, layer, name):
+            yield f"mlp.{name}", entry
+    yield from _of_norm("mlp.ln", getattr(block.mlp, "ln", None))
+
+
+def _of_map(points: ModelPoints, layer: int, name: str) -> Iterator[Entry]:
+    """The weight of that name, if there is one: a mixture of experts, or a fused gate, has none."""
+    try:
+        own, parameter = weight_and_parameter(points, layer, name)
+    except HooklineError:
+        return
+    if parameter is None or shares_memory(own, parameter):
+        yield Entry(own, parameter)
+        return
+    site = points.find(f"{points.layer(layer)}.attn.hook_{name[-1].lower()}").site
+    lens = without_first(site.lens)
+    matrix, bias = linear(site.module)
+
+    def put(value: Tensor) -> None:
+        whole = matrix if name[0] == "W" or bias is None else bias
+        whole.copy_(lens.put(whole.detach(), value.movedim(0, -2) if name[0] == "W" else value))
+
+    yield Entry(own, parameter, put=put)
+
+
+def _of_norm(name: str, module: Any) -> Iterator[tuple[str, Entry]]:
+    own = getattr(module, "weight", None)
+    if not isinstance(module, nn.Module) or not isinstance(own, nn.Parameter):
+        return
+    norm = norm_of(module, own.shape[-1])
+    yield f"{name}.w", Entry(own, own, offset=norm.offset if norm is not None else 0)
+    if isinstance(bias := getattr(module, "bias", None), nn.Parameter):
+        yield f"{name}.b", Entry(bias, bias)
+
+
+def _left_over(model: HookedTransformer, known: dict[str, Entry]) -> Iterator[tuple[str, Tensor]]:
+    """What the model keeps and no weight has all of: biases of gates, experts, OPT's positions for padding."""
+    covered: dict[tuple[int, int], int] = {}
+    for entry in known.values():
+        if entry.parameter is not None:
+            place = _place(entry.parameter)
+            covered[place] = covered.get(place, 0) + entry.own.numel()
+    for name, own in stored(model.module):
+        if covered.get(_place(own), 0) < own.numel():
+            covered[_place(own)] = own.numel()
+            yield name, own
+
+
+def _place(own: Tensor) -> tuple[int, int]:
+    """Where its numbers are, which is the same for what is tied."""
+    return own.untyped_storage()._cdata, int(own.storage_offset())
+
+
+def stored(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """What a model is saved with, by its own names: its parameters, and the buffers that are kept."""
+    return [(name, own) for name, own in module.state_dict(keep_vars=True).items() if isinstance(own, Tensor)]
+
+
+def _embedding_norm(model: HookedTransformer) -> Any:
+    """The norm of the embeddings of tokens, where they have one."""
+    embed = model._anatomy.main.embed
+    base = getattr(model.module, "base_model", model.module)
+    return getattr(embed, "ln", None) or getattr(base, "word_embeddings_layernorm", None)
+
+
+def embedding_factor(model: HookedTransformer) -> float:
+    """What the embeddings of tokens are multiplied with, in their module or after it, before they enter the stream."""
+    inside: Any = getattr(model._anatomy.main.embed, "embed_scale", 1.0)
+    return float(inside) * variants.embedding_factor(model._anatomy.main.config)
+
+
+def position_embedding(model: HookedTransformer) -> nn.Module | None:
+    """What has the learned positions: added to the stream or, in a shortformer, read by queries and keys alone."""
+    own = model._anatomy.main.pos_embed
+    own = own if own is not None else getattr(model.module, "qk_pos_embed", None)
+    return own if isinstance(getattr(own, "weight", None), Tensor) else None
