@@ -11,10 +11,11 @@ With a Python that has transformer-lens 3.5 as well, its own functions are in th
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import time
-import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import transformers
@@ -171,27 +172,61 @@ def table(name: str, length: int, device: str, rounds: int) -> None:
 def theirs(bench: Bench) -> dict[str, tuple[Callable[[], object], int]]:
     """TransformerLens's own functions, on the same weights, where it is installed."""
     try:
-        import transformer_lens  # noqa: F401
+        from transformer_lens import patching as their_patching
     except ImportError:
         return {}
-    from parity_transformerlens import peer_of  # the same weights in its own classes
-    from transformer_lens import patching as their_patching
+    import pandas  # comes with it
 
     peer = peer_of(bench.module)
-    peer_cache = peer.run_with_cache(bench.clean)[1]
-    theirs = their_patching.get_act_patch_resid_pre
-    few = bench.corrupted[:, :4], peer.run_with_cache(bench.clean[:, :4])[1]  # cells of few positions, then scaled
-    del few
+    cache = peer.run_with_cache(bench.clean)[1]
     layers, length, heads = bench.model.cfg.n_layers, bench.corrupted.shape[1], bench.model.cfg.n_heads
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return {
-            "TransformerLens residual": (lambda: theirs(peer, bench.corrupted, peer_cache, metric), layers * length),
-            "TransformerLens heads": (
-                lambda: their_patching.get_act_patch_attn_head_out_all_pos(peer, bench.corrupted, peer_cache, metric),
-                layers * heads,
-            ),
-        }
+    few = 4  # layers: all of a sweep of theirs takes minutes
+    ours = bench.residual()[:2, :2]
+    found = [their_patching.get_act_patch_resid_pre, their_patching.get_act_patch_attn_head_out_all_pos]
+
+    def swept(function: Callable[..., Tensor], rows: dict[str, list[int]]) -> Tensor:
+        cells = list(itertools.product(*rows.values()))
+        table = pandas.DataFrame(cells, columns=list(rows))
+        with torch.no_grad():
+            return function(peer, bench.corrupted, cache, metric, index_axis_names=None, index_df=table)
+
+    at = list(range(min(few, layers)))
+    residual = {"layer": at, "pos": list(range(0, length, max(1, length // 4)))}
+    by_head = {"layer": at, "head": list(range(min(4, heads)))}
+    apart = (swept(found[0], {"layer": [0, 1], "pos": [0, 1]}).flatten() - ours.flatten()).abs().max()
+    print(f"TransformerLens's numbers differ from ours by {float(apart):.1e}")
+    return {
+        "TransformerLens residual": (lambda: swept(found[0], residual), len(at) * len(residual["pos"])),
+        "TransformerLens heads": (lambda: swept(found[1], by_head), len(at) * len(by_head["head"])),
+    }
+
+
+def peer_of(module: transformers.PreTrainedModel) -> Any:
+    """TransformerLens's model with these weights, unprocessed, by its own conversion."""
+    from transformer_lens import HookedTransformer, HookedTransformerConfig
+    from transformer_lens.pretrained.weight_conversions import convert_gpt2_weights, convert_llama_weights
+
+    config, is_llama = module.config, module.config.model_type == "llama"
+    heads = config.num_attention_heads
+    fields = {
+        "d_model": config.hidden_size, "d_head": config.hidden_size // heads, "n_heads": heads, "device": "cpu",
+        "n_layers": config.num_hidden_layers, "n_ctx": 128, "d_vocab": config.vocab_size,
+        "original_architecture": type(module).__name__,
+    }  # fmt: skip
+    if is_llama:
+        fields |= {
+            "act_fn": "silu", "eps": config.rms_norm_eps, "normalization_type": "RMS", "gated_mlp": True,
+            "n_key_value_heads": config.num_key_value_heads, "positional_embedding_type": "rotary", "final_rms": True,
+            "d_mlp": config.intermediate_size, "rotary_dim": fields["d_head"], "rotary_adjacent_pairs": False,
+        }  # fmt: skip
+    else:
+        fields |= {"act_fn": "gelu_new", "eps": config.layer_norm_epsilon, "normalization_type": "LN", "n_ctx": 1024}
+    cfg = HookedTransformerConfig(**fields)
+    peer = HookedTransformer(cfg)
+    convert = convert_llama_weights if is_llama else convert_gpt2_weights
+    steps = ("fold_ln", "center_writing_weights", "center_unembed", "fold_value_biases")
+    peer.load_and_process_state_dict(convert(module, cfg), **dict.fromkeys(steps, False))
+    return peer.eval()
 
 
 def main() -> None:

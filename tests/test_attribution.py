@@ -6,6 +6,7 @@ from tiny_models import causal_lm, encoder
 from torch.utils.flop_counter import FlopCounterMode
 
 import hookline
+from hookline import HooklineError
 from hookline.experiments import metrics, patching
 from hookline.experiments.attribution import attribute
 
@@ -216,3 +217,18 @@ def test_metrics_that_cannot_be_differentiated(models) -> None:
 def test_prompts_of_different_length(models) -> None:
     with pytest.raises(hookline.HooklineError, match="as many tokens"):
         attribute(models["gpt2"], tokens(0), tokens(1, length=6), METRIC)
+
+
+def test_a_gradient_that_says_nothing_is_refused() -> None:
+    model = hookline.load("tinyworld")
+    clean = "When Mary and John went to the store, John gave a drink to"
+    corrupted = "When Mary and John went to the store, Mary gave a drink to"
+    mary, john = model.to_single_token(" Mary"), model.to_single_token(" John")
+
+    def clamped(logits: torch.Tensor) -> torch.Tensor:
+        return (logits[:, -1, mary] - logits[:, -1, john]).clamp(min=0)
+
+    with pytest.raises(HooklineError, match="a gradient of 0 everywhere"):
+        attribute(model, clean, corrupted, clamped)
+    with torch.inference_mode(), pytest.raises(HooklineError, match="inference_mode"):
+        attribute(model, clean, corrupted, clamped)

@@ -261,7 +261,7 @@ def test_a_metric_must_have_a_number_for_the_corrupted_run_too(model):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (1.0, r"gave float 1.0 \(leave out .item\(\)\)"),
+        ([1.0], r"gave list \[1.0\]"),
         (None, "gave NoneType None"),
         (torch.ones(4), r"shape \[4\].*shape \[3\]"),
         (torch.ones(3, 1), r"shape \[3, 1\]"),

@@ -224,7 +224,7 @@ def test_an_interrupt_keeps_what_is_done_and_it_can_go_on(tinyworld: hookline.Ho
             raise KeyboardInterrupt
         return difference(logits)
 
-    part = patching.sweep(tinyworld, CLEAN, CORRUPTED, impatient, batch_size=4)
+    part = patching.sweep(tinyworld, CLEAN, CORRUPTED, {"lead": impatient}, batch_size=4)
     assert not part.complete
     assert 0 < int(part.values.isnan().sum()) < part.values.numel()
     seen = [0]
@@ -234,10 +234,42 @@ def test_an_interrupt_keeps_what_is_done_and_it_can_go_on(tinyworld: hookline.Ho
         return difference(logits)
 
     whole = patching.sweep(tinyworld, CLEAN, CORRUPTED, difference)
-    resumed = patching.sweep(tinyworld, CLEAN, CORRUPTED, counting, resume=part)
+    resumed = patching.sweep(tinyworld, CLEAN, CORRUPTED, {"lead": counting}, resume=part)
     torch.testing.assert_close(resumed.values, whole.values, rtol=1e-4, atol=1e-4)
     assert resumed.complete
     assert seen[0] < part.values.numel()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"direction": "noise"},
+        {"points": "resid_post"},
+        {"corrupted": CORRUPTED.replace("store", "park")},
+        {"metric": {"lead": metrics.logit_diff(" Mary", " Tom")}},
+        {"metric": "kl"},
+    ],
+)
+def test_another_experiment_cannot_be_resumed(tinyworld: hookline.HookedModel, other: dict[str, Any]) -> None:
+    given = {"corrupted": CORRUPTED, "metric": {"lead": NAMES}, "points": "resid_pre"}
+    first = patching.sweep(tinyworld, CLEAN, **given)
+    again = patching.sweep(tinyworld, CLEAN, **given, resume=first)
+    assert torch.equal(first.values, again.values)
+    with pytest.raises(HooklineError, match="a result of another experiment"):
+        patching.sweep(tinyworld, CLEAN, **{**given, **other}, resume=first)
+
+
+def test_a_metric_that_reads_padding_is_refused(tinyworld: hookline.HookedModel) -> None:
+    texts = [CLEAN, "Later, Tom and Mary went to the store and Mary gave a drink to"]
+    assert len({len(tinyworld.to_tokens(text)[0]) for text in texts}) == 2
+
+    def last_column(logits: Tensor) -> Tensor:
+        return logits[:, -1, 5]
+
+    with pytest.raises(HooklineError, match="last_column reads padding"):
+        patching.sweep(tinyworld, texts, texts, last_column)
+    tokens = tinyworld.to_tokens(texts, padding_side="left")
+    patching.sweep(tinyworld, tokens, tokens, last_column, points="z", over=("layer", "head"))
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
@@ -276,7 +308,9 @@ def bad(**changes: Any) -> dict[str, Any]:
         (bad(clean="When Mary and John went to the store"), r"clean has \[1, 8\].*tokens \['"),
         (bad(metric=lambda logits: logits[:, -1]), "gave a torch.float32 tensor of shape"),
         (bad(metric=lambda logits: logits[:, -1, 0] * torch.nan), "gave NaN"),
-        (bad(metric=lambda logits: 3.0), "gave float 3.0"),
+        (bad(metric=lambda logits: "3.0"), "gave str '3.0'"),
+        (bad(point="z"), "did you mean 'points'"),
+        (bad(layers=2), r"layers are a list of different ones, as in \[3, 4\], not 2"),
         (bad(metric="logit_dif"), "Did you mean 'logit_diff'"),
         (bad(points=[]), "needs points"),
         (bad(over=()), "needs points and axes"),
@@ -298,7 +332,7 @@ def test_bad_input_is_refused(tinyworld: hookline.HookedModel, given: dict[str, 
 
 
 def test_options_that_do_not_exist_are_refused(tinyworld: hookline.HookedModel) -> None:
-    with pytest.raises(TypeError, match="per_exampel"):
+    with pytest.raises(HooklineError, match="did you mean 'per_example'"):
         patching.sweep(tinyworld, CLEAN, CORRUPTED, NAMES, per_exampel=True)
     with pytest.raises(HooklineError, match="one number for all prompts"):
         patching.sweep(

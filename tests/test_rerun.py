@@ -224,6 +224,61 @@ def test_bad_baselines_and_changes_are_refused() -> None:
         base.change("blocks.0.hook_resid_pre", torch.ones(32), head=1)
 
 
+def test_positions_come_as_they_are_asked_for() -> None:
+    model = wrapped("llama")
+    base = model.baseline(tokens())
+    variant = [base.change("blocks.1.hook_resid_pre", torch.ones(32), pos=1)]
+    whole = logits_of(base, [variant])
+    assert torch.allclose(logits_of(base, [variant, []], [8, 0, -1, 3])[0], whole[0, [8, 0, 8, 3]], atol=1e-5)
+    for bad, message in ((-1, "a list"), ([], "a list"), ([9], "the text has 9 tokens"), ([-10], "the text has 9")):
+        with pytest.raises(HooklineError, match=message):
+            list(base.rerun([variant], positions=bad))
+
+
+def test_a_change_after_what_is_read_is_left_out() -> None:
+    model = wrapped("gpt2")
+    base = model.baseline(tokens(), keep=["blocks.1.attn.hook_z"])
+    z = base.kept["blocks.1.attn.hook_z"]
+    both = [base.change("blocks.1.attn.hook_z", z[pos] * 0, pos=pos) for pos in (1, 7)]
+    plain = model.baseline(tokens(), way=Way.PLAIN)
+    torch.testing.assert_close(logits_of(base, [both], [3]), logits_of(plain, [both], [3]))
+
+
+def test_what_changes_in_the_model_makes_a_baseline_old() -> None:
+    model = wrapped("gpt2")
+    base = model.baseline(tokens())
+    variant = [base.change("blocks.1.hook_resid_pre", torch.ones(32), pos=1)]
+    with model.hooks(fwd_hooks=[("blocks.0.attn.hook_z", torch.zeros_like)]):
+        with pytest.raises(HooklineError, match="hooks have been added or removed"):
+            list(base.rerun([variant]))
+        model(tokens())
+    list(base.rerun([variant]))
+    with torch.no_grad():
+        model.module.lm_head.weight.add_(1)
+    with pytest.raises(HooklineError, match="its weights have changed"):
+        list(base.rerun([variant]))
+
+
+def test_values_that_do_not_fit_are_named() -> None:
+    model = wrapped("gpt2")
+    base = model.baseline(tokens())
+    with pytest.raises(HooklineError, match=r"has the shape \[7\]; there it is \[32\]"):
+        list(base.rerun([[base.change("blocks.1.hook_resid_pre", torch.ones(7), pos=1)]]))
+    with pytest.raises(HooklineError, match="is a tensor, not 3"):
+        base.change("blocks.1.hook_resid_pre", 3, pos=1)
+    with pytest.raises(HooklineError, match="a variant is a list of changes"):
+        list(base.rerun([base.change("blocks.1.hook_resid_pre", torch.ones(32), pos=1)]))
+
+
+@pytest.mark.parametrize("kind", ["mpt", "llama"])
+def test_scores_are_put_into_runs_of_the_same_length(kind: str) -> None:
+    model, name = wrapped(kind), "blocks.1.attn.hook_attn_scores"
+    base, other = (model.baseline(tokens(seed=seed), keep=[name]) for seed in (0, 1))
+    variant = [base.change(name, other.kept[name][..., 2], src=2)]
+    plain = logits_of(model.baseline(tokens(), way=Way.PLAIN), [variant], [5])
+    torch.testing.assert_close(logits_of(base, [variant], [5]), plain, rtol=1e-4, atol=1e-4)
+
+
 def test_parts_hold_every_variant_once_and_start_no_later_than_any() -> None:
     entries = {number: Entry(layer, position) for number, (layer, position) in enumerate(
         (layer, position) for layer in range(4) for position in range(30))}  # fmt: skip

@@ -268,6 +268,10 @@ class HookedModel(HookedModule, TokenHelpers, Weights, WeightProcessing):
     ) -> tuple[Tensor, Tensor | None]:
         if not isinstance(input, str | Sequence | Tensor):
             raise HooklineError(f"the input is text, several texts, or a tensor of token ids, not {input!r}")
+        if not isinstance(input, str | Tensor) and any(
+            isinstance(each, int | Sequence) and not isinstance(each, str) for each in input
+        ):
+            raise HooklineError(f"token ids are given as a tensor, torch.tensor(…), not as a list: {input!r}")
         if not isinstance(input, Tensor):
             ids, mask = self.text.encode(input, prepend_bos=prepend_bos, padding_side=padding_side)
             return ids.to(self._device), None if mask.all() else mask.to(self._device)

@@ -52,7 +52,7 @@ def ablate(
     Without `data` these are the prompts themselves. `pos` ablates at these positions only, counted in each prompt.
     The metric of the whole model is `result.info["clean"]`. Further `options`: see `Options`.
     """
-    how, whole = Options(**options), Replacement(by, data, per_position, seed)
+    how, whole = Options.of(options), Replacement(by, data, per_position, seed)
     what = Choice(of, points, over, layer)
     parts = Units.found(model, prompts_of(model, prompts), what, whole, pos)
     reader = parts.reader(metric)
@@ -66,7 +66,7 @@ def ranking(result: Result, *, by: Literal["abs", "value", "lowest"] = "abs") ->
 
     The values are the changes: with "lowest", parts without which the metric falls most come first.
     """
-    if "clean" not in result.info or "metric" in result.axes:
+    if "choice" not in result.info or "metric" in result.axes:
         raise HooklineError("a ranking is of what ablate(…) gave, with one metric: choose it with sel(metric=…)")
     if not result.complete:
         raise HooklineError("this ablation was interrupted: resume it before ranking")
@@ -100,7 +100,7 @@ def cumulative(
     ranked by the size of the change, and says what its parts are. The second row of the result has the order reversed.
     All else is as in `ablate`; how to ablate is not taken from the ranking.
     """
-    how, whole = Options(**options), Replacement(by, data, per_position, seed)
+    how, whole = Options.of(options), Replacement(by, data, per_position, seed)
     what = Choice(of, points, over, layer)
     if isinstance(order, Result):
         what, order = what.of_ranking(order), ranking(order)

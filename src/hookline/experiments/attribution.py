@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.experiments.gradients import Along, Line, ran
-from hookline.experiments.grid import Places, places
+from hookline.experiments.grid import Places, Values, place_of, places
 from hookline.experiments.labels import Label
 from hookline.experiments.measure import Metrics, Options
 from hookline.experiments.metrics import as_metric, checked
@@ -22,7 +22,6 @@ from hookline.experiments.result import Result
 from hookline.experiments.trials import agreement, sampled, true_values
 from hookline.model import HookedModel
 from hookline.points import HookPoint
-from hookline.rerun.changes import index_of
 
 
 def attribute(
@@ -66,6 +65,7 @@ def attribute(
     found = as_metric(metric, model, logits[0], logits[1], pair[0].tokens, pair[0].mask)
     changes = {name: given[name].float() - there[name].float() for name in where.names}
     gradients = line.gradients(found, run, given, there)
+    _check_gradients(gradients, found, logits, steps)
     effects = torch.stack([_effects(where, changes, gradients[name], pair[target]) for name in found])
     for row, (name, each) in enumerate(found.items()):
         if is_one_for_all(each, logits[0]):
@@ -80,12 +80,30 @@ def attribute(
     info = {"direction": direction, "clean": grid.result(values[0]), "corrupted": grid.result(values[1])}
     info |= {} if steps is None else {"steps": steps, "along": along}
     if check:
-        cells = sampled(effects.ne(0).any(0).any(-1), check, seed)
+        cells = sampled(_where_changed(where, changes, pair[target]), check, seed)
         true = true_values(model, where, pair[target], found, given, cells, how)
         info |= agreement(estimates, true, cells, list(map(grid.labels, cells)), list(found))
     else:
         warn_of_dropout(model)
     return grid.result(estimates, info)
+
+
+def _check_gradients(gradients: Any, found: Metrics, logits: dict[int, Tensor], steps: int | None) -> None:
+    """A gradient that is nowhere anything says nothing, where the metric differs between the runs."""
+    values = [_values_of(found, logits[each]) for each in (0, 1)]
+    for row, name in enumerate(found):
+        is_flat = all(not bool(each.ne(0).any()) for each in gradients[name].values())
+        if is_flat and not torch.allclose(values[0][row], values[1][row]):
+            hint = "" if steps else ", or try steps=8"
+            raise HooklineError(
+                f"{name} has a gradient of 0 everywhere in the run that would be patched, although it differs between "
+                f"the runs (it counts, rounds or is clamped?): take one that changes smoothly{hint}"
+            )
+
+
+def _where_changed(where: Places, changes: Values, prompts: Prompts) -> Bool[Tensor, "*grid"]:
+    """The cells where the two runs have anything that differs."""
+    return _effects(where, changes, changes, prompts).ne(0).any(-1)
 
 
 def checked_options(direction: str, steps: Any, along: str, check: Any, options: dict[str, Any]) -> Options:
@@ -102,7 +120,7 @@ def checked_options(direction: str, steps: Any, along: str, check: Any, options:
         raise HooklineError(f"check is how many cells are truly patched, 0 for none, not {check!r}")
     if "resume" in options:
         raise HooklineError("attribution is done in a few runs: there is nothing to resume")
-    return Options(**options)
+    return Options.of(options)
 
 
 def _values_of(metrics: Metrics, logits: Tensor) -> Float[Tensor, "metric example"]:
@@ -138,16 +156,10 @@ def _summed(product: Tensor, point: HookPoint, inner: Sequence[str], prompts: Pr
         if letter in "pk" and product.shape[place] == prompts.width:
             shape = [len(prompts), *(prompts.width if at == place else 1 for at in range(1, product.ndim))]
             product = product * prompts.mask.to(product).reshape(shape)
-    kept = [_place(point, axis) for axis in inner]
+    kept = [1 + place_of(point, axis) for axis in inner]
     gone = [at for at in range(1, product.ndim) if at not in kept]
     product = product.sum(gone) if gone else product
     return product.permute([0, *(1 + sorted(kept).index(place) for place in kept)])
-
-
-def _place(point: HookPoint, axis: str) -> int:
-    """Which axis of a point's value, with the batch, that is."""
-    index = index_of(point, **{axis: 0})  # raises if it has none
-    return 1 + next(place for place, each in enumerate(index) if isinstance(each, int))
 
 
 @dataclass(frozen=True, eq=False)

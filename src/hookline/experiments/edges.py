@@ -19,8 +19,8 @@ from hookline.experiments.labels import Label
 from hookline.experiments.measure import Metrics, Options, Reader, measure
 from hookline.experiments.metrics import as_metric
 from hookline.experiments.patching import Direction
-from hookline.experiments.prompts import Prompt, Prompts, baselines, check_pair, prompts_of, warn_of_dropout
-from hookline.experiments.trials import agreement, sampled, unpadded
+from hookline.experiments.prompts import Prompt, Prompts, baselines, check_pair, prompts_of, unpadded, warn_of_dropout
+from hookline.experiments.trials import agreement, sampled
 from hookline.model import HookedModel
 from hookline.points import HookPoint
 from hookline.rerun.changes import Change, index_of

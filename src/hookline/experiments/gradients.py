@@ -56,6 +56,10 @@ def traced(
     model: HookedModel, prompts: Prompts, watch: Sequence[str], *, keep: Sequence[str] = (), fwd_hooks: HookList = ()
 ) -> Traced:
     """Run the prompts with gradients at the points in `watch`; keep activations of those in `keep`."""
+    if torch.is_inference_mode_enabled():
+        raise HooklineError(
+            "attribution needs gradients, and torch.inference_mode() has none: leave it, or use no_grad"
+        )
     watched: dict[str, Tensor] = {}
 
     def note(x: Tensor, hook: HookPoint) -> None:

@@ -60,10 +60,12 @@ def _by_layer(model: HookedModel, kinds: list[str], axes: tuple[str, ...], layer
     if model._points.anatomy.is_encoder_decoder:
         raise HooklineError("experiments are for models with one stack of layers, not for an encoder and a decoder")
     there = range(len(model._points.anatomy.blocks))
-    wanted = there if layers is None else layers
-    wrong = next((layer for layer in wanted if layer not in there), None)
+    if isinstance(layers, int) or (layers is not None and len(set(layers)) != len(list(layers))):
+        raise HooklineError(f"layers are a list of different ones, as in [3, 4], not {layers!r}")
+    wrong = next((layer for layer in layers or () if layer not in range(-len(there), len(there))), None)
     if wrong is not None:
         raise HooklineError(f"layer {wrong!r}, but the model has {len(there)}: 0 to {there[-1]}")
+    wanted = there if layers is None else [layer % len(there) for layer in layers]
     found: dict[tuple[str, int], HookPoint] = {}
     for kind, layer in product(kinds, wanted):
         point = _of_layer(model, kind, layer)
@@ -124,7 +126,7 @@ def make_grid(
 ) -> Grid:
     """Cells that put what is `given`, for each prompt, into runs on the prompts."""
     inner = [axis for axis in rows.over if axis not in rows.coords]
-    sizes = {axis: _size(rows, bases[0], axis, prompts.width) for axis in inner}
+    sizes = {axis: axis_size(rows, bases[0], axis, prompts.width) for axis in inner}
     coords = rows.coords | {
         axis: list(labels) if axis in ("pos", "src") else list(range(sizes[axis])) for axis in inner
     }
@@ -141,20 +143,20 @@ def make_grid(
     return Grid(rows.over, {axis: coords[axis] for axis in rows.over}, variants)
 
 
-def _size(rows: Places, base: Baseline, axis: str, width: int) -> int:
+def axis_size(rows: Places, base: Baseline, axis: str, width: int) -> int:
     """How many labels an axis inside the points has. Where heads share keys and values, as many as there are heads."""
     if axis in ("pos", "src"):
         for point in rows.points.values():
             index_of(point, **{axis: 0})  # it must have one
         return width
-    sizes = {point.name: base.kept[point.name].shape[_place(point, axis)] for point in rows.points.values()}
+    sizes = {point.name: base.kept[point.name].shape[place_of(point, axis)] for point in rows.points.values()}
     most = max(sizes.values())
     if any(most % size for size in sizes.values()) or (axis != "head" and len(set(sizes.values())) > 1):
         raise HooklineError(f"the points differ in how many {axis}s they have: {sizes}. Sweep them apart")
     return most
 
 
-def _place(point: HookPoint, axis: str) -> int:
+def place_of(point: HookPoint, axis: str) -> int:
     """Which axis of a point's value, without the batch, that is."""
     where = index_of(point, **{axis: 0})
     return next(place for place, each in enumerate(where) if isinstance(each, int))
@@ -167,7 +169,7 @@ class _Maker:
         self.point, self.span = point, span
         inner = list(sizes)
         self.value, self.before = _alike(point, given[point.name], base.kept[point.name])
-        self.places = [_place(point, axis) for axis in inner]
+        self.places = [place_of(point, axis) for axis in inner]
         self.is_text = [axis in ("pos", "src") for axis in inner]
         self.at_position = inner.index("pos") if "pos" in inner else None
         self.shared = [  # by how many labels an index is shared: heads of one group have the same keys

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from typing import Any, Literal, Self, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -24,6 +26,9 @@ from hookline.rerun.changes import Variant
 
 Metrics: TypeAlias = Mapping[str, Callable[[Tensor], Any]]
 
+_OTHERS = ("points", "over", "direction", "layers", "metric", "steps", "check", "seed", "window", "samples")
+"""What some experiments take beside them, that may have been meant."""
+
 _ROOM = 2**28
 """Bytes of logits that are kept at a time."""
 
@@ -40,6 +45,17 @@ class Options:
     """Show a bar if it takes more than two seconds."""
     resume: Result | None = None
     """What an interrupted experiment gave: only cells that are missing there are measured."""
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Self:
+        """From keywords; one that is none of these is refused."""
+        names = [field.name for field in fields(cls)]
+        for name in given:
+            if name not in names:
+                near = get_close_matches(name, [*names, *_OTHERS], n=1, cutoff=0.6)
+                hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
+                raise HooklineError(f"{name!r} is no option of this experiment: {hint}")
+        return cls(**given)
 
     def __post_init__(self) -> None:
         if self.batch_size != "auto" and (not isinstance(self.batch_size, int) or self.batch_size < 1):
@@ -96,13 +112,26 @@ class Reader:
             self._buffer[row].index_copy_(0, columns, each)
         found = []
         with torch.no_grad():
-            for metric in self.metrics.values():
-                found.append(torch.as_tensor(metric(snapshot(self._buffer))).float().expand(len(logits)))
+            for name, metric in self.metrics.items():
+                found.append(self._rows(metric(snapshot(self._buffer)), name))
         return torch.stack(found) if len(found) > 1 else found[0][None]
 
+    def _rows(self, value: Any, name: str) -> Float[Tensor, " example"]:
+        """A number for each prompt; NaN is left for later, when it is known whether more must be shown."""
+        value, rows = torch.as_tensor(value).detach().float(), len(self.bases)
+        if value.ndim and value.shape != (rows,):
+            raise HooklineError(
+                f"{name} gave the shape {list(value.shape)} when an activation was changed: a metric gives one number "
+                f"for each of the {rows} prompts, or one for all"
+            )
+        return value.expand(rows)
 
-def measured(reader: Reader, grid: Grid, info: dict[str, Any], how: Options) -> Result:
-    """The result of measuring every cell of a grid; tensors in `info` are values of metrics, by metric and prompt."""
+
+def measured(reader: Reader, grid: Grid, info: dict[str, Any], how: Options, source: str = "") -> Result:
+    """The result of measuring every cell of a grid; tensors in `info` are values of metrics, by metric and prompt.
+
+    `source` tells where the changes come from: a result can only be resumed if that is the same.
+    """
     several = len(reader.metrics) > 1
     axes = (*(("metric",) if several else ()), *grid.axes, *(("example",) if how.per_example else ()))
     coords: dict[str, list[Label]] = {"metric": list(reader.metrics), **grid.coords}
@@ -111,7 +140,12 @@ def measured(reader: Reader, grid: Grid, info: dict[str, Any], how: Options) -> 
     if how.per_example:
         _check_by_row(reader)
     shape = [len(grid.coords[axis]) for axis in grid.axes]
+    name = "metric" if several else next(iter(reader.metrics))
+    info = {**info, "experiment": _identity(reader, grid, source)}
+    plain = {key: _baseline(x, reader, axes, coords, how) if isinstance(x, Tensor) else x for key, x in info.items()}
     before = _before(how.resume, axes, coords, how.per_example, len(reader.metrics))
+    if how.resume is not None:
+        _check_same(how.resume, name, plain)
     found, complete = measure(reader, grid.variants, how, skip=before)
     if before is not None and how.resume is not None:
         old = how.resume.values.reshape(len(reader.metrics), len(grid.variants), -1)
@@ -119,8 +153,6 @@ def measured(reader: Reader, grid: Grid, info: dict[str, Any], how: Options) -> 
     values = found if how.per_example else found.mean(-1, keepdim=True)
     values = values.reshape(len(reader.metrics), *shape, -1)
     values = values if how.per_example else values[..., 0]
-    plain = {key: _baseline(x, reader, axes, coords, how) if isinstance(x, Tensor) else x for key, x in info.items()}
-    name = "metric" if several else next(iter(reader.metrics))
     return Result(values if several else values[0], axes, coords, name, plain, complete)
 
 
@@ -151,6 +183,33 @@ def _before(
     done = ~old.values.isnan()
     done = done.reshape(n_metrics, -1, len(coords["example"]) if per_example else 1)
     return done.all(-1).all(0).tolist()
+
+
+def _identity(reader: Reader, grid: Grid, source: str) -> str:
+    """A few letters that tell an experiment from others: its prompts, the points it changes, and to what."""
+    points = sorted({change.point.listed for cell in grid.variants for variant in cell for change in variant})
+    content = "\n".join([reader.prompts.checksum, source, *points])
+    return f"{zlib.crc32(content.encode()):08x}"
+
+
+def _check_same(old: Result, name: str, info: Mapping[str, Any]) -> None:
+    """What is resumed must be the same experiment: what is known of both must not differ."""
+    differing = [key for key, value in info.items() if not _is_alike(old.info.get(key), value)]
+    if old.name != name:
+        differing.append("metric")
+    if differing:
+        raise HooklineError(
+            f"resume= is a result of another experiment (it differs in {', '.join(sorted(differing))}): resume with "
+            f"the prompts, points, metric and options that it was made with"
+        )
+
+
+def _is_alike(a: Any, b: Any) -> bool:
+    if isinstance(b, Result):
+        return isinstance(a, Result) and a.shape == b.shape and torch.allclose(a.values, b.values, 1e-3, 1e-4)
+    if isinstance(b, float):
+        return isinstance(a, int | float) and abs(a - b) <= 1e-3 * max(abs(a), abs(b)) + 1e-4
+    return bool(a == b)
 
 
 def measure(

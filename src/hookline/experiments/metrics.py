@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any, ClassVar, TypeAlias
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -188,7 +189,25 @@ def as_metric(
         for logits in (clean_logits, corrupted_logits):
             if logits is not None:
                 checked(metric(logits), len(logits), name)
+        if mask is not None and not bool(mask.all()):
+            _check_padding(name, metric, clean_logits, mask)
     return metrics
+
+
+def _check_padding(name: str, metric: MetricFunction, logits: Tensor, mask: Tensor) -> None:
+    """What stands at padding must make no difference."""
+    other = torch.randn(logits.shape, generator=torch.Generator().manual_seed(0)).to(logits) * 10
+    is_text = mask.bool().to(logits.device)[..., None]
+    found = [
+        upcast(torch.as_tensor(metric(torch.where(is_text, logits, at)))) for at in (torch.zeros_like(other), other)
+    ]
+    if not torch.allclose(found[0], found[1], rtol=1e-3, atol=1e-5, equal_nan=True):
+        rows = (~mask.bool()).any(1).nonzero().flatten().tolist()
+        raise HooklineError(
+            f"{name} reads padding: texts are of different lengths, and -1 is the last column, which is padding in row "
+            f"{rows[0]}. Use a metric that counts in each text ({LogitDiff.example}), pick each text's last position, "
+            f'or give tokens padded on the other side: model.to_tokens(texts, padding_side="left")'
+        )
 
 
 def resolve(
@@ -216,9 +235,10 @@ def resolve(
 def checked(value: Any, batch: int, name: str = "the metric") -> Float[Tensor, ...]:
     """What a metric gave, as floats: one number for each row, or one for all; else an error that says what it gave."""
     needs = f"a metric gives one number for each of the {batch} rows, a tensor of shape [{batch}], or one, of shape []"
+    if isinstance(value, int | float | np.number) and not isinstance(value, bool):
+        value = torch.tensor(float(value))
     if not isinstance(value, Tensor):
-        hint = " (leave out .item())" if isinstance(value, int | float) else ""
-        raise HooklineError(f"{name} gave {type(value).__name__} {_short(value)}{hint}: {needs}")
+        raise HooklineError(f"{name} gave {type(value).__name__} {_short(value)}: {needs}")
     if value.is_complex() or tuple(value.shape) not in ((), (batch,)):
         raise HooklineError(f"{name} gave a {value.dtype} tensor of shape {list(value.shape)}: {needs}")
     bad = value.detach().isnan()

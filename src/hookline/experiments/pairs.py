@@ -230,7 +230,7 @@ def _options(options: dict[str, Any]) -> Options:
     for name in ("resume", "per_example"):
         if name in options:
             raise HooklineError(f"matter takes batch_size and progress, but no {name}: ablation.ablate does")
-    return Options(**options)
+    return Options.of(options)
 
 
 def _chosen(differences: Result | None, heads: Any) -> list[Any]:

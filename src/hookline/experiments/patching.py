@@ -10,7 +10,7 @@ from hookline.errors import HooklineError
 from hookline.experiments.grid import Places, Values, make_grid, places
 from hookline.experiments.measure import Options, Reader, measured, padded_logits
 from hookline.experiments.metrics import as_metric
-from hookline.experiments.prompts import Prompt, Prompts, baselines, check_pair, prompts_of
+from hookline.experiments.prompts import Prompt, Prompts, baselines, check_pair, prompts_of, unpadded
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
 from hookline.residual import ModelCache
@@ -41,11 +41,13 @@ def sweep(
     `pos`, `head`, `src` (the keys of a pattern), `neuron`, `dim`; what is not named is patched whole. To "denoise" is
     to put clean activations into the corrupted run, to "noise" the other way round. The result has the metric of both
     runs, so that `result.normalised` is 1 where a cell does all that the whole input does. For `clean` a cache of the
-    clean run will do. Further `options`: see `Options` (per_example, batch_size, progress, resume).
+    clean run will do. Of several prompts, positions are columns of the padded batch. Further options: `per_example`
+    (each prompt's value, as an axis `example`), `batch_size` (how many cells go through at once, or "auto"),
+    `progress`, and `resume` (what an interrupted sweep gave).
     """
     if direction not in ("denoise", "noise"):
         raise HooklineError(f'direction is "denoise" (clean into corrupted) or "noise", not {direction!r}')
-    how, where = Options(**options), places(model, points, over, layers)
+    how, where = Options.of(options), places(model, points, over, layers)
     if isinstance(clean, ActivationCache):
         if direction == "noise":
             raise HooklineError("a clean cache can be patched in, not patched into: give the clean prompt itself")
@@ -58,9 +60,9 @@ def sweep(
     source, target = (0, 1) if direction == "denoise" else (1, 0)
     reader = Reader(runs[target], pair[target], metrics)
     values = {target: reader.baseline, source: reader.values_of(logits[source])}
-    info = {"direction": direction, "clean": values[0], "corrupted": values[1]}
+    info: dict[str, Any] = {"direction": direction, "clean": values[0], "corrupted": values[1]}
     grid = make_grid(where, [base.kept for base in runs[source]], runs[target], pair[target], pair[0].labels(model))
-    return measured(reader, grid, info, how)
+    return measured(reader, grid, info, how, pair[source].checksum)
 
 
 def _from_cache(
@@ -73,7 +75,7 @@ def _from_cache(
     known = known if known is not None and known.shape == logits.shape else None
     metrics = as_metric(metric, model, logits if known is None else known, logits, corrupted.tokens, corrupted.mask)
     reader = Reader(bases, corrupted, metrics)
-    info = {"direction": "denoise", "corrupted": reader.baseline}
+    info: dict[str, Any] = {"direction": "denoise", "corrupted": reader.baseline}
     if known is not None:
         info["clean"] = reader.values_of(known)
     given = [_row_of(clean, where.names, corrupted, row) for row in range(len(corrupted))]
@@ -90,13 +92,6 @@ def _row_of(cache: ActivationCache, names: Sequence[str], prompts: Prompts, row:
             raise HooklineError(
                 f"the clean cache has {x.shape[0]} rows at {name!r}, but there are {len(prompts)} prompts"
             )
-        found[name] = x[row] if len(span) == prompts.width else _unpadded(x[row], cache, name, span, prompts.width)
+        assert cache._points is not None  # or it would not know the name
+        found[name] = unpadded(x[row], cache._points.find(name), span, prompts.width)
     return found
-
-
-def _unpadded(x: Any, cache: ActivationCache, name: str, span: range, width: int) -> Any:
-    assert cache._points is not None
-    for place, letter in enumerate(cache._points.find(name).axes.split()[1:]):
-        if letter in "pk" and x.shape[place] == width:
-            x = x.narrow(place, span.start, len(span))
-    return x

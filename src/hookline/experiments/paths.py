@@ -53,7 +53,7 @@ def path_patch(
     """
     if direction not in ("denoise", "noise"):
         raise HooklineError(f'direction is "denoise" (clean into corrupted) or "noise", not {direction!r}')
-    how = Options(**options)
+    how = Options.of(options)
     axes, coords, nodes = _senders(model, senders)
     goals = _receivers(model, receivers)
     last = model.cfg.n_layers - 1 if goals is None else max(goal.layer for goal in goals)

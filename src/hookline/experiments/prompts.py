@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from hookline.errors import HooklineError, HooklineWarning
 from hookline.experiments.labels import token_labels
 from hookline.model import HookedModel
+from hookline.points import HookPoint
 from hookline.rerun.baseline import Baseline
 from hookline.runtime import users_level
 from hookline.verbs import HookList
@@ -40,6 +42,12 @@ class Prompts:
         """The columns that one row's text is in."""
         columns = self.mask[row].nonzero().flatten().tolist()
         return range(columns[0], columns[-1] + 1)
+
+    @property
+    def checksum(self) -> str:
+        """A few letters that tell these prompts from others."""
+        content = torch.where(self.mask, self.tokens, -1).cpu().contiguous().numpy().tobytes()
+        return f"{len(self)}×{self.width} {zlib.crc32(content):08x}"
 
     def row(self, row: int) -> Int[Tensor, "1 pos"]:
         """One row without its padding."""
@@ -98,3 +106,11 @@ def warn_of_dropout(model: HookedModel) -> None:
             HooklineWarning,
             stacklevel=users_level(),
         )
+
+
+def unpadded(value: Tensor, point: HookPoint, span: range, width: int) -> Tensor:
+    """The value of one row of a batch, without its padding."""
+    for place, letter in enumerate(point.axes.split()[1:]):
+        if letter in "pk" and value.shape[place] == width:
+            value = value.narrow(place, span.start, len(span))
+    return value

@@ -144,6 +144,27 @@ class Result:
 
     def __sub__(self, other: Result | float) -> Result:
         """The difference by cell to a number, or to a result on the same axes or some of them."""
+        return self._combined(other, torch.sub, "−")
+
+    def __add__(self, other: Result | float) -> Result:
+        return self._combined(other, torch.add, "+")
+
+    def __mul__(self, other: Result | float) -> Result:
+        return self._combined(other, torch.mul, "×")
+
+    def __truediv__(self, other: Result | float) -> Result:
+        return self._combined(other, torch.div, "/")
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __neg__(self) -> Result:
+        return self * -1.0
+
+    def __abs__(self) -> Result:
+        info = {key: value for key, value in self.info.items() if key not in _BASELINES}
+        return replace(self, values=self.values.abs(), name=f"|{self.name}|", info=info)
+
+    def _combined(self, other: Result | float, combine: Callable[[Tensor, Tensor], Tensor], sign: str) -> Result:
         if not isinstance(other, Result | int | float):
             return NotImplemented
         there = other.info if isinstance(other, Result) else self.info
@@ -154,8 +175,8 @@ class Result:
             values, label, complete = torch.tensor(other), number(other), True
         return replace(
             self,
-            values=self.values - values,
-            name=f"{self.name} − {label}",
+            values=combine(self.values, values),
+            name=f"{self.name} {sign} {label}",
             info={key: value for key, value in info.items() if key not in _BASELINES},
             complete=self.complete and complete,
         )
@@ -176,12 +197,14 @@ class Result:
         values = (self.values - corrupted) / span
         return replace(self, values=values, info={**self.info, "clean": 1.0, "corrupted": 0.0, "normalised": True})
 
-    def top(self, k: int = 10, by: Literal["abs", "value", "lowest", "effect"] = "abs") -> Top:
-        """The `k` cells of largest size, largest value or lowest value, in order; cells not done are left out.
+    def top(self, k: int = 10, by: Literal["abs", "value", "lowest", "effect"] | None = None) -> Top:
+        """The `k` cells that stand out, in order; cells not done are left out.
 
-        By "effect" they are those farthest from the run that was changed: the corrupted one if `info` says that the
-        direction is "denoise", else the clean one.
+        By "effect", the default where there is a run that was changed, they are those farthest from its value (the
+        corrupted one if `info` says that the direction is "denoise", else the clean one); by "abs" those of largest
+        size, by "value" the largest, by "lowest" the lowest.
         """
+        by = by if by is not None else "effect" if _is_measure(self.info.get(self._origin())) else "abs"
         orders = {"abs": self.values.abs(), "value": self.values, "lowest": -self.values}
         if by == "effect":
             orders["effect"] = (self.values - self._baseline(self._origin())).abs()
@@ -290,7 +313,7 @@ class Result:
         lines = [self._title() + (reach if self.axes else f" = {number(float(self.values))}")]
         info = {key: value for key, value in self.info.items() if isinstance(value, bool | int | float | str)}
         if info:
-            lines.append(", ".join(f"{key} {said(value)}" for key, value in info.items()))
+            lines.append(", ".join(f"{key} {said(value)}" for key, value in info.items() if key != "experiment"))
         if self.axes and top and len(done):
             shown = (
                 f"{', '.join(f'{axis} {x}' for axis, x in at.items())} = {number(v)}"
@@ -384,7 +407,7 @@ class Result:
 
     def _outstanding(self, k: int) -> Top:
         """The cells to mention: by their effect where there is a number to measure it from."""
-        return self.top(k, by="effect" if _is_measure(self.info.get(self._origin())) else "abs")
+        return self.top(k)
 
     @property
     def origin(self) -> float:

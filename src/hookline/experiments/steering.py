@@ -48,7 +48,7 @@ def sweep_layers(
     It is added at every position, or at `pos`, counted in each prompt. Without it the metric is `result.info["clean"]`.
     Further `options`: see `Options` (per_example, batch_size, progress, resume).
     """
-    how, wanted = Options(**options), vectors.layers if layers is None else list(layers)
+    how, wanted = Options.of(options), vectors.layers if layers is None else list(layers)
     if not len(coefficients) or not len(wanted):
         raise HooklineError(f"a sweep needs coefficients and layers, but has {coefficients!r} and {list(wanted)}")
     added = {layer: vectors.fitting(model, layer) for layer in wanted}

@@ -116,7 +116,7 @@ def _own_answer(clean: Baseline) -> int:
 def _options(options: dict[str, Any], per_sample: bool) -> Options:
     if "per_example" in options:
         raise HooklineError("tracing has one prompt, and samples of noise: say per_sample=True to keep them apart")
-    how = Options(**options, per_example=per_sample)
+    how = Options.of({**options, "per_example": per_sample})
     return how if how.resume is None else replace(how, resume=_renamed(how.resume, "sample", "example"))
 
 

@@ -13,10 +13,9 @@ from torch import Tensor
 from hookline.experiments.grid import Places, Values
 from hookline.experiments.labels import Label
 from hookline.experiments.measure import Metrics, Options, Reader, measure
-from hookline.experiments.prompts import Prompts, baselines
+from hookline.experiments.prompts import Prompts, baselines, unpadded
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
-from hookline.points import HookPoint
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.changes import Change, Variant, index_of
 
@@ -63,14 +62,6 @@ def patch(where: Places, cell: Cell, given: Values, prompts: Prompts, base: Base
 
 def _outer(where: Places) -> list[tuple[str, list[Label]]]:
     return [(axis, where.coords[axis]) for axis in where.over if axis in where.coords]
-
-
-def unpadded(value: Tensor, point: HookPoint, span: range, width: int) -> Tensor:
-    """The value of one row of a batch, without its padding."""
-    for place, letter in enumerate(point.axes.split()[1:]):
-        if letter in "pk" and value.shape[place] == width:
-            value = value.narrow(place, span.start, len(span))
-    return value
 
 
 def agreement(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hookline.errors import HooklineError
-from hookline.experiments.grid import Places, Values, _size, places
+from hookline.experiments.grid import Places, Values, axis_size, places
 from hookline.experiments.labels import Label
 from hookline.experiments.measure import Reader, padded_logits
 from hookline.experiments.metrics import as_metric
@@ -237,7 +237,7 @@ def _units(
         }
     (each,) = rows
     inner = [axis for axis in each.over if axis not in each.coords]
-    sizes = {axis: _size(each, base, axis, prompts.width) for axis in inner}
+    sizes = {axis: axis_size(each, base, axis, prompts.width) for axis in inner}
     own = each.coords | {axis: labels if axis in ("pos", "src") else list(range(sizes[axis])) for axis in inner}
     units: dict[Key, Unit] = {}
     for cell in product(*(range(len(own[axis])) for axis in each.over)):

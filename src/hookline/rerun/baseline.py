@@ -76,6 +76,7 @@ class Baseline:
         self._n_layers = len(self._points.anatomy.blocks)
         self.is_causal = self._points.anatomy.main.name != "encoder"
         self.way = way if way is not None else self._found_way()
+        self._state = self._current_state()
         self._run(keep)
 
     @property
@@ -94,7 +95,7 @@ class Baseline:
 
     def _hooks_come_first(self) -> bool:
         """Whether the baseline's own hooks are before the first layer, so that what it kept has them in it."""
-        points = [point for names, _ in self._hooks for point in self._points.select(names)]
+        points = [action.point for action in self.model._hook_actions(self._hooks, ())]
         return all(point.listed in ("hook_embed", "hook_pos_embed", "hook_tokens") for point in points)
 
     @torch.no_grad()
@@ -115,6 +116,19 @@ class Baseline:
         self._check_positions()
         self._pairs = _pairs(past)
 
+    def _current_state(self) -> tuple[object, ...]:
+        """What must not have changed when a variant is run: hooks that act, and the weights."""
+        weights = [
+            (id(each), None if each.is_inference() else each._version) for each in self.model.module.parameters()
+        ]
+        return active.get(), tuple(self._points.standing.actions), tuple(weights)
+
+    def _check_unchanged(self) -> None:
+        before, now = self._state, self._current_state()
+        if before != now:
+            what = "its weights have changed" if before[2] != now[2] else "hooks have been added or removed"
+            raise HooklineError(f"since this baseline was made, {what} in the model: make another, model.baseline(…)")
+
     def _check_positions(self) -> None:
         """Places are found by their position in the text: that must be their position at a point too."""
         for name, value in self.kept.items():
@@ -129,6 +143,8 @@ class Baseline:
     def change(self, name: str, value: Tensor, *, pos: int | None = None, **at: int | None) -> Change:
         """Another value at a point of this run, at a position (`pos`), a `head`, a `neuron`, or everywhere."""
         point = self._points.find(name)
+        if not isinstance(value, Tensor):
+            raise HooklineError(f"the value to put in at {name!r} is a tensor, not {value!r}")
         length = self.tokens.shape[1]
         if pos is not None and pos not in range(-length, length):
             raise HooklineError(f"position {pos}, but the text has {length} tokens")
@@ -143,24 +159,30 @@ class Baseline:
         Which come together, and in which order, is chosen so that little is computed twice.
         """
         length = self.tokens.shape[1]
-        where = sorted(range(length) if positions is None else {each % length for each in positions})
+        asked = list(range(length)) if positions is None else _checked_positions(positions, length)
+        where = sorted(set(asked))
+        _check_variants(variants)
+        self._check_unchanged()
         entries = {number: self._entries.of(variant) for number, variant in enumerate(variants) if variant}
         way = self.way
         if any(entry.layer == BEFORE_LAYERS for entry in entries.values()):
             way = Way.PLAIN
         can_be_cut = self.is_causal and way != Way.PLAIN and not kinds.goes_by_length(self._points.anatomy.config)
+        can_be_cut = can_be_cut and not any(_goes_by_length(change) for variant in variants for change in variant)
         stop = where[-1] + 1 if can_be_cut else length
         same = [number for number in range(len(variants)) if number not in entries or entries[number].position >= stop]
         if same:
-            yield tuple(same), self.logits[where].expand(len(same), -1, -1)
+            yield tuple(same), self.logits[asked].expand(len(same), -1, -1)
+        order = None if asked == where else [where.index(each) for each in asked]
         entries = {number: entry for number, entry in entries.items() if entry.position < stop}
         for part in parts(entries, self._n_layers, stop, self.room, most_rows, from_any=way == Way.RESUMED):
             span = range(part.start, stop)
             some = [variants[number] for number in part.numbers]
             if way == Way.PLAIN:
-                yield part.numbers, self._plain(some, where)
+                logits = self._plain(some, where)
             else:
-                yield part.numbers, self._joined(some, [entries[number] for number in part.numbers], span, where)
+                logits = self._joined(some, [entries[number] for number in part.numbers], span, where)
+            yield part.numbers, logits if order is None else logits[:, order]
 
     @torch.no_grad()
     def _plain(self, some: Sequence[Variant], where: list[int]) -> Tensor:
@@ -236,6 +258,26 @@ class Baseline:
             kept = [each - span.start for each in where if each in span]
             inputs["logits_to_keep"] = torch.tensor(kept, device=self.tokens.device)
         return inputs
+
+
+def _checked_positions(positions: Sequence[int], length: int) -> list[int]:
+    if isinstance(positions, int) or not len(positions):
+        raise HooklineError(f"positions are a list of at least one, as in [-1], not {positions!r}")
+    for each in positions:
+        if each not in range(-length, length):
+            raise HooklineError(f"position {each}, but the text has {length} tokens")
+    return [each % length for each in positions]
+
+
+def _check_variants(variants: Sequence[Variant]) -> None:
+    for variant in variants:
+        if not isinstance(variant, Sequence) or not all(isinstance(each, Change) for each in variant):
+            raise HooklineError(f"a variant is a list of changes, [base.change(…), …], not {variant!r}")
+
+
+def _goes_by_length(change: Change) -> bool:
+    """Scores may be shifted by how many keys there are, and a pattern may go to keys that would be cut off."""
+    return change.point.listed.endswith(("hook_attn_scores", "hook_pattern"))
 
 
 def stream_names(points: ModelPoints) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -35,7 +36,13 @@ class Change:
     first: int = 0
     before: Tensor | None = None
 
-    @property
+    @cached_property
+    def position(self) -> int | None:
+        """The one position that it is at, if it is at one."""
+        at = dict(zip(self.axes, self.where, strict=True)).get("p")
+        return at if isinstance(at, int) else None
+
+    @cached_property
     def axes(self) -> list[str]:
         """The point's axes after the batch: `p h e`."""
         return self.point.axes.split()[1:]
@@ -131,6 +138,8 @@ def put_all(x: Tensor, placed: Iterable[Placed], span: range, *, as_difference: 
     alike: dict[object, list[Placed]] = {}
     times: Counter[object] = Counter()  # changes of one place (a parallel attention's and MLP's) come one by one
     for row, change in placed:
+        if change.position is not None and change.position >= span.stop:
+            continue  # nobody reads so far
         key = tuple("i" if isinstance(each, int) else (each.start, each.stop, each.step) for each in change.where)
         here = (row, key, *(each for each in change.where if isinstance(each, int)))
         alike.setdefault((key, times[here]), []).append((row, change))
@@ -150,6 +159,13 @@ def _put_alike(x: Tensor, group: list[Placed], span: range, *, as_difference: bo
         numbers = [number for _, change in group if isinstance(number := change.where[place], int)]
         start = span.start if letter == "p" else 0
         index.append(torch.tensor([number - start for number in numbers], device=device))
+    shape = x[tuple(index)].shape[1:] if len(group) else ()
+    for _, change in group:
+        if _of_span(change, change.value, span).shape != shape:
+            raise HooklineError(
+                f"the value to put in at {change.point.name!r} has the shape {list(change.value.shape)}; there it is "
+                f"{list(shape)}, at index {change.where}"
+            )
     values = torch.stack([_of_span(change, change.value, span) for _, change in group]).to(x)
     if as_difference:
         before = [_of_span(change, change.before, span) for _, change in group]
@@ -162,8 +178,7 @@ def _of_span(change: Change, value: Tensor | None, span: range) -> Tensor:
     assert value is not None
     letters = [letter for letter, each in zip(change.axes, change.where, strict=True) if isinstance(each, slice)]
     for place, letter in enumerate(letters):
-        if letter == "p":
-            value = value.narrow(place, span.start, len(span))
-        elif letter == "k":
-            value = value.narrow(place, 0, span.stop)
+        if letter in "pk" and place < value.ndim and value.shape[place] >= span.stop:
+            start = span.start if letter == "p" else 0
+            value = value.narrow(place, start, span.stop - start)
     return value
