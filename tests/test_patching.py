@@ -159,6 +159,16 @@ def test_any_list_of_points_can_be_swept(tinyworld: hookline.HookedModel) -> Non
     assert float(whole.normalised.values) == pytest.approx(1, abs=1e-3)
 
 
+def test_points_by_their_native_names_can_be_swept(tinyworld: hookline.HookedModel) -> None:
+    names = ["transformer.h.0.mlp", "transformer.h.3.attn.c_proj"]
+    result = patching.sweep(tinyworld, CLEAN, CORRUPTED, NAMES, points=names, over="point")
+    metric = metrics.resolve(NAMES, tinyworld, tinyworld.to_tokens(CLEAN))
+    cache = tinyworld.run_with_cache(CLEAN, names_filter=names)[1]
+    for name, value in zip(names, result.values, strict=True):
+        patched = tinyworld.run_with_hooks(CORRUPTED, fwd_hooks=[(name, lambda _, name=name: cache[name])])
+        assert float(value) == pytest.approx(float(metric(patched.detach())), abs=1e-3)
+
+
 def test_the_classic_functions_are_sweeps() -> None:
     model: Any = hookline.hook(tiny_models.causal_lm("llama").eval())
     clean, corrupted = rows(0, 2), rows(1, 2)

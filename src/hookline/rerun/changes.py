@@ -44,8 +44,8 @@ class Change:
 
     @cached_property
     def axes(self) -> list[str]:
-        """The point's axes after the batch: `p h e`."""
-        return self.point.axes.split()[1:]
+        """The point's axes after the batch: `p h e`; of a point by its native name it is not known what they are."""
+        return self.point.axes.split()[1:] or [""] * len(self.where)
 
 
 Variant: TypeAlias = Sequence[Change]
@@ -159,18 +159,26 @@ def _put_alike(x: Tensor, group: list[Placed], span: range, *, as_difference: bo
         numbers = [number for _, change in group if isinstance(number := change.where[place], int)]
         start = span.start if letter == "p" else 0
         index.append(torch.tensor([number - start for number in numbers], device=device))
-    shape = x[tuple(index)].shape[1:] if len(group) else ()
-    for _, change in group:
-        if _of_span(change, change.value, span).shape != shape:
-            raise HooklineError(
-                f"the value to put in at {change.point.name!r} has the shape {list(change.value.shape)}; there it is "
-                f"{list(shape)}, at index {change.where}"
-            )
-    values = torch.stack([_of_span(change, change.value, span) for _, change in group]).to(x)
+    pieces = [_of_span(change, change.value, span) for _, change in group]
+    _check_shapes(x, group, pieces)
+    values = torch.stack(pieces).to(x)
     if as_difference:
         before = [_of_span(change, change.before, span) for _, change in group]
         values = x[tuple(index)] + (values - torch.stack(before).to(x))
     x[tuple(index)] = values
+
+
+def _check_shapes(x: Tensor, group: list[Placed], pieces: list[Tensor]) -> None:
+    where = group[0][1].where
+    sizes = x.shape[1:]
+    kept = [size for size, each in zip(sizes, where, strict=False) if isinstance(each, slice)]
+    shape = (*kept, *sizes[len(where) :])  # axes without a name are whole
+    for (_, change), piece in zip(group, pieces, strict=True):
+        if piece.shape != shape:
+            raise HooklineError(
+                f"the value to put in at {change.point.name!r} has the shape {list(change.value.shape)}; there it is "
+                f"{list(shape)}, at index {change.where}"
+            )
 
 
 def _of_span(change: Change, value: Tensor | None, span: range) -> Tensor:
@@ -178,7 +186,7 @@ def _of_span(change: Change, value: Tensor | None, span: range) -> Tensor:
     assert value is not None
     letters = [letter for letter, each in zip(change.axes, change.where, strict=True) if isinstance(each, slice)]
     for place, letter in enumerate(letters):
-        if letter in "pk" and place < value.ndim and value.shape[place] >= span.stop:
+        if letter in ("p", "k") and place < value.ndim and value.shape[place] >= span.stop:
             start = span.start if letter == "p" else 0
             value = value.narrow(place, start, span.stop - start)
     return value
