@@ -143,7 +143,7 @@ def test_as_a_matrix_and_as_text(models) -> None:
 
 
 def test_as_a_dataframe(models) -> None:
-    pandas = pytest.importorskip("pandas")
+    pandas = pytest.importorskip("pandas", reason="pandas comes with hookline[data]")
     scores = edges(models["gpt2"], tokens(0), tokens(1), METRIC, check=0)
     table = scores.to_dataframe()
     assert isinstance(table, pandas.DataFrame)
