@@ -29,7 +29,8 @@ from hookline.plan import Plan
 from hookline.points import hook_action
 from hookline.processing import WeightProcessing
 from hookline.recording import StopForward
-from hookline.rerun.baseline import Baseline, Way
+from hookline.rerun.baseline import Baseline
+from hookline.rerun.ways import Way
 from hookline.residual import ModelCache
 from hookline.runtime import users_level
 from hookline.signatures import parameters_of

@@ -19,8 +19,9 @@ from hookline.experiments.patching import Direction
 from hookline.experiments.prompts import Prompt, baselines, check_pair, prompts_of
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
-from hookline.rerun.baseline import Baseline, Way
+from hookline.rerun.baseline import Baseline
 from hookline.rerun.changes import Change, Placed, Variant, put_all
+from hookline.rerun.ways import Way
 
 Sender: TypeAlias = tuple[int, int] | tuple[str, int]
 Receiver: TypeAlias = tuple[str, int, int] | tuple[str, int]

@@ -21,8 +21,9 @@ from hookline.experiments.replacements import Replacement
 from hookline.experiments.result import Cell, Result
 from hookline.model import HookedModel
 from hookline.points import HookPoint
-from hookline.rerun.baseline import Baseline, stream_names
+from hookline.rerun.baseline import Baseline
 from hookline.rerun.changes import Change, Variant, adds_up, index_of
+from hookline.rerun.ways import stream_names
 from hookline.residual.stream import is_rounding
 
 Of: TypeAlias = Literal["heads", "attention", "mlps", "layers", "neurons"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from enum import Enum
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -16,27 +15,20 @@ from hookline.anatomy.proofs import outcome
 from hookline.errors import HooklineError
 from hookline.points import hook_action
 from hookline.rerun.changes import BEFORE_LAYERS, Change, Entries, Entry, Placed, Variant, index_of, put_all
-from hookline.rerun.joining import joined_pass
+from hookline.rerun.joining import Put, joined_pass
 from hookline.rerun.parts import Room, parts, room_for
+from hookline.rerun.ways import Way, proved_way, stream_names
 from hookline.runtime import Run
 from hookline.signatures import parameters_of
 from hookline.taps import active
 
 if TYPE_CHECKING:
-    from hookline.anatomy.names import ModelPoints
     from hookline.model import HookedModel
     from hookline.verbs import HookList
 
 
-class Way(Enum):
-    """How variants of a run are run."""
-
-    PLAIN = "plain"
-    """From the beginning, as a batch."""
-    JOINED = "joined"
-    """From the layer where they differ."""
-    RESUMED = "resumed"
-    """From the layer, and the position, where they differ."""
+_ways: WeakKeyDictionary[nn.Module, Way] = WeakKeyDictionary()
+"""What was found out about each model."""
 
 
 class Baseline:
@@ -90,7 +82,7 @@ class Baseline:
             return Way.PLAIN
         module = self.model.module
         if module not in _ways:
-            _ways[module] = _proved_way(self.model)
+            _ways[module] = proved_way(self.model, Baseline)
         return _ways[module]
 
     def _hooks_come_first(self) -> bool:
@@ -193,10 +185,9 @@ class Baseline:
                 placed.setdefault(change.point.listed, []).append((row, change))
         span = range(self.tokens.shape[1])
         own = self.model._hook_actions(self._hooks, ())
-        puts = [hook_action(self._points.find(name), _put_into(each, span), "fwd") for name, each in placed.items()]
-        inputs = {"input_ids": self.tokens.expand(len(some), -1), **self.model._decoder_inputs(None, {})}
+        puts = [hook_action(self._points.find(name), Put(each, span), "fwd") for name, each in placed.items()]
         with Run(self._points.root, [*own, *puts], is_one_pass=True):
-            return outcome(self._points.root(**inputs))[:, where]
+            return outcome(self._points.root(input_ids=self.tokens.expand(len(some), -1)))[:, where]
 
     @torch.no_grad()
     def _joined(self, some: Sequence[Variant], entries: Sequence[Entry], span: range, where: list[int]) -> Tensor:
@@ -280,17 +271,6 @@ def _goes_by_length(change: Change) -> bool:
     return change.point.listed.endswith(("hook_attn_scores", "hook_pattern"))
 
 
-def stream_names(points: ModelPoints) -> list[str]:
-    """The points where the stream enters each layer, and where it leaves the last."""
-    n_layers = len(points.anatomy.blocks)
-    names = [f"{points.layer(layer)}.hook_resid_pre" for layer in range(n_layers)]
-    return [*names, f"{points.layer(n_layers - 1)}.hook_resid_post"]
-
-
-def _put_into(placed: list[Placed], span: range) -> Any:
-    return lambda x: put_all(x, placed, span)
-
-
 def _empty_past(root: nn.Module) -> Any:
     """Where a model keeps keys and values; None if it takes none."""
     if "past_key_values" not in parameters_of(root)[0]:
@@ -306,69 +286,3 @@ def _pairs(past: Any) -> list[tuple[Tensor, Tensor]] | None:
     from hookline.rerun.prefix import kept_pairs
 
     return kept_pairs(past)
-
-
-_ways: WeakKeyDictionary[nn.Module, Way] = WeakKeyDictionary()
-"""What was found out about each model."""
-
-
-def _proved_way(model: HookedModel) -> Way:
-    """The fastest way that gives, on a short text, what the plain way gives."""
-    points, tokens = model._points, model.example_tokens()[:1]
-    names = stream_names(points)
-    if points.anatomy.kind in kinds.MORE_THAN_A_STREAM or kinds.chooses_keys(points.anatomy.config):
-        return Way.PLAIN
-    if not all(name in points.hook_dict for name in names):
-        return Way.PLAIN
-    try:
-        plain = Baseline(model, tokens, way=Way.PLAIN, keep=names)
-        variants = _trial_variants(plain)
-        expected = _trial(plain, variants)
-    except Exception:  # it cannot be run by tokens alone: nothing is known of it
-        return Way.PLAIN
-    for way in (Way.RESUMED, Way.JOINED):
-        try:
-            base = Baseline(model, tokens, way=way)
-            can_be = way == Way.JOINED or (base.is_causal and base._pairs is not None)
-            found = _trial(base, variants) if can_be else None
-        except Exception:  # the model's own code does not go along with it: that is what is being tried
-            found = None
-        if found is not None and _is_alike(found, expected):
-            return way
-    return Way.PLAIN
-
-
-def _trial_variants(base: Baseline) -> list[list[Change]]:
-    """A few: of the stream at the first, a middle and the last layer and after it, and of what attention adds."""
-    points, n_layers = base._points, base._n_layers
-    streams = [base.kept[name] for name in stream_names(points)]
-    places = [(stream_names(points)[layer], layer, pos) for layer, pos in ((0, 3), (n_layers // 2, 5), (n_layers, 6))]
-    some = {0, n_layers // 3, 2 * n_layers // 3, n_layers - 1}
-    places += [(f"{points.layer(layer)}.hook_attn_out", layer, 4) for layer in sorted(some)]
-    return [
-        [base.change(name, streams[layer][pos].roll(layer + 1) * 1.5 + 0.1, pos=pos)]
-        for name, layer, pos in places
-        if name in points.hook_dict
-    ]
-
-
-def _trial(base: Baseline, variants: list[list[Change]]) -> Tensor:
-    """Their logits, all of them and some."""
-    every = range(base.tokens.shape[1])
-    return torch.cat([_logits(base, variants, positions) for positions in (every, [2, -1], [2, 4])], 1)
-
-
-def _logits(base: Baseline, variants: Sequence[Variant], positions: Sequence[int]) -> Tensor:
-    found: dict[int, Tensor] = {}
-    for numbers, logits in base.rerun(variants, positions=positions):
-        found |= dict(zip(numbers, logits, strict=True))
-    return torch.stack([found[number] for number in range(len(variants))])
-
-
-def _is_alike(found: Tensor, plain: Tensor) -> bool:
-    """But for rounding."""
-    if found.shape != plain.shape or not bool(found.isfinite().all()):
-        return False
-    tolerance = 1e-4 if plain.dtype in (torch.float32, torch.float64) else 5e-2
-    difference = (found.float() - plain.float()).flatten(1).norm(dim=1)
-    return bool((difference <= tolerance * plain.float().flatten(1).norm(dim=1)).all())

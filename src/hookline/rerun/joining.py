@@ -65,7 +65,7 @@ def joined_pass(
         Join(_site(points, layer, n_layers), rows, is_first=layer == first) for layer, rows in joins.items()
     ]
     for name, placed in changes.items():
-        actions.append(hook_action(points.find(name), _Put(placed, span), "fwd"))
+        actions.append(hook_action(points.find(name), Put(placed, span), "fwd"))
     skipped = {block.module: give_on(anatomy.kind) for block in anatomy.blocks[:first]}
     mlp = anatomy.blocks[-1].mlp
     if mlp is not None and len(read) < len(span) and not _is_looked_into(points, changes):
@@ -123,11 +123,12 @@ def _only_at(mlp: nn.Module, read: list[int]) -> Give:
     return give
 
 
-class _Put:
+class Put:
     """A hook that writes changes into their rows."""
 
     def __init__(self, placed: list[Placed], span: range) -> None:
         self.placed, self.span = placed, span
 
     def __call__(self, x: Tensor) -> None:
+        """Write them, in place."""
         put_all(x, self.placed, self.span)
