@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from hookline.errors import HooklineError, UnavailablePointError, UnknownPointError, unknown_point
+from hookline.files import read_tensors, write_tensors
 from hookline.memory import address
 from hookline.rows import Rows, checked_rows, of_rows, text_of_rows
 
@@ -165,9 +164,7 @@ class ActivationCache(Mapping[str, Tensor]):
 
     def save(self, path: str | Path) -> None:
         """Write the tensors to a safetensors file, with their names and what is known of where they are from."""
-        # Each as memory of its own: points may share a tensor, and files must not.
-        tensors = {name: x.detach().cpu().clone().contiguous() for name, x in self._tensors.items()}
-        save_file(tensors, path, {"hookline": "activations", **self._about()})
+        write_tensors(path, "activations", self._tensors, self._about())
 
     def _about(self) -> dict[str, str]:
         """What a file says beside the tensors."""
@@ -178,13 +175,7 @@ class ActivationCache(Mapping[str, Tensor]):
     @classmethod
     def load(cls, path: str | Path, model: Hooked | None = None) -> Self:
         """Read what `save` wrote. With the model, the points go by all their names again, and its methods are there."""
-        try:
-            with safe_open(path, "pt") as file:
-                about, found = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            raise HooklineError(f"{path} is no file of activations: {error}") from error
-        if about.get("hookline") != "activations":
-            raise HooklineError(f"{path} is a safetensors file, but not of activations: it was not written by a cache")
+        found, about = read_tensors(path, "activations", called="activations", writer="a cache")
         kind: Any = model._cache_class if model is not None else cls
         cache = kind.__new__(kind)
         names = json.loads(about["names"]) if "names" in about else list(found)

@@ -9,12 +9,11 @@ from typing import Any, Self
 
 import torch
 from jaxtyping import Float
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.experiments.prompts import Prompt, prompts_of, warn_of_dropout
+from hookline.files import read_tensors, write_tensors
 from hookline.model import HookedModel
 from hookline.points import HookPoint
 from hookline.positions import Positions
@@ -74,22 +73,12 @@ class Directions:
     def save(self, path: str | Path) -> None:
         """Write them to a safetensors file."""
         layers = torch.tensor(self.layers)
-        tensors = {"vectors": self.vectors.detach().cpu().contiguous(), "layers": layers}
-        try:
-            save_file(tensors, path, {"hookline": "directions", "kind": self.kind, **self.info})
-        except (SafetensorError, OSError) as error:
-            raise HooklineError(f"the vectors cannot be written to {path}: {error}") from error
+        write_tensors(path, "directions", {"vectors": self.vectors, "layers": layers}, {"kind": self.kind, **self.info})
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read what `save` wrote."""
-        try:
-            with safe_open(path, "pt") as file:
-                about, found = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            raise HooklineError(f"{path} is no file of directions: {error}") from error
-        if about.pop("hookline", "") != "directions":
-            raise HooklineError(f"{path} is a safetensors file, but not of directions: it was not written by save")
+        found, about = read_tensors(path, "directions", called="directions", writer="save")
         return cls(found["vectors"], found["layers"].tolist(), about.pop("kind"), about)
 
     def __repr__(self) -> str:

@@ -156,7 +156,7 @@ def metadata_of(content: str, tensors: dict[str, Tensor]) -> dict[str, str]:
     total = zlib.crc32(content.encode())
     for name in sorted(tensors):
         total = zlib.crc32(tensors[name].numpy().tobytes(), zlib.crc32(name.encode(), total))
-    return {"hookline": "result", "version": VERSION, "content": content, "sum": f"{total:08x}"}
+    return {"version": VERSION, "content": content, "sum": f"{total:08x}"}
 
 
 def number(x: float) -> str:

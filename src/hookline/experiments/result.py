@@ -14,8 +14,6 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 import torch
 from jaxtyping import Float
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from hookline.errors import HooklineError
@@ -38,6 +36,7 @@ from hookline.experiments.labels import (
     said,
     taken,
 )
+from hookline.files import read_tensors, write_tensors
 
 _BASELINES = ("clean", "corrupted")
 _HEAD = re.compile(r"L(\d+)H(\d+)")
@@ -274,22 +273,12 @@ class Result:
         plain = {key: value for key, value in self.info.items() if key not in inner}
         heads = {key: value._header() for key, value in inner.items()}
         content = json.dumps({**self._header(), "info": plain, "results": heads}, ensure_ascii=False)
-        tensors = {key: value.clone().contiguous() for key, value in tensors.items()}
-        try:
-            save_file(tensors, path, metadata_of(content, tensors))
-        except (SafetensorError, OSError) as error:
-            raise HooklineError(f"the result cannot be written to {path}: {error}") from error
+        write_tensors(path, "result", tensors, metadata_of(content, tensors))
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read what `save` wrote; a file that is broken or not a result's is refused."""
-        try:
-            with safe_open(path, "pt") as file:
-                metadata, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            raise HooklineError(f"{path} is no file of a result: {error}") from error
-        if metadata.get("hookline") != "result":
-            raise HooklineError(f"{path} is a safetensors file, but not of a result: it was not written by Result.save")
+        tensors, metadata = read_tensors(path, "result", called="a result", writer="Result.save")
         if metadata.get("version") != VERSION:
             raise HooklineError(f"{path} is a result in a format that this hookline does not know: update hookline")
         if metadata != metadata_of(metadata.get("content", ""), tensors):
