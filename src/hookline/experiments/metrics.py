@@ -68,13 +68,19 @@ class LogitDiff(Metric):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class LogProb(Metric):
+class OfAnswer(Metric):
+    """A metric of one answer at one position."""
+
+    answer: Tokens
+    pos: Position = -1
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LogProb(OfAnswer):
     """The logarithm of the answer's probability."""
 
     name = "log_prob"
     example = 'metrics.log_prob(" Mary")'
-    answer: Tokens
-    pos: Position = -1
 
     def __call__(self, logits: Float[Tensor, "batch pos vocab"]) -> Float[Tensor, " batch"]:
         """The logarithm in each row."""
@@ -82,13 +88,11 @@ class LogProb(Metric):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Prob(Metric):
+class Prob(OfAnswer):
     """The answer's probability."""
 
     name = "prob"
     example = 'metrics.prob(" Mary")'
-    answer: Tokens
-    pos: Position = -1
 
     def __call__(self, logits: Float[Tensor, "batch pos vocab"]) -> Float[Tensor, " batch"]:
         """The probability in each row."""
@@ -96,13 +100,11 @@ class Prob(Metric):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Rank(Metric):
+class Rank(OfAnswer):
     """How many tokens are likelier than the answer."""
 
     name = "rank"
     example = 'metrics.rank(" Mary")'
-    answer: Tokens
-    pos: Position = -1
 
     def __call__(self, logits: Float[Tensor, "batch pos vocab"]) -> Float[Tensor, " batch"]:
         """The rank in each row; NaN where a logit is."""

@@ -32,15 +32,12 @@ def _tensor_of(sweep: classic.ClassicSweep) -> Sweep:
 
 
 def _every(sweep: classic.ClassicSweep) -> Sweep:
+    """Where TransformerLens calls the metric by another name."""
+    one = _tensor_of(sweep)
+
     @wraps(sweep)
-    def patch(
-        model: HookedTransformer,
-        corrupted_tokens: Int[Tensor, "batch pos"],
-        clean_cache: ActivationCache,
-        metric: Callable[[Tensor], Tensor],
-        **options: Any,
-    ) -> Tensor:
-        return sweep(model, corrupted_tokens, clean_cache, metric, **options).values.to(model.cfg.device)
+    def patch(model: Any, corrupted_tokens: Any, clean_cache: Any, metric: Any, **options: Any) -> Tensor:
+        return one(model, corrupted_tokens, clean_cache, metric, **options)
 
     return patch
 
