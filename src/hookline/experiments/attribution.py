@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from hookline.errors import HooklineError
 from hookline.experiments.gradients import Along, Line, ran
 from hookline.experiments.grid import Places, Values, place_of, places
 from hookline.experiments.labels import Label
-from hookline.experiments.measure import Metrics, Options
+from hookline.experiments.measure import Metrics, Options, packed
 from hookline.experiments.metrics import as_metric, checked
 from hookline.experiments.patching import Direction
 from hookline.experiments.prompts import Prompt, Prompts, check_pair, prompts_of, warn_of_dropout
@@ -67,25 +66,33 @@ def attribute(
     gradients = line.gradients(found, run, given, there)
     _check_gradients(gradients, found, logits, steps)
     effects = torch.stack([_effects(where, changes, gradients[name], pair[target]) for name in found])
-    for row, (name, each) in enumerate(found.items()):
-        if is_one_for_all(each, logits[0]):
-            if how.per_example:
-                raise HooklineError(
-                    f"per_example=True, but {name} gives one number for all prompts: let it give [batch]"
-                )
-            effects[row] = effects[row].sum(-1, keepdim=True)
-    grid = _Grid(where, list(effects.shape[1:-1]), [*pair[0].labels(model)], list(found), how.per_example)
+    _add_up(effects, found, logits[0], per_example=how.per_example)
+    coords = _labels(where, effects.shape[1:-1], [*pair[0].labels(model)])
     values = [_values_of(found, logits[each]) for each in (0, 1)]
-    estimates = effects + values[target].reshape(len(found), *(1 for _ in grid.shape), -1)
-    info = {"direction": direction, "clean": grid.result(values[0]), "corrupted": grid.result(values[1])}
+    estimates = effects + values[target].reshape(len(found), *(1 for _ in coords), -1)
+    names = list(found)
+    clean_value, corrupted_value = (packed(each, {}, names, per_example=how.per_example) for each in values)
+    info = {"direction": direction, "clean": clean_value, "corrupted": corrupted_value}
     info |= {} if steps is None else {"steps": steps, "along": along}
     if check:
         cells = sampled(_where_changed(where, changes, pair[target]), check, seed)
         true = true_values(model, where, pair[target], found, given, cells, how)
-        info |= agreement(estimates, true, cells, list(map(grid.labels, cells)), list(found))
+        labels = [{axis: coords[axis][at] for axis, at in zip(coords, cell, strict=True)} for cell in cells]
+        info |= agreement(estimates, true, cells, labels, names)
     else:
         warn_of_dropout(model)
-    return grid.result(estimates, info)
+    return packed(estimates, coords, names, per_example=how.per_example, info=info)
+
+
+def _add_up(effects: Tensor, metrics: Metrics, logits: Tensor, *, per_example: bool) -> None:
+    """Of a metric that is one number for all prompts, what each of them does to it adds up."""
+    for row, (name, metric) in enumerate(metrics.items()):
+        if is_one_for_all(metric, logits):
+            if per_example:
+                raise HooklineError(
+                    f"per_example=True, but {name} gives one number for all prompts: let it give [batch]"
+                )
+            effects[row] = effects[row].sum(-1, keepdim=True)
 
 
 def _check_gradients(gradients: Any, found: Metrics, logits: dict[int, Tensor], steps: int | None) -> None:
@@ -162,39 +169,10 @@ def _summed(product: Tensor, point: HookPoint, inner: Sequence[str], prompts: Pr
     return product.permute([0, *(1 + sorted(kept).index(place) for place in kept)])
 
 
-@dataclass(frozen=True, eq=False)
-class _Grid:
-    """Labels for the cells, and for metrics and examples where those are apart."""
-
-    where: Places
-    shape: list[int]
-    positions: list[Label]
-    metrics: list[str]
-    per_example: bool
-
-    @property
-    def coords(self) -> dict[str, list[Label]]:
-        """The labels of each axis of the grid."""
-        found: dict[str, list[Label]] = {}
-        for axis, size in zip(self.where.over, self.shape, strict=True):
-            numbers: list[Label] = list(range(size))
-            found[axis] = self.where.coords.get(axis, self.positions if axis in ("pos", "src") else numbers)
-        return found
-
-    def labels(self, cell: Sequence[int]) -> dict[str, Label]:
-        """Where a cell stands."""
-        return {axis: labels[at] for (axis, labels), at in zip(self.coords.items(), cell, strict=True)}
-
-    def result(self, values: Float[Tensor, "metric *grid example"], info: dict[str, Any] | None = None) -> Any:
-        """Values as a result; those for all cells as one along metrics and examples, or as one number."""
-        several, is_grid = len(self.metrics) > 1, values.ndim > 2
-        if self.per_example:
-            examples: list[Label] = list(range(values.shape[-1]))
-        else:
-            values = values.mean(-1)
-        coords: dict[str, list[Label]] = {"metric": list(self.metrics)} if several else {}
-        coords |= self.coords if is_grid else {}
-        coords |= {"example": examples} if self.per_example else {}
-        values = values if several else values[0]
-        name = "metric" if several else self.metrics[0]
-        return Result(values, tuple(coords), coords, name, info or {}) if coords else float(values)
+def _labels(where: Places, shape: Sequence[int], positions: list[Label]) -> dict[str, list[Label]]:
+    """The labels of each axis of the grid."""
+    found: dict[str, list[Label]] = {}
+    for axis, size in zip(where.over, shape, strict=True):
+        numbers: list[Label] = list(range(size))
+        found[axis] = where.coords.get(axis, positions if axis in ("pos", "src") else numbers)
+    return found

@@ -132,37 +132,48 @@ def measured(reader: Reader, grid: Grid, info: dict[str, Any], how: Options, sou
 
     `source` tells where the changes come from: a result can only be resumed if that is the same.
     """
-    several = len(reader.metrics) > 1
-    axes = (*(("metric",) if several else ()), *grid.axes, *(("example",) if how.per_example else ()))
-    coords: dict[str, list[Label]] = {"metric": list(reader.metrics), **grid.coords}
-    coords["example"] = list(range(len(reader.bases)))
-    coords = {axis: coords[axis] for axis in axes}
     if how.per_example:
         _check_by_row(reader)
-    shape = [len(grid.coords[axis]) for axis in grid.axes]
-    name = "metric" if several else next(iter(reader.metrics))
-    info = {**info, "experiment": _identity(reader, grid, source)}
-    plain = {key: _baseline(x, reader, axes, coords, how) if isinstance(x, Tensor) else x for key, x in info.items()}
-    before = _before(how.resume, axes, coords, how.per_example, len(reader.metrics))
-    if how.resume is not None:
-        _check_same(how.resume, name, plain)
+    names, shape = list(reader.metrics), [len(labels) for labels in grid.coords.values()]
+    info = {
+        key: packed(x.cpu(), {}, names, per_example=how.per_example) if isinstance(x, Tensor) else x
+        for key, x in {**info, "experiment": _identity(reader, grid, source)}.items()
+    }
+
+    def result(found: Tensor, *, complete: bool = True) -> Any:
+        values = found.reshape(len(names), *shape, -1)
+        return packed(values, grid.coords, names, per_example=how.per_example, info=info, complete=complete)
+
+    blank = torch.full((len(names), len(grid.variants), len(reader.bases)), torch.nan)
+    before = _before(how.resume, result(blank), len(names))
     found, complete = measure(reader, grid.variants, how, skip=before)
-    if before is not None and how.resume is not None:
-        old = how.resume.values.reshape(len(reader.metrics), len(grid.variants), -1)
+    if how.resume is not None:
+        old = how.resume.values.reshape(len(names), len(grid.variants), -1)
         found = torch.where(found.isnan(), old.expand_as(found).to(found), found)
-    values = found if how.per_example else found.mean(-1, keepdim=True)
-    values = values.reshape(len(reader.metrics), *shape, -1)
-    values = values if how.per_example else values[..., 0]
-    return Result(values if several else values[0], axes, coords, name, plain, complete)
+    return result(found, complete=complete)
 
 
-def _baseline(values: Tensor, reader: Reader, axes: tuple[str, ...], coords: Mapping[str, Any], how: Options) -> Any:
-    """A value for all cells: a number, or a result along metrics and examples."""
-    values = values.cpu() if how.per_example else values.mean(-1).cpu()
-    some = tuple(axis for axis in axes if axis in ("metric", "example"))
-    if len(reader.metrics) == 1:
-        values = values[0]
-    return Result(values, some, {axis: coords[axis] for axis in some}) if some else float(values)
+def packed(
+    values: Float[Tensor, "metric *grid example"],
+    coords: Mapping[str, list[Label]],
+    metrics: Sequence[str],
+    *,
+    per_example: bool,
+    info: dict[str, Any] | None = None,
+    complete: bool = True,
+) -> Any:
+    """Values as a result: along metrics where there are several, and examples where they are kept; else as a number.
+
+    `coords` has the labels of the axes in between; it is empty for a value that is one for all cells.
+    """
+    several = len(metrics) > 1
+    labels: dict[str, list[Label]] = {"metric": list(metrics)} if several else {}
+    labels |= coords
+    labels |= {"example": list(range(values.shape[-1]))} if per_example else {}
+    values = values if per_example else values.mean(-1)
+    values = values if several else values[0]
+    name = "metric" if several else metrics[0]
+    return Result(values, tuple(labels), labels, name, info or {}, complete) if labels else float(values)
 
 
 def _check_by_row(reader: Reader) -> None:
@@ -172,16 +183,15 @@ def _check_by_row(reader: Reader) -> None:
             raise HooklineError(f"per_example=True, but {name} gives one number for all prompts: let it give [batch]")
 
 
-def _before(
-    old: Result | None, axes: tuple[str, ...], coords: Mapping[str, Any], per_example: bool, n_metrics: int
-) -> list[bool] | None:
-    """Which cells an earlier result has already."""
+def _before(old: Result | None, new: Result, n_metrics: int) -> list[bool] | None:
+    """Which cells an earlier result of the same experiment has already."""
     if old is None:
         return None
-    if old.axes != axes or any(old.coords[axis] != coords[axis] for axis in axes):
-        raise HooklineError(f"resume= is a result over {old.axes}, of other cells than these: {axes}")
+    if old.axes != new.axes or any(old.coords[axis] != new.coords[axis] for axis in new.axes):
+        raise HooklineError(f"resume= is a result over {old.axes}, of other cells than these: {new.axes}")
+    _check_same(old, new)
     done = ~old.values.isnan()
-    done = done.reshape(n_metrics, -1, len(coords["example"]) if per_example else 1)
+    done = done.reshape(n_metrics, -1, len(old.coords["example"]) if "example" in old.axes else 1)
     return done.all(-1).all(0).tolist()
 
 
@@ -192,10 +202,10 @@ def _identity(reader: Reader, grid: Grid, source: str) -> str:
     return f"{zlib.crc32(content.encode()):08x}"
 
 
-def _check_same(old: Result, name: str, info: Mapping[str, Any]) -> None:
+def _check_same(old: Result, new: Result) -> None:
     """What is resumed must be the same experiment: what is known of both must not differ."""
-    differing = [key for key, value in info.items() if not _is_alike(old.info.get(key), value)]
-    if old.name != name:
+    differing = [key for key, value in new.info.items() if not _is_alike(old.info.get(key), value)]
+    if old.name != new.name:
         differing.append("metric")
     if differing:
         raise HooklineError(
