@@ -58,8 +58,11 @@ class Options:
         return cls(**given)
 
     def __post_init__(self) -> None:
-        if self.batch_size != "auto" and (not isinstance(self.batch_size, int) or self.batch_size < 1):
+        is_number = isinstance(self.batch_size, int) and not isinstance(self.batch_size, bool)
+        if self.batch_size != "auto" and not (is_number and self.batch_size >= 1):
             raise HooklineError(f'batch_size is "auto", or how many cells go through at once, not {self.batch_size!r}')
+        if not isinstance(self.resume, Result | None):
+            raise HooklineError(f"resume= is what an interrupted experiment gave, a Result, not {self.resume!r}")
 
 
 def padded_logits(bases: Sequence[Baseline], prompts: Prompts) -> Float[Tensor, "batch pos vocab"]:

@@ -153,6 +153,8 @@ class Baseline:
         length = self.tokens.shape[1]
         asked = list(range(length)) if positions is None else _checked_positions(positions, length)
         where = sorted(set(asked))
+        if most_rows is not None and most_rows < 1:
+            raise HooklineError(f"most_rows is how many variants go through at once, from 1 on, not {most_rows!r}")
         _check_variants(variants)
         self._check_unchanged()
         entries = {number: self._entries.of(variant) for number, variant in enumerate(variants) if variant}
