@@ -20,7 +20,7 @@ import transformers
 
 import hookline
 from hookline.anatomy import unproved
-from hookline.anatomy.classic import kind_of
+from hookline.anatomy.listing import kind_of
 from hookline.anatomy.verify import Report, verify
 
 ROOT = Path(__file__).parent.parent

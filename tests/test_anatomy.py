@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import hookline
 from hookline import HookedModel
 from hookline.anatomy.dialects import classic_name
-from hookline.anatomy.proofs import outcome
+from hookline.anatomy.trial import outcome
 from hookline.anatomy.verify import verify
 
 QUICK = [
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWa
 
 # Their layers are not where layers usually are; native points work.
 WITHOUT_ANATOMY = {
-    *("blt", "got_ocr2", "hrm_text", "longcat_flash", "xlm", "xlnet", "xlstm"),
+    *("blt", "hrm_text", "longcat_flash", "xlm", "xlnet", "xlstm"),
     *("albert", "flaubert", "fnet", "funnel", "ibert", "canine"),
     *("fsmt", "glmasr", "longt5", "qwen2_audio", "qwen3_asr", "t5gemma2"),
 }

@@ -10,8 +10,22 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
-from hookline.lenses import FIRST, Argument, Chain, Heads, HeadsFirst, Interleaved, Item, Part, Scaled
-from hookline.memo import Added, Difference, Keys, Rows
+from hookline.lenses import (
+    FIRST,
+    Argument,
+    Chain,
+    Flat,
+    Gained,
+    Heads,
+    HeadsFirst,
+    Interleaved,
+    Item,
+    OneRow,
+    Part,
+    Patches,
+    Scaled,
+)
+from hookline.memo import Added, Difference, Joined, Keys, Rows
 from hookline.points import Site
 from hookline.structures import NoTensorError, children, tensors_in
 from hookline.taps import Kind, now
@@ -145,11 +159,58 @@ def test_rows() -> None:
     check_laws(lens, numbers(2, 3, 4))
 
 
+@pytest.mark.parametrize(
+    ("lens", "value", "shape"),
+    [
+        (OneRow(3), numbers(6, 4), (1, 6, 4)),
+        (OneRow(3), numbers(2, 6, 4), (2, 6, 4)),
+        (Patches(), numbers(2, 8, 3, 5), (2, 15, 8)),
+        (Patches(), numbers(2, 15, 8), (2, 15, 8)),
+        (Flat(), numbers(2, 1, 4, 5, 8), (8, 5, 8)),
+        (Flat(), numbers(2, 5, 8), (2, 5, 8)),
+    ],
+)
+def test_layouts_of_pictures(lens, value, shape) -> None:
+    assert lens.get(value).shape == shape
+    check_laws(lens, value)
+
+
+def test_patches_are_read_row_by_row() -> None:
+    picture = numbers(1, 8, 3, 5)
+    assert torch.equal(Patches().get(picture)[0, 7], picture[0, :, 1, 2])
+
+
+def test_tiles_joined() -> None:
+    lens, value = Joined(kept(numbers(2, 3, 8))), numbers(8, 5, 4, 6)
+    assert lens.get(value).shape == (2, 20, 4, 6)
+    check_laws(lens, value)
+
+
+@pytest.mark.parametrize("name", ["lambda_1", "gate_attn"])
+def test_gained(name) -> None:
+    layer = nn.Module()
+    gain = torch.tensor([0.5, 2.0, -4.0])  # powers of two, so that the laws hold to the last bit
+    layer.register_parameter(name, nn.Parameter(gain if name == "lambda_1" else gain[:1], requires_grad=False))
+    value = numbers(2, 3)
+    factor = gain if name == "lambda_1" else torch.tanh(gain[:1])
+    assert torch.equal(Gained(layer, name).get(value), value * factor)
+    if name == "lambda_1":
+        check_laws(Gained(layer, name), value)
+
+
 @given(st.data())
 def test_chain(data) -> None:
     value, path = wrap(data.draw, numbers(2, 3, 24), data.draw(st.integers(0, 3)))
     start = 8 * data.draw(st.integers(0, 2))
     check_laws(Chain((Item(path), Part(start, start + 8), Heads(4))), value)
+
+
+def test_the_first_argument_by_a_name_it_had() -> None:
+    hidden = numbers(2, 3)
+    lens = Argument(("hidden_states", "mask"))
+    call = ((), {"hidden_state": hidden, "mask": numbers(1)})
+    assert lens.get(call) is hidden
+    check_laws(lens, call)
 
 
 @pytest.mark.parametrize("key", [None, 0, "hidden"])

@@ -31,7 +31,8 @@ _PRODUCTS: dict[Callable[..., Any], tuple[str, ...]] = {
 }
 """Products of matrices, with the names of their arguments; the last two are multiplied."""
 
-_WATCHED = frozenset({_FUSED, *_SOFTMAX, *_PRODUCTS})
+_SPLITS = frozenset({torch.split, Tensor.split})
+_WATCHED = frozenset({_FUSED, *_SOFTMAX, *_PRODUCTS, *_SPLITS})
 
 
 class Fused(NamedTuple):
@@ -85,6 +86,7 @@ class WatchingAttention(Watching):
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module, (Kind.QUERY, Kind.KEY, Kind.SCORES, Kind.PATTERN), AttentionTap)
         self.has_met = False  # queries and keys
+        self.lengths: list[int] | None = None  # of the pictures or windows in one row, each attending to itself alone
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -95,9 +97,11 @@ class WatchingAttention(Watching):
         kwargs = kwargs or {}
         if func is _FUSED:
             return self._fused(Fused(*args, **kwargs))
+        if func in _SPLITS:
+            return self._split(func, args, kwargs)
         if func in _SOFTMAX and args and args[0].ndim >= 3:
             self.has_met = True
-            scores = self.taps[Kind.SCORES].flow(args[0])
+            scores = self.taps[Kind.SCORES].flow(self._apart(args[0]))
             return self.taps[Kind.PATTERN].flow(func(scores, *args[1:], **kwargs))
         if not self.has_met and func in _PRODUCTS:
             names = _PRODUCTS[func]
@@ -108,16 +112,43 @@ class WatchingAttention(Watching):
         call = call._replace(query=self.taps[Kind.QUERY].flow(call.query), key=self.taps[Kind.KEY].flow(call.key))
         waiting = [*self.taps[Kind.SCORES].waiting(), *self.taps[Kind.PATTERN].waiting()]
         if not waiting:
-            return _FUSED(**call._asdict())
+            return self._model_own(call)
         only_reads = all(action.only_reads for action in waiting)  # beside the model's own graph, then
         with torch.set_grad_enabled(torch.is_grad_enabled() and not only_reads):
-            before = call.scores()
+            before = self._apart(call.scores())
             scores = self.taps[Kind.SCORES].flow(before)
             weights = call.pattern(scores)
             pattern = self.taps[Kind.PATTERN].flow(weights)
         if scores is before and pattern is weights:
-            return _FUSED(**call._asdict())  # only looked at: what flows on is the model's own, to the last bit
+            return self._model_own(call)  # only looked at: what flows on is the model's own, to the last bit
         return call.mix(pattern)
+
+    def _split(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Pictures, or windows of them, in one row are attended to one by one: here all at once, so that there is one
+        pattern for all of them, with nothing between one and another.
+        """
+        given = dict(zip(("tensor", "sizes", "dim"), args, strict=False))
+        given |= {{"split_size_or_sections": "sizes", "split_size": "sizes"}.get(k, k): v for k, v in kwargs.items()}
+        tensor, sizes = given["tensor"], given["sizes"]
+        if tensor.ndim != 4 or not isinstance(sizes, list | tuple) or given.get("dim", 0) not in (2, -2):
+            return func(*args, **kwargs)
+        self.lengths = list(sizes)
+        return (tensor,)
+
+    def _apart(self, scores: Tensor) -> Tensor:
+        """Scores in which pictures that are in one row do not see each other."""
+        if self.lengths is None:
+            return scores
+        owner = torch.repeat_interleave(torch.tensor(self.lengths, device=scores.device))
+        return scores.masked_fill(owner[:, None] != owner[None], -torch.inf)
+
+    def _model_own(self, call: Fused) -> Tensor:
+        """What the model itself would have computed."""
+        if self.lengths is None:
+            return _FUSED(**call._asdict())
+        parts = zip(*(x.split(self.lengths, 2) for x in (call.query, call.key, call.value)), strict=True)
+        each = [_FUSED(**call._replace(query=q, key=k, value=v)._asdict()) for q, k, v in parts]
+        return torch.cat(each, 2)
 
     def _product(self, given: dict[str, Any], names: tuple[str, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of a product; if it is the first of two activations with heads, it is of queries and keys."""

@@ -15,8 +15,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Shaped
-from torch import Tensor
+from torch import Tensor, nn
 
+from hookline.errors import HooklineError
 from hookline.structures import NoTensorError, Path, first_tensor, look, replaced
 
 
@@ -101,9 +102,17 @@ class Argument:
     def _first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Path:
         if args and isinstance(args[0], Tensor):
             return (0, 0)
+        if (renamed := self._old_name(kwargs)) is not None:
+            return (1, renamed)
         ordered = {name: kwargs[name] for name in self.parameters if name in kwargs} | kwargs
         side, *path = first_tensor((args, ordered))
         return (side, *path)
+
+    def _old_name(self, kwargs: dict[str, Any]) -> str | None:
+        """What the first parameter is passed as by those who call it by a name it had: `hidden_state`."""
+        if not self.parameters or self.parameters[0] in kwargs:
+            return None
+        return next((name for name in kwargs if f"{name}s" == self.parameters[0]), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +214,82 @@ class Scaled:
     def put(self, value: Tensor, tensor: Tensor) -> Tensor:  # noqa: ARG002 (all of it is replaced)
         """Divided."""
         return tensor / self.factor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gained:
+    """A tensor times a parameter of a layer, where the layer multiplies it so before it adds it.
+
+    A gate is a single number, and what multiplies is its hyperbolic tangent.
+    """
+
+    module: nn.Module
+    name: str
+
+    def get(self, value: Tensor) -> Tensor:
+        """Multiplied."""
+        return value * self._gain()
+
+    def put(self, value: Tensor, tensor: Tensor) -> Tensor:  # noqa: ARG002 (all of it is replaced)
+        """Divided; where the layer multiplies by nothing, nothing can be put in."""
+        gain = self._gain()
+        if not bool(gain.all()):
+            raise HooklineError(
+                f"{self.name} of this {type(self.module).__name__} is 0 (an untrained gate, perhaps): whatever its "
+                f"module gives is multiplied by 0, so an edit cannot take effect here; edit the stream after it"
+            )
+        return tensor / gain
+
+    def _gain(self) -> Tensor:
+        gain: Tensor = getattr(self.module, self.name)
+        return gain.tanh() if "gate" in self.name else gain
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Gained) and self.module is other.module and self.name == other.name
+
+    def __hash__(self) -> int:
+        return hash((id(self.module), self.name))
+
+
+@dataclass(frozen=True, slots=True)
+class OneRow:
+    """A tensor without an axis for the batch, seen as a batch of one; `n` is how many axes there are to be."""
+
+    n: int
+
+    def get(self, value: Tensor) -> Tensor:
+        """One axis more, if it is not there."""
+        return value[None] if value.ndim == self.n - 1 else value
+
+    def put(self, value: Tensor, tensor: Tensor) -> Tensor:
+        """As it was."""
+        return tensor[0] if value.ndim == self.n - 1 else tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Patches:
+    """What a convolution makes of a picture, `b d y x`, seen as a row of patches, `b p d`."""
+
+    def get(self, value: Tensor) -> Tensor:
+        """Row by row; what is a row of patches already, as it is."""
+        return value.flatten(2).transpose(1, 2) if value.ndim == 4 else value
+
+    def put(self, value: Tensor, tensor: Tensor) -> Tensor:
+        """As it was."""
+        return tensor.transpose(1, 2).reshape(value.shape) if value.ndim == 4 else tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """A tensor with several axes before the last two, of pictures and their tiles, seen with one: `b p d`."""
+
+    def get(self, value: Tensor) -> Tensor:
+        """One axis for all."""
+        return value.flatten(0, -3) if value.ndim > 3 else value
+
+    def put(self, value: Tensor, tensor: Tensor) -> Tensor:
+        """As they were."""
+        return tensor.reshape(*value.shape[:-2], *tensor.shape[-2:])
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,21 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class Joined:
+    """A tensor with several rows for each row of the batch, `(b n) p …`, seen as one: `b (n p) …`."""
+
+    like: Site
+
+    def get(self, value: Tensor) -> Tensor:
+        """As many rows as `like` has."""
+        return value.reshape(now.kept[self.like].shape[0], -1, *value.shape[2:])
+
+    def put(self, value: Tensor, tensor: Tensor) -> Tensor:
+        """As it was."""
+        return tensor.reshape(value.shape)
+
+
+@dataclass(frozen=True)
 class EachRow:
     """A tensor that is the same for every row, `1 p d` or `p d`, seen as `b p d`; `like` tells how many there are."""
 

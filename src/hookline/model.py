@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from hookline.anatomy.branch import follow
 from hookline.anatomy.cfg import Cfg, cfg_of, device_of
 from hookline.anatomy.names import ModelPoints
-from hookline.anatomy.proofs import outcome
+from hookline.anatomy.trial import outcome
 from hookline.anatomy.resume import resumed
 from hookline.anatomy.roles import Anatomy, find_anatomy
 from hookline.anatomy.verify import Report, verify

@@ -37,7 +37,7 @@ _Link: TypeAlias = tuple[dict[str, nn.Module | None], str, nn.Module]
 """A step on the way from the root to a module: in whose children, under which name, which child."""
 
 _EVENT = re.compile(r"(?:(?P<path>.*)[.:]|:?)(?P<event>input|output)")
-_CLASSIC = re.compile(r"(blocks|encoder|decoder)\.-?\d|hook_|ln_final\.|unembed\.|lm\.")
+_CLASSIC = re.compile(r"(blocks|encoder|decoder)\.-?\d|hook_|ln_final\.|unembed\.|lm\.|vision\.|projector\.")
 _NAME = re.compile(r"(?P<base>[^\[\]#]*)(?P<items>(?:\[[^\[\]]+\])*)(?:#(?P<call>\d+))?")
 
 

@@ -267,8 +267,15 @@ def tap_on(module: nn.Module, kind: Kind, *, late: bool = False, make: type[Tap]
 
 
 def has_foreign_hooks(module: nn.Module, kind: Kind) -> bool:
-    """Whether somebody else has torch hooks on this event."""
+    """Whether somebody else has torch hooks on this event; those by which transformers only takes notes do not count.
+
+    What it notes, LLaVA reads: a gradient is to be that of the tensor noted, so ours come first.
+    """
     if kind.is_inner:
         return False
     hooks = module._forward_hooks if kind is Kind.OUTPUT else module._forward_pre_hooks
-    return bool(hooks) and any(type(hook) is not Tap for hook in list(hooks.values()))
+    return bool(hooks) and any(type(hook) is not Tap and not _takes_notes(hook) for hook in list(hooks.values()))
+
+
+def _takes_notes(hook: Any) -> bool:
+    return getattr(hook, "__name__", "") == "output_capturing_hook"

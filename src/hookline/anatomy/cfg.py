@@ -50,7 +50,7 @@ def cfg_of(model: nn.Module, anatomy: Anatomy) -> Cfg:
         d_model=d_model,
         d_head=_first(config, "head_dim", "qk_head_dim", "d_kv", default=d_model // heads),
         d_mlp=_first(config, *_MLP_WIDTH, default=4 * d_model),
-        d_vocab=config.vocab_size,
+        d_vocab=_first(config, "vocab_size", default=0),
         n_ctx=_first(config, "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", default=None),
         act=_first(config, *_ACTIVATION, default="unknown"),
         norm=_norm(anatomy),

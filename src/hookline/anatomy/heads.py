@@ -41,8 +41,8 @@ class Result(Derived):
         if weight is not None:
             return torch.einsum("...he,dhe->...hd", z, weight.unflatten(1, (heads, -1)))
         alone = torch.diag_embed(z.transpose(-1, -2)).movedim(-3, -1)  # [..., head, the heads' places, e]
-        nothing = self.projection.forward(torch.zeros_like(z.flatten(-2)[:1, :1]))
-        return self.projection.forward(alone.flatten(-2)) - nothing[:, :, None]
+        nothing = self.projection.forward(torch.zeros_like(z.flatten(-2)))
+        return self.projection.forward(alone.flatten(-2)) - nothing.unsqueeze(-2)
 
     def changed(self, value: Any, before: Tensor, after: Tensor) -> Any:
         """The sum over heads changes as they do."""
@@ -83,7 +83,7 @@ class Copies(Derived):
         """The same for each head, unless the copies that they are made from are edited."""
         stream = self.source(value)
         edited = self.of.edited(stream) if self.of is not None else None
-        return stream[:, :, None].repeat(1, 1, self.n, 1) if edited is None else edited
+        return stream.unsqueeze(-2).repeat_interleave(self.n, -2) if edited is None else edited
 
     def changed(self, value: Any, before: Tensor, after: Tensor) -> Any:  # noqa: ARG002
         """Nothing, here."""
@@ -125,14 +125,14 @@ class Split:
 
     def _changed_heads(self, copies: Tensor, stream: Tensor) -> list[int]:
         if copies.requires_grad:
-            return list(range(copies.shape[2]))
-        differs = (copies != stream[:, :, None]).any(-1).any(0).any(0)
+            return list(range(copies.shape[-2]))
+        differs = (copies != stream.unsqueeze(-2)).any(-1).flatten(0, -2).any(0)
         return differs.nonzero().flatten().tolist()
 
     def _of_each(self, copies: Tensor, heads: list[int]) -> list[Tensor]:
-        stacked = torch.cat([copies[:, :, head] for head in heads])
+        stacked = torch.cat([copies[..., head, :] for head in heads])
         projected = self._projected(stacked).unflatten(0, (len(heads), -1))
-        return [projected[row, :, :, head] for row, head in enumerate(heads)]
+        return [projected[row][..., head, :] for row, head in enumerate(heads)]
 
     def _projected(self, stream: Tensor) -> Tensor:
         normed = stream if self.norm is None else self.norm.forward(stream)

@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from hookline.anatomy.classic import Spec, classic_points
+from hookline.anatomy.classic import Spec
 from hookline.anatomy.dialects import advice, classic_name, other_names
+from hookline.anatomy.listing import classic_points
 from hookline.anatomy.roles import Anatomy, find_anatomy
 from hookline.errors import UnavailablePointError, UnknownPointError, no_match, unknown_point
 from hookline.names import Filter, PointDict, Points
@@ -35,7 +36,7 @@ class ModelPoints(Points):
             if spec.site is not None:
                 self.hook_dict[name] = HookPoint.found(name, spec.site, self.standing, spec.axes, spec.only)
         self._classic_at = {(point.site, point.only): name for name, point in self.hook_dict.items()}
-        self._stacks = {stack.name: len(stack.blocks) for stack in self.anatomy.stacks}
+        self._stacks = {stack.name: len(stack.blocks) for stack in self.anatomy.every_stack}
 
     def _all(self) -> list[HookPoint]:
         """Without those that are worked out only when asked for."""

@@ -12,151 +12,21 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hookline.anatomy import variants
-from hookline.anatomy.roles import Block, Stack
+from hookline.anatomy.roles import Block
+from hookline.anatomy.trial import Layer, Trial
 from hookline.cache import ActivationCache
 from hookline.errors import NeverFiredWarning
 from hookline.lenses import Chain
-from hookline.names import lens_of
-from hookline.points import HookPoint, Site
-from hookline.taps import Kind
 
-if TYPE_CHECKING:
-    from hookline.model import HookedModel
-
-Check: TypeAlias = Callable[["Trial", list[str]], Iterator[tuple[str, str]]]
+Check: TypeAlias = Callable[[Trial, list[str]], Iterator[tuple[str, str]]]
 """Names of points in, those that fail out, with the reason."""
-
-
-@dataclass(frozen=True)
-class Layer:
-    """A layer on trial, with what the model itself says of it."""
-
-    name: str
-    number: int
-    block: Block
-    config: Any
-    hidden: Tensor | None
-    pattern: Tensor | None
-    cross_pattern: Tensor | None
-
-    def point(self, rest: str) -> str:
-        """The name of a point in it."""
-        return f"{self.name}.{rest}"
-
-    def stream_norms(self) -> tuple[nn.Module | None, nn.Module | None, nn.Module | None]:
-        """What the stream goes through after the attention's, the cross-attention's, and the MLP's addition."""
-        block, cross = self.block, self.block.cross
-        if block.post_norm is not None:
-            return block.post_norm, cross.stream_norm if cross is not None else None, block.post_norm_2
-        if variants.is_post_norm(self.config):
-            return block.ln1, cross.norm if cross is not None else None, block.ln2
-        return None, None, None
-
-
-class Trial:
-    """The runs that the checks look at."""
-
-    def __init__(self, model: HookedModel, inputs: dict[str, Any]) -> None:
-        self.model, self.inputs = model, inputs
-        self.names = list(model.hook_dict)
-        self.mixes_otherwise = model._points.anatomy.kind in variants.MIXES_OTHERWISE
-        own = self._own_report()
-        self.logits = own["logits"]
-        self.layers = [layer for stack in model._points.anatomy.stacks for layer in self._layers(stack, own)]
-
-    def _layers(self, stack: Stack, own: dict[str, Any]) -> Iterator[Layer]:
-        prefix = f"{stack.name}_" if self.model._points.anatomy.is_encoder_decoder else ""
-        hidden, cross = own.get(f"{prefix}hidden_states"), own.get("cross_attentions")
-        with_attention = [index for index, block in enumerate(stack.blocks) if block.attn is not None]
-        patterns = dict(zip(with_attention, own.get(f"{prefix}attentions") or (), strict=False))
-        for index, block in enumerate(stack.blocks):
-            yield Layer(
-                f"{stack.name}.{index}",
-                index,
-                block,
-                stack.config,
-                hidden[index] if hidden is not None and index < len(hidden) else None,
-                patterns.get(index),
-                cross[index] if cross and block.cross is not None else None,
-            )
-
-    def run(self, **options: Any) -> Tensor:
-        """Logits of a run with hooks."""
-        with torch.no_grad():
-            return self.model.run_with_hooks(**self.inputs, **options)
-
-    def cache(self, names: list[str], **options: Any) -> tuple[Tensor, ActivationCache]:
-        """Logits and activations; of nothing, an empty cache."""
-        if not names:
-            return self.logits, ActivationCache({}, self.model._points)
-        return self.model.run_with_cache(**self.inputs, names_filter=names, **options)
-
-    def values(self, names: list[str], *ends: str) -> ActivationCache:
-        """The activations at those of the names that end so."""
-        with torch.no_grad():
-            return self.cache([name for name in names if name.endswith(ends)])[1]
-
-    def see(self, points: list[HookPoint], edits: list[tuple[Any, Any]] | None = None) -> list[Tensor]:
-        """What flows at points that need no name, under some edits."""
-        if not points:
-            return []
-        seen: dict[int, Tensor] = {}
-
-        def look(place: int) -> Callable[[Tensor], None]:
-            return lambda x: seen.update({place: x.clone()})
-
-        self.run(fwd_hooks=[*(edits or []), *((point, look(place)) for place, point in enumerate(points))])
-        return [seen[place] for place in range(len(points))]
-
-    def see_each(
-        self, points: Sequence[tuple[HookPoint, ...]], edits: list[tuple[Any, Any]] | None = None
-    ) -> list[list[Tensor]]:
-        """The same for groups of points, all in one run."""
-        seen = iter(self.see([each for group in points for each in group], edits))
-        return [[next(seen) for _ in group] for group in points]
-
-    def ends(self, module: nn.Module) -> tuple[HookPoint, HookPoint]:
-        """A module's input and output."""
-        return self.at(module, Kind.INPUT), self.at(module, Kind.OUTPUT)
-
-    def at(self, module: nn.Module, kind: Kind) -> HookPoint:
-        """A module's input or output."""
-        return self.model._points.at(kind.value, Site(module, kind, lens_of(module, kind)))
-
-    def each(self, names: list[str], point: str) -> Iterator[tuple[str, Layer]]:
-        """Those of the names that are this point of a layer, with the layer."""
-        for layer in self.layers:
-            if layer.point(point) in names:
-                yield layer.point(point), layer
-
-    def _own_report(self) -> dict[str, Any]:
-        """What the model itself says of its inside. Attentions are reported by its eager implementation only."""
-        module: Any = self.model.module
-        with torch.no_grad():
-            plain = module(**self.inputs)
-            hidden = dict(module(**self.inputs, output_hidden_states=True).items())
-            before = module.config._attn_implementation
-            try:
-                module.set_attn_implementation("eager")
-                attentions = dict(module(**self.inputs, output_attentions=True).items())
-            finally:
-                module.set_attn_implementation(before)
-        reported = {name: value for name, value in hidden.items() if name.endswith("hidden_states")}
-        reported |= {name: value for name, value in attentions.items() if name.endswith("attentions")}
-        return {**reported, "logits": outcome(plain)}
-
-
-def outcome(output: Any) -> Tensor:
-    """The logits, or, of a model without a head, its last hidden state."""
-    return output.logits if "logits" in output else output.last_hidden_state
 
 
 def _fires_once(trial: Trial, names: list[str]) -> Iterator[tuple[str, str]]:
@@ -229,6 +99,8 @@ def _stream(trial: Trial, names: list[str]) -> Iterator[tuple[str, str]]:
     cache = trial.values(names, "hook_resid_pre", "hook_resid_post")
     for layer in trial.layers:
         name, after = layer.point("hook_resid_pre"), layer.point("hook_resid_post")
+        if layer.config.model_type in variants.ADDS_BETWEEN:  # the model reports what is there before it adds
+            continue
         # Most models report what enters each layer, some what leaves it.
         if (
             name in cache
@@ -238,7 +110,14 @@ def _stream(trial: Trial, names: list[str]) -> Iterator[tuple[str, str]]:
             yield name, "it is not the hidden state that the model reports"
     for before, layer in zip(trial.layers, trial.layers[1:], strict=False):
         this, that = before.point("hook_resid_post"), layer.point("hook_resid_pre")
-        if layer.number and this in cache and that in cache and not _close(cache[this], cache[that]):
+        is_added_to = layer.config.model_type in variants.ADDS_BETWEEN
+        if (
+            layer.number
+            and not is_added_to
+            and this in cache
+            and that in cache
+            and not _close(cache[this], cache[that])
+        ):
             yield this, "it is not what enters the next layer"
 
 
@@ -329,7 +208,9 @@ def _results(trial: Trial, names: list[str]) -> Iterator[tuple[str, str]]:
     modules: list[Any] = [trial.model.point(name).site.module for name in here]
     points = [(trial.model.point(name), *trial.ends(module)) for name, module in zip(here, modules, strict=True)]
     for name, o, (result, into, out) in zip(here, modules, trial.see_each(points), strict=True):
-        if not _close(result.sum(-2) + o.forward(torch.zeros_like(into)), out):
+        if not _close(
+            result.sum(-2).reshape(out.shape) + o.forward(torch.zeros_like(into)), out
+        ):  # in one row, perhaps
             yield name, "summed over heads it is not what the projection gives"
 
 

@@ -67,6 +67,7 @@ OUTPUT = (
     "o",
     "linear_out",
     "output.dense",
+    "projection_layer",
 )
 QUERY = ("q_proj", "query", "Wq", "project_q", "q_lin", "q", "q_b_proj")
 KEY = ("k_proj", "key", "Wk", "project_k", "k_lin", "k")
@@ -88,34 +89,38 @@ MLP_IN = (
     "0",
     "wi_0",
     "wi",
+    "linear_fc1",
 )
 MLP_LINEAR = ("up_proj", "w3", "wi_1")
 ROUTER = ("gate", "router")
 EXPERTS = ("experts",)
-MLP_OUT = ("down_proj", "c_proj", "dense_4h_to_h", "fc_out", "w2", "fc2", "lin2", "output.dense", "2", "wo", "w_out")
+MLP_OUT = ("down_proj", "c_proj", "dense_4h_to_h", "fc_out", "w2", "fc2", "lin2", "output.dense", "2", "wo", "w_out",
+           "linear_fc2")  # fmt: skip
 
 NORM_BEFORE_ATTENTION = (
     "input_layernorm", "ln_1", "norm_1", "attention_layernorm", "self_attn_layer_norm", "operator_norm", "attn_norm",
     "temporal_pre_norm", "norm", "layernorm1", "ln1", "self_att.layernorm_before_attention", "attention.ln", "norm1",
     "input_norm", "ln_attn", "pre_attention_layernorm", "norm_attn_norm.norm_1", "layer.0.layer_norm",
-    "pre_self_attn_layernorm", "attention.LayerNorm", "attention_ln", "sa_layer_norm",
+    "pre_self_attn_layernorm", "attention.LayerNorm", "attention_ln", "sa_layer_norm", "layer_norm1",
+    "layernorm_before",
 )  # fmt: skip
-NORM_AFTER_ATTENTION = ("post_self_attn_layernorm", "post_norm1", "post_attention_norm", "ln1_post")
+NORM_AFTER_ATTENTION = ("post_self_attn_layernorm", "post_norm1", "post_attention_norm", "ln1_post", "layer_scale1")
 NORM_BEFORE_MLP = (
     "pre_feedforward_layernorm", "pre_mlp_layernorm", "ln_2", "norm_2", "feedforward_layernorm", "ffn_norm", "mlp_norm",
     "channel_pre_norm", "layernorm2", "ln2", "ffn.layernorm_before_ffn", "ln", "pre_ff_layernorm", "norm2", "ln_mlp",
     "norm_attn_norm.norm_2", "layer.2.layer_norm", "layer.1.layer_norm", "ff_layer_norm", "ffn_layer_norm",
-    "feed_forward_layer_norm", "output_layer_norm", "post_attention_layernorm", "final_layer_norm",
+    "feed_forward_layer_norm", "output_layer_norm", "post_attention_layernorm", "final_layer_norm", "layer_norm2",
+    "layernorm_after",
 )  # fmt: skip
 NORM_OF_CROSS = (
     "encoder_attn_layer_norm", "cross_attention_layer_norm", "cross_attn_layer_norm", "pre_cross_attn_layernorm",
     "layer.1.layer_norm",
 )  # fmt: skip
-NORM_AFTER_MLP = ("post_feedforward_layernorm", "post_mlp_layernorm", "post_norm2", "ln2_post")
+NORM_AFTER_MLP = ("post_feedforward_layernorm", "post_mlp_layernorm", "post_norm2", "ln2_post", "layer_scale2")
 
 FINAL_NORM = (
     "norm", "ln_f", "final_layer_norm", "final_layernorm", "layer_norm", "norm_f", "final_norm", "embedding_norm",
-    "layernorm", "output_layernorm", "ln_final", "layer_norm_out",
+    "layernorm", "output_layernorm", "ln_final", "layer_norm_out", "post_layernorm", "layernorm_post",
 )  # fmt: skip
 POSITIONS = (
     "wpe",
@@ -125,7 +130,10 @@ POSITIONS = (
     "position_embedding",
     "pos_embed",
     "embeddings.position_embeddings",
+    "embeddings.position_embedding",
 )
+GAINS = (("lambda_1", "lambda_2"), ("gate_attn", "gate_ffn"), ("cross_attn_attn_gate", "cross_attn_mlp_gate"))
+"""Parameters of a layer that what its attention gives, and its MLP, are multiplied with before they are added."""
 
 
 def child(module: nn.Module, names: tuple[str, ...]) -> nn.Module | None:
@@ -159,6 +167,8 @@ class Block:
     adds_in_attention: bool
     """The module around the attention adds the stream itself."""
     cross: CrossAttention | None = None
+    gains: tuple[str, str] | None = None
+    """The names of parameters that multiply what is added by the attention and by the MLP."""
 
 
 @dataclass(frozen=True)
@@ -186,6 +196,30 @@ class Stack:
     embed: nn.Module
     pos_embed: nn.Module | None
     ln_final: nn.Module | None
+    width: int
+    """How many numbers the stream has at each position."""
+
+
+@dataclass(frozen=True)
+class Tower(Stack):
+    """The layers that look at pictures."""
+
+    ln_pre: nn.Module | None = None
+    """The norm of the stream before the first layer."""
+    is_packed: bool = False
+    """All pictures are one long row of patches, without an axis for the batch."""
+    read: int | None = None
+    """How many of the layers count for the model's output, if not all of them do."""
+
+
+@dataclass(frozen=True)
+class Projector:
+    """What makes tokens of what the tower sees."""
+
+    name: str
+    module: nn.Module
+    after: int | None = None
+    """The layer of the tower that it reads, if that is not the last."""
 
 
 @dataclass(frozen=True)
@@ -196,6 +230,9 @@ class Anatomy:
     config: Any
     stacks: tuple[Stack, ...]
     unembed: nn.Module | None
+    towers: tuple[Tower, ...] = ()
+    """Of a model that also takes text: what looks at its pictures."""
+    projectors: tuple[Projector, ...] = ()
 
     @property
     def main(self) -> Stack:
@@ -210,7 +247,12 @@ class Anatomy:
     @property
     def width(self) -> int:
         """How many numbers the stream has at each position."""
-        return self.config.hidden_size
+        return self.main.width
+
+    @property
+    def every_stack(self) -> tuple[Stack, ...]:
+        """All stacks, of language and of vision."""
+        return (*self.towers, *self.stacks)
 
     @property
     def is_encoder_decoder(self) -> bool:
@@ -220,19 +262,24 @@ class Anatomy:
 
 def find_anatomy(model: nn.Module) -> Anatomy | None:
     """The anatomy of a Hugging Face model, or None if its layers are not where they usually are."""
+    from hookline.anatomy.vision import find_seeing  # it is made of what is in this file
+
+    return find_seeing(model) or _find_reading(model)
+
+
+def _find_reading(model: nn.Module) -> Anatomy | None:
+    """The anatomy of a model that takes text, or sound and text."""
     config = model.config.get_text_config(decoder=True)  # type: ignore[union-attr, operator]
     head = model.get_output_embeddings()  # type: ignore[operator]
     if getattr(model.config, "is_encoder_decoder", False):
         encoder, decoder = model.get_encoder(), model.get_decoder()  # type: ignore[operator]
-        stacks = (_stack("encoder", encoder, None), _stack("decoder", decoder, None))
+        stacks = (stack_in("encoder", encoder, None), stack_in("decoder", decoder, None))
         model_type = model.config.model_type  # type: ignore[union-attr]
         return Anatomy(model_type, config, stacks, head) if all(stacks) else None  # type: ignore[arg-type]
-    stack = _stack("blocks", model, config)
+    stack = stack_in("blocks", model, config)
     if stack is None:
         return None
-    if not _is_causal(model, stack):
-        stack = replace(stack, name="encoder")
-    return Anatomy(config.model_type, config, (stack,), head)
+    return Anatomy(config.model_type, config, (named(stack, model),), head)
 
 
 def unknown_anatomy(model: nn.Module) -> str:
@@ -249,8 +296,11 @@ def unknown_anatomy(model: nn.Module) -> str:
     )
 
 
-def _stack(name: str, root: nn.Module, config: Any) -> Stack | None:
-    """The stack of layers in a module; as long as the configuration says, if that is known."""
+def stack_in(name: str, root: nn.Module, config: Any, *, sees_another: bool = False) -> Stack | None:
+    """The stack of layers in a module; as long as the configuration says, if that is known.
+
+    With `sees_another` its layers may attend to what another stack gives, as a decoder's do.
+    """
     layers = _layers(root, config)
     config = config if config is not None else _config_of(root, name)
     if layers is None or not hasattr(config, "hidden_size"):
@@ -260,10 +310,11 @@ def _stack(name: str, root: nn.Module, config: Any) -> Stack | None:
     return Stack(
         name,
         config,
-        tuple(_block(layer, config, has_encoder=name == "decoder") for layer in stack),
+        tuple(block_of(layer, config, has_encoder=sees_another or name == "decoder") for layer in stack),
         root.get_input_embeddings(),  # type: ignore[operator]
         child(parent, POSITIONS) or _position_embedding_beside(root, path),
         child(parent, FINAL_NORM),
+        config.hidden_size,
     )
 
 
@@ -271,6 +322,11 @@ def _config_of(root: nn.Module, name: str) -> Any:
     """The configuration of an encoder or a decoder."""
     config: Any = getattr(root, "config", None)
     return config.get_text_config(decoder=name == "decoder") if config is not None else None
+
+
+def named(stack: Stack, model: nn.Module) -> Stack:
+    """The stack under the name that its kind has: where each position sees those after it too, it is an encoder."""
+    return stack if _is_causal(model, stack) else replace(stack, name="encoder")
 
 
 def _is_causal(model: nn.Module, stack: Stack) -> bool:
@@ -286,15 +342,20 @@ def _is_causal(model: nn.Module, stack: Stack) -> bool:
 
 def _layers(model: nn.Module, config: Any) -> tuple[str, nn.ModuleList] | None:
     """The stack of layers: as long as the configuration says, and nearest to the top."""
-    stacks = [
-        (path, module)
-        for path, module in model.named_modules()
-        if isinstance(module, nn.ModuleList) and len(module) and _is_layer(module[0])
-    ]
+    stacks = stacks_of_layers(model)
     right = [found for found in stacks if config is None or len(found[1]) == config.num_hidden_layers]
     if len({len(path.split(".")) for path, _ in right}) > 1 or len(right) == 1:
         return min(right, key=lambda found: found[0].count("."))
     return None
+
+
+def stacks_of_layers(model: nn.Module) -> list[tuple[str, nn.ModuleList]]:
+    """Every list of layers in a model, with its path."""
+    return [
+        (path, module)
+        for path, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) and _is_layer(module[0])
+    ]
 
 
 def _is_layer(module: nn.Module) -> bool:
@@ -312,13 +373,15 @@ def _position_embedding_beside(model: nn.Module, path: str) -> nn.Module | None:
     return None
 
 
-def _block(layer: nn.Module, config: Any, *, has_encoder: bool) -> Block:
+def block_of(layer: nn.Module, config: Any, *, has_encoder: bool) -> Block:
+    """One layer, by the names of what is in it."""
     attn = child(layer, ATTENTION)
     linear = attn if attn is not None and any(hasattr(attn, name) for name in LINEAR_ATTENTION) else None
     attn = None if linear is not None else attn if attn is not None else _attention_among_mixers(layer)
     mlp = child(layer, MLP)
     if isinstance(mlp, nn.Linear):  # ALBERT calls the first of two linear maps so
         mlp = None
+    cross = _cross(layer, has_other=attn is not None) if has_encoder else None
     norms = _norms(layer)
     if is_post_norm(config):  # what is after the attention, and after the MLP, is of the stream itself
         before, after, before_mlp, after_mlp = norms
@@ -330,14 +393,15 @@ def _block(layer: nn.Module, config: Any, *, has_encoder: bool) -> Block:
         o=(child(attn, OUTPUT) if attn is not None else None) or child(layer, ("attention.output.dense",)),
         mlp=mlp,
         mlp_out=child(mlp, MLP_OUT) if mlp is not None else child(layer, ("fc2", "output.dense", "ffn_output")),
-        ln1=norms[0],
+        ln1=norms[0] if attn is not None or cross is None else None,
         ln1_post=norms[1],
         ln2=norms[2],
         ln2_post=norms[3],
         post_norm=child(layer, ("attention.output.LayerNorm",)),
         post_norm_2=child(layer, ("output.LayerNorm",)),
         adds_in_attention=attn is not None and attn is child(layer, ("attention.self",)),
-        cross=_cross(layer) if has_encoder else None,
+        cross=cross,
+        gains=next((names for names in GAINS if all(name in layer._parameters for name in names)), None),
     )
 
 
@@ -349,14 +413,15 @@ def _attention_among_mixers(layer: nn.Module) -> nn.Module | None:
     return mixer if all(child(mixer, names) is not None for names in (QUERY, KEY, VALUE, OUTPUT)) else None
 
 
-def _cross(layer: nn.Module) -> CrossAttention | None:
+def _cross(layer: nn.Module, *, has_other: bool) -> CrossAttention | None:
+    """Beside another attention, or in its place: then the layer's first norm is the one before it."""
     attn = child(layer, CROSS_ATTENTION)
     if attn is None:
         return None
     return CrossAttention(
         attn,
         child(attn, OUTPUT) or child(layer, ("crossattention.output.dense",)),
-        child(layer, NORM_OF_CROSS),
+        child(layer, NORM_OF_CROSS) if has_other else child(layer, NORM_BEFORE_ATTENTION),
         child(layer, ("post_cross_attn_layernorm",)),
         child(layer, ("crossattention.output.LayerNorm",)),
     )

@@ -68,6 +68,18 @@ MORE_THAN_A_STREAM: frozenset[str] = frozenset(
 )
 """A layer gets more from the one before than the stream, so a run cannot start in the middle."""
 
+SEES_FIRST = frozenset({"mllama_text_model"})
+"""Pictures are looked at before the tokens are embedded; elsewhere it is the other way round."""
+
+TILES_APART = frozenset({"mllama_text_model"})
+"""What is attended to comes as one row for each tile of a picture."""
+
+POOLED_NORM = frozenset({"clip_vision_model"})
+"""The norm after the last layer is of the class token alone."""
+
+ADDS_BETWEEN = frozenset({"qwen3_vl_text", "qwen3_vl_moe_text"})
+"""What the vision tower saw in its earlier layers is added to the stream between the first layers."""
+
 EMBEDDINGS_LATER = frozenset({"zamba", "zamba2"})
 """Some later layers look at the embeddings again."""
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from hookline.anatomy.proofs import CHECKS, Check, Trial
+from hookline.anatomy.proofs import CHECKS, Check
+from hookline.anatomy.trial import Trial
 
 if TYPE_CHECKING:
     from hookline.model import HookedModel
@@ -46,11 +47,14 @@ class Report:
 
 def verify(model: HookedModel, inputs: dict[str, Any]) -> Report:
     """Check every point of `model` on `inputs`, the keyword arguments of its forward."""
-    found = dict(_failures(Trial(model, inputs)))
+    trial = Trial(model, inputs)
+    found = dict(_failures(trial))
     verdicts = []
     for name, spec in model._points.specs.items():
         if spec.site is None:
             verdicts.append(Verdict(name, "unavailable", spec.why))
+        elif trial.is_unseen(name):
+            verdicts.append(Verdict(name, "unavailable", "not tried: no picture was given"))
         else:
             verdicts.append(Verdict(name, "failed" if name in found else "proved", found.get(name, "")))
     return Report(model._points.anatomy.kind, tuple(verdicts))

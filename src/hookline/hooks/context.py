@@ -67,15 +67,15 @@ def known_targets(points: Points) -> str:
     """What a hook object may declare as its `hook_point` in this model."""
     if not isinstance(points, ModelPoints):
         return "no layers by role; its points are " + ", ".join(map(repr, list(points.hook_dict)[:8]))
-    stacks = {stack.name: len(stack.blocks) for stack in points.anatomy.stacks}
+    stacks = {stack.name: len(stack.blocks) for stack in points.anatomy.every_stack}
     names = [name for name, spec in points.specs.items() if spec.site is not None]
     roles = dict.fromkeys(
         re.sub(r"\.\d+\.", ".", other)
         for name in names
         for other in other_names(name, stacks)
-        if other.startswith("lm.")
+        if other.startswith(("lm.", "vision.", "projector."))
     )
     if not roles:
         return f"several stacks of layers: declare the name of a point, such as {names[-1]!r}, and no layer"
-    depth = ", ".join(f"0 to {n - 1}" for n in stacks.values())
+    depth = ", ".join(f"0 to {n - 1}" + (f" ({name})" if len(stacks) > 1 else "") for name, n in stacks.items())
     return f"{', '.join(map(repr, roles))}, with a layer from {depth}, and every point by its name alone"

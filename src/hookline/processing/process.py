@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from hookline.anatomy.proofs import outcome
+from hookline.anatomy.trial import outcome
 from hookline.errors import HooklineError
 from hookline.processing.centring import center_unembed, center_writers
 from hookline.processing.folding import fold_norms

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hookline.anatomy import variants as kinds
-from hookline.anatomy.proofs import outcome
+from hookline.anatomy.trial import outcome
 from hookline.errors import HooklineError
 from hookline.points import hook_action
 from hookline.rerun.changes import BEFORE_LAYERS, Change, Entries, Entry, Placed, Variant, index_of, put_all

@@ -1,0 +1,198 @@
+"""The points of models that see or hear: proved against the model itself, in one scheme of names."""
+
+import pytest
+import tiny_models
+import tiny_vision
+import torch
+import transformers
+
+from hookline import HookedModel
+from hookline.anatomy.roles import find_anatomy
+from hookline.anatomy.verify import verify
+from hookline.errors import HooklineError, UnavailablePointError, UnknownPointError
+
+QUICK = ("llava", "qwen2_5_vl", "mllama", "vit", "whisper")
+EVERY = (*tiny_vision.VISION_LANGUAGE, *tiny_vision.ENCODERS, *tiny_vision.SOUND)
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # transformers' own
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    transformers.logging.set_verbosity_error()
+
+
+def hooked(module) -> HookedModel:
+    anatomy = find_anatomy(module)
+    assert anatomy is not None
+    return HookedModel(module, None, anatomy)
+
+
+def seeing(kind: str) -> tuple[HookedModel, dict]:
+    return hooked(tiny_vision.module_of(kind)), tiny_vision.inputs_of(kind)
+
+
+def both_halves(kind: str) -> tuple[HookedModel, dict]:
+    """CLIP or SigLIP with its text."""
+    text = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    text |= {"vocab_size": 99, "max_position_embeddings": 20, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    text |= {"projection_size": 40} if kind == "siglip" else {}
+    seen = {"hidden_size": 40, "intermediate_size": 56, "num_hidden_layers": 3, "num_attention_heads": 4}
+    seen |= {"image_size": 16, "patch_size": 4}
+    config = transformers.CONFIG_MAPPING[kind](text_config=text, vision_config=seen)
+    module = transformers.AutoModel.from_config(config).eval()
+    tiny_models.randomise(module)
+    ids = torch.tensor([[1, 5, 9, 30, 2], [1, 7, 7, 8, 2]])
+    return hooked(module), {"input_ids": ids, **tiny_vision.inputs_of("vit")}
+
+
+@pytest.mark.parametrize("kind", [k if k in QUICK else pytest.param(k, marks=pytest.mark.slow) for k in EVERY])
+def test_every_point_is_what_its_name_says(kind) -> None:
+    model, inputs = seeing(kind)
+    report = verify(model, inputs)
+    assert [str(verdict) for verdict in report.failed()] == []
+    stacks = {"whisper": ("encoder.0", "decoder.1")}.get(kind, ("vision.blocks.0",))
+    stacks = (*stacks, "blocks.1") if kind in tiny_vision.VISION_LANGUAGE else stacks
+    proved = {verdict.name for verdict in report.verdicts if verdict.status == "proved"}
+    for stack in stacks:
+        if (kind, stack) == ("mllama", "blocks.1"):  # that layer looks at the picture alone
+            stack = "blocks.0"
+            assert {"blocks.1.cross_attn.hook_pattern", "blocks.1.hook_cross_attn_out"} <= proved
+        inside = ("attn.hook_q", "attn.hook_k", "attn.hook_v", "attn.hook_z", "attn.hook_pattern", "hook_mlp_out")
+        around = ("hook_resid_pre", "hook_resid_post", "hook_attn_out", "attn.hook_attn_scores", "attn.hook_result")
+        assert {f"{stack}.{point}" for point in (*inside, *around)} <= proved
+    if kind in tiny_vision.VISION_LANGUAGE:
+        assert {"projector.hook_in", "projector.hook_out"} <= proved
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_both_halves_of_a_model_that_compares(kind) -> None:
+    model, inputs = both_halves(kind)
+    assert [str(verdict) for verdict in verify(model, inputs).failed()] == []
+    assert {"vision.blocks.2.attn.hook_z", "encoder.1.attn.hook_z"} <= set(model.hook_dict)
+    assert model.point("blocks.1.attn.hook_z").site == model.point("encoder.1.attn.hook_z").site
+    assert model.point("lm.attn.1.z").site == model.point("encoder.1.attn.hook_z").site
+
+
+@pytest.mark.parametrize("kind", ["llava", "qwen3_vl", "gemma3", "mllama", "clip"])
+def test_points_are_listed_in_the_order_in_which_they_fire(kind) -> None:
+    model, inputs = seeing(kind)
+    fired: list[str] = []
+    names = [point.name for point in model._points.select(None)]
+    model.run_with_hooks(**inputs, fwd_hooks=[(name, lambda x, hook: fired.append(hook.name)) for name in names])
+    assert fired == names
+
+
+def test_roles_and_classic_names_are_the_same_points() -> None:
+    model, _ = seeing("qwen2_5_vl")
+    same = {
+        ("vision.layer.pre", 1): "vision.blocks.1.hook_resid_pre",
+        ("vision.layer.post", -1): "vision.blocks.2.hook_resid_post",
+        ("vision.attn.pattern", 0): "vision.blocks.0.attn.hook_pattern",
+        ("vision.attn.scores", 0): "vision.blocks.0.attn.hook_attn_scores",
+        ("vision.mlp.out", 2): "vision.blocks.2.hook_mlp_out",
+        ("lm.attn.z", 1): "blocks.1.attn.hook_z",
+        ("q", 1, "vision"): "vision.blocks.1.attn.hook_q",
+        ("q", 1): "blocks.1.attn.hook_q",
+    }
+    for asked, classic in same.items():
+        (point,) = model._points.select(asked)
+        assert point.site == model.point(classic).site
+    for asked, classic in {
+        "vision.attn.0.q": "vision.blocks.0.attn.hook_q",
+        "lm.layer.1.post": "blocks.1.hook_resid_post",
+        "lm.norm": "ln_final.hook_out",
+        "projector.out": "projector.hook_out",
+    }.items():
+        assert model.point(asked).site == model.point(classic).site
+    assert len(model._points.select("vision.attn.*.pattern")) == 3
+    with pytest.raises(UnknownPointError, match="It needs a layer"):
+        model.point("vision.attn.pattern")
+    with pytest.raises(UnknownPointError, match="0 to 2"):
+        model.point("vision.blocks.7.hook_resid_pre")
+
+
+def test_a_model_without_eyes_says_so() -> None:
+    with pytest.raises(UnknownPointError, match="no vision tower"):
+        hooked(tiny_models.causal_lm("llama")).point("vision.blocks.0.hook_resid_pre")
+
+
+@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_pictures_in_one_row_do_not_see_each_other(kind) -> None:
+    model, inputs = seeing(kind)  # two pictures of 24 patches each
+    _, cache = model.run_with_cache(**inputs, names_filter="vision.blocks.*.attn.hook_pattern")
+    for layer, pattern in enumerate(cache.values()):
+        assert pattern.shape == (1, 5, 48, 48)
+        torch.testing.assert_close(pattern.sum(-1), torch.ones(1, 5, 48))
+        assert not pattern[..., :24, 24:].any()
+        is_windowed = kind == "qwen2_5_vl" and layer != 1  # that layer sees whole pictures
+        assert bool((pattern[..., :24, :24] == 0).any()) == is_windowed
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_pattern_of_windows_can_be_edited(attention) -> None:
+    model, inputs = seeing("qwen2_5_vl")
+    model.module.set_attn_implementation(attention)
+    names = ["vision.blocks.0.attn.hook_v", "vision.blocks.0.attn.hook_z"]
+    first_key = torch.zeros(48, 48)
+    first_key[:, 0] = 1  # also from other windows: an edit may do what the model would not
+
+    def edit(pattern):
+        return first_key.expand_as(pattern)
+
+    with model.hooks(fwd_hooks=[("vision.blocks.0.attn.hook_pattern", edit)]):
+        _, cache = model.run_with_cache(**inputs, names_filter=names)
+    v, z = cache[names[0]], cache[names[1]]
+    torch.testing.assert_close(z, v[:, :1].expand_as(z))
+
+
+@pytest.mark.parametrize("kind", ["llava", "qwen2_vl", "internvl", "vit"])
+def test_all_heads_are_the_attention(kind) -> None:
+    """A head is a slice of what goes into the output projection: patching all of them is patching its output."""
+    model, inputs = seeing(kind)
+    other = tiny_vision.inputs_of(kind, seed=1)
+    z, out = "vision.blocks.0.attn.hook_z", "vision.blocks.0.hook_attn_out"
+    _, cache = model.run_with_cache(**other, names_filter=[z, out])
+    by_heads = model.run_with_hooks(**inputs, fwd_hooks=[(z, lambda x: cache[z])])
+    at_once = model.run_with_hooks(**inputs, fwd_hooks=[(out, lambda x: cache[out])])
+    bare = model(**inputs)
+    torch.testing.assert_close(by_heads, at_once)
+    assert not torch.allclose(by_heads, bare)
+
+
+def test_layers_that_the_model_does_not_read() -> None:
+    model, _ = seeing("llava")  # it reads what leaves the last layer but one
+    assert "vision.blocks.1.hook_resid_post" in model.hook_dict
+    with pytest.raises(UnavailablePointError, match="layer 1 of its vision tower"):
+        model.point("vision.blocks.2.hook_resid_post")
+
+
+def test_the_gradient_of_the_layer_that_is_read() -> None:
+    """Transformers takes notes by hooks of its own after the first run, and LLaVA reads those."""
+    model, inputs = seeing("llava")
+    name = "vision.blocks.1.hook_resid_post"
+    for _ in range(2):
+        _, cache = model.run_with_cache(
+            **inputs, names_filter=name, incl_bwd=True, loss_fn=lambda logits: logits.square().sum()
+        )
+        assert cache[f"{name}_grad"].abs().sum() > 0
+
+
+def test_a_gate_that_is_shut() -> None:
+    model, inputs = seeing("mllama")
+    layer = model.module.model.language_model.layers[1]
+    torch.nn.init.zeros_(layer.cross_attn_attn_gate)
+    _, cache = model.run_with_cache(**inputs, names_filter="blocks.1.hook_cross_attn_out")
+    assert not cache["blocks.1.hook_cross_attn_out"].any()
+    with pytest.raises(HooklineError, match="multiplied by 0"):
+        model.run_with_hooks(**inputs, fwd_hooks=[("blocks.1.hook_cross_attn_out", torch.ones_like)])
+
+
+def test_text_alone() -> None:
+    model, inputs = seeing("llava")
+    text = {"input_ids": inputs["input_ids"][:, -5:], "attention_mask": inputs["attention_mask"][:, -5:]}
+    report = verify(model, text)
+    assert report.failed() == []
+    vision = [verdict for verdict in report.verdicts if verdict.name.startswith("vision.blocks.0.attn")]
+    assert vision
+    assert all(verdict.status == "unavailable" for verdict in vision)
