@@ -171,7 +171,8 @@ def _batched(hidden: Tensor) -> Tensor:
 def _reported(model: Any, part: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The hidden states and attentions that a part reports. Attentions are reported by eager attention only."""
     hidden = dict(part(*args, **kwargs, output_hidden_states=True).items())
-    before = model.config._attn_implementation
+    before = {name: getattr(model.config, name)._attn_implementation for name in model.config.sub_configs}
+    before[""] = model.config._attn_implementation  # parts of a model may have one each
     try:
         model.set_attn_implementation("eager")
         attentions = dict(part(*args, **kwargs, output_attentions=True).items())
