@@ -37,6 +37,7 @@ bench: $(READY)
 
 train-check: $(READY)
 	$(BIN)/python training/check.py
+	$(BIN)/python training/sight_check.py
 
 clean:
 	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -52,5 +53,5 @@ $(VENV)/.real: $(READY)
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[plot,data,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[plot,data,vision,dev]"
 	touch $(READY)

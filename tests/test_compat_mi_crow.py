@@ -291,13 +291,19 @@ def test_saving_what_detectors_kept(lm) -> None:
     lm.layers.register_hook(LAYER, detectors[0])
     lm.layers.register_hook(1, detectors[1])
     lm.inference.execute_inference(TEXTS)
-    lm.save_detector_metadata("run", 0)
+    lm.save_detector_metadata("run", 0, clear_after_save=False)
     metadata, tensors = lm.store.get_detector_metadata("run", 0)
     assert torch.equal(tensors[LAYER]["activations"], detectors[0].get_captured())
     one = lm.store.get_detector_metadata_by_layer_by_key("run", 0, "1", "activations")
     assert torch.equal(one, detectors[1].get_captured())
     assert tuple(metadata[LAYER]["activations_shape"]) == detectors[0].get_captured().shape
     assert lm.store.list_run_batches("run") == [0]
+    lm.save_detector_metadata("run", None, unified=True)
+    assert lm.store.list_run_batches("run") == [0, 1]
+    assert detectors[0].get_captured() is None, "it clears, unless told not to"
+    with pytest.raises(HooklineError, match="say which batch it is"):
+        lm.save_detector_metadata("run", None)
+    lm.inference.execute_inference(TEXTS)
     lm.clear_detectors()
     assert detectors[0].get_captured() is None
     with pytest.raises(StoreError, match="no batch 3; it has"):
@@ -315,3 +321,41 @@ def test_saving_and_loading_the_model(lm, tmp_path) -> None:
         LanguageModel.from_local(tmp_path / "model.pt")
     with pytest.raises(HooklineError, match="there is no folder"):
         LanguageModel.from_local(tmp_path / "nowhere")
+
+
+def test_the_rest_of_the_layers(lm, capsys) -> None:
+    assert lm.layers.enable_hook("nope") is False
+    assert lm.layers.disable_hook("nope") is False
+    detector = LayerActivationDetector(layer_signature="layer_0")
+    lm.layers.register_hook("transformer.h.0", detector)
+    assert lm.layers.disable_hook(detector.id) is True
+    assert not detector.is_enabled()
+    assert lm.layers.enable_hook(detector.id) is True
+    lm.layers.print_layer_names()
+    assert f"{LAYER}: Conv1D" in capsys.readouterr().out
+    seen = []
+    handles = [
+        lm.layers.register_forward_hook_for_layer("layer_1", lambda module, args, output: seen.append("after")),
+        lm.layers.register_pre_forward_hook_for_layer(LAYER, lambda module, args: seen.append("before")),
+    ]
+    lm.inference.execute_inference(TEXTS)
+    for handle in handles:
+        handle.remove()
+    assert seen == ["before", "after"]
+    with pytest.raises(HooklineError, match="name the module"):
+        lm.layers.register_forward_hook_for_layer("blocks.0.attn.hook_q", print)
+    lm.layers.register_hook("layer_3", LayerActivationDetector(hook_id="late"))
+    lm.inference.execute_inference(TEXTS)
+    with pytest.warns(hookline.NeverFiredWarning, match="'late' at '3': the run stopped before it, and what it holds"):
+        lm.inference.execute_inference(TEXTS, stop_after_layer=1)
+
+
+def test_tensors_in_the_store(lm) -> None:
+    x = torch.randn(3, 4).t()
+    lm.store.put_tensor("directions/mean.safetensors", x)
+    assert torch.equal(lm.store.get_tensor("directions/mean.safetensors"), x)
+    with pytest.raises(StoreError, match="no tensor was put as 'other'"):
+        lm.store.get_tensor("other")
+    for key in ("../outside", "", "a//b", "/etc/x"):
+        with pytest.raises(StoreError, match="a path inside the store"):
+            lm.store.put_tensor(key, x)

@@ -201,7 +201,9 @@ def test_bad_options_raise(model, tmp_path, options, why) -> None:
         harvested(model, tmp_path, **options)
 
 
-@pytest.mark.parametrize("dataset", ["one text", {"text": ["a"]}, 3, [], [""], [3.5], [{"text": "a"}], torch.ones(3)])
+@pytest.mark.parametrize(
+    "dataset", ["one text", {"text": ["a"]}, 3, [], [""], [3.5], [{"id": 1, "text": "a"}], torch.ones(3)]
+)
 def test_bad_data_raises(model, tmp_path, dataset) -> None:
     with pytest.raises(HooklineError):
         hookline.harvest(model, dataset, POINTS, tmp_path, **OPTIONS)

@@ -12,6 +12,8 @@ from torch import Tensor
 
 import hookline
 from hookline import (
+    Controller,
+    FunctionController,
     HookError,
     HooklineError,
     InvalidHookError,
@@ -122,6 +124,78 @@ def test_padding_does_not_count(model) -> None:
     assert cache[RESID].eq(7).all(-1).nonzero().tolist() == [[0, 3], [1, 5]]
 
 
+def test_a_mean_leaves_padding_out(model) -> None:
+    mask = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 0, 0, 0, 0]])
+    _, cache = model.run_with_cache(TOKENS, attention_mask=mask)
+    real = mask.bool()
+    for name in (RESID, Z, "blocks.1.attn.hook_k", "model.layers.1"):
+        expected = cache[name][real].mean(0)
+        for edit in (mean(cache[name]), mean(cache[name].clone(), over=real), mean(expected)):
+            if edit.value.ndim not in (1, cache[name].ndim):
+                continue
+            out, _ = run(model, name, edit)
+            assert torch.allclose(out, expected.expand(out.shape), atol=1e-6)
+    plain, _ = run(model, RESID, mean(cache[RESID].clone()))
+    assert not torch.allclose(plain[0, 0], cache[RESID][real].mean(0), atol=1e-3)
+    pattern = cache["blocks.1.attn.hook_pattern"]
+    out, _ = run(model, "blocks.1.attn.hook_pattern", mean(pattern))
+    assert torch.allclose(out[0, :, :2], pattern.mean(0)[:, :2], atol=1e-6)
+    assert torch.allclose(out[1, :, 2:], pattern[0, :, 2:], atol=1e-6), "of these positions only one row has any"
+    for over, message in ((real[:, :3], "over= has the shape"), (torch.zeros_like(real), "leaves nothing")):
+        with pytest.raises(HookError, match=message):
+            run(model, RESID, mean(cache[RESID], over=over))
+    with pytest.raises(HookError, match="over= is for a value with all axes"):
+        run(model, RESID, mean(torch.ones(cache[RESID].shape[-1]), over=real))
+
+
+def test_positions_that_some_texts_have_not_are_told_at_the_end(model) -> None:
+    mask = torch.ones(2, 6, dtype=torch.long)
+    mask[1, 2:] = 0
+    for pos, missed in (([0, 99], "position 99 of row 0"), (4, "position 4 of row 1, which has 2")):
+        for hook in (scale(2, pos=pos), at(pos, lambda h: h * 2), FunctionController(RESID, at(pos, lambda h: h * 2))):
+            with pytest.warns(NeverFiredWarning, match=missed), model.hooks([(RESID, hook)]):
+                model(TOKENS, attention_mask=mask)
+            with pytest.raises(HookError, match="positions"):
+                model.run_with_hooks(TOKENS, attention_mask=mask, fwd_hooks=[(RESID, hook)])
+    with model.hooks([(RESID, scale(2, pos=1))]):
+        model(TOKENS, attention_mask=mask)
+    by_row, late = model.hooks([(RESID, zero(pos=torch.tensor([3, 50])))]), model.hooks([(RESID, scale(2, pos=[7, 9]))])
+    with pytest.warns(NeverFiredWarning, match="position 50 of row 1, which has 6"), by_row:
+        model(TOKENS)
+    with pytest.warns(NeverFiredWarning, match=r"position 9 of row 0, which has 8$"), late:
+        model.generate(TOKENS[:1], 3, do_sample=False)
+    again = model.hooks([(RESID, scale(2, pos=[0, 7]))])
+    with again:  # the prompt has 6 positions; the others come later
+        model.generate(TOKENS[:1], 3, do_sample=False)
+    with pytest.warns(NeverFiredWarning, match="position 7 of row 0"), again:
+        [model(tokens) for tokens in (TOKENS[:1], torch.arange(9)[None] + 3)]  # the other does not make up for it
+
+
+def test_experts_that_are_not_there() -> None:
+    moe = hookline.hook(causal_lm("mixtral"))
+    name = "blocks.0.mlp.hook_expert_indices"
+    chosen = moe.run_with_cache(TOKENS, names_filter=name)[1][name]
+    count = moe.module.config.num_local_experts
+
+    class Choose(Controller):
+        def modify_activations(self, module, inputs, output):
+            return output * 0 + count
+
+    for bad in (count, -1):
+        for hook in (replace(bad, pos=1), lambda h, bad=bad: h.fill_(bad)):
+            with pytest.raises(HookError, match=f"chose the expert {bad}, but there are {count}: 0 to {count - 1}"):
+                moe.run_with_hooks(TOKENS, fwd_hooks=[(name, hook)])
+    with pytest.raises(HookError, match="chose the expert"):
+        moe.run_with_hooks(TOKENS, fwd_hooks=[(name, Choose())])
+    assert torch.equal(run(moe, name, replace(count - 1))[0], torch.full_like(chosen, count - 1))
+
+
+def test_an_edit_that_is_for_nothing_is_told(model) -> None:
+    nowhere = zero(mask=torch.zeros(6, 1, dtype=torch.bool))
+    with pytest.warns(NeverFiredWarning, match="its mask is true nowhere"):
+        assert torch.equal(model.run_with_hooks(TOKENS, fwd_hooks=[(RESID, nowhere)]), model(TOKENS))
+
+
 def test_in_generation(model) -> None:
     direction = torch.randn(model.cfg.d_model) * 9
     for pos in (last, new_tokens, step(2), None):
@@ -206,7 +280,11 @@ def test_mistakes_are_told_before_the_run(model) -> None:
         lambda: noise(-1): "std= is a spread",
         lambda: noise(1, seed=0.5): "seed= is a whole number",
         lambda: add(vector): "pass vector.detach",
-        lambda: replace("x"): "value= is a number",
+        lambda: replace("x"): "value= is a tensor or a number, not 'x'",
+        lambda: add([1.0] * 100): r"vector= is a tensor or a number, not a list: torch\.as_tensor",
+        lambda: scale(torch.ones(2)): r"factor= is a number, not a tensor of float32, of shape \[2\]",
+        lambda: zero(mask=torch.ones(300)): r"not a tensor of float32, of shape \[300\]",
+        lambda: mean(torch.ones(2, 3, 4), torch.ones(2, 3)): "over= is a tensor of bools",
     }.items():
         with pytest.raises(HooklineError, match=message):
             make()
@@ -357,3 +435,22 @@ def test_names_are_checked_by_the_model(model, tmp_path) -> None:
     save_edits(tmp_path, [("blocks.1.hook_nose", zero())])
     with pytest.raises(UnknownPointError):
         model.run_with_hooks(TOKENS, fwd_hooks=load_edits(tmp_path))
+
+
+def test_values_that_the_dtype_cannot_hold() -> None:
+    half = hookline.hook(causal_lm("llama").to(torch.bfloat16))
+    for value, message in ((1e39, "which ends at 3.38953e\\+38"), (torch.ones(32) * 1j, "a complex value")):
+        for edit in (replace(value), add(value)):
+            with pytest.raises(HookError, match=message):
+                half.run_with_hooks(TOKENS, fwd_hooks=[(RESID, edit)])
+    half.run_with_hooks(TOKENS, fwd_hooks=[(RESID, replace(torch.tensor(float("inf"))))])
+
+
+def test_a_mean_is_saved_with_what_it_is_over(tmp_path) -> None:
+    edit = mean(torch.randn(2, 3, 4), torch.tensor([[True, True, False], [True, False, False]]))
+    save_edits(tmp_path, [("fc", edit)])
+    assert load_edits(tmp_path) == [("fc", edit)]
+    assert edit != mean(edit.value)
+    (tmp_path / "edits.json").write_text("[" * 100_000)
+    with pytest.raises(HooklineError, match="nested deeper"):
+        load_edits(tmp_path)

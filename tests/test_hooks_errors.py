@@ -147,7 +147,8 @@ def test_hooks_that_stay_after_the_context(net, x) -> None:
         pytest.warns(SkippedHookWarning),
     ):
         net(x)
-    assert torch.equal(net(x), bare)
+    with pytest.warns(SkippedHookWarning):
+        assert torch.equal(net(x), bare)
     assert [error.times for error in stays.errors] == [2]
     net.reset_hooks()
 
@@ -221,3 +222,51 @@ def test_a_model_that_swallows_errors_does_not_hide_a_skipped_one(x) -> None:
     with pytest.warns(SkippedHookWarning):
         out = net.run_with_hooks(x, fwd_hooks=[("fc", spoils)], on_error="skip")
     assert torch.equal(out, net.module.fc(x)), "the hook's failure never reached the model"
+
+
+def test_the_last_errors_are_those_of_the_last_run(net, x) -> None:
+    with pytest.warns(SkippedHookWarning):
+        net.run_with_hooks(x, fwd_hooks=[("fc1", spoils)], on_error="skip")
+    assert len(net.last_errors) == 1
+    net.run_with_hooks(x, fwd_hooks=[("fc1", torch.relu)])
+    assert net.last_errors == []
+    with pytest.warns(SkippedHookWarning):
+        net.run_with_hooks(x, fwd_hooks=[("fc1", spoils)], on_error="skip")
+    net.run_with_cache(x, names_filter="fc1")
+    assert net.last_errors == []
+
+    def runs(h):
+        if len(h) == 5:
+            net.run_with_hooks(x[:2], fwd_hooks=[("fc1", fill(1))])
+
+    with pytest.warns(SkippedHookWarning):
+        net.run_with_hooks(x, fwd_hooks=[("fc1", spoils), ("fc2", runs)], on_error="skip")
+    assert [error.hook for error in net.last_errors] == [spoils], "not those of the run inside"
+
+
+def test_a_registered_hook_warns_once_a_generation() -> None:
+    model = hookline.hook(causal_lm("llama"))
+    model.layers.register_hook(1, Spoils(on_error="skip"))
+    tokens = torch.arange(6)[None] + 3
+    for _ in range(2):
+        with pytest.warns(SkippedHookWarning) as warned:
+            model.generate(tokens, 4, do_sample=False)
+        assert len(warned) == 1
+    assert [error.times for error in model.layers.errors()] == [8]
+    with pytest.warns(SkippedHookWarning) as warned:
+        model(tokens)
+    assert len(warned) == 1
+    model.layers.unregister_all()
+
+
+def test_what_an_error_says_of_its_hook(net, x) -> None:
+    for hook, kind in ((Spoils(), "forward"), (Spoils(hook_type="pre_forward"), "pre_forward"), (spoils, "forward")):
+        with pytest.raises(HookError) as caught:
+            net.run_with_hooks(x, fwd_hooks=[("fc1", hook)])
+        assert caught.value.hook_type == kind
+
+
+def test_a_tensor_without_data_is_an_error_of_the_hook(net, x) -> None:
+    for hook in (lambda h: h.to("meta"), FunctionController(None, lambda h: h.to("meta"))):
+        with pytest.raises(HookError, match="without data"):
+            net.run_with_hooks(x, fwd_hooks=[("fc1", hook)])

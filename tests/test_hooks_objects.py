@@ -625,3 +625,191 @@ def test_models_can_be_copied_and_pickled_afterwards(net, x) -> None:
     again = pickle.loads(pickle.dumps(net))
     assert torch.equal(again(x), net(x))
     assert again.layers.hooks() == []
+
+
+def test_copies_are_hooks_of_their_own(net, x) -> None:
+    for make in (copy.copy, copy.deepcopy):
+        first = LayerActivationDetector(hook_id="first", keep_all=True)
+        net.run_with_hooks(x, fwd_hooks=[("fc1", first)])
+        second = make(first)
+        assert second.id != "first"
+        assert torch.equal(second.get_captured()[0], first.get_captured()[0])
+        net.run_with_hooks(x, fwd_hooks=[("fc1", first), ("fc2", second)])
+        assert [each.shape for each in first.get_captured()] == [(5, 8), (5, 8)]
+        assert [each.shape for each in second.get_captured()] == [(5, 8), (5, 3)]
+        assert first.metadata["activations_shape"] == (5, 8)
+
+
+def test_a_detector_that_keeps_in_its_own_way(net, x) -> None:
+    class Norms(Detector):
+        def __init__(self):
+            self.norms = []
+
+        def process_activations(self, module, input, output):
+            self.norms.append(output.norm().item())
+
+    norms = Norms()
+    net.layers.register_hook("fc1", norms)
+    net(x)
+    net(x)
+    assert len(norms.norms) == len(copy.deepcopy(norms).norms) == 2
+    net.layers.unregister_all()
+
+
+def test_a_detector_is_at_one_place_whoever_asks(net, x) -> None:
+    detector, other = LayerActivationDetector(), hookline.hook(MLP())
+    elsewhere = {
+        "a run": lambda: net.run_with_hooks(x, fwd_hooks=[("fc2", detector)]),
+        "a cache": lambda: net.run_with_cache(x, fwd_hooks=[("fc1", detector)]),
+        "a context": lambda: net.hooks([("fc2", detector)]),
+        "add_hook": lambda: net.add_hook("fc2", detector),
+        "a point": lambda: net.hook_dict["fc2"].add_hook(detector),
+        "another model": lambda: other.layers.register_hook("fc1", detector),
+        "a run of another model": lambda: other.run_with_hooks(x, fwd_hooks=[("fc1", detector)]),
+    }
+    net.layers.register_hook("fc1", detector)
+    for ask in elsewhere.values():
+        with pytest.raises(InvalidHookError, match=r"would be at 2 points .'fc1', .*make a detector for each"):
+            ask()
+    net(x)
+    assert detector.get_captured().shape == (5, 8)
+    net.layers.unregister_all()
+    one, two = net.hooks([("fc1", detector)]), net.hooks([("fc2", detector)])
+    with pytest.raises(InvalidHookError, match="at 2 points"), one, two:
+        pass
+    assert hook_count(net.module) == 0
+    for place in ("fc1", "fc2"):
+        with net.hooks([(place, detector)]):
+            net(x)
+    assert detector.get_captured().shape == (5, 3)
+
+
+def test_the_context_is_that_of_the_calling_model(net, x) -> None:
+    class Curious(Controller):
+        def modify_activations(self, module, inputs, output):
+            self.model = self.context.model
+
+    other, hook = hookline.hook(MLP()), Curious()
+    net.layers.register_hook("fc1", hook)
+    other.layers.register_hook("fc1", hook)
+    for model in (net, other, net):
+        model(x)
+        assert hook.model is model
+    other.layers.unregister_all()
+    assert hook.context.model is net
+    other.hook_dict["fc2"].add_hook(hook)
+    net(x)
+    assert hook.model is net
+    other.reset_hooks()
+    net.layers.unregister_all()
+    mine = object()
+    hook.set_context(mine)
+    assert hook.context is mine
+
+
+def test_a_target_is_said_once(gpt2) -> None:
+    class NoMLP(Hook):
+        hook_point, layer = "lm.mlp.out", 2
+
+        def __call__(self, module, args, kwargs, output):
+            return torch.zeros_like(output)
+
+    expected = gpt2.run_with_hooks(TOKENS, fwd_hooks=[("blocks.2.hook_mlp_out", zero())])
+    for hooks in ([NoMLP()], [("transformer.h.2.mlp", NoMLP())], [NoMLP("blocks.2.hook_mlp_out")]):
+        assert torch.equal(gpt2.run_with_hooks(TOKENS, fwd_hooks=hooks), expected)
+    other = FunctionController("transformer.h.0", torch.relu)
+    for ask in (
+        lambda: gpt2.layers.register_hook(0, NoMLP()),
+        lambda: gpt2.run_with_hooks(TOKENS, fwd_hooks=[(0, NoMLP())]),
+        lambda: gpt2.run_with_hooks(TOKENS, fwd_hooks=[NoMLP("transformer.h.0")]),
+        lambda: gpt2.add_hook(0, NoMLP()),
+        lambda: gpt2.hook_dict["blocks.0.hook_resid_post"].add_hook(NoMLP()),
+        lambda: gpt2.hooks([(1, other)]),
+        lambda: gpt2.layers.register_hook(1, other),
+    ):
+        with pytest.raises(InvalidHookError, match=r"declares itself for .*, but is given for"):
+            ask()
+    assert not any(point.has_hooks() for point in gpt2.hook_points())
+    for place in (0, "transformer.h.0"):  # the same place by another name
+        gpt2.layers.register_hook(place, other)
+        gpt2.layers.unregister_hook(other)
+    free = FunctionController(None, torch.relu)
+    for place in (0, 1):
+        gpt2.layers.register_hook(place, free)
+        gpt2.layers.unregister_hook(free)
+    gpt2.layers.register_hook("transformer.h.0.mlp", everything := ModelOutputDetector())  # its own is but a default
+    gpt2(TOKENS)
+    assert everything.get_captured().shape == (2, 6, gpt2.cfg.d_model)
+    gpt2.layers.unregister_all()
+
+
+def test_a_layer_alone_is_its_output(gpt2) -> None:
+    class Patch(Hook):
+        def __init__(self, layer, **options):
+            super().__init__(**options)
+            self.layer = layer
+
+        def __call__(self, module, args, kwargs, output):
+            return torch.zeros_like(output) if output is not None else ((args[0] * 0, *args[1:]), kwargs)
+
+    after = gpt2.run_with_hooks(TOKENS, fwd_hooks=[("blocks.1.hook_resid_post", zero())])
+    assert torch.equal(gpt2.run_with_hooks(TOKENS, fwd_hooks=[Patch(1)]), after)
+    before = gpt2.run_with_hooks(TOKENS, fwd_hooks=[("blocks.1.hook_resid_pre", zero())])
+    assert torch.equal(gpt2.run_with_hooks(TOKENS, fwd_hooks=[Patch(1, hook_type="pre_forward")]), before)
+    with pytest.raises(InvalidHookError, match=r"Patch\.layer is the number of a layer, not '1'"):
+        gpt2.hooks([Patch("1")])
+    with pytest.raises(ValueError, match=r"'lm\.layer\.post' and layer=9"):
+        gpt2.hooks([Patch(9)])
+
+
+def test_before_is_for_modules_and_inputs(gpt2) -> None:
+    for name in ("blocks.1.hook_resid_post", "hook_embed", "blocks.1.mlp.hook_pre", "blocks.1.hook_resid_mid"):
+        with pytest.raises(InvalidHookError, match="name a module or its input"):
+            gpt2.hooks([LayerActivationDetector(name, hook_type="pre_forward")])
+    _, cache = gpt2.run_with_cache(TOKENS)
+    for name in (1, "transformer.h.1", "transformer.h.1.input", "blocks.1.hook_resid_pre"):
+        detector = LayerActivationDetector(name, hook_type="pre_forward")
+        gpt2.run_with_hooks(TOKENS, fwd_hooks=[detector])
+        assert torch.equal(detector.get_captured(), cache["blocks.1.hook_resid_pre"])
+
+
+def test_a_type_is_no_layer() -> None:
+    for word in (HookType.PRE_FORWARD, "pre_forward", "forward"):
+        with pytest.raises(InvalidHookError, match=r"the first argument is the layer, and '.*' is a type"):
+            Plus(layer_signature=word)
+    assert Plus(hook_type="pre_forward").is_pre
+
+
+def test_classes_and_swapped_arguments_are_refused_at_once(net, x) -> None:
+    for kind, name in ((LayerActivationDetector, "LayerActivationDetector"), (zero, "zero"), (nn.ReLU, "ReLU")):
+        for give in (
+            lambda kind=kind: net.layers.register_hook("fc1", kind),
+            lambda kind=kind: net.run_with_hooks(x, fwd_hooks=[("fc1", kind)]),
+            lambda kind=kind: net.hooks([kind]),
+            lambda kind=kind: net.add_hook("fc1", kind),
+            lambda kind=kind: FunctionController("fc1", kind),
+        ):
+            with pytest.raises(InvalidHookError, match=rf"{name} is a class, not a hook: make one, with {name}\("):
+                give()
+    for hook in (LayerActivationDetector(), torch.relu):
+        with pytest.raises(InvalidHookError, match="the layer first and then a hook"):
+            net.layers.register_hook(hook, "fc1")
+        with pytest.raises(InvalidHookError, match="the name first"):
+            net.run_with_hooks(x, fwd_hooks=[(hook, 0)])
+    with pytest.raises(HooklineError, match="give the name of a module, such as 'fc1', not 0"):
+        net.layers.register_hook(0, torch.relu)
+    assert hook_count(net.module) == 0
+
+
+def test_the_decoders_input_is_kept_too() -> None:
+    model, inputs = hookline.hook(seq2seq("t5")), ModelInputDetector()
+    model.run_with_hooks(TOKENS, decoder_input=TOKENS[:, :3] + 1, fwd_hooks=[inputs])
+    assert torch.equal(inputs.get_captured(), TOKENS)
+    assert torch.equal(inputs.get_captured("decoder_input_ids"), TOKENS[:, :3] + 1)
+
+
+def test_it_prints_short_where_it_is_given_a_module(net) -> None:
+    detector = LayerActivationDetector()
+    net.layers.register_hook(net.module.fc1, detector)
+    assert f"<LayerActivationDetector {detector.id!r} at Linear>" in repr(net.layers)
+    net.layers.unregister_all()

@@ -17,6 +17,7 @@ from hookline import (
     HooklineError,
     HookType,
     LayerActivationDetector,
+    NeverFiredWarning,
     SkippedHookWarning,
     zero,
 )
@@ -222,10 +223,15 @@ def test_a_failing_registered_hook(net, x) -> None:
     net.layers.register_hook("fc1", Fails(hook_id="bad", on_error="skip"))
     with pytest.warns(SkippedHookWarning, match="Fails 'bad'.*dropped"):
         assert torch.equal(net(x), bare)
-    assert torch.equal(net(x), bare), "it warns once"
+    with pytest.warns(SkippedHookWarning) as warned:
+        assert torch.equal(net(x), bare)
+    assert len(warned) == 1, "one for each run"
     (error,) = net.layers.errors()
     assert error.times == 2
     net.layers.unregister_all()
+    assert net.layers.errors() == [error], "also when the hook is gone"
+    net.layers.clear_errors()
+    assert net.layers.errors() == []
 
 
 def test_switching_while_another_thread_runs(net, x) -> None:
@@ -267,3 +273,65 @@ def test_layers_of_the_module_itself() -> None:
         len(hookline.hook(MLP()).layers)
     net.layers = nn.ModuleList(encoder.layers[:2])
     assert len(encoder.layers) == 2
+
+
+def test_what_is_held_of_an_earlier_run_is_told() -> None:
+    """A registered detector that a run does not come to must not pass for one that it did."""
+    model = hookline.hook(causal_lm("gpt2"))
+    detector = LayerActivationDetector(hook_id="late")
+    model.layers.register_hook(3, detector)
+    early = "blocks.0.hook_resid_post"
+    model.cache(TOKENS, names_filter=early)  # it holds nothing yet
+    model(TOKENS)
+    for run in (lambda: model(TOKENS, stop_at_layer=1), lambda: model.cache(TOKENS, names_filter=early)):
+        for _ in range(2):
+            with pytest.warns(NeverFiredWarning, match="'late' at '3': the run stopped before it, and what it holds"):
+                run()
+    model(TOKENS)
+    detector.clear_captured()
+    model(TOKENS, stop_at_layer=1)
+    model(TOKENS)
+    detector.disable()
+    model(TOKENS, stop_at_layer=1)
+    model.layers.unregister_all()
+
+
+def test_held_by_a_module_that_is_not_always_called(x) -> None:
+    class Sometimes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x, is_on=True):
+            return self.fc(x) if is_on else x
+
+    net = hookline.hook(Sometimes())
+    net.layers.register_hook("fc", LayerActivationDetector())
+    net(x)
+    with pytest.warns(NeverFiredWarning, match="was not called in this run, and what it holds is of an earlier one"):
+        net(x, is_on=False)
+    net.layers.unregister_all()
+    net.layers.register_hook("fc", torch.relu)
+    net(x)
+    net(x, is_on=False)  # a function holds nothing
+    net.layers.unregister_all()
+
+
+def test_a_hook_that_goes_while_the_model_runs_is_not_missed(net, x) -> None:
+    late = FunctionController("fc2", torch.relu)
+
+    class Unregisters(Hook):
+        def _hook_fn(self, module, input, output):
+            net.layers.unregister_hook(late)
+
+    net.layers.register_hook("fc2", late)
+    net.layers.register_hook("fc1", Unregisters())
+    net(x)
+    net.layers.unregister_all()
+    net.layers.register_hook("fc2", late)
+    late.disable()
+    net.module.fc2 = nn.Linear(8, 3)
+    late.enable()
+    with pytest.warns(NeverFiredWarning, match="is no longer in the model by that name"):
+        net(x)
+    net.layers.unregister_all()

@@ -166,3 +166,15 @@ def test_a_factor_that_is_not_known_is_not_left_out() -> None:
 
 def test_it_prints_what_it_is() -> None:
     assert "topk, k=3, 6 → 20, at 'blocks.0.hook_mlp_out'" in repr(make("topk", hook_name="blocks.0.hook_mlp_out"))
+
+
+def test_one_for_all_heads_takes_them_apart_or_together() -> None:
+    sae = make("standard", reshape_activations="hook_z")
+    x = torch.randn(2, 3, sae.d_in, dtype=torch.float64)
+    heads = x.unflatten(-1, (2, -1))
+    assert torch.equal(sae.encode(heads), sae.encode(x))
+    assert torch.equal(sae(heads), sae(x).view(heads.shape))
+    with pytest.raises(HooklineError, match="width"):
+        sae.encode(heads[..., :-1])
+    with pytest.raises(HooklineError, match="width"):
+        make("standard").encode(heads)

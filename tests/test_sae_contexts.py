@@ -1,7 +1,10 @@
 """Where features are strongest, how good an autoencoder is, and the way from activations to steering."""
 
+import math
+
 import pytest
 import torch
+from tiny_models import encoder
 
 import hookline
 from hookline import HooklineError, replace, token, zero
@@ -157,3 +160,28 @@ def test_from_activations_to_steering(model, tmp_path) -> None:
         assert model.generate(f"The capital of {old} is", max_new_tokens=1, do_sample=False).endswith(capitals[old])
         steered += answer.endswith(capitals[new])
     assert steered >= 3
+
+
+def test_empty_texts_have_a_number_and_no_tokens(model, sae, tmp_path) -> None:
+    full = ["Mary went to the garden.", "The capital of Italy is"]
+    some = [full[0], "", full[1], ""]
+    assert evaluate(sae, model, some, batch_size=1).loss == pytest.approx(evaluate(sae, model, full).loss)
+    found, of_store = profile(sae, model, some), hookline.harvest(model, some, POINT, tmp_path, progress=False)
+    assert set(found.example.unique().tolist()) <= {-1, 0, 2}
+    assert torch.equal(found.example, profile(sae, model, of_store).example)
+    for batch_size in (1, 3):
+        assert profile(sae, model, some, batch_size=batch_size).rows == len(of_store)
+    with pytest.raises(HooklineError, match="no texts"):
+        profile(sae, model, ["", ""])
+
+
+def test_a_masked_model_has_no_loss_of_the_next_token(model) -> None:
+    bert = hookline.hook(encoder("bert", head=True, vocab_size=1024), model.tokenizer)
+    point = "encoder.1.hook_resid_post"
+    quality = evaluate(
+        SparseAutoencoder(SAEConfig("standard", d_in=32, d_sae=24, hook_name=point)), bert, ["Mary went"]
+    )
+    assert math.isnan(quality.loss)
+    assert math.isnan(quality.loss_recovered)
+    assert quality.l0 > 0
+    assert "no loss" in repr(quality)

@@ -270,3 +270,26 @@ def test_rows_come_in_a_new_order_each_time_around() -> None:
     assert first != rows[:, 0].tolist()
     assert first == torch.cat(list(source.epoch(0)))[:, 0].tolist()
     assert [len(batch) for batch in source.epoch(0)] == [30, 30, 30, 10]
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_it_trains_where_gradients_are_off(activations, mode) -> None:
+    wanted = quick(activations, steps=20)
+    with mode():
+        found = quick(activations, steps=20)
+        of_there = quick(activations * 1.0, steps=20)
+    for each in (found, of_there):
+        assert torch.equal(each.sae.W_enc, wanted.sae.W_enc)
+        assert each.sae.W_enc.requires_grad
+
+
+def test_from_arrays_and_past_empty_batches(activations) -> None:
+    wanted = quick(activations, steps=20)
+    assert torch.equal(quick(activations.numpy(), steps=20).sae.W_enc, wanted.sae.W_enc)
+    batches = [activations[:64], activations[64:128]]
+    one = quick(batches, steps=4, batch_size=None)
+    gaps = [activations[:0], batches[0].numpy(), activations[:0], batches[1]]
+    other = quick(gaps, steps=4, batch_size=None)
+    assert torch.equal(one.sae.W_enc, other.sae.W_enc)
+    with pytest.raises(HooklineError, match="no activations"):
+        quick([activations[:0]], batch_size=None)

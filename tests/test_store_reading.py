@@ -1,17 +1,24 @@
 """Reading a store: by row, by example, by point, in batches; by safetensors itself; from the command line."""
 
+import json
 import pickle
+import shutil
+from dataclasses import asdict
 
 import pytest
 import torch
 from safetensors import safe_open
 from stores import POINTS, files, harvested, texts, tinyworld
+from tiny_models import causal_lm, encoder
 from torch.utils.data import DataLoader
 from typer.testing import CliRunner
 
+import hookline
 from hookline import HooklineError, StoreError, UnknownPointError
 from hookline.cli import app
 from hookline.store import LocalStore, Rows
+from hookline.store.activations import column_of, names_of
+from hookline.store.manifest import Column
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +68,6 @@ def test_globs_and_bad_names(store) -> None:
         store.example(30)
     with pytest.raises(IndexError):
         store[POINTS[0]][10**9]
-    with pytest.raises(StoreError, match="step"):
-        store[POINTS[0]][::2]
 
 
 def test_what_is_read_may_be_written_to(store) -> None:
@@ -172,3 +177,75 @@ def test_reading_changes_nothing(path, store) -> None:
     store.rows()
     store.verify()
     assert files(path) == before
+
+
+def test_a_view_is_read_as_a_tensor_is(store) -> None:
+    view, every = store[POINTS[2]], store[POINTS[2]][:]
+    count = len(every)
+    mask = torch.arange(count) % 7 == 0
+    order = [5, 2, 300, 5, -1]
+    for which in (order, torch.tensor(order), torch.tensor(order).numpy(), mask, slice(None, None, 2), slice(9, 2, -3)):
+        rows = list(range(count))[which] if isinstance(which, slice) else which
+        assert torch.equal(view[which], every[rows])
+    assert torch.equal(view[3:9, :2], every[3:9, :2])
+    assert torch.equal(view[3, 1], every[3, 1])
+    assert torch.equal(view[torch.tensor(4)], every[4])
+    assert view[[]].shape == (0, *every.shape[1:])
+    for bad in ([10**9], [-count - 1]):
+        with pytest.raises(IndexError, match="there are"):
+            view[bad]
+    for bad in (mask[:-1], torch.ones(2), torch.ones(2, 2, dtype=torch.long)):
+        with pytest.raises(HooklineError, match="go by numbers"):
+            view[bad]
+
+
+def test_a_store_is_asked_by_name(store) -> None:
+    assert POINTS[0] in store
+    assert "nothing" not in store
+    assert 0 not in store
+    with pytest.raises(StoreError, match="by their names, not by 0"):
+        store[0]
+    with pytest.raises(StoreError, match="by their names, not by 0"):
+        iter(store).__next__()
+    with pytest.raises(StoreError, match="by their names, not by 1"):
+        store.rows(0, 1, 1)
+    with pytest.raises(StoreError, match="2 points, not one"):
+        store["blocks.*.hook_resid_*"]
+    assert torch.equal(store.example(-1)[POINTS[0]], store.example(29)[POINTS[0]])
+
+
+def test_points_go_by_the_name_they_were_harvested_by(tmp_path) -> None:
+    model, name = hookline.hook(encoder("bert")), "blocks.1.hook_resid_post"
+    store = hookline.harvest(model, [[5, 6, 7], [8, 9]], name, tmp_path, progress=False)
+    rows, stored = store.rows(0, 4, name), "encoder.1.hook_resid_post"
+    assert list(store.points) == [stored]
+    assert torch.equal(rows[name], rows[stored])
+    assert torch.equal(rows.pick(slice(1, 3))[name], rows[name][1:3])
+    for batch in (next(iter(store.batches(2, name))), next(iter(store.batches(2, name, shuffle=True)))):
+        assert torch.equal(batch[name], batch[stored])
+    assert torch.equal(store.dataset(name)[0][name], rows[name][0])
+    assert torch.equal(store.dataset()[0][stored], rows[name][0])
+    assert name in store
+
+
+def test_points_have_their_other_names(tmp_path) -> None:
+    model = hookline.hook(causal_lm("gpt2"))
+    names = names_of(model)
+    assert "transformer.h.1" in names[POINTS[0].replace("0.hook_resid_pre", "1.hook_resid_post")]
+    for name, others in names.items():
+        assert all(model._points.canonical(other) == name for other in others)
+    column = column_of(torch.zeros(2, 4), "a", "b", None, ["c", "b", "a"])
+    assert (column.asked, column.also) == ("a", ("c",))
+    again = Column.from_json(json.loads(json.dumps(asdict(column))))
+    assert again.also == ("c",)
+    assert Column.from_json({"dtype": "float32", "shape": [4], "asked": ""}).also == ()
+
+
+def test_a_folder_in_a_shards_place(store, tmp_path) -> None:
+    path = tmp_path / "store"
+    shutil.copytree(store.path, path)
+    (path / "000001.safetensors").unlink()
+    (path / "000001.safetensors").mkdir()
+    with pytest.raises(StoreError, match=r"000001.*cannot be opened"):
+        LocalStore(path).rows()
+    assert "cannot be opened" in str(LocalStore(path).verify())

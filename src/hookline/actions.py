@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import _StopRecomputationError
 
 from hookline.errors import HookError, HooklineError, UnavailablePointError, describe
+from hookline.experts import check_experts, expert_count
 from hookline.functions import Caller, OnError, caller
 from hookline.memory import is_unchanged, mark_foreign, snapshot
+from hookline.missed import Missed
 from hookline.passes import begin_pass
 from hookline.recompute import keep_for_second_run
 from hookline.signatures import parameters_of
@@ -55,6 +57,10 @@ class Action:
     module: nn.Module
     tap: Tap
     count: Count
+
+    def begin(self) -> None:
+        """A run begins that it belongs to."""
+        self.fired = False
 
     def extend(self, steps: list[Step]) -> None:
         """Take its place after `steps`."""
@@ -96,6 +102,9 @@ class End(Action):
         super().__init__()
         self.module, self.tap = root, tap_on(root, Kind.END)
         self.fired = True  # whether it does is nobody's concern
+
+    def begin(self) -> None:
+        """Nothing is to be awaited."""
 
     def __call__(self, value: Any) -> Any:
         """Count no more."""
@@ -159,10 +168,16 @@ class HookAction(PointAction):
     on_error: OnError | None = None
     registered: str | None = None
     """The id under which it is in the registry, if it is."""
+    last_fired: object = None
+    """Another object each time that it fires, where that is to be told from run to run."""
+    partial: Any = None
+    """The hook, if it is for some positions only: it says whether it acted. See `positions.at`."""
+    missed: Missed | None = None
 
     def __init__(self, point: HookPoint, hook: Any, *, prepend: bool = False) -> None:
         super().__init__(point, prepend=prepend)
         self.hook = hook
+        self.experts = expert_count(point)
         self.invoke = self.caller()
         self.errors: list[HookError] = []
         """What was skipped, of an action that belongs to no run."""
@@ -170,6 +185,23 @@ class HookAction(PointAction):
     def caller(self) -> Caller:
         """How to call the hook."""
         return caller(self.hook)
+
+    def only_at(self, partial: Any) -> None:
+        """It is for some positions only."""
+        self.partial, self.missed = partial, Missed(partial.where)
+
+    def note_whether_it_acted(self) -> None:
+        """A hook for some positions only has fired when it came by one of them."""
+        self.fired = self.fired or self.partial.acted
+        self.why_not = None if self.fired else f"none of the positions that ran is {self.partial.where!r}"
+        if self.missed is not None and not now.is_second_run:
+            self.missed.note(self.point)
+
+    def begin(self) -> None:
+        """Nothing has been missed yet."""
+        super().begin()
+        if self.missed is not None:
+            self.missed.clear()
 
     def is_enabled(self) -> bool:
         """Whether the hook is to be called at all. A function always is."""
@@ -179,6 +211,13 @@ class HookAction(PointAction):
     def switches(self) -> int:
         """How often the hook was enabled or disabled."""
         return 0
+
+    def is_stale(self, last_fired: object) -> bool:  # noqa: ARG002 (of an object that keeps what it saw)
+        """Whether what the hook holds would pass for what it saw in the run just over, and is not."""
+        return False
+
+    def check_place(self) -> None:
+        """Whether the hook may be there, beside the places where it is already."""
 
     def join(self, standing: Standing) -> None:
         """It is one of these standing hooks."""
@@ -226,12 +265,13 @@ class HookAction(PointAction):
 
         self.fired = True
         errors = self.run.errors if self.run is not None else self.errors
-        for known in errors:
-            if known.hook is failure.hook and known.point is failure.point:
-                known.times += 1
-                return
-        errors.append(failure)
-        if self.run is None or not self.run.is_open:
+        known = next((each for each in errors if each.hook is failure.hook and each.point is failure.point), None)
+        if known is None:
+            errors.append(failure)
+        else:
+            known.times += 1
+        is_over = self.run is not None and not self.run.is_open
+        if self.point.standing.is_news(self) if self.run is None else is_over and known is None:
             report_skipped([failure])
 
     def ask(self, given: Any, call: int | None) -> Any:
@@ -261,8 +301,12 @@ class HookAction(PointAction):
             raise self.error(
                 f"returned a tensor of shape {tuple(result.shape)}, but the shape there is {tuple(like.shape)}"
             )
+        if result.is_meta and not like.is_meta:
+            raise self.error("returned a tensor without data (on the device 'meta')")
         if result.dtype != like.dtype or result.device != like.device:
-            return result.to(device=like.device, dtype=like.dtype)
+            result = result.to(device=like.device, dtype=like.dtype)
+        if self.experts is not None and (wrong := check_experts(result, like, self.experts)) is not None:
+            raise self.error(wrong)
         return result
 
     def error(self, what: str, original: BaseException | None = None) -> HookError:
@@ -291,7 +335,8 @@ class Edit(HookAction):
     def __init__(self, point: HookPoint, hook: Callable[..., Any], *, prepend: bool = False) -> None:
         super().__init__(point, hook, prepend=prepend)
         self.has_edited = self.has_passed_on = False
-        self.partial: Any = hook if hasattr(hook, "where") else None  # it says whether it acted: see `positions.at`
+        if hasattr(hook, "where"):
+            self.only_at(hook)
 
     def __call__(self, value: Any) -> Any:
         """The value after the hook."""
@@ -309,7 +354,7 @@ class Edit(HookAction):
         self.fired = self.fired or self.partial is None
         result = self.ask(given, self.call())
         if self.partial is not None:
-            self._note_whether_it_acted()
+            self.note_whether_it_acted()
         if result is None or result is given:
             if is_unchanged(given, x) and given.requires_grad == (x.requires_grad and torch.is_grad_enabled()):
                 # With gradients on, the hook may have asked for that of `given`, so `given` must be on the way.
@@ -320,11 +365,6 @@ class Edit(HookAction):
         self.has_edited = True
         self.keep_for_second_run()
         return new
-
-    def _note_whether_it_acted(self) -> None:
-        """A hook for some positions only has fired when it came by one of them."""
-        self.fired = self.fired or self.partial.acted
-        self.why_not = None if self.fired else f"none of the positions that ran is {self.partial.where!r}"
 
     def _pass_on(self, value: Any, given: Tensor) -> Any:
         """The value with the same tensor in it. A checkpoint counts what working that out saves, so it is repeated."""

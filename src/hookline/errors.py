@@ -60,6 +60,11 @@ class HookError(HooklineError):
         self.times = 1
         """How often it came about, where errors are collected (`on_error="skip"`): one is kept for each hook."""
 
+    @property
+    def hook_type(self) -> str:
+        """When the hook is called: "forward", or before its module, "pre_forward"."""
+        return "pre_forward" if getattr(self.hook, "is_pre", False) else "forward"
+
 
 class StoreError(HooklineError):
     """A store of activations is damaged, in use, full, or not of this harvest."""

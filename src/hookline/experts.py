@@ -1,11 +1,11 @@
-"""The tap inside a router of experts: its logits, before it chooses."""
+"""Mixtures of experts: the tap inside a router, on its logits before it chooses; and which choices there are."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hookline.inside import InnerTap, Watching
@@ -34,3 +34,22 @@ class RouterTap(InnerTap):
     """A tap inside a router."""
 
     watch = WatchingRouter
+
+
+def expert_count(point: Any) -> int | None:
+    """How many experts there are to choose from, at a point that has the chosen ones; else None."""
+    if not point.listed.endswith("hook_expert_indices"):
+        return None
+    experts = point.site.module
+    if isinstance(known := getattr(experts, "num_experts", None), int):
+        return known
+    weights = [parameter.shape[0] for parameter in experts.parameters(recurse=False) if parameter.ndim == 3]
+    return weights[0] if weights else None
+
+
+def check_experts(chosen: Tensor, before: Tensor, count: int) -> str | None:
+    """What is wrong with a choice of experts, if anything: kernels take whatever number, and read what is there."""
+    bad = ((chosen < 0) | (chosen >= count)) & (chosen != before)
+    if not bool(bad.any()):
+        return None
+    return f"chose the expert {int(chosen[bad][0])}, but there are {count}: 0 to {count - 1}"

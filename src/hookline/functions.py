@@ -30,6 +30,7 @@ def caller(hook: HookFunction) -> Caller:
     hook with one parameter gets the activation alone. A second parameter *with* a default is the user's own
     (`lambda x, i=i: …`) and is left alone.
     """
+    refuse_class(hook)
     if not callable(hook):
         raise InvalidHookError(
             f"a hook must be callable as hook(activation) or hook(activation, hook), but {hook!r} is not callable"
@@ -40,6 +41,13 @@ def caller(hook: HookFunction) -> Caller:
     if style == "position":
         return hook
     return lambda activation, _point: hook(activation)
+
+
+def refuse_class(hook: Any) -> None:
+    """A class in a hook's place is one whose brackets were forgotten."""
+    if isinstance(hook, type):
+        name = getattr(hook, "kind", hook.__name__)
+        raise InvalidHookError(f"{name} is a class, not a hook: make one, with {name}(…)")
 
 
 _styles: dict[tuple[Any, ...], str] = {}
@@ -118,6 +126,9 @@ class HookObject:
     def check_points(self, points: list[HookPoint]) -> None:
         """Whether it can be at all of these points at once."""
 
+    def check_target(self, given: list[HookPoint], points: Points) -> None:
+        """Whether the points of a model that are given for it are those it says itself, if it says any."""
+
 
 def check_on_error(given: str) -> None:
     """Another word would mean nothing, in silence."""
@@ -130,11 +141,12 @@ def hook_pairs(pairs: Iterable[Any], argument: str) -> Iterator[tuple[Any, Any]]
     if isinstance(pairs, str | Mapping) or not isinstance(pairs, Iterable):
         raise InvalidHookError(f"{argument} must be a list of (name, hook) pairs, not {pairs!r}")
     for pair in pairs:
+        refuse_class(pair)
         if isinstance(pair, HookObject):
             yield pair, pair  # it declares its target itself
             continue
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise InvalidHookError(f"{argument} must be a list of (name, hook) pairs, but it has {pair!r}")
-        if isinstance(pair[1], str) and (callable(pair[0]) or isinstance(pair[0], HookObject)):
+        if isinstance(pair[0], HookObject) or (isinstance(pair[1], str | int) and callable(pair[0])):
             raise InvalidHookError(f"{argument} takes (name, hook), the name first, but it has {pair!r}")
         yield pair[0], pair[1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import Any, Literal
@@ -16,15 +16,15 @@ from torch.nn import functional as F
 from hookline.anatomy.branch import follow
 from hookline.anatomy.cfg import Cfg, cfg_of, device_of
 from hookline.anatomy.names import ModelPoints
-from hookline.anatomy.trial import outcome
 from hookline.anatomy.resume import resumed
 from hookline.anatomy.roles import Anatomy, find_anatomy
+from hookline.anatomy.trial import outcome
 from hookline.anatomy.verify import Report, verify
 from hookline.cache import ActivationCache
 from hookline.errors import HooklineError, HooklineWarning
 from hookline.module import HookedModule
 from hookline.names import Filter
-from hookline.passes import begin_pass, tokenizers
+from hookline.passes import begin_pass, processors, tokenizers
 from hookline.plan import Plan
 from hookline.points import hook_action
 from hookline.processing import WeightProcessing
@@ -39,12 +39,17 @@ from hookline.taps import active
 from hookline.text import Side, Text
 from hookline.tokens import TokenHelpers
 from hookline.verbs import HookList
+from hookline.vision.inputs import Inputs
+from hookline.vision.pictures import Pictures
+from hookline.vision.seeing import Seeing
+from hookline.vision.shapes import with_shapes
 from hookline.weights import Weights
 
 ReturnType = Literal["logits", "loss", "both"] | None
+_BRANCHES = ("blocks", "encoder", "decoder", "ln_final", "unembed", "vision", "projector")
 
 
-class HookedModel(HookedModule, TokenHelpers, Weights, WeightProcessing):
+class HookedModel(HookedModule, TokenHelpers, Seeing, Weights, WeightProcessing):
     """A language model, wrapped but not changed.
 
         model = hookline.hook(hf_model, tokenizer)
@@ -57,9 +62,10 @@ class HookedModel(HookedModule, TokenHelpers, Weights, WeightProcessing):
     _points: ModelPoints
     _cache_class = ModelCache
 
-    def __init__(self, module: nn.Module, tokenizer: Any, anatomy: Anatomy) -> None:
+    def __init__(self, module: nn.Module, tokenizer: Any, anatomy: Anatomy, processor: Any = None) -> None:
         super().__init__(module)
-        self.tokenizer = tokenizer
+        self.tokenizer, self.processor = tokenizer, processor
+        self._last_inputs: Inputs | None = None
         self._points = ModelPoints(module, standing_of(module), anatomy)
         self._tell_tokenizer()
 
@@ -67,9 +73,11 @@ class HookedModel(HookedModule, TokenHelpers, Weights, WeightProcessing):
         """Let positions be found by their text, also where only the model is at hand."""
         if self.tokenizer is not None:
             tokenizers[self._points.root] = self.tokenizer
+        if self.processor is not None:
+            processors[self._points.root] = self.processor
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("hook_") or name in ("blocks", "encoder", "decoder", "ln_final", "unembed"):
+        if name.startswith("hook_") or name in _BRANCHES:
             with suppress(AttributeError):
                 return follow(self._points, name)
         return super().__getattr__(name)
@@ -94,14 +102,14 @@ class HookedModel(HookedModule, TokenHelpers, Weights, WeightProcessing):
         return device_of(self.module, self._anatomy)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
+        vars(self).update(state, _last_inputs=None)
         anatomy = find_anatomy(self.module)
         assert anatomy is not None  # it had one before
         self._points = ModelPoints(self.module, standing_of(self.module), anatomy)
         self._tell_tokenizer()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"module": self.module, "tokenizer": self.tokenizer}
+        return {"module": self.module, "tokenizer": self.tokenizer, "processor": self.processor}
 
     def __call__(
         self,
@@ -116,10 +124,12 @@ class HookedModel(HookedModule, TokenHelpers, Weights, WeightProcessing):
         stop_at_layer: int | None = None,
         tokens: Tensor | None = None,
         decoder_input: str | Sequence[str] | Tensor | None = None,
+        images: Pictures | None = None,
         **kwargs: Any,
     ) -> Any:
         """Run the model on text, token ids, or its own keyword inputs; give logits, the loss, both, or nothing.
 
+        `images` are pictures that go in with the text, each at its place in it: see `to_inputs`.
         With `stop_at_layer` no layer from that one on is run, and the residual stream that would enter it is given.
         With `start_at_layer` no layer before that one is run, and the input is the residual stream that enters it;
         `tokens` are needed beside it for the loss, and by the few models that look at them in later layers. A model
@@ -135,6 +145,12 @@ class HookedModel(HookedModule, TokenHelpers, Weights, WeightProcessing):
             raise HooklineError(f'return_type must be "logits", "loss", "both" or None, not {return_type!r}')
         if loss_per_token and return_type not in ("loss", "both"):
             raise HooklineError('loss_per_token is about the loss: ask for return_type="loss" or "both"')
+        if images is not None:
+            if not (attention_mask is None and start_at_layer is None):
+                raise HooklineError("images make all inputs, their attention_mask too, and go in at the first layer")
+            kwargs |= self._with_pictures(input, images, prepend_bos, padding_side, kwargs)
+            kwargs |= {"stop_at_layer": stop_at_layer, "tokens": tokens, "decoder_input": decoder_input}
+            return self(None, return_type, loss_per_token=loss_per_token, **kwargs)
         if start_at_layer is not None:
             if not (prepend_bos is None and padding_side is None and decoder_input is None):
                 raise HooklineError("prepend_bos, padding_side and decoder_input are for text: the input is a stream")
@@ -158,6 +174,7 @@ class HookedModel(HookedModule, TokenHelpers, Weights, WeightProcessing):
         if attention_mask is not None:
             kwargs["attention_mask"] = _checked_mask(attention_mask, kwargs)
         kwargs |= self._decoder_inputs(decoder_input, kwargs)
+        self._remember(kwargs)
         return self._run_to(stop_at_layer, kwargs, return_type, loss_per_token)
 
     def _positions(self, mask: Tensor | None) -> dict[str, Tensor]:
@@ -226,9 +243,19 @@ class HookedModel(HookedModule, TokenHelpers, Weights, WeightProcessing):
         return output, cache  # type: ignore[return-value]
 
     def baseline(
-        self, input: str | Tensor, *, fwd_hooks: HookList = (), keep: Sequence[str] = (), way: Way | None = None
+        self,
+        input: str | Tensor,
+        *,
+        images: Pictures | None = None,
+        fwd_hooks: HookList = (),
+        keep: Sequence[str] = (),
+        way: Way | None = None,
     ) -> Baseline:
         """A run on one text of which variants can be run fast: see `Baseline`. `keep` names what it is to record."""
+        if images is not None:
+            more = dict(self.to_inputs(input, images))  # type: ignore[arg-type]
+            ids, mask = more.pop("input_ids"), more.pop("attention_mask", None)
+            return Baseline(self, ids, inputs=more, fwd_hooks=fwd_hooks, keep=keep, way=way)
         ids, mask = self._inputs(input, None, None)
         if mask is not None:
             raise HooklineError("a baseline is of one text without padding")
@@ -239,14 +266,27 @@ class HookedModel(HookedModule, TokenHelpers, Weights, WeightProcessing):
         return super().cache(*args, stop_early=stop_early, **kwargs)
 
     def plan(
-        self, names_filter: Filter = None, fwd_hooks: HookList = (), bwd_hooks: HookList = (), input: Any = None
+        self,
+        names_filter: Filter = None,
+        fwd_hooks: HookList = (),
+        bwd_hooks: HookList = (),
+        input: Any = None,
+        *,
+        images: Pictures | None = None,
     ) -> Plan:
-        """What a run would touch, without running. The input may be text or tokens, as for a run."""
-        return super().plan(names_filter, fwd_hooks, bwd_hooks, self._for_plan(input))
+        """What a run would touch, without running. The input may be text or tokens, as for a run.
 
-    def points(self, names_filter: Filter = None, input: Any = None) -> Plan:
-        """The points as a table; with an input, text or tokens, also their shapes."""
-        return super().points(names_filter, self._for_plan(input))
+        With `images` the model is run once, on them: models that take pictures cannot be followed without data.
+        """
+        if images is None:
+            return super().plan(names_filter, fwd_hooks, bwd_hooks, self._for_plan(input))
+        return with_shapes(self, super().plan(names_filter, fwd_hooks, bwd_hooks), self.to_inputs(input, images))
+
+    def points(self, names_filter: Filter = None, input: Any = None, *, images: Pictures | None = None) -> Plan:
+        """The points as a table; with an input, text, tokens or text with images (see `plan`), also their shapes."""
+        if images is None:
+            return super().points(names_filter, self._for_plan(input))
+        return with_shapes(self, super().points(names_filter), self.to_inputs(input, images))
 
     def _for_plan(self, input: Any) -> Any:
         if input is None or isinstance(input, dict):
@@ -254,6 +294,11 @@ class HookedModel(HookedModule, TokenHelpers, Weights, WeightProcessing):
         ids, mask = self._inputs(input, None, None)
         inputs = {"input_ids": ids, "attention_mask": mask if mask is not None else torch.ones_like(ids)}
         return inputs | self._decoder_inputs(None, inputs)
+
+    def _text_inputs(self, prompt: Any, prepend_bos: bool | None, padding_side: Side | None) -> dict[str, Any]:
+        ids, mask = self._inputs(prompt, prepend_bos, padding_side)
+        given = {"input_ids": ids, "attention_mask": mask if mask is not None else torch.ones_like(ids)}
+        return given | self._positions(mask)
 
     def example_tokens(self) -> Int[Tensor, "batch pos"]:
         """Two short rows of tokens, to try things on."""
@@ -316,17 +361,34 @@ class HookedModel(HookedModule, TokenHelpers, Weights, WeightProcessing):
 
     def generate(
         self,
-        input: str | Sequence[str] | Tensor,
+        input: str | Sequence[str] | Tensor | None = None,
         max_new_tokens: int = 20,
         *,
         attention_mask: Tensor | None = None,
+        images: Pictures | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Continue the prompt with the model's own generation, hooks and all. Text gives text, ids give ids."""
+        """Continue the prompt with the model's own generation, hooks and all. Text gives text, ids give ids.
+
+        `images` are pictures that go in with the text; keyword inputs, as of `to_inputs`, give ids.
+        """
         if "fwd_hooks" in kwargs or "bwd_hooks" in kwargs:
             raise HooklineError("generate takes no hooks: with model.hooks(fwd_hooks=[…]): model.generate(…)")
-        side: Side | None = None if isinstance(input, Tensor) else "left"
-        ids, found = self._inputs(input, None, side, has_mask=attention_mask is not None)
+        is_text = input is not None and not isinstance(input, Tensor)
+        if images is not None:
+            if attention_mask is not None:
+                raise HooklineError("images make all inputs, their attention_mask too")
+            kwargs |= self._with_pictures(input, images, None, "left", kwargs)
+        given = kwargs.pop("input_ids", None)
+        if (given is None) == (input is None or images is not None):
+            raise HooklineError("give the prompt once: as text or tokens, or as input_ids= with other keyword inputs")
+        if given is not None:
+            kwargs.pop("position_ids", None)  # generation counts by itself
+            ids, found = given, kwargs.pop("attention_mask", None)
+            self._remember({"input_ids": ids, **kwargs})
+        else:
+            side: Side | None = "left" if is_text else None
+            ids, found = self._inputs(input, None, side, has_mask=attention_mask is not None)  # type: ignore[arg-type]
         self._check_room(ids.shape[1] + max_new_tokens)
         mask = attention_mask if attention_mask is not None else found
         if mask is not None and not self._anatomy.is_encoder_decoder and not bool(mask[:, -1].all()):
@@ -335,14 +397,15 @@ class HookedModel(HookedModule, TokenHelpers, Weights, WeightProcessing):
                 'to_tokens(…, padding_side="left")'
             )
         pad: Any = self.module.generation_config.pad_token_id  # type: ignore[union-attr]
-        if mask is None and (not isinstance(input, Tensor) or pad is None or not bool(ids.eq(pad).any())):
+        if mask is None and (is_text or pad is None or not bool(ids.eq(pad).any())):
             mask = torch.ones_like(ids)  # else the model's own generate tells padding by its token
         if mask is not None:
             kwargs["attention_mask"] = _checked_mask(mask, {"input_ids": ids})
         if self._anatomy.is_encoder_decoder and active.get():
             begin_pass(self._points.root, {"input_ids": ids, "attention_mask": mask})
-        new = self.module.generate(ids, max_new_tokens=max_new_tokens, **kwargs)  # type: ignore[operator]
-        if isinstance(input, Tensor):
+        how = {"max_new_tokens": max_new_tokens, **kwargs}
+        new = self._run(self.module.generate, (ids,), how)  # type: ignore[arg-type]
+        if not is_text:
             return new
         texts = self.tokenizer.batch_decode(new, skip_special_tokens=True)
         return texts[0] if isinstance(input, str) else texts
@@ -355,8 +418,19 @@ class HookedModel(HookedModule, TokenHelpers, Weights, WeightProcessing):
                 f"the prompt and the new tokens are {length}, but this model's context has room for {cfg.n_ctx}"
             )
 
-    def verify(self, input: str | Tensor | None = None) -> Report:
-        """Prove every point on this model: a table of what is proved, what is not to be had, and what fails."""
+    def verify(
+        self, input: str | Tensor | Mapping[str, Any] | None = None, *, images: Pictures | None = None
+    ) -> Report:
+        """Prove every point on this model: a table of what is proved, what is not to be had, and what fails.
+
+        The input is text, tokens or keyword inputs; points of the part that sees are tried if there are `images` in it.
+        """
+        if images is not None:
+            return verify(self, dict(self.to_inputs(input, images)))  # type: ignore[arg-type]
+        if isinstance(input, Mapping):
+            return verify(self, dict(input))
+        if input is None and getattr(self.module, "main_input_name", None) == "pixel_values" and not self.cfg.d_vocab:
+            raise HooklineError("this model takes pictures and no text: verify(images=[…])")
         ids, _ = self._inputs(self.example_tokens() if input is None else input, None, None)
         inputs = {"input_ids": ids}
         if self._anatomy.is_encoder_decoder:

@@ -19,6 +19,8 @@ from hookline.taps import now
 
 tokenizers: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 """Of the models that were wrapped with one."""
+processors: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
+"""Likewise of models that take pictures."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,20 @@ class Pass:
     """Whether the run is over with it, so that no later one can be meant."""
 
     def span_at(self, point: str) -> Span:
-        """What a point with that name is about."""
+        """What a point with that name is about; nothing of the text, if it is about pictures."""
+        if is_of_pictures(point):
+            return Span(range(0), 0, None, None)
         is_encoders = point.startswith("encoder.") or point.endswith(_OF_THE_ENCODER)
         return self.encoder if is_encoders and self.encoder is not None else self.span
+
+
+_TOWERS = {"vision", "visual", "vision_tower", "vision_model", "projector", "multi_modal_projector", "connector"}
+
+
+def is_of_pictures(point: str) -> bool:
+    """Whether a point with that name is in the part of a model that looks at pictures, before they are tokens."""
+    is_attended_to = point.startswith("blocks.") and point.endswith(_OF_THE_ENCODER)  # by text that looks at pictures
+    return is_attended_to or not _TOWERS.isdisjoint(point.split("."))
 
 
 _OF_THE_ENCODER = ("cross_attn.hook_k", "cross_attn.hook_v", "cross_attn.hook_rot_k")

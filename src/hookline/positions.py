@@ -25,9 +25,10 @@ from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.functions import caller
-from hookline.passes import Pass, Span, tokenizers
+from hookline.passes import Pass, Span, is_of_pictures, tokenizers
 from hookline.taps import now
 from hookline.text import single_token
+from hookline.vision.places import mask_in
 
 
 @dataclass(frozen=True)
@@ -86,12 +87,9 @@ class _Token(Meaning):
 class _Images(Meaning):
     def mask(self, text: Pass, span: Span) -> Tensor:
         """Where the token stands that the model puts pictures in place of."""
-        config = getattr(text.model(), "config", None)
-        ids = (getattr(config, name, None) for name in ("image_token_id", "image_token_index"))
-        image = next((each for each in ids if each is not None), None)
-        if image is None or span.tokens is None:
-            raise HooklineError("image_tokens are for a model that takes pictures, given tokens")
-        return (span.tokens == image).cpu()
+        if span.tokens is None:
+            raise HooklineError("where pictures are is not known: the model was given no tokens")
+        return mask_in(span.tokens, text.model().config).cpu()  # type: ignore[union-attr]
 
     def __repr__(self) -> str:
         return "image_tokens"
@@ -230,6 +228,14 @@ def _axis(axes: str, x: Tensor) -> int:
 
 def _passing(positions: Positions, point: Any, rows: int, n: int) -> tuple[Pass, Span]:
     """The forward pass going on, and the positions of it that the point sees."""
+    if is_of_pictures(point.listed):
+        if isinstance(positions, _Last | _Token | _Images):
+            raise HooklineError(
+                f"{positions!r} is a place in the prompt, but the positions of {point.name!r} are places in pictures: "
+                "give indices or a mask"
+            )
+        span = Span(range(n), rows, None, None)
+        return Pass(0, span, None, lambda: None, True), span  # type: ignore[arg-type]
     text: Pass | None = now.passing
     if text is None and (isinstance(positions, Meaning) or point.axes):
         raise HooklineError(

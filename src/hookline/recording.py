@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.memory import snapshot
+from hookline.passes import Span, is_of_pictures
 from hookline.positions import Positions, picked
 from hookline.taps import now
 
@@ -45,9 +46,12 @@ class Recording:
         self.passing = now.passing
         if x.requires_grad:
             x = x.detach()
-        if self.positions is not None:
-            x = picked(x, point, self.positions)
-        self._values.setdefault(point.name, []).append(self._kept(x))
+        if self.positions is not None and not (now.passing is not None and is_of_pictures(point.listed)):
+            x = picked(x, point, self.positions)  # of a text; what is made of its pictures is kept whole
+        kept = self._kept(x)
+        if self.passing is not None and self.positions is None:
+            _note_padding(kept, self.passing.span_at(point.listed), point.axes)
+        self._values.setdefault(point.name, []).append(kept)
         if self._awaited:
             self._awaited.discard(point.name)
             if not self._awaited:
@@ -90,6 +94,20 @@ class Recording:
             return snapshot(x, is_for_reading=True)
         moved = x.to(device=self.device, dtype=self.dtype if x.is_floating_point() else None)
         return snapshot(x, is_for_reading=True) if moved is x else moved
+
+
+def _note_padding(x: Tensor, span: Span, axes: str) -> None:
+    """Let a tensor remember which of its rows and positions are no padding, as the tokens of `to_tokens` do."""
+    if span.mask is None:
+        return
+    names = axes.split() or (["b", "p", "d"] if x.ndim == 3 else [])
+    place = next((names.index(name) for name in ("p", "k") if name in names), None)
+    if names[:1] != ["b"] or place is None or x.ndim != len(names):
+        return
+    every = span.mask[:, : span.positions.stop]
+    mask = every if x.shape[place] == every.shape[1] else every[:, span.positions.start :]
+    if (x.shape[0], x.shape[place]) == tuple(mask.shape):
+        x.padding_mask = mask  # type: ignore[attr-defined]
 
 
 def _numbered(values: dict[str, list[Tensor]]) -> dict[str, Tensor]:

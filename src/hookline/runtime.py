@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -58,7 +58,10 @@ class Run(Routes):
         if self.errors:  # of an earlier time; whoever has them keeps them
             self.errors = []
         for action in self.actions:
-            action.fired = isinstance(action, End)
+            if isinstance(action, HookAction):
+                action.check_place()
+        for action in self.actions:
+            action.begin()
         self._depth = len(now.watches)
         try:
             self.retain(self)
@@ -135,16 +138,29 @@ class Run(Routes):
         if silent:
             wanted = [action for action in silent if isinstance(action, PointAction) and action.must_fire]
             report_silent(wanted, has_run=all(bound.fired for bound in self._bounds))
+        fired = [action for action in self.actions if action.fired and isinstance(action, HookAction)]
+        report_missed([(action, told) for action in fired if action.missed and (told := action.missed.told())])
 
 
-def report_silent(actions: Iterable[PointAction], *, has_run: bool) -> None:
+def report_silent(
+    actions: Iterable[PointAction], *, has_run: bool, why: Mapping[PointAction, str] | None = None
+) -> None:
     """Warn that these actions never fired, and say why."""
     silent = list(actions)
     if not silent:
         return
-    lines = [f"  {_label(action)}: {_reason(action, has_run=has_run)}" for action in silent]
+    known = why or {}
+    lines = [f"  {_label(action)}: {known.get(action) or _reason(action, has_run=has_run)}" for action in silent]
     text = f"{len(silent)} hook{'s' if len(silent) > 1 else ''} never fired:\n" + "\n".join(lines)
     warnings.warn(text, NeverFiredWarning, stacklevel=users_level())
+
+
+def report_missed(missed: list[tuple[HookAction, str]]) -> None:
+    """Warn of hooks that fired, but not at all the positions they are for."""
+    if missed:
+        lines = [f"  {_label(action)}: {told}" for action, told in missed]
+        text = "hooks did not come to all of their positions:\n" + "\n".join(lines)
+        warnings.warn(text, NeverFiredWarning, stacklevel=users_level())
 
 
 def report_skipped(errors: Iterable[HookError]) -> None:
@@ -167,7 +183,7 @@ def _reason(action: PointAction, *, has_run: bool) -> str:
     if not has_run:
         return "no forward pass of the model ran"
     if action.fired:
-        return f"its module ({type(action.module).__name__}) is no longer in the model by that name: add the hook anew"
+        return not_current(action)
     if action.point.site.kind.is_inner:
         return (
             f"its module ({type(action.module).__name__}) was not called, or computes attention where it cannot be "
@@ -176,6 +192,11 @@ def _reason(action: PointAction, *, has_run: bool) -> str:
     if action.point.only is not None:
         return f"its module was not called for the {action.point.only + 1}. time"
     return f"its module ({type(action.module).__name__}) was not called in this forward pass"
+
+
+def not_current(action: PointAction) -> str:
+    """The reason of a hook that stands at a module which was replaced."""
+    return f"its module ({type(action.module).__name__}) is no longer in the model by that name: add the hook anew"
 
 
 def users_level() -> int:

@@ -10,12 +10,34 @@ from torch import nn
 
 from hookline import compiled
 from hookline.actions import Begin, End, HookAction
+from hookline.errors import HookError
 from hookline.memo import with_needs
-from hookline.taps import Count, Routes, Tap, lock
+from hookline.taps import Count, Routes, Tap, lock, now
 
 
 class _LocalCount(threading.local, Count):
     """Standing hooks are for every call, also of a module by itself, where calls cannot be counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passes = 0
+        self.told: WeakKeyDictionary[HookAction, int] = WeakKeyDictionary()
+
+    def begin(self, tap: Tap) -> None:
+        """One pass more, unless it is inside another."""
+        self.passes += not self.is_on()
+        super().begin(tap)
+
+    def is_news(self, hook: HookAction) -> bool:
+        """Whether it is the first time in this run that something is told of `hook`.
+
+        A run is a forward pass of the whole model, or all those of one generation; a module by itself is in none.
+        """
+        if not self.is_on():
+            return True
+        step = now.passing.step if now.passing is not None else 0
+        before, self.told[hook] = self.told.get(hook), self.passes
+        return before is None or before < self.passes - step
 
     def of(self, tap: Tap) -> int | None:
         """The call that the tap has come to in the forward pass going on; None if there is none."""
@@ -32,6 +54,8 @@ class Standing(Routes):
     def __init__(self, root: nn.Module | None = None) -> None:
         super().__init__()
         self._hooks: list[HookAction] = []
+        self.past_errors: list[HookError] = []
+        """Of registered hooks that are no longer there."""
         self._user = _User()
         finalize(self, compiled.resume, self._user)  # also if the model goes, hooks and all
         self.root = ref(root) if root is not None else lambda: None
@@ -40,12 +64,17 @@ class Standing(Routes):
         """Each thread counts for itself."""
         return _LocalCount()
 
+    def is_news(self, hook: HookAction) -> bool:
+        """Whether it is the first time in the run going on that something is told of `hook`."""
+        return self.count.is_news(hook) if isinstance(self.count, _LocalCount) else True
+
     def hooks(self) -> list[HookAction]:
         """The hooks, also those that are disabled, in the order in which they fire."""
         return sorted(self._hooks, key=lambda hook: hook.order)
 
     def add(self, hook: HookAction) -> None:
         """One hook more."""
+        hook.check_place()
         with lock:
             self._change([*self.hooks(), hook])
 
@@ -72,6 +101,7 @@ class Standing(Routes):
         gone, self._hooks = [hook for hook in self._hooks if hook not in hooks], hooks
         for hook in gone:
             hook.leave(self)
+            self.past_errors += hook.errors if hook.registered is not None else []
         for hook in hooks:
             hook.join(self)
         active = [hook for hook in hooks if hook.is_enabled()]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from functools import cache
 from typing import Any, Literal, Self, TypeAlias
@@ -14,17 +14,17 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from hookline.actions import Action, HookAction, Record
+from hookline.actions import Action, HookAction, PointAction, Record
 from hookline.cache import ActivationCache
 from hookline.errors import HookError, HooklineError
-from hookline.functions import HookFunction, HookObject, OnError, check_on_error, hook_pairs
+from hookline.functions import HookFunction, HookObject, OnError, check_on_error, hook_pairs, refuse_class
 from hookline.memory import mark_foreign
 from hookline.names import Filter, Points
 from hookline.plan import Plan, make_plan
 from hookline.points import Direction, HookPoint, check_direction, hook_action
 from hookline.positions import Positions
 from hookline.recording import Recording, StopForward
-from hookline.runtime import Run, report_silent
+from hookline.runtime import Run, not_current, report_silent
 from hookline.signatures import parameters_of
 from hookline.structures import tensors_in
 from hookline.taps import active
@@ -114,7 +114,7 @@ class Hooked:
 
     @property
     def last_errors(self) -> list[HookError]:
-        """What was skipped in the last `run_with_hooks` or `run_with_cache` with such hooks, made in this thread."""
+        """What was skipped in the last `run_with_hooks` or `run_with_cache` in this thread; empty if all went well."""
         return _last.errors.get(self._points, [])
 
     def run_with_hooks(
@@ -136,18 +136,28 @@ class Hooked:
         """
         self._check_options(kwargs)
         actions = self._actions(fwd_hooks, bwd_hooks, on_error)
-        if not reset_hooks_end:
-            with _Stay(self, actions, clear_contexts=clear_contexts):
-                return self(*args, **kwargs)
-        with self._one_pass(actions, clear_contexts=clear_contexts):
+        run = (
+            self._one_pass(actions, clear_contexts=clear_contexts)
+            if reset_hooks_end
+            else _Stay(self, actions, clear_contexts=clear_contexts)
+        )
+        with self._noting_errors(run, actions), run:
             return self(*args, **kwargs)
 
     def _one_pass(self, actions: Iterable[Action], *, clear_contexts: bool = False) -> Run:
         on_exit = self.clear_contexts if clear_contexts else None
-        run = Run(self._points.root, actions, is_one_pass=True, on_exit=on_exit)
-        if any(isinstance(action, HookAction) and action.on_error == "skip" for action in run.actions):
-            _last.errors[self._points] = run.errors
-        return run
+        return Run(self._points.root, actions, is_one_pass=True, on_exit=on_exit)
+
+    @contextmanager
+    def _noting_errors(self, run: Run | _Stay, hooks: Iterable[HookAction]) -> Iterator[None]:
+        """Let `last_errors` be those of this run, once it is over; runs that its hooks make are over before."""
+        try:
+            yield
+        finally:
+            if any(hook.on_error == "skip" for hook in hooks):  # also for errors that come later, in a backward pass
+                _last.errors[self._points] = run.errors
+            else:
+                _last.errors.pop(self._points, None)
 
     def run_with_cache(
         self,
@@ -177,12 +187,14 @@ class Hooked:
             raise HooklineError("loss_fn says what to differentiate: pass incl_bwd=True with it")
         points = self._points.select(names_filter)
         recording = Recording(device=device, dtype=dtype, positions=pos_slice, skips_missing=names_filter is None)
-        actions: list[Action] = [*self._actions(fwd_hooks, bwd_hooks, on_error)]
+        hooks = self._actions(fwd_hooks, bwd_hooks, on_error)
+        actions: list[Action] = [*hooks]
         actions += [Record(point, recording) for point in points]
         if incl_bwd:
             _check_grad_mode()
             actions += [GradientRecord(point, recording) for point in points]
-        with self._one_pass(actions):
+        run = self._one_pass(actions)
+        with self._noting_errors(run, hooks), run:
             output = self(*args, **kwargs)
             tensors = recording.values()
             if incl_bwd:
@@ -268,8 +280,10 @@ class Hooked:
         It is there for every thread and for every way of calling the model. Returns the function that removes it.
         """
         points = self._points.select(name)
+        refuse_class(hook)
         if isinstance(hook, HookObject):
             hook.check_points(points)
+            hook.check_target(points, self._points)
             hook.attached(self)
         undo = [point.add_hook(hook, dir, is_permanent=is_permanent, prepend=prepend) for point in points]
 
@@ -320,14 +334,27 @@ class Hooked:
             mark_foreign(tensors_in((args, kwargs)))
         if not self._points.standing.steps:
             return forward(*args, **kwargs)
-        hooks = [(hook, hook.switches) for hook in self._points.standing.hooks() if hook.must_fire]
-        output = forward(*args, **kwargs)
-        whole = [hook for hook, switches in hooks if hook.switches == switches]  # it was there all the time
-        silent = [hook for hook in whole if not (hook.fired and self._points.is_current(hook.point))]
-        report_silent(silent, has_run=True)
+        before = [(hook, hook.switches, hook.last_fired) for hook in self._points.standing.hooks()]
+        try:
+            output = forward(*args, **kwargs)
+        except StopForward:
+            self._report_standing(before, has_ended=False)
+            raise
+        self._report_standing(before, has_ended=True)
+        return output
+
+    def _report_standing(self, before: list[tuple[HookAction, int, object]], *, has_ended: bool) -> None:
+        there, is_current = set(self._points.standing.hooks()), self._points.is_current
+        whole = [(hook, last) for hook, switches, last in before if hook in there and hook.switches == switches]
+        silent = [hook for hook, _ in whole if has_ended and hook.must_fire]
+        silent = [hook for hook in silent if not (hook.fired and is_current(hook.point))]
+        stale = [hook for hook, last in whole if hook.is_stale(last)]
+        what = "its module was not called in this run" if has_ended else "the run stopped before it"
+        why: dict[PointAction, str] = dict.fromkeys(stale, f"{what}, and what it holds is of an earlier one")
+        why |= {hook: not_current(hook) for hook, _ in whole if not is_current(hook.point)}
+        report_silent(dict.fromkeys([*silent, *stale]), has_run=True, why=why)
         for hook in silent:
             hook.must_fire = False
-        return output
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model."""
@@ -370,7 +397,9 @@ def _attach(actions: list[HookAction], model: Hooked) -> None:
     """Tell the hook objects among these where they are to be used."""
     objects = {id(action.hook): action.hook for action in actions if isinstance(action.hook, HookObject)}
     for hook in objects.values():
-        hook.check_points([action.point for action in actions if action.hook is hook])
+        points = [action.point for action in actions if action.hook is hook]
+        hook.check_points(points)
+        hook.check_target(points, model._points)
         hook.attached(model)
 
 

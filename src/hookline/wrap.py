@@ -28,24 +28,33 @@ def hook(module: nn.Module | HookedModule, tokenizer: Any = None) -> Hooked:
         output, cache = net.run_with_cache(torch.ones(1, 4))
         cache["0"].shape        # torch.Size([1, 8])
 
-    A language model of transformers becomes a `HookedModel`, with classic names, text in and logits out. The
+    A language model of transformers becomes a `HookedModel`, with classic names, text in and logits out. A model that
+    takes pictures gets its processor in place of a tokenizer; one that takes nothing else, its image processor. The
     module is neither copied nor changed, and runs exactly as before while nothing is hooked.
     """
     if isinstance(module, Hooked):
         return module
     is_language_model = _is_language_model(module)
-    anatomy = find_anatomy(module) if is_language_model else None
+    anatomy = find_anatomy(module) if is_language_model or _is_image_model(module) else None
     if anatomy is not None:
-        return HookedModel(module, tokenizer, anatomy)
+        text, processor = _text_and_more(tokenizer)
+        return HookedModel(module, text, anatomy, processor)
     if tokenizer is not None:
         raise HooklineError(
-            f"a tokenizer was given, but {type(module).__name__} is no language model whose anatomy is known: "
-            f"hookline.hook(module) gives every module's input and output by its native name"
+            f"a tokenizer or processor was given, but {type(module).__name__} is no language model whose anatomy is "
+            "known, nor one of pictures: hookline.hook(module) gives every module's input and output by its native name"
         )
     hooked = HookedModule(module)
     if is_language_model:
         hooked._points.hint = unknown_anatomy(module)
     return hooked
+
+
+def _text_and_more(given: Any) -> tuple[Any, Any]:
+    """The tokenizer and the processor in what was given as either; an image processor has no tokenizer."""
+    if hasattr(given, "tokenizer"):
+        return given.tokenizer, given
+    return (None, given) if hasattr(given, "preprocess") else (given, None)
 
 
 def _check_folder(path: Path) -> None:
@@ -68,6 +77,11 @@ def _is_language_model(module: nn.Module) -> bool:
     return isinstance(getattr(embed, "base_layer", embed), nn.Embedding | nn.ModuleList)
 
 
+def _is_image_model(module: nn.Module) -> bool:
+    """Whether it is a model of transformers that takes pictures, and needs nothing else."""
+    return hasattr(module, "config") and getattr(module, "main_input_name", None) == "pixel_values"
+
+
 def load(
     name: str | Path,
     *,
@@ -75,22 +89,36 @@ def load(
     dtype: torch.dtype | str | None = None,
     **kwargs: Any,
 ) -> HookedModel:
-    """A language model from a hub id or a local folder, with its tokenizer, wrapped. "tinyworld" is in the package.
+    """A model from a hub id or a local folder, with its tokenizer or processor, wrapped.
 
-    `kwargs` go to transformers' `from_pretrained` (`attn_implementation=…`, `device_map=…`, `gguf_file=…`).
+    "tinyworld" and "tinysight", which takes pictures, are in the package. `kwargs` go to transformers'
+    `from_pretrained` (`attn_implementation=…`, `device_map=…`, `gguf_file=…`).
     """
-    from transformers import AutoTokenizer  # slow to import, and only needed here
-
     if is_embedded := name in EMBEDDED:
         name = Path(__file__).parent / "assets" / name
     _check_folder(Path(name))
-    for_tokenizer = {key: kwargs[key] for key in _FOR_TOKENIZER if key in kwargs}
     with _quietly(is_embedded):
         module = _class_for(name, kwargs).from_pretrained(name, dtype=dtype, **kwargs).eval()
-    tokenizer = AutoTokenizer.from_pretrained(name, **for_tokenizer)
-    model = hook(module.to(device) if device is not None else module, tokenizer)
+    model = hook(module.to(device) if device is not None else module, _processor_for(name, module, kwargs))
     assert isinstance(model, HookedModel)  # `hook` raises, with the reason, if it is none
     return model
+
+
+def _processor_for(name: str | Path, module: nn.Module, kwargs: dict[str, Any]) -> Any:
+    """What makes inputs for the model: a processor if it takes pictures and there is one, else a tokenizer."""
+    import transformers  # slow to import, and only needed here
+
+    options = {key: kwargs[key] for key in _FOR_TOKENIZER if key in kwargs}
+    if _is_image_model(module) and not _is_language_model(module):
+        return transformers.AutoImageProcessor.from_pretrained(name, **options)
+    if getattr(module.config, "vision_config", None) is not None and "gguf_file" not in kwargs:
+        try:
+            return transformers.AutoProcessor.from_pretrained(name, **options)
+        except ImportError as error:
+            raise HooklineError(f"the processor of {name} needs a library that is not there: {error}") from error
+        except (OSError, ValueError):  # a folder without one: text goes in all the same
+            pass
+    return transformers.AutoTokenizer.from_pretrained(name, **options)
 
 
 @contextmanager
@@ -113,7 +141,7 @@ _FOR_TOKENIZER = (
 )  # fmt: skip
 """What says where a model is, and so where its tokenizer is."""
 
-EMBEDDED = ("tinyworld",)
+EMBEDDED = ("tinyworld", "tinysight")
 """The models that are in the package."""
 
 
@@ -130,6 +158,8 @@ def _class_for(name: str | Path, kwargs: dict[str, Any]) -> Any:
     for architecture in config.architectures or ():
         if hasattr(transformers, architecture):
             return getattr(transformers, architecture)
+    if getattr(config, "vision_config", None) is not None:
+        return transformers.AutoModelForImageTextToText
     if getattr(config, "is_encoder_decoder", False):
         return transformers.AutoModelForSeq2SeqLM
     return transformers.AutoModelForCausalLM

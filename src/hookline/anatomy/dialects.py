@@ -114,6 +114,8 @@ def _role(part: str, role: str, layer: int, stacks: Stacks) -> str | None:
 
 def _shorthand(name: str, layer: int | None, more: list[str], stacks: Stacks) -> str | None:
     """`more` may name a norm, and a stack where there are several."""
+    if "." in name:
+        return None
     name = _SYNONYMS.get(name, name)
     more = [_STACK.get(each, each) if _STACK.get(each) in stacks else each for each in more]
     stack = next((each for each in more if each in stacks), "blocks")

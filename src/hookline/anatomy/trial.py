@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from hookline.anatomy import variants
-from hookline.anatomy.roles import Block, Stack, child
-from hookline.anatomy.vision import TOWER
+from hookline.anatomy.roles import Block, Stack
+from hookline.anatomy.vision import tower_of
 from hookline.cache import ActivationCache
 from hookline.names import lens_of
 from hookline.points import HookPoint, Site
@@ -67,7 +67,11 @@ class Trial:
 
     def is_unseen(self, name: str) -> bool:
         """Whether the point is about pictures, and there are none."""
-        return bool(self.model._points.anatomy.towers) and name.startswith(_OF_PICTURES) and not self._has_pictures()
+        anatomy = self.model._points.anatomy
+        if not anatomy.towers or self._has_pictures():
+            return False
+        skipped = [f"{anatomy.main.name}.{n}." for n, block in enumerate(anatomy.blocks) if _only_crosses(block)]
+        return name.startswith((*_OF_PICTURES, *skipped))  # layers that look at nothing else are skipped
 
     def _has_pictures(self) -> bool:
         return any(name.startswith(("pixel_values", "input_features")) for name in self.inputs)
@@ -146,8 +150,7 @@ class Trial:
     def _seen(self) -> dict[str, Any]:
         """What the part that looks at pictures says of its inside, run by itself on what it gets in the model."""
         module: Any = self.model.module
-        root = module._modules.get("model") or module
-        tower: Any = child(root, TOWER)
+        tower: Any = tower_of(module)
         calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         handle = tower.register_forward_pre_hook(
             lambda _, args, kwargs: calls.append((args, dict(kwargs))), with_kwargs=True
@@ -163,6 +166,10 @@ class Trial:
             return _reported(module, tower, args, given)
 
 
+def _only_crosses(block: Block) -> bool:
+    return block.attn is None and block.cross is not None
+
+
 def _batched(hidden: Tensor) -> Tensor:
     """With an axis for the batch, where all is in one row."""
     return hidden[None] if hidden.ndim == 2 else hidden
@@ -171,8 +178,9 @@ def _batched(hidden: Tensor) -> Tensor:
 def _reported(model: Any, part: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The hidden states and attentions that a part reports. Attentions are reported by eager attention only."""
     hidden = dict(part(*args, **kwargs, output_hidden_states=True).items())
-    before = {name: getattr(model.config, name)._attn_implementation for name in model.config.sub_configs}
-    before[""] = model.config._attn_implementation  # parts of a model may have one each
+    parts = {name: getattr(model.config, name) for name in model.config.sub_configs} | {"": model.config}
+    own = {name: getattr(part, "_attn_implementation", None) for name, part in parts.items()}
+    before = {name: each for name, each in own.items() if each is not None}  # parts of a model may have one each
     try:
         model.set_attn_implementation("eager")
         attentions = dict(part(*args, **kwargs, output_attentions=True).items())

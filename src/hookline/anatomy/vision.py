@@ -39,8 +39,7 @@ def find_seeing(model: nn.Module) -> Anatomy | None:
     if getattr(model, "main_input_name", None) == "pixel_values" and not _has_text(model):
         towers = _towers(model, None)
         return Anatomy(towers[0].config.model_type, towers[0].config, towers, None) if len(towers) == 1 else None
-    inside = model._modules.get("model") or model
-    tower, language = child(inside, TOWER), child(inside, LANGUAGE)
+    tower, language = tower_of(model), language_of(model)
     if tower is None or language is None:
         return None
     config = model.config.get_text_config(decoder=True)  # type: ignore[union-attr, operator]
@@ -50,7 +49,17 @@ def find_seeing(model: nn.Module) -> Anatomy | None:
         return None
     stack = named(_with_end(stack, language), model)
     head = model.get_output_embeddings()  # type: ignore[operator]
-    return Anatomy(model.config.model_type, config, (stack,), head, towers, _projectors(inside, towers[0]))  # type: ignore[union-attr, arg-type]
+    return Anatomy(model.config.model_type, config, (stack,), head, towers, _projectors(model, towers[0]))  # type: ignore[union-attr, arg-type]
+
+
+def tower_of(model: nn.Module) -> nn.Module | None:
+    """What looks at the pictures of a model that also takes text."""
+    return child(model._modules.get("model") or model, TOWER)
+
+
+def language_of(model: nn.Module) -> nn.Module | None:
+    """What reads the text of a model that also takes pictures."""
+    return child(model._modules.get("model") or model, LANGUAGE)
 
 
 def _has_text(model: nn.Module) -> bool:
@@ -112,6 +121,7 @@ def _layers_read(feature_layer: int | list[int], n: int) -> int:
 
 def _projectors(root: nn.Module, tower: Tower) -> tuple[Projector, ...]:
     """In the order in which they are run."""
+    root = root._modules.get("model") or root
     early: Any = child(root, EARLY_PROJECTORS) or ()
     layers = getattr(tower.config, "deepstack_visual_indexes", ())
     found = [

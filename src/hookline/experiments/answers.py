@@ -14,6 +14,7 @@ from hookline.experiments.labels import Label
 from hookline.experiments.prompts import Prompt, Prompts, prompts_of
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
+from hookline.passes import is_of_pictures
 from hookline.residual import ModelCache
 
 Answers: TypeAlias = str | int | Sequence[str] | Sequence[int] | Tensor
@@ -31,10 +32,11 @@ def checked_text(model: HookedModel, prompts: Prompt, pos: int | None) -> Prompt
     return text
 
 
-def cached_run(model: HookedModel, prompts: Prompt, where: int | slice | None) -> ModelCache:
-    """The activations of a run, at these positions, with its logits."""
+def cached_run(model: HookedModel, prompts: Prompts, where: int | slice | None) -> ModelCache:
+    """The activations of a run, at these positions, with its logits; not those of what looks at pictures."""
+    names = [point.name for point in model._points.select(None) if not is_of_pictures(point.listed)]
     with torch.no_grad():
-        cache = model.run_with_cache(prompts, pos_slice=where)[1]
+        cache = model.run_with_cache(**prompts.call(model), names_filter=names, pos_slice=where)[1]
     if cache.logits is None:
         raise HooklineError(f"{model.cfg.architecture} gave no logits: wrap a model with a language-model head")
     return cache

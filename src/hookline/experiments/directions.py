@@ -136,7 +136,7 @@ def _mean(model: HookedModel, given: Prompt, names: list[str], pos: Positions) -
     prompts = prompts_of(model, given)
     total = torch.zeros(len(names), model.cfg.d_model, dtype=torch.float64)
     for row in range(len(prompts)):
-        cache = model.cache(prompts.row(row), names_filter=names, pos_slice=pos)
+        cache = model.cache(**prompts.one(row), names_filter=names, pos_slice=pos)
         each = torch.stack([cache[name][0] for name in names]).double().cpu()
         total += each if each.ndim == 2 else each.mean(1)
     return total / len(prompts)

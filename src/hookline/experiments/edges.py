@@ -14,7 +14,7 @@ from hookline.anatomy.variants import is_parallel
 from hookline.errors import HooklineError
 from hookline.experiments.attribution import checked_options, is_one_for_all
 from hookline.experiments.edgescores import EdgeScores
-from hookline.experiments.gradients import Line, call, ran
+from hookline.experiments.gradients import Line, ran
 from hookline.experiments.labels import Label
 from hookline.experiments.measure import Metrics, Options, Reader, measure
 from hookline.experiments.metrics import as_metric
@@ -130,7 +130,7 @@ def decomposed(model: HookedModel, prompts: Prompts) -> tuple[Tensor, dict[str, 
     """The logits, and what every sender writes to the stream."""
     wanted = ("hook_embed", "hook_pos_embed", "resid_pre", "attn.hook_z", "attn_out", "mlp_out", "hook_scale", "_post")
     names = [name for name in model.hook_dict if name.endswith(wanted)]
-    logits, cache = model.run_with_cache(**call(model, prompts), names_filter=names)
+    logits, cache = model.run_with_cache(**prompts.call(model), names_filter=names)
     stacked, labels = cache.get_full_resid_decomposition(expand_neurons=False, return_labels=True)
     parts: dict[str, Tensor] = {}
     for label, part in zip(labels, stacked, strict=True):

@@ -70,22 +70,14 @@ def traced(
     hooks = [*fwd_hooks, *((name, note) for name in watch)]
     names = list(keep) or list(watch[:1])
     with torch.enable_grad():
-        logits, cache = model.run_with_cache(**call(model, prompts), names_filter=names, fwd_hooks=hooks)
+        logits, cache = model.run_with_cache(**prompts.call(model), names_filter=names, fwd_hooks=hooks)
     return Traced(logits, cache, watched)
-
-
-def call(model: HookedModel, prompts: Prompts) -> dict[str, Any]:
-    """What the model is called with to run all prompts at once, padding and all."""
-    if bool(prompts.mask.all()):
-        return {"input": prompts.tokens}
-    mask = prompts.mask.long()
-    return {"input": prompts.tokens, "attention_mask": mask, **model._positions(mask)}
 
 
 @torch.no_grad()
 def ran(model: HookedModel, prompts: Prompts, names: Sequence[str]) -> tuple[Tensor, Values]:
     """The logits of a run, and what it has at these points."""
-    logits, cache = model.run_with_cache(**call(model, prompts), names_filter=list(names))
+    logits, cache = model.run_with_cache(**prompts.call(model), names_filter=list(names))
     return logits, {name: cache[name] for name in names}
 
 

@@ -13,6 +13,7 @@ from hookline.errors import HooklineError, UnknownPointError
 from hookline.experiments.labels import Label
 from hookline.experiments.prompts import Prompts
 from hookline.model import HookedModel
+from hookline.passes import is_of_pictures
 from hookline.points import HookPoint
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.changes import LETTERS, Change, Index, Variant, index_of
@@ -59,7 +60,7 @@ def places(
 def _by_layer(model: HookedModel, kinds: list[str], axes: tuple[str, ...], layers: Sequence[int] | None) -> Places:
     if model._points.anatomy.is_encoder_decoder:
         raise HooklineError("experiments are for models with one stack of layers, not for an encoder and a decoder")
-    there = range(len(model._points.anatomy.blocks))
+    there = range(_depth(model, kinds))
     if isinstance(layers, int) or (layers is not None and len(set(layers)) != len(list(layers))):
         raise HooklineError(f"layers are a list of different ones, as in [3, 4], not {layers!r}")
     wrong = next((layer for layer in layers or () if layer not in range(-len(there), len(there))), None)
@@ -84,6 +85,17 @@ def _by_layer(model: HookedModel, kinds: list[str], axes: tuple[str, ...], layer
         for layer in (dict(zip(outer, labels, strict=True))["layer"],)
     }
     return Places(axes, coords, points)
+
+
+def _depth(model: HookedModel, kinds: list[str]) -> int:
+    """How many layers the stack has that these kinds of points are in."""
+    anatomy = model._points.anatomy
+    in_tower = [kind.startswith("vision.") for kind in kinds]
+    if not any(in_tower) or not anatomy.towers:
+        return len(anatomy.blocks)
+    if not all(in_tower):
+        raise HooklineError(f"points={kinds!r} are of the vision tower and of the language part: sweep them apart")
+    return len(anatomy.towers[0].blocks)
 
 
 def _of_layer(model: HookedModel, kind: str, layer: int) -> HookPoint | None:
@@ -127,8 +139,9 @@ def make_grid(
     """Cells that put what is `given`, for each prompt, into runs on the prompts."""
     inner = [axis for axis in rows.over if axis not in rows.coords]
     sizes = {axis: axis_size(rows, bases[0], axis, prompts.width) for axis in inner}
+    of_text = not any(is_of_pictures(point.listed) for point in rows.points.values())
     coords = rows.coords | {
-        axis: list(labels) if axis in ("pos", "src") else list(range(sizes[axis])) for axis in inner
+        axis: list(labels) if axis in ("pos", "src") and of_text else list(range(sizes[axis])) for axis in inner
     }
     makers = {
         key: [_Maker(point, sizes, given[row], base, prompts.span(row)) for row, base in enumerate(bases)]
@@ -145,7 +158,7 @@ def make_grid(
 
 def axis_size(rows: Places, base: Baseline, axis: str, width: int) -> int:
     """How many labels an axis inside the points has. Where heads share keys and values, as many as there are heads."""
-    if axis in ("pos", "src"):
+    if axis in ("pos", "src") and not any(is_of_pictures(point.listed) for point in rows.points.values()):
         for point in rows.points.values():
             index_of(point, **{axis: 0})  # it must have one
         return width
@@ -170,7 +183,7 @@ class _Maker:
         inner = list(sizes)
         self.value, self.before = _alike(point, given[point.name], base.kept[point.name])
         self.places = [place_of(point, axis) for axis in inner]
-        self.is_text = [axis in ("pos", "src") for axis in inner]
+        self.is_text = [axis in ("pos", "src") and not is_of_pictures(point.listed) for axis in inner]
         self.at_position = inner.index("pos") if "pos" in inner else None
         self.shared = [  # by how many labels an index is shared: heads of one group have the same keys
             1 if text else size // self.value.shape[place]
@@ -206,6 +219,7 @@ class _Maker:
         if not (changed[position] if position is not None else changed.any()):
             return ()
         first = position if isinstance(position, int) else int(changed.argmax())
+        first = 0 if is_of_pictures(self.point.listed) else first  # pictures come before the text
         index = tuple(where)
         return (Change(self.point, index, self.value[index], first, self.before[index]),)
 

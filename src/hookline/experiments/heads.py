@@ -153,6 +153,8 @@ def _places(model: HookedModel) -> Places:
 def _rows(model: HookedModel, prompts: Prompt) -> Iterator[Int[Tensor, " pos"]]:
     """The tokens of each prompt, without padding."""
     found = prompts_of(model, prompts)
+    if found.more:
+        raise HooklineError("heads are scored on text: of prompts with pictures, cache hook_pattern and look at it")
     return (found.row(row)[0] for row in range(len(found)))
 
 

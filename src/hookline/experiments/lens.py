@@ -46,7 +46,8 @@ def logit_lens(
     """
     if measure not in _MEASURES:
         raise HooklineError(f"measure is one of {', '.join(map(repr, _MEASURES))}, not {measure!r}")
-    text, cache = checked_text(model, prompts, pos), cached_run(model, prompts, pos)
+    text = checked_text(model, prompts, pos)
+    cache = cached_run(model, text, pos)
     assert cache.logits is not None
     ids = cache.logits.argmax(-1) if tokens is None else answer_ids(model, text, tokens, pos)
     every = beside(ids, cache.logits.shape[:-1])
@@ -94,7 +95,7 @@ class LensTokens:
         return f"<table><tr>{''.join(f'<th>{escape(x)}</th>' for x in head)}</tr>{body}</table>"
 
 
-def lens_tokens(model: HookedModel, prompt: str | Tensor, *, top: int = 5, pos: int | None = -1) -> LensTokens:
+def lens_tokens(model: HookedModel, prompt: Prompt, *, top: int = 5, pos: int | None = -1) -> LensTokens:
     """The likeliest next tokens after each layer, at the end of a prompt, another position, or (None) at all of them.
 
     print(logits.lens_tokens(model, prompt))
@@ -105,7 +106,7 @@ def lens_tokens(model: HookedModel, prompt: str | Tensor, *, top: int = 5, pos: 
     if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= model.cfg.d_vocab:
         raise HooklineError(f"top is how many tokens to show, from 1 to {model.cfg.d_vocab}, not {top!r}")
     found = []
-    for span, logits in _after_layers(cached_run(model, prompt, pos), pos):
+    for span, logits in _after_layers(cached_run(model, text, pos), pos):
         row = logits[:, 0] if span is not None else logits
         found.append(row.float().softmax(-1).topk(top))
     ids = torch.cat([each.indices for each in found], 1).tolist()

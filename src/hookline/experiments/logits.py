@@ -68,7 +68,7 @@ def attribute(
     is_cut = tokens is None and pos is None  # after the last token comes none
     if others is not None and is_cut and others.ndim == 2:
         others = others[:, :-1]
-    cache = cached_run(model, prompts, slice(0, -1) if is_cut else pos)
+    cache = cached_run(model, text, slice(0, -1) if is_cut else pos)
     of = _Lead(cache, ids, others)
     parts, coords = _PARTS[by](of, layer)
     info: dict[str, Any] = {"by": by, "tokens": ids.tolist(), "bias": of.bias, "logit": of.logit}

@@ -94,11 +94,12 @@ def _apart(
     model: HookedModel, pair: tuple[Any, Any], where: Places, inner: list[str], pos: Positions, *, relative: bool
 ) -> Float[Tensor, "*grid"]:
     """The norms of the differences within one pair."""
-    tokens = [prompts_of(model, prompt).tokens for prompt in pair]
+    given = [prompts_of(model, prompt) for prompt in pair]
+    tokens = [each.tokens for each in given]
     if any(len(each) != 1 for each in tokens):
         raise HooklineError(f"each prompt of a pair is one text, not {[list(each.shape) for each in tokens]} tokens")
     with torch.no_grad():
-        caches = [model.cache(each, names_filter=where.names, pos_slice=pos) for each in tokens]
+        caches = [model.cache(**each.one(0), names_filter=where.names, pos_slice=pos) for each in given]
     norms = []
     for point in where.points.values():
         a, b = (cache[point.name][0].float() for cache in caches)
@@ -243,9 +244,11 @@ def _chosen(differences: Result | None, heads: Any) -> list[Any]:
 
 def _together(model: HookedModel, texts: Sequence[Any]) -> Prompts:
     """Texts or tokens, of any lengths, as rows."""
-    rows = [prompts_of(model, text).tokens[0] for text in texts]
+    given = [prompts_of(model, text) for text in texts]
+    rows = [each.tokens[0] for each in given]
     masks = [torch.ones_like(row, dtype=torch.bool) for row in rows]
-    return Prompts(pad_sequence(rows, batch_first=True), pad_sequence(masks, batch_first=True))
+    more = tuple(inputs for each in given for inputs in each.more)
+    return Prompts(pad_sequence(rows, batch_first=True), pad_sequence(masks, batch_first=True), more)
 
 
 class _Side:

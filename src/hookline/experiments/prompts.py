@@ -1,16 +1,17 @@
-"""Prompts of an experiment: texts or tokens, in pairs of the same shape, and a baseline for each."""
+"""Prompts of an experiment: texts, tokens, or texts with pictures, in pairs of the same shape; a baseline for each."""
 
 from __future__ import annotations
 
 import warnings
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from hookline.errors import HooklineError, HooklineWarning
 from hookline.experiments.labels import token_labels
@@ -20,7 +21,8 @@ from hookline.rerun.baseline import Baseline
 from hookline.runtime import users_level
 from hookline.verbs import HookList
 
-Prompt: TypeAlias = str | Sequence[str] | Tensor
+Prompt: TypeAlias = str | Sequence[str] | Tensor | Mapping[str, Any] | Sequence[Mapping[str, Any]]
+"""Text, texts, token ids; or what `model.to_inputs(text, images=…)` gives for one text, or a list of such."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +31,8 @@ class Prompts:
 
     tokens: Int[Tensor, "batch pos"]
     mask: Bool[Tensor, "batch pos"]
+    more: tuple[Mapping[str, Any], ...] = ()
+    """Of texts with pictures: what goes into the model beside the tokens of each row."""
 
     @property
     def width(self) -> int:
@@ -47,12 +51,55 @@ class Prompts:
     def checksum(self) -> str:
         """A few letters that tell these prompts from others."""
         content = torch.where(self.mask, self.tokens, -1).cpu().contiguous().numpy().tobytes()
+        for inputs in self.more:
+            for _, x in sorted(inputs.items()):
+                content += (
+                    x.double().cpu().contiguous().numpy().tobytes() if isinstance(x, Tensor) else repr(x).encode()
+                )
         return f"{len(self)}×{self.width} {zlib.crc32(content):08x}"
 
     def row(self, row: int) -> Int[Tensor, "1 pos"]:
         """One row without its padding."""
         span = self.span(row)
         return self.tokens[row : row + 1, span.start : span.stop]
+
+    def one(self, row: int) -> dict[str, Any]:
+        """What the model is called with to run one row."""
+        return {"input_ids": self.row(row), **self.more[row]} if self.more else {"input": self.row(row)}
+
+    def call(self, model: HookedModel) -> dict[str, Any]:
+        """What the model is called with to run all rows at once, padding and all."""
+        if self.more:
+            return {"input_ids": self.tokens, "attention_mask": self.mask.long(), **self._together()}
+        if bool(self.mask.all()):
+            return {"input": self.tokens}
+        mask = self.mask.long()
+        return {"input": self.tokens, "attention_mask": mask, **model._positions(mask)}
+
+    def _together(self) -> dict[str, Any]:
+        """The inputs of all rows: those with a number for each token, padded; the others, one row after the other."""
+        names = list(self.more[0])
+        if any(list(inputs) != names for inputs in self.more):
+            raise HooklineError("some prompts have pictures and others none: run them apart")
+        found: dict[str, Any] = {}
+        for name in names:
+            each = [inputs[name] for inputs in self.more]
+            if not all(isinstance(x, Tensor) for x in each):
+                found[name] = each[0]
+                continue
+            if all(x.shape == (1, len(self.span(row))) for row, x in enumerate(each)):
+                wide = torch.zeros_like(self.tokens, dtype=each[0].dtype)
+                for row, x in enumerate(each):
+                    wide[row, self.mask[row]] = x[0]
+                found[name] = wide
+            elif len({x.shape[1:] for x in each}) > 1:
+                raise HooklineError(
+                    f"{name} of these prompts has the shapes {[list(x.shape) for x in each]}: they do not go into one "
+                    f"batch; run them one by one"
+                )
+            else:
+                found[name] = torch.cat(each)
+        return found
 
     def labels(self, model: HookedModel) -> list[str | int]:
         """What positions are called: by their tokens if there is one text, else by their numbers."""
@@ -63,8 +110,39 @@ class Prompts:
 
 def prompts_of(model: HookedModel, prompt: Prompt) -> Prompts:
     """Texts or tokens as rows."""
-    ids, mask = model._inputs(prompt, None, None)
+    if isinstance(prompt, Mapping):
+        return _with_pictures(model, [prompt])
+    if not isinstance(prompt, str | Tensor) and len(prompt) and all(isinstance(each, Mapping) for each in prompt):
+        return _with_pictures(model, list(prompt))  # type: ignore[arg-type]
+    ids, mask = model._inputs(prompt, None, None)  # type: ignore[arg-type]
     return Prompts(ids, torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool())
+
+
+def _with_pictures(model: HookedModel, given: Sequence[Mapping[str, Any]]) -> Prompts:
+    """Keyword inputs, of one text each, as rows."""
+    rows: list[Tensor] = []
+    more: list[Mapping[str, Any]] = []
+    for inputs in given:
+        ids = inputs.get("input_ids")
+        if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.shape[0] != 1:
+            raise HooklineError(
+                "a prompt with pictures is what model.to_inputs(text, images=…) gives for one text; for several, give "
+                f"a list of those. Here input_ids is {'missing' if ids is None else list(ids.shape)}"
+            )
+        mask = inputs.get("attention_mask")
+        if isinstance(mask, Tensor) and not bool(mask.all()):
+            raise HooklineError("a prompt with pictures comes without padding: make the inputs of each text by itself")
+        model.text.check_ids(ids)
+        rows.append(ids[0].to(model._device))
+        more.append(
+            {
+                name: x.to(model._device) if isinstance(x, Tensor) else x
+                for name, x in inputs.items()
+                if name not in ("input_ids", "attention_mask")
+            }
+        )
+    masks = [torch.ones_like(row, dtype=torch.bool) for row in rows]
+    return Prompts(pad_sequence(rows, batch_first=True), pad_sequence(masks, batch_first=True), tuple(more))
 
 
 def check_pair(model: HookedModel, clean: Prompts, corrupted: Prompts) -> None:
@@ -92,7 +170,11 @@ def baselines(
     """A run on each row, without padding, that variants can be made of."""
     warn_of_dropout(model)
     keep = list(keep)
-    return [Baseline(model, prompts.row(row), fwd_hooks=fwd_hooks, keep=keep) for row in range(len(prompts))]
+    more = prompts.more or (None,) * len(prompts)
+    return [
+        Baseline(model, prompts.row(row), inputs=more[row], fwd_hooks=fwd_hooks, keep=keep)
+        for row in range(len(prompts))
+    ]
 
 
 def warn_of_dropout(model: HookedModel) -> None:

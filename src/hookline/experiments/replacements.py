@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -81,7 +81,7 @@ def _runs(
     names = [point.name for point in points]
     for row in rows:
         with torch.no_grad():
-            cache = model.cache(data.row(row), names_filter=names)
+            cache = model.cache(**data.one(row), names_filter=names)
         yield {name: cache[name][0] for name in names}
 
 
@@ -133,7 +133,7 @@ def _others(prompts: Prompts, data: Prompts | None, seed: int) -> list[int]:
     chosen = []
     for row in range(len(prompts)):
         tokens = prompts.row(row)
-        able = [each for each in range(len(source)) if _is_other(source.row(each), tokens)]
+        able = [each for each in range(len(source)) if _is_other(source.one(each), prompts.one(row))]
         if not able:
             whose = "the prompts" if data is None else "data"
             raise HooklineError(
@@ -144,5 +144,9 @@ def _others(prompts: Prompts, data: Prompts | None, seed: int) -> list[int]:
     return chosen
 
 
-def _is_other(one: Tensor, another: Tensor) -> bool:
-    return one.shape == another.shape and not torch.equal(one, another)
+def _is_other(one: dict[str, Any], another: dict[str, Any]) -> bool:
+    """Whether a prompt is as long as another, and not the same: in its text, or in its pictures."""
+    text = next(iter(one))
+    if one.keys() != another.keys() or one[text].shape != another[text].shape:
+        return False
+    return any(not torch.equal(x, another[name]) for name, x in one.items() if isinstance(x, Tensor))

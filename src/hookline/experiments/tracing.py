@@ -60,8 +60,8 @@ def trace(
     positions = subject_positions(model, text, subject)
     clean = baselines(model, text, keep=[*where.names, "hook_embed"])[0]
     added, spread = _noise(model, clean, positions, noise, samples, seed)
-    noised = [_noised(model, clean.tokens, positions, each, where.names) for each in added]
-    rows = Prompts(text.tokens.expand(len(noised), -1), text.mask.expand(len(noised), -1))
+    noised = [_noised(model, text, positions, each, where.names) for each in added]
+    rows = Prompts(text.tokens.expand(len(noised), -1), text.mask.expand(len(noised), -1), text.more * len(noised))
     logits = clean.logits.expand(len(noised), -1, -1)
     answer = {} if metric is not None else {"answer": _own_answer(clean)}
     spec = metric if metric is not None else prob(answer["answer"])
@@ -169,11 +169,11 @@ def _spread(model: HookedModel, clean: Baseline) -> float:
     return float(vocabulary.std() * clean.kept["hook_embed"].float().std().to(here.device) / here.std())
 
 
-def _noised(model: HookedModel, tokens: Tensor, positions: list[int], added: Tensor, keep: list[str]) -> Baseline:
+def _noised(model: HookedModel, text: Prompts, positions: list[int], added: Tensor, keep: list[str]) -> Baseline:
     def add(embed: Tensor) -> None:
         embed[:, positions] += added
 
-    return Baseline(model, tokens, fwd_hooks=[("hook_embed", add)], keep=keep)
+    return baselines(model, text, keep=keep, fwd_hooks=[("hook_embed", add)])[0]
 
 
 def _restored(where: Places, keys: list[tuple[Label, ...]], pos: int, clean: Baseline, noised: Baseline) -> Variant:

@@ -111,7 +111,7 @@ class Units:
         points = list({point.name: point for each in rows for point in each.points.values()}.values())
         bases = baselines(model, prompts, keep=[point.name for point in points])
         if what.of == "layers":
-            _check_layers(model, prompts.row(0), rows)
+            _check_layers(model, prompts, rows)
         coords, units = _units(rows, bases[0], prompts, [*prompts.labels(model)])
         axes = tuple(coords)
         if isinstance(what.layer, int) and "layer" in axes and len(axes) > 1:
@@ -208,13 +208,13 @@ def _is_somewhere(model: HookedModel, kind: str) -> bool:
     return any(f"{model._points.layer(layer)}.hook_{kind}" in model.hook_dict for layer in range(model.cfg.n_layers))
 
 
-def _check_layers(model: HookedModel, tokens: Tensor, rows: Sequence[Places]) -> None:
+def _check_layers(model: HookedModel, prompts: Prompts, rows: Sequence[Places]) -> None:
     """All that a layer adds must be known to be ablated. Where the stream itself is normed, there is no such sum."""
     if not adds_up(model._points):
         return
     with torch.no_grad():
         cache = model.cache(
-            tokens, names_filter=[*stream_names(model._points), *(n for each in rows for n in each.names)]
+            **prompts.one(0), names_filter=[*stream_names(model._points), *(n for each in rows for n in each.names)]
         )
     streams = [cache[name] for name in stream_names(model._points)]
     for layer in sorted({int(key[0]) for each in rows for key in each.points}):

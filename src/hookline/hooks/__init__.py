@@ -7,6 +7,7 @@ from hookline.hooks.detectors import Detector, LayerActivationDetector, ModelInp
 from hookline.hooks.edits import DataEdit, add, freeze, mean, noise, replace, scale, zero
 from hookline.hooks.files import load_edits, save_edits
 from hookline.hooks.hook import Hook, HookType
+from hookline.hooks.patches import PatchHeadHook, PatchMLPHook, PatchResidualHook
 from hookline.hooks.registry import Layers
 
 __all__ = [
@@ -18,6 +19,9 @@ __all__ = [
     "ModelInputDetector",
     "ModelOutputDetector",
     "FunctionController",
+    "PatchResidualHook",
+    "PatchHeadHook",
+    "PatchMLPHook",
     "zero",
     "mean",
     "replace",

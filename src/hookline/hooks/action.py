@@ -17,8 +17,9 @@ from torch import Tensor
 
 from hookline.actions import HookAction
 from hookline.errors import InvalidHookError
+from hookline.hooks.context import HookContext
 from hookline.hooks.values import WHOLE, copied, is_as_it_was, needs_grad, tensor_paths
-from hookline.lenses import FIRST, Argument, First, Lens
+from hookline.lenses import FIRST, Argument, Chain, First, Lens
 from hookline.memory import snapshot
 from hookline.names import lens_of
 from hookline.points import HookPoint, Site
@@ -106,6 +107,17 @@ class ObjectEdit(HookAction):
         """How often the object was enabled or disabled."""
         return self.hook.switches
 
+    def is_stale(self, last_fired: object) -> bool:
+        """Whether the object holds what it saw in an earlier run, and was not called since `last_fired`."""
+        return self.is_enabled() and self.hook.is_holding() and self.last_fired is last_fired
+
+    def check_place(self) -> None:
+        """Whether the object may be there, beside the places where it is already."""
+        self.hook.check_points([self.point])
+        root = self.point.standing.root()
+        if self.run is None and self.registered is None and root is not None and self.hook.says_where():
+            self.hook.check_target([self.point], HookContext(root).model._points)  # it may have come by the point alone
+
     def join(self, standing: Standing) -> None:
         """Let the object tell when it is enabled or disabled."""
         self.hook.followers.add(standing)
@@ -113,7 +125,7 @@ class ObjectEdit(HookAction):
     def leave(self, standing: Standing) -> None:
         """No more, unless it stands there in another place."""
         if all(action.hook is not self.hook for action in standing.hooks()):
-            self.hook.followers.discard(standing)
+            self.hook.left(standing)
 
     def extend(self, steps: list[Step]) -> None:
         """Take its place; the arguments are kept until the last of these has seen them."""
@@ -134,8 +146,10 @@ class ObjectEdit(HookAction):
             return value
         seen = self._see(value)
         given = copied(seen, snapshot)
-        self.fired = True
+        self.fired, self.last_fired = self.fired or self.partial is None, object()
         result = self.ask((given, value), self.call())
+        if self.partial is not None:
+            self.note_whether_it_acted()
         return self._outcome(value, seen, given, result)
 
     def _see(self, value: Any) -> Any:
@@ -226,7 +240,11 @@ def input_of(point: HookPoint, describe: Callable[[], str]) -> HookPoint:
     site = point.site
     if site.kind is Kind.INPUT and isinstance(site.lens, Argument) and site.lens.key is None:
         return point
-    if site.kind is not Kind.OUTPUT or not isinstance(site.lens, First):
+    whole = lens_of(site.module, Kind.INPUT)
+    if site.kind is Kind.INPUT and isinstance(site.lens, Chain) and site.lens.lenses[0] == whole:
+        return HookPoint.found(point.name, Site(site.module, Kind.INPUT, whole), point.standing)
+    names_module = not point.axes or point.name.lstrip("-").isdigit()
+    if site.kind is not Kind.OUTPUT or not isinstance(site.lens, First) or not names_module:
         raise InvalidHookError(
             f"{describe()} is to run before a module (PRE_FORWARD), but {point.name!r} is a value inside or at the end "
             f"of one: name a module or its input, or make it a FORWARD hook"

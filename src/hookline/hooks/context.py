@@ -12,7 +12,7 @@ from hookline.anatomy.dialects import other_names
 from hookline.anatomy.names import ModelPoints
 from hookline.errors import HooklineError
 from hookline.names import Points
-from hookline.passes import tokenizers
+from hookline.passes import processors, tokenizers
 
 if TYPE_CHECKING:
     from hookline.hooks.registry import Layers
@@ -36,7 +36,7 @@ class HookContext:
             raise HooklineError("the model that this hook was used on is gone")
         from hookline.wrap import hook
 
-        return hook(root, tokenizers.get(root))
+        return hook(root, processors.get(root, tokenizers.get(root)))
 
     language_model = model
 
@@ -73,7 +73,7 @@ def known_targets(points: Points) -> str:
         re.sub(r"\.\d+\.", ".", other)
         for name in names
         for other in other_names(name, stacks)
-        if other.startswith(("lm.", "vision.", "projector."))
+        if other.startswith(("lm.", "vision.", "projector.")) and ".blocks." not in other
     )
     if not roles:
         return f"several stacks of layers: declare the name of a point, such as {names[-1]!r}, and no layer"

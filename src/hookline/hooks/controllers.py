@@ -71,6 +71,13 @@ class FunctionController(Controller):
         super().__init__(layer_signature, hook_type, hook_id, on_error=on_error)
         self.function, self._invoke = function, caller(function)
 
+    def action(self, point: HookPoint, dir: str, *, prepend: bool = False) -> ObjectEdit:
+        """What is done for it at `point`. One for some positions, `at(last, …)`, is reported if those never come."""
+        action = super().action(point, dir, prepend=prepend)
+        if hasattr(self.function, "where"):
+            action.only_at(self.function)
+        return action
+
     def modify_activations(self, module: nn.Module, inputs: Tensor | None, output: Tensor | None) -> Tensor | None:  # noqa: ARG002
         """What the function makes of it."""
         return self._invoke(inputs if self.is_pre else output, self.point)

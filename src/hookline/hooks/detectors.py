@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from hookline.actions import HookAction
 from hookline.errors import HooklineError, InvalidHookError
 from hookline.functions import OnError
 from hookline.hooks.hook import Hook, HookType
@@ -16,6 +17,7 @@ from hookline.memory import snapshot
 from hookline.names import Filter
 from hookline.points import HookPoint
 from hookline.signatures import parameters_of
+from hookline.taps import active
 
 ACTIVATIONS = "activations"
 
@@ -80,13 +82,31 @@ class Detector(Hook):
         self.metadata.clear()
         self._every.clear()
 
+    def is_holding(self) -> bool:
+        """Whether it has captured anything."""
+        return any(vars(self).get(name) for name in ("tensor_metadata", "metadata"))
+
     def check_points(self, points: list[HookPoint]) -> None:
-        """One place only: what it keeps of one would be lost to the next."""
-        if len(points) > 1:
+        """One place only, wherever it is already: what it keeps of one would be lost to the next."""
+        every = [*self._places(), *points]
+        if len(every) > 1:
             raise InvalidHookError(
-                f"{self.described} would be at {len(points)} points ({points[0].name!r}, {points[1].name!r}, …), but "
-                f"keeps what it saw at one: make a detector for each"
+                f"{self.described} would be at {len(every)} points ({every[0].name!r}, {every[1].name!r}"
+                f"{', …' if len(every) > 2 else ''}), but keeps what it saw at one: make a detector for each, or "
+                f"unregister it first (copy.copy(detector) is another one)"
             )
+
+    def _places(self) -> list[HookPoint]:
+        """Where it is now: registered or added, on whatever model, or in a context that is open here."""
+        standing = [action for each in self.followers if each.root() is not None for action in each.hooks()]
+        running = [action for run in active.get() if run.is_open for action in run.actions]
+        actions = [action for action in [*standing, *running] if isinstance(action, HookAction)]
+        return [action.point for action in actions if action.hook is self]
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()  # of a subclass without `Detector.__init__` it has none of these
+        state |= {name: dict(state[name]) for name in ("metadata", "tensor_metadata") if name in state}
+        return state | {"_every": {key: [*some] for key, some in state.get("_every", {}).items()}}
 
 
 class LayerActivationDetector(Detector):
@@ -113,7 +133,8 @@ class LayerActivationDetector(Detector):
 class ModelInputDetector(Detector):
     """Keeps what the model is called with: the token ids, and the mask of those that are neither padding nor special.
 
-    Of a network that takes no token ids, the first tensor that it is called with is kept, as "inputs".
+    Of a model with an encoder and a decoder the decoder's ids are kept too, as "decoder_input_ids". Of a network that
+    takes no token ids, the first tensor that it is called with is kept, as "inputs".
     """
 
     def __init__(
@@ -127,8 +148,9 @@ class ModelInputDetector(Detector):
         keep_all: bool = False,
         on_error: OnError | None = None,
     ) -> None:
-        where = "input" if layer_signature is None else layer_signature
-        super().__init__(where, HookType.PRE_FORWARD, hook_id, keep_all=keep_all, on_error=on_error)
+        super().__init__(layer_signature, HookType.PRE_FORWARD, hook_id, keep_all=keep_all, on_error=on_error)
+        if layer_signature is None:
+            self.place("input")
         self.save_input_ids, self.save_attention_mask = save_input_ids, save_attention_mask
         self.special_token_ids = None if special_token_ids is None else set(special_token_ids)
 
@@ -138,6 +160,8 @@ class ModelInputDetector(Detector):
         ids = given.get("input_ids")
         if self.save_input_ids:
             self.capture("inputs" if ids is None else "input_ids", FIRST.get((args, kwargs)) if ids is None else ids)
+            if isinstance(of_decoder := given.get("decoder_input_ids"), Tensor):
+                self.capture("decoder_input_ids", of_decoder)
         if self.save_attention_mask:
             if ids is None:
                 raise HooklineError("no token ids are given to this module, so there is no mask of them")
@@ -176,8 +200,9 @@ class ModelOutputDetector(Detector):
         keep_all: bool = False,
         on_error: OnError | None = None,
     ) -> None:
-        where = "output" if layer_signature is None else layer_signature
-        super().__init__(where, HookType.FORWARD, hook_id, keep_all=keep_all, on_error=on_error)
+        super().__init__(layer_signature, HookType.FORWARD, hook_id, keep_all=keep_all, on_error=on_error)
+        if layer_signature is None:
+            self.place("output")
         self.save_output_logits, self.save_output_hidden_state = save_output_logits, save_output_hidden_state
 
     def process_activations(self, module: nn.Module, input: tuple[Any, ...], output: Any) -> None:  # noqa: ARG002

@@ -25,6 +25,7 @@ from hookline.functions import HookObject
 from hookline.hooks.fitting import (
     Units,
     as_tensor,
+    averaged,
     broadcast,
     check_float,
     chosen,
@@ -33,8 +34,8 @@ from hookline.hooks.fitting import (
     like,
     number,
     own_copy,
-    rows_and_positions,
     shown,
+    told,
     units,
 )
 from hookline.points import HookPoint
@@ -58,7 +59,7 @@ class DataEdit(HookObject):
         for name in ("head", "neuron"):
             self._set(name, units(name, getattr(self, name)))
         if self.mask is not None and not (isinstance(self.mask, Tensor) and self.mask.dtype == torch.bool):
-            raise HooklineError(f"mask= is a tensor of bools that broadcasts to the activation, not {self.mask!r}")
+            raise HooklineError(f"mask= is a tensor of bools that broadcasts to the activation, not {told(self.mask)}")
         if isinstance(self.pos, list):
             self._set("pos", tuple(self.pos))
         for field in fields(self):
@@ -128,8 +129,16 @@ class EditAction(Edit):
 
     def __init__(self, point: HookPoint, edit: DataEdit, *, prepend: bool = False) -> None:
         super().__init__(point, edit, prepend=prepend)
-        if edit.pos is not None:
-            self.partial = self.invoke = at(edit.pos, edit.everywhere)
+        self.is_idle = edit.mask is not None and not bool(edit.mask.any())
+        if self.is_idle:
+            self.why_not = "its mask is true nowhere"
+        elif edit.pos is not None:
+            self.invoke = at(edit.pos, edit.everywhere)
+            self.only_at(self.invoke)
+
+    def __call__(self, value: Any) -> Any:
+        """The value after the edit."""
+        return value if self.is_idle else super().__call__(value)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -161,15 +170,30 @@ class Replace(DataEdit):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Mean(Replace):
-    """The mean of recorded activations there. What is given with all axes is averaged over rows and positions."""
+    """The mean of recorded activations there. What is given with all axes is averaged over rows and positions.
+
+    `over` says which rows and positions count, `[row, pos]`; by default all that are no padding, of a tensor that a
+    cache gave, and all of any other.
+    """
 
     kind = "mean"
+    over: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        known = getattr(self.value, "padding_mask", None)
+        if self.over is None and known is not None:
+            self._set("over", known.bool())
+        if self.over is not None and not (isinstance(self.over, Tensor) and self.over.dtype == torch.bool):
+            raise HooklineError(f"over= is a tensor of bools, one for each row and position, not {told(self.over)}")
+        super().__post_init__()
 
     def changed(self, x: Tensor, hook: Any) -> Tensor:
         """The same mean for every row and position."""
-        value = self.value
-        if isinstance(value, Tensor) and value.ndim == x.ndim:
-            value = value.double().mean(rows_and_positions(hook.axes, x), keepdim=True)
+        value = as_tensor("value", self.value)
+        if value.ndim == x.ndim and x.ndim:
+            value = averaged(value, hook.axes, self.over)
+        elif self.over is not None and value.ndim < 2:
+            raise HooklineError(f"over= is for a value with all axes, but it has the shape {list(value.shape)}")
         return like(value, x)
 
 

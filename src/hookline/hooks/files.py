@@ -131,6 +131,8 @@ def _table(folder: Path) -> dict[str, Any]:
         raise HooklineError(f"there are no edits in {folder}: it has no {TABLE}") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise HooklineError(f"{folder / TABLE} is no JSON: {error}") from None
+    except RecursionError:
+        raise HooklineError(f"{folder / TABLE} is nested deeper than any edits are") from None
     if not isinstance(table, dict) or table.get("format") != FORMAT:
         raise HooklineError(f"{folder / TABLE} does not hold edits of hookline")
     if table.get("version") != VERSION:
@@ -229,6 +231,7 @@ _READERS: dict[str, Callable[[str, Any, dict[str, Tensor]], Any]] = {
     "head": _read_units,
     "neuron": _read_units,
     "mask": _read_tensor,
+    "over": _read_tensor,
     "value": _read_tensor,
     "vector": _read_tensor,
     "coefficient": _read_number,

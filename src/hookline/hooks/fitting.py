@@ -24,20 +24,22 @@ def units(name: str, given: Any) -> Units:
         indices = tuple(items)
         if all(isinstance(each, int) and not isinstance(each, bool) for each in indices):
             return indices
-    raise HooklineError(f"{name}= is an index or several, not {given!r}")
+    raise HooklineError(f"{name}= is an index or several, not {told(given)}")
 
 
 def as_tensor(name: str, given: Any) -> Tensor:
     """A tensor, also of a number."""
     if isinstance(given, Tensor):
         return given
+    if not isinstance(given, int | float):
+        raise HooklineError(f"{name}= is a tensor or a number, not {told(given)}: torch.as_tensor(…) makes one")
     return torch.tensor(number(name, given), dtype=torch.float64)
 
 
 def number(name: str, given: Any) -> float:
     """A number that JSON can hold."""
     if isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given):
-        raise HooklineError(f"{name}= is a number, not {given!r}")
+        raise HooklineError(f"{name}= is a number, not {told(given)}")
     return float(given)
 
 
@@ -59,7 +61,21 @@ def like(value: Any, x: Tensor) -> Tensor:
         )
     if value.is_floating_point() and not x.is_floating_point() and not bool((value == value.round()).all()):
         raise HooklineError(f"a value with fractions for an activation of {x.dtype}")
+    if value.is_complex() and not x.is_complex():
+        raise HooklineError(f"a complex value for an activation of {x.dtype}")
+    _check_range(value, x.dtype)
     return broadcast(value.to(device=x.device, dtype=x.dtype), x)
+
+
+def _check_range(value: Tensor, dtype: torch.dtype) -> None:
+    """An error if a finite value would become infinite."""
+    if not (value.is_floating_point() and dtype.is_floating_point):
+        return
+    limit = torch.finfo(dtype).max
+    if torch.finfo(value.dtype).max > limit and value.numel():
+        largest = value.abs().masked_fill(~value.isfinite(), 0).max().item()
+        if largest > limit:
+            raise HooklineError(f"a value of {largest:g} for an activation of {dtype}, which ends at {limit:g}")
 
 
 def broadcast(value: Tensor, x: Tensor) -> Tensor:
@@ -97,11 +113,22 @@ def head_axis(point: Any) -> int:
     )
 
 
-def rows_and_positions(axes: str, x: Tensor) -> list[int]:
-    """The axes over which activations are averaged; of attention, from one position to another, only the rows."""
-    names = axes.split() or (["b", "p", "d"] if x.ndim == 3 else ["b"])
-    over = "b" if {"p", "k"} <= set(names) else "bpk"
-    return [index for index, name in enumerate(names) if name in over]
+def averaged(value: Tensor, axes: str, over: Tensor | None) -> Tensor:
+    """The mean over rows and positions, or those of them that count; of attention patterns, over the rows alone."""
+    names = axes.split() or (["b", "p", "d"] if value.ndim == 3 else ["b"])
+    wanted = "b" if {"p", "k"} <= set(names) else "bpk"
+    dims = [index for index, name in enumerate(names) if name in wanted]
+    if over is None:
+        return value.double().mean(dims, keepdim=True)
+    places = [index for index, name in enumerate(names) if name in "bpk"][:2]
+    if [*over.shape] != [value.shape[place] for place in places]:
+        raise HooklineError(f"over= has the shape {list(over.shape)}, but the value {list(value.shape)} ({names})")
+    sizes = [value.shape[index] if index in places else 1 for index in range(value.ndim)]
+    counts = over.to(value.device).view(sizes)
+    if not bool(counts.any(dim=tuple(dims)).all()):
+        raise HooklineError("over= leaves nothing to average" + (" at some positions" if len(dims) == 1 else ""))
+    kept = torch.where(counts, value.double(), 0.0)
+    return kept.sum(dims, keepdim=True) / counts.sum(dims, keepdim=True)
 
 
 def check_float(kind: str, x: Tensor, hook: Any) -> None:
@@ -120,6 +147,14 @@ def is_same(a: Any, b: Any) -> bool:
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
         return list(a) == list(b)
     return type(a) is type(b) and bool(a == b)
+
+
+def told(value: Any) -> str:
+    """What was given in place of something else, in a few words."""
+    if isinstance(value, Tensor):
+        return f"a tensor of {str(value.dtype).removeprefix('torch.')}, of shape {list(value.shape)}"
+    text = repr(value)
+    return text if len(text) <= 60 and "\n" not in text else f"a {type(value).__name__}"
 
 
 def shown(value: Any) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 from uuid import uuid4
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
@@ -46,6 +48,9 @@ class Hook(HookObject):
     What is returned takes effect; None keeps what is there, with whatever was written into it. A hook that is called
     before its module (`hook_type=HookType.PRE_FORWARD`, or a `hook_point` that ends in `.pre`) is given None for the
     output, and returns new inputs: `_hook_fn` a tensor or the tuple it was given, `__call__` the pair `(args, kwargs)`.
+
+    Where it belongs is said once: by the subclass, when it is made, or when it is given. Two that differ are an error.
+    A subclass with `__call__` that declares a `layer` alone means the output of that layer, `"lm.layer.post"`.
     """
 
     # What a subclass may declare; it need not call `Hook.__init__`.
@@ -58,7 +63,9 @@ class Hook(HookObject):
     _id: str | None = None
     _enabled: bool = True
     switches: int = 0
+    _placed: tuple[Any] | None = None  # once it is registered: the `layer_signature` that it declared itself
     _context: Any = None
+    _contexts: WeakKeyDictionary[nn.Module, Any] | None = None
     _followers: set[Standing] | None = None
 
     def __init__(
@@ -69,8 +76,11 @@ class Hook(HookObject):
         *,
         on_error: OnError | None = None,
     ) -> None:
-        if isinstance(layer_signature, HookType):
-            raise InvalidHookError("the first argument is the layer: pass hook_type= and hook_id= by keyword")
+        if isinstance(layer_signature, str) and layer_signature in list(HookType):
+            raise InvalidHookError(
+                f"the first argument is the layer, and {str(layer_signature)!r} is a type: pass hook_type= and "
+                f"hook_id= by keyword"
+            )
         if hook_id is not None and (not isinstance(hook_id, str) or not hook_id):
             raise InvalidHookError(f"hook_id must be a string that is not empty, not {hook_id!r}")
         self._id = hook_id
@@ -120,10 +130,38 @@ class Hook(HookObject):
             self._followers = set()
         return self._followers
 
+    def left(self, standing: Standing) -> None:
+        """It is no longer one of these standing hooks."""
+        self.followers.discard(standing)
+        root = standing.root()
+        if root is not None and len(self._known) > 1 and self._known.pop(root, None) is self._context:
+            self._context = list(self._known.values())[-1]
+
+    @property
+    def _known(self) -> WeakKeyDictionary[nn.Module, Any]:
+        if self._contexts is None:
+            self._contexts = WeakKeyDictionary()
+        return self._contexts
+
     @property
     def context(self) -> Any:
-        """The model it is used on, with its layers, its store and the other registered hooks; None before that."""
-        return self._context
+        """The model that calls it, with its layers, its store and the other registered hooks.
+
+        While it is not being called: the model that it was last used on, or None.
+        """
+        point = here.get()
+        root = point.standing.root() if point is not None else None
+        return self._context if root is None else self._known.get(root, self._context)
+
+    def set_context(self, context: Any) -> None:
+        """Let another object be the context, until the hook is used on a model again."""
+        self._known.clear()
+        self._context = context
+
+    def used_on(self, root: nn.Module, context: Any) -> None:
+        """The context is this one, where the hook is called by the model `root`."""
+        self._known.pop(root, None)
+        self._known[root] = self._context = context
 
     @property
     def point(self) -> HookPoint:
@@ -162,27 +200,80 @@ class Hook(HookObject):
         if self.is_pre:
             point = input_of(point, lambda: self.described)
         root = point.standing.root()
-        if self._context is None and root is not None:
-            self._context = HookContext(root)
+        if root is not None and root not in self._known and (self._context is None or self._known):
+            self.used_on(root, HookContext(root))
         return (ObjectRead if self.only_reads else ObjectEdit)(point, self, prepend=prepend)
 
     def declared(self, points: Points) -> list[HookPoint]:
         """Where its `hook_point` and `layer`, or else its `layer_signature`, say."""
-        if self.hook_point is None:
+        if self._target() is None:
             return super().declared(points) if self.layer_signature is None else points.select(self.layer_signature)
-        target: Any = self.hook_point if self.layer is None else (self.hook_point, self.layer)
+        found = self._found(points)
+        if self.layer_signature is not None:
+            self._check_same(found, points.select(self.layer_signature), self.layer_signature)
+        return found
+
+    def says_where(self) -> bool:
+        """Whether it declares where it belongs."""
+        return self._target() is not None or self.own_signature is not None
+
+    def check_target(self, given: list[HookPoint], points: Points) -> None:
+        """An error if it is given for other points than those that it declares."""
+        if self._target() is not None:
+            self._check_same(self._found(points), given, [point.name for point in given])
+        if self.own_signature is not None:
+            self._check_same(points.select(self.own_signature), given, [point.name for point in given])
+
+    def _target(self) -> Any:
+        """What it declares by `hook_point` and `layer`."""
+        calls_itself = type(self).__call__ is not Hook.__call__
+        if self.hook_point is None and (self.layer is None or not calls_itself):
+            return None
+        if self.layer is not None and (isinstance(self.layer, bool) or not isinstance(self.layer, int)):
+            raise InvalidHookError(f"{type(self).__name__}.layer is the number of a layer, not {self.layer!r}")
+        name = self.hook_point or ("lm.layer.pre" if self.is_pre else "lm.layer.post")
+        return name if self.layer is None else (name, self.layer)
+
+    def _found(self, points: Points) -> list[HookPoint]:
+        target = self._target()
         try:
             return points.select(target)
         except HooklineError as error:
             why = str(error) if isinstance(error, UnknownPointError) else "it has no such layers"
+            name = target if self.layer is None else target[0]
             raise UnknownHookPointError(
-                f"{type(self).__name__} declares hook_point={self.hook_point!r} and layer={self.layer!r}, which this "
+                f"{type(self).__name__} declares hook_point={name!r} and layer={self.layer!r}, which this "
                 f"model has not: {why} It has {known_targets(points)}."
             ) from error
 
+    def _check_same(self, declared: list[HookPoint], given: list[HookPoint], asked: Any) -> None:
+        if self._sites(declared) != self._sites(given):
+            names = " and ".join(repr(point.name) for point in declared[:2]) + (", …" if len(declared) > 2 else "")
+            raise InvalidHookError(
+                f"{self.described} declares itself for {names}, but is given for {asked!r}: say it once, or the same"
+            )
+
+    def _sites(self, points: list[HookPoint]) -> set[Any]:
+        placed = [input_of(point, lambda: self.described) if self.is_pre else point for point in points]
+        return {(point.site, point.only) for point in placed}
+
+    @property
+    def own_signature(self) -> Any:
+        """The `layer_signature` that it was made with, also when it is registered."""
+        return self.layer_signature if self._placed is None else self._placed[0]
+
+    def place(self, layer_signature: Any) -> None:
+        """It is registered at that layer."""
+        self._placed = (self.own_signature,)
+        self.layer_signature = layer_signature
+
+    def is_holding(self) -> bool:
+        """Whether it has kept anything of what it saw."""
+        return False
+
     def attached(self, model: Any) -> None:
         """It is about to be used on `model`."""
-        self._context = HookContext(model._points.root, model)
+        self.used_on(model._points.root, HookContext(model._points.root, model))
 
     @property
     def described(self) -> str:
@@ -190,12 +281,28 @@ class Hook(HookObject):
         return f"{type(self).__name__} {self.id!r}"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_context", "_followers")}
+        of_the_model = ("_context", "_contexts", "_followers")
+        return {name: value for name, value in vars(self).items() if name not in of_the_model}
+
+    def __copy__(self) -> Self:
+        return self._copied(self.__getstate__())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        memo[id(self)] = new = self._copied({})
+        vars(new).update(deepcopy(self.__getstate__(), memo), _id=None)
+        return new
+
+    def _copied(self, state: dict[str, Any]) -> Self:
+        """Another hook, with an id of its own."""
+        new = type(self).__new__(type(self))
+        vars(new).update(state, _id=None)
+        return new
 
     def __repr__(self) -> str:
         state = "" if self._enabled else ", disabled"
-        where = f" at {self.layer_signature!r}" if self.layer_signature is not None else ""
-        return f"<{type(self).__name__} {self.id!r}{where}{state}>"
+        layer = self.layer_signature
+        name = type(layer).__name__ if isinstance(layer, nn.Module) else repr(layer)
+        return f"<{type(self).__name__} {self.id!r}{f' at {name}' if layer is not None else ''}{state}>"
 
 
 def hook_type_of(given: HookType | str) -> HookType:

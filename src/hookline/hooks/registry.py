@@ -15,13 +15,14 @@ from torch import nn
 
 from hookline.actions import HookAction
 from hookline.anatomy.names import ModelPoints
-from hookline.errors import HookError, HooklineError
-from hookline.functions import HookFunction, HookObject
+from hookline.errors import HookError, HooklineError, InvalidHookError
+from hookline.functions import HookFunction, HookObject, refuse_class
 from hookline.hooks.hook import Hook, HookType, hook_type_of
 from hookline.names import Filter, is_called
 from hookline.points import HookPoint, hook_action
 
 if TYPE_CHECKING:
+    from hookline.standing import Standing
     from hookline.verbs import Hooked
 
 
@@ -54,6 +55,7 @@ class Layers:
         The layer is a name in any dialect, a module, or the number of a block; None asks the hook itself. The hook is
         a `Hook`, an edit such as `zero(head=3)`, or a function. Several may share a layer, in the order registered.
         """
+        _check_order(layer_signature, hook)
         if hook_type is not None:
             _set_type(hook, hook_type)
         point = self._point(layer_signature, hook)
@@ -61,9 +63,11 @@ class Layers:
         action.registered = self._new_id(hook, hook_id)
         action.is_permanent = True
         if isinstance(hook, HookObject):
+            hook.check_points([point])
+            hook.check_target([point], self._model._points)
             hook.attached(self._model)
         if isinstance(hook, Hook) and layer_signature is not None:
-            hook.layer_signature = layer_signature
+            hook.place(layer_signature)
         point.standing.add(action)
         return action.registered
 
@@ -97,8 +101,19 @@ class Layers:
         return self._action(hook_id).hook
 
     def errors(self) -> list[HookError]:
-        """What went wrong in registered hooks that are skipped when they fail: the first error of each."""
-        return [error for action in self._actions() for error in action.errors]
+        """What went wrong in registered hooks that are skipped when they fail: the first error of each.
+
+        Those of hooks that were unregistered since come first, until `clear_errors()`.
+        """
+        past = [error for standing in self._standings() for error in standing.past_errors]
+        return [*past, *(error for action in self._actions() for error in action.errors)]
+
+    def clear_errors(self) -> None:
+        """Forget what went wrong."""
+        for standing in self._standings():
+            standing.past_errors.clear()
+        for action in self._actions():
+            action.errors.clear()
 
     def list_layers(self) -> list[str]:
         """The names of the model's modules: those at whose output a hook can be registered."""
@@ -135,6 +150,11 @@ class Layers:
 
     def _point(self, layer_signature: Filter, hook: Any) -> HookPoint:
         points = self._model._points
+        if isinstance(layer_signature, int) and not isinstance(points, ModelPoints):
+            raise HooklineError(
+                f"a number is that of a language model's block, and none are known here: give the name of a module, "
+                f"such as {self.list_layers()[0]!r}, not {layer_signature!r}"
+            )
         if layer_signature is not None:
             found = points.select(layer_signature)
         elif isinstance(hook, HookObject):
@@ -158,10 +178,12 @@ class Layers:
             )
         return new
 
-    def _actions(self) -> list[HookAction]:
+    def _standings(self) -> list[Standing]:
         points = self._model._points
-        standings = dict.fromkeys([points.standing, *(point.standing for point in points.known())])
-        actions = [hook for standing in standings for hook in standing.hooks() if hook.registered is not None]
+        return [*dict.fromkeys([points.standing, *(point.standing for point in points.known())])]
+
+    def _actions(self) -> list[HookAction]:
+        actions = [hook for standing in self._standings() for hook in standing.hooks() if hook.registered is not None]
         return sorted(actions, key=lambda action: action.order)
 
     def _action(self, hook_or_id: Any) -> HookAction:
@@ -180,6 +202,14 @@ def layers_of(model: Hooked) -> Layers:
     """The registry of a model, also of one whose attribute `layers` is something else."""
     known = getattr(type(model), "layers", None)
     return model.layers if isinstance(known, property) else Layers(model)  # type: ignore[attr-defined]
+
+
+def _check_order(layer_signature: Any, hook: Any) -> None:
+    refuse_class(hook)
+    if isinstance(layer_signature, HookObject) or not callable(hook):
+        raise InvalidHookError(
+            f"register_hook takes the layer first and then a hook, not {layer_signature!r} and then {hook!r}"
+        )
 
 
 def _set_type(hook: Any, hook_type: HookType | str) -> None:

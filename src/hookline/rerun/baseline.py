@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -13,10 +15,12 @@ from torch import Tensor, nn
 from hookline.anatomy import variants as kinds
 from hookline.anatomy.trial import outcome
 from hookline.errors import HooklineError
+from hookline.passes import is_of_pictures
 from hookline.points import hook_action
 from hookline.rerun.changes import BEFORE_LAYERS, Change, Entries, Entry, Placed, Variant, index_of, put_all
 from hookline.rerun.joining import Put, joined_pass
 from hookline.rerun.parts import Room, parts, room_for
+from hookline.rerun.pictures import Pictures
 from hookline.rerun.ways import Way, proved_way, stream_names
 from hookline.runtime import Run
 from hookline.signatures import parameters_of
@@ -27,8 +31,8 @@ if TYPE_CHECKING:
     from hookline.verbs import HookList
 
 
-_ways: WeakKeyDictionary[nn.Module, Way] = WeakKeyDictionary()
-"""What was found out about each model."""
+_ways: WeakKeyDictionary[nn.Module, dict[frozenset[str], Way]] = WeakKeyDictionary()
+"""What was found out about each model, by what goes into it beside tokens."""
 
 
 class Baseline:
@@ -42,7 +46,8 @@ class Baseline:
 
     A variant starts at the layer where it differs and, in a causal model, at the position where it differs: keys and
     values before it are known. Variants go through the model together. Where that does not hold (hooks that stand, a
-    model whose layers hand on more than the stream) they run from the beginning; `way` says which it is.
+    model whose layers hand on more than the stream) they run from the beginning; `way` says which it is. `inputs` are
+    keyword inputs beside the tokens: pictures, that is.
     """
 
     def __init__(
@@ -50,6 +55,7 @@ class Baseline:
         model: HookedModel,
         tokens: Tensor,
         *,
+        inputs: Mapping[str, Any] | None = None,
         fwd_hooks: HookList = (),
         keep: Sequence[str] = (),
         way: Way | None = None,
@@ -63,6 +69,7 @@ class Baseline:
             )
         self.model, self.tokens = model, tokens
         self._points = model._points
+        self.pictures = Pictures(self._points.root, inputs) if inputs else None
         self._hooks = list(fwd_hooks)
         self._entries = Entries(self._points)
         self._n_layers = len(self._points.anatomy.blocks)
@@ -80,10 +87,14 @@ class Baseline:
         """How variants can be run. Found out, once for a model, by running some in every way."""
         if active.get() or self._points.standing.steps or not self._hooks_come_first():
             return Way.PLAIN
-        module = self.model.module
-        if module not in _ways:
-            _ways[module] = proved_way(self.model, Baseline)
-        return _ways[module]
+        found = _ways.setdefault(self.model.module, {})
+        if self.pictures is None:
+            key, tokens, inputs = frozenset[str](), self.model.example_tokens()[:1], None
+        else:
+            key, tokens, inputs = frozenset(self.pictures.inputs), self.tokens, self.pictures.inputs
+        if key not in found:
+            found[key] = proved_way(self.model, Baseline, tokens, inputs)
+        return found[key]
 
     def _hooks_come_first(self) -> bool:
         """Whether the baseline's own hooks are before the first layer, so that what it kept has them in it."""
@@ -97,13 +108,16 @@ class Baseline:
         inputs = {"past_key_values": past, "use_cache": True} if past is not None else {}
         wanted = list(dict.fromkeys([*names, *keep]))
         cache: Mapping[str, Tensor] = {}
-        if wanted:
-            run = {"names_filter": wanted, "fwd_hooks": self._hooks, **inputs}
-            logits, cache = self.model.run_with_cache(self.tokens, **run)
-        else:
-            logits = self.model.run_with_hooks(self.tokens, fwd_hooks=self._hooks)
+        given = {"input": self.tokens} if self.pictures is None else {"input_ids": self.tokens, **self.pictures.inputs}
+        with self.pictures.noted() if self.pictures is not None else nullcontext():
+            if wanted:
+                run = {"names_filter": wanted, "fwd_hooks": self._hooks, **inputs}
+                logits, cache = self.model.run_with_cache(**given, **run)
+            else:
+                logits = self.model.run_with_hooks(**given, fwd_hooks=self._hooks)
         self.logits: Float[Tensor, "pos vocab"] = logits[0]
         self.streams: list[Float[Tensor, "pos d_model"]] = [cache[name][0] for name in names]
+        self._check_rows(cache, keep)
         self.kept: dict[str, Tensor] = {name: cache[name][0] for name in keep}
         self._check_positions()
         self._pairs = _pairs(past)
@@ -121,9 +135,19 @@ class Baseline:
             what = "its weights have changed" if before[2] != now[2] else "hooks have been added or removed"
             raise HooklineError(f"since this baseline was made, {what} in the model: make another, model.baseline(…)")
 
+    def _check_rows(self, cache: Mapping[str, Tensor], keep: Sequence[str]) -> None:
+        for name in keep:
+            if cache[name].shape[0] != 1:
+                raise HooklineError(
+                    f"{name!r} has {cache[name].shape[0]} rows in one run, for pictures or tiles of a picture: they "
+                    f"cannot be told apart by one number; use run_with_hooks"
+                )
+
     def _check_positions(self) -> None:
         """Places are found by their position in the text: that must be their position at a point too."""
         for name, value in self.kept.items():
+            if is_of_pictures(self._points.find(name).listed):
+                continue
             axes = zip(self._points.find(name).axes.split()[1:], value.shape, strict=False)
             size = next((size for letter, size in axes if letter in "pk" and size != self.tokens.shape[1]), None)
             if size is not None:
@@ -137,6 +161,8 @@ class Baseline:
         point = self._points.find(name)
         if not isinstance(value, Tensor):
             raise HooklineError(f"the value to put in at {name!r} is a tensor, not {value!r}")
+        if is_of_pictures(point.listed):
+            return Change(point, index_of(point, pos=pos, **at), value)
         length = self.tokens.shape[1]
         if pos is not None and pos not in range(-length, length):
             raise HooklineError(f"position {pos}, but the text has {length} tokens")
@@ -161,7 +187,10 @@ class Baseline:
         way = self.way
         if any(entry.layer == BEFORE_LAYERS for entry in entries.values()):
             way = Way.PLAIN
+        if any(is_of_pictures(change.point.listed) for variant in variants for change in variant):
+            most_rows = 1  # pictures of several texts may be one row
         can_be_cut = self.is_causal and way != Way.PLAIN and not kinds.goes_by_length(self._points.anatomy.config)
+        can_be_cut = can_be_cut and (self.pictures is None or way == Way.RESUMED)  # each picture has its tokens
         can_be_cut = can_be_cut and not any(_goes_by_length(change) for variant in variants for change in variant)
         stop = where[-1] + 1 if can_be_cut else length
         same = [number for number in range(len(variants)) if number not in entries or entries[number].position >= stop]
@@ -185,11 +214,15 @@ class Baseline:
         for row, variant in enumerate(some):
             for change in variant:
                 placed.setdefault(change.point.listed, []).append((row, change))
-        span = range(self.tokens.shape[1])
+        text, patches = range(self.tokens.shape[1]), range(sys.maxsize)
         own = self.model._hook_actions(self._hooks, ())
-        puts = [hook_action(self._points.find(name), Put(each, span), "fwd") for name, each in placed.items()]
+        puts = [
+            hook_action(self._points.find(name), Put(each, patches if is_of_pictures(name) else text), "fwd")
+            for name, each in placed.items()
+        ]
+        more = {} if self.pictures is None else self.pictures.repeated(len(some))
         with Run(self._points.root, [*own, *puts], is_one_pass=True):
-            return outcome(self._points.root(input_ids=self.tokens.expand(len(some), -1)))[:, where]
+            return outcome(self._points.root(input_ids=self.tokens.expand(len(some), -1), **more))[:, where]
 
     @torch.no_grad()
     def _joined(self, some: Sequence[Variant], entries: Sequence[Entry], span: range, where: list[int]) -> Tensor:
@@ -205,7 +238,8 @@ class Baseline:
             self._sort(layer, [some[row] for row in members], members[0], joins[layer], span, placed)
         inputs = self._inputs(span, where)
         read = [each - span.start for each in where if each in span]
-        logits = outcome(joined_pass(self._points, joins, placed, span, inputs, read=read))
+        seen = self.pictures.skipped() if self.pictures is not None else {}
+        logits = outcome(joined_pass(self._points, joins, placed, span, inputs, read=read, skipped=seen))
         if "logits_to_keep" not in inputs:
             logits = logits[:, read]
         before = [each for each in where if each < span.start]
@@ -238,6 +272,11 @@ class Baseline:
         """What the model is called with, for these positions."""
         known = parameters_of(self._points.root)[0]
         inputs: dict[str, Any] = {"input_ids": self.tokens[:, span.start : span.stop]}
+        positions = self.pictures.positions if self.pictures is not None else None
+        if self.pictures is not None and self.way == Way.JOINED:
+            inputs |= self.pictures.inputs
+        elif positions is not None and "position_ids" in known:
+            inputs["position_ids"] = positions[..., span.start : span.stop]
         if "use_cache" in known:
             inputs["use_cache"] = bool(span.start)
         if span.start:
@@ -245,7 +284,7 @@ class Baseline:
 
             assert self._pairs is not None
             inputs["past_key_values"] = prefix_cache(self._pairs, span.start)
-            if "position_ids" in known:
+            if "position_ids" in known and positions is None:
                 inputs["position_ids"] = torch.arange(span.start, span.stop, device=self.tokens.device)[None]
         if "logits_to_keep" in known:
             kept = [each - span.start for each in where if each in span]

@@ -54,10 +54,12 @@ def joined_pass(
     inputs: dict[str, Any],
     *,
     read: Sequence[int],
+    skipped: Mapping[nn.Module, Give],
 ) -> Any:
     """The model's output for rows that join at layers, with changes made to single rows at points on the way.
 
-    Of the positions in `span`, numbered from its start, only those in `read` need be right.
+    Of the positions in `span`, numbered from its start, only those in `read` need be right. Modules in `skipped` are
+    not run: what they give is known.
     """
     anatomy = points.anatomy
     first, n_layers = min(joins), len(anatomy.blocks)
@@ -66,7 +68,7 @@ def joined_pass(
     ]
     for name, placed in changes.items():
         actions.append(hook_action(points.find(name), Put(placed, span), "fwd"))
-    skipped = {block.module: give_on(anatomy.kind) for block in anatomy.blocks[:first]}
+    skipped = {**skipped, **{block.module: give_on(anatomy.kind) for block in anatomy.blocks[:first]}}
     mlp = anatomy.blocks[-1].mlp
     if mlp is not None and len(read) < len(span) and not _is_looked_into(points, changes):
         skipped[mlp] = _only_at(mlp, list(read))

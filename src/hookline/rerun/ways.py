@@ -5,9 +5,9 @@ None of that is known by architecture: each way is tried on a short text, agains
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -39,23 +39,27 @@ def stream_names(points: ModelPoints) -> list[str]:
     return [*names, f"{points.layer(n_layers - 1)}.hook_resid_post"]
 
 
-def proved_way(model: HookedModel, run: Callable[..., Baseline]) -> Way:
-    """The fastest way that gives, on a short text, what the plain way gives; `run` makes a baseline."""
-    points, tokens = model._points, model.example_tokens()[:1]
+def proved_way(
+    model: HookedModel, run: Callable[..., Baseline], tokens: Tensor, inputs: Mapping[str, Any] | None = None
+) -> Way:
+    """The fastest way that gives, on these tokens, what the plain way gives; `run` makes a baseline."""
+    points = model._points
+    if tokens.shape[1] < _LEAST:
+        return Way.PLAIN
     names = stream_names(points)
     if points.anatomy.kind in kinds.MORE_THAN_A_STREAM or kinds.chooses_keys(points.anatomy.config):
         return Way.PLAIN
     if not all(name in points.hook_dict for name in names):
         return Way.PLAIN
     try:
-        plain = run(model, tokens, way=Way.PLAIN, keep=names)
+        plain = run(model, tokens, inputs=inputs, way=Way.PLAIN, keep=names)
         variants = _trial_variants(plain)
         expected = _trial(plain, variants)
     except Exception:  # it cannot be run by tokens alone: nothing is known of it
         return Way.PLAIN
     for way in (Way.RESUMED, Way.JOINED):
         try:
-            base = run(model, tokens, way=way)
+            base = run(model, tokens, inputs=inputs, way=way)
             can_be = way == Way.JOINED or (base.is_causal and base._pairs is not None)
             found = _trial(base, variants) if can_be else None
         except Exception:  # the model's own code does not go along with it: that is what is being tried
@@ -69,9 +73,11 @@ def _trial_variants(base: Baseline) -> list[list[Change]]:
     """A few: of the stream at the first, a middle and the last layer and after it, and of what attention adds."""
     points, n_layers = base._points, base._n_layers
     streams = [base.kept[name] for name in stream_names(points)]
-    places = [(stream_names(points)[layer], layer, pos) for layer, pos in ((0, 3), (n_layers // 2, 5), (n_layers, 6))]
+    at = _places(base)
+    layers = (0, n_layers // 2, n_layers)
+    places = [(stream_names(points)[layer], layer, at[pos]) for layer, pos in zip(layers, (3, 5, 6), strict=True)]
     some = {0, n_layers // 3, 2 * n_layers // 3, n_layers - 1}
-    places += [(f"{points.layer(layer)}.hook_attn_out", layer, 4) for layer in sorted(some)]
+    places += [(f"{points.layer(layer)}.hook_attn_out", layer, at[4]) for layer in sorted(some)]
     return [
         [base.change(name, streams[layer][pos].roll(layer + 1) * 1.5 + 0.1, pos=pos)]
         for name, layer, pos in places
@@ -81,8 +87,17 @@ def _trial_variants(base: Baseline) -> list[list[Change]]:
 
 def _trial(base: Baseline, variants: list[list[Change]]) -> Tensor:
     """Their logits, all of them and some."""
-    every = range(base.tokens.shape[1])
-    return torch.cat([_logits(base, variants, positions) for positions in (every, [2, -1], [2, 4])], 1)
+    every, at = range(base.tokens.shape[1]), _places(base)
+    return torch.cat([_logits(base, variants, positions) for positions in (every, [at[2], -1], [at[2], at[4]])], 1)
+
+
+_LEAST = 7
+"""How many tokens a trial needs."""
+
+
+def _places(base: Baseline) -> list[int]:
+    """Seven positions from the first to the last."""
+    return [place * (base.tokens.shape[1] - 1) // (_LEAST - 1) for place in range(_LEAST)]
 
 
 def _logits(base: Baseline, variants: Sequence[Variant], positions: Sequence[int]) -> Tensor:

@@ -80,9 +80,12 @@ class SparseAutoencoder(nn.Module):
         """Where it is."""
         return self.W_enc.device
 
-    def encode(self, x: Float[Tensor, "*place d_in"]) -> Float[Tensor, "*place d_sae"]:
-        """The features of activations: how strong each is."""
-        x = self._checked(x, self.d_in, "activations")
+    def encode(self, x: Float[Tensor, ...]) -> Float[Tensor, "*place d_sae"]:
+        """The features of activations [*place, d_in]: how strong each is.
+
+        One that is for all heads together (`hook_z`) also takes [*place, head, d_head].
+        """
+        x = self._checked(self._joined(x), self.d_in, "activations")
         inputs = self._normalized(x)
         if self.cfg.apply_b_dec_to_input:
             inputs = inputs - self.b_dec
@@ -110,9 +113,14 @@ class SparseAutoencoder(nn.Module):
             features = features / self.W_dec.norm(dim=1)
         return self._denormalized(features @ self.W_dec + self.b_dec, x)
 
-    def forward(self, x: Float[Tensor, "*place d_in"]) -> Float[Tensor, "*place d_in"]:
-        """The reconstruction of activations."""
-        return self.decode(self.encode(x), x)
+    def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """The reconstruction of activations, in their shape."""
+        return self.decode(self.encode(x), self._joined(x)).view(x.shape)
+
+    def _joined(self, x: Tensor) -> Tensor:
+        """The heads side by side, of an autoencoder for all heads together."""
+        is_of_heads = self.cfg.reshape_activations == "hook_z" and x.ndim > 1 and x.shape[-1] != self.d_in
+        return x.flatten(-2) if is_of_heads and x.shape[-2:].numel() == self.d_in else x
 
     def spliced(
         self,

@@ -198,9 +198,9 @@ class _Seen:
         """The features at every token, and the places of those."""
         for batch in batches_of(model, texts, batch_size):
             ids, real = batch.ids.cpu(), batch.mask.bool().cpu()
-            self.tokens |= {batch.first + number: ids[number][real[number]] for number in range(len(ids))}
-            number, position = real.nonzero(as_tuple=True)
-            places = torch.stack([ids[real], number + batch.first, position])
+            self.tokens |= {number: ids[row][real[row]] for row, number in enumerate(batch.numbers.tolist())}
+            row, position = real.nonzero(as_tuple=True)
+            places = torch.stack([ids[real], batch.numbers[row], position])
             yield sae.encode(rows_of(model, sae, point, batch)), places
             kept = set(self.best.places[1].unique().tolist())
             self.tokens = {example: tokens for example, tokens in self.tokens.items() if example in kept}

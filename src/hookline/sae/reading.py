@@ -40,8 +40,9 @@ class FeatureDetector(Detector):
         hook_id: str | None = None,
         on_error: OnError | None = None,
     ) -> None:
-        where = sae.cfg.hook_name if point is None else point
-        super().__init__(where, hook_id=hook_id, keep_all=keep_all, on_error=on_error)
+        super().__init__(point, hook_id=hook_id, keep_all=keep_all, on_error=on_error)
+        if point is None and sae.cfg.hook_name is not None:
+            self.place(sae.cfg.hook_name)
         self.sae = sae
 
     def process_activation(self, activation: Any) -> None:

@@ -10,13 +10,14 @@ from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float
+from numpy import ndarray
 from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.sae.config import is_count
 from hookline.store import Rows, Store, open_store
 
-Data: TypeAlias = Store | str | Path | Tensor | Iterable[Any]
+Data: TypeAlias = Store | str | Path | Tensor | ndarray | Iterable[Any]
 BATCH_SIZE = 1024
 
 
@@ -39,6 +40,8 @@ class Source:
         while number == 0 or self.repeats:
             is_empty = True
             for batch in self.epoch(number):
+                if not batch.numel():
+                    continue
                 is_empty = False
                 yield self._checked(batch)
             if is_empty:
@@ -59,6 +62,8 @@ def source_of(data: Data, point: str | None, batch_size: int | None, seed: int) 
         raise HooklineError(f"batch_size is a whole number from 1 on, not {batch_size!r}")
     if isinstance(data, Store | str | Path):
         return _of_store(open_store(data), point, batch_size or BATCH_SIZE, seed)
+    if isinstance(data, ndarray):
+        data = torch.from_numpy(data)
     if isinstance(data, Tensor):
         return _of_tensor(data, point, batch_size or BATCH_SIZE, seed)
     if batch_size is not None:
@@ -118,6 +123,8 @@ def _tensor_of(item: Any, point: str | None) -> Tensor:
         if len(names) != 1:
             raise HooklineError(f"an autoencoder is trained at one point, but these rows have {names}: name one")
         item = item[names[0]]
+    if isinstance(item, ndarray):
+        item = torch.from_numpy(item)
     if not isinstance(item, Tensor) or item.ndim < 2 or not item.is_floating_point():
         shown = f"{list(item.shape)} of {item.dtype}" if isinstance(item, Tensor) else repr(item)
         raise HooklineError(f"a batch of activations is a tensor [row, d_in] of floats, not {shown}")

@@ -48,7 +48,9 @@ class Splice(Controller):
         hook_id: str | None = None,
         on_error: OnError | None = None,
     ) -> None:
-        super().__init__(sae.cfg.hook_name if point is None else point, hook_id=hook_id, on_error=on_error)
+        super().__init__(point, hook_id=hook_id, on_error=on_error)
+        if point is None and sae.cfg.hook_name is not None:
+            self.place(sae.cfg.hook_name)
         if not isinstance(edits, Sequence) or isinstance(edits, str):
             raise HooklineError(f"edits is a list of edits of features, not {edits!r}")
         self.sae, self.keep_error, self.keep_features = sae, keep_error, keep_features
@@ -86,6 +88,10 @@ class Splice(Controller):
             seen = new if features is found else self.sae.decode(found, x)
             new = x.detach() + (new - seen.detach())
         return new.view(output.shape)
+
+    def fingerprinted(self) -> tuple[Any, ...]:
+        """What decides what it does: two with the same are one to a store."""
+        return self.sae, self.edits, self.keep_error
 
     def _edited(self, features: Tensor) -> Tensor:
         for edit, call in zip(self.edits, self._calls, strict=True):

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -20,23 +21,23 @@ from hookline.sae.splice import flattened
 class Batch:
     """Some texts as tokens, with the mask of those that are no padding."""
 
-    first: int
-    """The number of the first text."""
+    numbers: Int[Tensor, " batch"]
+    """Which texts they are."""
     ids: Int[Tensor, "batch pos"]
     mask: Int[Tensor, "batch pos"]
 
 
 def batches_of(model: HookedModel, texts: Iterable[str], batch_size: int) -> Iterator[Batch]:
-    """The texts in batches, padded on the right."""
+    """The texts in batches, padded on the right. As in a harvest, an empty text has no tokens, but a number."""
     if isinstance(texts, str):
         raise HooklineError("texts is a list of texts, not one text")
     if not is_count(batch_size):
         raise HooklineError(f"batch_size is a whole number from 1 on, not {batch_size!r}")
-    rest, first = iter(texts), 0
-    while some := list(islice(rest, batch_size)):
-        ids, mask = model.text.encode(some, padding_side="right")
-        yield Batch(first, ids.to(model._device), mask.to(model._device))
-        first += len(some)
+    numbered = ((number, text) for number, text in enumerate(texts) if text != "")
+    while some := list(islice(numbered, batch_size)):
+        ids, mask = model.text.encode([text for _, text in some], padding_side="right")
+        numbers = torch.tensor([number for number, _ in some])
+        yield Batch(numbers, ids.to(model._device), mask.to(model._device))
 
 
 def rows_of(model: HookedModel, sae: SparseAutoencoder, point: str, batch: Batch) -> Float[Tensor, "row d_in"]:

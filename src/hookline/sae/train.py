@@ -51,8 +51,8 @@ def train(
         training = hookline.sae.train(store, "blocks.2.hook_resid_post", d_sae=1024, kind="topk", k=16)
         training.sae.save("my_sae")
 
-    The data is a store (or its path), of which `point` names the activations; a tensor [row, d_in]; or an iterable of
-    such batches. They are gone through in a new order each time, until the `steps` are made. "l1" is a ReLU
+    The data is a store (or its path), of which `point` names the activations; a tensor or array [row, d_in]; or an
+    iterable of such batches. They are gone through in a new order each time, until the `steps` are made. "l1" is a ReLU
     autoencoder with a price of `l1` on each feature's strength (in activations scaled to a mean norm of √d_in),
     "topk" one with the `k` strongest features.
 
@@ -67,7 +67,8 @@ def train(
     )
     if (k if kind == "l1" else l1) is not None:
         raise HooklineError(f'{"k" if kind == "l1" else "l1"} is not of kind="{kind}"')
-    return Trainer(source_of(data, point, batch_size, seed), plan, torch.device(device)).run(progress)
+    with torch.inference_mode(False), torch.enable_grad():  # whatever it is called in: training needs gradients
+        return Trainer(source_of(data, point, batch_size, seed), plan, torch.device(device)).run(progress)
 
 
 @dataclass(frozen=True)

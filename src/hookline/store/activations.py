@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hookline.errors import HooklineError, StoreError
+from hookline.anatomy.dialects import other_names
+from hookline.anatomy.names import ModelPoints
+from hookline.errors import HooklineError, StoreError, UnknownPointError
 from hookline.model import HookedModel
 from hookline.points import HookPoint
 from hookline.store.buffers import to_device
@@ -86,10 +89,25 @@ def _checked_name(name: str) -> str:
     return name
 
 
-def column_of(x: Tensor, asked: str, name: str, dtype: torch.dtype | None) -> Column:
-    """How the rows of a point are stored."""
+def names_of(model: Hooked) -> dict[str, list[str]]:
+    """By its stored name, what else each point is called: in other dialects, and by the module's own path."""
+    found: dict[str, list[str]] = {}
+    points = model._points
+    if isinstance(points, ModelPoints):
+        for name in points.hook_dict:
+            found[name] = list(other_names(name, points._stacks))
+    for path, _ in model.module.named_modules():
+        for name in (path, f"{path}.input"):
+            with suppress(UnknownPointError):
+                found.setdefault(points.canonical(name), []).append(name)
+    return found
+
+
+def column_of(x: Tensor, asked: str, name: str, dtype: torch.dtype | None, also: Sequence[str] = ()) -> Column:
+    """How the rows of a point are stored. `also` are its other names."""
     stored = dtype if dtype is not None and x.is_floating_point() else x.dtype
     known = str(stored).removeprefix("torch.")
     if known not in DTYPES:
         raise StoreError(f"{name!r} is of {stored}, which is not stored: {', '.join(DTYPES)} are")
-    return Column(known, tuple(x.shape[1:]), asked if asked != name else "")
+    others = tuple(each for each in also if each not in (name, asked))
+    return Column(known, tuple(x.shape[1:]), asked if asked != name else "", others)

@@ -95,13 +95,15 @@ _RUN = 256
 
 
 class RowDataset(Dataset[dict[str, Tensor]]):
-    """Single rows by number, as dictionaries: `example`, `position`, `token`, and each point by its name.
+    """Single rows by number, as dictionaries: `example`, `position`, `token`, and each point by the name asked for.
 
     A DataLoader collates them. `Batches` is faster, since it reads many rows at once.
     """
 
     def __init__(self, store: Store, points: str | Sequence[str] | None = None) -> None:
         self._store, self._points = store, store.select(points)
+        asked = [points] if isinstance(points, str) else points or ()
+        self._called = {store.select(name)[0]: name for name in asked if name in store}
 
     def __len__(self) -> int:
         return len(self._store)
@@ -112,4 +114,4 @@ class RowDataset(Dataset[dict[str, Tensor]]):
         row %= len(self)
         rows = self._store.rows(row, row + 1, self._points)
         places = {"example": rows.example[0], "position": rows.position[0], "token": rows.token[0]}
-        return places | {name: x[0] for name, x in rows.activations.items()}
+        return places | {self._called.get(name, name): x[0] for name, x in rows.activations.items()}

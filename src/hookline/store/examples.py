@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from hookline.errors import HooklineError, StoreError
 from hookline.store.manifest import Manifest, Progress
+from hookline.store.tokens import Tokens, as_tokens, raw
 
-Example = str | Tensor
+Example = str | Tensor | Tokens
 """A text, the ids of its tokens without padding, or, of other networks, one sample."""
 
 
@@ -28,22 +29,26 @@ class Examples:
 
     def __iter__(self) -> Iterator[Example]:
         for item in self._items:
-            example = self._normalise(self._value(item))
+            try:
+                example = self._normalise(self._value(item))
+            except HooklineError as error:
+                raise HooklineError(f"example {self.progress.examples}: {error}") from error
             self.progress = Progress(self.progress.examples + 1, _chained(self.progress.sum, example))
             yield example
 
     def _value(self, item: Any) -> Any:
+        is_row = isinstance(item, Mapping)
+        if self._column in (None, "input_ids") and is_row and "input_ids" in item:
+            return item  # with the mask beside it
         if self._column is None:
-            if isinstance(item, Mapping) and "input_ids" not in item:
-                raise HooklineError(
-                    f"the examples have several columns, {list(item)}: say which, column={next(iter(item))!r}"
-                )
-            return item
+            if is_row and len(item) > 1:
+                raise HooklineError(f"it has several columns, {list(item)}: say which, column={next(iter(item))!r}")
+            return next(iter(item.values())) if is_row and item else item
         try:
             return item[self._column]
         except (KeyError, IndexError, TypeError):
-            has = f"it has {list(item)}" if isinstance(item, Mapping) else f"it is a {type(item).__name__}"
-            raise HooklineError(f"example {self.progress.examples} has no column {self._column!r}: {has}") from None
+            has = f"it has {list(item)}" if is_row else f"it is a {type(item).__name__}"
+            raise HooklineError(f"there is no column {self._column!r}: {has}") from None
 
     def batches(self, size: int) -> Iterator[tuple[Progress, list[Example]]]:
         """Each batch with how far the data set had been looked at before it."""
@@ -69,63 +74,56 @@ class Examples:
 
 
 def _items(dataset: Any) -> Iterator[Any]:
+    if isinstance(dataset, Mapping) and "input_ids" in dataset:  # what a tokenizer gave for several texts
+        return _rows(dataset)
     if isinstance(dataset, str | bytes | Mapping):
         raise _no_dataset(dataset)
     if isinstance(dataset, Tensor) and dataset.ndim < 2:
         raise HooklineError(f"a data set of tensors has one row for each example, not the shape {list(dataset.shape)}")
     mask = getattr(dataset, "padding_mask", None)  # of what `to_tokens` gave
     if isinstance(dataset, Tensor) and mask is not None:
-        return ({"input_ids": row, "attention_mask": each} for row, each in zip(dataset, mask, strict=True))
+        return _rows({"input_ids": dataset, "attention_mask": mask})
+    pandas = sys.modules.get("pandas")
+    if pandas is not None and isinstance(dataset, pandas.DataFrame):  # which gives its columns' names otherwise
+        names = list(dataset.columns)
+        return (dict(zip(names, row, strict=True)) for row in dataset.itertuples(index=False, name=None))
     try:
         return iter(dataset)
     except TypeError:
         raise _no_dataset(dataset) from None
 
 
+def _rows(columns: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The rows of a table that is given by its columns."""
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len({*lengths.values()}) != 1:
+        raise HooklineError(f"the columns of the data set are not of one length: {lengths}")
+    return (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+
+
 def _no_dataset(given: Any) -> HooklineError:
+    inside = f" of {list(given)[:4]}: give one of them" if isinstance(given, Mapping) else ""
     return HooklineError(
         "a data set is a list of texts, a tensor of tokens, or anything else that gives one example after the other, "
-        f"not a {type(given).__name__}"
+        f"not a {type(given).__name__}{inside}"
     )
 
 
 def _length(dataset: Any) -> int | None:
     try:
-        return len(dataset)
+        return len(dataset["input_ids"] if isinstance(dataset, Mapping) else dataset)
     except TypeError:  # a generator
         return None
 
 
 def _chained(before: str, example: Example) -> str:
     """The sum of all examples up to this one."""
-    if isinstance(example, str):
-        raw = example.encode("utf-8", "surrogatepass")
-    else:
-        raw = (
-            repr((example.dtype, tuple(example.shape))).encode()
-            + example.reshape(-1).view(torch.uint8).numpy().tobytes()
-        )
-    return hashlib.blake2b(before.encode() + raw, digest_size=16).hexdigest()
+    return hashlib.blake2b(before.encode() + raw(example), digest_size=16).hexdigest()
 
 
 def as_text(item: Any) -> Example:
     """An example of a language model: a text, or the ids of its tokens without padding."""
-    if isinstance(item, str):
-        return item
-    ids, mask = (item["input_ids"], item.get("attention_mask")) if isinstance(item, Mapping) else (item, None)
-    ids = torch.as_tensor(ids).cpu()
-    if ids.ndim != 1 or (len(ids) and (ids.is_floating_point() or ids.dtype == torch.bool)):
-        raise HooklineError(
-            f"an example is a text or one row of token ids, not {list(ids.shape)} numbers of {ids.dtype}"
-        )
-    return (ids if mask is None else _unpadded(ids, torch.as_tensor(mask).cpu().bool())).long().contiguous()
-
-
-def _unpadded(ids: Tensor, mask: Tensor) -> Tensor:
-    places = mask.nonzero().flatten()
-    if mask.shape != ids.shape or (len(places) and int(places[-1] - places[0]) + 1 != len(places)):
-        raise HooklineError("an attention_mask is as long as the tokens, and hides padding at either end only")
-    return ids[mask]
+    return item if isinstance(item, str) else as_tokens(item)
 
 
 def as_sample(item: Any) -> Example:

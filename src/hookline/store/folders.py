@@ -8,7 +8,6 @@ import mmap
 import os
 import socket
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -39,8 +38,14 @@ class Folder(Protocol):
     def open(self, name: str) -> Bytes:
         """The bytes of a file; FileNotFoundError if there is none."""
 
-    def write(self, name: str, parts: Sequence[Buffer]) -> None:
-        """Put a file there, or in place of another, whole or not at all."""
+    def stage(self, name: str, parts: Sequence[Buffer]) -> None:
+        """Write a file under another name, under which it counts for nothing yet. Any number of threads may."""
+
+    def place(self, names: Sequence[str]) -> None:
+        """Give files that are staged their names, in this order, each whole or not at all."""
+
+    def discard(self, name: str) -> None:
+        """Drop a file that is staged, if there is one."""
 
     def locked(self) -> Any:
         """A context in which nobody else writes there."""
@@ -50,8 +55,8 @@ class LocalFolder:
     """A folder of this machine."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = str(path)
-        self._folder = Path(path)
+        self._folder = Path(os.path.expanduser(path)).absolute()
+        self.path = str(self._folder)
 
     def names(self) -> list[str]:
         """The files there, without those that are being written."""
@@ -66,18 +71,25 @@ class LocalFolder:
                 return memoryview(b"")
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
-    def write(self, name: str, parts: Sequence[Buffer]) -> None:
-        """Write under another name, sync, rename, sync the folder: after a crash the file is there whole or not."""
-        final, temporary = self._folder / name, self._folder / (name + PART)
+    def stage(self, name: str, parts: Sequence[Buffer]) -> None:
+        """Write under another name, and sync."""
         try:
-            with open(temporary, "wb", buffering=0) as file:
+            with open(self._folder / (name + PART), "wb", buffering=0) as file:
                 _write_all(file.fileno(), parts)
                 os.fsync(file.fileno())
-            os.replace(temporary, final)
-            _sync_folder(self._folder)
         except BaseException:
-            temporary.unlink(missing_ok=True)
+            self.discard(name)
             raise
+
+    def place(self, names: Sequence[str]) -> None:
+        """Rename, then sync the folder: after a crash a file is there whole or not, and none without those before."""
+        for name in names:
+            os.replace(self._folder / (name + PART), self._folder / name)
+        _sync_folder(self._folder)
+
+    def discard(self, name: str) -> None:
+        """Delete what is under the other name."""
+        (self._folder / (name + PART)).unlink(missing_ok=True)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -129,18 +141,25 @@ class RemoteFolder:
         """The file, of which ranges are fetched."""
         return _Remote(self._files, self._at(name))
 
-    def write(self, name: str, parts: Sequence[Buffer]) -> None:
-        """Write under another name, then move, which is as near to all or nothing as the file system has it."""
-        temporary = self._at(name + PART)
+    def stage(self, name: str, parts: Sequence[Buffer]) -> None:
+        """Write under another name."""
         try:
-            with self._files.open(temporary, "wb") as file:
+            with self._files.open(self._at(name + PART), "wb") as file:
                 for part in parts:
                     file.write(part)
-            self._files.mv(temporary, self._at(name))
         except BaseException:
-            with suppress(FileNotFoundError):
-                self._files.rm(temporary)
+            self.discard(name)
             raise
+
+    def place(self, names: Sequence[str]) -> None:
+        """Move, which is as near to all or nothing as the file system has it."""
+        for name in names:
+            self._files.mv(self._at(name + PART), self._at(name))
+
+    def discard(self, name: str) -> None:
+        """Delete what is under the other name."""
+        with suppress(FileNotFoundError):
+            self._files.rm(self._at(name + PART))
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -173,21 +192,25 @@ class _Remote:
         return self._files.cat_file(self._path, start=start, end=stop) if stop > start else b""
 
 
+def write_file(folder: Folder, name: str, parts: Sequence[Buffer]) -> None:
+    """Put a file there, or in place of another, whole or not at all."""
+    folder.stage(name, parts)
+    try:
+        folder.place([name])
+    except BaseException:
+        folder.discard(name)
+        raise
+
+
 def _write_all(file: int, parts: Sequence[Buffer]) -> None:
-    """Write the parts one after the other, at the same time: copying is what takes long where disks are fast."""
-    views = [memoryview(part).cast("B") for part in parts if len(part)]
-    starts = [sum(map(len, views[:index])) for index in range(len(views))]
-    with ThreadPoolExecutor(4) as pool:
-        for _ in pool.map(_write_at, [file] * len(views), views, starts):
-            pass
-
-
-def _write_at(file: int, view: memoryview, start: int) -> None:
-    while view:
-        done = os.pwrite(file, view, start)
-        if not done:
-            raise OSError(errno.ENOSPC, "no bytes were written")
-        view, start = view[done:], start + done
+    """Write the parts one after the other. More threads would not help: a file takes bytes from one at a time."""
+    start = 0
+    for view in (memoryview(part).cast("B") for part in parts if len(part)):
+        while view:
+            done = os.pwrite(file, view, start)
+            if not done:
+                raise OSError(errno.ENOSPC, "no bytes were written")
+            view, start = view[done:], start + done
 
 
 def _sync_folder(folder: Path) -> None:

@@ -18,8 +18,9 @@ from hookline.errors import HooklineError, HooklineWarning, StoreError
 from hookline.model import HookedModel
 from hookline.names import Filter
 from hookline.runtime import users_level
-from hookline.store.activations import check_points, check_steady, column_of, run_batch
+from hookline.store.activations import check_points, check_steady, column_of, names_of, run_batch
 from hookline.store.examples import Example, Examples, as_sample, as_text
+from hookline.store.folders import write_file
 from hookline.store.identity import identity
 from hookline.store.manifest import MANIFEST, About, Column, Manifest, Progress, differences, versions
 from hookline.store.options import Chosen, Options
@@ -65,7 +66,8 @@ def harvest(
 
     Called again with the same arguments after an interruption, of whatever kind, it goes on at the first row that is
     not stored, and the store becomes the same, byte for byte, as without the interruption. With other arguments it
-    refuses. Memory: two shards (`shard_bytes` each, or `shard_rows`) beside the model's own.
+    refuses. Memory: two shards (`shard_bytes` each, or `shard_rows`) beside the model's own, five at most when the
+    model is faster than the disk.
     """
     options = Options(
         *(positions, dtype, batch_size, max_rows, sample, seed),
@@ -160,8 +162,10 @@ class _Harvest:
 
     def _writer(self, store: Store, manifest: Manifest, sources: dict[str, Tensor]) -> Writer:
         """What takes the rows, now that it is known what they are like."""
+        also = names_of(self.model)
         columns = {
-            name: column_of(x, self._asked.get(name, name), name, self.options.dtype) for name, x in sources.items()
+            name: column_of(x, self._asked.get(name, name), name, self.options.dtype, also.get(name, ()))
+            for name, x in sources.items()
         }
         if not manifest.about.points:
             manifest = replace(manifest, about=replace(manifest.about, points=columns))
@@ -190,7 +194,7 @@ def _is_narrowed(x: Tensor, column: Column) -> bool:
 
 def _save(store: Store, manifest: Manifest) -> None:
     try:
-        store.folder.write(MANIFEST, [manifest.to_bytes()])
+        write_file(store.folder, MANIFEST, [manifest.to_bytes()])
     except OSError as error:
         raise cannot_write(store.folder, manifest, error) from error
 

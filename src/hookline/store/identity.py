@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.nn.modules import module as every_module
 
 from hookline.actions import HookAction
 from hookline.errors import describe
+from hookline.hooks import Hook
 from hookline.model import HookedModel
 from hookline.store.activations import device_of
-from hookline.taps import active
+from hookline.store.fingerprint import fingerprint
+from hookline.store.sums import tensor_sum
+from hookline.taps import Tap, active
 from hookline.verbs import Hooked
-
-_SAMPLES = 256
-"""How many values of each parameter are looked at."""
 
 
 def identity(model: Hooked) -> dict[str, Any]:
@@ -50,17 +53,10 @@ _IDLE = ("_name_or_path", "transformers_version", "architectures", "dtype", "tor
 
 
 def weights_digest(module: nn.Module) -> str:
-    """Of the names and shapes of all parameters and buffers, and of some values of each, spread over it.
-
-    A model that was trained on differs; one in which a few single weights were changed may not.
-    """
+    """Of the names, shapes and values of all parameters and buffers. Each is read once, where it is."""
     found = hashlib.blake2b(digest_size=16)
     for name, x in chain(module.named_parameters(), module.named_buffers()):
-        found.update(f"{name} {x.dtype} {tuple(x.shape)}".encode())
-        if type(x) in (Tensor, nn.Parameter) and x.device.type != "meta" and x.numel():
-            flat = x.detach().reshape(-1)
-            some = flat[:: max(1, flat.numel() // _SAMPLES)].cpu().contiguous()
-            found.update(some.view(torch.uint8).numpy().tobytes())
+        found.update(f"{name} {tensor_sum(x)}".encode())
     return found.hexdigest()
 
 
@@ -77,17 +73,47 @@ def tokenizer_digest(tokenizer: Any) -> str | None:
 
 
 def _hooks(model: Hooked) -> list[str]:
-    """The forward hooks that are enabled, by their points, their names and the tensors that they have."""
+    """What changes activations on their way: our forward hooks that are enabled, other people's, and patched modules.
+
+    Each by its place, its name and its fingerprint. Detectors only read, and are left out.
+    """
     actions = chain(model._points.standing.hooks(), *(run.actions for run in active.get()))
-    hooks = [each for each in actions if isinstance(each, HookAction) and each.dir == "fwd" and each.is_enabled()]
-    return [f"{hook.point.name}: {describe(hook.hook)}{_tensors(hook.hook)}" for hook in hooks]
+    ours = [
+        (each.point.name, each.hook)
+        for each in actions
+        if isinstance(each, HookAction) and each.dir == "fwd" and each.is_enabled() and not each.only_reads
+    ]
+    known = {id(model): "the model", id(model.module): "the model's module"}
+    if isinstance(model, HookedModel) and model.tokenizer is not None:
+        known[id(model.tokenizer)] = "the tokenizer"
+    return [f"{where}: {_described(hook, known)}" for where, hook in chain(ours, _foreign(model.module))]
 
 
-def _tensors(hook: Any) -> str:
-    """The sum of an edit's tensors; of one without any, nothing."""
-    found = [x for x in getattr(hook, "__dict__", {}).values() if isinstance(x, Tensor)]
-    raw = "".join(str((x.dtype, x.tolist())) for x in found)
-    return f" ({_digest(raw)})" if found else ""
+def _described(hook: Any, known: dict[int, str]) -> str:
+    name = type(hook).__name__ if isinstance(hook, Hook) else re.sub(r" \([^()]*:\d+\)$", "", describe(hook))
+    return f"{name} ({fingerprint(hook, known)})"
+
+
+def _foreign(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Other people's torch hooks, and forward methods that were put in a module's place."""
+    for path, part in module.named_modules():
+        patched = [part.__dict__["forward"]] if "forward" in part.__dict__ else []
+        for hook in chain(part._forward_pre_hooks.values(), part._forward_hooks.values(), patched):
+            if not isinstance(hook, Tap) and _package(hook) not in _HARMLESS:
+                yield f"torch's {path or 'model'}", hook
+    for hook in chain(every_module._global_forward_pre_hooks.values(), every_module._global_forward_hooks.values()):
+        yield "torch's every module", hook
+
+
+_HARMLESS = ("torch", "transformers", "accelerate", "hookline")
+"""Whose torch hooks take notes or move tensors about, and change no activation that is not in the weights anyway."""
+
+
+def _package(hook: Any) -> str:
+    inner = hook
+    while hasattr(inner, "func"):  # functools.partial, however often
+        inner = inner.func
+    return str(getattr(inner, "__module__", None) or type(inner).__module__).partition(".")[0]
 
 
 def _digest(text: str) -> str:

@@ -7,6 +7,7 @@ import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Self
 
@@ -25,6 +26,8 @@ class Column:
     shape: tuple[int, ...]
     asked: str = ""
     """The name by which the point was asked for, if that is another one."""
+    also: tuple[str, ...] = field(default=(), compare=False)
+    """Its names in other dialects."""
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -39,7 +42,7 @@ class Column:
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> Self:
         """From a manifest or a shard."""
-        return cls(given["dtype"], tuple(given["shape"]), given["asked"])
+        return cls(given["dtype"], tuple(given["shape"]), given["asked"], tuple(given.get("also", ())))
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ def differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
 
 def _short(value: Any) -> str:
     text = repr(value)
-    return text if len(text) <= 120 else f"{text[:110]}… ({len(text)} characters)"
+    return text if len(text) <= 240 else f"{text[:220]}… ({len(text)} characters)"
 
 
 START = "0" * 32
@@ -134,6 +137,11 @@ class Shard:
         """Whether it begins where `before` ends."""
         return self.unsealed() == Shard.after(before, self.rows, self.progress, is_last=self.is_last)
 
+    @cached_property
+    def text(self) -> str:
+        """As the manifest has it. Kept, since a manifest is written again and again, with more shards each time."""
+        return json.dumps(asdict(self))
+
     def unsealed(self) -> Shard:
         """Without what is known only once it is written."""
         return replace(self, bytes=0, seal="")
@@ -162,20 +170,18 @@ class Manifest:
         """Whether the harvest came to its end."""
         return bool(self.shards) and self.shards[-1].is_last
 
-    def with_shard(self, shard: Shard) -> Manifest:
-        """One shard more."""
-        return replace(self, shards=(*self.shards, shard))
+    def with_shards(self, *shards: Shard) -> Manifest:
+        """Some shards more."""
+        return replace(self, shards=(*self.shards, *shards))
 
     def to_bytes(self) -> bytes:
-        """As it is written."""
-        fields = {
-            "hookline": "store",
-            "format": FORMAT,
-            "versions": self.versions,
-            **self.about.to_json(),
-            "shards": [asdict(shard) for shard in self.shards],
-        }
-        return json.dumps({"sum": _sum(fields), **fields}, indent=1).encode()
+        """As it is written: JSON, with a line for each shard."""
+        fields = {"hookline": "store", "format": FORMAT, "versions": self.versions, **self.about.to_json()}
+        shards = [shard.text for shard in self.shards]
+        total = _sum_of(json.dumps(fields).removesuffix("}") + f', "shards": [{", ".join(shards)}]}}')
+        start = json.dumps({"sum": total, **fields}, indent=1).removesuffix("\n}")
+        lines = ",\n  ".join(shards)
+        return f'{start},\n "shards": [\n  {lines}\n ]\n}}'.encode()
 
     @classmethod
     def from_bytes(cls, raw: bytes, where: str) -> Self:
@@ -197,7 +203,11 @@ class Manifest:
 
 
 def _sum(fields: Mapping[str, Any]) -> str:
-    return f"{zlib.crc32(json.dumps(fields).encode()):08x}"
+    return _sum_of(json.dumps(fields))
+
+
+def _sum_of(text: str) -> str:
+    return f"{zlib.crc32(text.encode()):08x}"
 
 
 def versions() -> dict[str, str]:
@@ -205,6 +215,7 @@ def versions() -> dict[str, str]:
     return {name: _version(name) for name in ("hookline", "torch", "transformers", "safetensors")}
 
 
+@cache
 def _version(name: str) -> str:
     try:
         return version(name)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,6 +11,8 @@ from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.positions import Meaning, Positions, new_tokens
+from hookline.store.fingerprint import fingerprint
+from hookline.store.sums import tensor_sum
 
 Chosen = Positions | Callable[[Tensor], Tensor]
 
@@ -32,6 +33,8 @@ class Options:
     prepend_bos: bool | None = None
     shard_rows: int | None = None
     shard_bytes: int = 128 * 2**20
+    told: set[str] = field(default_factory=set, compare=False, repr=False)
+    """What this harvest has warned of already."""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "max_rows", "max_tokens", "shard_rows", "shard_bytes"):
@@ -46,9 +49,11 @@ class Options:
 
     def recorded(self) -> dict[str, Any]:
         """As the manifest has them. Another harvest goes on with a store only if they are the same."""
-        plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("positions", "dtype")}
+        others = [name for name in self.__dataclass_fields__ if name not in ("positions", "dtype", "told")]
         dtype = None if self.dtype is None else str(self.dtype).removeprefix("torch.")
-        return {"positions": _described(self.positions), "dtype": dtype, **plain}
+        return {"positions": _described(self.positions), "dtype": dtype} | {
+            name: getattr(self, name) for name in others
+        }
 
 
 def _check_positions(positions: Any) -> None:
@@ -77,24 +82,8 @@ def _described(positions: Any) -> Any:
     if positions is None:
         return "all"
     if isinstance(positions, Tensor):
-        return f"a mask {list(positions.shape)} with the sum {_digest(positions.cpu().numpy().tobytes())}"
+        return f"a mask {list(positions.shape)} with the sum {tensor_sum(positions)}"
     if callable(positions):
-        return f"the function {_name(positions)} with the code {_digest(_code(positions))}"
+        name = getattr(positions, "__qualname__", type(positions).__qualname__)
+        return f"the function {name} ({fingerprint(positions)})"
     return repr(list(positions) if isinstance(positions, tuple | range) else positions)
-
-
-def _name(function: Callable[..., Any]) -> str:
-    return getattr(function, "__qualname__", type(function).__qualname__)
-
-
-def _code(function: Callable[..., Any]) -> bytes:
-    """What a function does, as far as can be told: not what it has from elsewhere."""
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return b""
-    constants = [each for each in code.co_consts if isinstance(each, str | int | float | tuple | None)]
-    return code.co_code + repr((code.co_names, constants)).encode()
-
-
-def _digest(raw: bytes) -> str:
-    return hashlib.blake2b(raw, digest_size=8).hexdigest()

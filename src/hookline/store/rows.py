@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Int
@@ -24,14 +24,17 @@ class Rows:
     position: Int[Tensor, " row"]
     token: Int[Tensor, " row"]
     activations: Mapping[str, Tensor]
+    names: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The names that points have beside those in `activations`, and which of those they stand for."""
 
     def __len__(self) -> int:
         return len(self.example)
 
     def __getitem__(self, point: str) -> Tensor:
-        if point not in self.activations:
+        name = point if point in self.activations else self.names.get(point, "")
+        if name not in self.activations:
             raise unknown_point(point, self.activations)
-        return self.activations[point]
+        return self.activations[name]
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Rows:
         """The same on another device."""
@@ -47,7 +50,7 @@ class Rows:
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Rows:
         points = {name: change(x) for name, x in self.activations.items()}
-        return Rows(change(self.example), change(self.position), change(self.token), points)
+        return Rows(change(self.example), change(self.position), change(self.token), points, self.names)
 
     def __repr__(self) -> str:
         shapes = (
@@ -64,7 +67,7 @@ def joined(parts: Sequence[Rows]) -> Rows:
     example, position, token = (
         torch.cat([getattr(part, name) for part in parts]) for name in ("example", "position", "token")
     )
-    return Rows(example, position, token, points)
+    return Rows(example, position, token, points, parts[0].names)
 
 
 def _span(example: Tensor) -> str:

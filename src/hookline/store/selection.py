@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,13 +12,15 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from hookline.errors import HooklineError, HooklineWarning
+from hookline.errors import HooklineError
 from hookline.model import HookedModel
 from hookline.passes import Pass, Span
 from hookline.positions import Meaning
-from hookline.runtime import users_level
+from hookline.store.beside import beside
 from hookline.store.examples import Example
 from hookline.store.options import Options
+from hookline.store.padding import warn_of_padding
+from hookline.store.tokens import Tokens
 
 
 @dataclass(frozen=True)
@@ -63,24 +64,30 @@ def text_batch(model: HookedModel, examples: Sequence[Example], first: int, opti
     real = torch.zeros(len(texts), width, dtype=torch.bool)
     for row, text in enumerate(texts):
         ids[row, : len(text)], real[row, : len(text)] = text, True
-    if not any(isinstance(example, str) for example in examples):
-        _warn_of_padding(model, ids, real, first)
+    warn_of_padding(model, examples, texts, first, options.told)
     kept = _chosen(model, ids, real, first, options) & real
     kept &= _sampled(first, list(map(len, texts)), width, options)
     some = real.any(1)  # an empty text has no rows, and the model is not run on it
-    kwargs = {"input_ids": ids[some]}
-    if not bool(real[some].all()):
-        kwargs["attention_mask"] = real[some].long()
+    run, rows = _at(real, some), _at(kept, some)
+    kwargs = {"input_ids": _at(ids, some)}
+    kwargs |= {name: _at(x, some) for name, x in beside(model, examples, texts, first).items()}
+    if not bool(run.all()):
+        kwargs["attention_mask"] = run.long()
     number, position = kept.nonzero(as_tuple=True)
     return Batch(
         args=(),
         kwargs=kwargs,
-        shape=(int(some.sum()), width),
-        index=None if bool(kept[some].all()) else kept[some].flatten().nonzero().flatten(),
+        shape=(len(run), width),
+        index=None if bool(rows.all()) else rows.flatten().nonzero().flatten(),
         example=number + first,
         position=position.int(),
-        token=ids[kept].int(),
+        token=_at(ids, kept).int(),
     )
+
+
+def _at(x: Tensor, mask: Tensor) -> Tensor:
+    """`x[mask]`, by numpy: torch calls threads together even for this little, and waits for cores that write."""
+    return torch.from_numpy(x.numpy()[mask.numpy()])
 
 
 def sample_batch(examples: Sequence[Example], first: int, options: Options) -> Batch:
@@ -97,33 +104,22 @@ def sample_batch(examples: Sequence[Example], first: int, options: Options) -> B
 
 
 def _ids(model: HookedModel, example: Example, number: int, options: Options) -> Tensor:
-    if not isinstance(example, str):
-        ids = example
-        if options.prepend_bos is not None:
-            raise HooklineError("prepend_bos is for text: tokens are taken as they are")
-    else:
-        ids = torch.tensor(model.text.ids(example, options.prepend_bos) if example else [], dtype=torch.long)
-    ids = ids[: options.max_tokens]
-    if len(ids):
-        try:
+    if not isinstance(example, str) and options.prepend_bos is not None:
+        raise HooklineError("prepend_bos is for text: tokens are taken as they are")
+    ids = torch.empty(0, dtype=torch.long)
+    try:
+        if not isinstance(example, str):
+            ids = example.ids if isinstance(example, Tokens) else example
+        elif example:
+            ids = torch.tensor(model.text.ids(example, options.prepend_bos), dtype=torch.long)
+        ids = ids[: options.max_tokens]
+        if len(ids):
             model.text.check_ids(ids)
-        except HooklineError as error:
-            raise HooklineError(f"example {number}: {error}; max_tokens=… cuts long texts") from error
+    except HooklineError as error:
+        room = model.text.n_ctx
+        hint = f"; max_tokens={room} cuts long texts" if room is not None and len(ids) > room else ""
+        raise HooklineError(f"example {number}: {error}{hint}") from error
     return ids
-
-
-def _warn_of_padding(model: HookedModel, ids: Tensor, real: Tensor, first: int) -> None:
-    """Tokens are taken as they are; but padding is never meant to be stored."""
-    if model.tokenizer is None or len(ids) < 2 or not bool(real.all()):
-        return
-    row = model.text.padded_row(ids)
-    if row is not None:
-        warnings.warn(
-            f"example {first + row} looks padded, and its padding is stored as if it were text: give examples as "
-            f"{{'input_ids': …, 'attention_mask': …}}, or the texts themselves",
-            HooklineWarning,
-            stacklevel=users_level(),
-        )
 
 
 def _pad(model: HookedModel) -> int:
@@ -172,6 +168,8 @@ def _of_function(choose: Any, ids: Tensor, number: int) -> Tensor:
     if not len(ids):
         return torch.zeros(0, dtype=torch.bool)
     found = choose(ids.clone())
+    if isinstance(found, list | tuple) and all(type(each) is bool for each in found):
+        found = torch.tensor(found, dtype=torch.bool)
     if not isinstance(found, Tensor) or found.dtype != torch.bool or found.shape != ids.shape:
         raise HooklineError(
             f"positions is a function, and must give a mask of {len(ids)} booleans for example {number}, not {found!r}"

@@ -14,7 +14,6 @@ import math
 import struct
 import zlib
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -63,15 +62,12 @@ def columns_of(about: About) -> dict[str, Column]:
     return dict(sorted(every.items(), key=lambda each: -each[1].torch_dtype.itemsize))
 
 
-def write_shard(folder: Folder, about: About, shard: Shard, tensors: Mapping[str, Tensor]) -> Shard:
-    """Write a shard with these rows; gives it back with its size and seal."""
-    names = list(columns_of(about))
-    parts = [_bytes(tensors[name]) for name in names]
-    with ThreadPoolExecutor(4) as pool:
-        sums = dict(zip(names, pool.map(_sum, parts), strict=True))
-    header = _header(about, shard, sums)
-    folder.write(shard.name, [header, *parts])
-    return replace(shard, bytes=len(header) + sum(map(len, parts)), seal=_seal(header))
+def stage_shard(folder: Folder, about: About, shard: Shard, tensors: Mapping[str, Tensor]) -> Shard:
+    """Write a shard with these rows, which is yet to be placed; gives it back with its size and seal."""
+    parts = {name: _bytes(tensors[name]) for name in columns_of(about)}
+    header = _header(about, shard, {name: _sum(part) for name, part in parts.items()})
+    folder.stage(shard.name, [header, *parts.values()])
+    return replace(shard, bytes=len(header) + sum(map(len, parts.values())), seal=_seal(header))
 
 
 def _bytes(x: Tensor) -> memoryview:

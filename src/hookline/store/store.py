@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from hookline.store.folders import Bytes, Folder, LocalFolder, RemoteFolder
 from hookline.store.manifest import MANIFEST, Column, Manifest, Shard, differences
 from hookline.store.rows import Rows, joined
 from hookline.store.shards import ROW, Header, is_sound, read_header, read_rows
+from hookline.store.view import View
 
 if TYPE_CHECKING:
     from hookline.store.dataset import Batches, RowDataset
@@ -93,8 +95,9 @@ class Store:
 
     def example(self, number: int, points: str | Sequence[str] | None = None) -> Rows:
         """The rows of one example, in the order of their positions."""
-        if number not in range(self.examples):
+        if number not in range(-self.examples, self.examples):
             raise StoreError(f"example {number} is not in {self.path}: it has 0 to {self.examples - 1}")
+        number %= self.examples
         stops = [shard.stop_example for shard in self.manifest.shards]
         shard = self.manifest.shards[bisect_right(stops, number)]
         numbers = self._column(shard, "@example", 0, shard.rows)
@@ -102,8 +105,25 @@ class Store:
         return self._part(shard, first, last, self.select(points))
 
     def __getitem__(self, point: str) -> View:
-        (name,) = self.select([point])
-        return View(self, name)
+        names = self.select([point])
+        if len(names) != 1:
+            raise StoreError(
+                f"{point!r} stands for {len(names)} points, not one: {names[:4]}; rows(points=…) has several"
+            )
+        return View(self, names[0])
+
+    def __contains__(self, point: object) -> bool:
+        return isinstance(point, str) and (point in self.points or point in self._names)
+
+    @property
+    def _names(self) -> dict[str, str]:
+        """The other names of the points, and the points that they stand for."""
+        return {
+            other: name
+            for name, each in self.points.items()
+            for other in (each.asked, *each.also)
+            if other and other not in self.points
+        }
 
     def batches(self, batch_size: int, points: str | Sequence[str] | None = None, **options: Any) -> Batches:
         """All rows in batches, to iterate over or to give to a DataLoader: see `Batches` for the options."""
@@ -135,10 +155,13 @@ class Store:
         if points is None:
             return list(self.points)
         found: dict[str, None] = {}
-        for asked in [points] if isinstance(points, str) else points:
-            matching = [
-                name for name in self.points if asked in (name, self.points[name].asked) or fnmatchcase(name, asked)
-            ]
+        for asked in points if isinstance(points, Sequence) and not isinstance(points, str) else [points]:
+            if not isinstance(asked, str):
+                raise StoreError(
+                    f"a store is asked for points by their names, not by {asked!r}: it has {[*self.points]}"
+                )
+            matching = [self._names[asked]] if asked in self._names else []
+            matching = matching or [name for name in self.points if asked == name or fnmatchcase(name, asked)]
             if not matching:
                 raise unknown_point(asked, self.points, hint=f"({self.path} has {len(self.points)} points.)")
             found |= dict.fromkeys(matching)
@@ -156,7 +179,8 @@ class Store:
 
     def _part(self, shard: Shard, start: int, stop: int, names: Sequence[str]) -> Rows:
         example, position, token = (self._column(shard, name, start, stop) for name in ROW)
-        return Rows(example, position, token, {name: self._column(shard, name, start, stop) for name in names})
+        columns = {name: self._column(shard, name, start, stop) for name in names}
+        return Rows(example, position, token, columns, self._names)
 
     def _column(self, shard: Shard, name: str, start: int, stop: int) -> Tensor:
         file, header = self._opened(shard)
@@ -180,7 +204,7 @@ class Store:
             name: torch.empty((0, *each.shape), dtype=each.torch_dtype) for name, each in (ROW | self.points).items()
         }
         example, position, token = (empty[name] for name in ROW)
-        return Rows(example, position, token, {name: empty[name] for name in names})
+        return Rows(example, position, token, {name: empty[name] for name in names}, self._names)
 
     def __repr__(self) -> str:
         kind, manifest = type(self).__name__, self.manifest
@@ -207,44 +231,6 @@ class RemoteStore(Store):
         super().__init__(RemoteFolder(url), check=check)
 
 
-class View:
-    """One point of a store, as a long tensor of which only what is asked for is read: `store["fc1"][100:200]`."""
-
-    def __init__(self, store: Store, name: str) -> None:
-        self._store, self.name, self.column = store, name, store.points[name]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Rows first."""
-        return (len(self._store), *self.column.shape)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """As stored."""
-        return self.column.torch_dtype
-
-    def __len__(self) -> int:
-        return len(self._store)
-
-    def __getitem__(self, which: int | slice) -> Tensor:
-        if isinstance(which, slice):
-            start, stop, step = which.indices(len(self))
-            if step != 1:
-                raise StoreError(
-                    f"a range of rows has no step: read {self.name!r}[{start}:{stop}], then take [::{step}]"
-                )
-            spans = self._store._spans(start, stop)
-            parts = [self._store._column(shard, self.name, first, last) for shard, first, last in spans]
-            return torch.cat(parts) if parts else torch.empty((0, *self.column.shape), dtype=self.dtype)
-        if which not in range(-len(self), len(self)):
-            raise IndexError(f"row {which}, but there are {len(self)}")
-        row = which % len(self)
-        return self[row : row + 1][0]
-
-    def __repr__(self) -> str:
-        return f"{self.name} {list(self.shape)} {self.column.dtype}"
-
-
 def open_store(path: str | Path | Store) -> Store:
     """The store at a path or address."""
     if isinstance(path, Store):
@@ -267,6 +253,8 @@ def load_manifest(folder: Folder) -> Manifest:
             else "and no shard: harvest into it first"
         )
         raise StoreError(f"{folder.path} has no {MANIFEST}, {advice}") from None
+    except OSError as error:
+        raise StoreError(f"{folder.path}/{MANIFEST} cannot be opened: {error.strerror or error}") from error
     return Manifest.from_bytes(bytes(file[:]), f"{folder.path}/{MANIFEST}")
 
 
@@ -276,6 +264,8 @@ def open_shard(folder: Folder, manifest: Manifest, shard: Shard) -> tuple[Bytes,
         file = folder.open(shard.name)
     except FileNotFoundError:
         raise StoreError(_refusal(folder, shard, "it is missing")) from None
+    except OSError as error:
+        raise StoreError(_refusal(folder, shard, f"it cannot be opened ({error.strerror or error})")) from error
     try:
         header = read_header(file)
     except StoreError as error:
@@ -291,9 +281,15 @@ def mismatch(manifest: Manifest, shard: Shard, header: Header) -> str:
     unlike = [line for part in ours for line in differences(theirs[part], ours[part])]
     if unlike:
         return "it is of another harvest than the manifest: " + "; ".join(unlike[:3])
-    if header.shard != shard:
-        return f"it is not the shard that the manifest tells of: {header.shard}, not {shard}"
-    return ""
+    if header.shard == shard:
+        return ""
+    found = header.shard
+    if found.number != shard.number:
+        return f"it is another shard of this harvest, number {found.number}: {found.name} under a wrong name"
+    if (found.data_before, found.data_after) != (shard.data_before, shard.data_after):
+        return f"it is shard {found.number} of other data"
+    unlike = differences(asdict(found), asdict(shard))
+    return f"it is not shard {found.number} that the manifest tells of: {'; '.join(unlike[:3])}"
 
 
 def _refusal(folder: Folder, shard: Shard, why: str) -> str:

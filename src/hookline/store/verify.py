@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from hookline.errors import StoreError
-from hookline.store.folders import Folder
+from hookline.store.folders import Folder, write_file
 from hookline.store.manifest import MANIFEST, Manifest, Shard, versions
 from hookline.store.shards import Header, is_sound, read_header
 from hookline.store.store import load_manifest, mismatch
@@ -66,9 +67,7 @@ def verify(folder: Folder) -> Verification:
         Finding(shard.name, shard, _problem(folder, manifest, shard, before))
         for before, shard in zip((None, *manifest.shards), manifest.shards, strict=False)
     ]
-    known = {shard.name for shard in manifest.shards}
-    others = [_unlisted(folder, manifest, name) for name in shard_names(folder) if name not in known]
-    return Verification(folder.path, manifest, (*listed, *others))
+    return Verification(folder.path, manifest, (*listed, *_unlisted(folder, manifest)))
 
 
 def shard_names(folder: Folder) -> list[str]:
@@ -92,6 +91,8 @@ def sound_header(folder: Folder, name: str) -> Header:
         file = folder.open(name)
     except FileNotFoundError:
         raise StoreError("it is missing") from None
+    except OSError as error:
+        raise StoreError(f"it cannot be opened ({error.strerror or error})") from error
     header = read_header(file)
     damaged = [each for each, place in header.tensors.items() if not is_sound(file, place)]
     if damaged:
@@ -99,8 +100,18 @@ def sound_header(folder: Folder, name: str) -> Header:
     return header
 
 
-def _unlisted(folder: Folder, manifest: Manifest, name: str) -> Finding:
-    """A file that the manifest does not tell of: the next shard, if a harvest was killed just then, or a stranger."""
+def _unlisted(folder: Folder, manifest: Manifest) -> Iterator[Finding]:
+    """What the manifest does not tell of: the next shards, if a harvest was killed just then, or strangers."""
+    known = {shard.name for shard in manifest.shards}
+    for name in shard_names(folder):
+        if name not in known:
+            finding = _stray(folder, manifest, name)
+            yield finding
+            if finding.shard is not None and not finding.problem:
+                manifest = manifest.with_shards(finding.shard)
+
+
+def _stray(folder: Folder, manifest: Manifest, name: str) -> Finding:
     try:
         header = sound_header(folder, name)
     except StoreError as error:
@@ -120,14 +131,12 @@ def is_next(manifest: Manifest, name: str, header: Header) -> bool:
 
 def with_unlisted(folder: Folder, manifest: Manifest) -> Manifest:
     """The manifest with the shards that were written after it; StoreError of a file that is none of these."""
-    known = {shard.name for shard in manifest.shards}
-    for name in shard_names(folder):
-        if name in known:
-            continue
-        finding = _unlisted(folder, manifest, name)
+    for finding in _unlisted(folder, manifest):
         if finding.problem or finding.shard is None:
-            raise StoreError(f"{folder.path}/{name}: {finding.problem}. Delete it, or harvest into another store")
-        manifest = manifest.with_shard(finding.shard)
+            raise StoreError(
+                f"{folder.path}/{finding.name}: {finding.problem}. Delete it, or harvest into another store"
+            )
+        manifest = manifest.with_shards(finding.shard)
     return manifest
 
 
@@ -138,7 +147,7 @@ def rebuild_manifest(folder: Folder) -> Manifest:
         if not names:
             raise StoreError(f"{folder.path} has no shard to rebuild a manifest from")
         manifest = with_unlisted(folder, _empty(folder, names[0]))
-        folder.write(MANIFEST, [manifest.to_bytes()])
+        write_file(folder, MANIFEST, [manifest.to_bytes()])
         return manifest
 
 

@@ -99,7 +99,7 @@ def stopping(model: HookedModel, stop_at_eos: bool, eos_token_id: int | Sequence
 class LensGeneration(HookedModel):
     """Generation of a HookedTransformer. A mixin."""
 
-    def generate(
+    def generate(  # type: ignore[override]  # text only: a HookedTransformer takes no pictures
         self,
         input: str | Sequence[str] | Tensor = "",
         max_new_tokens: int = 10,

@@ -127,9 +127,23 @@ class LanguageModel:
         for detector in self.layers.get_detectors():
             detector.clear_captured()
 
-    def save_detector_metadata(self, run_name: str, batch_idx: int) -> str:
-        """Write what the registered detectors have kept to the store."""
-        return self.needed_store().put_detector_metadata(run_name, batch_idx, *self.get_all_detector_metadata())
+    def save_detector_metadata(
+        self, run_name: str, batch_idx: int | None, unified: bool = False, clear_after_save: bool = True
+    ) -> str:
+        """Write what the registered detectors have kept to the store; after that they forget it, unless told not to.
+
+        With `unified` it goes after the batches that the run has already, whatever `batch_idx` says.
+        """
+        store, kept = self.needed_store(), self.get_all_detector_metadata()
+        if unified:
+            saved = store.put_run_detector_metadata(run_name, *kept)
+        elif batch_idx is None:
+            raise HooklineError("say which batch it is, batch_idx=0 and so on, or unified=True for the next one")
+        else:
+            saved = store.put_detector_metadata(run_name, batch_idx, *kept)
+        if clear_after_save:
+            self.clear_detectors()
+        return saved
 
     def __repr__(self) -> str:
         hooks = self.layers.hooks()

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from hookline.errors import HooklineError
 from hookline.functions import HookFunction
 from hookline.hooks import Controller, Detector, Hook, HookType, Layers
 from hookline.hooks.hook import hook_type_of
+from hookline.lenses import First
 from hookline.names import Filter
+from hookline.taps import Kind
 
 if TYPE_CHECKING:
     from hookline.compat.mi_crow.language_model.language_model import LanguageModel
@@ -36,9 +42,11 @@ class LanguageModelLayers(Layers):
     ) -> str:
         """Keep a hook at a layer, and give its id. Any number may share a layer."""
         signature = self.resolved(layer_signature)
+        if isinstance(hook, Hook):
+            hook.layer_signature = self.resolved(hook.layer_signature)
         new = super().register_hook(signature, hook, hook_type, hook_id=hook_id, prepend=prepend)
         if isinstance(hook, Hook):
-            hook._context = self.context
+            hook.used_on(self._model._points.root, self.context)
             hook.layer_signature = layer_signature if layer_signature is not None else hook.layer_signature
         return new
 
@@ -54,6 +62,24 @@ class LanguageModelLayers(Layers):
     def get_layer_names(self) -> list[str]:
         """The names of the layers."""
         return self.list_layers()
+
+    def register_forward_hook_for_layer(
+        self, layer_signature: Any, hook: Callable[..., Any], hook_args: dict[str, Any] | None = None
+    ) -> RemovableHandle:
+        """Put a torch hook on a layer, beside hookline; it is no hook of the registry."""
+        return self._module(layer_signature).register_forward_hook(hook, **(hook_args or {}))
+
+    def register_pre_forward_hook_for_layer(
+        self, layer_signature: Any, hook: Callable[..., Any], hook_args: dict[str, Any] | None = None
+    ) -> RemovableHandle:
+        """Put a torch hook before a layer, beside hookline; it is no hook of the registry."""
+        return self._module(layer_signature).register_forward_pre_hook(hook, **(hook_args or {}))
+
+    def _module(self, layer_signature: Any) -> nn.Module:
+        point = self._point(self.resolved(layer_signature), None)
+        if point.site.kind is not Kind.OUTPUT or not isinstance(point.site.lens, First):
+            raise HooklineError(f"a torch hook is for a module, and {point.name!r} is a value: name the module")
+        return point.site.module
 
     def get_hooks(self, layer_signature: Any = None, hook_type: HookType | str | None = None) -> list[Any]:
         """The registered hooks, of one layer or one type if that is given."""
@@ -71,13 +97,24 @@ class LanguageModelLayers(Layers):
         """The registered controllers."""
         return [hook for hook in self.hooks() if isinstance(hook, Controller)]
 
-    def enable_hook(self, hook_id: str) -> None:
-        """Switch a hook on."""
-        self._switchable(hook_id).enable()
+    def print_layer_names(self) -> None:
+        """Print the names of the layers, each with what it is."""
+        for name in self.list_layers():
+            print(f"{name}: {type(self._model._points.root.get_submodule(name)).__name__}")
 
-    def disable_hook(self, hook_id: str) -> None:
-        """Switch a hook off, without taking it out."""
+    def enable_hook(self, hook_id: str) -> bool:
+        """Switch a hook on; False if there is none like that."""
+        if hook_id not in self:
+            return False
+        self._switchable(hook_id).enable()
+        return True
+
+    def disable_hook(self, hook_id: str) -> bool:
+        """Switch a hook off, without taking it out; False if there is none like that."""
+        if hook_id not in self:
+            return False
         self._switchable(hook_id).disable()
+        return True
 
     def enable_all_hooks(self) -> None:
         """Switch all of them on."""

@@ -54,6 +54,34 @@ class LocalStore:
             raise StoreError(f"there is no run {run_id!r}; the runs are {self.list_runs()}")
         shutil.rmtree(path)
 
+    def put_tensor(self, key: str, tensor: Tensor) -> None:
+        """Write one tensor to a file of its own; the key is its path in the store."""
+        from safetensors.torch import save_file
+
+        path = self._file(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file({"tensor": tensor.detach().cpu().contiguous()}, path)
+
+    def get_tensor(self, key: str) -> Tensor:
+        """A tensor that `put_tensor` wrote."""
+        from safetensors.torch import load_file
+
+        path = self._file(key)
+        if not path.is_file():
+            raise StoreError(f"no tensor was put as {key!r}: there is no file {path}")
+        return load_file(path)["tensor"]
+
+    def _file(self, key: str) -> Path:
+        parts = key.split("/") if isinstance(key, str) else []
+        if not parts or any(part in ("", ".", "..") or "\\" in part for part in parts):
+            raise StoreError(f"a tensor's key is a path inside the store, such as 'directions/mean', not {key!r}")
+        return self.base_path / key
+
+    def put_run_detector_metadata(self, run_id: str, metadata: dict[str, Any], tensor_metadata: TensorMetadata) -> str:
+        """Write what detectors have kept, as the next batch of the run."""
+        number = max(self.list_run_batches(run_id), default=-1) + 1
+        return self.put_detector_metadata(run_id, number, metadata, tensor_metadata)
+
     def put_run_metadata(self, run_id: str, meta: dict[str, Any]) -> str:
         """Write what is known of a run, as JSON."""
         return str(_write_json(self.run_path(run_id) / "meta.json", meta))

@@ -1,0 +1,66 @@
+"""Positions that were asked for and that a text did not have.
+
+Where a run is one forward pass, such a position is an error at once. In a context, a later step of a generation may
+bring it; so what never came is told when the context is over.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline.taps import now
+
+
+class Missed:
+    """What a hook for some positions has missed so far, of all texts that ran."""
+
+    def __init__(self, positions: Any) -> None:
+        self._wanted = _indices(positions)
+        self.clear()
+
+    def clear(self) -> None:
+        """Nothing yet."""
+        self._open: dict[tuple[int, int], int] = {}  # of the text at hand: row and index, and how many there are
+        self._closed: dict[tuple[int, int], int] = {}
+
+    def note(self, point: Any) -> None:
+        """Look at the text of the forward pass going on, as the point sees it."""
+        passing = now.passing
+        if self._wanted is None or passing is None or passing.is_only:
+            return
+        if passing.step == 0:  # another text
+            self._closed |= self._open
+        lengths = passing.span_at(point.listed).real().sum(1).tolist()
+        self._open = {
+            (row, index): length
+            for row, length in enumerate(lengths)
+            for index in self._of_row(row)
+            if index not in range(-length, length)
+        }
+
+    def _of_row(self, row: int) -> list[int]:
+        if isinstance(self._wanted, Tensor):
+            return [int(self._wanted[row])] if row < len(self._wanted) else []
+        return self._wanted or []
+
+    def told(self) -> str | None:
+        """What never came by, in words; None if all did."""
+        missed = self._closed | self._open
+        if not missed:
+            return None
+        parts = [f"position {index} of row {row}, which has {length}" for (row, index), length in missed.items()]
+        return f"it never came to {', to '.join(parts[:4])}" + (f" (and {len(parts) - 4} more)" * (len(parts) > 4))
+
+
+def _indices(positions: Any) -> list[int] | Tensor | None:
+    """The indices, for all rows or one for each; None for what is no index."""
+    if isinstance(positions, Tensor):
+        if positions.dtype == torch.bool:
+            return None
+        return positions if positions.ndim else [int(positions)]
+    if isinstance(positions, list | tuple | range):
+        return [int(each) for each in positions]
+    return [int(positions)] if hasattr(positions, "__index__") else None

@@ -1,0 +1,58 @@
+"""Pictures in a run of which variants are made: what goes in beside the tokens, and what the model made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hookline.anatomy.vision import language_of, tower_of
+from hookline.skipping import Give
+
+
+class Pictures:
+    """The keyword inputs of a run beside its tokens, with what the vision tower gave for them.
+
+    A variant that differs in the language part only need not look at the pictures again.
+    """
+
+    def __init__(self, root: nn.Module, inputs: Mapping[str, Any]) -> None:
+        self.inputs = dict(inputs)
+        self._tower, self._language = tower_of(root), language_of(root)
+        self._seen: Any = None
+        self.positions: Tensor | None = None
+        """Of the tokens, as the language part was told: some models count pictures in rows and columns."""
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Note, in a run, what the tower gives and which positions the language part gets."""
+
+        def note_seen(_module: nn.Module, _args: Any, output: Any) -> None:
+            self._seen = output
+
+        def note_positions(_module: nn.Module, _args: Any, kwargs: dict[str, Any]) -> None:
+            self.positions = kwargs.get("position_ids")
+
+        handles = []
+        if self._tower is not None:
+            handles.append(self._tower.register_forward_hook(note_seen))
+        if self._language is not None:
+            handles.append(self._language.register_forward_pre_hook(note_positions, with_kwargs=True))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def repeated(self, n: int) -> dict[str, Any]:
+        """The inputs for `n` rows of the same."""
+        return {name: torch.cat([x] * n) if isinstance(x, Tensor) and x.ndim else x for name, x in self.inputs.items()}
+
+    def skipped(self) -> dict[nn.Module, Give]:
+        """The tower need not be run: it gives what it gave."""
+        if self._tower is None or self._seen is None:
+            return {}
+        return {self._tower: lambda _args, _kwargs: self._seen}

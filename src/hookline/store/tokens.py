@@ -1,0 +1,96 @@
+"""Tokens: one example as token ids, with what the model takes beside them, and without padding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline.errors import HooklineError
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The token ids of one example, from a row with columns."""
+
+    ids: Tensor
+    is_masked: bool = False
+    """Whether an attention_mask said which of them are no padding."""
+    beside: dict[str, Tensor] = field(default_factory=dict)
+    """The columns that have one whole number for each token, such as token_type_ids."""
+    others: tuple[str, ...] = ()
+    """The names of all other columns."""
+
+
+def as_tokens(item: Any) -> Tensor | Tokens:
+    """An example that is no text, checked."""
+    if not isinstance(item, Mapping):
+        return _ids(item)
+    row = {name: value for name, value in item.items() if value is not None and name != "labels"}
+    ids, mask = _ids(row.pop("input_ids", None)), row.pop("attention_mask", None)
+    real = torch.ones(len(ids), dtype=torch.bool) if mask is None else _checked_mask(ids, mask)
+    columns = {name: _numbers(value) for name, value in row.items()}
+    beside = {name: x for name, x in columns.items() if x is not None and x.shape == ids.shape and _is_whole(x)}
+    others = tuple(name for name in columns if name not in beside)
+    cut = {name: x[real].long().contiguous() for name, x in beside.items()}
+    return Tokens(ids[real].contiguous(), mask is not None, cut, others)
+
+
+def raw(example: str | Tensor | Tokens) -> bytes:
+    """All of an example, for a sum of it."""
+    if isinstance(example, str):
+        return example.encode("utf-8", "surrogatepass")
+    if isinstance(example, Tokens):
+        return raw(example.ids) + b"".join(name.encode() + raw(x) for name, x in sorted(example.beside.items()))
+    return (
+        repr((example.dtype, tuple(example.shape))).encode() + example.reshape(-1).view(torch.uint8).numpy().tobytes()
+    )
+
+
+def _ids(given: Any) -> Tensor:
+    ids = _numbers(given)
+    if ids is None:
+        raise HooklineError(f"an example is a text or one row of token ids, not {_advice(given)}")
+    if ids.ndim != 1 or (len(ids) and not _is_whole(ids)):
+        raise HooklineError(
+            f"an example is a text or one row of token ids, not {list(ids.shape)} numbers of {ids.dtype}"
+        )
+    return ids.long().contiguous()
+
+
+def _advice(given: Any) -> str:
+    """What was given, and what to do about it."""
+    if isinstance(given, Mapping):
+        return f"columns {list(given)}: say which, column=…"
+    if not isinstance(given, list | tuple):
+        return f"{given!r:.60}" + (": decode it first" if isinstance(given, bytes) else "")
+    if given and all(isinstance(each, Mapping) and "role" in each for each in given):
+        return "a chat: make a text of it, tokenizer.apply_chat_template(messages, tokenize=False)"
+    if isinstance(given, tuple):
+        return f"{len(given)} things in a tuple: say which, column=0 …"
+    return f"a list of {len(given)} others ({given[0]!r:.40} …): give one after the other, not in batches"
+
+
+def _numbers(given: Any) -> Tensor | None:
+    if given is None or isinstance(given, str | bytes | Mapping):
+        return None
+    try:
+        return torch.as_tensor(given).cpu()
+    except (TypeError, ValueError, RuntimeError):  # texts, or rows that are not of one length
+        return None
+
+
+def _is_whole(x: Tensor) -> bool:
+    return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
+
+
+def _checked_mask(ids: Tensor, given: Any) -> Tensor:
+    mask = _numbers(given)
+    mask = mask.bool() if mask is not None else torch.zeros(0, dtype=torch.bool)
+    places = mask.nonzero().flatten()
+    if mask.shape != ids.shape or (len(places) and int(places[-1] - places[0]) + 1 != len(places)):
+        raise HooklineError("an attention_mask is as long as the tokens, and hides padding at either end only")
+    return mask

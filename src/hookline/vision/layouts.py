@@ -1,0 +1,132 @@
+"""Layouts: what of a picture each of its tokens looks at.
+
+A model looks at one or more rectangles of a picture (the whole of it, a crop, tiles), each as a grid of tokens. Which
+ones, and in which order, is in `families.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from hookline.errors import HooklineError
+from hookline.vision.grid import Box
+
+WHOLE: Box = (0.0, 0.0, 1.0, 1.0)
+Size = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The tokens of one picture, in order: the box of each, and which of them are the main grid."""
+
+    boxes: Float[Tensor, "token 4"]
+    main: Int[Tensor, "rows cols"]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a layout can depend on."""
+
+    config: Any
+    processor: Any
+    inputs: dict[str, Any]
+    sizes: list[list[Size]] | None
+    n_tokens: int
+    """Of all pictures together."""
+
+    @property
+    def looks(self) -> Any:
+        """The part of the processor that is about pictures."""
+        if self.processor is None:
+            raise HooklineError(
+                "what a position shows depends on the processor: wrap the model as hookline.hook(model, processor)"
+            )
+        return getattr(self.processor, "image_processor", self.processor)
+
+    def option(self, name: str) -> Any:
+        """What the processor sets an option of its image processor to, or else the image processor itself."""
+        of_kind = getattr(self.processor, "valid_processor_kwargs", None)
+        defaults = {} if of_kind is None else of_kind._defaults.get("images_kwargs", {})
+        return defaults[name] if name in defaults else getattr(self.looks, name)
+
+    @property
+    def flat_sizes(self) -> list[Size]:
+        """Height and width of every picture, in order."""
+        if self.sizes is None:
+            raise HooklineError(
+                "what a position shows depends on the pictures' sizes: give what model.to_inputs(prompt, images=…) "
+                "made, or the pictures themselves beside other inputs, images=…"
+            )
+        return [size for row in self.sizes for size in row]
+
+
+def cells(region: Box, rows: int, cols: int) -> Float[Tensor, "token 4"]:
+    """A rectangle of the picture cut into a grid, row by row; NaN for what is all beside the picture."""
+    x0, y0, x1, y1 = region
+    xs = torch.linspace(x0, x1, cols + 1, dtype=torch.float64)
+    ys = torch.linspace(y0, y1, rows + 1, dtype=torch.float64)
+    left, top = xs[:-1].expand(rows, cols), ys[:-1, None].expand(rows, cols)
+    right, bottom = xs[1:].expand(rows, cols), ys[1:, None].expand(rows, cols)
+    boxes = torch.stack([left, top, right, bottom], -1).flatten(0, 1)
+    clipped = boxes.clamp(0, 1)
+    is_outside = (clipped[:, 2] <= clipped[:, 0]) | (clipped[:, 3] <= clipped[:, 1])
+    return clipped.masked_fill(is_outside[:, None], torch.nan).float()
+
+
+def nowhere(n: int = 1) -> Float[Tensor, "token 4"]:
+    """Boxes of tokens that stand for no place."""
+    return torch.full((n, 4), torch.nan)
+
+
+def one_look(region: Box, rows: int, cols: int, before: int = 0) -> Layout:
+    """One look; `before` tokens of it come first and stand for no place."""
+    boxes = torch.cat([nowhere(before), cells(region, rows, cols)])
+    return Layout(boxes, torch.arange(rows * cols).view(rows, cols) + before)
+
+
+def tiles(rows: int, cols: int, side: int) -> Layout:
+    """Tiles of the picture, row by row, each a square grid of tokens; then the whole picture, if it was cut at all."""
+    if rows * cols <= 1:
+        return one_look(WHOLE, side, side)
+    regions = [(c / cols, r / rows, (c + 1) / cols, (r + 1) / rows) for r in range(rows) for c in range(cols)]
+    boxes = torch.cat([cells(region, side, side) for region in [*regions, WHOLE]])
+    main = torch.arange(rows * cols * side * side).view(rows, cols, side, side)
+    return Layout(boxes, main.transpose(1, 2).reshape(rows * side, cols * side))
+
+
+def region_seen(looks: Any, size: Size) -> Box:
+    """The part of a picture that is left after an image processor's padding, resizing and cropping at the centre."""
+    height, width = size
+    x, y, canvas_h, canvas_w = 0.0, 0.0, float(height), float(width)  # where the picture lies, on what canvas
+    if getattr(looks, "do_pad", None) and hasattr(looks, "pad_to_square"):
+        side = max(height, width)
+        x, y, canvas_h, canvas_w = (side - width) // 2, (side - height) // 2, side, side
+    new_h, new_w = _resized(looks, (int(canvas_h), int(canvas_w))) if looks.do_resize else (canvas_h, canvas_w)
+    top, left, crop_h, crop_w = 0, 0, new_h, new_w
+    if looks.do_center_crop:
+        wanted = dict(looks.crop_size)
+        crop_h, crop_w = wanted["height"], wanted["width"]
+        top, left = (new_h - crop_h) // 2, (new_w - crop_w) // 2
+    per_x, per_y = canvas_w / new_w, canvas_h / new_h
+    return (
+        (left * per_x - x) / width,
+        (top * per_y - y) / height,
+        ((left + crop_w) * per_x - x) / width,
+        ((top + crop_h) * per_y - y) / height,
+    )
+
+
+def _resized(looks: Any, size: Size) -> Size:
+    wanted = {name: value for name, value in dict(looks.size).items() if value}
+    if {*wanted} == {"height", "width"}:
+        return wanted["height"], wanted["width"]
+    if {*wanted} == {"shortest_edge"}:
+        height, width = size
+        short, long = wanted["shortest_edge"], int(wanted["shortest_edge"] * max(size) / min(size))
+        return (short, long) if height <= width else (long, short)
+    raise HooklineError(f"an image processor with size={wanted} is not known here: boxes cannot be told")

@@ -1,0 +1,320 @@
+"""Boxes are what the model's tokens look at: proved by changing pixels and seeing which tokens change.
+
+The attention of the vision tower is switched off first, so that a patch's features come from its own pixels alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_vision import ENCODERS, VISION_LANGUAGE, module_of, processor_of
+
+import hookline
+from hookline.errors import HooklineError
+from hookline.vision.layouts import cells, region_seen
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # in PaliGemma's own
+KINDS = [name for name in VISION_LANGUAGE if name != "mllama"]
+ATTENTION_OUT = ("attn.proj", "self_attn.out_proj", "attention.projection_layer")
+
+
+def seeing(name: str, **options: Any) -> Any:
+    """A model whose vision tower has no attention; options are of its image processor."""
+    module, processor = module_of(name), processor_of(name)
+    silenced = 0
+    for path, part in module.named_modules():
+        if path.endswith(ATTENTION_OUT) and "language_model" not in path and "text_model" not in path:
+            torch.nn.init.zeros_(part.weight)
+            torch.nn.init.zeros_(part.bias)
+            silenced += 1
+    assert silenced >= 2
+    for key, value in options.items():
+        setattr(processor.image_processor, key, value)
+    return hookline.hook(module, processor)
+
+
+def noise(height: int, width: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def prompt(model: Any, n: int = 1) -> str:
+    return "what is " + " and ".join([model.processor.image_token] * n) + " here ?"
+
+
+def stream(model: Any, *pictures: np.ndarray) -> torch.Tensor:
+    """What enters the first layer of the language model."""
+    with torch.no_grad():
+        return model(prompt(model, len(pictures)), images=list(pictures), stop_at_layer=0)[0]
+
+
+def changes(model: Any, before: np.ndarray, after: np.ndarray) -> torch.Tensor:
+    return (stream(model, before) - stream(model, after)).abs().amax(-1)
+
+
+def check_looks(model: Any, height: int, width: int) -> None:
+    """Change the middle of each token's box: of all tokens of the same look, this one changes most."""
+    picture = noise(height, width)
+    (grid,) = model.image_grid(prompt(model), images=[picture])[0]
+    is_main = torch.zeros(len(grid), dtype=torch.bool)
+    is_main[grid.main.flatten()] = True
+    area = (grid.boxes[:, 2] - grid.boxes[:, 0]) * (grid.boxes[:, 3] - grid.boxes[:, 1])
+    checked = 0
+    for token in range(len(grid)):
+        group = is_main == is_main[token]
+        if grid.boxes[token].isnan().any() or area[token] < 0.5 * area[group].nanmedian():
+            continue
+        x0, y0, x1, y1 = (grid.boxes[token] * torch.tensor([width, height, width, height])).tolist()
+        left, right = round(x0 + 0.3 * (x1 - x0)), round(x1 - 0.3 * (x1 - x0))
+        top, bottom = round(y0 + 0.3 * (y1 - y0)), round(y1 - 0.3 * (y1 - y0))
+        changed = picture.copy()
+        changed[top:bottom, left:right] = 255 * (picture[top:bottom, left:right].mean() < 128)
+        moved = changes(model, picture, changed)
+        assert moved[grid.positions][grid.boxes.isnan().any(1)].eq(0).all(), "what stands for no place changed"
+        assert moved.nonzero().flatten().numpy().tolist() == [
+            position for position in moved.nonzero().flatten().tolist() if position in grid.positions
+        ]
+        inside = moved[grid.positions].masked_fill(~group, -1)
+        assert int(inside.argmax()) == token, (token, int(inside.argmax()))
+        checked += 1
+    assert checked >= 0.6 * len(grid)
+
+
+# Large enough that a token's box has many pixels, and of a shape that no processor keeps.
+SIZES = {"wide": (100, 190), "tall": (230, 120), "square": (111, 111)}
+
+
+@pytest.mark.parametrize(
+    "shape", ["wide", *(pytest.param(each, marks=pytest.mark.slow) for each in ("tall", "square"))]
+)
+@pytest.mark.parametrize("name", KINDS)
+def test_a_token_looks_at_its_box(name, shape) -> None:
+    check_looks(seeing(name), *SIZES[shape])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "shape"),
+    [
+        ("gemma3", {"do_pan_and_scan": True}, "wide"),  # without effect: its processor has the last word
+        ("internvl", {"crop_to_patches": False}, "tall"),  # the same
+        ("internvl", {"max_patches": 1}, "wide"),
+        ("internvl", {"min_patches": 4, "max_patches": 12}, "wide"),
+        ("idefics3", {"do_image_splitting": False}, "wide"),
+        ("llava", {"do_center_crop": False, "size": {"height": 16, "width": 16}}, "wide"),
+        ("llava", {"size": {"shortest_edge": 20}}, "tall"),
+    ],
+)
+def test_options_of_the_processor_are_followed(name, options, shape) -> None:
+    check_looks(seeing(name, **options), *SIZES[shape])
+
+
+def test_a_processor_that_pads_to_a_square() -> None:
+    from transformers import LlavaImageProcessorPil
+
+    model = seeing("llava")
+    square = {"height": 16, "width": 16}
+    model.processor.image_processor = LlavaImageProcessorPil(size={"shortest_edge": 16}, crop_size=square, do_pad=True)
+    check_looks(model, *SIZES["wide"])
+    (grid,) = model.image_grid(prompt(model), images=[noise(20, 80)])[0]
+    assert grid.boxes[0].isnan().all()  # above the picture
+    assert grid.extent == (0, 0, 1, 1)
+
+
+def test_a_grid_that_is_shrunk_to_fewer_tokens() -> None:
+    model = seeing("llava_onevision")
+    model.module.config.vision_aspect_ratio = model.processor.vision_aspect_ratio = "anyres_max_1"
+    (grid,) = model.image_grid(prompt(model), images=[noise(64, 64)])[0]
+    assert grid.shape == (4, 4)  # of 8 x 8
+    check_looks(model, 64, 64)
+    check_looks(model, *SIZES["wide"])
+
+
+# Sizes that are not resized, for the main grid: there, one pixel belongs to one token exactly.
+EXACT = {
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), (24, 40)),
+    **{"llava": (16, 23), "paligemma": (16, 16), "gemma3": (16, 16), "internvl": (32, 16)},
+    **{"llava_next": (32, 32), "llava_onevision": (16, 48), "idefics3": (32, 48), "smolvlm": (32, 48)},
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_one_pixel_belongs_to_one_token(name) -> None:
+    model = seeing(name)
+    height, width = EXACT[name]
+    picture = noise(height, width)
+    (grid,) = model.image_grid(prompt(model), images=[picture])[0]
+    main = grid.positions[grid.main.flatten()]
+    left, top, right, bottom = grid.extent
+    for seed in range(25):
+        y, x = np.random.default_rng(seed).integers(0, (height, width))
+        changed = picture.copy()
+        changed[y, x] = 255 * (picture[y, x] < 128)
+        moved = changes(model, picture, changed).nonzero().flatten()
+        hit = [position for position in moved.tolist() if position in main]
+        middle = ((x + 0.5) / width, (y + 0.5) / height)
+        if not (left <= middle[0] <= right and top <= middle[1] <= bottom):
+            assert hit == []
+            continue
+        assert hit == [grid.position(*middle)]
+        assert grid.position(*middle) in grid.positions_in((x / width, y / height, (x + 1) / width, (y + 1) / height))
+        near = grid.positions_in((x / width - 0.3, y / height - 0.3, x / width + 0.3, y / height + 0.3))
+        assert set(moved.tolist()) <= set(near)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_several_pictures_of_a_prompt_keep_apart(name) -> None:
+    model = seeing(name)
+    one, two = noise(40, 60), noise(64, 32, seed=1)
+    inputs = model.to_inputs(prompt(model, 2), images=[one, two])
+    first, second = model.image_grid(inputs)[0]
+    assert model.image_token_mask(inputs)[0].nonzero().flatten().tolist() == [
+        *first.positions.tolist(),
+        *second.positions.tolist(),
+    ]
+    moved = (stream(model, one, two) - stream(model, one, 255 - two)).abs().amax(-1).nonzero().flatten().tolist()
+    assert moved
+    assert set(moved) <= set(second.positions.tolist())
+    assert model.image_token_range(1, inputs) == range(int(second.positions[0]), int(second.positions[-1]) + 1)
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_batch_has_the_grids_of_its_rows(name, side) -> None:
+    model = seeing(name)
+    pictures = [[noise(40, 60)], [noise(64, 32), noise(16, 16)], []]
+    prompts = [prompt(model), prompt(model, 2), "what is the colour ?"]
+    inputs = model.to_inputs(prompts, images=pictures, padding_side=side)
+    grids = model.image_grid(inputs)
+    assert [len(row) for row in grids] == [1, 2, 0]
+    for row in (0, 1):
+        offset = int(inputs["attention_mask"][row].nonzero()[0])
+        for here, alone in zip(grids[row], model.image_grid(prompts[row], images=pictures[row])[0], strict=True):
+            assert torch.equal(here.positions, alone.positions + offset)
+            assert torch.equal(here.boxes.nan_to_num(-1), alone.boxes.nan_to_num(-1))
+    with torch.no_grad():
+        whole = model(**inputs, stop_at_layer=0)
+    for row in (0, 1):
+        offset = int(inputs["attention_mask"][row].nonzero()[0])
+        alone = stream(model, *pictures[row])
+        assert torch.allclose(whole[row, offset : offset + len(alone)], alone, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [(16, 16), (16, 40)])
+@pytest.mark.parametrize("name", ENCODERS)
+def test_an_encoders_own_positions(name, size) -> None:
+    module, processor = module_of(name), processor_of(name)
+    for path, part in module.named_modules():
+        if path.endswith((*ATTENTION_OUT, "attention.o_proj", "attention.output.dense")):
+            torch.nn.init.zeros_(part.weight)
+            torch.nn.init.zeros_(part.bias)
+    model = hookline.hook(module, processor)
+    picture = noise(*size)
+    ((grid,),) = model.image_grid(None, images=[picture])
+    assert grid.shape == (4, 4)
+    for token in grid.main.flatten().tolist():
+        x0, y0, x1, y1 = (grid.boxes[token] * torch.tensor([size[1], size[0]] * 2)).round().int().tolist()
+        changed = picture.copy()
+        changed[y0:y1, x0:x1] = 255 * (picture[y0:y1, x0:x1].mean() < 128)
+        with torch.no_grad():
+            moved = (model(images=[picture]) - model(images=[changed]))[0].abs().amax(-1)
+        assert int(moved.argmax()) == int(grid.positions[token])
+
+
+def test_boxes_and_positions_lead_back_to_each_other() -> None:
+    model = seeing("qwen2_vl")
+    (grid,) = model.image_grid(prompt(model), images=[noise(24, 40)])[0]
+    assert grid.shape == (3, 5)
+    assert len(grid) == 15
+    for position in grid.positions:
+        x0, y0, x1, y1 = grid.box(position)
+        assert grid.position((x0 + x1) / 2, (y0 + y1) / 2) == position
+    assert grid.position(0, 0) == grid.positions[0]
+    assert grid.position(1, 1) == grid.positions[-1]
+    assert grid.positions_in((0, 0, 1, 1)) == grid.positions.tolist()
+    assert grid.positions_in((0, 0, 0.2, 1 / 3)) == [int(grid.positions[0])]
+
+
+def test_a_map_over_the_picture() -> None:
+    model = seeing("llava")
+    (grid,) = model.image_grid(prompt(model), images=[noise(16, 32)])[0]
+    assert torch.equal(grid.as_map(range(16)), torch.arange(16.0).view(4, 4))
+    painted = grid.as_map(range(16), size=(16, 32))
+    assert painted[:, :8].isnan().all()
+    assert painted[:, 24:].isnan().all()
+    assert torch.equal(painted[0, 8:24], torch.arange(4.0).repeat_interleave(4))
+    with pytest.raises(HooklineError, match="does not see"):
+        grid.position(0.1, 0.5)
+    with pytest.raises(HooklineError, match=r"needs as many values, not \[20\]"):
+        grid.as_map(range(20))
+    with pytest.raises(HooklineError, match="none of this picture's"):
+        grid.box(0)
+    with pytest.raises(HooklineError, match="from 0 to 1"):
+        grid.position(8, 8)
+    with pytest.raises(HooklineError, match="a box is left, top, right, bottom"):
+        grid.positions_in((0.5, 0, 0.5, 1))
+
+
+def test_a_map_of_tiles_is_of_the_tiles() -> None:
+    model = seeing("idefics3")
+    (grid,) = model.image_grid(prompt(model), images=[noise(32, 48)])[0]
+    assert grid.shape == (4, 6)
+    across = grid.as_map(grid.boxes[:, 0])
+    assert torch.equal(across, across[:1].expand(4, 6))
+    assert across[0].diff().gt(0).all()
+    down = grid.as_map(grid.boxes[:, 1])
+    assert torch.equal(down, down[:, :1].expand(4, 6))
+    assert down[:, 0].diff().gt(0).all()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_inputs_of_the_processor_itself_need_the_pictures_where_sizes_matter(name) -> None:
+    model = seeing(name)
+    picture = noise(40, 60)
+    made = model.to_inputs(prompt(model), images=[picture])
+    (grid,) = model.image_grid(made)[0]
+    plain = dict(made)
+    (again,) = model.image_grid(plain, images=[picture])[0]
+    assert torch.equal(grid.boxes.nan_to_num(-1), again.boxes.nan_to_num(-1))
+    if name in ("llava", "idefics3", "smolvlm", "internvl"):
+        with pytest.raises(HooklineError, match="depends on the pictures' sizes"):
+            model.image_grid(plain)
+    else:
+        (again,) = model.image_grid(plain)[0]
+        assert torch.equal(grid.boxes.nan_to_num(-1), again.boxes.nan_to_num(-1))
+
+
+def test_errors_instead_of_wrong_boxes() -> None:
+    model = seeing("internvl")
+    inputs = model.to_inputs(prompt(model), images=[noise(40, 60)])
+    model.processor.image_processor.max_patches = 2
+    with pytest.raises(HooklineError, match="by the processor that the model was wrapped with there would be"):
+        model.image_grid(inputs)
+    cut = {name: value[:, :6] if name == "input_ids" else value for name, value in inputs.items()}
+    with pytest.raises(HooklineError, match="there would be"):
+        model.image_grid(cut, images=[noise(40, 60)])
+
+
+def test_cells_beside_the_picture_have_no_box() -> None:
+    boxes = cells((-0.5, 0, 1.5, 1), 1, 4)
+    assert boxes[[0, 3]].isnan().all()
+    assert boxes[[1, 2]].tolist() == [[0, 0, 0.5, 1], [0.5, 0, 1, 1]]
+
+
+@pytest.mark.parametrize("size", [(16, 32), (33, 17), (100, 30), (7, 9)])
+@pytest.mark.parametrize("name", ["llava", "vit", "dinov2", "siglip"])
+def test_the_part_that_is_left_after_cropping(name, size) -> None:
+    """A picture whose colours are its coordinates: what is left of it says where it was."""
+    looks = getattr(processor_of(name), "image_processor", processor_of(name))
+    height, width = size
+    x = np.broadcast_to((np.arange(width) + 0.5) / width * 255, size)
+    y = np.broadcast_to(((np.arange(height) + 0.5) / height * 255)[:, None], size)
+    ramp = np.stack([x, y, x], -1).round().astype(np.uint8)
+    left, top, right, bottom = region_seen(looks, size)
+    seen = looks(images=[ramp], return_tensors="pt", do_normalize=False)["pixel_values"][0]
+    across, down = seen[0].mean(0), seen[1].mean(1)
+    wanted = torch.linspace(left, right, 2 * len(across) + 1)[1::2].clamp(0.5 / width, 1 - 0.5 / width)
+    assert (across - wanted).abs().max() < 0.03 + 0.3 / width
+    wanted = torch.linspace(top, bottom, 2 * len(down) + 1)[1::2].clamp(0.5 / height, 1 - 0.5 / height)
+    assert (down - wanted).abs().max() < 0.03 + 0.3 / height

@@ -1,0 +1,508 @@
+"""Pictures as input: what goes in, what comes of it, and what is said when it cannot."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tiny_models import causal_lm
+from tiny_vision import ENCODERS, IMAGE, VISION_LANGUAGE, inputs_of, module_of, processor_of, tiny_vision
+
+import hookline
+from hookline import at, image_tokens
+from hookline.errors import HooklineError
+from hookline.vision.inputs import rows_of
+from hookline.vision.pictures import picture_of
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # in PaliGemma's own
+IN_STREAM = [name for name in VISION_LANGUAGE if name != "mllama"]
+
+
+def noise(height: int = 20, width: int = 28, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+@pytest.fixture(scope="module")
+def llava() -> Any:
+    module, processor, _ = tiny_vision("llava")
+    return hookline.hook(module, processor)
+
+
+def seeing(name: str) -> Any:
+    return hookline.hook(module_of(name), processor_of(name))
+
+
+def place(model: Any) -> str:
+    return model.processor.image_token
+
+
+# Pictures
+
+
+def test_all_that_is_a_picture(tmp_path) -> None:
+    array = noise()
+    Image.fromarray(array).save(tmp_path / "a.png")
+    tensor = torch.from_numpy(array)
+    kinds = [array, Image.fromarray(array), str(tmp_path / "a.png"), tmp_path / "a.png"]
+    kinds += [array / 255, (array / 255).astype(np.float32), array.transpose(2, 0, 1)]
+    kinds += [tensor, tensor.permute(2, 0, 1), tensor.float() / 255, (tensor.double() / 255).permute(2, 0, 1)]
+    for given in kinds:
+        image = picture_of(given)
+        assert image.mode == "RGB"
+        assert np.array_equal(np.asarray(image), array)
+
+
+@pytest.mark.parametrize("mode", ["L", "1", "P", "RGBA", "LA", "CMYK", "YCbCr", "RGB"])
+def test_every_mode_of_eight_bits(mode) -> None:
+    given = Image.fromarray(noise()).convert(mode)
+    assert np.array_equal(np.asarray(picture_of(given)), np.asarray(given.convert("RGB")))
+
+
+def test_grey_arrays() -> None:
+    grey = noise()[..., 0]
+    for given in (grey, grey[..., None], grey[None], torch.from_numpy(grey)):
+        assert np.array_equal(np.asarray(picture_of(given)), np.repeat(grey[..., None], 3, 2))
+
+
+def test_a_file_that_says_how_it_is_turned(tmp_path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(noise(20, 28)).save(tmp_path / "a.png", exif=exif)
+    assert picture_of(tmp_path / "a.png").size == (20, 28)
+
+
+def test_what_is_no_picture(tmp_path) -> None:
+    (tmp_path / "a.png").write_text("not a picture")
+    Image.fromarray(noise(99, 99)).save(tmp_path / "whole.png")
+    (tmp_path / "cut.png").write_bytes((tmp_path / "whole.png").read_bytes()[:900])
+    for given, message in (
+        (str(tmp_path / "none.png"), "there is no file"),
+        (tmp_path, "there is no file"),
+        (tmp_path / "a.png", "cannot be read as a picture"),
+        (tmp_path / "cut.png", "cannot be read as a picture"),
+        ("https://a.b/c.png", "nothing is downloaded"),
+        (None, "is a NoneType: give a PIL image"),
+        (7, "is a int: give a PIL image"),
+        (noise()[None], r"list\(array\)"),
+        (np.zeros(5, np.uint8), "a picture is height"),
+        (np.zeros((8, 9, 5), np.uint8), "no axis of 1, 3 or 4 colours"),
+        (np.zeros((3, 9, 3), np.uint8), "first or last"),
+        (np.zeros((0, 9, 3), np.uint8), "is empty"),
+        (noise().astype(np.int64), "array of int64: give uint8"),
+        (noise().astype(np.float32), "floats go from 0 to 1"),
+        (np.full((5, 5, 3), np.nan), "floats go from 0 to 1"),
+        (np.full((5, 5, 3), -0.5), "floats from -0.5 to -0.5"),
+        (Image.fromarray(np.full((4, 5), 40000, np.uint16)), "more than 8 bits"),
+        (Image.fromarray(np.ones((4, 5), np.float32)), "more than 8 bits"),
+    ):
+        with pytest.raises(HooklineError, match=message) as error:
+            picture_of(given, "picture 3")
+        assert str(error.value).startswith("picture 3")
+
+
+def test_pictures_and_places_are_matched() -> None:
+    a, b = noise(), noise(seed=1)
+    assert [len(row) for row in rows_of(a, [1])] == [1]
+    assert [len(row) for row in rows_of([a, b], [2])] == [2]
+    assert [len(row) for row in rows_of([[a, b]], [2])] == [2]
+    assert [len(row) for row in rows_of([a, b], [1, 1])] == [1, 1]
+    assert [len(row) for row in rows_of([[a, b], []], [2, 0])] == [2, 0]
+    for images, places, message in (
+        ([], [1], "empty list"),
+        ([a, [b]], [1, 1], "pictures and lists of pictures"),
+        ([[a]], [1, 1], "2 prompts, but 1 lists"),
+        ([a, b], [1], "the prompt has 1 place for pictures, but 2 pictures are given"),
+        (a, [0], "the prompt has no places for pictures, but 1 picture is given for it: put '<image>'"),
+        ([[a], [a]], [1, 2], "prompt 1 has 2 places for pictures, but 1 picture is given"),
+        ([a, b], [2, 0], r"2 prompts with 2, 0 places .* give a list for each prompt"),
+        ([a], [1, 1], "2 prompts with 1, 1 places .* a list of 1 picture"),
+    ):
+        with pytest.raises(HooklineError, match=message):
+            rows_of(images, places, "'<image>'")
+
+
+# Runs
+
+
+@pytest.mark.parametrize("name", VISION_LANGUAGE)
+def test_a_prompt_with_pictures_is_what_the_processor_makes_of_it(name) -> None:
+    model = seeing(name)
+    text, picture = f"what is {place(model)} here ?", noise()
+    made = model.processor(text=text, images=[[Image.fromarray(picture)]], return_tensors="pt")
+    made.pop("labels", None)  # PaliGemma's, for training
+    if name == "mllama":  # its processor and its tokenizer both put a beginning first
+        made = model.processor(
+            text=text, images=[[Image.fromarray(picture)]], return_tensors="pt", add_special_tokens=False
+        )
+    with torch.no_grad():
+        wanted = model.module(**made).logits
+        assert torch.equal(model(text, images=[picture]), wanted)
+        assert torch.equal(model(text, images=picture), wanted)
+        assert torch.equal(model(**model.to_inputs(text, images=picture)), wanted)
+        assert torch.equal(model.run_with_hooks(text, images=picture), wanted)
+        logits, cache = model.run_with_cache(text, images=picture)
+        assert torch.equal(logits, wanted)
+        assert cache["blocks.0.hook_resid_pre"].shape[:2] == wanted.shape[:2]
+        assert not torch.allclose(model(text, images=255 - picture), wanted)
+
+
+@pytest.mark.parametrize("name", [name for name in VISION_LANGUAGE if name != "mllama"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_rows_of_a_batch_are_as_they_are_alone(name, side) -> None:
+    model = seeing(name)
+    one, two = f"what is {place(model)} here ?", f"{place(model)} and {place(model)} are"
+    pictures = [[noise()], [noise(40, 20), noise(16, 16)], []]
+    inputs = model.to_inputs([one, two, "what is red ?"], images=pictures, padding_side=side)
+    with torch.no_grad():
+        together = model(**inputs)
+        for row, text in enumerate([one, two]):
+            alone = model(text, images=pictures[row])
+            here = together[row][inputs["attention_mask"][row].bool()]
+            assert torch.allclose(here, alone[0], atol=2e-5), row
+
+
+@pytest.mark.parametrize("name", VISION_LANGUAGE)
+def test_generation_with_pictures_under_hooks(name) -> None:
+    model = seeing(name)
+    texts = [f"what is {place(model)} here ?", f"{place(model)} and the colour of {place(model)} ?"]
+    pictures = [[noise()], [noise(40, 20), noise(16, 16)]]
+    seen: list[int] = []
+    with model.hooks([("blocks.1.hook_resid_post", lambda x: seen.append(x.shape[1]))]):
+        ids = model.generate(
+            **model.to_inputs(texts, images=pictures, padding_side="left"), max_new_tokens=3, do_sample=False
+        )
+    assert seen[1:] == [1] * (len(seen) - 1)
+    assert seen[0] + len(seen) == ids.shape[1]
+    texts_out = model.generate(texts, 3, images=pictures, do_sample=False)
+    assert texts_out == model.tokenizer.batch_decode(ids, skip_special_tokens=True)
+    alone = model.generate(texts[0], 3, images=pictures[0], do_sample=False)
+    assert isinstance(alone, str)
+
+    def push(x: torch.Tensor) -> torch.Tensor:
+        return x + 20 * torch.randn(x.shape[-1], generator=torch.Generator().manual_seed(1))
+
+    with model.hooks([("blocks.1.hook_resid_post", push)]):
+        assert model.generate(texts, 3, images=pictures, do_sample=False) != texts_out
+
+
+def test_plans_take_pictures(llava) -> None:
+    table = llava.points(None, "what is <image> ?", images=[noise()])
+    _, cache = llava.run_with_cache("what is <image> ?", images=[noise()])
+    assert {row.name: row.shape for row in table} == {name: tuple(value.shape) for name, value in cache.items()}
+    plan = llava.plan("blocks.0.hook_resid_pre", input="what is <image> ?", images=[noise()])
+    assert plan.rows[0].shape == (1, 20, 32)  # 16 of the picture, and 4 of the text
+    assert plan.nbytes == 20 * 32 * 4
+
+
+def test_the_cache_alone_and_the_stream(llava) -> None:
+    cache = llava.cache("<image> red", images=[noise()], names_filter="blocks.0.hook_resid_pre")
+    stream = llava("<image> red", images=[noise()], stop_at_layer=0)
+    assert torch.equal(cache["blocks.0.hook_resid_pre"], stream)
+    loss = llava("<image> red", "loss", images=[noise()], loss_per_token=True)
+    assert loss.shape == (1, stream.shape[1] - 1)
+
+
+def test_pixels_take_the_models_type() -> None:
+    model = hookline.hook(module_of("llava").to(torch.bfloat16), processor_of("llava"))
+    inputs = model.to_inputs("<image> red", images=noise())
+    assert inputs["pixel_values"].dtype == torch.bfloat16
+    assert inputs["input_ids"].dtype == torch.long
+    assert model(**inputs).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_a_model_that_only_sees(name) -> None:
+    model = seeing(name)
+    pictures = [noise(), noise(40, 20)]
+    pixels = model.processor(images=[Image.fromarray(each) for each in pictures], return_tensors="pt")["pixel_values"]
+    with torch.no_grad():
+        wanted = model.module(pixel_values=pixels)[0]
+        assert torch.equal(model(images=pictures), wanted)
+        assert torch.equal(model(pixel_values=pixels), wanted)
+        assert torch.equal(model(None, images=pictures[0]), model(images=[pictures[0]]))
+    with pytest.raises(HooklineError, match="takes pictures and no text"):
+        model("what ?", images=pictures)
+    with pytest.raises(HooklineError, match="has lists in it"):
+        model(images=[pictures])
+    with pytest.raises(HooklineError, match="for a model that takes pictures together with text"):
+        model.image_token_mask(torch.ones(1, 4, dtype=torch.long))
+    for given in (None, processor_of("llava").tokenizer):
+        with pytest.raises(HooklineError, match=r"wrapped without what .*AutoImageProcessor"):
+            hookline.hook(model.module, given)(images=pictures)
+    whole = processor_of("llava")  # with a tokenizer, that is of no use here
+    whole.image_processor = model.processor
+    assert torch.equal(hookline.hook(model.module, whole)(images=pictures), wanted)
+
+
+# Where pictures are
+
+
+@pytest.mark.parametrize("name", IN_STREAM)
+def test_image_tokens_are_where_the_mask_says(name) -> None:
+    model = seeing(name)
+    texts = [f"what is {place(model)} here ?", f"{place(model)} and {place(model)}"]
+    inputs = model.to_inputs(texts, images=[[noise()], [noise(40, 20), noise(16, 16)]])
+    mask = model.image_token_mask(inputs)
+    assert mask.dtype == torch.bool
+    assert torch.equal(mask, inputs["input_ids"] == IMAGE)
+    assert torch.equal(mask, model.image_token_mask(inputs["input_ids"]))
+    assert torch.equal(mask, model.image_token_mask(texts, images=[[noise()], [noise(40, 20), noise(16, 16)]]))
+    kept: list[torch.Tensor] = []
+    hooks = [("blocks.0.hook_resid_pre", at(image_tokens, lambda x: x * 0))]
+    hooks += [("blocks.0.hook_resid_pre", lambda x: kept.append((x == 0).all(-1)))]
+    model.run_with_hooks(**inputs, fwd_hooks=hooks)
+    assert torch.equal(kept[0], mask)
+    changed = (model(**inputs, stop_at_layer=0) - model(**_other_pictures(inputs), stop_at_layer=0)).abs().amax(-1) > 0
+    assert not (changed & ~mask).any()
+    assert changed.sum() > mask.sum() / 2  # all but the ends of rows, in some models
+
+
+def test_positions_in_the_tower_are_places_in_pictures(llava) -> None:
+    point, text = "vision.blocks.1.hook_resid_post", "red " * 16  # as many tokens as the tower has positions
+    zeroed = llava.run_with_cache(
+        f"<image> {text}", images=[noise()], fwd_hooks=[(point, at([0, 5], torch.zeros_like))]
+    )
+    empty = (zeroed[1][point] == 0).all(-1)[0]
+    assert empty.nonzero().flatten().tolist() == [0, 5]
+    for where in (hookline.last, image_tokens, hookline.token(4)):
+        for name in (point, "model.vision_tower.encoder.layers.1"):
+            with pytest.raises(HooklineError, match="are places in pictures"):
+                llava.run_with_hooks("<image> red", images=[noise()], fwd_hooks=[(name, at(where, torch.zeros_like))])
+    sides: list[range] = []
+    hooks = [(point, lambda x, hook: sides.append(hook.positions))]
+    texts = ["<image> red", "<image> red red"]
+    _, cache = llava.run_with_cache(texts, images=[noise(), noise()], fwd_hooks=hooks)
+    assert sides == [range(0)]
+    assert not hasattr(cache[point], "padding_mask")
+    vit = seeing("vit")
+    cache = vit.cache(images=[noise()], names_filter="vision.blocks.0.hook_resid_post", pos_slice=[0])
+    assert cache["vision.blocks.0.hook_resid_post"].shape == (1, 1, 40)
+
+
+def _other_pictures(inputs: dict[str, Any]) -> dict[str, Any]:
+    return {**inputs, "pixel_values": inputs["pixel_values"].flip(-1)}
+
+
+def test_the_last_inputs_with_pictures(llava) -> None:
+    fresh = hookline.hook(llava.module, llava.processor)
+    with pytest.raises(HooklineError, match="no inputs with pictures"):
+        fresh.image_token_range(0)
+    llava("what <image> is <image>", images=[noise(), noise(40, 20)])
+    llava("what is red")  # has none
+    assert llava.image_token_range(0) == range(2, 18)
+    assert llava.image_token_range(1) == llava.image_token_range(-1) == range(19, 35)
+    inputs = llava.to_inputs(["<image> red", "red <image>"], images=[noise(), noise()], padding_side="right")
+    assert llava.image_token_range(0, inputs, row=1) == range(2, 18)
+    assert llava.image_token_range(0, "red red <image>", images=noise()) == range(3, 19)
+    with pytest.raises(HooklineError, match="picture 2 is asked for, but row 0 has 1"):
+        llava.image_token_range(2, inputs)
+    with pytest.raises(HooklineError, match="row 5 is asked for, but the inputs have 2"):
+        llava.image_token_range(0, inputs, row=5)
+    assert llava._last_inputs["pixel_values"].is_meta
+
+
+def test_pictures_side_by_side_are_told_apart(llava) -> None:
+    inputs = llava.to_inputs("<image><image> red", images=[noise(), noise()])
+    assert llava.image_token_range(0, inputs) == range(1, 17)
+    assert llava.image_token_range(1, inputs) == range(17, 33)
+
+
+@pytest.mark.parametrize("name", ["mllama", "whisper"])
+def test_models_without_such_positions_say_so(name) -> None:
+    module, processor, inputs = tiny_vision(name)
+    model = hookline.hook(module, processor)
+    message = "through cross-attention, in the layers" if name == "mllama" else "for a model that takes pictures"
+    tokens = inputs["input_ids" if name == "mllama" else "decoder_input_ids"]
+    with pytest.raises(HooklineError, match=message):
+        model.image_token_mask(tokens)
+    where = "blocks.0.hook_resid_pre" if name == "mllama" else "decoder.0.hook_resid_pre"
+    with pytest.raises(HooklineError, match=message):
+        model.run_with_hooks(**inputs, fwd_hooks=[(where, at(image_tokens, torch.zeros_like))])
+    if name == "mllama":
+        with pytest.raises(HooklineError, match=message):
+            model.image_grid("what is <|image|> ?", images=noise())
+
+
+# Chats
+
+
+@pytest.mark.parametrize("name", VISION_LANGUAGE)
+def test_chats(name) -> None:
+    model = seeing(name)
+    text = model.to_chat("what is it ?", images=2)
+    assert text.count(place(model)) == 2
+    assert text == model.to_chat("what is it ?", images=[noise(), noise()])
+    inputs = model.to_inputs(text, images=[noise(), noise(40, 20)])
+    assert inputs["input_ids"].eq(model.tokenizer.bos_token_id).sum() == (2 if name == "paligemma" else 1)
+    messages = [{"role": "user", "content": [{"type": "text", "text": "red"}, {"type": "image"}]}]
+    assert place(model) in model.to_chat(messages)
+    assert "what is it ?" in model.to_chat("what is it ?")
+    with pytest.raises(HooklineError, match="leave images out"):
+        model.to_chat(messages, images=1)
+
+
+def test_a_chat_without_a_template(llava) -> None:
+    model = hookline.hook(module_of("llava"), processor_of("llava"))
+    model.processor.chat_template = None
+    with pytest.raises(HooklineError, match="no chat template"):
+        model.to_chat("what ?", images=1)
+    model.processor.chat_template = "{{ messages[0]['role'] }}"
+    with pytest.raises(HooklineError, match="writes 0 places for 1 pictures"):
+        model.to_chat("what ?", images=1)
+
+
+def test_a_chat_of_text(llava) -> None:
+    model = hookline.hook(causal_lm("llama", vocab_size=200), llava.tokenizer)
+    with pytest.raises(HooklineError, match="no chat template"):
+        model.to_chat("what ?")
+
+
+def test_one_beginning_however_it_came_about(llava) -> None:
+    bos = llava.tokenizer.bos_token_id
+    for texts in (["<bos> <image> red", "<image> is red"], ["<image> red", "<image>"]):
+        inputs = llava.to_inputs(texts, images=[noise(), noise()])
+        assert inputs["input_ids"].eq(bos).sum(1).tolist() == [1, 1]
+        assert inputs["input_ids"][:, 0].eq(bos).all()
+    assert not llava.to_inputs("<image> red", images=noise(), prepend_bos=False)["input_ids"].eq(bos).any()
+    twice = llava.to_inputs("<image> red", images=noise(), prepend_bos=True)["input_ids"]
+    assert twice.tolist() == llava.to_inputs("<image> red", images=noise())["input_ids"].tolist()
+
+
+# What cannot be
+
+
+def test_errors_of_runs(llava) -> None:
+    picture = noise()
+    for call, message in (
+        (lambda: llava("what is red ?", images=[picture]), "put '<image>' where each picture belongs"),
+        (lambda: llava("<image> <image>", images=[picture]), "2 places for pictures, but 1 picture"),
+        (lambda: llava("<image>", images=[picture, picture]), "1 place for pictures, but 2 pictures"),
+        (lambda: llava("red", images=[]), "empty list"),
+        (lambda: llava(["red", "red"], images=[[], []]), "no prompt has a picture"),
+        (lambda: llava(images=[picture]), "pictures go in with a prompt that has '<image>'"),
+        (lambda: llava(torch.ones(1, 3, dtype=torch.long), images=[picture]), "pictures go in with text"),
+        (lambda: llava("<image>", images=["none.png"]), "picture 0: there is no file 'none.png'"),
+        (lambda: llava(["<image>", "<image>"], images=[picture, "none.png"]), "picture 0 of prompt 1"),
+        (lambda: llava("<image>", images=picture, pixel_values=torch.ones(1)), "beside them: pixel_values"),
+        (lambda: llava("<image>", images=picture, attention_mask=torch.ones(1, 3)), "attention_mask too"),
+        (lambda: llava("<image>", images=picture, start_at_layer=1), "go in at the first layer"),
+        (lambda: llava.generate("red", images=picture), "no places for pictures"),
+        (lambda: llava.generate(), "give the prompt once"),
+        (lambda: llava.generate("red", input_ids=torch.ones(1, 3, dtype=torch.long)), "give the prompt once"),
+        (lambda: llava.run_with_cache("red", images=picture), "no places for pictures"),
+        (lambda: llava.to_inputs("<image>", picture, padding_side="up"), 'padding_side must be "left" or "right"'),
+    ):
+        with pytest.raises(HooklineError, match=message):
+            call()
+
+
+def test_the_place_to_type_is_named_in_the_models_words() -> None:
+    model = seeing("qwen2_vl")
+    with pytest.raises(HooklineError, match=r"put '<\|vision_start\|><\|image_pad\|><\|vision_end\|>' where"):
+        model("what ?", images=noise())
+    with pytest.raises(HooklineError, match="put '<start_of_image>' where"):
+        seeing("gemma3")("what ?", images=noise())
+
+
+def test_models_that_take_no_pictures(llava) -> None:
+    model = hookline.hook(causal_lm("llama", vocab_size=200), llava.tokenizer)
+    assert model.processor is None
+    with pytest.raises(HooklineError, match="LlamaForCausalLM takes none: it is a model of text"):
+        model("<image> red", images=noise())
+    with pytest.raises(HooklineError, match="takes none"):
+        model.generate("<image> red", images=noise())
+    with pytest.raises(HooklineError, match="takes none: it takes input_features="):
+        hookline.hook(module_of("whisper"))("red", images=noise())
+
+
+def test_a_model_wrapped_with_a_tokenizer_alone(llava) -> None:
+    model = hookline.hook(llava.module, llava.tokenizer)
+    assert model.processor is None
+    with pytest.raises(HooklineError, match=r"hookline\.hook\(model, transformers\.AutoProcessor"):
+        model("<image> red", images=noise())
+    with pytest.raises(HooklineError, match=r"hookline\.hook\(model, transformers\.AutoProcessor"):
+        hookline.hook(llava.module, llava.processor.image_processor)("<image> red", images=noise())
+    inputs = inputs_of("llava")
+    assert model.image_token_mask(inputs).sum(1).tolist() == [16, 16]
+    assert model.image_token_range(0, inputs) == range(4, 20)
+    with pytest.raises(HooklineError, match="depends on the processor"):
+        model.image_grid(inputs)
+
+
+# The way in
+
+
+def test_tokenizer_and_processor(llava) -> None:
+    assert llava.processor.tokenizer is llava.tokenizer
+    fresh = seeing("llava")  # the module itself cannot be pickled any more once transformers has hooked it
+    again = pickle.loads(pickle.dumps(fresh))
+    assert again.processor.image_token == "<image>"
+    assert torch.equal(again("<image> red", images=noise()), fresh("<image> red", images=noise()))
+
+
+def test_loading_brings_the_processor(tmp_path: Path, llava) -> None:
+    llava.module.save_pretrained(tmp_path)
+    llava.processor.save_pretrained(tmp_path)
+    model = hookline.load(tmp_path)
+    assert type(model.processor).__name__ == "LlavaProcessor"
+    with torch.no_grad():
+        assert torch.allclose(model("<image> red", images=noise()), llava("<image> red", images=noise()), atol=1e-6)
+
+
+def test_loading_a_model_that_only_sees(tmp_path: Path) -> None:
+    vit = seeing("vit")
+    vit.module.save_pretrained(tmp_path)
+    vit.processor.save_pretrained(tmp_path)
+    model = hookline.load(tmp_path)
+    with torch.no_grad():
+        assert torch.allclose(model(images=[noise()]), vit(images=[noise()]), atol=1e-6)
+
+
+def test_loading_without_a_processor_leaves_the_tokenizer(tmp_path: Path, llava) -> None:
+    llava.module.save_pretrained(tmp_path)
+    llava.tokenizer.save_pretrained(tmp_path)
+    model = hookline.load(tmp_path)
+    assert model.processor is None
+    assert model.to_tokens("red").shape == (1, 2)
+
+
+def test_text_goes_in_as_before(llava) -> None:
+    inputs = llava.to_inputs(["what is red ?", "red"], padding_side="left")
+    assert {*inputs} == {"input_ids", "attention_mask", "position_ids"}
+    with torch.no_grad():
+        assert torch.equal(llava(**inputs), llava(["what is red ?", "red"], padding_side="left"))
+
+
+def test_points_of_the_tower_are_proved_with_pictures(llava) -> None:
+    def tried(report: Any) -> set[str]:
+        assert report.failed() == []
+        return {verdict.name for verdict in report.verdicts if verdict.status == "proved"}
+
+    seen = tried(llava.verify("what is <image> ?", images=[noise()]))
+    assert seen == tried(llava.verify(llava.to_inputs("what is <image> ?", images=[noise()])))
+    assert {name for name in seen - tried(llava.verify()) if not name.startswith(("vision.", "projector."))} == set()
+    assert "vision.blocks.0.hook_resid_post" in seen
+    with pytest.raises(HooklineError, match=r"verify\(images="):
+        seeing("vit").verify()
+
+
+def test_the_model_in_the_package_sees() -> None:
+    from hookline.tinysight import SIDE, patches_of, random_picture
+
+    model = hookline.load("tinysight")
+    for seed in range(5):
+        shapes, image = random_picture(seed)
+        prompt = f"<image> What colour is the {shapes[0].kind}?"
+        inputs = model.to_inputs(prompt, images=[image])
+        with torch.no_grad():
+            answer = int(model(**inputs)[0, -1].argmax())
+        assert model.to_string([answer]) == f" {shapes[0].colour}"
+        (grid,) = model.image_grid(inputs)[0]
+        left, top, right, bottom = (side / SIDE for side in shapes[0].box)
+        around = grid.positions_in((left, top, right, bottom))
+        assert {int(grid.positions[patch]) for patch in patches_of(shapes[0])} <= set(around)

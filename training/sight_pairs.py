@@ -1,0 +1,80 @@
+"""Pairs of pictures that share their layout, and pictures mixed of the image tokens of both.
+
+A vision transformer may write what it knows of a shape into any token, and a decoder may read it there. To teach both
+to leave it where the shape is, training exchanges image tokens between the two pictures of a pair: those of a whole
+shape, and the answer is then the other picture's; those of the ground, and the answer stays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from random import Random
+
+import numpy as np
+import sight_tasks
+
+from hookline.tinysight import COLOURS, GRID, KINDS, MOST_SHAPES, Shape, patches_of, pixels, random_shapes
+
+UNMIXED = 0.4
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two pictures of one layout: all colours differ, and at times one kind."""
+
+    first: tuple[Shape, ...]
+    second: tuple[Shape, ...]
+    seed: int
+
+    def pixels(self) -> np.ndarray:
+        """Both pictures: [picture, colour, y, x]."""
+        return np.stack([pixels(shapes, self.seed) for shapes in (self.first, self.second)]).transpose(0, 3, 1, 2)
+
+    def labels(self) -> np.ndarray:
+        """What is in each patch of both: [picture, kind or colour, patch], by number from 1 on; 0 is the ground."""
+        found = np.zeros((2, 2, GRID**2), dtype=np.int64)
+        for of_one, shapes in zip(found, (self.first, self.second), strict=True):
+            for shape in shapes:
+                of_one[0, patches_of(shape)] = 1 + KINDS.index(shape.kind)
+                of_one[1, patches_of(shape)] = 1 + list(COLOURS).index(shape.colour)
+        return found
+
+    def patches(self, at: int) -> set[int]:
+        """Where that shape is, in the one picture or the other."""
+        return {*patches_of(self.first[at]), *patches_of(self.second[at])}
+
+
+def pair(rng: Random) -> Pair:
+    """A pair of which no mixture has two shapes that are held out together."""
+    count = rng.randint(1, MOST_SHAPES)
+    while True:
+        first = random_shapes(rng, count)
+        second = _other(rng, first)
+        if sight_tasks.is_seen(first + second):
+            return Pair(first, second, seed=rng.getrandbits(32))
+
+
+def _other(rng: Random, shapes: tuple[Shape, ...]) -> tuple[Shape, ...]:
+    """The same layout in colours that the picture has not, so that any mixture has each colour once."""
+    unused = [colour for colour in COLOURS if colour not in {shape.colour for shape in shapes}]
+    others = [replace(shape, colour=new) for shape, new in zip(shapes, rng.sample(unused, len(shapes)), strict=True)]
+    if rng.random() < 0.5:
+        at = rng.randrange(len(others))
+        others[at] = replace(others[at], kind=rng.choice([k for k in KINDS if k not in {s.kind for s in shapes}]))
+    return tuple(others)
+
+
+def mix(rng: Random, pair: Pair) -> tuple[tuple[Shape, ...], list[bool]]:
+    """A mixture: the shapes that are in it, and of each image token whether it is the second picture's."""
+    is_second = [False] * GRID**2
+    if rng.random() < UNMIXED:
+        return pair.first, is_second
+    share = rng.choice((0.0, 1.0, rng.random()))
+    is_second = [rng.random() < share for _ in is_second]
+    shapes = []
+    for at, both in enumerate(zip(pair.first, pair.second, strict=True)):
+        exchanged = rng.random() < 0.5
+        shapes.append(both[exchanged])
+        for patch in pair.patches(at):
+            is_second[patch] = exchanged
+    return tuple(shapes), is_second

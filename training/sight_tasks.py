@@ -1,0 +1,105 @@
+"""What tinysight is asked about a picture, what is right, and which shapes training never shows together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations, product
+from random import Random
+
+from hookline.tinysight import COLOURS, KINDS, SIDE, Shape
+
+# Two shapes by kind and colour. Every shape is seen, as the model is to know all that can be drawn; some pairs are not.
+Look = tuple[str, str]
+ALL_PAIRS = [
+    frozenset((one, other))
+    for one, other in combinations(product(KINDS, COLOURS), 2)
+    if one[0] != other[0] and one[1] != other[1]
+]
+HELD_OUT: frozenset[frozenset[Look]] = frozenset(Random(8).sample(ALL_PAIRS, k=24))
+NUMBERS = ("one", "two", "three")
+PLACES = ("left", "right", "top", "bottom")
+# A shape is asked for its place only if it is clearly further off the middle in one direction than in the other.
+CLEARLY = 5
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked after a picture, and the one word that answers it."""
+
+    text: str
+    answer: str
+
+
+def colour(shape: Shape) -> list[Question]:
+    """Of a shape, its colour."""
+    texts = (
+        f"What colour is the {shape.kind}?",
+        f"What color is the {shape.kind}?",
+        f"The colour of the {shape.kind} is",
+    )
+    return [Question(text, shape.colour) for text in texts]
+
+
+def kind(shape: Shape) -> list[Question]:
+    """Of a colour, the shape that has it."""
+    texts = (f"What shape is {shape.colour}?", f"The {shape.colour} shape is a")
+    return [Question(text, shape.kind) for text in texts]
+
+
+def place(shape: Shape) -> list[Question]:
+    """Of a shape, where it is; nothing if that is not clear."""
+    across, down = shape.x - SIDE // 2, shape.y - SIDE // 2
+    if abs(abs(across) - abs(down)) < CLEARLY:
+        return []
+    answer = PLACES[across > 0] if abs(across) > abs(down) else PLACES[2 + (down > 0)]
+    return [Question(text, answer) for text in (f"Where is the {shape.kind}?", f"The {shape.kind} is at the")]
+
+
+def count(shapes: Sequence[Shape]) -> list[Question]:
+    """How many there are."""
+    texts = ("How many shapes are there?", "The number of shapes is")
+    return [Question(text, NUMBERS[len(shapes) - 1]) for text in texts]
+
+
+OF_ONE_SHAPE: dict[str, Callable[[Shape], list[Question]]] = {"colour": colour, "shape": kind, "place": place}
+TASKS = (*OF_ONE_SHAPE, "count")
+
+
+def questions(task: str, shapes: Sequence[Shape], asked: Shape) -> list[Question]:
+    """All ways to ask; of one shape, if it is not about all of them."""
+    return count(shapes) if task == "count" else OF_ONE_SHAPE[task](asked)
+
+
+def question(rng: Random, shapes: Sequence[Shape]) -> Question:
+    """Any question that this picture answers."""
+    (task,) = rng.choices(TASKS, weights=(4, 3, 2, 1))
+    found = questions(task, shapes, rng.choice(shapes))
+    return rng.choice(found) if found else question(rng, shapes)
+
+
+def prompt(text: str) -> str:
+    """The question as it is put to the model."""
+    return f"<image> {text}"
+
+
+def chat(text: str) -> str:
+    """The same as the chat template writes it."""
+    return f"USER: <image>\n{text} ASSISTANT:"
+
+
+def is_seen(shapes: Sequence[Shape]) -> bool:
+    """Whether no two of them are held out."""
+    looks = [(shape.kind, shape.colour) for shape in shapes]
+    return HELD_OUT.isdisjoint(frozenset(pair) for pair in combinations(looks, 2))
+
+
+def words() -> Iterator[str]:
+    """Every prompt and every answer, for the tokenizer to know their words."""
+    for each_kind in KINDS:
+        for each_colour in COLOURS:
+            shape = Shape(each_kind, each_colour, 10, 24, 11)
+            for task in TASKS:
+                for asked in questions(task, [shape], shape):
+                    yield from (prompt(asked.text), chat(asked.text), f" {asked.answer}")
+    yield " " + " ".join((*NUMBERS, *PLACES))
