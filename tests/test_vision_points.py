@@ -196,3 +196,13 @@ def test_text_alone() -> None:
     vision = [verdict for verdict in report.verdicts if verdict.name.startswith("vision.blocks.0.attn")]
     assert vision
     assert all(verdict.status == "unavailable" for verdict in vision)
+
+
+def test_points_by_attribute() -> None:
+    model, inputs = seeing("llava")
+    assert len(model.vision.blocks) == 3
+    assert model.vision.blocks[1].attn.hook_z.site == model.point("vision.blocks.1.attn.hook_z").site
+    assert model.projector.hook_out.site == model.point("projector.out").site
+    with model.hooks(fwd_hooks=[(model.vision.blocks[0].attn.hook_z, torch.zeros_like)]):
+        changed = model(**inputs)
+    assert not torch.equal(changed, model(**inputs))

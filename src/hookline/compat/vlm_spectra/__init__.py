@@ -1,0 +1,22 @@
+"""vlm-spectra's interface over hookline: change `vlm_spectra` to `hookline.compat.vlm_spectra`.
+
+    from hookline.compat.vlm_spectra import HookedVLM
+    from hookline.compat.vlm_spectra.hooks import PatchHeadHook
+
+What differs, and what is not here, is in docs/from-vlm-spectra.md.
+"""
+
+from hookline.compat.vlm_spectra.core.activation_cache import ActivationCache
+from hookline.compat.vlm_spectra.core.hooked_vlm import HookedVLM
+from hookline.compat.vlm_spectra.hooks import Hook, PatchHeadHook, PatchMLPHook, PatchResidualHook
+from hookline.compat.vlm_spectra.models.base_adapter import ModelAdapter
+
+__all__ = [
+    "HookedVLM",
+    "ActivationCache",
+    "ModelAdapter",
+    "Hook",
+    "PatchResidualHook",
+    "PatchHeadHook",
+    "PatchMLPHook",
+]

@@ -1,0 +1,6 @@
+"""The model and its cache, under vlm-spectra's paths."""
+
+from hookline.compat.vlm_spectra.core.activation_cache import ActivationCache
+from hookline.compat.vlm_spectra.core.hooked_vlm import HookedVLM
+
+__all__ = ["ActivationCache", "HookedVLM"]

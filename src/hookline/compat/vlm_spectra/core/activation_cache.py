@@ -1,0 +1,88 @@
+"""ActivationCache: what was cached, by `(name, layer)`, or by name where the layer is in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import ItemsView, Iterator
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from hookline.errors import UnknownPointError
+
+Key: TypeAlias = tuple[str, int] | str
+
+
+class ActivationCache:
+    """The activations that were asked for, of the last forward pass.
+
+    cache[("lm.layer.post", 3)]             # asked for as "lm.layer.post"
+    cache["lm.blocks.3.hook_resid_post"]    # asked for as "lm.blocks.*.hook_resid_post"
+    """
+
+    def __init__(self) -> None:
+        self._data: dict[Key, Tensor] = {}
+
+    def __getitem__(self, key: Key) -> Tensor:
+        if key not in self._data:
+            known = ", ".join(map(repr, list(self._data)[:12])) + (", …" if len(self._data) > 12 else "")
+            raise UnknownPointError(f"{key!r} is not in this cache; it has {known or 'nothing'}")
+        return self._data[key]
+
+    def __setitem__(self, key: Key, value: Tensor) -> None:
+        self._data[key] = value
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._data)
+
+    def keys(self) -> list[Key]:
+        """All keys."""
+        return list(self._data)
+
+    def values(self) -> list[Tensor]:
+        """All activations."""
+        return list(self._data.values())
+
+    def items(self) -> ItemsView[Key, Tensor]:
+        """Both."""
+        return self._data.items()
+
+    def get_all_layers(self, hook_name: str) -> dict[int, Tensor]:
+        """The activations of one name, by layer."""
+        return {key[1]: x for key, x in self._data.items() if isinstance(key, tuple) and key[0] == hook_name}
+
+    def stack_layers(self, hook_name: str) -> Tensor:
+        """The activations of one name, from the first layer to the last: [layers, …]."""
+        layers = self.get_all_layers(hook_name)
+        return self._stacked([layers[layer] for layer in sorted(layers)], hook_name)
+
+    def stack(self, pattern: str) -> Tensor:
+        """The activations whose names match a pattern, by layer: `cache.stack("lm.blocks.*.hook_resid_post")`."""
+        wanted = re.compile(re.escape(pattern).replace(r"\*", r"(\d+)"))
+        found = [(wanted.fullmatch(key), x) for key, x in self._data.items() if isinstance(key, str)]
+        matches = sorted(((match, x) for match, x in found if match), key=lambda each: [*map(int, each[0].groups())])
+        return self._stacked([x for _, x in matches], pattern)
+
+    def _stacked(self, tensors: list[Tensor], asked: str) -> Tensor:
+        if not tensors:
+            raise UnknownPointError(f"{asked!r} is not in this cache, at any layer; it has {self.keys()[:12]}")
+        return torch.stack([x.to(tensors[0].device) for x in tensors])
+
+    def clear(self) -> None:
+        """Empty it."""
+        self._data.clear()
+
+    def detach(self) -> None:
+        """Take all tensors off the graph. Those that a run has cached are off it."""
+        self._data = {key: x.detach() for key, x in self._data.items()}
+
+    def __repr__(self) -> str:
+        rows = [f"  {key!r}  {list(x.shape)}" for key, x in self._data.items()]
+        return "\n".join([f"ActivationCache: {len(self)} activations", *rows])

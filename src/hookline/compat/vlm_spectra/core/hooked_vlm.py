@@ -1,0 +1,242 @@
+"""HookedVLM: a hooked model with vlm-spectra's verbs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+import hookline
+from hookline.compat.vlm_spectra.core.activation_cache import ActivationCache, Key
+from hookline.compat.vlm_spectra.core.hook_names import cached_places
+from hookline.compat.vlm_spectra.core.hooking import caching, hooking
+from hookline.compat.vlm_spectra.core.messages import InputsError, Template, chat_of, inputs_of, rendered
+from hookline.compat.vlm_spectra.core.modes import evaluating, reporting_attention
+from hookline.compat.vlm_spectra.models.base_adapter import ModelAdapter
+from hookline.errors import HooklineError
+from hookline.model import HookedModel
+from hookline.module import HookedModule
+from hookline.points import HookPoint
+from hookline.runtime import Run
+
+
+class HookedVLM:
+    """A vision-language model, or one of language alone, with hooks that say where they belong.
+
+        model = HookedVLM.from_pretrained("Qwen/Qwen2.5-VL-3B-Instruct")
+        inputs = model.prepare_messages("What is this?", image)
+        with model.run_with_cache(["lm.layer.post"]) as cache:
+            model.forward(inputs)
+        with model.run_with_hooks([PatchResidualHook(3, token_idx=-1, replacement=cache[("lm.layer.post", 3)][0, -1])]):
+            model.generate(inputs, max_new_tokens=20)
+
+    `hooked` is the same model with hookline's own verbs.
+    """
+
+    def __init__(self, hooked: HookedModel, default_prompt: Template = None, model_name: str | None = None) -> None:
+        self.hooked = hooked
+        self.adapter = ModelAdapter(hooked)
+        self.prompt = default_prompt
+        self.model_name = model_name or hooked.cfg.model_name
+        self.cache: dict[Key, Tensor] | None = None
+        """What the last `run_with_cache` has cached."""
+
+    @classmethod
+    def from_pretrained(
+        cls, model_name: str, device: str | torch.device = "auto", default_prompt: Template = None, **kwargs: Any
+    ) -> Self:
+        """A model of the hub, or of a folder, with its processor. `device="auto"` is the GPU if there is one."""
+        if device == "auto" and "device_map" not in kwargs:
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        hooked = hookline.load(model_name, device=None if device == "auto" else device, **kwargs)
+        return cls(hooked, default_prompt, str(model_name))
+
+    @classmethod
+    def from_model(cls, model: nn.Module, processor: Any = None, default_prompt: Template = None) -> Self:
+        """A model that is in memory already, with its processor, or its tokenizer if it takes no pictures."""
+        hooked = hookline.hook(model, processor)
+        if not isinstance(hooked, HookedModel):
+            raise HooklineError(f"{type(model).__name__} is no language model whose anatomy is known")
+        return cls(hooked, default_prompt)
+
+    @property
+    def model(self) -> nn.Module:
+        """The model itself."""
+        return self.hooked.module
+
+    @property
+    def processor(self) -> Any:
+        """What makes inputs: the processor, or the tokenizer of a model that has none."""
+        return self.hooked.tokenizer if self.hooked.processor is None else self.hooked.processor
+
+    @property
+    def device(self) -> torch.device:
+        """Where inputs go."""
+        return self.hooked._device
+
+    @property
+    def lm_num_layers(self) -> int:
+        """How many layers the language model has."""
+        return self.adapter.lm_num_layers
+
+    def get_model_components(self) -> dict[str, Any]:
+        """What makes words of the stream: the final norm, the head, and the tokenizer."""
+        norm, head = self.adapter.get_lm_norm(), self.adapter.get_lm_head()
+        return {"norm": norm, "lm_head": head, "tokenizer": self.hooked.tokenizer}
+
+    def run_with_hooks(self, hooks: Iterable[Any]) -> Run:
+        """A context in which these hooks are active, at every step of a generation too.
+
+        A hook says itself where it belongs (`hook_point`, `layer`) and is called as `(module, args, kwargs, output)`;
+        or it is given with a name, as `("lm.blocks.5.hook_resid_post", hook)`. Contexts nest.
+        """
+        return hooking(self.hooked, hooks)
+
+    def run_with_cache(self, cache_names: Sequence[Any]) -> AbstractContextManager[ActivationCache]:
+        """A context in which the activations of these names are cached, each by its name and layer.
+
+        What is cached is what flowed out of the point, after all hooks there; of several forward passes, in the last.
+        """
+        return self._caching(cached_places(cache_names, self.hooked._points))
+
+    @contextmanager
+    def _caching(self, places: dict[Key, HookPoint]) -> Iterator[ActivationCache]:
+        cache = ActivationCache()
+        try:
+            with caching(self.hooked, places, cache):
+                yield cache
+        finally:
+            self.cache = dict(cache.items())
+
+    def forward(
+        self, inputs: Mapping[str, Any], require_grads: bool = False, return_dict: bool = True, **kwargs: Any
+    ) -> Any:
+        """The model's own output. With `require_grads` there are gradients, of all its parameters from then on."""
+        with self._running(require_grads, kwargs):
+            given = {**self._placed(inputs), **self._placed(kwargs)}
+            return HookedModule.__call__(self.hooked, return_dict=return_dict, **given)
+
+    def __call__(self, inputs: Mapping[str, Any] | None = None, **kwargs: Any) -> Any:
+        """`forward`, also with the inputs as keywords."""
+        return self.forward({} if inputs is None else inputs, **kwargs)
+
+    def generate(
+        self,
+        inputs: Mapping[str, Any],
+        max_new_tokens: int = 512,
+        require_grads: bool = False,
+        do_sample: bool = False,
+        return_dict_in_generate: bool = True,
+        **kwargs: Any,
+    ) -> Any:
+        """What the model's own generation gives: `.sequences`, unless `return_dict_in_generate` is False."""
+        if require_grads:
+            raise HooklineError(
+                "generation keeps no gradients, in transformers: use forward(inputs, require_grads=True)"
+            )
+        options = {"do_sample": do_sample, "return_dict_in_generate": return_dict_in_generate, **kwargs}
+        with self._running(False, kwargs):
+            return self.hooked.generate(**self._placed(inputs), max_new_tokens=max_new_tokens, **options)
+
+    def prepare_inputs(self, text: str, image: Any = None, prompt_template: Template = None, **kwargs: Any) -> Any:
+        """The inputs of `prepare_messages`, perhaps with another template than the model's default prompt."""
+        return self._prepared([text], None if image is None else [image], prompt_template or self.prompt, **kwargs)
+
+    def prepare_messages(
+        self,
+        task: str,
+        image: Any = None,
+        append_text: str = "",
+        assistant_prefill: str | None = "",
+        return_text: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """The inputs of a chat with a task and a picture; with `return_text`, and the prompt.
+
+        The answer begins with `assistant_prefill`, and `append_text` comes after everything.
+        """
+        kwargs |= {"append_text": append_text, "assistant_prefill": assistant_prefill, "return_text": return_text}
+        return self.prepare_inputs(task, image, **kwargs)
+
+    def prepare_messages_batch(
+        self,
+        tasks: Sequence[str],
+        images: Sequence[Any],
+        append_text: str = "",
+        assistant_prefill: str | None = "",
+        return_text: bool = False,
+    ) -> Any:
+        """The inputs of several chats, each with its picture; padded on the left."""
+        if len(tasks) != len(images):
+            raise InputsError(f"{len(tasks)} tasks, but {len(images)} pictures: give one for each")
+        inputs, texts = self._prepared(tasks, images, self.prompt, append_text, assistant_prefill, return_text=True)
+        texts = texts if isinstance(texts, list) else [texts]
+        return (inputs, texts) if return_text else inputs
+
+    def forward_batch(self, inputs_list: Any = None, tasks: Any = None, images: Any = None, **kwargs: Any) -> Any:
+        """`forward` of several chats, or of the inputs that `prepare_messages_batch` gave."""
+        return self.forward(self._batch(inputs_list, tasks, images), **kwargs)
+
+    def generate_batch(self, inputs_list: Any = None, tasks: Any = None, images: Any = None, **kwargs: Any) -> Any:
+        """`generate` of several chats, or of the inputs that `prepare_messages_batch` gave."""
+        return self.generate(self._batch(inputs_list, tasks, images), **kwargs)
+
+    def get_image_token_range(self, inputs: Mapping[str, Any]) -> tuple[int, int]:
+        """The first and the last position that a picture takes, in inputs of one row."""
+        places = self.hooked.image_token_mask(inputs)
+        if len(places) > 1:
+            raise InputsError(f"there are {len(places)} rows: hooked.image_token_mask(inputs) tells of each")
+        found = places[0].nonzero().flatten().tolist()
+        if not found:
+            raise InputsError("there is no picture in these inputs")
+        return found[0], found[-1]
+
+    def _prepared(
+        self,
+        tasks: Sequence[str],
+        images: Sequence[Any] | None,
+        template: Template,
+        append_text: str = "",
+        assistant_prefill: str | None = "",
+        return_text: bool = False,
+    ) -> Any:
+        options: dict[str, Any] = {"append_text": append_text, "assistant_prefill": assistant_prefill}
+        texts = [
+            chat_of(self.hooked, rendered(task, template), has_image=images is not None, **options) for task in tasks
+        ]
+        inputs = inputs_of(self.hooked, texts, images)
+        return (inputs, texts[0] if len(texts) == 1 else texts) if return_text else inputs
+
+    def _batch(self, inputs: Any, tasks: Any, images: Any) -> Mapping[str, Any]:
+        if inputs is None and (tasks is None or images is None):
+            raise InputsError("give inputs_list, or tasks and images")
+        if inputs is None:
+            return self.prepare_messages_batch(tasks, images)
+        if not (tasks is None and images is None):
+            raise InputsError("give inputs_list, or tasks and images, not both")
+        if isinstance(inputs, list):
+            if len(inputs) != 1:
+                raise InputsError(f"{len(inputs)} inputs cannot be put together: prepare_messages_batch makes one")
+            return inputs[0]
+        return inputs
+
+    def _placed(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """The inputs, where the model is."""
+        if not isinstance(inputs, Mapping):
+            what = type(inputs).__name__
+            raise InputsError(f"inputs are what prepare_messages or the processor gives, not a {what}")
+        return {name: x.to(self.device) if isinstance(x, Tensor) else x for name, x in inputs.items()}
+
+    @contextmanager
+    def _running(self, require_grads: bool, options: Mapping[str, Any]) -> Iterator[None]:
+        if require_grads:
+            self.model.requires_grad_(True)
+        attention = reporting_attention(self.model) if options.get("output_attentions") else nullcontext()
+        with torch.set_grad_enabled(require_grads), evaluating(self.model), attention:
+            yield
+
+    def __repr__(self) -> str:
+        return f"HookedVLM({self.model_name!r}, {self.lm_num_layers} layers)"

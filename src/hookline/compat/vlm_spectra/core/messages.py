@@ -1,0 +1,59 @@
+"""Messages: tasks and pictures as the inputs of a model, written by its own chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from hookline.errors import HooklineError
+from hookline.model import HookedModel
+from hookline.text import Side
+
+Template: TypeAlias = str | Callable[[str], str] | None
+"""What is made of a task before it goes into the chat: a text with {text} or {instruction} in it, or a function."""
+
+
+class InputsError(HooklineError, ValueError):
+    """Tasks, pictures or inputs that do not belong together."""
+
+
+def rendered(task: str, template: Template) -> str:
+    """The task as the template has it."""
+    if template is None:
+        return task
+    if callable(template):
+        return template(task)
+    try:
+        return template.format(text=task, instruction=task, language="English")
+    except (KeyError, IndexError) as error:
+        raise HooklineError(
+            f"the prompt has a place {error} that nothing is known for: it may have {{text}}, {{instruction}} and "
+            "{language}, and other braces are doubled"
+        ) from error
+
+
+def chat_of(hooked: HookedModel, task: str, *, has_image: bool, append_text: str, assistant_prefill: str | None) -> str:
+    """The prompt: the task, then the place of the picture, then the beginning of the answer."""
+    owner = hooked.processor if getattr(hooked.processor, "chat_template", None) else hooked.tokenizer
+    if not getattr(owner, "chat_template", None):
+        if has_image:
+            raise HooklineError("there is no chat template to put the picture in: write the prompt, and use hooked")
+        return task + (assistant_prefill or "") + append_text
+    parts = [{"type": "text", "text": task}, {"type": "image"}]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": parts if has_image else task}]
+    if assistant_prefill:
+        messages.append({"role": "assistant", "content": assistant_prefill})
+        text = owner.apply_chat_template(messages, tokenize=False, continue_final_message=True)
+    else:
+        text = owner.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return hooked._without_second_bos(str(text)) + append_text
+
+
+def inputs_of(hooked: HookedModel, texts: Sequence[str], images: Sequence[Any] | None) -> Any:
+    """The model's inputs; of several prompts, with padding on the left, so that generation can go on from them."""
+    from transformers import BatchFeature
+
+    prompts: Any = texts[0] if len(texts) == 1 else list(texts)
+    given = None if images is None else [[image] for image in images] if len(texts) > 1 else list(images)
+    side: Side | None = "left" if len(texts) > 1 else None
+    return BatchFeature(dict(hooked.to_inputs(prompts, given, padding_side=side)))

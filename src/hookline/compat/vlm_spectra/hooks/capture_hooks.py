@@ -1,0 +1,38 @@
+"""Hooks that put what they see into a cache, under `(hook_name, layer)`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from hookline.compat.vlm_spectra.core.activation_cache import ActivationCache
+from hookline.compat.vlm_spectra.hooks.base import Hook
+from hookline.lenses import FIRST
+from hookline.names import lens_of
+from hookline.taps import Kind
+
+
+class CaptureOutputHook(Hook):
+    """Keeps the output, of a decoder layer unless a subclass says otherwise."""
+
+    def __init__(self, cache: ActivationCache, hook_name: str, layer: int) -> None:
+        super().__init__()
+        self.cache, self.key = cache, (hook_name, layer)
+        self.hook_name, self.layer = hook_name, layer
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Keep it."""
+        self.cache[self.key] = self.seen(module, args, kwargs, output).detach().clone()
+
+    def seen(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Tensor:  # noqa: ARG002
+        """What is to be kept."""
+        return FIRST.get(output)
+
+
+class CaptureInputHook(CaptureOutputHook):
+    """Keeps the first tensor that the module is called with."""
+
+    def seen(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Tensor:  # noqa: ARG002
+        """What is to be kept."""
+        return lens_of(module, Kind.INPUT).get((args, kwargs))

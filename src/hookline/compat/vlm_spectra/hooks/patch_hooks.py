@@ -1,0 +1,10 @@
+"""The patches, under vlm-spectra's path: hookline's own."""
+
+from hookline.compat.vlm_spectra.hooks.base import Hook
+from hookline.hooks import PatchHeadHook, PatchMLPHook, PatchResidualHook
+
+Hook.register(PatchResidualHook)
+Hook.register(PatchHeadHook)
+Hook.register(PatchMLPHook)
+
+__all__ = ["PatchResidualHook", "PatchHeadHook", "PatchMLPHook"]
