@@ -26,7 +26,8 @@ from hookline.anatomy.verify import Report, verify
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-import tiny_models  # noqa: E402 (it is beside the tests, not in the package)
+import tiny_models  # noqa: E402 (they are beside the tests, not in the package)
+import tiny_vision  # noqa: E402
 
 FAMILIES = {
     "embeddings": ("hook_tokens", "hook_embed", "hook_pos_embed"),
@@ -46,6 +47,22 @@ FAMILIES = {
     "norms": ("ln1.", "ln2.", "ln1_post.", "ln2_post.", "ln_cross.", "ln_cross_post."),
     "experts": ("mlp.hook_router", "mlp.hook_expert_weights", "mlp.hook_expert_indices"),
 }
+SEEING = {
+    "patches": ("vision.hook_embed", "vision.hook_pos_embed"),
+    "stream": ("hook_resid_pre", "hook_resid_mid", "hook_resid_post"),
+    "attention out": ("hook_attn_out",),
+    "MLP out": ("hook_mlp_out",),
+    "final norm": ("vision.ln_final.hook_in", "vision.ln_final.hook_normalized", "vision.ln_final.hook_out"),
+    "q k v": FAMILIES["q k v"],
+    "rotated q k": FAMILIES["rotated q k"],
+    "scores, pattern": FAMILIES["scores, pattern"],
+    "z, result": FAMILIES["z, result"],
+    "heads' inputs": FAMILIES["heads' inputs"],
+    "MLP inside": FAMILIES["MLP inside"],
+    "norms": ("ln1.", "ln2.", "ln1_post.", "ln2_post."),
+    "projector": ("projector.",),
+}
+"""The families of points of what looks at pictures."""
 PARTS = {
     "Causal language models": (tiny_models.CAUSAL, tiny_models.causal_lm),
     "Encoders": (tiny_models.ENCODERS, tiny_models.encoder),
@@ -77,9 +94,28 @@ def reports(kinds: list[str], make: Callable[[str], Any]) -> dict[str, Report | 
     return found
 
 
+def seen() -> dict[str, Report]:
+    """The verdicts on models that see or hear, each with a picture or a sound."""
+    found = {}
+    for kind in tiny_vision.CONFIGS:
+        model = hookline.hook(tiny_vision.module_of(kind))
+        found[kind] = verify(model, tiny_vision.inputs_of(kind))
+        print(kind, f"{len(found[kind].failed())} failed", flush=True)
+    return found
+
+
+def part_of(report: Report, *, of_pictures: bool) -> Report:
+    """The verdicts on what looks at pictures, or on what reads."""
+    prefixes = ("vision.", "projector.")
+    verdicts = [each for each in report.verdicts if each.name.startswith(prefixes) == of_pictures]
+    return Report(report.architecture, tuple(verdicts))
+
+
 def is_in(name: str, points: tuple[str, ...]) -> bool:
     """Whether a point is of a family; those of cross-attention count with the others."""
-    point = kind_of(name).removeprefix("encoder.").removeprefix("decoder.").replace("cross_attn.", "attn.")
+    point = kind_of(name).replace("cross_attn.", "attn.")
+    for stack in ("encoder.", "decoder.", "vision.blocks.", "vision.global_blocks."):
+        point = point.removeprefix(stack)
     return any(point == each or (each.endswith(".") and point.startswith(each)) for each in points)
 
 
@@ -91,15 +127,15 @@ def cell(report: Report, points: tuple[str, ...]) -> str:
     return "yes" if "proved" in statuses else "–"
 
 
-def table(title: str, found: dict[str, Report | None]) -> str:
+def table(title: str, found: dict[str, Report | None], families: dict[str, tuple[str, ...]] = FAMILIES) -> str:
     """One part of docs/models.md."""
-    rows = [f"| architecture | {' | '.join(FAMILIES)} |", "|---" * (len(FAMILIES) + 1) + "|"]
+    rows = [f"| architecture | {' | '.join(families)} |", "|---" * (len(families) + 1) + "|"]
     counts = defaultdict(int)
     for kind, report in found.items():
-        cells = ["native points only"] + [""] * (len(FAMILIES) - 1)
+        cells = ["native points only"] + [""] * (len(families) - 1)
         if report is not None:
-            cells = [cell(report, points) for points in FAMILIES.values()]
-        for family, text in zip(FAMILIES, cells, strict=True):
+            cells = [cell(report, points) for points in families.values()]
+        for family, text in zip(families, cells, strict=True):
             counts[family] += text == "yes"
         rows.append(f"| {kind} | {' | '.join(cells)} |")
     total = ", ".join(f"{family} {count}" for family, count in counts.items())
@@ -113,15 +149,23 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     unproved.UNPROVED.clear()  # what was known before is found out anew
     found = {title: reports(*part) for title, part in PARTS.items()}
+    pictures = seen()
     by_type: dict[str, dict[str, str]] = {}
-    for report in (report for part in found.values() for report in part.values() if report is not None):
+    every = [report for part in (*found.values(), pictures) for report in part.values() if report is not None]
+    for report in every:
         for verdict in report.failed():
             by_type.setdefault(report.architecture, {})[kind_of(verdict.name)] = verdict.why
     doc = unproved.__doc__
     text = f'"""{doc}"""\n\nUNPROVED: dict[str, dict[str, str]] = {pformat(by_type, width=116)}\n'
     (ROOT / "src/hookline/anatomy/unproved.py").write_text(text)
-    head = HEAD.format(version=transformers.__version__, n=sum(map(len, found.values())))
-    (ROOT / "docs/models.md").write_text(head + "".join(table(*part) for part in found.items()))
+    head = HEAD.format(version=transformers.__version__, n=sum(map(len, (*found.values(), pictures))))
+    reading = {kind: part_of(report, of_pictures=False) for kind, report in pictures.items()}
+    reading = {kind: report for kind, report in reading.items() if report.verdicts}
+    seeing = {kind: part_of(report, of_pictures=True) for kind, report in pictures.items() if kind != "whisper"}
+    text = head + "".join(table(*part) for part in found.items())
+    text += table("Models that see or hear: the language part", reading)
+    text += table("Models that see: the vision tower and the projector", seeing, SEEING)
+    (ROOT / "docs/models.md").write_text(text)
 
 
 if __name__ == "__main__":
