@@ -335,3 +335,23 @@ def test_a_hook_that_goes_while_the_model_runs_is_not_missed(net, x) -> None:
     with pytest.warns(NeverFiredWarning, match="is no longer in the model by that name"):
         net(x)
     net.layers.unregister_all()
+
+
+@pytest.mark.parametrize("hook", [hookline.zero(head=1), lambda z: z * 0, "controller"])
+def test_whatever_is_registered_can_be_switched_off(hook) -> None:
+    model = hookline.load("tinyworld")
+    tokens = torch.tensor([[5, 17, 42, 7]])
+    if hook == "controller":
+        hook = hookline.FunctionController(function=lambda z: z * 0)
+    bare = model(tokens)
+    known = model.layers.register_hook("blocks.1.attn.hook_z", hook)
+    changed = model(tokens)
+    assert not torch.equal(changed, bare)
+    assert model.layers.is_enabled(known)
+    model.layers.disable(known)
+    assert not model.layers.is_enabled(hook)
+    assert torch.equal(model(tokens), bare)
+    assert model.layers.hooks() == [hook]
+    model.layers.enable(hook)
+    assert torch.equal(model(tokens), changed)
+    model.layers.unregister_all()

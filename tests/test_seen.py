@@ -1,6 +1,7 @@
 """Experiments over pictures: their numbers against plain caches and hooks, and their drawings by what is in them."""
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -181,11 +182,15 @@ def test_a_lens_is_drawn_with_a_token_in_each_part(model, inputs, red) -> None:
 
 
 def test_words_fit_into_their_parts(model, inputs, red) -> None:
-    figure = seen.lens(model, inputs, red, layer=1).plot()
+    found = seen.lens(model, inputs, red, layer=1)
+    long = [[["unreadableness" if at % 2 else "a"] for at in range(36)]]
+    figure = replace(found, tokens=long).plot()
     (ax,) = panels(figure)
+    assert {text.get_text() for text in ax.texts} == {"a", "unreadabl…"}
     figure.draw_without_rendering()
-    widest = max(text.get_window_extent().width for text in ax.texts)
-    assert 0.3 < widest / (ax.get_window_extent().width / 6) <= 1.0
+    room = ax.get_window_extent().width / 6
+    assert 0.6 * room < max(text.get_window_extent().width for text in ax.texts) < room
+    assert ax.texts[0].get_fontsize() > ax.texts[1].get_fontsize()
 
 
 def test_a_lens_without_a_picture_to_draw_on(model, inputs) -> None:
@@ -249,20 +254,35 @@ def test_attention_in_a_generation_is_that_of_the_longer_prompt(kind) -> None:
     assert found.values.axes == ("step", "layer", "head", "patch")
     assert len(found.values.coords["step"]) == len(said)
     torch.testing.assert_close(found.values.values[0], seen.attention(model, inputs).values.values)
-    if kind in ("paligemma", "gemma3") or len(said) < 2:  # where the prompt is read in both directions
-        return
+    if kind != "paligemma":  # which reads its prompt in both directions
+        check_second_step(model, inputs, said, found)
+
+
+def check_second_step(model: Any, inputs: Any, said: torch.Tensor, found: seen.SeenAttention) -> None:
+    """What the new token's position looks at is what it looks at as the last of a longer prompt."""
+    assert len(said) > 1
     longer = {name: x for name, x in inputs.items() if name != "position_ids"}
-    for name, fill in (
-        ("input_ids", said[:1]),
-        ("attention_mask", torch.tensor([1])),
-        ("mm_token_type_ids", said[:1] * 0),
-    ):
-        if name in longer:
-            longer[name] = torch.cat([longer[name], fill[None].to(longer[name])], 1)
+    fills = {"input_ids": said[:1], "attention_mask": torch.tensor([1])}
+    fills |= dict.fromkeys(("mm_token_type_ids", "token_type_ids"), torch.tensor([0]))
+    for name in fills.keys() & longer.keys():
+        longer[name] = torch.cat([longer[name], fills[name][None].to(longer[name])], 1)
     _, cache = model.run_with_cache(**longer)
     where = found.sight.grid.positions
     expected = torch.stack([cache[f"blocks.{n}.attn.hook_pattern"][0, :, -1, where] for n in range(len(model.blocks))])
     torch.testing.assert_close(found.values.values[1], expected.detach(), atol=1e-5, rtol=1e-4)
+
+
+def test_a_window_of_keys_ends_at_the_newest(monkeypatch) -> None:
+    text = tiny_vision.CONFIGS["gemma3"]["text_config"] | {"sliding_window": 8}
+    monkeypatch.setitem(tiny_vision.CONFIGS["gemma3"], "text_config", text)
+    model, image = tiny("gemma3"), noise(16, 16)
+    inputs = asked(model, image)
+    assert inputs["input_ids"].shape[1] > 8
+    found = seen.attention(model, inputs, image, new_tokens=3)
+    said = model.generate(**inputs, max_new_tokens=3, do_sample=False)[0, inputs["input_ids"].shape[1] :]
+    check_second_step(model, inputs, said, found)
+    assert found.values.values[1, 0, :, 0].eq(0).all(), "the window has left the beginning of the picture behind"
+    assert found.values.values[1, 1, :, 0].gt(0).all()
 
 
 def test_heads_that_look_at_a_part(model, inputs, red) -> None:
@@ -318,6 +338,8 @@ def test_attention_that_is_refused(model, inputs, red) -> None:
     found = seen.attention(model, inputs, red)
     with pytest.raises(HooklineError, match="no axis 'step'"):
         found.plot(step=0)
+    with pytest.raises(HooklineError, match="above 0"):
+        found.plot(vmax=0.0)
     with pytest.raises(HooklineError, match="but not patch"):
         found.mean("patch")
     wide = seen.SeenAttention(
@@ -343,6 +365,7 @@ def test_patches_of_the_tower_lie_where_they_are_drawn(kind) -> None:
     inputs = make(image)
     found = seen.tower_attention(model, inputs, image, at=(0.5, 0.5))
     grid = found.sight.grid
+    assert grid.position(0.99, 0.01) == int(grid.positions[grid.main[0, -1]]), "rows go from left to right"
     name = "vision.blocks.0.hook_resid_pre"
     before = model.cache(**inputs, names_filter=name)[name][0]
     for token in (0, 6, len(grid) - 1):
@@ -369,10 +392,10 @@ def test_attention_of_the_tower_is_its_pattern(kind) -> None:
 
 def test_towers_that_are_refused() -> None:
     siglip, image = tiny("siglip"), noise(16, 16)
-    with pytest.raises(HooklineError, match="no class token"):
+    with pytest.raises(HooklineError, match=r"^this tower has no class token"):
         seen.tower_attention(siglip, siglip.to_inputs(images=[image]), image)
     qwen = tiny("qwen2_5_vl")
-    with pytest.raises(HooklineError, match="not known"):
+    with pytest.raises(HooklineError, match=r"^how the patches"):
         seen.tower_attention(qwen, asked(qwen, image), image)
 
 
@@ -392,6 +415,22 @@ def test_a_sweep_over_positions_is_drawn_on_the_picture(model, inputs, others, r
     assert len(ax.images) == 2
     assert len(panels(seen.overlay(swept.values[:2, on.grid.positions], on, vmin=0.0, vmax=1.0))) == 2
     assert len(panels(seen.overlay(seen.lens(model, inputs, red).probs.isel(rank=0), on))) == 5
+
+
+@pytest.mark.parametrize(("kind", "size"), [("llava_next", (18, 32)), ("llava", (16, 48)), ("qwen2_5_vl", (24, 40))])
+def test_a_smooth_overlay_has_each_value_in_the_middle_of_its_place(kind, size) -> None:
+    model, image = tiny(kind), noise(*size)
+    on = seen.sight(model, asked(model, image), image)
+    values = torch.rand(len(on.grid))
+    (ax,) = panels(seen.overlay(values, on, smooth=True, vmin=-1.0, vmax=1.0, cmap="gray"))
+    colours = next(each for each in ax.images if each.get_zorder() == 0)
+    left, right, bottom, top = colours.get_extent()
+    pixels = colours.get_array()
+    for token in on.grid.main.flatten().tolist():
+        x0, y0, x1, y1 = on.grid.boxes[token].tolist()
+        across, down = ((x0 + x1) / 2 - left) / (right - left), ((y0 + y1) / 2 - top) / (bottom - top)
+        grey = pixels[int(down * pixels.shape[0]), int(across * pixels.shape[1]), 0]
+        assert float(grey) == pytest.approx((float(values[token]) + 1) / 2, abs=0.05)
 
 
 def test_overlays_that_are_refused(model, inputs, others, red) -> None:

@@ -173,6 +173,7 @@ class HookAction(PointAction):
     partial: Any = None
     """The hook, if it is for some positions only: it says whether it acted. See `positions.at`."""
     missed: Missed | None = None
+    _is_on, _switches = True, 0
 
     def __init__(self, point: HookPoint, hook: Any, *, prepend: bool = False) -> None:
         super().__init__(point, prepend=prepend)
@@ -204,13 +205,18 @@ class HookAction(PointAction):
             self.missed.clear()
 
     def is_enabled(self) -> bool:
-        """Whether the hook is to be called at all. A function always is."""
-        return True
+        """Whether the hook is to be called at all."""
+        return self._is_on
 
     @property
     def switches(self) -> int:
         """How often the hook was enabled or disabled."""
-        return 0
+        return self._switches
+
+    def switch(self, on: bool) -> None:
+        """Enable or disable it, where it stands."""
+        self._is_on = on
+        self._switches += 1
 
     def is_stale(self, last_fired: object) -> bool:  # noqa: ARG002 (of an object that keeps what it saw)
         """Whether what the hook holds would pass for what it saw in the run just over, and is not."""

@@ -100,6 +100,26 @@ class Layers:
         """The hook with that id."""
         return self._action(hook_id).hook
 
+    def disable(self, hook_or_id: Any) -> None:
+        """Take a hook off the model, but keep it registered: a function or an edit too, which cannot do so itself."""
+        self._switch(hook_or_id, on=False)
+
+    def enable(self, hook_or_id: Any) -> None:
+        """Undo `disable`."""
+        self._switch(hook_or_id, on=True)
+
+    def is_enabled(self, hook_or_id: Any) -> bool:
+        """Whether a registered hook is called."""
+        return self._action(hook_or_id).is_enabled()
+
+    def _switch(self, hook_or_id: Any, *, on: bool) -> None:
+        action = self._action(hook_or_id)
+        if isinstance(action.hook, Hook):
+            (action.hook.enable if on else action.hook.disable)()
+        else:
+            action.switch(on)
+            action.point.standing.refresh()
+
     def errors(self) -> list[HookError]:
         """What went wrong in registered hooks that are skipped when they fail: the first error of each.
 
