@@ -342,7 +342,7 @@ def test_whatever_is_registered_can_be_switched_off(hook) -> None:
     model = hookline.load("tinyworld")
     tokens = torch.tensor([[5, 17, 42, 7]])
     if hook == "controller":
-        hook = hookline.FunctionController(function=lambda z: z * 0)
+        hook = hookline.FunctionController("blocks.1.attn.hook_z", lambda z: z * 0)
     bare = model(tokens)
     known = model.layers.register_hook("blocks.1.attn.hook_z", hook)
     changed = model(tokens)
