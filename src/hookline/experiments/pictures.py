@@ -52,7 +52,7 @@ def plot(
         )
     if centre is not None and (len(rest) == 1 or {"norm", "vmin", "vmax"} & kwargs.keys()):
         raise HooklineError("centre is for the colours of a heat map, where no norm, vmin or vmax sets them already")
-    heading = _drawable(_heading(result) if title is None else title, cut=False)
+    heading = drawable(_heading(result) if title is None else title, cut=False)
     if split is not None:
         return _panels(result, split, ax, heading, centre, kwargs)
     if ax is None:
@@ -115,13 +115,13 @@ def _panels(result: Result, split: str, ax: Axes | None, heading: str, centre: f
     for at, (part, label, each) in enumerate(zip(parts, labels, grid.flat, strict=False)):
         images.append(_draw(part, each, centre, shared, bar=is_own))
         each.set_title(
-            _drawable(label if isinstance(label, str) else f"{split} {label}"), fontsize=_FONT + 1, loc="left"
+            drawable(label if isinstance(label, str) else f"{split} {label}"), fontsize=_FONT + 1, loc="left"
         )
         _label_edges(each, is_left=at % columns == 0, is_lowest=at + columns >= len(parts), is_own=is_own)
     for each in grid.flat[len(parts) :]:
         each.set_visible(False)
     if not is_own and images[0] is not None:
-        _bar(figure.colorbar(images[0], ax=grid, shrink=0.8, pad=0.01))
+        plain_bar(figure.colorbar(images[0], ax=grid, shrink=0.8, pad=0.01))
     figure.suptitle(heading, fontsize=_FONT + 3, x=0.01, ha="left")
     return figure
 
@@ -147,7 +147,7 @@ def _draw(
 
 def _heat(result: Result, ax: Axes, centre: float | None, kwargs: dict[str, Any], *, bar: bool) -> AxesImage:
     options = {"aspect": "auto", "interpolation": "nearest", **_rest(kwargs), "norm": _norm(result, centre, kwargs)}
-    options["cmap"] = _colours(options.get("cmap", "RdBu"))
+    options["cmap"] = colours(options.get("cmap", "RdBu"))
     image = ax.imshow(np.ma.masked_invalid(result.numpy()), **options)
     down, across = result.axes
     _label_axis(ax.yaxis, down, result.coords[down])
@@ -156,7 +156,7 @@ def _heat(result: Result, ax: Axes, centre: float | None, kwargs: dict[str, Any]
     for side in ax.spines.values():
         side.set_visible(False)
     if bar:
-        _bar(ax.figure.colorbar(image, ax=ax, pad=0.02, aspect=25))
+        plain_bar(ax.figure.colorbar(image, ax=ax, pad=0.02, aspect=25))
     return image
 
 
@@ -179,13 +179,15 @@ def _rest(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in kwargs.items() if key not in ("norm", "vmin", "vmax")}
 
 
-def _colours(cmap: str | Colormap) -> Colormap:
+def colours(cmap: str | Colormap) -> Colormap:
+    """Matplotlib's colours by their name."""
     if isinstance(cmap, str) and cmap not in colormaps:
         raise HooklineError(f"matplotlib has no colours {cmap!r}: for instance 'RdBu', 'PiYG', 'viridis'")
     return (colormaps[cmap] if isinstance(cmap, str) else cmap).with_extremes(bad=_EMPTY)
 
 
-def _bar(bar: Any) -> None:
+def plain_bar(bar: Any) -> None:
+    """A bar of colours without a frame, its numbers small."""
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=_FONT, length=2, color=_FAINT)
 
@@ -242,7 +244,7 @@ def _spacing(axis: Axis) -> float:
 
 
 def _label_axis(axis: Axis, name: str, labels: list[Label]) -> None:
-    texts = [_drawable(str(label)) for label in labels]
+    texts = [drawable(str(label)) for label in labels]
     widest = max(TextPath((0, 0), text.replace(r"\$", "$") or " ", size=_FONT).get_extents().width for text in texts)
     is_across = axis.axis_name == "x"  # type: ignore[attr-defined]
     is_words = any(isinstance(label, str) for label in labels)
@@ -254,7 +256,7 @@ def _label_axis(axis: Axis, name: str, labels: list[Label]) -> None:
     axis.set_label_text(name, fontsize=_FONT + 1)
 
 
-def _drawable(text: str, *, cut: bool = True) -> str:
+def drawable(text: str, *, cut: bool = True) -> str:
     """A text that can be drawn: no formulas, no line breaks, no letters that the font lacks, not too long."""
     font = font_manager.get_font(font_manager.findfont(font_manager.FontProperties()))
     known = "".join(
