@@ -6,10 +6,12 @@ import tiny_vision
 import torch
 import transformers
 
+import hookline
 from hookline import HookedModel
 from hookline.anatomy.roles import find_anatomy
 from hookline.anatomy.verify import verify
-from hookline.errors import HooklineError, UnavailablePointError, UnknownPointError
+from hookline.errors import HooklineError, HooklineWarning, UnavailablePointError, UnknownPointError
+from hookline.tinysight import Shape, picture
 
 QUICK = ("llava", "qwen2_5_vl", "mllama", "vit", "whisper")
 EVERY = (*tiny_vision.VISION_LANGUAGE, *tiny_vision.ENCODERS, *tiny_vision.SOUND)
@@ -206,3 +208,81 @@ def test_points_by_attribute() -> None:
     with model.hooks(fwd_hooks=[(model.vision.blocks[0].attn.hook_z, torch.zeros_like)]):
         changed = model(**inputs)
     assert not torch.equal(changed, model(**inputs))
+
+
+def test_starting_at_a_layer_with_pictures() -> None:
+    for kind in ("qwen2_5_vl", "gemma3", "mllama"):
+        model, inputs = seeing(kind)
+        stream = model(**inputs, stop_at_layer=1)
+        whole = model(**inputs)
+        others = {name: x for name, x in inputs.items() if name != "input_ids"}
+        with pytest.raises(HooklineError, match="tokens= beside the stream"):
+            model(stream, start_at_layer=1)
+        with pytest.raises(HooklineError, match="other inputs are needed too"):
+            model(stream, start_at_layer=1, tokens=inputs["input_ids"])
+        again = model(stream, start_at_layer=1, tokens=inputs["input_ids"], **others)
+        torch.testing.assert_close(again, whole)
+
+
+def test_rows_of_a_batch_have_no_pictures() -> None:
+    model, inputs = seeing("llava")
+    _, cache = model.run_with_cache(
+        **inputs, names_filter=["vision.blocks.0.hook_resid_pre", "blocks.0.hook_resid_pre"]
+    )
+    with pytest.warns(HooklineWarning, match="are left out"):
+        second = cache.rows(1)
+    assert list(second) == ["blocks.0.hook_resid_pre"]
+    inputs = tiny_vision.inputs_of("llava", rows=1)
+    _, cache = model.run_with_cache(**inputs, names_filter="vision.blocks.0.hook_resid_pre")
+    assert cache.rows(0)["vision.blocks.0.hook_resid_pre"].shape == (17, 40)  # all pictures are of the one row
+
+
+def test_positions_in_the_text_and_in_pictures() -> None:
+    model, inputs = seeing("llava")
+    seen, read = "vision.blocks.0.hook_resid_pre", "blocks.0.hook_resid_pre"
+    _, both = model.run_with_cache(**inputs, names_filter=[seen, read], pos_slice=3)
+    assert both[seen].shape == (2, 17, 40)  # the position is one of the text
+    assert both[read].shape == (2, 32)
+    _, patch = model.run_with_cache(**inputs, names_filter=seen, pos_slice=3)
+    assert torch.equal(patch[seen], both[seen][:, 3])
+    with pytest.raises(HooklineError, match="place in the prompt"):
+        model.run_with_cache(**inputs, names_filter=seen, pos_slice=hookline.last)
+
+
+def test_steps_at_the_tower() -> None:
+    model = hookline.load("tinysight")
+    image = picture([Shape("circle", "red", x=14, y=14, size=15)])
+    steps = []
+    with model.hooks([("vision.blocks.0.hook_resid_post", lambda x, hook: steps.append(hook.step))]):
+        for _ in range(2):
+            model.generate("<image> What colour is the circle?", 3, images=[image], do_sample=False)
+    assert steps == [0, 0]
+
+    def ask(x, hook):
+        hook.positions
+
+    with pytest.raises(hookline.HookError, match="its positions are patches"):
+        model.run_with_hooks("<image> What?", images=[image], fwd_hooks=[("vision.blocks.0.hook_resid_post", ask)])
+
+
+def test_the_loss_is_that_of_text() -> None:
+    model, inputs = seeing("llava")
+    per_token = model(**inputs, return_type="loss", loss_per_token=True)
+    seen = inputs["input_ids"][:, 1:] == tiny_vision.IMAGE
+    assert not per_token[seen].any()
+    assert bool((per_token[~seen] > 0).all())
+    torch.testing.assert_close(model(**inputs, return_type="loss"), per_token[~seen].mean())
+
+
+def test_what_the_projector_gives_is_in_the_order_of_the_text() -> None:
+    model, inputs = seeing("qwen2_5_vl")  # whose tower goes by windows
+    _, cache = model.run_with_cache(**inputs, names_filter=["projector.hook_out", "blocks.0.hook_resid_pre"])
+    seen = inputs["input_ids"] == tiny_vision.IMAGE
+    torch.testing.assert_close(cache["blocks.0.hook_resid_pre"][seen], cache["projector.hook_out"][0])
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_both_halves_are_wrapped(kind) -> None:
+    model, inputs = both_halves(kind)
+    assert isinstance(hookline.hook(model.module), HookedModel)
+    assert model(**inputs).shape == (2, 2)  # how alike each text and each picture are

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from html import escape
@@ -14,10 +15,12 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
-from hookline.errors import HooklineError, UnavailablePointError, UnknownPointError, unknown_point
+from hookline.errors import HooklineError, HooklineWarning, UnavailablePointError, UnknownPointError, unknown_point
 from hookline.files import read_tensors, write_tensors
 from hookline.memory import address
+from hookline.passes import is_of_pictures
 from hookline.rows import Rows, checked_rows, of_rows, text_of_rows
+from hookline.runtime import users_level
 
 if TYPE_CHECKING:
     from hookline.names import Points
@@ -131,16 +134,30 @@ class ActivationCache(Mapping[str, Tensor]):
             cache.rows(slice(0, 2))["fc1"]     # [2, 8]
             cache.rows(3)["fc1"]               # [8]
 
-        Tensors without a batch axis stay as they are.
+        Tensors without a batch axis stay as they are. Whose pictures are whose is not known of a batch, so what a
+        vision tower made of them is left out.
         """
         if not self.has_batch_dim:
             raise HooklineError("this cache has no batch axis: it is of one row already")
         count = self._row_count()
         which = checked_rows(which, count)
-        new = self._with({name: of_rows(x, name, which, count) for name, x in self._tensors.items()})
+        kept = self._tensors if count == 1 else self._of_text()
+        new = self._with({name: of_rows(x, name, which, count) for name, x in kept.items()})
         new.has_batch_dim = not isinstance(which, int)
         new.passing = text_of_rows(self.passing, which)
         return new
+
+    def _of_text(self) -> dict[str, Tensor]:
+        """Without what is made of pictures, which need not be one for each row; says so, if there is some."""
+        kept = {name: x for name, x in self._tensors.items() if self.passing is None or not is_of_pictures(name)}
+        if len(kept) < len(self._tensors):
+            warnings.warn(
+                f"{len(self._tensors) - len(kept)} activations of pictures (vision.…, projector.…) are left out: which "
+                f"of them belong to these rows is not known. Run the prompts one by one to have them",
+                HooklineWarning,
+                stacklevel=users_level(),
+            )
+        return kept
 
     def apply_slice_to_batch_dim(self, batch_slice: Rows) -> Self:
         """The same as `rows`, by its older name."""

@@ -20,6 +20,7 @@ from hookline.anatomy.resume import resumed
 from hookline.anatomy.roles import Anatomy, find_anatomy
 from hookline.anatomy.trial import outcome
 from hookline.anatomy.verify import Report, verify
+from hookline.anatomy.vision import picture_token
 from hookline.cache import ActivationCache
 from hookline.errors import HooklineError, HooklineWarning
 from hookline.module import HookedModule
@@ -154,7 +155,7 @@ class HookedModel(HookedModule, TokenHelpers, Seeing, Weights, WeightProcessing)
         if start_at_layer is not None:
             if not (prepend_bos is None and padding_side is None and decoder_input is None):
                 raise HooklineError("prepend_bos, padding_side and decoder_input are for text: the input is a stream")
-            with resumed(self._points, start_at_layer, input, tokens) as given:
+            with resumed(self._points, start_at_layer, input, tokens, kwargs) as given:
                 inputs = {**given, **kwargs, "use_cache": False}
                 if attention_mask is not None:
                     inputs["attention_mask"] = _checked_mask(attention_mask, inputs)
@@ -356,7 +357,9 @@ class HookedModel(HookedModule, TokenHelpers, Seeing, Weights, WeightProcessing)
         if logits.shape[1] < 2:
             raise HooklineError("the loss is that of the next token: give at least two tokens")
         mask = inputs.get("decoder_attention_mask" if tokens != "input_ids" else "attention_mask")
-        loss = lm_loss(logits, inputs[tokens], mask, per_token=per_token)
+        picture = picture_token(self.module) if self._anatomy.towers else None
+        seen = inputs[tokens] == picture if picture is not None else None
+        loss = lm_loss(logits, inputs[tokens], mask, seen, per_token=per_token)
         return loss if return_type == "loss" else (logits, loss)
 
     def generate(
@@ -401,8 +404,8 @@ class HookedModel(HookedModule, TokenHelpers, Seeing, Weights, WeightProcessing)
             mask = torch.ones_like(ids)  # else the model's own generate tells padding by its token
         if mask is not None:
             kwargs["attention_mask"] = _checked_mask(mask, {"input_ids": ids})
-        if self._anatomy.is_encoder_decoder and active.get():
-            begin_pass(self._points.root, {"input_ids": ids, "attention_mask": mask})
+        if active.get() and (self._anatomy.is_encoder_decoder or self._anatomy.towers):
+            begin_pass(self._points.root, {"input_ids": ids, "attention_mask": mask})  # before the model's own forward
         how = {"max_new_tokens": max_new_tokens, **kwargs}
         new = self._run(self.module.generate, (ids,), how)  # type: ignore[arg-type]
         if not is_text:
@@ -461,13 +464,19 @@ def lm_loss(
     logits: Float[Tensor, "batch pos vocab"],
     tokens: Int[Tensor, "batch pos"],
     attention_mask: Tensor | None = None,
+    seen: Tensor | None = None,
     *,
     per_token: bool = False,
 ) -> Float[Tensor, ...]:
-    """Cross-entropy of the next token, averaged over all that are no padding; or per token, 0 at padding."""
+    """Cross-entropy of the next token, averaged over all that are no padding and no pictures; or per token, 0 there.
+
+    `seen` is true where a picture is: what stands there is no token that could be predicted.
+    """
     losses = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="none")
     losses = losses.view(tokens.shape[0], -1)
     counts = torch.ones_like(losses)
     if attention_mask is not None:
         counts = (attention_mask[:, 1:] * attention_mask[:, :-1]).to(losses.dtype)
+    if seen is not None:
+        counts = counts * ~seen[:, 1:]
     return losses * counts if per_token else (losses * counts).sum() / counts.sum()

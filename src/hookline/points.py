@@ -16,7 +16,7 @@ from hookline.errors import HooklineError
 from hookline.experts import RouterTap
 from hookline.functions import HookObject
 from hookline.lenses import FIRST, Lens
-from hookline.passes import Pass
+from hookline.passes import Pass, is_of_pictures
 from hookline.standing import Standing
 from hookline.watches import BackwardHook
 
@@ -141,6 +141,8 @@ class HookPoint(nn.Module):
     @property
     def positions(self) -> range:
         """Which positions of the text a running hook sees: the whole prompt, or just the newest one."""
+        if is_of_pictures(self.listed):
+            raise HooklineError(f"{self.name!r} is about pictures: its positions are patches, none of the text")
         return self._passing().span_at(self.listed).positions
 
     def _passing(self) -> Pass:

@@ -37,6 +37,8 @@ class Recording:
         self.device, self.dtype, self.positions = device, dtype, positions
         self.skips_missing = skips_missing
         self.passing: Any = None  # which part of a text it was
+        self.only_pictures = False
+        """Whether positions are those of patches; else they are of the text, and what is made of pictures is whole."""
         self._awaited = {point.name for point in stops_after}
         self._values: dict[str, list[Tensor]] = {}
         self._watched: list[tuple[HookPoint, Tensor]] = []
@@ -46,8 +48,8 @@ class Recording:
         self.passing = now.passing
         if x.requires_grad:
             x = x.detach()
-        if self.positions is not None and not (now.passing is not None and is_of_pictures(point.listed)):
-            x = picked(x, point, self.positions)  # of a text; what is made of its pictures is kept whole
+        if self.positions is not None and (self.only_pictures or not is_of_pictures(point.listed)):
+            x = picked(x, point, self.positions)
         kept = self._kept(x)
         if self.passing is not None and self.positions is None:
             _note_padding(kept, self.passing.span_at(point.listed), point.axes)

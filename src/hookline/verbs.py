@@ -20,6 +20,7 @@ from hookline.errors import HookError, HooklineError
 from hookline.functions import HookFunction, HookObject, OnError, check_on_error, hook_pairs, refuse_class
 from hookline.memory import mark_foreign
 from hookline.names import Filter, Points
+from hookline.passes import is_of_pictures
 from hookline.plan import Plan, make_plan
 from hookline.points import Direction, HookPoint, check_direction, hook_action
 from hookline.positions import Positions
@@ -180,13 +181,15 @@ class Hooked:
 
         Hooks may be given as for `run_with_hooks`; the cache has what they made of it. With `incl_bwd` the gradients
         of the output (a loss), or of `loss_fn(output)`, are there too, under `name_grad`; parameters' `.grad` are not
-        touched. `pos_slice` says which positions to keep: an index, a slice, `last`, … (see `positions.py`).
+        touched. `pos_slice` says which positions to keep: an index, a slice, `last`, … (see `positions.py`). They are
+        those of the text; what is made of its pictures is kept whole, unless nothing else is asked for.
         """
         self._check_options(kwargs)
         if loss_fn is not None and not incl_bwd:
             raise HooklineError("loss_fn says what to differentiate: pass incl_bwd=True with it")
         points = self._points.select(names_filter)
         recording = Recording(device=device, dtype=dtype, positions=pos_slice, skips_missing=names_filter is None)
+        recording.only_pictures = all(is_of_pictures(point.listed) for point in points)
         hooks = self._actions(fwd_hooks, bwd_hooks, on_error)
         actions: list[Action] = [*hooks]
         actions += [Record(point, recording) for point in points]
@@ -225,6 +228,7 @@ class Hooked:
             skips_missing=names_filter is None,
             stops_after=points if stop_early else (),
         )
+        recording.only_pictures = all(is_of_pictures(point.listed) for point in points)
         with self._one_pass([Record(point, recording) for point in points]), suppress(StopForward):
             self(*args, **kwargs)
         return self._cache(recording, recording.values(), remove_batch_dim=remove_batch_dim)

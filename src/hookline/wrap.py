@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from hookline.anatomy.roles import find_anatomy, unknown_anatomy
+from hookline.anatomy.vision import language_of, tower_of
 from hookline.errors import HooklineError
 from hookline.model import HookedModel
 from hookline.module import HookedModule, HookedRootModule
@@ -78,8 +79,11 @@ def _is_language_model(module: nn.Module) -> bool:
 
 
 def _is_image_model(module: nn.Module) -> bool:
-    """Whether it is a model of transformers that takes pictures, and needs nothing else."""
-    return hasattr(module, "config") and getattr(module, "main_input_name", None) == "pixel_values"
+    """Whether it is a model of transformers that takes pictures; perhaps with text beside them, as CLIP does."""
+    if not hasattr(module, "config"):
+        return False
+    takes_both = tower_of(module) is not None and language_of(module) is not None
+    return takes_both or getattr(module, "main_input_name", None) == "pixel_values"
 
 
 def load(

@@ -19,7 +19,7 @@ from hookline.anatomy.classic import (
 from hookline.anatomy.roles import Anatomy, Projector, Stack, Tower
 from hookline.anatomy.unproved import UNPROVED
 from hookline.anatomy.variants import POOLED_NORM, SEES_FIRST
-from hookline.lenses import FIRST, Chain, Flat, OneRow, Patches
+from hookline.lenses import FIRST, Chain, Flat, Item, OneRow, Patches
 from hookline.memo import EachRow
 from hookline.points import Site
 from hookline.taps import Kind
@@ -83,7 +83,10 @@ def _seeing_points(anatomy: Anatomy) -> Iterator[Spec]:
 
 def _projector_points(projector: Projector) -> Iterator[Spec]:
     yield _as_batch(Spec(f"{projector.name}.hook_in", "b p d", input_of(projector.module)))
-    yield _as_batch(Spec(f"{projector.name}.hook_out", "b p d", output_of(projector.module)))
+    out = output_of(projector.module)
+    if projector.ordered_by is not None:
+        out = Site(projector.ordered_by, Kind.OUTPUT, Item(("pooler_output",)))
+    yield _as_batch(Spec(f"{projector.name}.hook_out", "b p d", out))
 
 
 def _tower_points(tower: Tower, early: Mapping[int, Projector] = MappingProxyType({})) -> Iterator[Spec]:

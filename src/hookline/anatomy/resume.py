@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from hookline.actions import Action, PointAction
 from hookline.anatomy import variants
 from hookline.anatomy.names import ModelPoints
+from hookline.anatomy.vision import picture_token
 from hookline.errors import HooklineError
 from hookline.points import Site
 from hookline.runtime import Run
@@ -20,8 +21,13 @@ from hookline.taps import active
 
 
 @contextmanager
-def resumed(points: ModelPoints, layer: int, stream: object, tokens: Tensor | None) -> Iterator[dict[str, Any]]:
-    """A context in which layers before this one are skipped and `stream` enters it; gives the inputs to call with."""
+def resumed(
+    points: ModelPoints, layer: int, stream: object, tokens: Tensor | None, others: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """A context in which layers before this one are skipped and `stream` enters it; gives the inputs to call with.
+
+    `others` are keyword inputs that the model is called with as well.
+    """
     anatomy = points.anatomy
     n_layers = len(anatomy.blocks)
     if layer not in range(-n_layers, n_layers + 1):
@@ -36,6 +42,8 @@ def resumed(points: ModelPoints, layer: int, stream: object, tokens: Tensor | No
         raise HooklineError(
             f"later layers of {anatomy.kind} look at the embeddings again: give tokens= beside the stream"
         )
+    if anatomy.towers:
+        _check_pictures(points.root, tokens, others)
     first = layer + n_layers if layer < 0 else layer
     resid = _checked(stream, anatomy.width)
     _check_nothing_before(points, first)
@@ -44,6 +52,22 @@ def resumed(points: ModelPoints, layer: int, stream: object, tokens: Tensor | No
         skipped[anatomy.blocks[first - 1].module] = _give(anatomy.kind, resid)
     with skipping(skipped), _entering(points, first, resid):
         yield {"inputs_embeds": _stand_in(anatomy.main.embed, resid)} if tokens is None else {"input_ids": tokens}
+
+
+def _check_pictures(root: nn.Module, tokens: Tensor | None, others: Mapping[str, Any]) -> None:
+    """Positions, masks and what later layers get of pictures go by more than the stream."""
+    token = picture_token(root)
+    if tokens is None:
+        raise HooklineError(
+            "a model that takes pictures starts at a layer with tokens= beside the stream, and with all other inputs "
+            "of that run: inputs = model.to_inputs(text, images=…); model(stream, start_at_layer=…, tokens=inputs.pop("
+            "'input_ids'), **inputs)"
+        )
+    if token is not None and bool((tokens == token).any()) and "pixel_values" not in others:
+        raise HooklineError(
+            f"there are pictures in these tokens ({token} stands for them), so the other inputs are needed too: "
+            f"model(stream, start_at_layer=…, tokens=…, **inputs) with the rest of model.to_inputs(text, images=…)"
+        )
 
 
 def _checked(stream: object, width: int) -> Tensor:

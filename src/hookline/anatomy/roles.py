@@ -220,6 +220,8 @@ class Projector:
     module: nn.Module
     after: int | None = None
     """The layer of the tower that it reads, if that is not the last."""
+    ordered_by: nn.Module | None = None
+    """What puts its tokens into the order of the text, if it gives them in another."""
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,13 @@ def language_of(model: nn.Module) -> nn.Module | None:
     return child(model._modules.get("model") or model, LANGUAGE)
 
 
+def picture_token(model: nn.Module) -> int | None:
+    """The token in whose place a picture goes into the text; None for a model that takes no pictures with text."""
+    config: Any = getattr(model, "config", None)
+    ids = (getattr(config, name, None) for name in ("image_token_id", "image_token_index"))
+    return next((each for each in ids if isinstance(each, int)), None)
+
+
 def _has_text(model: nn.Module) -> bool:
     config: Any = model.config
     return config.get_text_config(decoder=True) is not config or config.is_encoder_decoder
@@ -129,4 +136,5 @@ def _projectors(root: nn.Module, tower: Tower) -> tuple[Projector, ...]:
         for n, (module, layer) in enumerate(zip(early, layers, strict=False))
     ]
     last = child(root, PROJECTOR)
-    return tuple(found if last is None else [*found, Projector("projector", last)])
+    in_windows = tower_of(root) if hasattr(tower.config, "fullatt_block_indexes") else None
+    return tuple(found if last is None else [*found, Projector("projector", last, ordered_by=in_windows)])
