@@ -286,3 +286,33 @@ def test_both_halves_are_wrapped(kind) -> None:
     model, inputs = both_halves(kind)
     assert isinstance(hookline.hook(model.module), HookedModel)
     assert model(**inputs).shape == (2, 2)  # how alike each text and each picture are
+
+
+READS = {"model_type": "mistral"} | tiny_vision.TEXT
+SEES = {"model_type": "siglip_vision_model"} | tiny_vision.SEEN
+PIXTRAL = {**tiny_vision.SEEN, "model_type": "pixtral", "head_dim": 10}
+OTHERS = {
+    "vipllava": ("llava", {"text_config": READS, "vision_config": SEES, "vision_feature_layers": [-2, -3]}),
+    "aya_vision": ("internvl", {"text_config": READS, "vision_config": SEES, "downsample_factor": 2}),
+    "cohere2_vision": ("internvl", {"text_config": READS, "vision_config": SEES, "downsample_factor": 2}),
+    "mistral3": ("internvl", {"text_config": READS, "vision_config": PIXTRAL, "spatial_merge_size": 2}),
+}
+"""Families that nothing here was written for, each with inputs like another's."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", OTHERS)
+def test_families_that_were_not_thought_of(kind) -> None:
+    like, settings = OTHERS[kind]
+    config = transformers.CONFIG_MAPPING[kind](**settings, image_token_index=tiny_vision.IMAGE)
+    config.image_token_id = tiny_vision.IMAGE
+    module = transformers.AutoModelForImageTextToText.from_config(config).eval()
+    tiny_models.randomise(module)
+    inputs = tiny_vision.inputs_of(like)
+    if kind == "mistral3":
+        inputs["image_sizes"] = torch.tensor([[16, 16]] * 2)
+    model = hookline.hook(module)
+    report = verify(model, inputs)
+    assert [str(verdict) for verdict in report.failed()] == []
+    proved = {verdict.name for verdict in report.verdicts if verdict.status == "proved"}
+    assert {"vision.blocks.0.attn.hook_pattern", "vision.blocks.0.hook_mlp_out", "projector.hook_out"} <= proved

@@ -102,7 +102,7 @@ NORM_BEFORE_ATTENTION = (
     "temporal_pre_norm", "norm", "layernorm1", "ln1", "self_att.layernorm_before_attention", "attention.ln", "norm1",
     "input_norm", "ln_attn", "pre_attention_layernorm", "norm_attn_norm.norm_1", "layer.0.layer_norm",
     "pre_self_attn_layernorm", "attention.LayerNorm", "attention_ln", "sa_layer_norm", "layer_norm1",
-    "layernorm_before",
+    "layernorm_before", "attention_norm",
 )  # fmt: skip
 NORM_AFTER_ATTENTION = ("post_self_attn_layernorm", "post_norm1", "post_attention_norm", "ln1_post", "layer_scale1")
 NORM_BEFORE_MLP = (

@@ -30,8 +30,8 @@ LANGUAGE = ("language_model", "text_model")
 PROJECTOR = ("multi_modal_projector", "connector", "visual.merger")
 EARLY_PROJECTORS = ("visual.deepstack_merger_list",)
 """Those that read what leaves layers before the last."""
-PATCHES = ("embeddings.patch_embedding", "embeddings.patch_embeddings", "patch_embed", "patch_embedding")
-PRE_NORM = ("pre_layrnorm",)
+PATCHES = ("embeddings.patch_embedding", "embeddings.patch_embeddings", "patch_embed", "patch_embedding", "patch_conv")
+PRE_NORM = ("pre_layrnorm", "ln_pre")
 
 
 def find_seeing(model: nn.Module) -> Anatomy | None:
@@ -44,7 +44,9 @@ def find_seeing(model: nn.Module) -> Anatomy | None:
         return None
     config = model.config.get_text_config(decoder=True)  # type: ignore[union-attr, operator]
     stack = stack_in("blocks", language, config, sees_another=True)
-    towers = _towers(tower, getattr(model.config, "vision_feature_layer", None))
+    config_of: Any = model.config
+    read = getattr(config_of, "vision_feature_layer", getattr(config_of, "vision_feature_layers", None))
+    towers = _towers(tower, read)
     if stack is None or not towers:
         return None
     stack = named(_with_end(stack, language), model)
@@ -105,7 +107,7 @@ def _tower(
     is_first = name == "vision.blocks"
     parent = root.get_submodule(path.rpartition(".")[0])
     positions = child(root, POSITIONS)
-    norm: Any = blocks[0].ln1
+    gain: Any = getattr(blocks[0].ln1, "weight", None)
     return Tower(
         name,
         config,
@@ -113,7 +115,7 @@ def _tower(
         embed,
         positions if is_first and isinstance(positions, nn.Embedding) else None,
         (child(parent, FINAL_NORM) or child(root, FINAL_NORM)) if is_first else None,
-        norm.weight.shape[0],
+        gain.shape[0] if gain is not None else config.hidden_size,  # which in Qwen2-VL is the language part's
         child(root, PRE_NORM) if is_first else None,
         blocks[0].attn is not None and "cu_seqlens" in parameters_of(blocks[0].attn)[0],  # lengths, in one long row
         None if feature_layer is None else _layers_read(feature_layer, len(layers)),
