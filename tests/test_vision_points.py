@@ -290,9 +290,10 @@ def test_both_halves_are_wrapped(kind) -> None:
 
 READS = {"model_type": "mistral"} | tiny_vision.TEXT
 SEES = {"model_type": "siglip_vision_model"} | tiny_vision.SEEN
+CLIP = {"model_type": "clip_vision_model"} | tiny_vision.SEEN
 PIXTRAL = {**tiny_vision.SEEN, "model_type": "pixtral", "head_dim": 10}
 OTHERS = {
-    "vipllava": ("llava", {"text_config": READS, "vision_config": SEES, "vision_feature_layers": [-2, -3]}),
+    "vipllava": ("llava", {"text_config": READS, "vision_config": CLIP, "vision_feature_layers": [-2, -3]}),
     "aya_vision": ("internvl", {"text_config": READS, "vision_config": SEES, "downsample_factor": 2}),
     "cohere2_vision": ("internvl", {"text_config": READS, "vision_config": SEES, "downsample_factor": 2}),
     "mistral3": ("internvl", {"text_config": READS, "vision_config": PIXTRAL, "spatial_merge_size": 2}),
