@@ -13,6 +13,7 @@ from hookline.anatomy import variants
 from hookline.anatomy.roles import Block, Stack
 from hookline.anatomy.vision import tower_of
 from hookline.cache import ActivationCache
+from hookline.modes import reporting_attention
 from hookline.names import lens_of
 from hookline.points import HookPoint, Site
 from hookline.taps import Kind
@@ -178,14 +179,8 @@ def _batched(hidden: Tensor) -> Tensor:
 def _reported(model: Any, part: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The hidden states and attentions that a part reports. Attentions are reported by eager attention only."""
     hidden = dict(part(*args, **kwargs, output_hidden_states=True).items())
-    parts = {name: getattr(model.config, name) for name in model.config.sub_configs} | {"": model.config}
-    own = {name: getattr(part, "_attn_implementation", None) for name, part in parts.items()}
-    before = {name: each for name, each in own.items() if each is not None}  # parts of a model may have one each
-    try:
-        model.set_attn_implementation("eager")
+    with reporting_attention(model):
         attentions = dict(part(*args, **kwargs, output_attentions=True).items())
-    finally:
-        model.set_attn_implementation(before)
     reported = {name: value for name, value in hidden.items() if name.endswith("hidden_states")}
     return reported | {name: value for name, value in attentions.items() if name.endswith("attentions")}
 

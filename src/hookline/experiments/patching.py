@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from hookline.cache import ActivationCache
 from hookline.errors import HooklineError
@@ -45,24 +45,50 @@ def sweep(
     (each prompt's value, as an axis `example`), `batch_size` (how many cells go through at once, or "auto"),
     `progress`, and `resume` (what an interrupted sweep gave).
     """
-    if direction not in ("denoise", "noise"):
-        raise HooklineError(f'direction is "denoise" (clean into corrupted) or "noise", not {direction!r}')
+    check_direction(direction)
     how, where = Options.of(options), places(model, points, over, layers)
     if isinstance(clean, ActivationCache):
         if direction == "noise":
             raise HooklineError("a clean cache can be patched in, not patched into: give the clean prompt itself")
         return _from_cache(model, clean, prompts_of(model, corrupted), metric, where, how)
     pair = prompts_of(model, clean), prompts_of(model, corrupted)
+    both = both_runs(model, pair, metric, where.names, direction)
+    labels = pair[0].labels(model)
+    grid = make_grid(where, both.given, both.reader.bases, both.reader.prompts, labels)
+    return measured(both.reader, grid, both.info, how, both.source)
+
+
+class Both(NamedTuple):
+    """Two runs, of which activations of the one are put into the other."""
+
+    reader: Reader
+    """Of the run that they are put into."""
+    given: list[Values]
+    """What the other has, for each prompt."""
+    source: str
+    """The checksum of the other's prompts."""
+    info: dict[str, Any]
+
+
+def both_runs(
+    model: HookedModel, pair: tuple[Prompts, Prompts], metric: Any, keep: Sequence[str], direction: Direction
+) -> Both:
+    """Run the clean and the corrupted prompts, with what they have at some points kept."""
     check_pair(model, *pair)
-    runs = [baselines(model, prompts, keep=where.names) for prompts in pair]
+    runs = [baselines(model, prompts, keep=keep) for prompts in pair]
     logits = [padded_logits(bases, prompts) for bases, prompts in zip(runs, pair, strict=True)]
     metrics = as_metric(metric, model, logits[0], logits[1], pair[0].tokens, pair[0].mask)
     source, target = (0, 1) if direction == "denoise" else (1, 0)
     reader = Reader(runs[target], pair[target], metrics)
     values = {target: reader.baseline, source: reader.values_of(logits[source])}
     info: dict[str, Any] = {"direction": direction, "clean": values[0], "corrupted": values[1]}
-    grid = make_grid(where, [base.kept for base in runs[source]], runs[target], pair[target], pair[0].labels(model))
-    return measured(reader, grid, info, how, pair[source].checksum)
+    return Both(reader, [base.kept for base in runs[source]], pair[source].checksum, info)
+
+
+def check_direction(direction: str) -> None:
+    """It is one of two."""
+    if direction not in ("denoise", "noise"):
+        raise HooklineError(f'direction is "denoise" (clean into corrupted) or "noise", not {direction!r}')
 
 
 def _from_cache(

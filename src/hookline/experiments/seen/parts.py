@@ -10,10 +10,9 @@ from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.experiments.grid import Grid, Places, Values, places
-from hookline.experiments.measure import Options, Reader, measured, padded_logits
-from hookline.experiments.metrics import as_metric
-from hookline.experiments.patching import Direction
-from hookline.experiments.prompts import baselines, check_pair, prompts_of
+from hookline.experiments.measure import Options, measured
+from hookline.experiments.patching import Direction, both_runs, check_direction
+from hookline.experiments.prompts import check_pair, prompts_of
 from hookline.experiments.result import Result
 from hookline.experiments.seen.places import positions as positions_of
 from hookline.experiments.seen.places import sight
@@ -56,23 +55,16 @@ def patch(
     in its prompt. The rest is as in `patching.sweep`: to "denoise" is to put the clean picture's activations into the
     run on the corrupted one, and `result.normalised` is 1 where that does all that the whole input does.
     """
-    if direction not in ("denoise", "noise"):
-        raise HooklineError(f'direction is "denoise" (clean into corrupted) or "noise", not {direction!r}')
+    check_direction(direction)
     how, where = Options.of(options), places(model, points, ("layer",), layers)
     _check_points(where)
     pair = prompts_of(model, clean), prompts_of(model, corrupted)
-    check_pair(model, *pair)
+    check_pair(model, *pair)  # before their pictures are looked at
     parts = _parts(model, _each(clean), _each(corrupted), box, positions, which=which, others=others)
-    runs = [baselines(model, prompts, keep=where.names) for prompts in pair]
-    logits = [padded_logits(bases, prompts) for bases, prompts in zip(runs, pair, strict=True)]
-    metrics = as_metric(metric, model, logits[0], logits[1], pair[0].tokens, pair[0].mask)
-    source, target = (0, 1) if direction == "denoise" else (1, 0)
-    reader = Reader(runs[target], pair[target], metrics)
-    values = {target: reader.baseline, source: reader.values_of(logits[source])}
-    info: dict[str, Any] = {"direction": direction, "clean": values[0], "corrupted": values[1]}
-    info["positions"] = parts[0] if len(parts) == 1 else parts
-    grid = _grid(where, [base.kept for base in runs[source]], runs[target], parts)
-    return measured(reader, grid, info, how, f"{pair[source].checksum} {parts}")
+    both = both_runs(model, pair, metric, where.names, direction)
+    info = both.info | {"positions": parts[0] if len(parts) == 1 else parts}
+    grid = _grid(where, both.given, both.reader.bases, parts)
+    return measured(both.reader, grid, info, how, f"{both.source} {parts}")
 
 
 def _check_points(where: Places) -> None:

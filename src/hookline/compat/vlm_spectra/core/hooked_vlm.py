@@ -14,10 +14,10 @@ from hookline.compat.vlm_spectra.core.activation_cache import ActivationCache, K
 from hookline.compat.vlm_spectra.core.hook_names import cached_places
 from hookline.compat.vlm_spectra.core.hooking import caching, hooking
 from hookline.compat.vlm_spectra.core.messages import InputsError, Template, chat_of, inputs_of, rendered
-from hookline.compat.vlm_spectra.core.modes import evaluating, reporting_attention
 from hookline.compat.vlm_spectra.models.base_adapter import ModelAdapter
 from hookline.errors import HooklineError
 from hookline.model import HookedModel
+from hookline.modes import evaluating, reporting_attention
 from hookline.module import HookedModule
 from hookline.points import HookPoint
 from hookline.runtime import Run

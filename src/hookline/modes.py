@@ -1,4 +1,4 @@
-"""Modes that a model is in for one run."""
+"""Modes that a model is in for a while, and then again as it was."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def reporting_attention(model: Any) -> Iterator[None]:
-    """With the one implementation of attention that reports its patterns; afterwards with those it had."""
-    before = {name: getattr(model.config, name)._attn_implementation for name in model.config.sub_configs}
-    before[""] = model.config._attn_implementation
+    """With the one implementation of attention that reports its patterns; afterwards each part with the one it had."""
+    parts = {name: getattr(model.config, name) for name in model.config.sub_configs} | {"": model.config}
+    own = {name: getattr(part, "_attn_implementation", None) for name, part in parts.items()}
     model.set_attn_implementation("eager")
     try:
         yield
     finally:
-        model.set_attn_implementation(before)
+        model.set_attn_implementation({name: each for name, each in own.items() if each is not None})
