@@ -72,7 +72,14 @@ def test_it_is_the_gradient_times_the_difference(models, kind) -> None:
         torch.testing.assert_close(result.values[layer], lead(logits).detach() + effect, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "mixtral"])  # where experts change, there are jumps
+@pytest.mark.parametrize(
+    "kind",  # where experts change, there are jumps
+    [
+        kind if kind in ("gpt2", "llama") else pytest.param(kind, marks=pytest.mark.slow)
+        for kind in KINDS
+        if kind != "mixtral"
+    ],
+)
 @pytest.mark.parametrize("points", ["resid_pre", "z"])
 def test_steps_add_up_to_patching_all_of_a_point(models, kind, points) -> None:
     given = models[kind], tokens(0), tokens(1), METRIC

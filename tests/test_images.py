@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from tiny_models import causal_lm
 from tiny_vision import ENCODERS, IMAGE, VISION_LANGUAGE, inputs_of, module_of, processor_of, tiny_vision
 
@@ -69,11 +69,22 @@ def test_grey_arrays() -> None:
         assert np.array_equal(np.asarray(picture_of(given)), np.repeat(grey[..., None], 3, 2))
 
 
-def test_a_file_that_says_how_it_is_turned(tmp_path) -> None:
+@pytest.mark.parametrize("turned", range(1, 9))
+def test_a_file_that_says_how_it_is_turned(tmp_path, turned) -> None:
     exif = Image.Exif()
-    exif[0x0112] = 6
+    exif[0x0112] = turned
     Image.fromarray(noise(20, 28)).save(tmp_path / "a.png", exif=exif)
-    assert picture_of(tmp_path / "a.png").size == (20, 28)
+    with Image.open(tmp_path / "a.png") as given:
+        assert given.size == (28, 20)
+        upright = ImageOps.exif_transpose(given)
+        assert picture_of(given) == picture_of(tmp_path / "a.png") == picture_of(upright) == upright
+    assert upright.size == ((28, 20) if turned < 5 else (20, 28))
+
+
+def test_alpha_is_left_out() -> None:
+    clear = np.concatenate([noise(), np.zeros((20, 28, 1), np.uint8)], 2)
+    for given in (clear, Image.fromarray(clear)):
+        assert np.array_equal(np.asarray(picture_of(given)), noise())
 
 
 def test_what_is_no_picture(tmp_path) -> None:
@@ -99,6 +110,7 @@ def test_what_is_no_picture(tmp_path) -> None:
         (np.full((5, 5, 3), -0.5), "floats from -0.5 to -0.5"),
         (Image.fromarray(np.full((4, 5), 40000, np.uint16)), "more than 8 bits"),
         (Image.fromarray(np.ones((4, 5), np.float32)), "more than 8 bits"),
+        (Image.new("La", (4, 5)), "PIL's mode 'La': give it in RGB"),
     ):
         with pytest.raises(HooklineError, match=message) as error:
             picture_of(given, "picture 3")
@@ -156,12 +168,14 @@ def test_a_prompt_with_pictures_is_what_the_processor_makes_of_it(name) -> None:
 def test_rows_of_a_batch_are_as_they_are_alone(name, side) -> None:
     model = seeing(name)
     one, two = f"what is {place(model)} here ?", f"{place(model)} and {place(model)} are"
-    pictures = [[noise()], [noise(40, 20), noise(16, 16)], []]
-    inputs = model.to_inputs([one, two, "what is red ?"], images=pictures, padding_side=side)
+    pictures, texts = [[noise()], [noise(40, 20), noise(16, 16)]], [one, two]
+    if name != "paligemma":  # that takes no prompt without a picture among others
+        pictures, texts = [*pictures, []], [*texts, "what is red ?"]
+    inputs = model.to_inputs(texts, images=pictures, padding_side=side)
     with torch.no_grad():
         together = model(**inputs)
-        for row, text in enumerate([one, two]):
-            alone = model(text, images=pictures[row])
+        for row, text in enumerate(texts):
+            alone = model(text, images=pictures[row]) if pictures[row] else model(text)
             here = together[row][inputs["attention_mask"][row].bool()]
             assert torch.allclose(here, alone[0], atol=2e-5), row
 
@@ -273,15 +287,52 @@ def test_positions_in_the_tower_are_places_in_pictures(llava) -> None:
         for name in (point, "model.vision_tower.encoder.layers.1"):
             with pytest.raises(HooklineError, match="are places in pictures"):
                 llava.run_with_hooks("<image> red", images=[noise()], fwd_hooks=[(name, at(where, torch.zeros_like))])
-    sides: list[range] = []
-    hooks = [(point, lambda x, hook: sides.append(hook.positions))]
+    with pytest.raises(hookline.HookError, match="its positions are patches"):
+        llava.run_with_hooks("<image> red", images=[noise()], fwd_hooks=[(point, lambda x, hook: hook.positions)])
     texts = ["<image> red", "<image> red red"]
-    _, cache = llava.run_with_cache(texts, images=[noise(), noise()], fwd_hooks=hooks)
-    assert sides == [range(0)]
+    _, cache = llava.run_with_cache(texts, images=[noise(), noise()])
     assert not hasattr(cache[point], "padding_mask")
     vit = seeing("vit")
     cache = vit.cache(images=[noise()], names_filter="vision.blocks.0.hook_resid_post", pos_slice=[0])
     assert cache["vision.blocks.0.hook_resid_post"].shape == (1, 1, 40)
+
+
+def test_a_token_that_is_made_is_no_picture() -> None:
+    """A model that writes the token of pictures: there is none at the place of what it wrote."""
+    model = seeing("llava")
+    seen: list[int] = []
+
+    def edit(x: torch.Tensor, hook: Any) -> torch.Tensor:
+        seen.append(hook.step)
+        return x * 0
+
+    def always(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.one_hot(torch.full(x.shape[:2], IMAGE), x.shape[-1]).to(x)
+
+    with model.hooks([("lm_head", always), ("blocks.0.hook_resid_pre", at(image_tokens, edit))]):
+        inputs = model.to_inputs("what is <image>", images=noise())
+        made = model.generate(**inputs, max_new_tokens=3, do_sample=False)
+    assert made[0, -3:].tolist() == [IMAGE] * 3
+    assert seen == [0]
+
+
+def test_pictures_of_a_later_turn_are_found() -> None:
+    model = seeing("llava")
+    first = model.to_inputs("what is <image>", images=noise())
+    later = model.to_inputs("and <image>", images=noise(seed=1), prepend_bos=False)
+    masks: list[torch.Tensor] = []
+
+    def keep(x: torch.Tensor) -> torch.Tensor:
+        masks.append((x == 0).all(-1))
+        return x
+
+    edits = [("blocks.0.hook_resid_pre", at(image_tokens, torch.zeros_like)), ("blocks.0.hook_resid_pre", keep)]
+    with torch.no_grad(), model.hooks(edits):
+        kept = model.module(**first, use_cache=True).past_key_values
+        whole = torch.ones(1, first["input_ids"].shape[1] + later["input_ids"].shape[1], dtype=torch.long)
+        model.module(**{**later, "attention_mask": whole}, past_key_values=kept)
+    assert torch.equal(masks[0], model.image_token_mask(first))
+    assert torch.equal(masks[1], model.image_token_mask(later))
 
 
 def _other_pictures(inputs: dict[str, Any]) -> dict[str, Any]:
@@ -399,6 +450,73 @@ def test_errors_of_runs(llava) -> None:
     ):
         with pytest.raises(HooklineError, match=message):
             call()
+
+
+def test_a_text_among_pictures_that_a_processor_would_garble() -> None:
+    model = seeing("paligemma")
+    texts = ["<image> what is", "what is red"]
+    with pytest.raises(HooklineError, match="prompt 1 has no picture and others have one: PaliGemmaProcessor garbles"):
+        model.to_inputs(texts, images=[[noise()], []])
+    with pytest.raises(HooklineError, match="prompt 0 has no picture"):
+        model(texts[::-1], images=[[], [noise()]])
+    assert model(texts[1]).shape[1] == 3
+
+
+@pytest.mark.parametrize("name", VISION_LANGUAGE)
+def test_pictures_that_were_forgotten(name) -> None:
+    model = seeing(name)
+    text = f"what {place(model)} colour"
+    for call in (
+        *(lambda: model(text), lambda: model(["what", text]), lambda: model(text, "loss"), lambda: model.cache(text)),
+        *(lambda: model.generate(text, 1), lambda: model.generate(["red", text], 1), lambda: model.to_inputs(text)),
+        *(lambda: model.run_with_cache(text), lambda: model.run_with_hooks(text), lambda: model.points(None, text)),
+        *(lambda: model.verify(text), lambda: model.baseline(text), lambda: model.image_token_mask(text)),
+        *(lambda: model.image_token_range(0, text), lambda: model.image_grid(text)),
+    ):
+        with pytest.raises(HooklineError, match=r"has a place for a picture, .* no pictures are given: images="):
+            call()
+    with torch.no_grad():
+        assert torch.equal(model(model.to_tokens(text)), model(input_ids=model.to_tokens(text)))
+        assert model("what colour").shape[0] == 1
+    alone = hookline.hook(model.module, model.tokenizer)  # has nothing to make inputs of pictures with
+    assert alone(text).shape[0] == 1
+
+
+def test_texts_without_a_picture_have_no_grid(llava) -> None:
+    for given in ("what is red", ["what", "red"], llava.to_inputs("what is red")):
+        with pytest.raises(HooklineError, match=r"no picture in these inputs: give model\.to_inputs"):
+            llava.image_grid(given)
+        with pytest.raises(HooklineError, match=r"no picture in these inputs: give model\.to_inputs"):
+            llava.image_token_range(0, given)
+        assert not llava.image_token_mask(given).any()
+
+
+def test_keyword_inputs_in_place_of_a_prompt(llava) -> None:
+    inputs = llava.to_inputs("what is <image>", images=noise())
+    for given in (inputs, dict(inputs), llava.processor(text="what <image>", images=noise(), return_tensors="pt")):
+        for call in (
+            *(lambda x: llava(x), lambda x: llava.run_with_cache(x), lambda x: llava.generate(x, 3)),
+            *(lambda x: llava(x, images=noise()), lambda x: llava.to_tokens(x), lambda x: llava.to_inputs(x)),
+        ):
+            with pytest.raises(HooklineError, match=r"keyword inputs \(input_ids, .* model\(\*\*inputs\)") as error:
+                call(given)
+            assert "tensor" not in str(error.value)
+    for given in ([inputs["input_ids"]], [noise(16, 16)[0, 0]], 7.5):
+        with pytest.raises(HooklineError) as error:
+            llava(given)
+        assert len(str(error.value)) < 130
+
+
+def test_pictures_in_place_of_a_prompt(llava) -> None:
+    image = Image.fromarray(noise())
+    for given in (image, [image], noise(), [noise()], torch.zeros(1, 3, 16, 16)):
+        with pytest.raises(HooklineError, match=r"pictures go in beside a prompt: model\(prompt, images="):
+            llava(given)
+        for name in ENCODERS:
+            model = hookline.hook(module_of(name))
+            for call in (model, model.run_with_cache, model.to_inputs):
+                with pytest.raises(HooklineError, match=r"no text: model\(images=.*, or model\(pixel_values="):
+                    call(given)
 
 
 def test_the_place_to_type_is_named_in_the_models_words() -> None:

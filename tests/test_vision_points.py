@@ -13,7 +13,7 @@ from hookline.anatomy.verify import verify
 from hookline.errors import HooklineError, HooklineWarning, UnavailablePointError, UnknownPointError
 from hookline.tinysight import Shape, picture
 
-QUICK = ("llava", "qwen2_5_vl", "mllama", "vit", "whisper")
+QUICK = ("llava", "qwen2_5_vl", "vit", "whisper")
 EVERY = (*tiny_vision.VISION_LANGUAGE, *tiny_vision.ENCODERS, *tiny_vision.SOUND)
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # transformers' own
 
