@@ -159,7 +159,8 @@ def test_one_pixel_belongs_to_one_token(name) -> None:
             continue
         assert hit == [grid.position(*middle)]
         assert grid.position(*middle) in grid.positions_in((x / width, y / height, (x + 1) / width, (y + 1) / height))
-        near = grid.positions_in((x / width - 0.3, y / height - 0.3, x / width + 0.3, y / height + 0.3))
+        around = (x / width - 0.3, y / height - 0.3, x / width + 0.3, y / height + 0.3)
+        near = grid.positions_in(tuple(min(max(side, 0), 1) for side in around))
         assert set(moved.tolist()) <= set(near)
 
 
@@ -185,9 +186,11 @@ def test_a_batch_has_the_grids_of_its_rows(name, side) -> None:
     model = seeing(name)
     pictures = [[noise(40, 60)], [noise(64, 32), noise(16, 16)], []]
     prompts = [prompt(model), prompt(model, 2), "what is the colour ?"]
+    if name == "paligemma":  # takes no prompt without a picture among others
+        pictures, prompts = pictures[:2], prompts[:2]
     inputs = model.to_inputs(prompts, images=pictures, padding_side=side)
     grids = model.image_grid(inputs)
-    assert [len(row) for row in grids] == [1, 2, 0]
+    assert [len(row) for row in grids] == [1, 2, 0][: len(prompts)]
     for row in (0, 1):
         offset = int(inputs["attention_mask"][row].nonzero()[0])
         for here, alone in zip(grids[row], model.image_grid(prompts[row], images=pictures[row])[0], strict=True):
@@ -222,6 +225,56 @@ def test_an_encoders_own_positions(name, size) -> None:
         assert int(moved.argmax()) == int(grid.positions[token])
 
 
+# Two pictures of sizes that their processors keep or crop; DINOv2's shrinks them a little.
+OF_TOWERS = {
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), ((24, 40), (40, 16))),
+    **dict.fromkeys(("paligemma", "gemma3", "vit", "siglip"), ((16, 16), (16, 16))),
+    **{"llava": ((16, 23), (24, 16)), "clip": ((16, 23), (24, 16)), "dinov2": ((18, 30), (22, 18))},
+}
+
+
+@pytest.mark.parametrize("name", OF_TOWERS)
+def test_a_patch_of_the_tower_looks_at_its_box(name) -> None:
+    """A change of the pixels in a box changes that patch of what enters the tower's first layer, and no other."""
+    model = hookline.hook(module_of(name), processor_of(name))
+    pictures = [noise(*size, seed=seed) for seed, size in enumerate(OF_TOWERS[name])]
+    text = None if name in ENCODERS else prompt(model, 2)
+
+    def entering(given: list[np.ndarray]) -> torch.Tensor:
+        point = "vision.blocks.0.hook_resid_pre"
+        with torch.no_grad():
+            return model.cache(**model.to_inputs(text, images=given), names_filter=point)[point].flatten(0, 1)
+
+    before, boxes = entering(pictures), model.patch_boxes(text, images=pictures).flatten(0, 1)
+    assert len(before) == len(boxes)
+    share = [60, 40] if name.startswith("qwen") else [len(boxes) // 2] * 2
+    owners = torch.arange(2).repeat_interleave(torch.tensor(share)).tolist()
+    for patch, (which, box) in enumerate(zip(owners, boxes, strict=True)):
+        if box.isnan().any():
+            assert patch % share[0] == 0, "the class token comes first"
+            continue
+        height, width = pictures[which].shape[:2]
+        x0, y0, x1, y1 = (box * torch.tensor([width, height] * 2)).round().int().tolist()
+        changed = [each.copy() for each in pictures]
+        changed[which][y0:y1, x0:x1] = 255 - changed[which][y0:y1, x0:x1]
+        moved = (entering(changed) - before).abs().amax(-1)
+        assert int(moved.argmax()) == patch
+        assert moved.count_nonzero() == 1 or name == "dinov2"
+
+
+def test_patches_that_are_not_known() -> None:
+    model = seeing("idefics3")
+    with pytest.raises(HooklineError, match="of a 'idefics3' model's tower look at is not known: it is of qwen2_vl"):
+        model.patch_boxes(prompt(model), images=[noise(32, 48)])
+    llava = seeing("llava")
+    with pytest.raises(HooklineError, match="no picture in these inputs"):
+        llava.patch_boxes("what is red")
+    inputs = llava.to_inputs(prompt(llava), images=[noise(16, 16)])
+    assert torch.equal(llava.patch_boxes(inputs)[0, 1:], llava.image_grid(inputs)[0][0].boxes)
+    with pytest.raises(HooklineError, match="2 pictures are given beside inputs that were made of 1"):
+        llava.patch_boxes(inputs, images=[noise(16, 16)] * 2)
+
+
 def test_boxes_and_positions_lead_back_to_each_other() -> None:
     model = seeing("qwen2_vl")
     (grid,) = model.image_grid(prompt(model), images=[noise(24, 40)])[0]
@@ -252,8 +305,21 @@ def test_a_map_over_the_picture() -> None:
         grid.box(0)
     with pytest.raises(HooklineError, match="from 0 to 1"):
         grid.position(8, 8)
-    with pytest.raises(HooklineError, match="a box is left, top, right, bottom"):
-        grid.positions_in((0.5, 0, 0.5, 1))
+    with pytest.raises(HooklineError, match=r"not 8, 8: divide x by the picture's width"):
+        grid.position(8, 8)
+
+
+def test_boxes_are_fractions() -> None:
+    model = seeing("qwen2_vl")
+    (grid,) = model.image_grid(prompt(model), images=[noise(24, 40)])[0]
+    for box in (
+        *((0.5, 0, 0.5, 1), (0.6, 0, 0.5, 1), (0, 1, 1, 0), (10, 10, 20, 20), (-3, -3, 9, 9), (0, 0, 1, 24)),
+        *((-0.1, 0, 1, 1), (0, 0, 1), (0, 0, 1, float("nan"))),
+    ):
+        with pytest.raises(HooklineError, match=r"a box is left, top, .* from 0 to 1.* Of pixels, divide x by"):
+            grid.positions_in(box)
+    assert grid.positions_in((0, 0, 1 + 1e-9, 1)) == grid.positions.tolist()  # a rounding
+    assert grid.positions_in(torch.tensor([0, 0, 0.2, 1 / 3])) == [int(grid.positions[0])]
 
 
 def test_a_map_of_tiles_is_of_the_tiles() -> None:
@@ -283,6 +349,27 @@ def test_inputs_of_the_processor_itself_need_the_pictures_where_sizes_matter(nam
     else:
         (again,) = model.image_grid(plain)[0]
         assert torch.equal(grid.boxes.nan_to_num(-1), again.boxes.nan_to_num(-1))
+
+
+@pytest.mark.parametrize("name", [*KINDS, *ENCODERS])
+def test_as_many_pictures_as_the_inputs_have(name) -> None:
+    is_encoder = name in ENCODERS
+    model = hookline.hook(module_of(name), processor_of(name)) if is_encoder else seeing(name)
+    one, two = noise(40, 60), noise(40, 60, seed=1)
+    text = (None, None) if is_encoder else (prompt(model), prompt(model, 2))
+    for given, others in (([one], [one, two]), ([one, two], [one])):
+        plain = dict(model.to_inputs(text[len(given) - 1], images=given))
+        with pytest.raises(HooklineError, match=r"pictures are given beside inputs|there would be"):
+            model.image_grid(plain, images=others)
+        assert model.image_grid(plain, images=given)
+
+
+@pytest.mark.parametrize("name", ["llava_next", "llava_onevision"])
+def test_other_pictures_than_those_of_the_inputs(name) -> None:
+    model = seeing(name)
+    plain = dict(model.to_inputs(prompt(model), images=[noise(40, 60)]))
+    with pytest.raises(HooklineError, match="are of pictures of 60 × 40 pixels, not of 40 × 60"):
+        model.image_grid(plain, images=[noise(60, 40)])
 
 
 def test_errors_instead_of_wrong_boxes() -> None:

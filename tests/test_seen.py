@@ -108,8 +108,11 @@ def test_the_second_picture_of_a_prompt() -> None:
 def test_what_is_no_picture(model, inputs, red) -> None:
     with pytest.raises(HooklineError, match="not str"):
         seen.positions(model, QUESTION)
-    with pytest.raises(HooklineError, match="no position looks at"):
+    with pytest.raises(HooklineError, match="from 0 to 1"):
         seen.positions(model, inputs, (1.2, 1.2, 1.5, 1.5))
+    llava = tiny("llava")  # sees the middle only
+    with pytest.raises(HooklineError, match="no position looks at"):
+        seen.positions(llava, asked(llava, noise(16, 48)), (0, 0, 0.2, 1))
     with pytest.raises(HooklineError, match="anything else"):
         seen.positions(model, inputs, (0, 0, 1, 1), others=True)
     both = model.to_inputs([QUESTION, QUESTION], images=[red, red])
@@ -294,8 +297,11 @@ def test_heads_that_look_at_a_part(model, inputs, red) -> None:
     assert top[0].value == float(found.on(BOX).values.max())
     assert found.top(1)[0].value == float(found.share.values.max())
     assert top[0].value > 0.9, "some head looks at the circle that is asked about"
-    with pytest.raises(HooklineError, match="no position looks at"):
+    with pytest.raises(HooklineError, match="from 0 to 1"):
         found.on((1.1, 1.1, 1.2, 1.2))
+    llava = tiny("llava")  # sees the middle only
+    with pytest.raises(HooklineError, match="no position looks at"):
+        seen.attention(llava, asked(llava, noise(16, 48))).on((0, 0, 0.2, 1))
 
 
 def test_attention_is_drawn(model, inputs, red) -> None:
@@ -365,7 +371,9 @@ def test_patches_of_the_tower_lie_where_they_are_drawn(kind) -> None:
     inputs = make(image)
     found = seen.tower_attention(model, inputs, image, at=(0.5, 0.5))
     grid = found.sight.grid
-    assert grid.position(0.9, 0.1) == int(grid.positions[grid.main[0, -1]]), "rows go from left to right"
+    _, top, right, _ = grid.extent  # DINOv2's processor crops
+    corner = grid.position(right - 0.001, top + 0.001)
+    assert corner == int(grid.positions[grid.main[0, -1]]), "rows go from left to right"
     name = "vision.blocks.0.hook_resid_pre"
     before = model.cache(**inputs, names_filter=name)[name][0]
     for token in (0, 6, len(grid) - 1):

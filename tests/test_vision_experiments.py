@@ -5,9 +5,10 @@ import tiny_vision
 import torch
 import transformers
 
+import hookline
 from hookline import HookedModel, HooklineError
 from hookline.anatomy.roles import find_anatomy
-from hookline.experiments import ablation, attribution, logits, patching
+from hookline.experiments import ablation, attribution, logits, patching, steering, tracing
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.ways import Way
 
@@ -146,3 +147,85 @@ def test_what_is_no_prompt() -> None:
         ablation.ablate(model, both, metric, of="heads")
     with pytest.raises(HooklineError, match="missing"):
         ablation.ablate(model, {"pixel_values": both["pixel_values"]}, metric, of="heads")
+
+
+def picture_first(kind: str) -> tuple[dict, dict]:
+    """The same with the picture at the very beginning: what it does may reach back from there."""
+
+    def cut(inputs: dict) -> dict:
+        length = inputs["input_ids"].shape[1]
+        return {name: x[:, 4:] if x.shape == (1, length) else x for name, x in inputs.items()}
+
+    return tuple(cut(inputs) for inputs in pair(kind))
+
+
+@pytest.mark.parametrize("kind", ["qwen3_vl", "gemma3", "paligemma", "qwen2_5_vl", "llava"])
+def test_a_picture_at_the_beginning(kind) -> None:
+    model, (clean, corrupted) = seeing(kind), picture_first(kind)
+    swept = patching.sweep(model, clean, corrupted, metric, points="resid_pre", over=("layer",))
+    name = "blocks.0.hook_resid_pre"
+    _, cache = model.run_with_cache(**clean, names_filter=name)
+    patched = model.run_with_hooks(**corrupted, fwd_hooks=[(name, lambda x: cache[name])])
+    assert float(swept.values[0]) == pytest.approx(float(metric(patched)), abs=1e-5)
+    if kind != "qwen3_vl":  # whose pictures come in at later layers too
+        assert float(swept.values[0]) == pytest.approx(swept.info["clean"], abs=1e-4)
+    effects = ablation.ablate(model, clean, metric, of="heads")
+
+    def silence(z) -> None:
+        z[:, :, 1] = 0
+
+    zeroed = model.run_with_hooks(**clean, fwd_hooks=[("blocks.0.attn.hook_z", silence)])
+    assert float(effects.values[0, 1]) == pytest.approx(float(metric(zeroed)), abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["llava", "qwen2_5_vl"])
+def test_parts_of_the_tower_are_ablated(kind) -> None:
+    model, (inputs, _) = seeing(kind), pair(kind)
+    name = "vision.blocks.0.hook_resid_pre"
+    _, cache = model.run_with_cache(**inputs, names_filter=name)
+    patches = cache[name].shape[1]
+    found = ablation.ablate(model, inputs, metric, points="vision.resid_pre", over=("layer", "pos"), layer=[0])
+    assert found.shape == (1, patches)
+
+    def silence(x) -> None:
+        x[:, patches - 1] = 0
+
+    zeroed = model.run_with_hooks(**inputs, fwd_hooks=[(name, silence)])
+    assert float(found.values[0, -1]) == pytest.approx(float(metric(zeroed)), abs=1e-5)
+    mean = ablation.ablate(model, inputs, metric, points="vision.z", over=("layer", "head"), by="mean")
+    assert mean.shape[1] == model._anatomy.towers[0].blocks[0].attn.num_heads
+    with pytest.raises(HooklineError, match="a place in the text"):
+        ablation.ablate(model, inputs, metric, points="vision.z", over=("layer", "head"), pos=-1)
+    curve = ablation.cumulative(model, inputs, metric, ablation.ranking(mean))
+    assert curve.info["choice"]["points"] == "vision.z"
+    effects = attribution.attribute(model, *pair(kind), metric, points="vision.layer.pre")
+    assert effects.shape[1] == patches
+
+
+def test_the_whole_picture_is_ablated() -> None:
+    model, (inputs, _) = seeing("llava"), pair("llava")
+    found = ablation.ablate(model, inputs, metric, of="mlps", pos=hookline.image_tokens)
+    seen = inputs["input_ids"][0] == tiny_vision.IMAGE
+
+    def silence(x) -> None:
+        x[:, seen] = 0
+
+    zeroed = model.run_with_hooks(**inputs, fwd_hooks=[("blocks.1.hook_mlp_out", silence)])
+    assert float(found.values[1]) == pytest.approx(float(metric(zeroed)), abs=1e-5)
+
+
+def test_what_pictures_cannot_be_in() -> None:
+    model, (inputs, _) = seeing("llava"), pair("llava")
+    place = int((inputs["input_ids"][0] == tiny_vision.IMAGE).nonzero()[0])
+    with pytest.raises(HooklineError, match="the subject is a picture"):
+        tracing.trace(model, inputs, subject=[place], metric=metric)
+    with pytest.raises(HooklineError, match="restores activations of the text"):
+        tracing.trace(model, inputs, subject=[1], metric=metric, points="vision.layer.post")
+    with pytest.raises(HooklineError, match="of what sees"):
+        steering.contrast_vectors(model, inputs, inputs, points="vision.layer.post")
+    with pytest.raises(HooklineError, match=r"images=\["):
+        steering.generate(model, inputs, torch.zeros(32), layer=1)
+    with pytest.raises(HooklineError, match=r"vision\.resid_pre, vision\.z"):
+        ablation.ablate(model, inputs, metric, points="vision.nonsense")
+    base = model.baseline(inputs)
+    torch.testing.assert_close(base.logits, model(**inputs)[0])

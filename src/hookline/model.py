@@ -37,7 +37,7 @@ from hookline.runtime import users_level
 from hookline.signatures import parameters_of
 from hookline.standing import standing_of
 from hookline.taps import active
-from hookline.text import Side, Text
+from hookline.text import Side, Text, shown_prompt
 from hookline.tokens import TokenHelpers
 from hookline.verbs import HookList
 from hookline.vision.inputs import Inputs
@@ -245,16 +245,19 @@ class HookedModel(HookedModule, TokenHelpers, Seeing, Weights, WeightProcessing)
 
     def baseline(
         self,
-        input: str | Tensor,
+        input: str | Tensor | Mapping[str, Any],
         *,
         images: Pictures | None = None,
         fwd_hooks: HookList = (),
         keep: Sequence[str] = (),
         way: Way | None = None,
     ) -> Baseline:
-        """A run on one text of which variants can be run fast: see `Baseline`. `keep` names what it is to record."""
-        if images is not None:
-            more = dict(self.to_inputs(input, images))  # type: ignore[arg-type]
+        """A run on one text of which variants can be run fast: see `Baseline`. `keep` names what it is to record.
+
+        The text may have pictures: `images`, or for both what `to_inputs` gives.
+        """
+        if images is not None or isinstance(input, Mapping):
+            more = dict(input if isinstance(input, Mapping) else self.to_inputs(input, images))  # type: ignore[arg-type]
             ids, mask = more.pop("input_ids"), more.pop("attention_mask", None)
             return Baseline(self, ids, inputs=more, fwd_hooks=fwd_hooks, keep=keep, way=way)
         ids, mask = self._inputs(input, None, None)
@@ -313,8 +316,11 @@ class HookedModel(HookedModule, TokenHelpers, Seeing, Weights, WeightProcessing)
         *,
         has_mask: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
+        self._check_prompt(input)
         if not isinstance(input, str | Sequence | Tensor):
-            raise HooklineError(f"the input is text, several texts, or a tensor of token ids, not {input!r}")
+            raise HooklineError(
+                f"the input is text, several texts, or a tensor of token ids, not {shown_prompt(input)}"
+            )
         if not isinstance(input, str | Tensor) and any(
             isinstance(each, int | Sequence) and not isinstance(each, str) for each in input
         ):

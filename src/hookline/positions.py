@@ -89,6 +89,8 @@ class _Images(Meaning):
         """Where the token stands that the model puts pictures in place of."""
         if span.tokens is None:
             raise HooklineError("where pictures are is not known: the model was given no tokens")
+        if text.step > 0 and len(span.positions) == 1:  # a token that the model has made, whichever it is
+            return torch.zeros(span.rows, 1, dtype=torch.bool)
         return mask_in(span.tokens, text.model().config).cpu()  # type: ignore[union-attr]
 
     def __repr__(self) -> str:

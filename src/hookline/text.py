@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -24,9 +24,12 @@ class Text:
         self, text: str | Sequence[str], *, prepend_bos: bool | None = None, padding_side: Side | None = None
     ) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch pos"]]:
         """Token ids and the mask that is 0 where a shorter prompt was padded."""
+        check_no_mapping(text)
         texts = [text] if isinstance(text, str) else list(text)
         if not texts or not all(isinstance(each, str) and each for each in texts):
-            raise HooklineError(f"a prompt must be a string that is not empty, or a list of such, not {text!r}")
+            raise HooklineError(
+                f"a prompt must be a string that is not empty, or a list of such, not {shown_prompt(text)}"
+            )
         rows = [self.ids(each, prepend_bos) for each in texts]
         width = max(map(len, rows))
         self.check_length(width)
@@ -111,6 +114,22 @@ class Text:
                 "hookline.hook(model, tokenizer)"
             )
         return self.tokenizer
+
+
+def check_no_mapping(prompt: Any) -> None:
+    """Keyword inputs are no prompt."""
+    if isinstance(prompt, Mapping):
+        raise HooklineError(
+            f"these are keyword inputs ({', '.join(map(str, prompt))}), which go in as such: model(**inputs), "
+            "model.run_with_cache(**inputs), model.generate(**inputs)"
+        )
+
+
+def shown_prompt(given: Any) -> str:
+    """What was given as a prompt, as an error shows it: text in full, anything else by its kind."""
+    if isinstance(given, list | tuple) and not all(isinstance(each, str) for each in given):
+        return f"a {type(given).__name__} of {', '.join(dict.fromkeys(type(each).__name__ for each in given))}"
+    return repr(given) if isinstance(given, str | int | float | list | tuple | None) else f"a {type(given).__name__}"
 
 
 def single_token(tokenizer: Any, text: str) -> int:

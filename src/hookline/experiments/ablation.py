@@ -71,7 +71,9 @@ def ranking(result: Result, *, by: Literal["abs", "value", "lowest"] = "abs") ->
     if not result.complete:
         raise HooklineError("this ablation was interrupted: resume it before ranking")
     mean = result.mean("example") if "example" in result.axes else result
-    return (mean - mean.info["clean"]).top(mean.values.numel(), by)
+    found = (mean - mean.info["clean"]).top(mean.values.numel(), by)
+    found.info = mean.info
+    return found
 
 
 def cumulative(
@@ -97,13 +99,15 @@ def cumulative(
         curve.sel(order="as ranked").plot()
 
     `order` is a ranking, or any list of parts: `(3, 4)`, `"L3H4"`, `{"layer": 3, "head": 4}`; a result of `ablate` is
-    ranked by the size of the change, and says what its parts are. The second row of the result has the order reversed.
-    All else is as in `ablate`; how to ablate is not taken from the ranking.
+    ranked by the size of the change, and says, as a ranking does, what its parts are. The second row of the result has
+    the order reversed. All else is as in `ablate`; how to ablate is not taken from the ranking.
     """
     how, whole = Options.of(options), Replacement(by, data, per_position, seed)
     what = Choice(of, points, over, layer)
     if isinstance(order, Result):
-        what, order = what.of_ranking(order), ranking(order)
+        what, order = what.of_ranking(order.info), ranking(order)
+    elif isinstance(order, Top) and order.info and of is None and points is None:
+        what = what.of_ranking(order.info)
     parts = Units.found(model, prompts_of(model, prompts), what, whole, pos)
     keys = [parts.key(each) for each in order]
     twice = next((key for at, key in enumerate(keys) if key in keys[:at]), None)

@@ -20,6 +20,7 @@ from hookline.experiments.prompts import Prompt, Prompts, check_pair, prompts_of
 from hookline.experiments.result import Result
 from hookline.experiments.trials import agreement, sampled, true_values
 from hookline.model import HookedModel
+from hookline.passes import is_of_pictures
 from hookline.points import HookPoint
 
 
@@ -160,7 +161,7 @@ def _effects(
 def _summed(product: Tensor, point: HookPoint, inner: Sequence[str], prompts: Prompts) -> Tensor:
     """Over all that a cell covers, [batch, *cell]; padding counts nothing."""
     for place, letter in enumerate(point.axes.split()):
-        if letter in "pk" and product.shape[place] == prompts.width:
+        if letter in "pk" and product.shape[place] == prompts.width and not is_of_pictures(point.listed):
             shape = [len(prompts), *(prompts.width if at == place else 1 for at in range(1, product.ndim))]
             product = product * prompts.mask.to(product).reshape(shape)
     kept = [1 + place_of(point, axis) for axis in inner]
@@ -172,7 +173,8 @@ def _summed(product: Tensor, point: HookPoint, inner: Sequence[str], prompts: Pr
 def _labels(where: Places, shape: Sequence[int], positions: list[Label]) -> dict[str, list[Label]]:
     """The labels of each axis of the grid."""
     found: dict[str, list[Label]] = {}
+    of_text = not any(is_of_pictures(point.listed) for point in where.points.values())
     for axis, size in zip(where.over, shape, strict=True):
         numbers: list[Label] = list(range(size))
-        found[axis] = where.coords.get(axis, positions if axis in ("pos", "src") else numbers)
+        found[axis] = where.coords.get(axis, positions if axis in ("pos", "src") and of_text else numbers)
     return found

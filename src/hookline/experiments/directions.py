@@ -15,6 +15,7 @@ from hookline.errors import HooklineError
 from hookline.experiments.prompts import Prompt, prompts_of, warn_of_dropout
 from hookline.files import read_tensors, write_tensors
 from hookline.model import HookedModel
+from hookline.passes import is_of_pictures
 from hookline.points import HookPoint
 from hookline.positions import Positions
 
@@ -105,6 +106,8 @@ def contrast_vectors(
     position, or at another (`pos` is as in `run_with_cache`); at several, or with `pos=None` at all, it is first
     averaged over those of each prompt. With `normalise` every vector has length 1. The two kinds need not be as many.
     """
+    if is_of_pictures(points):
+        raise HooklineError(f"steering vectors are of the language part, and points={points!r} is of what sees")
     wanted = list(range(model.cfg.n_layers)) if layers is None else list(layers)
     wrong = next((each for each in wanted if each not in range(model.cfg.n_layers)), None)
     if wrong is not None or not wanted:
@@ -123,6 +126,8 @@ def contrast_vectors(
 
 def _point(model: HookedModel, kind: str, layer: int) -> HookPoint:
     point = model._points.find(model._points.spelled((kind, layer)))
+    if is_of_pictures(point.listed):
+        raise HooklineError(f"steering vectors are of the language part, and {point.name!r} is of what sees")
     if point.axes != "b p d":
         raise HooklineError(
             f"steering adds vectors as wide as the stream, but {point.name!r} has the axes {point.axes}"

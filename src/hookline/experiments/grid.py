@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -100,11 +101,18 @@ def _depth(model: HookedModel, kinds: list[str]) -> int:
 
 def _of_layer(model: HookedModel, kind: str, layer: int) -> HookPoint | None:
     """The point of that kind in a layer, if it has one; an error if no layer ever has."""
-    name = model._points.spelled((kind, layer))
+    asked: tuple[Any, ...] = (kind, layer)
+    if kind.startswith("vision.") and kind.count(".") == 1:  # vision.z, by the shorthand of the language part
+        asked = (kind.removeprefix("vision."), layer, "vision")
+    try:
+        name = model._points.spelled(asked)
+    except UnknownPointError:
+        name = kind
     if name not in model._points.specs:
         raise UnknownPointError(
             f"{kind!r} is no kind of point that layers have: give resid_pre, attn_out, mlp_out, z, q, k, v, "
-            f"pattern, post, …; or names of points, and leave layer out of over"
+            f"pattern, post, … (of what sees: vision.resid_pre, vision.z, …); or names of points, and leave layer out "
+            f"of over"
         )
     return model._points.hook_dict.get(name)
 

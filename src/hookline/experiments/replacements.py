@@ -55,8 +55,9 @@ class Replacement:
             texts = [base.kept for base in bases] if data is None else _runs(model, points, data, range(len(data)))
             means = _means(points, texts, self.per_position)
             if not self.per_position:
-                longest = max(base.tokens.shape[1] for base in bases)
-                means = {name: mean.expand(longest, *mean.shape[1:]) for name, mean in means.items()}
+                places = {point.name: _position(point) for point in points}
+                longest = {name: max(base.kept[name].shape[at] for base in bases) for name, at in places.items()}
+                means = {name: mean.expand(longest[name], *mean.shape[1:]) for name, mean in means.items()}
             return [{point.name: _laid_out(point, means[point.name], base) for point in points} for base in bases]
         chosen = _others(prompts, data, 0 if self.seed is None else self.seed)
         if data is None:

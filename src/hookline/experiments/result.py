@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from itertools import product
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
@@ -51,6 +52,9 @@ class Cell(NamedTuple):
 
 class Top(list[Cell]):
     """The cells that stand out, in order; prints as a table."""
+
+    info: Mapping[str, Any] = MappingProxyType({})
+    """Of a ranking: about the experiment that it is of."""
 
     def __repr__(self) -> str:
         rows = [[*map(str, cell.labels.values()), number(cell.value)] for cell in self]

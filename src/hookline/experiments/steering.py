@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -122,6 +122,8 @@ def generate(
     tensor is added to `resid_post`. If tokens are drawn by chance (`do_sample=True`), both use the same `seed`. Other
     arguments go to the model's own generate.
     """
+    if isinstance(prompt, Mapping):
+        raise HooklineError("with pictures give the text and them: steering.generate(model, text, …, images=[…])")
     texts = [prompt] if isinstance(prompt, str) else list(prompt)
     vectors = vector if isinstance(vector, Directions) else Directions.bare(vector, layer)
     if isinstance(positions, str) and positions not in ("all", "new"):

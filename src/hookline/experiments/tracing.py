@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hookline.anatomy.vision import picture_token
 from hookline.errors import HooklineError
 from hookline.experiments.grid import Grid, Places, places
 from hookline.experiments.labels import Label
@@ -19,6 +20,7 @@ from hookline.experiments.metrics import as_metric, prob
 from hookline.experiments.prompts import Prompts, baselines, prompts_of
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
+from hookline.passes import is_of_pictures
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.changes import Change, Variant, index_of
 
@@ -58,6 +60,7 @@ def trace(
     where = places(model, points, ("layer", "pos"))
     windows = _windows(where, window, model.cfg.n_layers)
     positions = subject_positions(model, text, subject)
+    _check_no_picture(model, text, positions, where)
     clean = baselines(model, text, keep=[*where.names, "hook_embed"])[0]
     added, spread = _noise(model, clean, positions, noise, samples, seed)
     noised = [_noised(model, text, positions, each, where.names) for each in added]
@@ -88,6 +91,18 @@ def subject_positions(model: HookedModel, text: Prompts, subject: str | int | Se
             f"position {wrong} of the subject, but the prompt has {length} tokens" if wanted else "the subject is empty"
         )
     return sorted({each % length for each in wanted})
+
+
+def _check_no_picture(model: HookedModel, text: Prompts, positions: list[int], where: Places) -> None:
+    """Noise goes onto the embeddings of tokens, in whose place pictures come in later."""
+    picture = picture_token(model.module) if text.more else None
+    if picture is not None and bool((text.tokens[0, positions] == picture).any()):
+        raise HooklineError(
+            "the subject is a picture: noise on the embeddings of its tokens would do nothing, as the picture comes in "
+            "their place. Patch from another picture: patching.sweep, seen.patch"
+        )
+    if any(is_of_pictures(point.listed) for point in where.points.values()):
+        raise HooklineError("tracing restores activations of the text: points of pictures are not noised")
 
 
 def _found(model: HookedModel, text: Prompts, subject: str) -> list[int]:

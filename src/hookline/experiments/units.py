@@ -18,9 +18,11 @@ from hookline.experiments.measure import Reader, padded_logits
 from hookline.experiments.metrics import as_metric
 from hookline.experiments.prompts import Prompts, baselines
 from hookline.experiments.replacements import Replacement
-from hookline.experiments.result import Cell, Result
+from hookline.experiments.result import Cell
 from hookline.model import HookedModel
+from hookline.passes import is_of_pictures
 from hookline.points import HookPoint
+from hookline.positions import Meaning, image_tokens
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.changes import Change, Variant, adds_up, index_of
 from hookline.rerun.ways import stream_names
@@ -54,9 +56,9 @@ class Choice:
         if self.points is None and self.over != ("layer",):
             raise HooklineError(f"over={self.over!r} goes with points=…: of={self.of or 'heads'!r} has axes of its own")
 
-    def of_ranking(self, result: Result) -> Choice:
-        """The parts that a result is of; what else is said must be the same."""
-        known = result.info.get("choice")
+    def of_ranking(self, info: Mapping[str, Any]) -> Choice:
+        """The parts that a result with this `info` is of; what else is said must be the same."""
+        known = info.get("choice")
         if known is None:
             raise HooklineError("the order is a result, but not of ablate(…): give its cells in order, result.top(k)")
         said = self.points is not None or self.of not in (None, known["of"])
@@ -118,7 +120,9 @@ class Units:
             place = axes.index("layer")
             axes = axes[:place] + axes[place + 1 :]
             units = {key[:place] + key[place + 1 :]: unit for key, unit in units.items()}
-        positions = None if pos is None else [_checked(pos, len(prompts.span(row)), row) for row in range(len(prompts))]
+        if pos is not None and any(is_of_pictures(point.listed) for point in points):
+            raise HooklineError("pos=… is a place in the text, but these points are of pictures: leave it out")
+        positions = None if pos is None else [_positions(model, prompts, pos, row) for row in range(len(prompts))]
         if pos is not None and "pos" in axes:
             raise HooklineError("pos=… says where to ablate, but the positions are an axis already: leave one out")
         given = whole.values(model, points, bases, prompts)
@@ -159,7 +163,7 @@ class Units:
 
     def _made(self, row: int, point: HookPoint, at: dict[str, int | None]) -> list[Change]:
         span, inside = self.prompts.span(row), dict(at)
-        for axis in ("pos", "src"):
+        for axis in ("pos", "src") if not is_of_pictures(point.listed) else ():
             column = inside.get(axis)
             if column is not None and column not in span:
                 return []  # padding
@@ -177,6 +181,7 @@ def _change(point: HookPoint, given: Tensor, base: Baseline, at: dict[str, int |
     value, before = given[where], base.kept[point.name][where]
     pos = at.get("pos")
     first = pos if pos is not None else _first(point, where, value != before)
+    first = 0 if is_of_pictures(point.listed) else first  # pictures come before the text
     return Change(point, where, value, first, before)
 
 
@@ -239,7 +244,10 @@ def _units(
     (each,) = rows
     inner = [axis for axis in each.over if axis not in each.coords]
     sizes = {axis: axis_size(each, base, axis, prompts.width) for axis in inner}
-    own = each.coords | {axis: labels if axis in ("pos", "src") else list(range(sizes[axis])) for axis in inner}
+    of_text = not any(is_of_pictures(point.listed) for point in each.points.values())
+    own = each.coords | {
+        axis: labels if axis in ("pos", "src") and of_text else list(range(sizes[axis])) for axis in inner
+    }
     units: dict[Key, Unit] = {}
     for cell in product(*(range(len(own[axis])) for axis in each.over)):
         at = dict(zip(each.over, cell, strict=True))
@@ -247,6 +255,18 @@ def _units(
         outer = tuple(own[axis][number] for axis, number in at.items() if axis in each.coords)
         units[key] = [(each.points[outer], {axis: at[axis] for axis in inner})]
     return {axis: own[axis] for axis in each.over}, units
+
+
+def _positions(model: HookedModel, prompts: Prompts, pos: Any, row: int) -> list[int]:
+    """Positions in one prompt: by number, or all that are a picture's."""
+    if pos is image_tokens:
+        found = model.image_token_mask(prompts.row(row))[0].nonzero().flatten().tolist()
+        if not found:
+            raise HooklineError(f"pos=image_tokens, but there is no picture in prompt {row}")
+        return found
+    if isinstance(pos, Meaning):
+        raise HooklineError(f"pos is a position, several, or image_tokens, not {pos!r}")
+    return _checked(pos, len(prompts.span(row)), row)
 
 
 def _checked(pos: int | Sequence[int], length: int, row: int) -> list[int]:

@@ -18,7 +18,7 @@ from hookline.vision.grid import Box
 from hookline.vision.layouts import WHOLE, Layout, Seen, Size, cells, nowhere, one_look, region_seen, tiles
 
 
-def _patches(seen: Seen) -> Size:
+def patches(seen: Seen) -> Size:
     """Rows and columns of patches that the vision tower makes of one picture or tile."""
     patch = getattr(seen.config, "vision_config", seen.config).patch_size
     high, wide = patch if isinstance(patch, list | tuple) else (patch, patch)
@@ -28,15 +28,16 @@ def _patches(seen: Seen) -> Size:
 
 def _plain(seen: Seen) -> list[Layout]:
     """One look at each picture, patch by patch; a token for the whole of it may come first."""
-    rows, cols = _patches(seen)
+    rows, cols = patches(seen)
     n = len(seen.inputs["pixel_values"])
     before = seen.n_tokens // n - rows * cols
     if before not in (0, 1):
         raise _cannot(seen, rows * cols * n)
-    return [one_look(region, rows, cols, before) for region in _regions(seen, n)]
+    return [one_look(region, rows, cols, before) for region in regions(seen, n)]
 
 
-def _regions(seen: Seen, n: int) -> list[Box]:
+def regions(seen: Seen, n: int) -> list[Box]:
+    """The part of each of `n` pictures that is looked at."""
     looks = seen.looks
     if seen.sizes is None and not looks.do_center_crop and {*dict(looks.size)} >= {"height", "width"}:
         return [WHOLE] * n  # whatever their sizes were
@@ -52,12 +53,12 @@ def _merged(seen: Seen) -> list[Layout]:
 def _pooled(seen: Seen) -> list[Layout]:
     """Gemma 3: one look, its patches pooled."""
     side = math.isqrt(seen.config.mm_tokens_per_image)
-    return [one_look(region, side, side) for region in _regions(seen, len(seen.inputs["pixel_values"]))]
+    return [one_look(region, side, side) for region in regions(seen, len(seen.inputs["pixel_values"]))]
 
 
 def _shuffled(seen: Seen) -> list[Layout]:
     """Idefics 3 and SmolVLM: tiles row by row, then the whole; or the whole alone."""
-    rows, _ = _patches(seen)
+    rows, _ = patches(seen)
     side = rows // seen.config.scale_factor
     return [tiles(*_rows_and_cols(seen.looks, size), side) for size in seen.flat_sizes]
 
@@ -88,6 +89,9 @@ def _cropped(seen: Seen) -> list[Layout]:
 def _anyres(seen: Seen) -> list[Layout]:
     """LLaVA-NeXT and LLaVA-OneVision: the whole, then tiles as one grid without its padding, each row with an end."""
     sizes = [tuple(size) for size in seen.inputs["image_sizes"].tolist()]
+    check_number(seen, len(sizes))
+    if seen.sizes is not None and seen.flat_sizes != sizes:
+        raise HooklineError(f"the inputs are of pictures of {_shown(sizes)} pixels, not of {_shown(seen.flat_sizes)}")
     alone = [True] * len(sizes)
     if "batch_num_images" in seen.inputs:  # several pictures in a prompt are not cut
         alone = [n == 1 for n in seen.inputs["batch_num_images"].tolist() for _ in range(n)]
@@ -96,7 +100,7 @@ def _anyres(seen: Seen) -> list[Layout]:
 
 def _square(seen: Seen, size: Size) -> Layout:
     """The picture on a square, and one token more."""
-    rows, cols = _patches(seen)
+    rows, cols = patches(seen)
     height, width = size
     side = max(size)
     x, y = (side - width) // 2, (side - height) // 2
@@ -107,7 +111,7 @@ def _square(seen: Seen, size: Size) -> Layout:
 def _cut(seen: Seen, size: Size) -> Layout:
     from transformers.image_processing_utils import select_best_resolution
 
-    side, _ = _patches(seen)
+    side, _ = patches(seen)
     pixels = seen.inputs["pixel_values"].shape[-1]
     canvas_h, canvas_w = select_best_resolution(size, seen.config.image_grid_pinpoints)
     grid_h, grid_w = canvas_h // pixels * side, canvas_w // pixels * side
@@ -166,8 +170,15 @@ ENCODERS = {"vit": 1, "clip_vision_model": 1, "siglip_vision_model": 0, "dinov2"
 
 def layouts_of_encoder(seen: Seen) -> list[Layout]:
     """The same of a model without text, whose tokens are those of its stream."""
-    before, (rows, cols) = ENCODERS[seen.config.model_type], _patches(seen)
-    return [one_look(region, rows, cols, before) for region in _regions(seen, len(seen.inputs["pixel_values"]))]
+    return looks_in_one_piece(seen, ENCODERS[seen.config.model_type])
+
+
+def looks_in_one_piece(seen: Seen, before: int) -> list[Layout]:
+    """One look of the tower at each picture, patch by patch; `before` positions come first and stand for no place."""
+    rows, cols = patches(seen)
+    n = len(seen.inputs["pixel_values"])
+    check_number(seen, n)
+    return [one_look(region, rows, cols, before) for region in regions(seen, n)]
 
 
 def layouts_of(seen: Seen) -> list[Layout]:
@@ -179,14 +190,27 @@ def layouts_of(seen: Seen) -> list[Layout]:
             "model.image_token_mask(inputs) says where they are"
         )
     layouts = LAYOUTS[kind](seen)
+    check_number(seen, len(layouts))
     expected = sum(len(layout.boxes) for layout in layouts)
     if expected != seen.n_tokens:
         raise _cannot(seen, expected)
     return layouts
 
 
+def check_number(seen: Seen, n: int) -> None:
+    """Pictures that are given beside inputs must be as many as those in them."""
+    if seen.sizes is not None and len(seen.flat_sizes) != n:
+        raise HooklineError(
+            f"{len(seen.flat_sizes)} pictures are given beside inputs that were made of {n}: give the same ones"
+        )
+
+
+def _shown(sizes: list[Size]) -> str:
+    return ", ".join(f"{width} × {height}" for height, width in sizes)
+
+
 def _cannot(seen: Seen, expected: int) -> HooklineError:
     return HooklineError(
         f"the prompt has {seen.n_tokens} tokens for pictures, but by the processor that the model was wrapped with "
-        f"there would be {expected}: were these inputs made by another, or with other options?"
+        f"there would be {expected}: were these inputs made by another, with other options, or of other pictures?"
     )

@@ -13,6 +13,7 @@ from hookline.errors import HooklineError
 
 Box = tuple[float, float, float, float]
 """Left, top, right, bottom, as fractions of the picture's width and height."""
+_DIVIDE = "divide x by the picture's width in pixels, and y by its height"
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +59,7 @@ class ImageGrid:
     def position(self, x: float, y: float) -> int:
         """The position of the main grid whose box has that point in it; x and y go from 0 to 1, from the top left."""
         if not (0 <= x <= 1 and 0 <= y <= 1):
-            raise HooklineError(f"x and y are fractions of the picture, from 0 to 1, not {x}, {y}")
+            raise HooklineError(f"x and y are fractions of the picture, from 0 to 1, not {x}, {y}: {_DIVIDE}")
         tokens = self.main.flatten()
         left, top, right, bottom = self.boxes[tokens].unbind(1)
         inside = (left <= x) & (x < right) & (top <= y) & (y < bottom)
@@ -72,9 +73,7 @@ class ImageGrid:
 
     def positions_in(self, box: Box) -> list[int]:
         """All positions whose boxes share some area with that box, of every look at the picture."""
-        x0, y0, x1, y1 = box
-        if not (x0 < x1 and y0 < y1):
-            raise HooklineError(f"a box is left, top, right, bottom, as fractions of the picture, not {box}")
+        x0, y0, x1, y1 = _checked(box)
         left, top, right, bottom = self.boxes.unbind(1)
         overlaps = (left < x1) & (right > x0) & (top < y1) & (bottom > y0)  # false of NaN
         return self.positions[overlaps].tolist()
@@ -110,3 +109,15 @@ class ImageGrid:
         rows, cols = self.shape
         first, last = int(self.positions[0]), int(self.positions[-1])
         return f"ImageGrid({rows} × {cols}, {len(self)} tokens from {first} to {last})"
+
+
+def _checked(box: Any) -> Box:
+    """A box, if it is one: what was divided to make fractions may be a rounding beside the picture."""
+    if len(box) == 4:
+        x0, y0, x1, y1 = (float(side) for side in box)
+        if -1e-6 <= x0 < x1 <= 1 + 1e-6 and -1e-6 <= y0 < y1 <= 1 + 1e-6:
+            return x0, y0, x1, y1
+    raise HooklineError(
+        "a box is left, top, right, bottom, as fractions of the picture from 0 to 1, left < right and top < bottom; "
+        f"not {box}. Of pixels, {_DIVIDE}"
+    )

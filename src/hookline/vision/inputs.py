@@ -99,6 +99,11 @@ def processed(
     rows = rows_of(images, [prompt.count(place) for prompt in prompts], shown_place(processor))
     if not any(rows):
         raise HooklineError("no prompt has a picture: leave images out")
+    if not all(rows) and _wants_a_picture_each(processor):
+        raise HooklineError(
+            f"prompt {rows.index([])} has no picture and others have one: {type(processor).__name__} garbles the text "
+            "of such a prompt. Make the inputs of those with pictures and of those without by themselves"
+        )
     options: dict[str, Any] = {"return_tensors": "pt", "padding": len(prompts) > 1}
     if padding_side not in ("left", "right", None):
         raise HooklineError(f'padding_side must be "left" or "right", not {padding_side!r}')
@@ -117,6 +122,11 @@ def processed(
     inputs = Inputs({name: value for name, value in made.items() if name != "labels"})
     inputs.sizes = sizes_of(rows)
     return inputs
+
+
+def _wants_a_picture_each(processor: Any) -> bool:
+    """PaliGemma's puts the token of the beginning after the last picture, and after six letters if there is none."""
+    return any(kind.__name__ == "PaliGemmaProcessor" for kind in type(processor).__mro__)
 
 
 def _call(processor: Any, texts: list[str], rows: list[list[Image]], options: dict[str, Any]) -> Any:

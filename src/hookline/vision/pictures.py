@@ -25,7 +25,7 @@ _DEEPER = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
 
 
 def picture_of(given: Any, what: str = "the picture") -> Image:
-    """One picture as an RGB image. `what` is how an error names it."""
+    """One picture as an RGB image, turned as its EXIF says; alpha is left out. `what` is how an error names it."""
     from_pil = _pil()
     if isinstance(given, from_pil.Image):
         image = given
@@ -39,7 +39,16 @@ def picture_of(given: Any, what: str = "the picture") -> Image:
         raise HooklineError(f"{what} has PIL's mode {image.mode!r}, of more than 8 bits: scale it to 0 … 255 first")
     if 0 in image.size:
         raise HooklineError(f"{what} is empty: it has {image.size[0]} × {image.size[1]} pixels")
-    return image.convert("RGB")
+    try:
+        return _upright(image).convert("RGB")
+    except ValueError as error:
+        raise HooklineError(f"{what} has PIL's mode {image.mode!r}: give it in RGB. PIL says: {error}") from error
+
+
+def _upright(image: Image) -> Image:
+    from PIL import ImageOps
+
+    return ImageOps.exif_transpose(image)
 
 
 def is_picture(given: Any) -> bool:
@@ -56,7 +65,7 @@ def _pil() -> Any:
 
 
 def _opened(path: str | Path, what: str) -> Image:
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import Image, UnidentifiedImageError
 
     if str(path).startswith(("http://", "https://")):
         raise HooklineError(f"{what} is an address, {str(path)!r}: nothing is downloaded here. Give the file itself")
@@ -65,7 +74,7 @@ def _opened(path: str | Path, what: str) -> Image:
     try:
         with Image.open(path) as image:
             image.load()
-            return ImageOps.exif_transpose(image)
+            return image
     except (UnidentifiedImageError, OSError, SyntaxError) as error:  # PIL calls a broken PNG a SyntaxError
         raise HooklineError(f"{what}: the file {str(path)!r} cannot be read as a picture: {error}") from error
 

@@ -44,6 +44,8 @@ def grids_in(
         looks = layouts_of_encoder(Seen(config, processor, dict(inputs), sizes, 0))
         return [[ImageGrid(torch.arange(len(look.boxes)), look.boxes, look.main)] for look in looks]
     columns = _columns(inputs, config)
+    if "pixel_values" not in inputs and "image_grid_thw" not in inputs:
+        raise HooklineError("there is no picture in these inputs: give model.to_inputs(prompt, images=[…])")
     seen = Seen(config, processor, dict(inputs), sizes, sum(map(len, columns)))
     layouts = layouts_of(seen)
     shares = _shared([len(layout.boxes) for layout in layouts], [len(row) for row in columns])

@@ -6,14 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from hookline.errors import HooklineError
 from hookline.signatures import parameters_of
-from hookline.text import Side, Text
+from hookline.text import Side, Text, check_no_mapping, shown_prompt
 from hookline.vision.grid import ImageGrid
 from hookline.vision.inputs import Inputs, of_pictures, place_of, processed
+from hookline.vision.layouts import Seen
+from hookline.vision.patches import patch_boxes
 from hookline.vision.pictures import Pictures, as_dtype, is_picture, picture_of, sizes_of
 from hookline.vision.places import grids_in, mask_in, places_in
 
@@ -87,12 +89,15 @@ class Seeing:
         return of_pictures(getattr(self.processor, "image_processor", self.processor), images)
 
     def _prompts(self, prompt: Any) -> list[str]:
+        check_no_mapping(prompt)
         place = place_of(self.processor)
         prompts = [prompt] if isinstance(prompt, str) else prompt
         if isinstance(prompt, Tensor):
             raise HooklineError("pictures go in with text, of which the processor makes the tokens: give the prompt")
         if prompt is None or not prompts or not all(isinstance(each, str) and each for each in prompts):
-            raise HooklineError(f"pictures go in with a prompt that has {place!r} where each belongs, not {prompt!r}")
+            raise HooklineError(
+                f"pictures go in with a prompt that has {place!r} where each belongs, not {shown_prompt(prompt)}"
+            )
         return list(prompts)
 
     def _finish(self, inputs: Inputs) -> None:
@@ -114,10 +119,8 @@ class Seeing:
 
     def _check_takes_pictures(self) -> None:
         """Say what is missing, if it is."""
-        config: Any = self.module.config
-        sees = "pixel_values" in parameters_of(self.module)[0] or getattr(config, "vision_config", None) is not None
         name = type(self.module).__name__
-        if not sees:
+        if not self._sees:
             raise HooklineError(f"images were given, but {name} takes none: {self._takes()}")
         is_whole = hasattr(self.processor, "image_processor") and hasattr(self.processor, "tokenizer")
         if not is_whole and not (self._only_sees and hasattr(self.processor, "preprocess")):
@@ -126,6 +129,37 @@ class Seeing:
                 f"{name} was wrapped without what makes inputs of pictures: wrap it as hookline.hook(model, "
                 f"transformers.{maker}.from_pretrained(…)), or give pixel_values="
             )
+
+    def _check_prompt(self, prompt: Any) -> None:
+        """What is given as the prompt must be none of what goes in by another name, or wants something beside it."""
+        check_no_mapping(prompt)
+        if self._only_sees:
+            raise HooklineError(
+                f"{type(self.module).__name__} takes pictures and no text: model(images=[…]), or model(pixel_values=…) "
+                "with what a processor has made of them"
+            )
+        given = list(prompt) if isinstance(prompt, list | tuple) else [prompt]
+        if self._sees and any(_is_pixels(each) for each in given):
+            raise HooklineError("pictures go in beside a prompt: model(prompt, images=[…])")
+        self._check_no_places([each for each in given if isinstance(each, str)])
+
+    def _check_no_places(self, prompts: list[str]) -> None:
+        """Without pictures, a text that has places for them would run on what stands in their place."""
+        place = getattr(self.processor, "image_token", None)
+        if not self._sees or not isinstance(place, str):
+            return
+        found = next((each for each in prompts if place in each), None)
+        if found is not None:
+            raise HooklineError(
+                f"the prompt {found!r} has a place for a picture, {place!r}, but no pictures are given: images=[…]. "
+                "To run it without them all the same, give its tokens, model.to_tokens(prompt)"
+            )
+
+    @property
+    def _sees(self) -> bool:
+        """Whether the model takes pictures, alone or with text."""
+        config: Any = self.module.config
+        return "pixel_values" in parameters_of(self.module)[0] or getattr(config, "vision_config", None) is not None
 
     @property
     def _only_sees(self) -> bool:
@@ -218,6 +252,22 @@ class Seeing:
         given = self._as_inputs(inputs, images)
         return grids_in(self.module.config, self.processor, given, getattr(given, "sizes", None))
 
+    def patch_boxes(
+        self, inputs: Mapping[str, Any] | str | Sequence[str] | None, images: Pictures | None = None
+    ) -> Float[Tensor, "row patch 4"]:
+        """The box of the picture that each position of the vision tower looks at, in the tower's own order.
+
+            boxes = model.patch_boxes(inputs)
+            boxes[0, 5]         # left, top, right, bottom: of cache["vision.blocks.0.hook_resid_post"][0, 5]
+
+        Boxes are as in `image_grid`, with NaN for a class token. A tower that takes all pictures in one row (Qwen) has
+        one row of boxes, each a part of its own picture.
+        """
+        given = self._as_inputs(inputs, images)
+        if "pixel_values" not in given:
+            raise HooklineError("there is no picture in these inputs: give model.to_inputs(prompt, images=[…])")
+        return patch_boxes(Seen(self.module.config, self.processor, dict(given), getattr(given, "sizes", None), 0))
+
     def _as_inputs(self, inputs: Any, images: Pictures | None) -> Mapping[str, Any]:
         if isinstance(inputs, str) or not isinstance(inputs, Mapping):
             return self.to_inputs(inputs, images)
@@ -241,3 +291,8 @@ class Seeing:
 
 def _without_data(value: Tensor) -> Tensor:
     return value.detach().to("meta") if value.is_floating_point() else value
+
+
+def _is_pixels(given: Any) -> bool:
+    """Whether it is a picture, or several, and not text or tokens."""
+    return type(given).__module__.startswith("PIL.") or getattr(given, "ndim", 0) > 2

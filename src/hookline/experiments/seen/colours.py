@@ -110,7 +110,7 @@ def _number(label: Label, axis: str) -> int:
     if not isinstance(label, str) or not colon or not number.isdigit():
         raise HooklineError(
             f"the positions of this result are called {label!r}, …: those of several prompts, or of the part that "
-            "sees, which are not the picture's in one prompt. Take the values yourself: "
-            "seen.overlay(result.values[…, sight.grid.positions], sight)"
+            "sees, which are not the picture's in one prompt. Take those of the picture's patches yourself, and give "
+            "them as an array: seen.overlay(result.values[…, which], sight)"
         )
     return int(number)

@@ -1,0 +1,46 @@
+"""Patches: what of a picture each position of the vision tower looks at, in the tower's own order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hookline.errors import HooklineError
+from hookline.vision.families import ENCODERS, check_number, looks_in_one_piece
+from hookline.vision.layouts import WHOLE, Seen, cells
+
+_IN_ONE_PIECE = ("llava", "paligemma", "gemma3", *ENCODERS)
+"""Models whose tower takes each picture in one row, patch by patch."""
+_IN_GROUPS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+"""Models whose tower takes all pictures in one row, those patches together that are merged later."""
+
+
+def patch_boxes(seen: Seen) -> Float[Tensor, "row patch 4"]:
+    """The box of each position of the points under `vision.`; NaN for one that stands for no place."""
+    kind = seen.config.model_type
+    if kind in _IN_GROUPS:
+        grids = seen.inputs["image_grid_thw"].tolist()
+        check_number(seen, len(grids))
+        return torch.cat([_grouped(seen.config.vision_config, *grid) for grid in grids])[None]
+    tower = getattr(seen.config, "vision_config", seen.config).model_type
+    if kind not in _IN_ONE_PIECE or tower not in ENCODERS:
+        raise HooklineError(
+            f"what the patches of a {kind!r} model's tower look at is not known: it is of "
+            f"{', '.join((*_IN_GROUPS, *_IN_ONE_PIECE))}. model.image_grid(inputs) is about positions of the prompt"
+        )
+    return torch.stack([look.boxes for look in looks_in_one_piece(seen, ENCODERS[tower])])
+
+
+def _grouped(config: Any, frames: int, rows: int, cols: int) -> Float[Tensor, "patch 4"]:
+    """One picture of Qwen: squares of patches that are merged, row by row; in Qwen2.5-VL window by window."""
+    side = config.spatial_merge_size
+    boxes = cells(WHOLE, rows, cols).view(rows // side, side, cols // side, side, 4).transpose(1, 2)
+    groups = boxes.reshape(rows // side, cols // side, side * side, 4)
+    if getattr(config, "window_size", None) is None:
+        return groups.flatten(0, 2).repeat(frames, 1)
+    wide = config.window_size // side // config.patch_size
+    windows = [window for band in groups.split(wide) for window in band.split(wide, 1)]
+    return torch.cat([window.flatten(0, 2) for window in windows]).repeat(frames, 1)
