@@ -153,7 +153,7 @@ def test_hooks_take_effect_and_are_told_of(model, tmp_path) -> None:
     with model.hooks(fwd_hooks=[(POINTS[1], silence)]):
         store = harvested(model, tmp_path)
     assert not store[POINTS[1]][:].any()
-    with pytest.raises(StoreError, match="hooks is"):
+    with pytest.raises(StoreError, match="hooks: "):
         harvested(model, tmp_path)
 
 
@@ -168,7 +168,7 @@ def test_the_same_edit_with_another_vector_is_another_harvest(model, tmp_path) -
     one = torch.ones(model.cfg.d_model)
     steered(one)
     steered(one.clone())
-    with pytest.raises(StoreError, match="hooks is"):
+    with pytest.raises(StoreError, match="hooks: "):
         steered(2 * one)
 
 
@@ -390,3 +390,31 @@ def test_on_a_gpu(tmp_path) -> None:
         assert store.verify().is_sound
     hookline.harvest(model, data, points, tmp_path / "again", batch_size=3, shard_rows=40)
     assert files(tmp_path / "again") == files(tmp_path / "same")
+
+
+def test_a_hook_that_stays_for_a_position_that_some_texts_have_not(model, tmp_path) -> None:
+    """As in a context: it is told when the harvest is over."""
+    texts = ["Mary went to the garden.", "John went."]
+    model.add_hook("blocks.0.hook_resid_post", hookline.zero(pos=4))
+    try:
+        with pytest.warns(hookline.NeverFiredWarning, match="position 4 of row 1, which has 3"):
+            one = hookline.harvest(model, texts, 1, tmp_path / "one", progress=False)
+    finally:
+        model.reset_hooks()
+    with (
+        pytest.warns(hookline.NeverFiredWarning, match="position 4 of row 1, which has 3"),
+        model.hooks([("blocks.0.hook_resid_post", hookline.zero(pos=4))]),
+    ):
+        two = hookline.harvest(model, texts, 1, tmp_path / "two", progress=False)
+    point = "blocks.1.hook_resid_post"
+    assert torch.equal(one[point][:], two[point][:])
+
+
+def test_whole_numbers_of_numpy(model, tmp_path) -> None:
+    import numpy
+
+    some = hookline.harvest(
+        model, ["Mary went"] * 3, 1, tmp_path, positions=numpy.int64(0), shard_rows=numpy.int64(1), progress=False
+    )
+    again = hookline.harvest(model, ["Mary went"] * 3, 1, tmp_path, positions=0, shard_rows=1, progress=False)
+    assert len(some) == len(again) == 3

@@ -454,3 +454,24 @@ def test_a_mean_is_saved_with_what_it_is_over(tmp_path) -> None:
     (tmp_path / "edits.json").write_text("[" * 100_000)
     with pytest.raises(HooklineError, match="nested deeper"):
         load_edits(tmp_path)
+
+
+def test_a_hook_that_stays_tells_of_positions_that_a_generation_never_reached() -> None:
+    model = hookline.load("tinyworld")
+    model.add_hook(0, zero(pos=[0, 40]))
+    for _ in range(2):
+        with pytest.warns(hookline.NeverFiredWarning, match="never came to position 40 of row 0, which has 3"):
+            model.generate("Mary went", max_new_tokens=2)
+    with pytest.warns(hookline.NeverFiredWarning, match="never came to position 40"), model.hooks():
+        model("Mary went")
+    model.reset_hooks()
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_positions_that_a_generation_reaches_are_not_missed(use_cache) -> None:
+    model = hookline.load("tinyworld")
+    model.add_hook(0, zero(pos=[0, 3]))
+    model.generate("Mary went", max_new_tokens=4, min_new_tokens=4, use_cache=use_cache)
+    model.reset_hooks()
+    with model.hooks([(0, zero(pos=[0, 3]))]):
+        model.generate("Mary went", max_new_tokens=4, min_new_tokens=4, use_cache=use_cache)

@@ -1,8 +1,10 @@
 """Hook objects: what they are given, what they may return, and their place among all other hooks."""
 
 import copy
+import gc
 import pickle
 import threading
+import weakref
 
 import pytest
 import torch
@@ -371,9 +373,9 @@ def test_detectors_of_several_calls_and_places(x) -> None:
     net.run_with_hooks(x, fwd_hooks=[only])
     assert torch.equal(only.get_captured(), cache["cell#1"])
     for hooks in ([("*", last)], [("cell", last), ("output", last)]):
-        with pytest.raises(InvalidHookError, match="make a detector for each"):
+        with pytest.raises(InvalidHookError, match="Make a detector for each"):
             net.run_with_hooks(x, fwd_hooks=hooks)
-    with pytest.raises(InvalidHookError, match="make a detector for each"):
+    with pytest.raises(InvalidHookError, match="Make a detector for each"):
         net.add_hook("*", last)
 
 
@@ -669,13 +671,15 @@ def test_a_detector_is_at_one_place_whoever_asks(net, x) -> None:
     }
     net.layers.register_hook("fc1", detector)
     for ask in elsewhere.values():
-        with pytest.raises(InvalidHookError, match=r"would be at 2 points .'fc1', .*make a detector for each"):
+        with pytest.raises(
+            InvalidHookError, match=r"already registered at 'fc1'.* would be at .*Make a detector for each"
+        ):
             ask()
     net(x)
     assert detector.get_captured().shape == (5, 8)
     net.layers.unregister_all()
     one, two = net.hooks([("fc1", detector)]), net.hooks([("fc2", detector)])
-    with pytest.raises(InvalidHookError, match="at 2 points"), one, two:
+    with pytest.raises(InvalidHookError, match="already in an open context at 'fc1'"), one, two:
         pass
     assert hook_count(net.module) == 0
     for place in ("fc1", "fc2"):
@@ -813,3 +817,49 @@ def test_it_prints_short_where_it_is_given_a_module(net) -> None:
     net.layers.register_hook(net.module.fc1, detector)
     assert f"<LayerActivationDetector {detector.id!r} at Linear>" in repr(net.layers)
     net.layers.unregister_all()
+
+
+@pytest.mark.parametrize("has_run", [False, True])
+@pytest.mark.parametrize("verb", ["register", "add"])
+def test_a_detector_lets_go_of_a_model_that_nobody_has(verb, has_run, x) -> None:
+    detector, old = LayerActivationDetector(), hookline.hook(MLP())
+    module = weakref.ref(old.module)
+    old.layers.register_hook("fc1", detector) if verb == "register" else old.add_hook("fc1", detector)
+    if has_run:
+        old(x)
+    del old
+    net = hookline.hook(MLP())
+    net.layers.register_hook("fc1", detector)
+    assert module() is None
+    net(x)
+    assert net.layers.hooks() == [detector]
+    assert detector.get_captured() is not None
+    other = hookline.hook(MLP())
+    with pytest.raises(
+        InvalidHookError, match="already registered at 'fc1' of another model, a MLP that is still there"
+    ):
+        other.layers.register_hook("fc1", detector)
+    net.layers.unregister_all()
+
+
+def test_a_disabled_hook_comes_back_though_its_wrapper_is_gone(x) -> None:
+    module, detector = MLP(), LayerActivationDetector()
+    hookline.hook(module).layers.register_hook("fc1", detector)
+    detector.disable()
+    gc.collect()
+    detector.enable()
+    module(x)
+    assert detector.get_captured() is not None
+    hookline.hook(module).layers.unregister_all()
+
+
+def test_arguments_that_are_no_tuple() -> None:
+    class Halved(hookline.Hook):
+        hook_point, layer = "lm.layer.pre", 1
+
+        def __call__(self, module, args, kwargs, output):
+            return args[0] / 2, kwargs
+
+    model = hookline.load("tinyworld")
+    with pytest.raises(hookline.HookError, match="it must be a tuple"):
+        model.run_with_hooks("Mary", fwd_hooks=[Halved()])

@@ -1,11 +1,12 @@
 """Positions that were asked for and that a text did not have.
 
 Where a run is one forward pass, such a position is an error at once. In a context, a later step of a generation may
-bring it; so what never came is told when the context is over.
+bring it; so what never came is told when the context is over, or of hooks that stay when the generation is.
 """
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -14,8 +15,8 @@ from torch import Tensor
 from hookline.taps import now
 
 
-class Missed:
-    """What a hook for some positions has missed so far, of all texts that ran."""
+class Missed(threading.local):
+    """What a hook for some positions has missed so far, of all texts that ran: in each thread its own."""
 
     def __init__(self, positions: Any) -> None:
         self._wanted = _indices(positions)
@@ -25,15 +26,18 @@ class Missed:
         """Nothing yet."""
         self._open: dict[tuple[int, int], int] = {}  # of the text at hand: row and index, and how many there are
         self._closed: dict[tuple[int, int], int] = {}
+        self._tokens: Tensor | None = None
 
     def note(self, point: Any) -> None:
         """Look at the text of the forward pass going on, as the point sees it."""
         passing = now.passing
         if self._wanted is None or passing is None or passing.is_only:
             return
-        if passing.step == 0:  # another text
+        span = passing.span_at(point.listed)
+        if passing.step == 0 and not _goes_on(self._tokens, span.tokens):  # another text
             self._closed |= self._open
-        lengths = passing.span_at(point.listed).real().sum(1).tolist()
+        self._tokens = span.tokens
+        lengths = span.real().sum(1).tolist()
         self._open = {
             (row, index): length
             for row, length in enumerate(lengths)
@@ -53,6 +57,13 @@ class Missed:
             return None
         parts = [f"position {index} of row {row}, which has {length}" for (row, index), length in missed.items()]
         return f"it never came to {', to '.join(parts[:4])}" + (f" (and {len(parts) - 4} more)" * (len(parts) > 4))
+
+
+def _goes_on(before: Tensor | None, tokens: Tensor | None) -> bool:
+    """Whether it is the same text and a token more: a generation that keeps nothing of the steps before."""
+    if before is None or tokens is None or before.shape[0] != tokens.shape[0]:
+        return False
+    return tokens.shape[1] == before.shape[1] + 1 and bool((tokens[:, :-1] == before).all())
 
 
 def _indices(positions: Any) -> list[int] | Tensor | None:

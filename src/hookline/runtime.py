@@ -18,6 +18,7 @@ from hookline.errors import HookError, HooklineError, NeverFiredWarning, Skipped
 from hookline.inside import stop_watching
 from hookline.memo import with_needs
 from hookline.memory import mark_foreign
+from hookline.standing import standing_of
 from hookline.taps import Routes, active, lock, now
 
 
@@ -45,6 +46,7 @@ class Run(Routes):
         self._bounds: list[Action] = [] if is_one_pass else [Begin(root), End(root)]
         super().__init__([*self._bounds, *with_needs(actions)])
         self._modules = {action.tap: action.module for action in self.actions}
+        self._root = root
         self._holders: set[int] = set()
         self._on_exit = on_exit
         self._depth = 0
@@ -62,6 +64,8 @@ class Run(Routes):
                 action.check_place()
         for action in self.actions:
             action.begin()
+        if self._is_outermost():
+            standing_of(self._root).forget_missed()
         self._depth = len(now.watches)
         try:
             self.retain(self)
@@ -97,11 +101,7 @@ class Run(Routes):
         active.set(tuple(run for run in active.get() if run is not self))
         stop_watching(self._depth)
         self.release(self)
-        if not active.get():  # keep nothing alive that only a run needs
-            now.kept.clear()
-            now.worked_out.clear()
-            now.passing = None
-            mark_foreign(())
+        let_go()
         if self._on_exit is not None:
             self._on_exit()
 
@@ -139,7 +139,21 @@ class Run(Routes):
             wanted = [action for action in silent if isinstance(action, PointAction) and action.must_fire]
             report_silent(wanted, has_run=all(bound.fired for bound in self._bounds))
         fired = [action for action in self.actions if action.fired and isinstance(action, HookAction)]
-        report_missed([(action, told) for action in fired if action.missed and (told := action.missed.told())])
+        missed = [(action, told) for action in fired if action.missed and (told := action.missed.told())]
+        report_missed(missed + (standing_of(self._root).missed() if self._is_outermost() else []))
+
+    def _is_outermost(self) -> bool:
+        """Whether it is a context of several passes, and in no other: what stays is reported when it is over."""
+        return not self.is_one_pass and all(run.is_one_pass for run in active.get() if run is not self)
+
+
+def let_go() -> None:
+    """Keep nothing alive that only a run needs, if none is going on in this thread."""
+    if not active.get():
+        now.kept.clear()
+        now.worked_out.clear()
+        now.passing = None
+        mark_foreign(())
 
 
 def report_silent(

@@ -72,6 +72,17 @@ class Standing(Routes):
         """The hooks, also those that are disabled, in the order in which they fire."""
         return sorted(self._hooks, key=lambda hook: hook.order)
 
+    def forget_missed(self) -> None:
+        """A run of several passes begins in this thread: no hook has missed a position in it."""
+        for hook in self._hooks:
+            if hook.missed is not None:
+                hook.missed.clear()
+
+    def missed(self) -> list[tuple[HookAction, str]]:
+        """The hooks that fired in this run, but not at all of their positions, and which they missed."""
+        active = [hook for hook in self.hooks() if hook.fired and hook.is_enabled()]
+        return [(hook, told) for hook in active if hook.missed is not None and (told := hook.missed.told())]
+
     def add(self, hook: HookAction) -> None:
         """One hook more."""
         hook.check_place()

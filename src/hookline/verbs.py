@@ -25,10 +25,10 @@ from hookline.plan import Plan, make_plan
 from hookline.points import Direction, HookPoint, check_direction, hook_action
 from hookline.positions import Positions
 from hookline.recording import Recording, StopForward
-from hookline.runtime import Run, not_current, report_silent
+from hookline.runtime import Run, let_go, not_current, report_missed, report_silent
 from hookline.signatures import parameters_of
 from hookline.structures import tensors_in
-from hookline.taps import active
+from hookline.taps import active, now
 from hookline.watches import GradientRecord
 
 HookList: TypeAlias = Iterable[tuple[Filter, HookFunction] | HookObject]
@@ -115,7 +115,10 @@ class Hooked:
 
     @property
     def last_errors(self) -> list[HookError]:
-        """What was skipped in the last `run_with_hooks` or `run_with_cache` in this thread; empty if all went well."""
+        """What was skipped of the hooks given to the last `run_with_hooks` or `run_with_cache` in this thread.
+
+        Registered hooks are not among them: see `layers.errors()`.
+        """
         return _last.errors.get(self._points, [])
 
     def run_with_hooks(
@@ -338,13 +341,21 @@ class Hooked:
             mark_foreign(tensors_in((args, kwargs)))
         if not self._points.standing.steps:
             return forward(*args, **kwargs)
-        before = [(hook, hook.switches, hook.last_fired) for hook in self._points.standing.hooks()]
+        standing, is_alone = self._points.standing, all(run.is_one_pass for run in active.get())
+        before = [(hook, hook.switches, hook.last_fired) for hook in standing.hooks()]
+        if is_alone:
+            standing.forget_missed()
         try:
             output = forward(*args, **kwargs)
         except StopForward:
             self._report_standing(before, has_ended=False)
             raise
+        finally:
+            if not now.hooks:  # else a hook has called, whose own run goes on
+                let_go()
         self._report_standing(before, has_ended=True)
+        if is_alone:  # else more of the text may come in the context that is open, and it tells
+            report_missed(standing.missed())
         return output
 
     def _report_standing(self, before: list[tuple[HookAction, int, object]], *, has_ended: bool) -> None:

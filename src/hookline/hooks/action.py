@@ -120,7 +120,7 @@ class ObjectEdit(HookAction):
 
     def join(self, standing: Standing) -> None:
         """Let the object tell when it is enabled or disabled."""
-        self.hook.followers.add(standing)
+        self.hook.joined(standing)
 
     def leave(self, standing: Standing) -> None:
         """No more, unless it stands there in another place."""
@@ -214,6 +214,11 @@ class ObjectEdit(HookAction):
     def _fitted_call(self, result: Any, seen: Any) -> Any:
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
             raise self.error(f"returned {_shown(result)}; before a module runs it must return None or (args, kwargs)")
+        if not isinstance(result[0], tuple | list):
+            raise self.error(
+                f"returned (args, kwargs) with a {type(result[0]).__name__} for args: it must be a tuple, as in "
+                f"((x,), kwargs)"
+            )
         result = (tuple(result[0]), result[1])
         before = set(tensor_paths(seen))
         return self._with_fitted(result, seen, [path for path in tensor_paths(result) if path in before])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
@@ -16,8 +17,9 @@ from hookline.lenses import FIRST
 from hookline.memory import snapshot
 from hookline.names import Filter
 from hookline.points import HookPoint
+from hookline.runtime import let_go
 from hookline.signatures import parameters_of
-from hookline.taps import active
+from hookline.taps import active, now
 
 ACTIVATIONS = "activations"
 
@@ -88,20 +90,20 @@ class Detector(Hook):
 
     def check_points(self, points: list[HookPoint]) -> None:
         """One place only, wherever it is already: what it keeps of one would be lost to the next."""
-        every = [*self._places(), *points]
-        if len(every) > 1:
-            raise InvalidHookError(
-                f"{self.described} would be at {len(every)} points ({every[0].name!r}, {every[1].name!r}"
-                f"{', …' if len(every) > 2 else ''}), but keeps what it saw at one: make a detector for each, or "
-                f"unregister it first (copy.copy(detector) is another one)"
-            )
+        if self._places() and not now.hooks:
+            let_go()
+            gc.collect()  # one on a model that nobody has any more is nowhere
+        if places := self._places():
+            raise InvalidHookError(f"{self.described} {_where(places[0], points)}: {_ADVICE}")
+        if len(points) > 1:
+            names = f"{points[0].name!r}, {points[1].name!r}{', …' if len(points) > 2 else ''}"
+            raise InvalidHookError(f"{self.described} would be at {len(points)} points ({names}): {_ADVICE}")
 
-    def _places(self) -> list[HookPoint]:
+    def _places(self) -> list[HookAction]:
         """Where it is now: registered or added, on whatever model, or in a context that is open here."""
         standing = [action for each in self.followers if each.root() is not None for action in each.hooks()]
         running = [action for run in active.get() if run.is_open for action in run.actions]
-        actions = [action for action in [*standing, *running] if isinstance(action, HookAction)]
-        return [action.point for action in actions if action.hook is self]
+        return [each for each in [*standing, *running] if isinstance(each, HookAction) and each.hook is self]
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()  # of a subclass without `Detector.__init__` it has none of these
@@ -220,6 +222,21 @@ class ModelOutputDetector(Detector):
     def get_captured_output_hidden_state(self) -> Tensor | None:
         """The last hidden state of the last call."""
         return self.tensor_metadata.get("output_hidden_state")
+
+
+_ADVICE = (
+    "it keeps what it saw at one place. Make a detector for each (copy.copy(detector) is another one), or unregister "
+    "it first"
+)
+
+
+def _where(action: HookAction, points: list[HookPoint]) -> str:
+    """Where it is already, in words."""
+    how = "in an open context" if action.run is not None else "registered" if action.registered else "added"
+    root = action.point.standing.root()
+    is_same = root is None or any(point.standing.root() is root for point in points)
+    which = "" if is_same else f" of another model, a {type(root).__name__} that is still there"
+    return f"is already {how} at {action.point.name!r}{which}, and would be at {points[0].name!r} as well"
 
 
 def _last_hidden_state(output: Any) -> Tensor:

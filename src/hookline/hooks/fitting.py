@@ -49,7 +49,13 @@ def own_copy(name: str, given: Tensor) -> Tensor:
         raise HooklineError(
             f"{name}= needs gradients, but an edit is data: pass {name}.detach(), or write a hook function to train it"
         )
+    if given.layout != torch.strided or given.is_nested:
+        raise HooklineError(f"{name}= is {_kind(given)}, but an edit takes a dense one: pass {name}.to_dense()")
     return given.clone(memory_format=torch.contiguous_format)
+
+
+def _kind(x: Tensor) -> str:
+    return "a nested tensor" if x.is_nested else f"a tensor of the layout {x.layout}"
 
 
 def like(value: Any, x: Tensor) -> Tensor:

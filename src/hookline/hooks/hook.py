@@ -6,7 +6,7 @@ from copy import deepcopy
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 from uuid import uuid4
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from torch import nn
 
@@ -66,7 +66,8 @@ class Hook(HookObject):
     _placed: tuple[Any] | None = None  # once it is registered: the `layer_signature` that it declared itself
     _context: Any = None
     _contexts: WeakKeyDictionary[nn.Module, Any] | None = None
-    _followers: set[Standing] | None = None
+    _followers: WeakSet[Standing] | None = None
+    _kept: tuple[Standing, ...] = ()  # while it is disabled, when nothing on the modules keeps them
 
     def __init__(
         self,
@@ -109,6 +110,7 @@ class Hook(HookObject):
 
     def _switch(self, on: bool) -> None:
         self._enabled = on
+        self._keep_followers()
         self.switches += 1
         for standing in list(self.followers):
             standing.refresh()
@@ -124,15 +126,24 @@ class Hook(HookObject):
         return self._enabled
 
     @property
-    def followers(self) -> set[Standing]:
-        """The sets of standing hooks that it is in."""
+    def followers(self) -> WeakSet[Standing]:
+        """The sets of standing hooks that it is in. They have the modules, and it keeps no model alive."""
         if self._followers is None:
-            self._followers = set()
+            self._followers = WeakSet()
         return self._followers
+
+    def joined(self, standing: Standing) -> None:
+        """It is one of these standing hooks."""
+        self.followers.add(standing)
+        self._keep_followers()
+
+    def _keep_followers(self) -> None:
+        self._kept = () if self._enabled else tuple(self.followers)
 
     def left(self, standing: Standing) -> None:
         """It is no longer one of these standing hooks."""
         self.followers.discard(standing)
+        self._keep_followers()
         root = standing.root()
         if root is not None and len(self._known) > 1 and self._known.pop(root, None) is self._context:
             self._context = list(self._known.values())[-1]
@@ -281,7 +292,7 @@ class Hook(HookObject):
         return f"{type(self).__name__} {self.id!r}"
 
     def __getstate__(self) -> dict[str, Any]:
-        of_the_model = ("_context", "_contexts", "_followers")
+        of_the_model = ("_context", "_contexts", "_followers", "_kept")
         return {name: value for name, value in vars(self).items() if name not in of_the_model}
 
     def __copy__(self) -> Self:

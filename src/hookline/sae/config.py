@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -53,6 +53,10 @@ class SAEConfig:
         self._check_topk()
         dtype_of(self.dtype)
 
+    def fingerprinted(self) -> tuple[Any, ...]:
+        """What has an effect: the dtype is that of the weights, and the rest of the fields tell where it is from."""
+        return tuple((each.name, getattr(self, each.name)) for each in fields(self) if each.name not in _IDLE)
+
     def _check_topk(self) -> None:
         is_topk = self.architecture == "topk"
         if is_topk and not (is_count(self.k) and self.k <= self.d_sae):  # type: ignore[operator]
@@ -62,6 +66,8 @@ class SAEConfig:
                 f'k and rescale_acts_by_decoder_norm are of "topk" autoencoders; this one is {self.architecture!r}'
             )
 
+
+_IDLE = ("dtype", "hook_name", "metadata", "extra")
 
 _WORDS = {
     "architecture": get_args(Architecture),

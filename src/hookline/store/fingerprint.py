@@ -1,18 +1,21 @@
 """Fingerprints: a sum of what a function, a hook or another object is made of, the same in another process.
 
 Of a function: its code, what it closes over, its defaults, and the global values that it reads. Of an object: its
-class and its state. Of a module: its parameters, buffers and attributes. Libraries are known by name. Of what cannot be
-looked into (a lock, a generator, an open file) no two are the same.
+class and its state. Of a module: its parameters, buffers, attributes and hooks. Libraries are known by name. Of what
+cannot be looked into (a lock, a generator, a file that is read) no two are the same.
 """
 
 from __future__ import annotations
 
 import copyreg
-import dis
 import hashlib
-import sys
+import io
+import threading
+import weakref
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from functools import cached_property
+from dataclasses import dataclass
+from functools import _lru_cache_wrapper, cached_property
 from pickle import PicklingError
 from types import (
     BuiltinFunctionType,
@@ -34,12 +37,18 @@ from hookline.cache import ActivationCache
 from hookline.errors import HooklineError
 from hookline.hooks import Detector, Hook
 from hookline.points import HookPoint
+from hookline.standing import standing_of
+from hookline.store.code import is_library, read_by, replaced_methods
+from hookline.store.foreign import changing, torch_hooks
 from hookline.store.sums import tensor_sum
+from hookline.store.tokenizing import fast_digest, is_fast, is_tokenizer, settings_of
 from hookline.verbs import Hooked
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...), torch.dtype, torch.layout)
+_CONTAINERS = (dict, OrderedDict, list, tuple, set, frozenset)
 _DESCRIPTORS = (FunctionType, staticmethod, classmethod, property, cached_property)
-_OF_TORCH = {*vars(nn.Module()), "generation_config"} - {"training"}
+OF_TORCH = {*vars(nn.Module()), "generation_config", "name_or_path", "_hookline"} - {"training"}
+"""What torch and others keep on a module about its use; its parameters and the like are looked at apart."""
 _OF_HOOKS = {*vars(Detector()), *Hook.__annotations__}
 """What a hook object keeps about its use, and where it stands: not what it does."""
 
@@ -52,11 +61,26 @@ class Fingerprinted(Protocol):
         """What it is made of: values, tensors, functions, or a tuple of such."""
 
 
+@dataclass(frozen=True)
+class Fingerprint:
+    """The sum of a value; that of each part of it, to say what is another; and what could not be looked into."""
+
+    sum: str
+    parts: dict[str, str]
+    opaque: str = ""
+
+
 def fingerprint(value: Any, known: Mapping[int, str] | None = None) -> str:
     """The sum of a value, and what in it could not be looked into. `known` names objects by their id."""
     walk = _Walk(known or {})
     found = walk.of(value)
     return f"with a {walk.opaque[0]}, which cannot be compared, {found}" if walk.opaque else found
+
+
+def detailed(value: Any, known: Mapping[int, str] | None = None) -> Fingerprint:
+    """The fingerprint with that of each part."""
+    walk = _Walk(known or {})
+    return Fingerprint(walk.of(value), dict(walk.parts(value)), walk.opaque[0] if walk.opaque else "")
 
 
 class _Walk:
@@ -82,13 +106,25 @@ class _Walk:
             del self._open[id(value)]
         return self._done[id(value)][0]
 
+    def parts(self, value: Any) -> Iterator[tuple[str, str]]:
+        """The sums of what a value is made of, each with a name for it."""
+        match value:
+            case FunctionType():
+                yield from self._function(value)
+            case MethodType():
+                yield from (("function", self.of(value.__func__)), ("object", self.of(value.__self__)))
+            case _ if isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, type):
+                yield "class", self.of(type(value))
+                names = [name for name in vars(value) if not isinstance(value, Hook) or name not in _OF_HOOKS]
+                yield from ((f"attribute {name!r}", self.of(vars(value)[name])) for name in names)
+
     def _parts(self, value: Any) -> Iterator[str]:
         yield type(value).__qualname__
         match value:
             case Tensor():
-                yield tensor_sum(value)
+                yield from (tensor_sum(value), self.of(_public(getattr(value, "__dict__", {}))))
             case FunctionType():
-                yield from self._function(value)
+                yield from (part for each in self._function(value) for part in each)
             case CodeType():
                 yield from self._code(value)
             case CellType():
@@ -98,15 +134,11 @@ class _Walk:
             case BuiltinFunctionType():
                 yield from (value.__qualname__, self.of(value.__self__))
             case ModuleType():
-                yield value.__name__
+                yield from self._module(value)
             case type():
                 yield from self._class(value)
-            case dict():
-                yield from self._mapping(value)
-            case set() | frozenset():
-                yield from sorted(map(self.of, value))
-            case list() | tuple():
-                yield from map(self.of, (type(value), *value))
+            case dict() | list() | tuple() | set() | frozenset():
+                yield from self._container(value)
             case torch.Generator():
                 yield self.of(value.get_state())
             case _:
@@ -119,7 +151,7 @@ class _Walk:
                 yield self.of(value.fingerprinted())
             case Hook():
                 yield self.of({name: each for name, each in vars(value).items() if name not in _OF_HOOKS})
-            case Hooked():
+            case Hooked() if value.module is not value:
                 yield self.of(value.module)
             case HookPoint():
                 yield value.name
@@ -127,15 +159,29 @@ class _Walk:
                 yield self.of(dict(value))
             case nn.Module():
                 yield self.of([value._parameters, value._buffers, value._modules])
-                yield self.of({name: each for name, each in vars(value).items() if name not in _OF_TORCH})
+                yield self.of({name: each for name, each in vars(value).items() if name not in OF_TORCH})
+                ours = changing(standing_of(value).hooks())
+                yield self.of([torch_hooks(value), [(each.point.listed, each.hook) for each in ours]])
             case staticmethod() | classmethod():
                 yield self.of(value.__func__)
             case property():
                 yield self.of([value.fget, value.fset])
             case cached_property():
                 yield self.of(value.func)
+            case _lru_cache_wrapper():
+                yield self.of(value.__wrapped__)
             case MemberDescriptorType() | GetSetDescriptorType():
                 yield value.__name__
+            case weakref.ref():
+                yield self.of(value())
+            case threading.local():
+                yield self.of(vars(value))
+            case io.IOBase() if not value.closed and value.writable() and not value.readable():
+                yield "a file that is written"
+            case _ if is_tokenizer(value):
+                yield self.of(settings_of(value))
+            case _ if is_fast(value):
+                yield fast_digest(value)
             case _:
                 yield from self._reduced(value)
 
@@ -149,42 +195,61 @@ class _Walk:
             yield uuid4().hex
             return
         if isinstance(found, str):
-            yield found
+            yield from (found, self.of(getattr(value, "__wrapped__", None)))
             return
         make, args, state, items, pairs = (*found, None, None, None)[:5]
         if isinstance(state, dict):  # what was worked out meanwhile is no part of it
             state = {name: x for name, x in state.items() if not _is_worked_out(value, name)}
         yield self.of([make, args, state, list(items or ()), list(pairs or ())])
 
-    def _function(self, value: FunctionType) -> Iterator[str]:
-        code, of_user = value.__code__, not _is_library(value.__globals__.get("__name__"))
-        yield code.co_name
-        yield from map(self.of, (value.__defaults__, value.__kwdefaults__, *(value.__closure__ or ())))
-        if of_user:
-            yield from (self.of(code), self.of(vars(value)))
-            names = sorted({*_globals(code)} & {*value.__globals__})
-            yield from map(self.of, (value.__globals__[name] for name in names))
-        else:
-            yield value.__qualname__
+    def _function(self, value: FunctionType) -> Iterator[tuple[str, str]]:
+        code = value.__code__
+        yield "name", _digest(code.co_name)
+        yield "defaults", self.of([value.__defaults__, value.__kwdefaults__])
+        for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=True):
+            yield f"closure {name!r}", self.of(cell)
+        if is_library(value.__globals__.get("__name__")):
+            yield "code", _digest(str(value.__module__), value.__qualname__)
+            return
+        yield from (("code", self.of(code)), ("attributes", self.of(vars(value))))
+        for name, each in sorted(dict(read_by(code, value.__globals__)).items()):
+            yield f"global {name!r}", self.of(each)
 
     def _code(self, code: CodeType) -> Iterator[str]:
         """What is done, wherever it is written."""
         yield from (code.co_code.hex(), repr(code.co_names))
         yield from map(self.of, code.co_consts)
 
+    def _module(self, module: ModuleType) -> Iterator[str]:
+        yield module.__name__
+        if not is_library(module.__name__):
+            yield self.of({name: each for name, each in vars(module).items() if not name.startswith("__")})
+
     def _class(self, kind: type) -> Iterator[str]:
         yield f"{kind.__module__}.{kind.__qualname__}"
-        if not _is_library(kind.__module__):
-            yield from map(self.of, kind.__bases__)
-            own = {
-                name: each
-                for name, each in vars(kind).items()
-                if isinstance(each, _DESCRIPTORS) or not name.startswith(("__", "_abc_"))
-            }
-            yield self.of(own)
+        yield from map(self.of, kind.__bases__)
+        if is_library(kind.__module__):
+            yield self.of(replaced_methods(kind))
+            return
+        own = {
+            name: each
+            for name, each in vars(kind).items()
+            if isinstance(each, _DESCRIPTORS) or not name.startswith(("__", "_abc_"))
+        }
+        yield self.of(own)
 
-    def _mapping(self, value: Mapping[Any, Any]) -> Iterator[str]:
-        yield from sorted(_digest(self.of(key), self.of(each)) for key, each in value.items())
+    def _container(self, value: Any) -> Iterator[str]:
+        if isinstance(value, dict):
+            yield from sorted(_digest(self.of(key), self.of(each)) for key, each in value.items())
+        else:
+            yield from (sorted if isinstance(value, set | frozenset) else list)(map(self.of, value))
+        if type(value) not in _CONTAINERS:
+            more = [getattr(value, name, None) for name in ("__dict__", "default_factory")]
+            yield from map(self.of, (type(value), *more))
+
+
+def _public(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: each for name, each in attributes.items() if not name.startswith("_")}
 
 
 def _is_worked_out(value: Any, name: str) -> bool:
@@ -196,28 +261,6 @@ def _contents(cell: CellType) -> list[Any]:
         return [cell.cell_contents]
     except ValueError:  # empty
         return []
-
-
-def _globals(code: CodeType) -> Iterator[str]:
-    """The global names that code reads, with what is defined in it."""
-    yield from (each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL")
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from _globals(inner)
-
-
-def _is_library(module: str | None) -> bool:
-    """Whether it is installed, and not the user's own."""
-    package = (module or "").partition(".")[0]
-    if package == "__main__":
-        return False
-    file = getattr(sys.modules.get(package), "__file__", None) or ""
-    return (
-        package == "hookline"
-        or package in sys.stdlib_module_names
-        or "site-packages" in file
-        or "dist-packages" in file
-    )
 
 
 def _digest(*parts: str) -> str:

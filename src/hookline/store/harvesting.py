@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]
 from hookline.errors import HooklineError, HooklineWarning, StoreError
 from hookline.model import HookedModel
 from hookline.names import Filter
-from hookline.runtime import users_level
+from hookline.runtime import Run, users_level
 from hookline.store.activations import check_points, check_steady, column_of, names_of, run_batch
 from hookline.store.examples import Example, Examples, as_sample, as_text
 from hookline.store.folders import write_file
@@ -27,6 +27,7 @@ from hookline.store.options import Chosen, Options
 from hookline.store.selection import Batch, sample_batch, text_batch
 from hookline.store.shards import columns_of
 from hookline.store.store import Store, load_manifest, open_store
+from hookline.store.unlike import unlike
 from hookline.store.verify import shard_names, with_unlisted
 from hookline.store.writer import Writer, cannot_write
 from hookline.verbs import Hooked
@@ -75,7 +76,7 @@ def harvest(
     )
     where, work = open_store(store), _Harvest(model, points, options)
     examples = Examples(dataset, column, as_text if work.is_of_text else as_sample)
-    with where.folder.locked(), torch.no_grad():
+    with where.folder.locked(), torch.no_grad(), work.context():
         manifest = work.resumed(where)
         examples.skip(manifest, where.path)
         if manifest.is_complete:
@@ -104,15 +105,19 @@ class _Harvest:
         elif options.positions is not None or options.max_tokens is not None or options.prepend_bos is not None:
             raise HooklineError("positions, max_tokens and prepend_bos are of texts: here a row is a whole sample")
 
+    def context(self) -> Run | nullcontext[None]:
+        """All passes as one run, if there are hooks that stay: a position that some text has not is told at its end."""
+        return Run(self.model._points.root, ()) if self.model._points.standing.steps else nullcontext()
+
     def resumed(self, store: Store) -> Manifest:
         """The manifest of what is stored already, which must be of this very harvest; or an empty one."""
         wanted, folder = self._about(), store.folder
         if MANIFEST not in folder.names() and not shard_names(folder):
+            _warn_of_opaque(wanted, store.path)
             return Manifest(wanted, versions=versions())
         found = load_manifest(folder)
-        unlike = differences(wanted.model, found.about.model) + differences(wanted.options, found.about.options)
-        if unlike:
-            raise StoreError(f"{store.path} is of another harvest: {'; '.join(unlike)}. Harvest into another store")
+        if different := unlike(wanted, found.about):
+            raise StoreError(f"{store.path} is of another harvest: {'; '.join(different)}. Harvest into another store")
         missing = sorted({shard.name for shard in found.shards} - {*folder.names()})
         if missing:
             raise StoreError(
@@ -170,8 +175,8 @@ class _Harvest:
         if not manifest.about.points:
             manifest = replace(manifest, about=replace(manifest.about, points=columns))
             _save(store, manifest)  # so that there is one before the first shard
-        if unlike := differences(_unasked(columns), _unasked(manifest.about.points)):
-            raise StoreError(f"{store.path} has other activations: {'; '.join(unlike)}")
+        if different := differences(_unasked(columns), _unasked(manifest.about.points)):
+            raise StoreError(f"{store.path} has other activations: {'; '.join(different)}")
         row = sum(each.nbytes for each in columns_of(manifest.about).values())
         return Writer(
             store.folder,
@@ -212,10 +217,28 @@ def _check_over(examples: Examples, manifest: Manifest, where: str) -> None:
 
 
 def _warn_of_versions(found: Manifest, where: str) -> None:
-    unlike = differences(versions(), found.versions)
-    if unlike:
+    different = differences(versions(), found.versions)
+    if different:
         warnings.warn(
-            f"{where} was begun with other versions, so its rows may differ in their last bits: {'; '.join(unlike)}",
+            f"{where} was begun with other versions, so its rows may differ in their last bits: {'; '.join(different)}",
             HooklineWarning,
             stacklevel=users_level(),
         )
+
+
+def _warn_of_opaque(wanted: About, where: str) -> None:
+    """Say at the beginning what would be found out only after an interruption."""
+    hooks = [f"the hook {each['hook']} at {each['at']!r}" for each in wanted.model["hooks"] if each["opaque"]]
+    parts = [f"{name} of the model's modules" for name, each in wanted.model["modules"].items() if _OPAQUE in each]
+    positions = ["the function given as positions"] * (_OPAQUE in str(wanted.options["positions"]))
+    if some := hooks + parts + positions:
+        warnings.warn(
+            f"{', '.join(some)} cannot be compared with what it will be later (it has a lock, or something else that "
+            f"cannot be looked into), so {where} cannot be gone on with after an interruption. A method "
+            f"fingerprinted() on an object says what of it counts",
+            HooklineWarning,
+            stacklevel=users_level(),
+        )
+
+
+_OPAQUE = "which cannot be compared"

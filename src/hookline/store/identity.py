@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from itertools import chain
 from typing import Any
 
@@ -13,20 +14,22 @@ import torch
 from torch import nn
 from torch.nn.modules import module as every_module
 
-from hookline.actions import HookAction
 from hookline.errors import describe
 from hookline.hooks import Hook
 from hookline.model import HookedModel
 from hookline.store.activations import device_of
-from hookline.store.fingerprint import fingerprint
+from hookline.store.fingerprint import detailed
+from hookline.store.foreign import changing, is_harmless, torch_hooks
+from hookline.store.modules import modules_digests
 from hookline.store.sums import tensor_sum
-from hookline.taps import Tap, active
+from hookline.store.tokenizing import tokenizer_digest
+from hookline.taps import active
 from hookline.verbs import Hooked
 
 
 def identity(model: Hooked) -> dict[str, Any]:
     """What the activations depend on beside the data: the model, its tokenizer, how and with which hooks it runs."""
-    module = model.module
+    module, known = model.module, _known(model)
     config = getattr(module, "config", None)
     device = device_of(model).type
     autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
@@ -35,11 +38,12 @@ def identity(model: Hooked) -> dict[str, Any]:
         "class": type(module).__name__,
         "config": _digest(_settings(config) if isinstance(model, HookedModel) else repr(module)),
         "weights": weights_digest(module),
+        "modules": modules_digests(module, known),
         "tokenizer": tokenizer_digest(model.tokenizer) if isinstance(model, HookedModel) else None,
         "attention": model.cfg.attn_implementation if isinstance(model, HookedModel) else None,
         "device": device,
         "autocast": None if autocast is None else str(autocast).removeprefix("torch."),
-        "hooks": _hooks(model),
+        "hooks": hooks_of(model, known),
     }
 
 
@@ -49,7 +53,7 @@ def _settings(config: Any) -> str:
     return json.dumps(settings, sort_keys=True, default=str)
 
 
-_IDLE = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype")
+_IDLE = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype", "use_cache")
 
 
 def weights_digest(module: nn.Module) -> str:
@@ -60,60 +64,44 @@ def weights_digest(module: nn.Module) -> str:
     return found.hexdigest()
 
 
-def tokenizer_digest(tokenizer: Any) -> str | None:
-    """Of what a tokenizer makes of text; without a tokenizer there is none."""
-    if tokenizer is None:
-        return None
-    fast = getattr(tokenizer, "backend_tokenizer", None)
-    if fast is None:
-        return _digest(json.dumps([tokenizer.get_vocab(), str(tokenizer.special_tokens_map)], sort_keys=True))
-    settings = json.loads(fast.to_str())
-    # Both are of the last call, not of the tokenizer.
-    return _digest(json.dumps({**settings, "truncation": None, "padding": None}, sort_keys=True))
-
-
-def _hooks(model: Hooked) -> list[str]:
+def hooks_of(model: Hooked, known: Mapping[int, str]) -> list[dict[str, Any]]:
     """What changes activations on their way: our forward hooks that are enabled, other people's, and patched modules.
 
-    Each by its place, its name and its fingerprint. Detectors only read, and are left out.
+    Each by its place, its name and its fingerprint.
     """
-    actions = chain(model._points.standing.hooks(), *(run.actions for run in active.get()))
-    ours = [
-        (each.point.name, each.hook)
-        for each in actions
-        if isinstance(each, HookAction) and each.dir == "fwd" and each.is_enabled() and not each.only_reads
-    ]
-    known = {id(model): "the model", id(model.module): "the model's module"}
-    if isinstance(model, HookedModel) and model.tokenizer is not None:
-        known[id(model.tokenizer)] = "the tokenizer"
-    return [f"{where}: {_described(hook, known)}" for where, hook in chain(ours, _foreign(model.module))]
+    actions = changing(chain(model._points.standing.hooks(), *(run.actions for run in active.get())))
+    ours = [(each.point.listed, each.hook) for each in actions]
+    return [_described(where, hook, known) for where, hook in chain(ours, _foreign(model.module))]
 
 
-def _described(hook: Any, known: dict[int, str]) -> str:
+def _described(where: str, hook: Any, known: Mapping[int, str]) -> dict[str, Any]:
     name = type(hook).__name__ if isinstance(hook, Hook) else re.sub(r" \([^()]*:\d+\)$", "", describe(hook))
-    return f"{name} ({fingerprint(hook, known)})"
+    return {"at": where, "hook": name, **asdict(detailed(hook, known))}
 
 
 def _foreign(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """Other people's torch hooks, and forward methods that were put in a module's place."""
     for path, part in module.named_modules():
         patched = [part.__dict__["forward"]] if "forward" in part.__dict__ else []
-        for hook in chain(part._forward_pre_hooks.values(), part._forward_hooks.values(), patched):
-            if not isinstance(hook, Tap) and _package(hook) not in _HARMLESS:
-                yield f"torch's {path or 'model'}", hook
+        for hook in chain(torch_hooks(part), (each for each in patched if not is_harmless(each))):
+            yield f"torch's {path or 'model'}", hook
     for hook in chain(every_module._global_forward_pre_hooks.values(), every_module._global_forward_hooks.values()):
         yield "torch's every module", hook
 
 
-_HARMLESS = ("torch", "transformers", "accelerate", "hookline")
-"""Whose torch hooks take notes or move tensors about, and change no activation that is not in the weights anyway."""
-
-
-def _package(hook: Any) -> str:
-    inner = hook
-    while hasattr(inner, "func"):  # functools.partial, however often
-        inner = inner.func
-    return str(getattr(inner, "__module__", None) or type(inner).__module__).partition(".")[0]
+def _known(model: Hooked) -> dict[int, str]:
+    """What is compared by itself: the model, its modules, its configuration, its tokenizer."""
+    module = model.module
+    config = getattr(module, "config", None)
+    parts = {id(part): f"the module {path!r}" for path, part in module.named_modules()}
+    inner = vars(config) if hasattr(config, "to_dict") else {}
+    configs = {id(each): f"the configuration {name!r}" for name, each in inner.items() if hasattr(each, "to_dict")}
+    known = parts | configs | {id(model): "the model"}
+    if hasattr(config, "to_dict"):
+        known[id(config)] = "the configuration"
+    if isinstance(model, HookedModel) and model.tokenizer is not None:
+        known[id(model.tokenizer)] = "the tokenizer"
+    return known
 
 
 def _digest(text: str) -> str:

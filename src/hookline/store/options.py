@@ -38,9 +38,11 @@ class Options:
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "max_rows", "max_tokens", "shard_rows", "shard_bytes"):
-            value = getattr(self, name)
+            value = _plain(getattr(self, name))
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise HooklineError(f"{name} must be a whole number from 1 on, not {value!r}")
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "positions", _plain(self.positions))
         if not 0 < self.sample <= 1:
             raise HooklineError(f"sample is the share of rows that is kept: above 0 and up to 1, not {self.sample!r}")
         if self.dtype is not None and self.dtype not in FLOATS:
@@ -54,6 +56,14 @@ class Options:
         return {"positions": _described(self.positions), "dtype": dtype} | {
             name: getattr(self, name) for name in others
         }
+
+
+def _plain(value: Any) -> Any:
+    """A whole number of numpy's as Python's; all else as it is."""
+    is_other_number = (
+        hasattr(value, "__index__") and not isinstance(value, int | Tensor) and not getattr(value, "ndim", 0)
+    )
+    return int(value) if is_other_number else value
 
 
 def _check_positions(positions: Any) -> None:

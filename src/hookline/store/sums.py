@@ -30,8 +30,15 @@ def _parts(x: Tensor) -> Iterator[Tensor]:
         for name in names:
             yield from _parts(getattr(x, name))
         return
-    x = x.detach().as_subclass(Tensor)
-    x = x.int_repr() if x.is_quantized else x.to_dense() if x.layout != torch.strided else x
+    x = x.detach()
+    if x.layout != torch.strided:
+        x = x.to_dense()
+    x = x.as_subclass(Tensor)
+    if x.is_nested:
+        for row in x.unbind():
+            yield from _parts(row)
+        return
+    x = x.dequantize() if x.is_quantized else x
     yield x.resolve_conj().resolve_neg()
 
 
@@ -41,7 +48,7 @@ def _reduced(x: Tensor) -> tuple[Tensor, ...]:
     They stay where the tensor is. Any value that changes changes its row's sum, and two that change places their
     rows' or their columns'.
     """
-    raw = x.reshape(-1).view(torch.uint8)
+    raw = x.reshape(-1).contiguous().view(torch.uint8)  # a column is one row that is not
     whole = raw.numel() // (8 * _WIDTH) * 8 * _WIDTH
     head = raw[:whole] if raw.storage_offset() % 8 == 0 else raw[:whole].clone()
     table = head.view(torch.int64).view(-1, _WIDTH)

@@ -127,6 +127,6 @@ class Writer:
 def cannot_write(folder: Folder, manifest: Manifest, error: OSError) -> StoreError:
     """What is said when the disk is full, or will not be written to."""
     return StoreError(
-        f"{folder.path} cannot be written to: {error.strerror or error}. The {manifest.rows:,} rows in it so far can "
-        f"be read, and the same harvest goes on from there once there is room"
+        f"{folder.path} cannot be written to: {error.strerror or error}. What is in it can be read (at least "
+        f"{manifest.rows:,} rows), and the same harvest goes on from there once there is room"
     )
