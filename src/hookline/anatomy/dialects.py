@@ -169,7 +169,7 @@ def advice(asked: str, stacks: Stacks) -> str:
     classic = classic_name(asked, stacks)
     match = _BLOCK.fullmatch(classic) if classic is not None else None
     if match is not None and match[1].startswith("vision.") and match[1] not in stacks:
-        return "This model has no vision tower."
+        return "This model has no vision tower, or none whose layers are known: its modules have their native names."
     if match is not None and match[1] not in stacks:
         return f"There are several stacks of layers here: write {' or '.join(map(repr, stacks))} for blocks."
     if match is not None and not 0 <= int(match[2]) < stacks[match[1]]:
