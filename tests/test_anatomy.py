@@ -69,7 +69,8 @@ def check_resuming(kind: str) -> None:
     model, inputs = hookline.hook(module), tiny_models.inputs(module)
     if not isinstance(model, HookedModel) or "blocks.1.hook_resid_pre" not in model.hook_dict:
         return
-    tokens = inputs["input_ids"] if kind.startswith("zamba") else None
+    needs_tokens = kind.startswith("zamba") or bool(model._points.anatomy.towers)
+    tokens = inputs["input_ids"] if needs_tokens else None
     more = {name: value for name, value in inputs.items() if name not in ("input_ids", "attention_mask")}
     with torch.no_grad():
         logits, cache = model.run_with_cache(**inputs, names_filter="blocks.1.hook_resid_pre")
