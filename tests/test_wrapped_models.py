@@ -9,12 +9,14 @@ from contextlib import nullcontext
 
 import pytest
 import tiny_models
+import tiny_vision
 import torch
 from torch import nn
 from transformers import AutoModel, AutoModelForSequenceClassification
 
 import hookline
 from hookline import HookedModel, HooklineError, NeverFiredWarning, UnknownPointError
+from hookline.anatomy.verify import verify
 from hookline.taps import now
 
 IDS = torch.tensor([[5, 17, 42, 7, 3, 9, 22], [6, 7, 8, 9, 10, 11, 12]])
@@ -578,3 +580,13 @@ def test_tied_weights(kind) -> None:
     with torch.no_grad():
         logits = wrapped.run_with_hooks(IDS, fwd_hooks=[("unembed.hook_in", torch.ones_like)])
     assert torch.allclose(logits[0, 0], model.get_input_embeddings().weight.sum(-1), atol=1e-5)
+
+
+@needs("peft")
+def test_lora_on_a_model_that_sees() -> None:
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(target_modules=["q_proj", "v_proj"], r=2, init_lora_weights=False)
+    model = hookline.hook(get_peft_model(tiny_vision.module_of("llava"), config).eval())
+    assert {"vision.blocks.0.attn.hook_q", "blocks.0.attn.hook_q", "projector.hook_out"} <= set(model.hook_dict)
+    assert verify(model, tiny_vision.inputs_of("llava")).failed() == []

@@ -56,12 +56,22 @@ def find_seeing(model: nn.Module) -> Anatomy | None:
 
 def tower_of(model: nn.Module) -> nn.Module | None:
     """What looks at the pictures of a model that also takes text."""
-    return child(model._modules.get("model") or model, TOWER)
+    return child(_inside(model), TOWER)
 
 
 def language_of(model: nn.Module) -> nn.Module | None:
     """What reads the text of a model that also takes pictures."""
-    return child(model._modules.get("model") or model, LANGUAGE)
+    return child(_inside(model), LANGUAGE)
+
+
+def _inside(model: nn.Module) -> nn.Module:
+    """The module that has the tower: the model without its head, and without an adapter around it."""
+    while child(model, TOWER) is None:
+        inner = model._modules.get("base_model") or model._modules.get("model")
+        if inner is None:
+            break
+        model = inner
+    return model
 
 
 def picture_token(model: nn.Module) -> int | None:
@@ -130,7 +140,7 @@ def _layers_read(feature_layer: int | list[int], n: int) -> int:
 
 def _projectors(root: nn.Module, tower: Tower) -> tuple[Projector, ...]:
     """In the order in which they are run."""
-    root = root._modules.get("model") or root
+    root = _inside(root)
     early: Any = child(root, EARLY_PROJECTORS) or ()
     layers = getattr(tower.config, "deepstack_visual_indexes", ())
     found = [
