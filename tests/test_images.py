@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ import torch
 from PIL import Image, ImageOps
 from tiny_models import causal_lm
 from tiny_vision import ENCODERS, IMAGE, VISION_LANGUAGE, inputs_of, module_of, processor_of, tiny_vision
+from typer.testing import CliRunner
 
 import hookline
 from hookline import at, image_tokens
+from hookline.cli import app
 from hookline.errors import HooklineError
 from hookline.vision.inputs import rows_of
 from hookline.vision.pictures import picture_of
@@ -603,10 +606,12 @@ def test_points_of_the_tower_are_proved_with_pictures(llava) -> None:
 
     seen = tried(llava.verify("what is <image> ?", images=[noise()]))
     assert seen == tried(llava.verify(llava.to_inputs("what is <image> ?", images=[noise()])))
-    assert {name for name in seen - tried(llava.verify()) if not name.startswith(("vision.", "projector."))} == set()
-    assert "vision.blocks.0.hook_resid_post" in seen
+    assert seen == tried(llava.verify())  # with a picture of its own
+    of_text = tried(llava.verify("what is red ?"))
+    assert {name for name in seen - of_text if not name.startswith(("vision.", "projector."))} == set()
+    assert "vision.blocks.0.hook_resid_post" in seen - of_text
     with pytest.raises(HooklineError, match=r"verify\(images="):
-        seeing("vit").verify()
+        hookline.hook(module_of("vit")).verify()
 
 
 def test_the_model_in_the_package_sees() -> None:
@@ -624,3 +629,20 @@ def test_the_model_in_the_package_sees() -> None:
         left, top, right, bottom = (side / SIDE for side in shapes[0].box)
         around = grid.positions_in((left, top, right, bottom))
         assert {int(grid.positions[patch]) for patch in patches_of(shapes[0])} <= set(around)
+
+
+@pytest.mark.parametrize("command", [["verify"], ["points", "vision.blocks.*.attn.hook_z"]])
+def test_commands_on_a_model_that_sees(command) -> None:
+    verb, *names = command
+    result = CliRunner().invoke(app, [verb, "tinysight", *names])
+    assert result.exit_code == 0, result.output
+    assert re.search(r"vision\.blocks\.2\.attn\.hook_z +(proved|b p h e +\[1, 37, 4, 24\])", result.output)
+
+
+@pytest.mark.parametrize("kind", ["qwen2_vl", "idefics3", "vit"])
+def test_an_example_is_made(kind) -> None:
+    model = seeing(kind)
+    inputs = model.example_inputs()
+    assert inputs is not None
+    assert "pixel_values" in inputs
+    assert any(name.startswith("vision.") for name in model.cache(**inputs))

@@ -32,11 +32,13 @@ def verify(model: Model) -> None:
 def points(
     model: Model, names: Annotated[str, typer.Argument(help="A name or a glob; all points without one.")] = "*"
 ) -> None:
-    """List a model's points, with their axes and their shapes for two rows of seven tokens."""
+    """List a model's points, with their axes and their shapes: for two rows of tokens, or a prompt with a picture."""
     from hookline import load
 
     loaded = load(model)
-    cache = loaded.cache(loaded.example_tokens(), names_filter=names)
+    seen = loaded.example_inputs()
+    example = {"input": loaded.example_tokens()} if seen is None else seen
+    cache = loaded.cache(**example, names_filter=names)
     width = max(map(len, cache))
     for name, activation in cache.items():
         typer.echo(f"{name:<{width}}  {loaded.point(name).axes:<8}  {list(activation.shape)}")

@@ -433,11 +433,15 @@ class HookedModel(HookedModule, TokenHelpers, Seeing, Weights, WeightProcessing)
         """Prove every point on this model: a table of what is proved, what is not to be had, and what fails.
 
         The input is text, tokens or keyword inputs; points of the part that sees are tried if there are `images` in it.
+        Without an input an example is made, with a picture where a processor can make one.
         """
         if images is not None:
             return verify(self, dict(self.to_inputs(input, images)))  # type: ignore[arg-type]
         if isinstance(input, Mapping):
             return verify(self, dict(input))
+        example = self.example_inputs() if input is None else None
+        if example is not None:
+            return verify(self, dict(example))
         if input is None and getattr(self.module, "main_input_name", None) == "pixel_values" and not self.cfg.d_vocab:
             raise HooklineError("this model takes pictures and no text: verify(images=[…])")
         ids, _ = self._inputs(self.example_tokens() if input is None else input, None, None)

@@ -30,11 +30,16 @@ def place_of(processor: Any) -> str:
 
 def shown_place(processor: Any) -> str:
     """The same as an error shows it, with what belongs around it."""
+    return repr(framed_place(processor))
+
+
+def framed_place(processor: Any) -> str:
+    """The text that stands for a picture, with what belongs around it."""
     place = place_of(processor)
     around = [getattr(processor, f"vision_{end}_token", None) for end in ("start", "end")]
     if place == "<|image_pad|>":  # all models that have it want it framed, but only some of their processors know
         around = ["<|vision_start|>", "<|vision_end|>"]
-    return repr(f"{around[0]}{place}{around[1]}" if all(around) else place)
+    return f"{around[0]}{place}{around[1]}" if all(around) else place
 
 
 def rows_of(images: Any, places: Sequence[int] | None, shown: str = "") -> list[list[Image]]:

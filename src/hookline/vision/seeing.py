@@ -13,7 +13,7 @@ from hookline.errors import HooklineError
 from hookline.signatures import parameters_of
 from hookline.text import Side, Text, check_no_mapping, shown_prompt
 from hookline.vision.grid import ImageGrid
-from hookline.vision.inputs import Inputs, of_pictures, place_of, processed
+from hookline.vision.inputs import Inputs, framed_place, of_pictures, place_of, processed
 from hookline.vision.layouts import Seen
 from hookline.vision.patches import patch_boxes
 from hookline.vision.pictures import Pictures, as_dtype, is_picture, picture_of, sizes_of
@@ -72,6 +72,16 @@ class Seeing:
         self._finish(inputs)
         self._remember(inputs)
         return inputs
+
+    def example_inputs(self) -> Inputs | None:
+        """A prompt with a picture, to try things on; None for a model that takes none, or has nothing to make it by."""
+        is_whole = hasattr(self.processor, "image_processor") and hasattr(self.processor, "tokenizer")
+        if not is_whole and not (self._only_sees and hasattr(self.processor, "preprocess")):
+            return None
+        shades = torch.linspace(0, 1, 48 * 64 * 3).mul(97).sin().abs().view(48, 64, 3)
+        if self._only_sees:
+            return self.to_inputs(images=[shades])
+        return self.to_inputs(f"{framed_place(self.processor)} What is this? It is here.", images=[shades])
 
     def _with_pictures(
         self, prompt: Any, images: Pictures, prepend_bos: bool | None, padding_side: Side | None, given: dict[str, Any]
