@@ -12,7 +12,7 @@ from hookline import HooklineError
 from hookline.experiments import metrics
 from hookline.experiments.metrics import as_metric, checked, resolve
 from hookline.experiments.reading import positions_read
-from hookline.model import lm_loss
+from hookline.loss import lm_loss
 
 BATCH, WIDTH, VOCAB = 3, 11, 20
 ROWS = torch.arange(BATCH)

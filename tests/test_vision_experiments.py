@@ -229,3 +229,7 @@ def test_what_pictures_cannot_be_in() -> None:
         ablation.ablate(model, inputs, metric, points="vision.nonsense")
     base = model.baseline(inputs)
     torch.testing.assert_close(base.logits, model(**inputs)[0])
+    padded = inputs | {"attention_mask": inputs["attention_mask"].clone()}
+    padded["attention_mask"][0, 0] = 0
+    with pytest.raises(HooklineError, match="without padding"):
+        model.baseline(padded)

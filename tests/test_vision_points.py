@@ -272,6 +272,9 @@ def test_the_loss_is_that_of_text() -> None:
     assert not per_token[seen].any()
     assert bool((per_token[~seen] > 0).all())
     torch.testing.assert_close(model(**inputs, return_type="loss"), per_token[~seen].mean())
+    only = torch.full((1, 16), tiny_vision.IMAGE)
+    with pytest.raises(HooklineError, match="only pictures"):
+        model(input_ids=only, pixel_values=inputs["pixel_values"][:1], return_type="loss")
 
 
 def test_what_the_projector_gives_is_in_the_order_of_the_text() -> None:

@@ -9,9 +9,8 @@ from functools import cached_property
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from hookline.anatomy.branch import follow
 from hookline.anatomy.cfg import Cfg, cfg_of, device_of
@@ -23,6 +22,7 @@ from hookline.anatomy.verify import Report, verify
 from hookline.anatomy.vision import picture_token
 from hookline.cache import ActivationCache
 from hookline.errors import HooklineError, HooklineWarning
+from hookline.loss import lm_loss
 from hookline.module import HookedModule
 from hookline.names import Filter
 from hookline.passes import begin_pass, processors, tokenizers
@@ -259,6 +259,8 @@ class HookedModel(HookedModule, TokenHelpers, Seeing, Weights, WeightProcessing)
         if images is not None or isinstance(input, Mapping):
             more = dict(input if isinstance(input, Mapping) else self.to_inputs(input, images))  # type: ignore[arg-type]
             ids, mask = more.pop("input_ids"), more.pop("attention_mask", None)
+            if mask is not None and not bool(mask.all()):
+                raise HooklineError("a baseline is of one text without padding")
             return Baseline(self, ids, inputs=more, fwd_hooks=fwd_hooks, keep=keep, way=way)
         ids, mask = self._inputs(input, None, None)
         if mask is not None:
@@ -363,8 +365,10 @@ class HookedModel(HookedModule, TokenHelpers, Seeing, Weights, WeightProcessing)
         if logits.shape[1] < 2:
             raise HooklineError("the loss is that of the next token: give at least two tokens")
         mask = inputs.get("decoder_attention_mask" if tokens != "input_ids" else "attention_mask")
-        picture = picture_token(self.module) if self._anatomy.towers else None
+        picture = picture_token(self.module.config) if self._anatomy.towers else None
         seen = inputs[tokens] == picture if picture is not None else None
+        if seen is not None and bool(seen[:, 1:].all()):
+            raise HooklineError("the loss is that of text: there is none after the first position, only pictures")
         loss = lm_loss(logits, inputs[tokens], mask, seen, per_token=per_token)
         return loss if return_type == "loss" else (logits, loss)
 
@@ -468,25 +472,3 @@ def _checked_mask(mask: Tensor, inputs: dict[str, Any]) -> Tensor:
             f"attention_mask has the shape {list(mask.shape)}, but the tokens are {list(ids.shape[:2])}"
         )
     return mask
-
-
-def lm_loss(
-    logits: Float[Tensor, "batch pos vocab"],
-    tokens: Int[Tensor, "batch pos"],
-    attention_mask: Tensor | None = None,
-    seen: Tensor | None = None,
-    *,
-    per_token: bool = False,
-) -> Float[Tensor, ...]:
-    """Cross-entropy of the next token, averaged over all that are no padding and no pictures; or per token, 0 there.
-
-    `seen` is true where a picture is: what stands there is no token that could be predicted.
-    """
-    losses = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="none")
-    losses = losses.view(tokens.shape[0], -1)
-    counts = torch.ones_like(losses)
-    if attention_mask is not None:
-        counts = (attention_mask[:, 1:] * attention_mask[:, :-1]).to(losses.dtype)
-    if seen is not None:
-        counts = counts * ~seen[:, 1:]
-    return losses * counts if per_token else (losses * counts).sum() / counts.sum()

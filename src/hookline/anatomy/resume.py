@@ -56,7 +56,7 @@ def resumed(
 
 def _check_pictures(root: nn.Module, tokens: Tensor | None, others: Mapping[str, Any]) -> None:
     """Positions, masks and what later layers get of pictures go by more than the stream."""
-    token = picture_token(root)
+    token = picture_token(root.config)
     if tokens is None:
         raise HooklineError(
             "a model that takes pictures starts at a layer with tokens= beside the stream, and with all other inputs "

@@ -15,14 +15,12 @@ from hookline.anatomy.vision import tower_of
 from hookline.cache import ActivationCache
 from hookline.modes import reporting_attention
 from hookline.names import lens_of
+from hookline.passes import is_of_pictures
 from hookline.points import HookPoint, Site
 from hookline.taps import Kind
 
 if TYPE_CHECKING:
     from hookline.model import HookedModel
-
-
-_OF_PICTURES = ("vision.", "projector.")
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ class Trial:
         if not anatomy.towers or self._has_pictures():
             return False
         skipped = [f"{anatomy.main.name}.{n}." for n, block in enumerate(anatomy.blocks) if _only_crosses(block)]
-        return name.startswith((*_OF_PICTURES, *skipped))  # layers that look at nothing else are skipped
+        return is_of_pictures(name) or name.startswith(tuple(skipped))  # layers that look at nothing else are skipped
 
     def _has_pictures(self) -> bool:
         return any(name.startswith(("pixel_values", "input_features")) for name in self.inputs)

@@ -42,16 +42,15 @@ def find_seeing(model: nn.Module) -> Anatomy | None:
     tower, language = tower_of(model), language_of(model)
     if tower is None or language is None:
         return None
-    config = model.config.get_text_config(decoder=True)  # type: ignore[union-attr, operator]
+    whole: Any = model.config
+    config = whole.get_text_config(decoder=True)
     stack = stack_in("blocks", language, config, sees_another=True)
-    config_of: Any = model.config
-    read = getattr(config_of, "vision_feature_layer", getattr(config_of, "vision_feature_layers", None))
-    towers = _towers(tower, read)
+    towers = _towers(tower, getattr(whole, "vision_feature_layer", getattr(whole, "vision_feature_layers", None)))
     if stack is None or not towers:
         return None
     stack = named(_with_end(stack, language), model)
     head = model.get_output_embeddings()  # type: ignore[operator]
-    return Anatomy(model.config.model_type, config, (stack,), head, towers, _projectors(model, towers[0]))  # type: ignore[union-attr, arg-type]
+    return Anatomy(whole.model_type, config, (stack,), head, towers, _projectors(model, towers[0]))
 
 
 def tower_of(model: nn.Module) -> nn.Module | None:
@@ -74,9 +73,8 @@ def _inside(model: nn.Module) -> nn.Module:
     return model
 
 
-def picture_token(model: nn.Module) -> int | None:
+def picture_token(config: Any) -> int | None:
     """The token in whose place a picture goes into the text; None for a model that takes no pictures with text."""
-    config: Any = getattr(model, "config", None)
     ids = (getattr(config, name, None) for name in ("image_token_id", "image_token_index"))
     return next((each for each in ids if isinstance(each, int)), None)
 

@@ -95,7 +95,7 @@ def subject_positions(model: HookedModel, text: Prompts, subject: str | int | Se
 
 def _check_no_picture(model: HookedModel, text: Prompts, positions: list[int], where: Places) -> None:
     """Noise goes onto the embeddings of tokens, in whose place pictures come in later."""
-    picture = picture_token(model.module) if text.more else None
+    picture = picture_token(model.module.config) if text.more else None
     if picture is not None and bool((text.tokens[0, positions] == picture).any()):
         raise HooklineError(
             "the subject is a picture: noise on the embeddings of its tokens would do nothing, as the picture comes in "

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.hooks import zero
-from hookline.model import HookedModel, lm_loss
+from hookline.loss import lm_loss
+from hookline.model import HookedModel
 from hookline.sae.autoencoder import SparseAutoencoder
 from hookline.sae.texts import Batch, batches_of, rows_of
 

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from hookline.anatomy.vision import picture_token
 from hookline.errors import HooklineError
 from hookline.vision.families import ENCODERS, LAYOUTS, layouts_of, layouts_of_encoder
 from hookline.vision.grid import ImageGrid
@@ -17,8 +18,7 @@ from hookline.vision.layouts import Seen, Size
 
 def image_token(config: Any) -> int:
     """The id of the token that a picture's places in the prompt have; an error for a model that has no such places."""
-    ids = (getattr(config, name, None) for name in ("image_token_id", "image_token_index"))
-    token = next((each for each in ids if isinstance(each, int)), None)
+    token = picture_token(config)
     if token is None:
         raise HooklineError(
             "positions of pictures are for a model that takes pictures together with text: this one does not"

@@ -75,8 +75,7 @@ class Seeing:
 
     def example_inputs(self) -> Inputs | None:
         """A prompt with a picture, to try things on; None for a model that takes none, or has nothing to make it by."""
-        is_whole = hasattr(self.processor, "image_processor") and hasattr(self.processor, "tokenizer")
-        if not is_whole and not (self._only_sees and hasattr(self.processor, "preprocess")):
+        if not self._can_make_inputs:
             return None
         shades = torch.linspace(0, 1, 48 * 64 * 3).mul(97).sin().abs().view(48, 64, 3)
         if self._only_sees:
@@ -132,8 +131,7 @@ class Seeing:
         name = type(self.module).__name__
         if not self._sees:
             raise HooklineError(f"images were given, but {name} takes none: {self._takes()}")
-        is_whole = hasattr(self.processor, "image_processor") and hasattr(self.processor, "tokenizer")
-        if not is_whole and not (self._only_sees and hasattr(self.processor, "preprocess")):
+        if not self._can_make_inputs:
             maker = "AutoImageProcessor" if self._only_sees else "AutoProcessor"
             raise HooklineError(
                 f"{name} was wrapped without what makes inputs of pictures: wrap it as hookline.hook(model, "
@@ -170,6 +168,12 @@ class Seeing:
         """Whether the model takes pictures, alone or with text."""
         config: Any = self.module.config
         return "pixel_values" in parameters_of(self.module)[0] or getattr(config, "vision_config", None) is not None
+
+    @property
+    def _can_make_inputs(self) -> bool:
+        """Whether there is a processor of pictures and text; or, of a model without text, of pictures."""
+        is_whole = hasattr(self.processor, "image_processor") and hasattr(self.processor, "tokenizer")
+        return is_whole or (self._only_sees and hasattr(self.processor, "preprocess"))
 
     @property
     def _only_sees(self) -> bool:

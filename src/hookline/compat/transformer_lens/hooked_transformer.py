@@ -21,7 +21,7 @@ from hookline.compat.transformer_lens.pretrained import Pretrained
 from hookline.compat.transformer_lens.slices import Columns, Slice, SliceInput
 from hookline.compat.transformer_lens.tokens import USE_DEFAULT_VALUE, LensText, LensTokens, padding_mask, prepared
 from hookline.errors import HooklineError
-from hookline.model import lm_loss
+from hookline.loss import lm_loss
 from hookline.names import Filter
 from hookline.text import Side
 

@@ -28,7 +28,7 @@ from hookline.compat.transformer_lens.tokens import USE_DEFAULT_VALUE
 from hookline.compat.transformer_lens.tokens import padding_mask as get_attention_mask
 from hookline.errors import HooklineError
 from hookline.factored import FactoredMatrix
-from hookline.model import lm_loss
+from hookline.loss import lm_loss
 
 __all__ = [
     "get_act_name",
