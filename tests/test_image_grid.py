@@ -405,3 +405,15 @@ def test_the_part_that_is_left_after_cropping(name, size) -> None:
     assert (across - wanted).abs().max() < 0.03 + 0.3 / width
     wanted = torch.linspace(top, bottom, 2 * len(down) + 1)[1::2].clamp(0.5 / height, 1 - 0.5 / height)
     assert (down - wanted).abs().max() < 0.03 + 0.3 / height
+
+
+@pytest.mark.parametrize("size", [(300, 3), (5, 400)])
+@pytest.mark.parametrize("name", ["llava_next", "llava_onevision"])
+def test_a_very_long_image_has_only_its_coarse_grid(name, size):
+    model = seeing(name)
+    (grid,) = model.image_grid(prompt(model), images=[noise(*size)])[0]
+    assert min(grid.shape) > 0
+    assert grid.extent == (0.0, 0.0, 1.0, 1.0)
+    left, top, right, bottom = grid.box(grid.position(0.6, 0.6))
+    assert left <= 0.6 < right
+    assert top <= 0.6 < bottom

@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import FrozenInstanceError, replace
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -514,12 +515,95 @@ def test_cells_not_done_are_drawn_as_such(pyplot, result):
 
 
 def test_odd_tokens_can_be_drawn(pyplot):
-    odd = token_labels(["$a$", "$", "\n", "中文", "x" * 80, "a_b^c", "\\frac", ""])
-    ax = Result(torch.randn(2, 8), ("layer", "pos"), {"layer": [0, 1], "pos": odd}, name="$x$ 中").plot()
+    odd = token_labels(["$a$", "$", "$$", "\n", "中文", "x" * 80, "a_b^c", "\\frac", ""])
+    ax = Result(torch.randn(2, 9), ("layer", "pos"), {"layer": [0, 1], "pos": odd}, name="$x$ 中").plot()
     ax.figure.canvas.draw()
     texts = [label.get_text() for label in labels_of(ax.xaxis)]
-    assert len(texts) == 8
+    assert len(texts) == 9
     assert max(map(len, texts)) <= 20
+
+
+@pytest.mark.parametrize("token", ["$$", "$$x$$", "\\$", "$\\frac$"])
+def test_dollar_signs_are_not_mathematics(pyplot, token):
+    result = Result(torch.randn(3), ("pos",), {"pos": token_labels([token, "b", token])}, name=token)
+    result.plot().figure.canvas.draw()
+    Result(torch.randn(2, 1), ("head", "pos"), {"head": ["a", token], "pos": [token]}).plot().figure.canvas.draw()
+
+
+def test_values_from_zero_up_get_one_color(pyplot):
+    image = replace(grid(3, 4), values=torch.rand(3, 4) + 0.1).plot().images[0]
+    assert image.get_cmap().name == "Blues"
+    assert image.get_clim()[0] == 0.0
+
+
+def test_the_bar_shows_only_values_that_occur(pyplot):
+    """A probability of 0.2, changed to as much as 0.9, is colored from -0.5 on; the bar begins at 0.05."""
+    coords = {"layer": [0], "pos": [0, 1, 2]}
+    info = {"direction": "denoise", "clean": 0.9, "corrupted": 0.2}
+    ax = Result(torch.tensor([[0.05, 0.2, 0.9]]), ("layer", "pos"), coords, "prob", info).plot()
+    assert ax.images[0].get_clim() == pytest.approx((-0.5, 0.9))
+    bar = next(other for other in ax.figure.axes if other is not ax)
+    assert bar.get_ylim() == pytest.approx((0.05, 0.9))
+
+
+def test_categories_get_bars_and_layers_a_line(pyplot):
+    heads = Result(torch.randn(5), ("head",), {"head": range(5)}).plot()
+    assert [bar.get_height() for bar in heads.patches] == heads.containers[0].datavalues.tolist()
+    assert len(heads.patches) == 5
+    layers = Result(torch.randn(5), ("layer",), {"layer": range(5)}).plot()
+    assert not layers.patches
+    assert len(layers.lines[0].get_xdata()) == 5
+
+
+def test_a_result_over_a_count_is_drawn_as_curves(pyplot):
+    values, orders = torch.randn(2, 6), ["as ranked", "reversed"]
+    ax = Result(values, ("order", "count"), {"order": orders, "count": range(6)}, info={"clean": 1.0}).plot()
+    assert not ax.images
+    curves = {line.get_label(): line.get_ydata().tolist() for line in ax.lines if len(line.get_xdata()) == 6}
+    assert curves == dict(zip(orders, values.tolist(), strict=True))
+    assert [text.get_text() for text in ax.get_legend().get_texts()].count("clean") == 1
+
+
+def test_the_title_says_what_was_done_and_on_which_model(pyplot, result):
+    info = {**result.info, "about": "resid_pre patched, clean into corrupted", "model": "tinyworld"}
+    title = replace(result, info=info).plot().get_title(loc="left").replace("\n", " ")
+    assert title == "logit_diff: resid_pre patched, clean into corrupted · tinyworld"
+
+
+def test_of_too_many_categories_the_strongest_are_drawn(pyplot):
+    values = torch.zeros(301, 570)
+    values[7, 500] = -3.0
+    coords = {"sender": [f"s{at}" for at in range(301)], "receiver": [f"r{at}" for at in range(570)]}
+    ax = Result(values, ("sender", "receiver"), coords).plot()
+    assert ax.images[0].get_array().shape == (40, 40)
+    assert float(ax.images[0].get_array().min()) == -3.0
+    assert "40 of 301 senders, 40 of 570 receivers" in ax.get_title(loc="left").replace("\n", " ")
+
+
+def test_cells_thinner_than_a_pixel_are_merged_and_the_strongest_is_seen(pyplot):
+    values = torch.zeros(2, 5000)
+    values[1, 4321] = 1.0
+    ax = Result(values - 0.5 * values.roll(9, 1), ("layer", "dim"), {"layer": [0, 1], "dim": range(5000)}).plot()
+    drawn = ax.images[0].get_array()
+    assert drawn.shape[1] <= 900
+    assert float(drawn[1].max()) == 1.0
+    assert float(drawn[1].min()) == -0.5
+    assert ax.get_xlim() == (-0.5, 4999.5)
+
+
+def test_a_notebook_shows_panels_once(pyplot, several, monkeypatch):
+    """A cell that ends with the figure: pyplot draws it when the cell is over, so it must not display itself too."""
+    shown = []
+    display = ModuleType("IPython.display")
+    display.Image, display.display = bytes, shown.append
+    monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    figure = several.plot()
+    figure._ipython_display_()
+    assert shown == []
+    pyplot.close(figure)  # as the inline backend does after a cell
+    figure._ipython_display_()
+    assert shown[0].startswith(b"\x89PNG")
 
 
 def test_it_draws_where_it_is_told(pyplot, result):

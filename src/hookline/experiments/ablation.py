@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 from hookline.errors import HooklineError
 from hookline.experiments.grid import Grid
-from hookline.experiments.labels import Label
+from hookline.experiments.labels import Label, about, said_points
 from hookline.experiments.measure import Options, Reader, measured
 from hookline.experiments.prompts import Prompt, prompts_of
 from hookline.experiments.replacements import By, Replacement
@@ -123,4 +123,5 @@ def cumulative(
 def _info(what: Choice, whole: Replacement, parts: Units, reader: Reader) -> dict[str, Any]:
     seed = {"seed": whole.seed or 0} if whole.by == "resample" else {}
     at = {} if parts.positions is None else {"positions": parts.positions}
-    return {"by": whole.by, "clean": reader.baseline, "choice": what.to_dict(), **seed, **at}
+    said = about(parts.model, f"{what.of or said_points(what.points or 'heads')} ablated ({whole.by})")
+    return {"by": whole.by, "clean": reader.baseline, "choice": what.to_dict(), **seed, **at, **said}

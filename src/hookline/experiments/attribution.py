@@ -12,10 +12,10 @@ from torch import Tensor
 from hookline.errors import HooklineError
 from hookline.experiments.gradients import Along, Line, ran
 from hookline.experiments.grid import Places, Values, place_of, places
-from hookline.experiments.labels import Label
+from hookline.experiments.labels import Label, about, said_points
 from hookline.experiments.measure import Metrics, Options, packed
 from hookline.experiments.metrics import as_metric, checked
-from hookline.experiments.patching import Direction
+from hookline.experiments.patching import Direction, into
 from hookline.experiments.prompts import Prompt, Prompts, check_pair, prompts_of, warn_of_dropout
 from hookline.experiments.result import Result
 from hookline.experiments.trials import agreement, sampled, true_values
@@ -74,6 +74,7 @@ def attribute(
     names = list(found)
     clean_value, corrupted_value = (packed(each, {}, names, per_example=how.per_example) for each in values)
     info = {"direction": direction, "clean": clean_value, "corrupted": corrupted_value}
+    info |= about(model, f"{said_points(points)} patched, {into(direction)}, estimated from gradients")
     info |= {} if steps is None else {"steps": steps, "along": along}
     if check:
         cells = sampled(_where_changed(where, changes, pair[target]), check, seed)

@@ -15,10 +15,10 @@ from hookline.errors import HooklineError
 from hookline.experiments.attribution import checked_options, is_one_for_all
 from hookline.experiments.edgescores import EdgeScores
 from hookline.experiments.gradients import Line, ran
-from hookline.experiments.labels import Label
+from hookline.experiments.labels import Label, about
 from hookline.experiments.measure import Metrics, Options, Reader, measure
 from hookline.experiments.metrics import as_metric
-from hookline.experiments.patching import Direction
+from hookline.experiments.patching import Direction, into
 from hookline.experiments.prompts import Prompt, Prompts, baselines, check_pair, prompts_of, unpadded, warn_of_dropout
 from hookline.experiments.trials import agreement, sampled
 from hookline.model import HookedModel
@@ -77,6 +77,7 @@ def edges(
     at = [(u, v) for u, name in enumerate(changes) for v, each in enumerate(receivers) if wrote(name) < each.reads]
     values = matrix[tuple(torch.tensor(at).T)]
     info: dict[str, Any] = {"direction": direction, **({} if steps is None else {"steps": steps})}
+    info |= about(model, f"edge attribution, {into(direction)}")
     info |= {"clean": _mean(found, runs[0][0]), "corrupted": _mean(found, runs[1][0])}
     if check:
         cells = sampled(values != 0, check, seed)

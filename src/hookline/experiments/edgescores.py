@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hookline.errors import HooklineError
-from hookline.experiments.result import Result, Top
+from hookline.experiments.result import BASELINES, Result, Top
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -69,7 +69,9 @@ class EdgeScores:
         values = torch.zeros(len(rows), len(columns))
         where = [[rows.index(each) for each in self.senders], [columns.index(each) for each in self.receivers]]
         values[where[0], where[1]] = self.values.float()
-        return Result(values, ("sender", "receiver"), {"sender": [*rows], "receiver": [*columns]}, self.name, self.info)
+        # The scores are changes of the metric, so a picture of them is centered on 0, not on a run's value.
+        info = {key: value for key, value in self.info.items() if key not in BASELINES}
+        return Result(values, ("sender", "receiver"), {"sender": [*rows], "receiver": [*columns]}, self.name, info)
 
     def to_dataframe(self) -> Any:
         """A pandas table with one row per edge."""

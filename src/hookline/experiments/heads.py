@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.experiments.grid import Places, places
-from hookline.experiments.labels import Label
+from hookline.experiments.labels import Label, about
 from hookline.experiments.prompts import Prompt, prompts_of
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
@@ -63,7 +63,9 @@ def head_scores(
             raise HooklineError(f"no token of these prompts {why}, so nothing is known of {kind}: leave prompts out")
     values = total.permute(2, 0, 1) / counts[:, None, None]
     coords: dict[str, list[Label]] = {"kind": [*wanted], **_coords(where, values)}
-    return Result(values, ("kind", "layer", "head"), coords, "score", {"texts": len(rows)})
+    return Result(
+        values, ("kind", "layer", "head"), coords, "score", {"texts": len(rows), **about(model, "attention of heads")}
+    )
 
 
 def detect(
@@ -95,6 +97,7 @@ def detect(
     info = {
         "pattern": pattern if isinstance(pattern, str) else "given",
         **{"measure": measure, "exclude_bos": exclude_bos, "exclude_current_token": exclude_current_token},
+        **about(model, "attention of heads"),
     }
     return Result(values, ("layer", "head"), _coords(where, values), "score", info)
 

@@ -159,6 +159,16 @@ def metadata_of(content: str, tensors: dict[str, Tensor]) -> dict[str, str]:
     return {"version": VERSION, "content": content, "sum": f"{total:08x}"}
 
 
+def about(model: Any, what: str) -> dict[str, str]:
+    """What `info` says about an experiment in words, for titles: what was done, and on which model."""
+    return {"about": what, "model": model.cfg.model_name}
+
+
+def said_points(points: str | Iterable[str]) -> str:
+    """The points that were asked for, in words."""
+    return points if isinstance(points, str) else ", ".join(points)
+
+
 def number(x: float) -> str:
     """A number as people read it."""
     return f"{x:.4g}"

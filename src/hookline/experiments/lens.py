@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.experiments.answers import Answers, answer_ids, beside, cached_run, checked_text, laid_out, layer_labels
-from hookline.experiments.labels import Label
+from hookline.experiments.labels import Label, about
 from hookline.experiments.prompts import Prompt
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
@@ -57,7 +57,7 @@ def logit_lens(
         found.append(_MEASURES[measure](logits.float(), some.expand(logits.shape[:-1])[..., None]))
     values = torch.cat(found, -1)
     places: dict[str, list[Label]] = {} if pos is not None else {"pos": [*text.labels(model)]}
-    info = {"tokens": ids.tolist(), "measure": measure}
+    info = {"tokens": ids.tolist(), "measure": measure, **about(model, "logit lens")}
     return laid_out(values, layer_labels(cache.n_layers), places, measure, info, per_example=per_example)
 
 

@@ -20,7 +20,7 @@ from hookline.experiments.answers import (
     layer_labels,
     next_ids,
 )
-from hookline.experiments.labels import Label
+from hookline.experiments.labels import Label, about
 from hookline.experiments.lens import LensTokens, lens_tokens, logit_lens
 from hookline.experiments.prompts import Prompt
 from hookline.experiments.result import Result
@@ -72,6 +72,7 @@ def attribute(
     of = _Lead(cache, ids, others)
     parts, coords = _PARTS[by](of, layer)
     info: dict[str, Any] = {"by": by, "tokens": ids.tolist(), "bias": of.bias, "logit": of.logit}
+    info |= about(model, f"direct logit attribution by {by}")
     if others is not None:
         info["wrong"] = others.tolist()
     if by in ("head", "neuron"):

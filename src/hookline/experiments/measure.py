@@ -207,7 +207,8 @@ def _identity(reader: Reader, grid: Grid, source: str) -> str:
 
 def _check_same(old: Result, new: Result) -> None:
     """What is resumed must be the same experiment: what is known of both must not differ."""
-    differing = [key for key, value in new.info.items() if not _is_alike(old.info.get(key), value)]
+    known = {key: value for key, value in new.info.items() if key in old.info or key not in ("about", "model")}
+    differing = [key for key, value in known.items() if not _is_alike(old.info.get(key), value)]
     if old.name != new.name:
         differing.append("metric")
     if differing:

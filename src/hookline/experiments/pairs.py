@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from hookline.errors import HooklineError
 from hookline.experiments.grid import Grid, Places, places
-from hookline.experiments.labels import Label
+from hookline.experiments.labels import Label, about, said_points
 from hookline.experiments.measure import Options, measured
 from hookline.experiments.metrics import Rank
 from hookline.experiments.prompts import Prompt, Prompts, prompts_of, warn_of_dropout
@@ -78,9 +78,10 @@ def compare(
         axis: where.coords.get(axis, list(range(size))) for axis, size in zip(where.over, found.shape, strict=False)
     }
     name = "relative difference" if relative else "difference"
+    info = about(model, f"{said_points(points)} of the two prompts of each pair")
     if not per_example:
-        return Result(found.mean(-1), where.over, labels, name)
-    return Result(found, (*where.over, "example"), {**labels, "example": list(range(len(both)))}, name)
+        return Result(found.mean(-1), where.over, labels, name, info)
+    return Result(found, (*where.over, "example"), {**labels, "example": list(range(len(both)))}, name, info)
 
 
 def _checked(pairs: Any) -> list[tuple[Any, Any]]:

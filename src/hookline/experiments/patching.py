@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from hookline.cache import ActivationCache
 from hookline.errors import HooklineError
 from hookline.experiments.grid import Places, Values, make_grid, places
+from hookline.experiments.labels import about, said_points
 from hookline.experiments.measure import Options, Reader, measured, padded_logits
 from hookline.experiments.metrics import as_metric
 from hookline.experiments.prompts import Prompt, Prompts, baselines, check_pair, prompts_of, unpadded
@@ -50,12 +51,14 @@ def sweep(
     if isinstance(clean, ActivationCache):
         if direction == "noise":
             raise HooklineError("a clean cache can be patched in, not patched into: give the clean prompt itself")
-        return _from_cache(model, clean, prompts_of(model, corrupted), metric, where, how)
+        what = about(model, f"{said_points(points)} patched, {into(direction)}")
+        return _from_cache(model, clean, prompts_of(model, corrupted), metric, where, how, what)
     pair = prompts_of(model, clean), prompts_of(model, corrupted)
     both = both_runs(model, pair, metric, where.names, direction)
     labels = pair[0].labels(model)
     grid = make_grid(where, both.given, both.reader.bases, both.reader.prompts, labels)
-    return measured(both.reader, grid, both.info, how, both.source)
+    info = both.info | about(model, f"{said_points(points)} patched, {into(direction)}")
+    return measured(both.reader, grid, info, how, both.source)
 
 
 class Both(NamedTuple):
@@ -91,8 +94,19 @@ def check_direction(direction: str) -> None:
         raise HooklineError(f'direction is "denoise" (clean into corrupted) or "noise", not {direction!r}')
 
 
+def into(direction: Direction) -> str:
+    """Which run's activations are put into which, in words."""
+    return "clean into corrupted" if direction == "denoise" else "corrupted into clean"
+
+
 def _from_cache(
-    model: HookedModel, clean: ActivationCache, corrupted: Prompts, metric: Any, where: Places, how: Options
+    model: HookedModel,
+    clean: ActivationCache,
+    corrupted: Prompts,
+    metric: Any,
+    where: Places,
+    how: Options,
+    what: dict[str, str],
 ) -> Result:
     """With a cache of the clean run, which knows its activations, and perhaps its logits."""
     bases = baselines(model, corrupted, keep=where.names)
@@ -101,7 +115,7 @@ def _from_cache(
     known = known if known is not None and known.shape == logits.shape else None
     metrics = as_metric(metric, model, logits if known is None else known, logits, corrupted.tokens, corrupted.mask)
     reader = Reader(bases, corrupted, metrics)
-    info: dict[str, Any] = {"direction": "denoise", "corrupted": reader.baseline}
+    info: dict[str, Any] = {"direction": "denoise", "corrupted": reader.baseline, **what}
     if known is not None:
         info["clean"] = reader.values_of(known)
     given = [_row_of(clean, where.names, corrupted, row) for row in range(len(corrupted))]

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.experiments.grid import Grid, places
-from hookline.experiments.labels import Label
+from hookline.experiments.labels import Label, about, said_points
 from hookline.experiments.measure import Options, Reader, measured, padded_logits
 from hookline.experiments.metrics import as_metric
 from hookline.experiments.nodes import Node, receiver_node, sender_node
-from hookline.experiments.patching import Direction
+from hookline.experiments.patching import Direction, into
 from hookline.experiments.prompts import Prompt, baselines, check_pair, prompts_of
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
@@ -75,6 +75,7 @@ def path_patch(
     said = "logits" if goals is None else [goal.label for goal in goals]
     info: dict[str, Any] = {"direction": direction, "receivers": said, "through_mlps": through_mlps}
     info |= {"clean": values[0], "corrupted": values[1]}
+    info |= about(model, f"paths to {said_points(said)} patched, {into(direction)}")
     return measured(reader, Grid(axes, coords, [list(cell) for cell in zip(*by_row, strict=True)]), info, how)
 
 

@@ -1,8 +1,11 @@
-"""Pictures of results: heat maps and lines whose labels can be read at every size. Needs matplotlib."""
+"""Plots of results: heat maps, curves and bars whose labels can be read at every size. Needs matplotlib."""
 
 from __future__ import annotations
 
 import math
+from functools import cache
+from io import BytesIO
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -12,18 +15,39 @@ from matplotlib.axis import Axis
 from matplotlib.colors import Colormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
-from matplotlib.textpath import TextPath
+from matplotlib.textpath import text_to_path
 from matplotlib.ticker import FuncFormatter, Locator, MaxNLocator
 
 from hookline.errors import HooklineError
 from hookline.experiments.labels import Label
-from hookline.experiments.result import Result
+from hookline.experiments.result import BASELINES, Result
 
 _FONT = 8.0  # of labels, in points
 _LONGEST = 18  # characters of a label
 _MOST_PANELS = 48
 _EMPTY = "0.86"  # cells that were not done
 _INK, _FAINT = "#2b5f94", "0.45"
+_DIVERGING, _SEQUENTIAL = "RdBu", "Blues"
+_SEQUENCES = ("layer", "pos", "count", "size", "step", "coefficient")
+"""Axes along which neighbors can be joined by a line. Labels of other axes are categories, drawn as bars."""
+_CURVES = ("count", "size")
+"""Axes that count how much was done: a result over one of these and another axis is drawn as curves."""
+_READABLE = 60  # categories on one axis of a heat map
+_SHOWN = 40  # of them where there are more
+_FINEST = 900  # cells of a heat map along one axis; more are thinner than a pixel
+
+
+class Panels(Figure):
+    """A figure with several panels. A notebook shows it once, whether or not the cell ends with it."""
+
+    def _ipython_display_(self) -> None:
+        from IPython.display import Image, display  # type: ignore[import-not-found]
+
+        if pyplot.fignum_exists(getattr(self, "number", -1)):
+            return  # pyplot shows it when the cell ends
+        drawn = BytesIO()
+        self.savefig(drawn, format="png", bbox_inches="tight")
+        display(Image(drawn.getvalue()))
 
 
 def plot(
@@ -35,30 +59,36 @@ def plot(
     centre: float | None = None,
     **kwargs: Any,
 ) -> Axes | Figure:
-    """Draw a result: one axis as a line, two as a heat map, and a panel for each label of a further one.
+    """Draw a result: one axis as a line or as bars, two as a heat map, and a panel for each label of a further one.
 
-    Panels are for the metrics where there are several, else for the first of three axes, or for the axis that
-    `panels` names. Colours are blue above and red below `centre`, equally far on both sides: unless told, the value of
-    the run that was changed, or 0. Panels of metrics have scales of their own, others share one. What else is given
-    goes to matplotlib's `imshow` or `plot` (`cmap`, `vmin`, `vmax`, `norm`; `color`, `marker`). Gives the Axes, or the
-    Figure where there are panels.
+    Layers, positions and counts are joined by a line; labels such as heads or points are categories and get bars. A
+    result over a count, as of `ablation.cumulative`, is drawn as curves. Panels are for the metrics where there are
+    several, else for the first of three axes, or for the axis that `panels` names.
+
+    Colors are blue above and red below `centre`, equally far on both sides: by default the value of the run that was
+    changed, or 0. Values that cannot be negative and have no such run, such as attention or probabilities, get one
+    color, from 0 up. The bar beside a map shows the range that occurs. Panels of metrics have scales of their own,
+    others share one. A heat map with more than 60 categories on an axis shows the 40 with the strongest cells, and
+    its title says so. Other keywords go to matplotlib's `imshow`, `plot` or `bar` (`cmap`, `vmin`, `vmax`, `norm`;
+    `color`, `marker`). Returns the Axes, or the Figure where there are panels.
     """
     split = _split_axis(result, panels)
     rest = [axis for axis in result.axes if axis != split]
     if len(rest) not in (1, 2):
         raise HooklineError(
-            f"a picture shows one or two axes, and panels for one more: this result has "
+            f"a plot shows one or two axes, and panels for one more: this result has "
             f"{', '.join(map(repr, result.axes)) or 'none'}. Take a part with sel(…), or average with mean(…)"
         )
     if centre is not None and (len(rest) == 1 or {"norm", "vmin", "vmax"} & kwargs.keys()):
         raise HooklineError("centre is for the colours of a heat map, where no norm, vmin or vmax sets them already")
-    heading = drawable(_heading(result) if title is None else title, cut=False)
+    result, note = _readable(result, split)
+    heading = drawable(_heading(result) + note if title is None else title, cut=False)
     if split is not None:
         return _panels(result, split, ax, heading, centre, kwargs)
     if ax is None:
         ax = pyplot.subplots(figsize=_size(result), layout="constrained")[1]
     _draw(result, ax, centre, kwargs)
-    ax.set_title(heading, fontsize=_FONT + 2, loc="left")
+    ax.set_title(_wrapped(heading, ax.figure.get_figwidth()), fontsize=_FONT + 2, loc="left")  # type: ignore[union-attr]
     return ax
 
 
@@ -75,12 +105,35 @@ def _heading(result: Result) -> str:
     done = int((~result.values.isnan()).sum())
     share = "" if result.complete else f" (incomplete: {done} of {result.values.numel()} cells)"
     is_share = ", normalised" if result.info.get("normalised") else ""
-    return f"{result.name}{is_share}{share}"
+    about = f": {result.info['about']}" if isinstance(result.info.get("about"), str) else ""
+    model = f" · {result.info['model']}" if isinstance(result.info.get("model"), str) else ""
+    return f"{result.name}{is_share}{about}{model}{share}"
+
+
+def _readable(result: Result, split: str | None) -> tuple[Result, str]:
+    """The part of a heat map that can be read: of too many categories those with the strongest cells."""
+    notes = []
+    axes = [axis for axis in result.axes if axis != split]
+    for axis in axes if len(axes) == 2 else ():
+        labels = result.coords[axis]
+        if len(labels) <= _READABLE or axis in _SEQUENCES or not all(isinstance(label, str) for label in labels):
+            continue
+        others = [at for at, other in enumerate(result.axes) if other != axis]
+        strength = (result.values - result.origin).abs().nan_to_num(0.0).amax(others)
+        result = result.isel(**{axis: strength.topk(_SHOWN).indices.sort().values.tolist()})
+        notes.append(f"{_SHOWN} of {len(labels)} {axis}s")
+    return result, f" (strongest: {', '.join(notes)})" if notes else ""
+
+
+def _wrapped(heading: str, inches: float) -> str:
+    """A heading in lines that fit a figure of that width."""
+    letters = 72 * inches / (0.6 * (_FONT + 2))
+    return fill(heading, max(int(letters) - 6, 20), break_long_words=False)
 
 
 def _size(result: Result) -> tuple[float, float]:
     """Width and height in inches that give every cell some room."""
-    if len(result.axes) == 1:
+    if _curve_axis(result) is not None:
         return 6.4, 3.2
     rows, columns = result.shape
     room = 0.9 if all(isinstance(x, str) for x in result.coords[result.axes[1]]) else 0.5
@@ -101,7 +154,7 @@ def _panels(result: Result, split: str, ax: Axes | None, heading: str, centre: f
     rows = math.ceil(len(labels) / columns)
     width, height = _size(parts[0])
     is_own = split == "metric"
-    is_lines = len(parts[0].axes) == 1
+    is_lines = len(parts[0].axes) == 1 or _curve_axis(parts[0]) is not None
     figure, grid = pyplot.subplots(
         rows,
         columns,
@@ -109,8 +162,11 @@ def _panels(result: Result, split: str, ax: Axes | None, heading: str, centre: f
         layout="constrained",
         squeeze=False,
         sharey=is_lines and not is_own,
+        FigureClass=Panels,
     )
-    shared = kwargs if is_own or is_lines else {"norm": _norm(result, centre, kwargs), **_rest(kwargs)}
+    shared = kwargs
+    if not (is_own or is_lines):
+        shared = {"cmap": _cmap(result, centre), **_rest(kwargs), "norm": _norm(result, centre, kwargs)}
     images = []
     for at, (part, label, each) in enumerate(zip(parts, labels, grid.flat, strict=False)):
         images.append(_draw(part, each, centre, shared, bar=is_own))
@@ -121,8 +177,8 @@ def _panels(result: Result, split: str, ax: Axes | None, heading: str, centre: f
     for each in grid.flat[len(parts) :]:
         each.set_visible(False)
     if not is_own and images[0] is not None:
-        plain_bar(figure.colorbar(images[0], ax=grid, shrink=0.8, pad=0.01))
-    figure.suptitle(heading, fontsize=_FONT + 3, x=0.01, ha="left")
+        plain_bar(figure.colorbar(images[0], ax=grid, shrink=0.8, pad=0.01), _range(result, centre, kwargs))
+    figure.suptitle(_wrapped(heading, figure.get_figwidth()), fontsize=_FONT + 3, x=0.01, ha="left")
     return figure
 
 
@@ -139,16 +195,33 @@ def _label_edges(ax: Axes, *, is_left: bool, is_lowest: bool, is_own: bool) -> N
 def _draw(
     result: Result, ax: Axes, centre: float | None, kwargs: dict[str, Any], *, bar: bool = True
 ) -> AxesImage | None:
-    if len(result.axes) == 1:
-        _line(result, ax, kwargs)
+    if (along := _curve_axis(result)) is not None:
+        _curves(result, along, ax, kwargs)
         return None
     return _heat(result, ax, centre, kwargs, bar=bar)
 
 
+def _curve_axis(result: Result) -> str | None:
+    """The axis that is drawn from left to right, of a result that is drawn as lines or bars."""
+    return result.axes[0] if len(result.axes) == 1 else next((x for x in result.axes if x in _CURVES), None)
+
+
+def _curves(result: Result, along: str, ax: Axes, kwargs: dict[str, Any]) -> None:
+    """One line, or one for each label of the other axis."""
+    if result.axes == (along,):
+        _line(result, ax, kwargs)
+        return
+    (other,) = (axis for axis in result.axes if axis != along)
+    for at, label in enumerate(result.coords[other]):
+        _line(result.isel(**{other: at}), ax, {"color": f"C{at}", "label": drawable(str(label)), **kwargs})
+
+
 def _heat(result: Result, ax: Axes, centre: float | None, kwargs: dict[str, Any], *, bar: bool) -> AxesImage:
     options = {"aspect": "auto", "interpolation": "nearest", **_rest(kwargs), "norm": _norm(result, centre, kwargs)}
-    options["cmap"] = colours(options.get("cmap", "RdBu"))
-    image = ax.imshow(np.ma.masked_invalid(result.numpy()), **options)
+    options["cmap"] = colours(options.get("cmap", _cmap(result, centre)))
+    rows, columns = result.shape
+    options["extent"] = (-0.5, columns - 0.5, rows - 0.5, -0.5)  # places keep their numbers where cells are merged
+    image = ax.imshow(np.ma.masked_invalid(_merged(result, centre)), **options)
     down, across = result.axes
     _label_axis(ax.yaxis, down, result.coords[down])
     _label_axis(ax.xaxis, across, result.coords[across])
@@ -156,18 +229,59 @@ def _heat(result: Result, ax: Axes, centre: float | None, kwargs: dict[str, Any]
     for side in ax.spines.values():
         side.set_visible(False)
     if bar:
-        plain_bar(ax.figure.colorbar(image, ax=ax, pad=0.02, aspect=25))
+        plain_bar(ax.figure.colorbar(image, ax=ax, pad=0.02, aspect=25), _range(result, centre, kwargs))
     return image
+
+
+def _merged(result: Result, centre: float | None) -> np.ndarray:
+    """The cells to draw. Where they would be thinner than a pixel, the strongest of its neighbors stands for all."""
+    values = result.numpy()
+    origin = result.origin if centre is None else centre
+    for axis in (0, 1):
+        size = values.shape[axis]
+        group = math.ceil(size / _FINEST)
+        if group > 1:
+            pads = [(0, 0), (0, 0)]
+            pads[axis] = (0, -size % group)
+            padded = np.moveaxis(np.pad(values, pads, constant_values=np.nan), axis, -1)
+            blocks = padded.reshape(*padded.shape[:-1], -1, group)
+            strongest = np.abs(np.nan_to_num(blocks - origin, nan=-np.inf, neginf=-np.inf)).argmax(-1)
+            chosen = np.take_along_axis(blocks, strongest[..., None], -1)[..., 0]
+            values = np.moveaxis(chosen, -1, axis)
+    return values
+
+
+def _is_one_sided(result: Result, centre: float | None) -> bool:
+    """Whether the values go from 0 up, and are not changes of a run's value: attention, probabilities, norms."""
+    done = result.values[result.values.isfinite()]
+    has_run = any(key in result.info for key in BASELINES)
+    return centre is None and not has_run and len(done) > 0 and 0 <= float(done.min()) < float(done.max())
+
+
+def _cmap(result: Result, centre: float | None) -> str:
+    return _SEQUENTIAL if _is_one_sided(result, centre) else _DIVERGING
+
+
+def _range(result: Result, centre: float | None, kwargs: dict[str, Any]) -> tuple[float, float] | None:
+    """What the bar of colors shows: the values that occur and the center, unless the caller sets the scale."""
+    done = result.values[result.values.isfinite()]
+    if {"norm", "vmin", "vmax"} & kwargs.keys() or not len(done):
+        return None
+    origin = result.origin if centre is None else centre
+    low, high = min(float(done.min()), origin), max(float(done.max()), origin)
+    return (low, high) if low < high else None
 
 
 def _norm(result: Result, centre: float | None, kwargs: dict[str, Any]) -> Any:
     """The scale of the colours: as far below the centre as above it, unless told otherwise."""
     if "norm" in kwargs:
         return kwargs["norm"]
+    is_one_sided = _is_one_sided(result, centre)
     centre = result.origin if centre is None else centre
     done = result.values[result.values.isfinite()]
     reach = float((done - centre).abs().max()) if len(done) else 0.0
-    low, high = kwargs.get("vmin", centre - (reach or 1.0)), kwargs.get("vmax", centre + (reach or 1.0))
+    lowest = 0.0 if is_one_sided else centre - (reach or 1.0)
+    low, high = kwargs.get("vmin", lowest), kwargs.get("vmax", centre + (reach or 1.0))
     if not low < high:
         raise HooklineError(f"the colours would go from {low} to {high}: give a vmin below vmax, both or neither")
     return Normalize(low, high)
@@ -186,8 +300,10 @@ def colours(cmap: str | Colormap) -> Colormap:
     return (colormaps[cmap] if isinstance(cmap, str) else cmap).with_extremes(bad=_EMPTY)
 
 
-def plain_bar(bar: Any) -> None:
-    """A bar of colours without a frame, its numbers small."""
+def plain_bar(bar: Any, shown: tuple[float, float] | None = None) -> None:
+    """A bar of colors without a frame, its numbers small; of the scale only the part that is `shown`."""
+    if shown is not None:
+        bar.ax.set_ylim(*shown)
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=_FONT, length=2, color=_FAINT)
 
@@ -195,19 +311,21 @@ def plain_bar(bar: Any) -> None:
 def _line(result: Result, ax: Axes, kwargs: dict[str, Any]) -> None:
     (axis,) = result.axes
     labels = result.coords[axis]
-    is_scale = not any(isinstance(label, str) for label in labels)
+    is_scale = not any(isinstance(label, str) for label in labels) and axis in _SEQUENCES
     places: Any = labels if is_scale else range(len(labels))
-    dots = {} if len(labels) > 60 else {"marker": "o", "markersize": 3.5}
-    style: dict[str, Any] = (
-        {"linewidth": 1.4, **dots} | ({} if {"color", "c"} & kwargs.keys() else {"color": _INK}) | kwargs
-    )
-    ax.plot(places, result.numpy(), **style)
+    ink: dict[str, Any] = {} if {"color", "c"} & kwargs.keys() else {"color": _INK}
+    if axis in _SEQUENCES:
+        dots = {} if len(labels) > 60 else {"marker": "o", "markersize": 3.5}
+        ax.plot(places, result.numpy(), **{"linewidth": 1.4, **dots} | ink | kwargs)
+    else:
+        bars = {key: value for key, value in kwargs.items() if key not in ("marker", "linestyle")}
+        ax.bar(places, result.numpy(), **{"width": 0.7} | ink | bars)
     ax.axhline(0.0, color="0.8", linewidth=0.8, zorder=0)
     for key, dash in (("clean", "--"), ("corrupted", ":")):
         value = result.info.get(key)
-        if isinstance(value, int | float) and not isinstance(value, bool):
+        if isinstance(value, int | float) and not isinstance(value, bool) and key not in _legend(ax):
             ax.axhline(value, color=_FAINT, linewidth=1.0, linestyle=dash, label=key, zorder=1)
-    if ax.get_legend_handles_labels()[0]:
+    if _legend(ax):
         ax.legend(fontsize=_FONT, frameon=False)
     if is_scale:
         ax.xaxis.set_major_locator(MaxNLocator(integer=all(isinstance(label, int) for label in labels)))
@@ -218,6 +336,10 @@ def _line(result: Result, ax: Axes, kwargs: dict[str, Any]) -> None:
         _label_axis(ax.xaxis, axis, labels)
     ax.tick_params(axis="y", labelsize=_FONT)
     ax.spines[["top", "right"]].set_visible(False)
+
+
+def _legend(ax: Axes) -> list[str]:
+    return list(ax.get_legend_handles_labels()[1])
 
 
 class _Thinned(Locator):
@@ -245,7 +367,7 @@ def _spacing(axis: Axis) -> float:
 
 def _label_axis(axis: Axis, name: str, labels: list[Label]) -> None:
     texts = [drawable(str(label)) for label in labels]
-    widest = max(TextPath((0, 0), text.replace(r"\$", "$") or " ", size=_FONT).get_extents().width for text in texts)
+    widest = max(width(text) for text in sorted(set(texts), key=len)[-5:])
     is_across = axis.axis_name == "x"  # type: ignore[attr-defined]
     is_words = any(isinstance(label, str) for label in labels)
     is_upright = is_across and is_words and widest + _FONT > 0.8 * _spacing(axis)
@@ -254,6 +376,13 @@ def _label_axis(axis: Axis, name: str, labels: list[Label]) -> None:
     axis.set_major_formatter(FuncFormatter(lambda at, _: texts[round(at)] if 0 <= round(at) < len(texts) else ""))
     axis.set_tick_params(labelsize=_FONT, labelrotation=90 if is_upright else 0)
     axis.set_label_text(name, fontsize=_FONT + 1)
+
+
+@cache
+def width(text: str, size: float = _FONT) -> float:
+    """How wide a text is when drawn, in points; dollar signs are not mathematics."""
+    font = font_manager.FontProperties(size=size)
+    return float(text_to_path.get_text_width_height_descent(text.replace(r"\$", "$") or " ", font, ismath=False)[0])
 
 
 def drawable(text: str, *, cut: bool = True) -> str:

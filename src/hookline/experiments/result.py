@@ -39,7 +39,7 @@ from hookline.experiments.labels import (
 )
 from hookline.files import read_tensors, write_tensors
 
-_BASELINES = ("clean", "corrupted")
+BASELINES = ("clean", "corrupted")
 _HEAD = re.compile(r"L(\d+)H(\d+)")
 
 
@@ -164,7 +164,7 @@ class Result:
         return self * -1.0
 
     def __abs__(self) -> Result:
-        info = {key: value for key, value in self.info.items() if key not in _BASELINES}
+        info = {key: value for key, value in self.info.items() if key not in BASELINES}
         return replace(self, values=self.values.abs(), name=f"|{self.name}|", info=info)
 
     def _combined(self, other: Result | float, combine: Callable[[Tensor, Tensor], Tensor], sign: str) -> Result:
@@ -180,14 +180,14 @@ class Result:
             self,
             values=combine(self.values, values),
             name=f"{self.name} {sign} {label}",
-            info={key: value for key, value in info.items() if key not in _BASELINES},
+            info={key: value for key, value in info.items() if key not in BASELINES},
             complete=self.complete and complete,
         )
 
     @property
     def normalised(self) -> Result:
         """The effect as a share: 0 is the corrupted run's value, 1 the clean run's."""
-        clean, corrupted = (self._baseline(key) for key in _BASELINES)
+        clean, corrupted = (self._baseline(key) for key in BASELINES)
         span = clean - corrupted
         flat = ~(span.abs() > 1e-6 * torch.maximum(clean.abs(), corrupted.abs()))
         if bool(flat.any()):

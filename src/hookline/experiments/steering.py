@@ -13,7 +13,7 @@ from torch import Tensor
 from hookline.errors import HooklineError
 from hookline.experiments.directions import Directions, contrast_vectors
 from hookline.experiments.grid import Grid
-from hookline.experiments.labels import Label
+from hookline.experiments.labels import Label, about
 from hookline.experiments.measure import Options, Reader, measured, padded_logits
 from hookline.experiments.metrics import as_metric
 from hookline.experiments.prompts import Prompt, baselines, prompts_of
@@ -60,7 +60,8 @@ def sweep_layers(
     cells = [(layer, float(times)) for layer in wanted for times in coefficients]
     variants = [[_moved(base, points[layer], times * added[layer], pos) for base in bases] for layer, times in cells]
     coords: dict[str, list[Label]] = {"layer": [*wanted], "coefficient": [float(each) for each in coefficients]}
-    return measured(reader, Grid(("layer", "coefficient"), coords, variants), {"clean": reader.baseline}, how)
+    info = {"clean": reader.baseline, **about(model, "steering vectors added")}
+    return measured(reader, Grid(("layer", "coefficient"), coords, variants), info, how)
 
 
 def _moved(base: Baseline, point: HookPoint, change: Float[Tensor, " d"], pos: Any) -> Variant:

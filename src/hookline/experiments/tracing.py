@@ -14,7 +14,7 @@ from torch import Tensor
 from hookline.anatomy.vision import picture_token
 from hookline.errors import HooklineError
 from hookline.experiments.grid import Grid, Places, places
-from hookline.experiments.labels import Label
+from hookline.experiments.labels import Label, about, said_points
 from hookline.experiments.measure import Options, Reader, measured, padded_logits
 from hookline.experiments.metrics import as_metric, prob
 from hookline.experiments.prompts import Prompts, baselines, prompts_of
@@ -71,6 +71,7 @@ def trace(
     metrics = as_metric(spec, model, logits, padded_logits(noised, rows), rows.tokens, rows.mask)
     reader = Reader(noised, rows, metrics)
     info: dict[str, Any] = {"direction": "denoise", "clean": reader.values_of(logits), "corrupted": reader.baseline}
+    info |= about(model, f"{said_points(points)} restored, subject noised")
     info |= {"subject": positions, "window": window, "noise": spread, "samples": len(noised), **answer}
     coords: dict[str, list[Label]] = {**where.coords, "pos": [*text.labels(model)]}
     cells = product(windows, range(len(coords["pos"])))

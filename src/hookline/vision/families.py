@@ -123,6 +123,8 @@ def _cut(seen: Seen, size: Size) -> Layout:
     fine = cells(region, rows, cols).view(rows, cols, 4)
     fine = torch.cat([fine, nowhere(rows)[:, None]], 1).flatten(0, 1)
     main = torch.arange(rows * (cols + 1)).view(rows, cols + 1)[:, :cols] + side * side
+    if not rows or not cols:  # of a very long or wide image the model drops every fine cell with the padding
+        main = torch.arange(side * side).view(side, side)
     return Layout(torch.cat([cells(WHOLE, side, side), fine]), main)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,11 +14,10 @@ from matplotlib.collections import PatchCollection
 from matplotlib.colors import Colormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.textpath import TextPath
 from torch import Tensor
 
 from hookline.errors import HooklineError
-from hookline.experiments.pictures import colours, drawable, plain_bar
+from hookline.experiments.pictures import Panels, colours, drawable, plain_bar, width
 from hookline.experiments.seen.places import Sight
 
 _FONT = 8.0
@@ -47,7 +45,7 @@ def panels(
     rows = math.ceil(count / columns)
     width = min(width, 16.0 / columns, 12.0 / (rows * sight.aspect))
     size = max(width * columns, 2.0) + (0.85 if label else 0.7), (width * sight.aspect + 0.25) * rows + 0.2
-    figure, grid = pyplot.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+    figure, grid = pyplot.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False, FigureClass=Panels)
     for each in grid.flat[count:]:
         each.set_visible(False)
     bar = ScalarMappable(norm, colours(cmap))
@@ -185,13 +183,7 @@ def width_of(ax: Axes) -> float:
 
 def _letters(word: str, wide: float, high: float) -> float:
     """The size of letters with which a word fits into a place, all in points."""
-    return max(min(0.86 * wide / _width(word), 0.42 * high, _LARGEST), _SMALLEST)
-
-
-@cache
-def _width(word: str) -> float:
-    """How wide a word is in letters of size 1."""
-    return max(float(TextPath((0, 0), word.replace(r"\$", "$") or " ", size=1.0).get_extents().width), 0.3)
+    return max(min(0.86 * wide / max(width(word, 1.0), 0.3), 0.42 * high, _LARGEST), _SMALLEST)
 
 
 def _is_dark(colour: np.ndarray) -> bool:
