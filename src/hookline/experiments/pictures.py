@@ -316,7 +316,8 @@ def _line(result: Result, ax: Axes, kwargs: dict[str, Any]) -> None:
     ink: dict[str, Any] = {} if {"color", "c"} & kwargs.keys() else {"color": _INK}
     if axis in _SEQUENCES:
         dots = {} if len(labels) > 60 else {"marker": "o", "markersize": 3.5}
-        ax.plot(places, result.numpy(), **{"linewidth": 1.4, **dots} | ink | kwargs)
+        style: dict[str, Any] = {"linewidth": 1.4, **dots, **ink, **kwargs}
+        ax.plot(places, result.numpy(), **style)
     else:
         bars = {key: value for key, value in kwargs.items() if key not in ("marker", "linestyle")}
         ax.bar(places, result.numpy(), **{"width": 0.7} | ink | bars)
