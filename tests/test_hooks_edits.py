@@ -452,7 +452,7 @@ def test_a_mean_is_saved_with_what_it_is_over(tmp_path) -> None:
     assert load_edits(tmp_path) == [("fc", edit)]
     assert edit != mean(edit.value)
     (tmp_path / "edits.json").write_text("[" * 100_000)
-    with pytest.raises(HooklineError, match="nested deeper"):
+    with pytest.raises(HooklineError, match="nested too deeply"):
         load_edits(tmp_path)
 
 

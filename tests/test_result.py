@@ -389,7 +389,7 @@ def test_every_changed_byte_is_noticed(several, tmp_path):
             continue
     for length in (0, 5, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:length])
-        with pytest.raises(HooklineError, match="is no file of a result"):
+        with pytest.raises(HooklineError, match="is not a file of a result"):
             Result.load(path)
 
 
@@ -409,7 +409,7 @@ def test_foreign_files_are_refused(result, tmp_path):
         Result.load(path)
     path.write_text("layer,pos\n")
     for bad in (path, tmp_path, tmp_path / "nothing"):
-        with pytest.raises(HooklineError, match="is no file of a result"):
+        with pytest.raises(HooklineError, match="is not a file of a result"):
             Result.load(bad)
     with pytest.raises(HooklineError, match="cannot be written"):
         result.save(tmp_path / "no" / "folder")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hookline.errors import HooklineError, HooklineWarning, UnavailablePointError, UnknownPointError, unknown_point
-from hookline.files import read_tensors, write_tensors
+from hookline.files import parsed_json, read_tensors, write_tensors
 from hookline.memory import address
 from hookline.passes import is_of_pictures
 from hookline.rows import Rows, checked_rows, of_rows, text_of_rows
@@ -180,7 +180,10 @@ class ActivationCache(Mapping[str, Tensor]):
         return {"_tensors": self._tensors, "_points": None, **kept}
 
     def save(self, path: str | Path) -> None:
-        """Write the tensors to a safetensors file, with their names and what is known of where they are from."""
+        """Write the tensors to a safetensors file, with their names, what is known of where they are from, and a sum.
+
+        Values that are not finite are written as they are.
+        """
         write_tensors(path, "activations", self._tensors, self._about())
 
     def _about(self) -> dict[str, str]:
@@ -191,13 +194,15 @@ class ActivationCache(Mapping[str, Tensor]):
 
     @classmethod
     def load(cls, path: str | Path, model: Hooked | None = None) -> Self:
-        """Read what `save` wrote. With the model, the points go by all their names again, and its methods are there."""
+        """Read what `save` wrote, if its checksum is right.
+
+        With the model, the points go by all their names again, and its methods are there.
+        """
         found, about = read_tensors(path, "activations", called="activations", writer="a cache")
         kind: Any = model._cache_class if model is not None else cls
         cache = kind.__new__(kind)
-        names = json.loads(about["names"]) if "names" in about else list(found)
-        cache._tensors, cache._points = {name: found[name] for name in names}, None
-        cache.has_batch_dim = about.get("has_batch_dim", "True") == "True"
+        cache._tensors, cache._points = _in_order(found, about.get("names"), path), None
+        cache.has_batch_dim = _truth(about.get("has_batch_dim", "True"), path)
         cache.passing, cache.positions = None, about.get("positions")
         if model is not None:
             cache._adopt(model._points, about, path)
@@ -236,6 +241,26 @@ class ActivationCache(Mapping[str, Tensor]):
         if len(rows) > 40:
             rows[30:-5] = [f"  … {len(rows) - 35} more"]
         return "\n".join([f"ActivationCache: {len(self)} activations, {_size(self.nbytes)}", *rows])
+
+
+def _in_order(found: dict[str, Tensor], order: str | None, path: str | Path) -> dict[str, Tensor]:
+    """The tensors of a file in the order in which they fired."""
+    if order is None:
+        return found
+    names = parsed_json(order, f"the list of names in {path}")
+    if (
+        not isinstance(names, list)
+        or not all(isinstance(each, str) for each in names)
+        or sorted(names) != sorted(found)
+    ):
+        raise HooklineError(f"{path} is damaged: its list of names is not that of its tensors, {', '.join(found)}")
+    return {name: found[name] for name in names}
+
+
+def _truth(given: str, path: str | Path) -> bool:
+    if given not in ("True", "False"):
+        raise HooklineError(f"{path} is damaged: has_batch_dim is True or False, not {given!r}")
+    return given == "True"
 
 
 def _version() -> str:

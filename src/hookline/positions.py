@@ -17,10 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import index
 from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Bool
+from numpy import ndarray
 from torch import Tensor
 
 from hookline.errors import HooklineError
@@ -117,12 +119,12 @@ new_tokens = _Steps()
 
 def token(what: str | int, nth: int = -1) -> Meaning:
     """Where a token stands, given as text or id: the last time, or `nth=0` the first time, in each row."""
-    return _Token(what, nth)
+    return _Token(what if isinstance(what, str) else _whole("token(…)", what), _whole("nth=", nth))
 
 
 def step(k: int) -> Meaning:
     """The positions of one step of a generation; 0 is the prompt."""
-    return _Steps(k)
+    return _Steps(_whole("step(…)", k))
 
 
 Positions: TypeAlias = int | slice | Sequence[int] | Tensor | Meaning | None
@@ -195,8 +197,7 @@ def at(positions: Positions, hook: Callable[..., Any]) -> Callable[..., Tensor |
     `hook` gets the whole activation; of what it makes of it, only these positions count.
     """
     invoke = caller(hook)
-    if not isinstance(positions, Tensor | Meaning | None):
-        _checked(positions, None)
+    positions = canonical(positions)
 
     def hook_there(x: Tensor, hook: Any) -> Tensor | None:
         axis = _axis(hook.axes, x)
@@ -257,20 +258,51 @@ def _passing(positions: Positions, point: Any, rows: int, n: int) -> tuple[Pass,
     return text, span
 
 
+def canonical(positions: Any) -> Positions:
+    """Positions in one form: an int, a slice or a tuple of ints, a tensor, or what they mean; an error for others."""
+    if positions is None or isinstance(positions, Meaning):
+        return positions
+    if isinstance(positions, ndarray) and positions.dtype == bool:
+        positions = torch.from_numpy(positions)
+    if isinstance(positions, Tensor) and positions.dtype == torch.bool and positions.ndim:
+        return positions
+    found = _checked(positions, None)
+    return tuple(found) if isinstance(found, list) else found
+
+
+def _whole(name: str, given: Any) -> int:
+    """A whole number, also one of numpy's."""
+    if isinstance(given, bool | Tensor | ndarray) or not hasattr(given, "__index__"):
+        raise HooklineError(f"{name} takes a whole number, not {given!r:.60}")
+    return index(given)
+
+
 def _checked(positions: Any, rows: int | None) -> Any:
     """The positions, if that is what they are."""
+    if isinstance(positions, ndarray) and positions.ndim and positions.dtype.kind in "iu":
+        raise HooklineError(
+            f"positions are given as a numpy array of shape {list(positions.shape)}, which could be one index per row "
+            f"or several in every row: torch.from_numpy(…) means the former, and .tolist() the latter"
+        )
     if isinstance(positions, Tensor) and positions.ndim == 1 and not positions.is_floating_point():
         if rows is not None and len(positions) != rows:
             raise HooklineError(f"one position per row: {rows} of them, not a tensor of shape {list(positions.shape)}")
         return positions
-    is_number = positions.ndim == 0 if isinstance(positions, Tensor) else hasattr(positions, "__index__")
-    if is_number and not isinstance(positions, bool):  # numpy's too
-        return int(positions)
+    if isinstance(positions, Tensor | ndarray) and not positions.ndim:
+        positions = positions.item()
+    if _is_index(positions):
+        return index(positions)
     if isinstance(positions, slice):
-        return positions
-    if isinstance(positions, list | tuple | range) and positions and all(isinstance(each, int) for each in positions):
-        return list(positions)
+        ends = (positions.start, positions.stop, positions.step)
+        if all(end is None or _is_index(end) for end in ends) and positions.step != 0:
+            return slice(*(None if end is None else index(end) for end in ends))
+    if isinstance(positions, list | tuple | range) and positions and all(map(_is_index, positions)):
+        return [index(each) for each in positions]
     raise HooklineError(
         "positions are an index, a slice, a list of indices, one index per row as a tensor, or last, token(…), "
-        f"image_tokens, new_tokens, step(…); not {positions!r}"
+        f"image_tokens, new_tokens, step(…); not {positions!r:.200}"
     )
+
+
+def _is_index(given: Any) -> bool:
+    return hasattr(given, "__index__") and not isinstance(given, bool | Tensor | ndarray)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.experiments.prompts import Prompt, prompts_of, warn_of_dropout
-from hookline.files import read_tensors, write_tensors
+from hookline.files import read_tensors, taking_apart, write_tensors
 from hookline.model import HookedModel
 from hookline.passes import is_of_pictures
 from hookline.points import HookPoint
@@ -34,6 +34,10 @@ class Directions:
     info: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not self.vectors.is_floating_point() or not all(isinstance(each, int) for each in self.layers):
+            raise HooklineError(
+                f"directions are vectors of floats at numbered layers, not {self.vectors.dtype} at {self.layers}"
+            )
         if self.vectors.ndim != 2 or len(self.vectors) != len(self.layers) or len({*self.layers}) < len(self.layers):
             raise HooklineError(
                 f"directions are a vector for each layer, [layer, d_model]: {list(self.vectors.shape)} for the layers "
@@ -80,7 +84,8 @@ class Directions:
     def load(cls, path: str | Path) -> Self:
         """Read what `save` wrote."""
         found, about = read_tensors(path, "directions", called="directions", writer="save")
-        return cls(found["vectors"], found["layers"].tolist(), about.pop("kind"), about)
+        with taking_apart(str(path)):
+            return cls(found["vectors"], found["layers"].tolist(), about.pop("kind"), about)
 
     def __repr__(self) -> str:
         norms = ", ".join(f"{layer}: {norm:.3g}" for layer, norm in zip(self.layers, self.norms.tolist(), strict=True))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 import zlib
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -17,7 +17,8 @@ from torch import Tensor
 from hookline.errors import HooklineError
 
 Label: TypeAlias = int | float | str
-VERSION = "1"  # of the file format
+VERSION = "2"  # of the file format
+_LARGEST = sys.float_info.max
 
 
 def token_labels(tokens: Iterable[str]) -> list[str]:
@@ -73,7 +74,7 @@ def _label(axis: str, label: Any) -> Label:
 
 def is_label(x: Any) -> bool:
     """Whether something may be a label."""
-    return isinstance(x, str) or (isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x))
+    return isinstance(x, str) or (isinstance(x, int | float) and not isinstance(x, bool) and abs(x) <= _LARGEST)
 
 
 def matches(label: Label, want: Any) -> bool:
@@ -132,6 +133,8 @@ def checked_key(key: Any) -> str:
 
 def plain(value: Any, key: str) -> Any:
     """A value as JSON can keep it."""
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        raise HooklineError(f"info[{key!r}] has a whole number above {_LARGEST:g}")
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, Tensor | np.ndarray | np.generic):
@@ -151,12 +154,12 @@ def needed(library: str, verb: str, extra: str) -> Any:
         raise HooklineError(f'{verb} needs {library}: pip install "hookline[{extra}]"') from error
 
 
-def metadata_of(content: str, tensors: dict[str, Tensor]) -> dict[str, str]:
-    """What the file says about itself, with a checksum over all of it."""
+def first_sum(content: str, tensors: dict[str, Tensor]) -> str:
+    """The checksum that results of the first version have."""
     total = zlib.crc32(content.encode())
     for name in sorted(tensors):
         total = zlib.crc32(tensors[name].numpy().tobytes(), zlib.crc32(name.encode(), total))
-    return {"version": VERSION, "content": content, "sum": f"{total:08x}"}
+    return f"{total:08x}"
 
 
 def about(model: Any, what: str) -> dict[str, str]:

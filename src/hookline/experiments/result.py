@@ -24,12 +24,12 @@ from hookline.experiments.labels import (
     checked_axes,
     checked_coords,
     checked_key,
+    first_sum,
     floats,
     indices,
     is_label,
     listed,
     matches,
-    metadata_of,
     needed,
     not_found,
     number,
@@ -37,7 +37,7 @@ from hookline.experiments.labels import (
     said,
     taken,
 )
-from hookline.files import read_tensors, write_tensors
+from hookline.files import parsed_json, read_tensors, taking_apart, write_tensors
 
 BASELINES = ("clean", "corrupted")
 _HEAD = re.compile(r"L(\d+)H(\d+)")
@@ -96,6 +96,10 @@ class Result:
     def __post_init__(self) -> None:
         put = object.__setattr__  # the value is frozen from here on
         put(self, "values", floats(self.values))
+        if not isinstance(self.name, str) or not isinstance(self.complete, bool):
+            raise HooklineError(
+                f"the name of a result is a string and complete a bool, not {self.name!r} and {self.complete!r}"
+            )
         put(self, "axes", checked_axes(self.axes, self.values))
         put(self, "coords", checked_coords(self.coords, self.axes, self.values))
         put(self, "info", {checked_key(key): self._checked_info(value, key) for key, value in self.info.items()})
@@ -277,19 +281,21 @@ class Result:
         plain = {key: value for key, value in self.info.items() if key not in inner}
         heads = {key: value._header() for key, value in inner.items()}
         content = json.dumps({**self._header(), "info": plain, "results": heads}, ensure_ascii=False)
-        write_tensors(path, "result", tensors, metadata_of(content, tensors))
+        write_tensors(path, "result", tensors, {"version": VERSION, "content": content})
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read what `save` wrote; a file that is broken or not a result's is refused."""
         tensors, metadata = read_tensors(path, "result", called="a result", writer="Result.save")
-        if metadata.get("version") != VERSION:
+        version, content = metadata.get("version"), metadata.get("content", "")
+        if version not in ("1", VERSION):
             raise HooklineError(f"{path} is a result in a format that this hookline does not know: update hookline")
-        if metadata != metadata_of(metadata.get("content", ""), tensors):
+        if version == "1" and metadata.get("sum") != first_sum(content, tensors):
             raise HooklineError(f"{path} is damaged: its contents do not match their checksum")
-        head: dict[str, Any] = json.loads(metadata["content"])
-        inner = {key: Result(tensors[f"info.{key}"], **each) for key, each in head.pop("results").items()}
-        return cls(tensors["values"], **head | {"info": head["info"] | inner})
+        with taking_apart(str(path)):
+            head: dict[str, Any] = parsed_json(content, f"the description in {path}")
+            inner = {key: Result(tensors[f"info.{key}"], **each) for key, each in head.pop("results").items()}
+            return cls(tensors["values"], **head | {"info": head["info"] | inner})
 
     def __repr__(self) -> str:
         return "\n  ".join(self._lines(top=3))

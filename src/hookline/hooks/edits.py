@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from zlib import crc32
 
 import torch
+from numpy import generic
 from torch import Tensor
 
 from hookline.actions import Edit, HookAction
@@ -39,7 +40,7 @@ from hookline.hooks.fitting import (
     units,
 )
 from hookline.points import HookPoint
-from hookline.positions import Positions, at
+from hookline.positions import Positions, at, canonical
 from hookline.taps import now
 from hookline.watches import BackwardHook
 
@@ -60,14 +61,12 @@ class DataEdit(HookObject):
             self._set(name, units(name, getattr(self, name)))
         if self.mask is not None and not (isinstance(self.mask, Tensor) and self.mask.dtype == torch.bool):
             raise HooklineError(f"mask= is a tensor of bools that broadcasts to the activation, not {told(self.mask)}")
-        if isinstance(self.pos, list):
-            self._set("pos", tuple(self.pos))
+        if self.pos is not None:
+            self._set("pos", canonical(self.pos))
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, Tensor):
                 self._set(field.name, own_copy(field.name, value))
-        if self.pos is not None:
-            at(self.pos, torch.clone)  # it checks them
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -259,6 +258,7 @@ class Noise(DataEdit):
         self._set("std", number("std", self.std))
         if self.std < 0:
             raise HooklineError(f"std= is a spread, not {self.std}")
+        self._set("seed", self.seed.item() if isinstance(self.seed, generic) else self.seed)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise HooklineError(f"seed= is a whole number, not {self.seed!r}")
         super().__post_init__()

@@ -1,7 +1,7 @@
 """Edits in files: a folder with `edits.json` and, where there are tensors, `tensors.safetensors`.
 
 A file cannot name code to run: only the kinds of `edits.py` and the positions of `positions.py` are known, every field
-is checked, and the JSON has the checksum of the tensors that belong to it.
+is checked, and the JSON has the checksum of the tensors that belong to it, and of itself.
 """
 
 from __future__ import annotations
@@ -17,35 +17,36 @@ from typing import Any
 from torch import Tensor
 
 from hookline.errors import HooklineError, InvalidHookError
+from hookline.files import BAD_CONTENT, check_is_file, make_folder, read_json, write_bytes
 from hookline.hooks.edits import KINDS, DataEdit
 from hookline.points import HookPoint
 from hookline.positions import Meaning, image_tokens, last, new_tokens, step, token
 
-FORMAT, VERSION = "hookline.edits", 1
+FORMAT, VERSION = "hookline.edits", 2
 TABLE, TENSORS = "edits.json", "tensors.safetensors"
 _WORDS: dict[str, Meaning] = {"last": last, "image_tokens": image_tokens, "new_tokens": new_tokens}
 
 
 def save_edits(path: str | os.PathLike[str], edits: Iterable[tuple[Any, DataEdit]]) -> None:
     """Write `(name, edit)` pairs to a folder, which is made if it is not there."""
-    from safetensors.torch import save
-
     tensors: dict[str, Tensor] = {}
     rows = [_encoded(index, pair, tensors) for index, pair in enumerate(edits)]
-    data = save(tensors) if tensors else None
+    data = _serialized(tensors) if tensors else None
     table = {
         "format": FORMAT,
         "version": VERSION,
         "tensors": hashlib.sha256(data).hexdigest() if data is not None else None,
         "edits": rows,
     }
+    try:
+        text = json.dumps(table | {"sum": _sum(table)}, indent=1, allow_nan=False).encode()
+    except ValueError as error:  # a whole number with thousands of digits
+        raise HooklineError(f"the edits cannot be written as JSON: {error}") from None
     folder = Path(path)
-    if folder.is_file():
-        raise HooklineError(f"edits are saved to a folder, but {folder} is a file")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, "a list of edits")
     if data is not None:
-        _write(folder / TENSORS, data)
-    _write(folder / TABLE, json.dumps(table, indent=1, allow_nan=False).encode())
+        write_bytes(folder / TENSORS, data, "the edits")
+    write_bytes(folder / TABLE, text, "the edits")
 
 
 def load_edits(path: str | os.PathLike[str]) -> list[tuple[Any, DataEdit]]:
@@ -60,17 +61,17 @@ def load_edits(path: str | os.PathLike[str]) -> list[tuple[Any, DataEdit]]:
     return pairs
 
 
-def _write(path: Path, data: bytes) -> None:
-    """All of it or nothing."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+def _serialized(tensors: dict[str, Tensor]) -> bytes:
+    from safetensors.torch import save
+
     try:
-        with unfinished.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+        return save(tensors)
+    except KeyError as error:
+        raise HooklineError(f"a safetensors file cannot have tensors of {error}") from None
+
+
+def _sum(table: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(table, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
 def _encoded(index: int, pair: Any, tensors: dict[str, Tensor]) -> dict[str, Any]:
@@ -92,9 +93,9 @@ def _encoded(index: int, pair: Any, tensors: dict[str, Tensor]) -> dict[str, Any
 def _encoded_name(name: Any) -> Any:
     if isinstance(name, HookPoint):
         return name.name
-    if isinstance(name, str | int) and not isinstance(name, bool):
+    if _is_word_or_int(name):
         return name
-    if isinstance(name, tuple | list) and name and all(isinstance(each, str | int) for each in name):
+    if isinstance(name, tuple | list) and name and all(map(_is_word_or_int, name)):
         return {"shorthand": list(name)} if isinstance(name, tuple) else list(name)
     raise HooklineError(f"a point is saved by its name, a glob, a shorthand or a list of names, not as {name!r}")
 
@@ -126,20 +127,31 @@ def _encoded_position(pos: Any, key: str, tensors: dict[str, Tensor]) -> Any:
 
 def _table(folder: Path) -> dict[str, Any]:
     try:
-        table = json.loads((folder / TABLE).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        table = read_json(folder / TABLE)
+    except (FileNotFoundError, NotADirectoryError):
         raise HooklineError(f"there are no edits in {folder}: it has no {TABLE}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise HooklineError(f"{folder / TABLE} is no JSON: {error}") from None
-    except RecursionError:
-        raise HooklineError(f"{folder / TABLE} is nested deeper than any edits are") from None
     if not isinstance(table, dict) or table.get("format") != FORMAT:
         raise HooklineError(f"{folder / TABLE} does not hold edits of hookline")
-    if table.get("version") != VERSION:
+    if table.get("version") not in (1, VERSION) or isinstance(table["version"], bool):
         raise HooklineError(f"{folder / TABLE} is of version {table.get('version')!r}; this hookline reads {VERSION}")
+    if table["version"] == VERSION:
+        _check_sum(folder, table)
     if set(table) != {"format", "version", "tensors", "edits"} or not isinstance(table["edits"], list):
         raise HooklineError(f"{folder / TABLE} must have format, version, tensors and a list of edits")
     return table
+
+
+def _check_sum(folder: Path, table: dict[str, Any]) -> None:
+    given = table.pop("sum", None)
+    try:
+        is_same = given == _sum(table)
+    except ValueError:  # a number that no edit has
+        is_same = False
+    if not is_same:
+        raise HooklineError(
+            f"{folder / TABLE} is not what was saved: it was changed or damaged. To load a table that you changed "
+            f'yourself, put "version": 1 in it and take "sum" out'
+        )
 
 
 def _tensors(folder: Path, checksum: Any) -> dict[str, Tensor]:
@@ -149,14 +161,17 @@ def _tensors(folder: Path, checksum: Any) -> dict[str, Tensor]:
     if checksum is None:
         return {}
     try:
+        check_is_file(folder / TENSORS)
         data = (folder / TENSORS).read_bytes()
     except FileNotFoundError:
         raise HooklineError(f"{folder} lacks {TENSORS}, which its edits need") from None
+    except OSError as error:
+        raise HooklineError(f"{folder / TENSORS} cannot be read: {error.strerror or error}") from error
     if hashlib.sha256(data).hexdigest() != checksum:
         raise HooklineError(f"{folder / TENSORS} is not what was saved with {TABLE}: it was changed or damaged")
     try:
         return load(data)
-    except SafetensorError as error:
+    except (SafetensorError, *BAD_CONTENT) as error:
         raise HooklineError(f"{folder / TENSORS} cannot be read: {error}") from None
 
 
@@ -171,18 +186,18 @@ def _decoded(where: str, row: Any, tensors: dict[str, Tensor]) -> tuple[Any, Dat
     missing = [name for name, field in known.items() if field.default is MISSING and name not in given]
     if unknown or missing or "point" not in row:
         raise HooklineError(f"{where}: {kind.kind} has {list(known)} and a point, but there are {list(row)}")
-    values = {key: _READERS[key](f"{where}, {key}", value, tensors) for key, value in given.items()}
     try:
-        return _decoded_name(where, row["point"]), kind(**values)
+        values = {key: _READERS[key](key, value, tensors) for key, value in given.items()}
+        return _decoded_name(row["point"]), kind(**values)
     except HooklineError as error:
         raise HooklineError(f"{where}: {error}") from None
 
 
-def _decoded_name(where: str, name: Any) -> Any:
+def _decoded_name(name: Any) -> Any:
     is_shorthand = isinstance(name, dict) and list(name) == ["shorthand"]
     parts = name["shorthand"] if is_shorthand else name if isinstance(name, list) else [name]
     if not isinstance(parts, list) or not parts or not all(_is_word_or_int(each) for each in parts):
-        raise HooklineError(f"{where}: {name!r} is no name of a point")
+        raise HooklineError(f"{name!r} is not the name of a point")
     return tuple(parts) if is_shorthand else name
 
 
@@ -217,12 +232,12 @@ def _read_position(where: str, value: Any, tensors: dict[str, Tensor]) -> Any:
             return _read_tensor(where, value, tensors)
         case [("meaning", str() as word)] if word in _WORDS:
             return _WORDS[word]
-        case [("step", int() as k)]:
+        case [("step", k)]:
             return step(k)
-        case [("token", str() | int() as what), ("nth", int() as nth)]:
+        case [("token", what), ("nth", nth)]:
             return token(what, nth)
-        case [("slice", [*ends])] if len(ends) == 3 and all(end is None or isinstance(end, int) for end in ends):
-            return slice(*ends)
+        case [("slice", [start, stop, every])]:
+            return slice(start, stop, every)
     raise HooklineError(f"{where}: {value!r} is no position")
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import torch
+from numpy import generic, ndarray
 from torch import Tensor
 
 from hookline.errors import HooklineError
@@ -17,11 +18,11 @@ Units: TypeAlias = int | Sequence[int] | None
 
 def units(name: str, given: Any) -> Units:
     """One index, or a tuple of them."""
-    if given is None or (isinstance(given, int) and not isinstance(given, bool)):
-        return given
-    items = given.tolist() if isinstance(given, Tensor) else given
+    items = given.tolist() if isinstance(given, Tensor | ndarray | generic) else given
+    if items is None or (isinstance(items, int) and not isinstance(items, bool)):
+        return items
     if isinstance(items, Sequence) and not isinstance(items, str) and items:
-        indices = tuple(items)
+        indices = tuple(each.item() if isinstance(each, generic) else each for each in items)
         if all(isinstance(each, int) and not isinstance(each, bool) for each in indices):
             return indices
     raise HooklineError(f"{name}= is an index or several, not {told(given)}")
@@ -38,9 +39,10 @@ def as_tensor(name: str, given: Any) -> Tensor:
 
 def number(name: str, given: Any) -> float:
     """A number that JSON can hold."""
-    if isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given):
+    plain = given.item() if isinstance(given, generic) else given
+    if isinstance(plain, bool) or not isinstance(plain, int | float) or not abs(plain) <= sys.float_info.max:
         raise HooklineError(f"{name}= is a number, not {told(given)}")
-    return float(given)
+    return float(plain)
 
 
 def own_copy(name: str, given: Tensor) -> Tensor:
@@ -51,6 +53,8 @@ def own_copy(name: str, given: Tensor) -> Tensor:
         )
     if given.layout != torch.strided or given.is_nested:
         raise HooklineError(f"{name}= is {_kind(given)}, but an edit takes a dense one: pass {name}.to_dense()")
+    if given.device.type == "meta":
+        raise HooklineError(f"{name}= has no values: it is on the device 'meta'")
     return given.clone(memory_format=torch.contiguous_format)
 
 
@@ -159,6 +163,8 @@ def told(value: Any) -> str:
     """What was given in place of something else, in a few words."""
     if isinstance(value, Tensor):
         return f"a tensor of {str(value.dtype).removeprefix('torch.')}, of shape {list(value.shape)}"
+    if isinstance(value, int) and abs(value) > sys.float_info.max:
+        return "one that is too large for a float"
     text = repr(value)
     return text if len(text) <= 60 and "\n" not in text else f"a {type(value).__name__}"
 

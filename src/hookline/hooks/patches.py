@@ -23,7 +23,7 @@ from hookline.lenses import FIRST
 from hookline.names import Points
 from hookline.passes import is_of_pictures
 from hookline.points import HookPoint
-from hookline.positions import Positions, at, is_one_per_row, mask_of
+from hookline.positions import Positions, at, canonical, is_one_per_row, mask_of
 from hookline.taps import now
 
 
@@ -47,9 +47,7 @@ class Patch(Hook):
         super().__init__(hook_id=hook_id)
         if not isinstance(replacement, Tensor):
             raise InvalidHookError(f"{type(self).__name__}: the replacement is a tensor, not {told(replacement)}")
-        if token_idx is not None:
-            at(token_idx, torch.clone)  # it checks them
-        self.layer, self.replacement, self.token_idx = layer, replacement, token_idx
+        self.layer, self.replacement, self.token_idx = layer, replacement, canonical(token_idx)
         self.batch_idx = units("batch_idx", batch_idx)
         if hook_point is not None:
             self.hook_point = hook_point

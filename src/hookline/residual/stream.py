@@ -80,7 +80,9 @@ class StreamCache(ActivationCache):
         super()._adopt(points, about, path)
         kind = self._model.anatomy.kind
         if about.get("architecture", kind) != kind:
-            raise HooklineError(f"{path} has activations of {about['architecture']} ({about['model']}): this is {kind}")
+            raise HooklineError(
+                f"{path} has activations of {about['architecture']} ({about.get('model')}): this is {kind}"
+            )
         current = processing_of(points.root)
         is_same = about.get("processing") == (repr(current) if current is not None else None)
         self._processing = current if is_same else Processing()  # which is never in force

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -157,16 +156,18 @@ class SparseAutoencoder(nn.Module):
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
         norm_scaling_factor: float | None = None,
+        check: bool = True,
     ) -> Self:
         """The autoencoder in a folder with `cfg.json` and `sae_weights.safetensors`, SAELens's format.
 
         `norm_scaling_factor` is what activations were multiplied by in training, of one whose `normalize_activations`
-        is "expected_average_only_in".
+        is "expected_average_only_in". What hookline saved has checksums, which `check=False` ignores. Weights that are
+        not finite, or that the dtype cannot hold, are refused.
         """
         from hookline.sae.files import read
 
-        cfg, weights = read(Path(path), norm_scaling_factor)
-        sae = cls(cfg if dtype is None else replace(cfg, dtype=str(dtype).removeprefix("torch.")))
+        cfg, weights = read(Path(path), norm_scaling_factor, dtype, check=check)
+        sae = cls(cfg)
         sae.load_state_dict(weights)
         return sae.to(device)
 

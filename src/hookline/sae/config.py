@@ -97,10 +97,10 @@ def is_count(value: Any) -> bool:
 
 def dtype_of(name: Any) -> torch.dtype:
     """The dtype that "float32", "torch.bfloat16" … stand for."""
-    known = {str(each).removeprefix("torch."): each for each in _DTYPES}
+    known = {str(each).removeprefix("torch."): each for each in DTYPES}
     if not isinstance(name, str) or name.removeprefix("torch.") not in known:
         raise HooklineError(f"dtype is {name!r}; what is known is {', '.join(map(repr, known))}")
     return known[name.removeprefix("torch.")]
 
 
-_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)

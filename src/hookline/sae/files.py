@@ -3,78 +3,109 @@
 from __future__ import annotations
 
 import json
-import math
-import os
+import sys
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from hookline.errors import HooklineError
-from hookline.sae.config import SAEConfig, shapes_of
+from hookline.files import make_folder, read_json, read_tensors, write_bytes, write_tensors
+from hookline.sae.config import DTYPES, SAEConfig, dtype_of, shapes_of
 from hookline.sae.layout import config_of, fields_of, has_scaling_factor
 
 if TYPE_CHECKING:
     from hookline.sae.autoencoder import SparseAutoencoder
 
 CONFIG, WEIGHTS = "cfg.json", "sae_weights.safetensors"
+_KIND = "sae"
+_SCALES = ("scaling_factor", "finetuning_scaling_factor")
 
 
-def read(folder: Path, norm_scaling_factor: float | None = None) -> tuple[SAEConfig, dict[str, Tensor]]:
-    """The configuration and the weights in a folder."""
+def read(
+    folder: Path, norm_scaling_factor: float | None = None, dtype: torch.dtype | None = None, *, check: bool = True
+) -> tuple[SAEConfig, dict[str, Tensor]]:
+    """The configuration and the weights in a folder, in the dtype asked for or that of the configuration.
+
+    What hookline wrote has checksums in the metadata of the weights, which SAELens ignores; its own files have none.
+    """
     fields = _fields(folder)
     try:
         cfg = config_of(fields)
+        cfg = cfg if dtype is None else replace(cfg, dtype=str(dtype).removeprefix("torch."))
+        is_scaled = has_scaling_factor(fields)
     except HooklineError as error:
         raise HooklineError(f"{folder / CONFIG} cannot be used: {error}") from None
-    weights = _weights(folder / WEIGHTS, cfg, is_scaled=has_scaling_factor(fields))
-    return _folded(folder, cfg, weights, norm_scaling_factor)
+    found, about = _tensors(folder / WEIGHTS, check=check)
+    if check and about.get("cfg", _sum(fields)) != _sum(fields):
+        raise HooklineError(
+            f"{folder / CONFIG} is not the one that was saved with {WEIGHTS}: it was changed or damaged. "
+            f"load(path, check=False) takes it as it is"
+        )
+    weights = _weights(folder / WEIGHTS, found, cfg, is_scaled=is_scaled)
+    cfg, weights = _folded(folder, cfg, weights, norm_scaling_factor)
+    return cfg, {name: _cast(folder / WEIGHTS, name, x, dtype_of(cfg.dtype)) for name, x in weights.items()}
 
 
 def write(folder: Path, sae: SparseAutoencoder) -> None:
     """Write both files, each whole or not at all."""
-    from safetensors.torch import save
-
-    if folder.is_file():
-        raise HooklineError(f"an autoencoder is saved to a folder, but {folder} is a file")
     cfg = replace(sae.cfg, dtype=str(sae.dtype).removeprefix("torch."))
     try:
         text = json.dumps(fields_of(cfg), indent=1).encode()
-    except TypeError as error:
+        total = _sum(json.loads(text))  # as it will be read back
+    except (TypeError, ValueError, RecursionError) as error:
         raise HooklineError(f"the metadata of the configuration cannot be written as JSON: {error}") from None
-    weights = {name: x.detach().cpu().contiguous() for name, x in sae.state_dict().items()}
-    folder.mkdir(parents=True, exist_ok=True)
-    _put(folder / WEIGHTS, save(weights))
-    _put(folder / CONFIG, text)
+    weights = sae.state_dict()
+    for name, x in weights.items():
+        _check_finite(f"the autoencoder cannot be saved to {folder}: {name}", x)
+    make_folder(folder, "an autoencoder")
+    write_tensors(folder / WEIGHTS, _KIND, weights, {"cfg": total})
+    write_bytes(folder / CONFIG, text, "the autoencoder")
 
 
-def _put(path: Path, data: bytes) -> None:
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        unfinished.write_bytes(data)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+def _sum(fields: Any) -> str:
+    return f"crc32:{zlib.crc32(json.dumps(fields, sort_keys=True).encode()):08x}"
+
+
+def _check_finite(what: str, x: Tensor) -> None:
+    bad = int((~x.isfinite()).sum())
+    if bad:
+        raise HooklineError(f"{what} has {bad} values that are not finite (NaN or infinite), of {x.numel()}")
+
+
+def _cast(path: Path, name: str, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """In that dtype, if it can hold the values."""
+    new = x.to(dtype)
+    if not bool(new.isfinite().all()):
+        largest, limit = float(x.abs().max()), torch.finfo(dtype).max
+        raise HooklineError(
+            f"{path}: {name} has values up to {largest:g}, but {dtype} ends at {limit:g}: load(path, dtype=torch.float32)"
+        )
+    return new
 
 
 def _fields(folder: Path) -> dict[str, Any]:
     try:
-        fields = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        return read_json(folder / CONFIG)
     except (FileNotFoundError, NotADirectoryError):
         raise HooklineError(
             f"there is no autoencoder in {folder}: that is a folder with {CONFIG} and {WEIGHTS}"
         ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise HooklineError(f"{folder / CONFIG} is no JSON: {error}") from None
-    return fields
 
 
-def _weights(path: Path, cfg: SAEConfig, *, is_scaled: bool) -> dict[str, Tensor]:
-    found = _tensors(path)
+def _weights(path: Path, found: dict[str, Tensor], cfg: SAEConfig, *, is_scaled: bool) -> dict[str, Tensor]:
+    for name, x in found.items():
+        if x.dtype not in DTYPES:
+            raise HooklineError(f"{path}: {name} is of {x.dtype}, and should be of floats")
+        _check_finite(f"{path}: {name}", x)
     if "log_threshold" in found and "threshold" not in found:
         found["threshold"] = found.pop("log_threshold").exp()
-    scale = found.pop("scaling_factor", found.pop("finetuning_scaling_factor", None))
+    scales = [found.pop(name) for name in _SCALES if name in found]
+    if len(scales) > 1:
+        raise HooklineError(f"{path} has both {' and '.join(_SCALES)}: which of them counts is not known, remove one")
     wanted = shapes_of(cfg)
     if set(found) != set(wanted):
         raise HooklineError(
@@ -87,21 +118,13 @@ def _weights(path: Path, cfg: SAEConfig, *, is_scaled: bool) -> dict[str, Tensor
                 f"{path}: {name} has the shape {list(found[name].shape)}, but with d_in={cfg.d_in} and "
                 f"d_sae={cfg.d_sae} in {CONFIG} it is {list(shape)}"
             )
-        if not found[name].is_floating_point():
-            raise HooklineError(f"{path}: {name} is of {found[name].dtype}, and should be of floats")
-    return _scaled(path, found, scale, is_scaled=is_scaled)
+    return _scaled(path, found, scales[0] if scales else None, is_scaled=is_scaled)
 
 
-def _tensors(path: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
-    try:
-        return load(path.read_bytes())
-    except FileNotFoundError:
-        raise HooklineError(f"{path.parent} has a {CONFIG}, but no {path.name}") from None
-    except SafetensorError as error:
-        raise HooklineError(f"{path} cannot be read, it is damaged or no safetensors file: {error}") from None
+def _tensors(path: Path, *, check: bool) -> tuple[dict[str, Tensor], dict[str, str]]:
+    if not path.exists():
+        raise HooklineError(f"{path.parent} has a {CONFIG}, but no {path.name}")
+    return read_tensors(path, _KIND, called="an autoencoder's weights", writer=None, check=check)
 
 
 def _scaled(path: Path, weights: dict[str, Tensor], scale: Tensor | None, *, is_scaled: bool) -> dict[str, Tensor]:
@@ -132,8 +155,8 @@ def _folded(
             f"in its files: load(path, norm_scaling_factor=…), which is √d_in / their mean norm, or 1.0 if it has been "
             f"folded in already"
         )
-    if not math.isfinite(factor) or factor <= 0:
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor <= sys.float_info.max:
         raise HooklineError(f"norm_scaling_factor is a number above 0, not {factor!r}")
-    new = {name: weights[name].float() / factor for name in ("W_dec", "b_dec")}
-    new["W_enc"] = weights["W_enc"].float() * factor
+    new = {name: weights[name].double() / factor for name in ("W_dec", "b_dec")}
+    new["W_enc"] = weights["W_enc"].double() * factor
     return replace(cfg, normalize_activations="none"), weights | new

@@ -37,7 +37,7 @@ def config_of(fields: Any) -> SAEConfig:
     """The configuration that the contents of a `cfg.json` stand for."""
     if not isinstance(fields, dict):
         raise HooklineError(f"a configuration is an object with fields, not {fields!r}")
-    given: dict[str, Any] = {str(_OLDER.get(name, name)): value for name, value in fields.items()}
+    given = _by_todays_names(fields)
     missing = [name for name in ("d_in", "d_sae") if name not in given]
     if missing:
         raise HooklineError(f"it has no {' and no '.join(missing)}; its fields are {', '.join(map(repr, fields))}")
@@ -66,14 +66,35 @@ def fields_of(cfg: SAEConfig) -> dict[str, Any]:
 
 def has_scaling_factor(fields: Mapping[str, Any]) -> bool:
     """Whether a file says that features are scaled before they are decoded, as some older ones are."""
-    return bool(fields.get("finetuning_scaling_factor", False))
+    given = fields.get("finetuning_scaling_factor")
+    if given is not None and not isinstance(given, bool):
+        raise HooklineError(f"finetuning_scaling_factor is true or false, not {given!r}")
+    return bool(given)
+
+
+def _by_todays_names(fields: Mapping[str, Any]) -> dict[str, Any]:
+    given: dict[str, Any] = {}
+    for name, value in fields.items():
+        today = _OLDER.get(name, name)
+        _check_agree(today, given.get(today, value), value)
+        given[today] = value
+    return given
+
+
+def _check_agree(name: str, one: Any, other: Any) -> None:
+    """Of two values for one field, none is dropped."""
+    if one != other:
+        raise HooklineError(f"it has two values for {name}: {one!r} and {other!r}")
 
 
 def _metadata(given: Mapping[str, Any]) -> dict[str, Any]:
     inner = given.get("metadata")
     if inner is not None and not isinstance(inner, dict):
         raise HooklineError(f"metadata has fields of its own, and is not {inner!r}")
-    metadata = {name: given[name] for name in _METADATA if name in given} | (inner or {})
+    outer = {name: given[name] for name in _METADATA if name in given}
+    for name in outer.keys() & (inner or {}).keys():
+        _check_agree(name, outer[name], (inner or {})[name])
+    metadata = outer | (inner or {})
     name = metadata.get("hook_name")
     if name is not None and not isinstance(name, str):
         raise HooklineError(f"hook_name is the name of a point, not {name!r}")
@@ -95,7 +116,9 @@ def _activation(given: Mapping[str, Any], architecture: Any) -> dict[str, Any]:
         raise HooklineError(f"the activation function {function!r} is not known for {architecture!r} autoencoders")
     if not isinstance(options, dict) or set(options) - {"k"}:
         raise HooklineError(f"of the activation function topk only k is known, not {options!r}")
-    return {"architecture": "topk", "k": given.get("k", options.get("k"))}
+    k = given.get("k", options.get("k"))
+    _check_agree("k", k, options.get("k", k))
+    return {"architecture": "topk", "k": k}
 
 
 def _normalization(given: Any) -> Any:
@@ -106,4 +129,4 @@ def _normalization(given: Any) -> Any:
 
 def _major(version: Any) -> int:
     first = str(version).split(".")[0]
-    return int(first) if first.isdigit() else 0
+    return int(first) if first.isdecimal() and len(first) < 9 else 0

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hookline.errors import HooklineError
-from hookline.positions import Meaning, Positions, new_tokens
+from hookline.positions import Meaning, Positions, canonical, new_tokens
 from hookline.store.fingerprint import fingerprint
 from hookline.store.sums import tensor_sum
 
@@ -42,7 +42,8 @@ class Options:
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise HooklineError(f"{name} must be a whole number from 1 on, not {value!r}")
             object.__setattr__(self, name, value)
-        object.__setattr__(self, "positions", _plain(self.positions))
+        positions = canonical(self.positions) if isinstance(self.positions, slice) else _plain(self.positions)
+        object.__setattr__(self, "positions", positions)
         if not 0 < self.sample <= 1:
             raise HooklineError(f"sample is the share of rows that is kept: above 0 and up to 1, not {self.sample!r}")
         if self.dtype is not None and self.dtype not in FLOATS:
