@@ -141,7 +141,7 @@ def make_folder(folder: Path, what: str) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds. FileNotFoundError and NotADirectoryError are for the caller, who knows what is missing."""
+    """What a JSON file holds. That there is none is for the caller to say, who gets the OSError of it."""
     try:
         check_is_file(path)
         return parsed_json(path.read_bytes(), str(path))

@@ -82,7 +82,7 @@ def _cast(path: Path, name: str, x: Tensor, dtype: torch.dtype) -> Tensor:
     if not bool(new.isfinite().all()):
         largest, limit = float(x.abs().max()), torch.finfo(dtype).max
         raise HooklineError(
-            f"{path}: {name} has values up to {largest:g}, but {dtype} ends at {limit:g}: load(path, dtype=torch.float32)"
+            f"{path}: {name} has values up to {largest:g}, but {dtype} ends at {limit:g}: load it with a wider dtype="
         )
     return new
 

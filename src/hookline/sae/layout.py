@@ -95,12 +95,12 @@ def _metadata(given: Mapping[str, Any]) -> dict[str, Any]:
     for name in outer.keys() & (inner or {}).keys():
         _check_agree(name, outer[name], (inner or {})[name])
     metadata = outer | (inner or {})
-    name = metadata.get("hook_name")
-    if name is not None and not isinstance(name, str):
-        raise HooklineError(f"hook_name is the name of a point, not {name!r}")
+    point = metadata.get("hook_name")
+    if point is not None and not isinstance(point, str):
+        raise HooklineError(f"hook_name is the name of a point, not {point!r}")
     if metadata.get("hook_head_index") is not None:
         raise HooklineError(
-            f"it is for one head (hook_head_index={metadata['hook_head_index']!r}) of {name!r}, which is not supported"
+            f"it is for one head (hook_head_index={metadata['hook_head_index']!r}) of {point!r}, which is not supported"
         )
     return metadata
 
