@@ -56,7 +56,7 @@ def read_tensors(
         with safe_open(path, "pt") as file:
             about, found = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, RuntimeError, *BAD_CONTENT) as error:
-        raise HooklineError(f"{path} is not a file of {called}, or is damaged: {_reason(error)}") from error
+        raise HooklineError(f"{path} is not a file of {called}, or is damaged: {reason(error)}") from error
     if about.get("hookline") != what and (writer is not None or any(name in about for name in _OURS)):
         by = f": it was not written by {writer}" if writer is not None else ""
         raise HooklineError(f"{path} is a safetensors file, but not of {called}{by}")
@@ -99,13 +99,13 @@ def _plain(where: str, x: Tensor) -> Tensor:
 def replacing(path: Path, what: str) -> Iterator[Path]:
     """A new file beside `path`, which takes its place when the block ends without an error.
 
-    Its name cannot be guessed, so nobody can have put a link there.
+    Its name cannot be guessed, and it is opened only if nothing is there: no link that somebody put there is followed.
     """
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}") if path.name else path
     try:
         if path.exists() and not path.is_file():
             raise HooklineError(f"{what} cannot be written to {path}: it is there, and is not a file")
-        os.close(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY, 0o666))
+        unfinished.open("xb").close()
         try:
             yield unfinished
             _sync(unfinished)
@@ -113,15 +113,12 @@ def replacing(path: Path, what: str) -> Iterator[Path]:
         finally:
             unfinished.unlink(missing_ok=True)
     except (SafetensorError, OSError, *BAD_CONTENT) as error:
-        raise HooklineError(f"{what} cannot be written to {path}: {_reason(error)}") from error
+        raise HooklineError(f"{what} cannot be written to {path}: {reason(error)}") from error
 
 
 def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    with path.open("r+b") as file:
+        os.fsync(file.fileno())
 
 
 def write_bytes(path: Path, data: bytes, what: str) -> None:
@@ -137,7 +134,7 @@ def make_folder(folder: Path, what: str) -> None:
             raise HooklineError(f"{what} is saved to a folder, but {folder} is a file")
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
-        raise HooklineError(f"{what} cannot be written to {folder}: {_reason(error)}") from error
+        raise HooklineError(f"{what} cannot be written to {folder}: {reason(error)}") from error
 
 
 def read_json(path: Path) -> Any:
@@ -148,7 +145,7 @@ def read_json(path: Path) -> Any:
     except (FileNotFoundError, NotADirectoryError):
         raise
     except OSError as error:
-        raise HooklineError(f"{path} cannot be read: {_reason(error)}") from error
+        raise HooklineError(f"{path} cannot be read: {reason(error)}") from error
 
 
 def check_is_file(path: Path) -> None:
@@ -175,10 +172,10 @@ def taking_apart(where: str) -> Iterator[None]:
     except HooklineError:
         raise
     except BAD_CONTENT as error:
-        raise HooklineError(f"{where} is damaged, or was not written by hookline: {_reason(error)}") from error
+        raise HooklineError(f"{where} is damaged, or was not written by hookline: {reason(error)}") from error
 
 
-def _reason(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
     """What an exception says, in one line; of a KeyError, which says only the key, what that means."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror

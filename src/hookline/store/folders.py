@@ -10,9 +10,11 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from stat import S_ISREG
+from typing import Any, Protocol, TextIO
 
 from hookline.errors import StoreError
+from hookline.files import BAD_CONTENT, check_is_file
 
 Buffer = bytes | bytearray | memoryview
 
@@ -60,21 +62,27 @@ class LocalFolder:
 
     def names(self) -> list[str]:
         """The files there, without those that are being written."""
-        if not self._folder.is_dir():
-            return []
-        return sorted(each.name for each in self._folder.iterdir() if not each.name.endswith((PART, LOCK)))
+        try:
+            if not self._folder.is_dir():
+                return []
+            return sorted(each.name for each in self._folder.iterdir() if not each.name.endswith((PART, LOCK)))
+        except OSError as error:
+            raise StoreError(f"{self.path} cannot be read: {error.strerror or error}") from error
 
     def open(self, name: str) -> Bytes:
         """The file, mapped into memory: what is not looked at is not read."""
+        check_is_file(self._folder / name)
         with open(self._folder / name, "rb") as file:
             if not os.fstat(file.fileno()).st_size:
                 return memoryview(b"")
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
     def stage(self, name: str, parts: Sequence[Buffer]) -> None:
-        """Write under another name, and sync."""
+        """Write under another name, and sync. What is there by that name is left over, or a link: it is removed."""
+        path = self._folder / (name + PART)
         try:
-            with open(self._folder / (name + PART), "wb", buffering=0) as file:
+            path.unlink(missing_ok=True)
+            with open(path, "xb", buffering=0, opener=_without_links) as file:
                 _write_all(file.fileno(), parts)
                 os.fsync(file.fileno())
         except BaseException:
@@ -89,15 +97,15 @@ class LocalFolder:
 
     def discard(self, name: str) -> None:
         """Delete what is under the other name."""
-        (self._folder / (name + PART)).unlink(missing_ok=True)
+        with suppress(IsADirectoryError, PermissionError):  # which was not written by `stage`
+            (self._folder / (name + PART)).unlink(missing_ok=True)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the lock file. The system lets go of it when its process ends, in whatever way."""
         import fcntl
 
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with open(self._folder / LOCK, "a+") as file:
+        with self._lock_file() as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -109,6 +117,25 @@ class LocalFolder:
             yield
 
 
+    def _lock_file(self) -> TextIO:
+        path = self._folder / LOCK
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            file = open(path, "a+", opener=_without_links)  # noqa: SIM115 (for the caller to close)
+        except OSError as error:
+            why = "it is a link, and a lock is a file" if error.errno == errno.ELOOP else error.strerror or str(error)
+            raise StoreError(f"{self.path} cannot be written to: {path.name}: {why}") from error
+        if not S_ISREG(os.fstat(file.fileno()).st_mode):
+            file.close()
+            raise StoreError(f"{self.path} cannot be written to: {path.name} is not a file")
+        return file
+
+
+def _without_links(path: str, flags: int) -> int:
+    """Open a file that is itself at that path, not behind a link there that somebody else may have put."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+
+
 class RemoteFolder:
     """A folder on any file system that fsspec knows: `s3://…`, `gs://…`, `memory://…`."""
 
@@ -116,7 +143,10 @@ class RemoteFolder:
         import fsspec  # type: ignore[import-untyped]
 
         self.path = url
-        self._files, self._folder = fsspec.core.url_to_fs(url)
+        try:
+            self._files, self._folder = fsspec.core.url_to_fs(url)
+        except (ValueError, ImportError, OSError) as error:
+            raise StoreError(f"{url} cannot be opened: {error}") from error
 
     def __getstate__(self) -> dict[str, Any]:
         return {"path": self.path}
@@ -167,7 +197,7 @@ class RemoteFolder:
         self._files.makedirs(self._folder, exist_ok=True)
         lock = self._at(LOCK)
         if self._files.exists(lock):
-            owner = self._files.cat_file(lock).decode()
+            owner = self._files.cat_file(lock).decode(errors="replace")
             if not _is_gone(owner):
                 raise StoreError(f"{_in_use(self.path, owner)} If that is long over, delete {lock}")
         self._files.pipe_file(lock, _me().encode())
@@ -238,6 +268,6 @@ def _is_gone(owner: str) -> bool:
         os.kill(known["pid"], 0)
     except ProcessLookupError:
         return True
-    except (ValueError, KeyError, TypeError, PermissionError):
+    except (*BAD_CONTENT, PermissionError):
         return False
     return False

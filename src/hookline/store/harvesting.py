@@ -15,6 +15,7 @@ from torch import Tensor
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from hookline.errors import HooklineError, HooklineWarning, StoreError
+from hookline.files import BAD_CONTENT, reason
 from hookline.model import HookedModel
 from hookline.names import Filter
 from hookline.runtime import Run, users_level
@@ -116,7 +117,11 @@ class _Harvest:
             _warn_of_opaque(wanted, store.path)
             return Manifest(wanted, versions=versions())
         found = load_manifest(folder)
-        if different := unlike(wanted, found.about):
+        try:
+            different = unlike(wanted, found.about)
+        except BAD_CONTENT as error:
+            raise StoreError(f"the manifest of {store.path} is damaged: {reason(error)}") from error
+        if different:
             raise StoreError(f"{store.path} is of another harvest: {'; '.join(different)}. Harvest into another store")
         missing = sorted({shard.name for shard in found.shards} - {*folder.names()})
         if missing:

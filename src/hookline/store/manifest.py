@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
 from typing import Any, Self
 
 import torch
 
 from hookline.errors import StoreError
+from hookline.files import BAD_CONTENT, reason
 
 MANIFEST, FORMAT = "manifest.json", 1
 
@@ -41,8 +43,13 @@ class Column:
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> Self:
-        """From a manifest or a shard."""
-        return cls(given["dtype"], tuple(given["shape"]), given["asked"], tuple(given.get("also", ())))
+        """From a manifest or a shard; ValueError or TypeError if it is not one."""
+        found = cls(given["dtype"], tuple(given["shape"]), given["asked"], tuple(given.get("also", ())))
+        if not isinstance(getattr(torch, found.dtype, None), torch.dtype) or not all(map(_is_size, found.shape)):
+            raise ValueError(f"a column has the dtype {found.dtype!r} and the shape {list(found.shape)}")
+        if not all(isinstance(name, str) for name in (found.asked, *found.also)):
+            raise ValueError(f"a column has the names {[found.asked, *found.also]}")
+        return found
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,8 @@ class About:
     def from_json(cls, given: Mapping[str, Any]) -> Self:
         """From a manifest or a shard."""
         points = {name: Column.from_json(each) for name, each in given["points"].items()}
+        if not isinstance(given["model"], dict) or not isinstance(given["options"], dict):
+            raise ValueError("model and options are not objects with fields")
         return cls(given["model"], given["options"], points)
 
     def to_json(self) -> dict[str, Any]:
@@ -137,6 +146,17 @@ class Shard:
         """Whether it begins where `before` ends."""
         return self.unsealed() == Shard.after(before, self.rows, self.progress, is_last=self.is_last)
 
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any]) -> Self:
+        """From a manifest or a shard; ValueError or TypeError if it is not one."""
+        found = cls(**given)
+        counts = (found.number, found.first_row, found.rows, found.first_example, found.stop_example, found.bytes)
+        words = (found.data_before, found.data_after, found.seal)
+        is_right = all(map(_is_size, counts)) and all(isinstance(each, str) for each in words)
+        if not is_right or not isinstance(found.is_last, bool):
+            raise ValueError(f"a shard is described as {_short(dict(given))}")
+        return found
+
     @cached_property
     def text(self) -> str:
         """As the manifest has it. Kept, since a manifest is written again and again, with more shards each time."""
@@ -193,13 +213,22 @@ class Manifest:
                 raise ValueError("its sum is not right")
             if fields["format"] != FORMAT:
                 raise ValueError(f"its format is {fields['format']}, and this version of hookline reads {FORMAT}")
-            shards = tuple(Shard(**each) for each in fields["shards"])
+            shards = tuple(Shard.from_json(each) for each in fields["shards"])
+            for before, shard in pairwise(shards):
+                if (shard.number, shard.first_row) != (before.number + 1, before.stop_row):
+                    raise ValueError(f"shard {shard.number} does not begin where the one before it ends")
+            if not isinstance(fields["versions"], dict):
+                raise ValueError(f"its versions are {_short(fields['versions'])}")
             return cls(About.from_json(fields), shards, fields["versions"])
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except BAD_CONTENT as error:
             raise StoreError(
-                f"the manifest {where} is damaged: {error}. `hookline store verify PATH --rebuild` writes it anew from "
+                f"the manifest {where} is damaged: {reason(error)}. `hookline store verify PATH --rebuild` writes it anew from "
                 f"the shards"
             ) from error
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
 def _sum(fields: Mapping[str, Any]) -> str:

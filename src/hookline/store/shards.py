@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from hookline.errors import StoreError
+from hookline.files import BAD_CONTENT, reason
 from hookline.store.folders import Bytes, Folder
 from hookline.store.manifest import FORMAT, About, Column, Shard, versions
 
@@ -112,8 +113,8 @@ def read_header(file: Bytes) -> Header:
         if len(raw) != 8 + length:
             raise ValueError("it is cut off within its header")
         return _parsed(raw, len(file))
-    except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
-        raise StoreError(f"its header is damaged, or it is no shard: {error}") from error
+    except (*BAD_CONTENT, OSError, struct.error) as error:
+        raise StoreError(f"its header is damaged, or it is no shard: {reason(error)}") from error
 
 
 def _parsed(raw: bytes, size: int) -> Header:
@@ -125,15 +126,30 @@ def _parsed(raw: bytes, size: int) -> Header:
     if metadata["format"] != str(FORMAT):
         raise ValueError(f"its format is {metadata['format']}, and this version of hookline reads {FORMAT}")
     about, sums = About.from_json(json.loads(metadata["about"])), json.loads(metadata["sums"])
-    shard = replace(Shard(**json.loads(metadata["shard"])), seal=seal)
+    shard = replace(Shard.from_json(json.loads(metadata["shard"])), seal=seal)
     tensors = {
         name: Place(_from_safetensors(each["dtype"]), tuple(each["shape"]), *_offsets(each, len(raw)), sums[name])
         for name, each in fields.items()
     }
+    _check_layout(about, shard, tensors, len(raw))
     end = max(place.stop for place in tensors.values())
     if size != end:
         raise StoreError(f"it is {'cut off' if size < end else 'too long'}: {size:,} bytes, not {end:,}")
     return Header(about, replace(shard, bytes=size), tensors)
+
+
+def _check_layout(about: About, shard: Shard, tensors: Mapping[str, Place], start: int) -> None:
+    """The tensors are those of the columns, as wide as these, one after the other."""
+    columns = columns_of(about)
+    if list(tensors) != list(columns):
+        raise ValueError(f"it has the tensors {list(tensors)}, not {list(columns)}")
+    for name, column in columns.items():
+        stop = start + shard.rows * column.nbytes
+        wanted = (column.torch_dtype, (shard.rows, *column.shape), start, stop)
+        found = tensors[name]
+        if (found.dtype, found.shape, found.start, found.stop) != wanted:
+            raise ValueError(f"{name} is not {shard.rows} rows of {list(column.shape)}, {column.dtype}, from {start} on")
+        start = stop
 
 
 def _offsets(described: Mapping[str, Any], start: int) -> tuple[int, int]:

@@ -147,13 +147,16 @@ def rebuild_manifest(folder: Folder) -> Manifest:
         if not names:
             raise StoreError(f"{folder.path} has no shard to rebuild a manifest from")
         manifest = with_unlisted(folder, _empty(folder, names[0]))
-        write_file(folder, MANIFEST, [manifest.to_bytes()])
+        try:
+            write_file(folder, MANIFEST, [manifest.to_bytes()])
+        except OSError as error:
+            raise StoreError(f"{folder.path} cannot be written to: {error.strerror or error}") from error
         return manifest
 
 
 def _empty(folder: Folder, name: str) -> Manifest:
     try:
-        return replace(Manifest(read_header(folder.open(name)).about), versions=versions())
+        return replace(Manifest(sound_header(folder, name).about), versions=versions())
     except StoreError as error:
         raise StoreError(
             f"{folder.path}/{name}: {error}. Delete it and what comes after it, and harvest again"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from hookline.errors import StoreError
+from hookline.files import make_folder, read_json, read_tensors, taking_apart, write_bytes, write_tensors
 
 if TYPE_CHECKING:
     from hookline import store as stores
@@ -29,7 +30,7 @@ class LocalStore:
 
     def run_path(self, run_id: str) -> Path:
         """The folder of a run."""
-        if not isinstance(run_id, str) or not run_id or run_id in (".", "..") or "/" in run_id or "\\" in run_id:
+        if not isinstance(run_id, str) or run_id in ("", ".", "..") or set(run_id) & set("/\\\0"):
             raise StoreError(f"a run's name is a folder's name, not {run_id!r}")
         return self.base_path / self.runs_prefix / run_id
 
@@ -56,24 +57,23 @@ class LocalStore:
 
     def put_tensor(self, key: str, tensor: Tensor) -> None:
         """Write one tensor to a file of its own; the key is its path in the store."""
-        from safetensors.torch import save_file
-
         path = self._file(key)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_file({"tensor": tensor.detach().cpu().contiguous()}, path)
+        make_folder(path.parent, f"the tensor {key!r}")
+        write_tensors(path, "tensor", {"tensor": tensor}, {})
 
     def get_tensor(self, key: str) -> Tensor:
         """A tensor that `put_tensor` wrote."""
-        from safetensors.torch import load_file
-
         path = self._file(key)
         if not path.is_file():
             raise StoreError(f"no tensor was put as {key!r}: there is no file {path}")
-        return load_file(path)["tensor"]
+        found, _ = read_tensors(path, "tensor", called="a tensor", writer=None)
+        if list(found) != ["tensor"]:
+            raise StoreError(f"{path} has the tensors {', '.join(found)}, not one called 'tensor'")
+        return found["tensor"]
 
     def _file(self, key: str) -> Path:
         parts = key.split("/") if isinstance(key, str) else []
-        if not parts or any(part in ("", ".", "..") or "\\" in part for part in parts):
+        if not parts or any(part in ("", ".", "..") or set(part) & set("\\\0") for part in parts):
             raise StoreError(f"a tensor's key is a path inside the store, such as 'directions/mean', not {key!r}")
         return self.base_path / key
 
@@ -95,30 +95,28 @@ class LocalStore:
         self, run_id: str, batch_index: int, metadata: dict[str, Any], tensor_metadata: TensorMetadata
     ) -> str:
         """Write what detectors have kept of one batch, by layer."""
-        from safetensors.torch import save_file
-
         folder = self._batch(run_id, batch_index)
         names = {
             f"{i}.{key}": (layer, key) for i, layer in enumerate(tensor_metadata) for key in tensor_metadata[layer]
         }
         tensors = {name: tensor_metadata[layer][key].cpu().contiguous() for name, (layer, key) in names.items()}
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, folder / "tensors.safetensors")
+        make_folder(folder, "what detectors have kept")
+        write_tensors(folder / "tensors.safetensors", "detectors", tensors, {})
         _write_json(folder / "metadata.json", {"metadata": metadata, "tensors": names})
         return str(folder)
 
     def get_detector_metadata(self, run_id: str, batch_index: int) -> tuple[dict[str, Any], TensorMetadata]:
         """What detectors had kept of one batch: the metadata and the tensors, each by layer."""
-        from safetensors.torch import load_file
-
         folder = self._batch(run_id, batch_index)
         if not (folder / "metadata.json").exists():
             raise StoreError(f"run {run_id!r} has no batch {batch_index}; it has {self.list_run_batches(run_id)}")
-        table, tensors = _read_json(folder / "metadata.json"), load_file(folder / "tensors.safetensors")
+        table, path = _read_json(folder / "metadata.json"), folder / "tensors.safetensors"
+        tensors, _ = read_tensors(path, "detectors", called="what detectors have kept", writer=None)
         by_layer: TensorMetadata = {}
-        for name, (layer, key) in table["tensors"].items():
-            by_layer.setdefault(layer, {})[key] = tensors[name]
-        return table["metadata"], by_layer
+        with taking_apart(str(folder)):
+            for name, (layer, key) in table["tensors"].items():
+                by_layer.setdefault(layer, {})[key] = tensors[name]
+            return table["metadata"], by_layer
 
     def get_detector_metadata_by_layer_by_key(self, run_id: str, batch_index: int, layer: str, key: str) -> Tensor:
         """One tensor of one layer."""
@@ -131,7 +129,8 @@ class LocalStore:
     def list_run_batches(self, run_id: str) -> list[int]:
         """The batches of which detectors' metadata was saved."""
         folder = self.run_path(run_id)
-        return sorted(int(each.name.removeprefix("batch_")) for each in folder.glob("batch_*"))
+        numbers = (each.name.removeprefix("batch_") for each in folder.glob("batch_*"))
+        return sorted(int(each) for each in numbers if each.isdecimal())
 
     def _batch(self, run_id: str, index: int) -> Path:
         if not isinstance(index, int) or index < 0:
@@ -143,16 +142,17 @@ class LocalStore:
 
 
 def _write_json(path: Path, value: Any) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        path.write_text(json.dumps(value, indent=1, allow_nan=False))
-    except (TypeError, ValueError) as error:
+        text = json.dumps(value, indent=1, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
         raise StoreError(f"metadata must be what JSON knows: {error}") from error
+    make_folder(path.parent, "metadata")
+    write_bytes(path, text.encode(), "the metadata")
     return path
 
 
 def _read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise StoreError(f"{path} is no JSON: {error}") from error
+        return read_json(path)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror or error}") from error
