@@ -22,7 +22,8 @@ def verify(model: Model) -> None:
     """Prove every point of a model: what is proved, what is not to be had and why, and what fails."""
     from hookline import load  # slow to import: `hookline --help` answers at once
 
-    report = load(model).verify()
+    with _telling():
+        report = load(model).verify()
     typer.echo(report)
     if report.failed():
         raise typer.Exit(1)
@@ -35,10 +36,11 @@ def points(
     """List a model's points, with their axes and their shapes: for two rows of tokens, or a prompt with a picture."""
     from hookline import load
 
-    loaded = load(model)
-    seen = loaded.example_inputs()
-    example = {"input": loaded.example_tokens()} if seen is None else seen
-    cache = loaded.cache(**example, names_filter=names)
+    with _telling():
+        loaded = load(model)
+        seen = loaded.example_inputs()
+        example = {"input": loaded.example_tokens()} if seen is None else seen
+        cache = loaded.cache(**example, names_filter=names)
     width = max(map(len, cache))
     for name, activation in cache.items():
         typer.echo(f"{name:<{width}}  {loaded.point(name).axes:<8}  {list(activation.shape)}")
@@ -51,7 +53,8 @@ def demo(
     """A tour of the model inside the package: which heads matter, what they do, what changes without them."""
     from hookline.demo import demo as tour
 
-    tour(out)
+    with _telling():
+        tour(out)
 
 
 Place = Annotated[str, typer.Argument(help="The store's folder, or an address such as s3://….")]
@@ -92,14 +95,14 @@ def describe_store(path: Place) -> None:
 
 @contextmanager
 def _telling() -> Iterator[None]:
-    """An error that is meant for the reader is told without its traceback."""
+    """An error that is meant for the reader is told in one line, without its traceback; 1 is for what was found."""
     from hookline.errors import HooklineError
 
     try:
         yield
-    except HooklineError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from None
+    except (HooklineError, OSError) as error:
+        typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+        raise typer.Exit(2) from None
 
 
 if __name__ == "__main__":

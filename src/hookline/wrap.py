@@ -13,6 +13,7 @@ from torch import nn
 from hookline.anatomy.roles import find_anatomy, unknown_anatomy
 from hookline.anatomy.vision import language_of, tower_of
 from hookline.errors import HooklineError
+from hookline.finding import EMBEDDED, found
 from hookline.model import HookedModel
 from hookline.module import HookedModule, HookedRootModule
 from hookline.verbs import Hooked
@@ -58,14 +59,6 @@ def _text_and_more(given: Any) -> tuple[Any, Any]:
     return (None, given) if hasattr(given, "preprocess") else (given, None)
 
 
-def _check_folder(path: Path) -> None:
-    """If that is to be a folder, it must be one with a model in it. Anything else is taken for a hub id."""
-    if path.is_absolute() and not path.is_dir():
-        raise HooklineError(f"there is no folder {path}")
-    if path.is_dir() and not any(file.suffix in (".safetensors", ".bin", ".gguf") for file in path.iterdir()):
-        raise HooklineError(f"the folder {path} has no weights in it: no *.safetensors, *.bin or *.gguf")
-
-
 def _is_language_model(module: nn.Module) -> bool:
     """Whether it is a model of transformers that takes tokens."""
     if not all(hasattr(module, name) for name in ("config", "get_input_embeddings", "get_output_embeddings")):
@@ -98,12 +91,12 @@ def load(
     "tinyworld" and "tinysight", which takes pictures, are in the package. `kwargs` go to transformers'
     `from_pretrained` (`attn_implementation=…`, `device_map=…`, `gguf_file=…`).
     """
-    if is_embedded := name in EMBEDDED:
-        name = Path(__file__).parent / "assets" / name
-    _check_folder(Path(name))
-    with _quietly(is_embedded):
-        module = _class_for(name, kwargs).from_pretrained(name, dtype=dtype, **kwargs).eval()
-    model = hook(module.to(device) if device is not None else module, _processor_for(name, module, kwargs))
+    where = found(name, kwargs)
+    with _quietly(name in EMBEDDED), _one_error(name):
+        kwargs |= {"local_files_only": True} if where.is_cached_only else {}
+        module = _class_for(where.path, kwargs).from_pretrained(where.path, dtype=dtype, **kwargs).eval()
+        processor = _processor_for(where.path, module, kwargs)
+    model = hook(module.to(device) if device is not None else module, processor)
     assert isinstance(model, HookedModel)  # `hook` raises, with the reason, if it is none
     return model
 
@@ -126,6 +119,18 @@ def _processor_for(name: str | Path, module: nn.Module, kwargs: dict[str, Any]) 
 
 
 @contextmanager
+def _one_error(name: str | Path) -> Iterator[None]:
+    """Whatever transformers raises, which on a damaged folder can be anything, as one error of ours."""
+    try:
+        yield
+    except (HooklineError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        why = " ".join(str(error).split())
+        raise HooklineError(f"{name} cannot be loaded: {type(error).__name__}: {why}") from error
+
+
+@contextmanager
 def _quietly(wanted: bool) -> Iterator[None]:
     """Without transformers' progress bar: what is in the package is there at once."""
     from transformers.utils import logging
@@ -144,10 +149,6 @@ _FOR_TOKENIZER = (
     "gguf_file", "revision", "trust_remote_code", "token", "cache_dir", "subfolder", "local_files_only",
 )  # fmt: skip
 """What says where a model is, and so where its tokenizer is."""
-
-EMBEDDED = ("tinyworld", "tinysight")
-"""The models that are in the package."""
-
 
 def _class_for(name: str | Path, kwargs: dict[str, Any]) -> Any:
     """The class that the model was saved from; where that is not known, one for language models."""
