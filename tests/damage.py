@@ -69,7 +69,10 @@ def forged(value: Any) -> Iterator[tuple[str, Any]]:
     """Copies of a value of JSON in which one field, at any depth, is something else or is missing."""
     for steps in _places(value):
         for wrong in WRONG:
-            yield f"{steps} = {json.dumps(wrong):.30}", _with(value, steps, lambda part, key, x=wrong: _put(part, key, x))
+            yield (
+                f"{steps} = {json.dumps(wrong):.30}",
+                _with(value, steps, lambda part, key, x=wrong: _put(part, key, x)),
+            )
         yield f"no {steps}", _with(value, steps, lambda part, key: part.__delitem__(key))
     if isinstance(value, dict):
         yield "one field more", value | {"surprise": 1}

@@ -31,7 +31,9 @@ def found(name: str | Path, options: Mapping[str, Any]) -> Found:
     `options` are those of transformers' `from_pretrained`; some say where on the hub a model is.
     """
     if not isinstance(name, str | Path):
-        raise HooklineError(f"a model is loaded by a hub id or a folder, not {name!r:.60}; hookline.hook wraps a module")
+        raise HooklineError(
+            f"a model is loaded by a hub id or a folder, not {name!r:.60}; hookline.hook wraps a module"
+        )
     if name in EMBEDDED:
         return Found(Path(__file__).parent / "assets" / name)
     if not str(name):
@@ -52,7 +54,9 @@ def _is_folder(path: Path, *, is_sure: bool) -> bool:
     try:
         if path.is_dir():
             if not any(file.suffix in _WEIGHTS for file in path.iterdir()):
-                raise HooklineError(f"the folder {path} has no weights in it: no {', '.join(f'*{x}' for x in _WEIGHTS)}")
+                raise HooklineError(
+                    f"the folder {path} has no weights in it: no {', '.join(f'*{x}' for x in _WEIGHTS)}"
+                )
             return True
         is_file = path.is_file()
     except (OSError, ValueError) as error:
@@ -69,8 +73,8 @@ def _on_hub(hub_id: str, options: Mapping[str, Any]) -> Found:
     from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.errors import (
         GatedRepoError,
-        HFValidationError,
         HfHubHTTPError,
+        HFValidationError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )

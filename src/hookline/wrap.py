@@ -150,6 +150,7 @@ _FOR_TOKENIZER = (
 )  # fmt: skip
 """What says where a model is, and so where its tokenizer is."""
 
+
 def _class_for(name: str | Path, kwargs: dict[str, Any]) -> Any:
     """The class that the model was saved from; where that is not known, one for language models."""
     import transformers

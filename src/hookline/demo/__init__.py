@@ -13,11 +13,13 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from hookline.demo.experiments import explore
 from hookline.demo.page import page
 from hookline.demo.story import story
+from hookline.files import make_folder, write_bytes
 from hookline.wrap import load
 
 
 def demo(out: Path = Path("out")) -> Path:
     """Take the tour on tinyworld: tell it in the terminal, write `demo.html` into the folder `out`, return its path."""
+    make_folder(out, "the page of the demo")
     print("Loading tinyworld, the model inside the package.")
     model = load("tinyworld")
     sweeps = 4 * model.cfg.n_layers * model.cfg.n_heads
@@ -26,9 +28,8 @@ def demo(out: Path = Path("out")) -> Path:
     chapters = story(found)
     for number, chapter in enumerate(chapters, 1):
         print(f"\n{number}. {chapter.title}\n\n{fill(chapter.text, 100)}\n\n{indent(chapter.table, '  ')}")
-    out.mkdir(parents=True, exist_ok=True)
     path = out / "demo.html"
-    path.write_text(page(chapters), encoding="utf-8")
+    write_bytes(path, page(chapters).encode(), "the page of the demo")
     print(f"\nThe same with pictures: {path}")
     return path
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import zlib
 from dataclasses import replace
@@ -122,7 +123,7 @@ def _weights(path: Path, found: dict[str, Tensor], cfg: SAEConfig, *, is_scaled:
 
 
 def _tensors(path: Path, *, check: bool) -> tuple[dict[str, Tensor], dict[str, str]]:
-    if not path.exists():
+    if not os.path.exists(path):
         raise HooklineError(f"{path.parent} has a {CONFIG}, but no {path.name}")
     return read_tensors(path, _KIND, called="an autoencoder's weights", writer=None, check=check)
 

@@ -10,7 +10,6 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from stat import S_ISREG
 from typing import Any, Protocol, TextIO
 
 from hookline.errors import StoreError
@@ -116,19 +115,14 @@ class LocalFolder:
             file.flush()
             yield
 
-
     def _lock_file(self) -> TextIO:
         path = self._folder / LOCK
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            file = open(path, "a+", opener=_without_links)  # noqa: SIM115 (for the caller to close)
+            return open(path, "a+", opener=_without_links)
         except OSError as error:
             why = "it is a link, and a lock is a file" if error.errno == errno.ELOOP else error.strerror or str(error)
             raise StoreError(f"{self.path} cannot be written to: {path.name}: {why}") from error
-        if not S_ISREG(os.fstat(file.fileno()).st_mode):
-            file.close()
-            raise StoreError(f"{self.path} cannot be written to: {path.name} is not a file")
-        return file
 
 
 def _without_links(path: str, flags: int) -> int:

@@ -222,8 +222,8 @@ class Manifest:
             return cls(About.from_json(fields), shards, fields["versions"])
         except BAD_CONTENT as error:
             raise StoreError(
-                f"the manifest {where} is damaged: {reason(error)}. `hookline store verify PATH --rebuild` writes it anew from "
-                f"the shards"
+                f"the manifest {where} is damaged: {reason(error)}. `hookline store verify PATH --rebuild` writes it "
+                f"anew from the shards"
             ) from error
 
 

@@ -148,7 +148,9 @@ def _check_layout(about: About, shard: Shard, tensors: Mapping[str, Place], star
         wanted = (column.torch_dtype, (shard.rows, *column.shape), start, stop)
         found = tensors[name]
         if (found.dtype, found.shape, found.start, found.stop) != wanted:
-            raise ValueError(f"{name} is not {shard.rows} rows of {list(column.shape)}, {column.dtype}, from {start} on")
+            raise ValueError(
+                f"{name} is not {shard.rows} rows of {list(column.shape)}, {column.dtype}, from {start} on"
+            )
         start = stop
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,24 +37,26 @@ class LocalStore:
 
     def list_runs(self) -> list[str]:
         """The names of the runs."""
-        folder = self.base_path / self.runs_prefix
-        return sorted(each.name for each in folder.iterdir() if each.is_dir()) if folder.is_dir() else []
+        return sorted(_folders_in(self.base_path / self.runs_prefix))
 
     def open_run(self, run_id: str) -> stores.LocalStore:
         """The activations saved in a run, as `hookline.store` reads them: by row, by example, in shuffled batches."""
         from hookline.store import LocalStore as Activations
 
         path = self.run_path(run_id) / "activations"
-        if not path.is_dir():
+        if not os.path.isdir(path):
             raise StoreError(f"no activations were saved in a run {run_id!r}; the runs are {self.list_runs()}")
         return Activations(path)
 
     def delete_run(self, run_id: str) -> None:
         """Remove a run and all that is in it."""
         path = self.run_path(run_id)
-        if not path.is_dir():
+        if not os.path.isdir(path):
             raise StoreError(f"there is no run {run_id!r}; the runs are {self.list_runs()}")
-        shutil.rmtree(path)
+        try:
+            shutil.rmtree(path)
+        except OSError as error:
+            raise StoreError(f"the run {run_id!r} cannot be deleted: {error.strerror or error}") from error
 
     def put_tensor(self, key: str, tensor: Tensor) -> None:
         """Write one tensor to a file of its own; the key is its path in the store."""
@@ -64,7 +67,7 @@ class LocalStore:
     def get_tensor(self, key: str) -> Tensor:
         """A tensor that `put_tensor` wrote."""
         path = self._file(key)
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise StoreError(f"no tensor was put as {key!r}: there is no file {path}")
         found, _ = read_tensors(path, "tensor", called="a tensor", writer=None)
         if list(found) != ["tensor"]:
@@ -89,7 +92,10 @@ class LocalStore:
     def get_run_metadata(self, run_id: str) -> dict[str, Any]:
         """What is known of a run; nothing if nothing was written."""
         path = self.run_path(run_id) / "meta.json"
-        return _read_json(path) if path.exists() else {}
+        found = _read_json(path) if os.path.exists(path) else {}
+        if not isinstance(found, dict):
+            raise StoreError(f"{path} does not hold what is known of a run, but {found!r:.60}")
+        return found
 
     def put_detector_metadata(
         self, run_id: str, batch_index: int, metadata: dict[str, Any], tensor_metadata: TensorMetadata
@@ -108,7 +114,7 @@ class LocalStore:
     def get_detector_metadata(self, run_id: str, batch_index: int) -> tuple[dict[str, Any], TensorMetadata]:
         """What detectors had kept of one batch: the metadata and the tensors, each by layer."""
         folder = self._batch(run_id, batch_index)
-        if not (folder / "metadata.json").exists():
+        if not os.path.exists(folder / "metadata.json"):
             raise StoreError(f"run {run_id!r} has no batch {batch_index}; it has {self.list_run_batches(run_id)}")
         table, path = _read_json(folder / "metadata.json"), folder / "tensors.safetensors"
         tensors, _ = read_tensors(path, "detectors", called="what detectors have kept", writer=None)
@@ -128,9 +134,8 @@ class LocalStore:
 
     def list_run_batches(self, run_id: str) -> list[int]:
         """The batches of which detectors' metadata was saved."""
-        folder = self.run_path(run_id)
-        numbers = (each.name.removeprefix("batch_") for each in folder.glob("batch_*"))
-        return sorted(int(each) for each in numbers if each.isdecimal())
+        parts = (name.partition("batch_") for name in _folders_in(self.run_path(run_id)))
+        return sorted(int(number) for before, _, number in parts if not before and number.isdecimal())
 
     def _batch(self, run_id: str, index: int) -> Path:
         if not isinstance(index, int) or index < 0:
@@ -139,6 +144,15 @@ class LocalStore:
 
     def __repr__(self) -> str:
         return f"LocalStore({str(self.base_path)!r}, {len(self.list_runs())} runs)"
+
+
+def _folders_in(folder: Path) -> list[str]:
+    try:
+        return [each.name for each in folder.iterdir() if each.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise StoreError(f"{folder} cannot be read: {error.strerror or error}") from error
 
 
 def _write_json(path: Path, value: Any) -> Path:

@@ -1,0 +1,136 @@
+"""Loading a model by name: what could have been meant, folders that cannot be read, a hub that is not there."""
+
+import os
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import constants
+from typer.testing import CliRunner
+
+import hookline
+from hookline import HooklineError
+from hookline.cli import app
+
+ASSETS = Path(hookline.__file__).parent / "assets" / "tinyworld"
+
+
+@pytest.fixture
+def no_hub(monkeypatch) -> None:
+    """An address at which nobody listens."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{held.getsockname()[1]}")
+        yield
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("tinywrld", "tinyworld"), ("TinyWorld", "tinyworld"), ("tiny-world", "tinyworld"), ("tinysigth", "tinysight")],
+)
+def test_a_name_that_is_nearly_right(name, meant) -> None:
+    with pytest.raises(HooklineError, match=f"no folder '{name}': did you mean '{meant}'"):
+        hookline.load(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("/nowhere", "there is no folder /nowhere"),
+        ("./nowhere", "there is no folder nowhere"),
+        ("~/nowhere-at-all", "there is no folder .*/nowhere-at-all"),
+        ("a/b/c", "there is no folder a/b/c"),
+        (str(ASSETS / "config.json"), "is a file: a model is loaded from the folder"),
+        (str(ASSETS.parent.parent), "has no weights in it"),
+        ("", "the name given is empty"),
+        (torch.nn.Linear(2, 2), r"hookline\.hook wraps a module"),
+        ("not a name", "cannot be a hub id"),
+    ],
+)
+def test_names_that_are_nowhere(name, message) -> None:
+    with pytest.raises(HooklineError, match=message):
+        hookline.load(name)
+
+
+def test_a_hub_that_cannot_be_reached(no_hub, tmp_path, caplog) -> None:
+    with pytest.raises(HooklineError, match="was downloaded before, and the hub cannot be reached") as caught:
+        hookline.load("someone/something", cache_dir=tmp_path)
+    assert caught.value.__cause__ is not None
+    assert "Retrying" not in caplog.text
+
+
+def test_what_was_downloaded_before_is_loaded_without_the_hub(no_hub, tmp_path, caplog) -> None:
+    folder = tmp_path / "models--someone--something"
+    shutil.copytree(ASSETS, folder / "snapshots" / ("0" * 40))
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("0" * 40)
+    model = hookline.load("someone/something", cache_dir=tmp_path)
+    assert model.to_tokens("Mary").shape[0] == 1
+    assert "Retrying" not in caplog.text
+
+
+DAMAGES = {
+    "config.json": [
+        b"",
+        b"[1]",
+        b"[" * 100_000,
+        b"\xff\xfe",
+        b'{"model_type": []}',
+        b'{"model_type": "gpt2", "n_embd": -1}',
+    ],
+    "model.safetensors": [b"", b"[1]", b"\xff" * 100],
+    "tokenizer.json": [b"", b"[1]", b"[" * 100_000],
+    "tokenizer_config.json": [b"", b"[1]"],
+}
+
+
+def test_damaged_folders_and_the_commands(tmp_path) -> None:
+    shutil.copytree(ASSETS, tmp_path / "model")
+    for name, contents in DAMAGES.items():
+        whole = (ASSETS / name).read_bytes()
+        for each in contents:
+            (tmp_path / "model" / name).write_bytes(each)
+            with pytest.raises(HooklineError, match="model cannot be loaded") as caught:
+                hookline.load(tmp_path / "model")
+            assert "\n" not in str(caught.value)
+            assert caught.value.__cause__ is not None
+        for command in ("points", "verify"):
+            told_in_one_line(CliRunner().invoke(app, [command, str(tmp_path / "model")]))
+        (tmp_path / "model" / name).write_bytes(whole)
+
+
+def told_in_one_line(result) -> None:
+    assert result.exit_code == 2
+    assert isinstance(result.exception, SystemExit)
+    lines = [line for line in result.output.splitlines() if line and "Loading weights" not in line]  # transformers' bar
+    assert len(lines) == 1, result.output
+    assert lines[0].startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["points"], ["verify"], ["store", "info"], ["store", "verify", "--rebuild"]],
+    ids=" ".join,
+)
+def test_commands_on_folders_that_cannot_be_read(command, tmp_path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0)
+    is_root = os.geteuid() == 0  # whom no mode keeps out
+    (tmp_path / "file").write_text("")
+    if is_root:
+        os.seteuid(65534)
+    try:
+        results = [CliRunner().invoke(app, [*command, str(path)]) for path in (closed, tmp_path / "file")]
+    finally:
+        if is_root:
+            os.seteuid(0)
+        closed.chmod(0o700)
+    for result in results:
+        told_in_one_line(result)
+
+
+def test_the_demo_says_at_once_that_it_cannot_write(tmp_path) -> None:
+    (tmp_path / "file").write_text("")
+    told_in_one_line(CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "file")]))
