@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -475,3 +476,63 @@ def test_positions_that_a_generation_reaches_are_not_missed(use_cache) -> None:
     model.reset_hooks()
     with model.hooks([(0, zero(pos=[0, 3]))]):
         model.generate("Mary went", max_new_tokens=4, min_new_tokens=4, use_cache=use_cache)
+
+
+@pytest.mark.parametrize(
+    ("given", "same"),
+    [
+        (range(1, 4), (1, 2, 3)),
+        (np.int64(2), 2),
+        (np.array(2), 2),
+        (torch.tensor(2), 2),
+        ([np.int64(1), 2], (1, 2)),
+        (slice(np.int64(1), None), slice(1, None)),
+        (step(np.int64(3)), step(3)),
+        (token(np.int64(7), nth=np.int32(0)), token(7, nth=0)),
+    ],
+)
+def test_positions_have_one_form(given, same, tmp_path) -> None:
+    edits = [("x", zero(pos=given, head=np.array([1, 2]), neuron=np.int64(3))), ("y", scale(np.float32(2)))]
+    save_edits(tmp_path, edits)
+    assert load_edits(tmp_path) == edits
+    assert [hash(edit) for _, edit in load_edits(tmp_path)] == [hash(edit) for _, edit in edits]
+    assert edits[0][1] == zero(pos=same, head=(1, 2), neuron=3)
+    assert type(edits[0][1].pos) is type(same)
+
+
+def test_masks_of_numpy(model, tmp_path) -> None:
+    mask = np.array([True, False, True, False, False])[: TOKENS.shape[1]]
+    edits = [(RESID, zero(pos=mask))]
+    save_edits(tmp_path, edits)
+    assert load_edits(tmp_path) == edits == [(RESID, zero(pos=torch.from_numpy(mask)))]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (np.array([1, 2]), r"torch.from_numpy\(…\) means the former, and .tolist\(\) the latter"),
+        (np.array([1.5]), "positions are an index"),
+        (torch.tensor(1.5), "positions are an index"),
+        (torch.tensor([1.5]), "positions are an index"),
+        (torch.tensor([[1, 2]]), "positions are an index"),
+        ([True, False], "positions are an index"),
+        (slice(0, 4, 0), "positions are an index"),
+        (slice("a"), "positions are an index"),
+        ([], "positions are an index"),
+        ({1, 2}, "positions are an index"),
+    ],
+)
+def test_what_is_no_position_is_refused_at_once(given, message) -> None:
+    for use in (lambda: zero(pos=given), lambda: hookline.at(given, torch.relu)):
+        with pytest.raises(HooklineError, match=message):
+            use()
+
+
+def test_giant_numbers(tmp_path) -> None:
+    with pytest.raises(HooklineError, match="factor= is a number, not one that is too large for a float"):
+        scale(10**400)
+    with pytest.raises(HooklineError, match="cannot be written as JSON"):
+        save_edits(tmp_path / "x", [("fc", noise(1.0, seed=10**5000))])
+    for wrong in (lambda: step(1.5), lambda: token(None), lambda: token(3, nth="a"), lambda: step(True)):
+        with pytest.raises(HooklineError, match="takes a whole number"):
+            wrong()

@@ -258,3 +258,83 @@ def test_weights_of_whole_numbers_are_refused(tmp_path) -> None:
     weights = tensors("b_enc") | {"b_enc": torch.zeros(D_SAE, dtype=torch.int64)}
     with pytest.raises(HooklineError, match=r"b_enc is of torch.int64"):
         SparseAutoencoder.load(written(tmp_path, TODAY, weights))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_weights_that_are_not_finite_are_refused(value, tmp_path) -> None:
+    weights = tensors("b_enc")
+    weights["b_enc"][3] = value
+    with pytest.raises(HooklineError, match=r"b_enc has 1 values that are not finite \(NaN or infinite\), of 20"):
+        SparseAutoencoder.load(written(tmp_path, TODAY, weights))
+    sae = make("gated", dtype="float32")
+    with torch.no_grad():
+        sae.W_dec[:2, 0] = value
+    with pytest.raises(HooklineError, match=r"cannot be saved to .*: W_dec has 2 values that are not finite"):
+        sae.save(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_weights_that_the_dtype_cannot_hold_are_refused(tmp_path) -> None:
+    weights = tensors("b_enc")
+    weights["W_enc"][0, 0] = -1e5
+    message = "W_enc has values up to 100000, but torch.float16 ends at 65504"
+    with pytest.raises(HooklineError, match=message):
+        SparseAutoencoder.load(written(tmp_path, TODAY | {"dtype": "float16"}, weights))
+    with pytest.raises(HooklineError, match=message):
+        SparseAutoencoder.load(written(tmp_path, TODAY, weights), dtype=torch.float16)
+    assert SparseAutoencoder.load(tmp_path, dtype=torch.bfloat16).W_enc[0, 0] < -9e4
+    with pytest.raises(HooklineError, match=r"cannot be saved to .*: W_enc has 1 values that are not finite"):
+        SparseAutoencoder.load(tmp_path).half().save(tmp_path / "new")
+
+
+def test_what_is_computed_on_the_way_in_must_not_overflow(tmp_path) -> None:
+    large = tensors("b_enc", log_threshold=torch.full((D_SAE,), 1e3))
+    with pytest.raises(HooklineError, match="threshold has values up to inf"):
+        SparseAutoencoder.load(written(tmp_path, TODAY | {"architecture": "jumprelu"}, large))
+    scaled = tensors("b_enc", scaling_factor=torch.full((D_SAE,), 3e38))
+    scaled["W_dec"] *= 100
+    with pytest.raises(HooklineError, match="W_dec has values up to inf"):
+        SparseAutoencoder.load(written(tmp_path, BEFORE | {"finetuning_scaling_factor": True}, scaled))
+    normed = TODAY | {"normalize_activations": "expected_average_only_in"}
+    with pytest.raises(HooklineError, match=r"has values up to .*, but torch.float32 ends at"):
+        SparseAutoencoder.load(written(tmp_path, normed, tensors("b_enc")), norm_scaling_factor=1e-300)
+
+
+def test_two_scaling_factors_are_refused(tmp_path) -> None:
+    both = {name: torch.ones(D_SAE) for name in ("scaling_factor", "finetuning_scaling_factor")}
+    with pytest.raises(HooklineError, match="has both scaling_factor and finetuning_scaling_factor"):
+        SparseAutoencoder.load(written(tmp_path, BEFORE, tensors("b_enc", **both)))
+    one = tensors("b_enc", finetuning_scaling_factor=torch.full((D_SAE,), 2.0))
+    cfg = BEFORE | {"finetuning_scaling_factor": True}
+    found = SparseAutoencoder.load(written(tmp_path, cfg, one))
+    assert torch.equal(found.W_dec, one["W_dec"] * 2)
+
+
+@pytest.mark.parametrize(
+    ("cfg", "message"),
+    [
+        (BEFORE | {"hook_name": "blocks.1.hook_resid_pre"}, "two values for hook_name"),
+        (TODAY | {"hook_name": "blocks.1.hook_resid_pre"}, "two values for hook_name"),
+        (TODAY | {"architecture": "topk", "k": 3, "activation_fn_kwargs": {"k": 4}}, "two values for k: 3 and 4"),
+        (BEFORE | {"finetuning_scaling_factor": "false"}, "finetuning_scaling_factor is true or false"),
+    ],
+)
+def test_of_two_values_none_is_dropped(cfg, message, tmp_path) -> None:
+    with pytest.raises(HooklineError, match=message):
+        SparseAutoencoder.load(written(tmp_path, cfg, tensors("b_enc")))
+
+
+def test_files_that_do_not_belong_together(tmp_path) -> None:
+    for name, options in {"a": {"k": 2}, "b": {"k": 3}}.items():
+        make("topk", dtype="float32", **options).save(tmp_path / name)
+    (tmp_path / "a" / "cfg.json").write_bytes((tmp_path / "b" / "cfg.json").read_bytes())
+    with pytest.raises(HooklineError, match=r"cfg.json is not the one that was saved with sae_weights.safetensors"):
+        SparseAutoencoder.load(tmp_path / "a")
+    assert SparseAutoencoder.load(tmp_path / "a", check=False).cfg.k == 3
+
+
+def test_files_of_others_need_no_checksum(tmp_path) -> None:
+    weights = tensors("b_enc")
+    folder = written(tmp_path, TODAY, weights)
+    save_file(weights, folder / "sae_weights.safetensors", {"format": "pt", "by": "somebody"})
+    assert torch.equal(SparseAutoencoder.load(folder).W_enc, weights["W_enc"])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import torch
 
 from hookline.errors import HooklineError
 
@@ -105,3 +108,15 @@ def _on_hub(hub_id: str, options: Mapping[str, Any]) -> Found:
             ) from error
         return Found(hub_id, is_cached_only=True)
     return Found(hub_id)
+
+
+@contextmanager
+def one_error(name: str | Path) -> Iterator[None]:
+    """Whatever transformers raises, which on a damaged folder can be anything, as one error of ours."""
+    try:
+        yield
+    except (HooklineError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        why = " ".join(str(error).split())
+        raise HooklineError(f"{name} cannot be loaded: {type(error).__name__}: {why}") from error

@@ -13,7 +13,7 @@ from torch import nn
 from hookline.anatomy.roles import find_anatomy, unknown_anatomy
 from hookline.anatomy.vision import language_of, tower_of
 from hookline.errors import HooklineError
-from hookline.finding import EMBEDDED, found
+from hookline.finding import EMBEDDED, found, one_error
 from hookline.model import HookedModel
 from hookline.module import HookedModule, HookedRootModule
 from hookline.verbs import Hooked
@@ -92,7 +92,7 @@ def load(
     `from_pretrained` (`attn_implementation=…`, `device_map=…`, `gguf_file=…`).
     """
     where = found(name, kwargs)
-    with _quietly(name in EMBEDDED), _one_error(name):
+    with _quietly(name in EMBEDDED), one_error(name):
         kwargs |= {"local_files_only": True} if where.is_cached_only else {}
         module = _class_for(where.path, kwargs).from_pretrained(where.path, dtype=dtype, **kwargs).eval()
         processor = _processor_for(where.path, module, kwargs)
@@ -116,18 +116,6 @@ def _processor_for(name: str | Path, module: nn.Module, kwargs: dict[str, Any]) 
         except (OSError, ValueError):  # a folder without one: text goes in all the same
             pass
     return transformers.AutoTokenizer.from_pretrained(name, **options)
-
-
-@contextmanager
-def _one_error(name: str | Path) -> Iterator[None]:
-    """Whatever transformers raises, which on a damaged folder can be anything, as one error of ours."""
-    try:
-        yield
-    except (HooklineError, MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:
-        why = " ".join(str(error).split())
-        raise HooklineError(f"{name} cannot be loaded: {type(error).__name__}: {why}") from error
 
 
 @contextmanager

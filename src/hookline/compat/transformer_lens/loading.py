@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hookline import wrap
 from hookline.compat.transformer_lens.aliases import checkpoint_revision, official_name
 from hookline.errors import HooklineError, HooklineWarning
+from hookline.finding import EMBEDDED, found, one_error
 from hookline.runtime import users_level
-from hookline.wrap import EMBEDDED, load
+from hookline.wrap import load
 
 if TYPE_CHECKING:
     from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer
@@ -81,9 +81,13 @@ def _shortened(name: str, n_layers: int, kwargs: dict[str, Any]) -> Any:
     """The configuration of the model without its later layers."""
     from transformers import AutoConfig
 
-    folder = Path(wrap.__file__).parent / "assets" / name if name in EMBEDDED else name
-    options = {key: kwargs[key] for key in ("revision", "trust_remote_code", "cache_dir") if key in kwargs}
-    config = kwargs.get("config") or AutoConfig.from_pretrained(folder, **options)
+    options = {
+        key: kwargs[key] for key in ("revision", "trust_remote_code", "cache_dir", "local_files_only") if key in kwargs
+    }
+    where = found(name, kwargs)
+    with one_error(name):
+        options |= {"local_files_only": True} if where.is_cached_only else {}
+        config = kwargs.get("config") or AutoConfig.from_pretrained(where.path, **options)
     whole = config.num_hidden_layers
     if n_layers not in range(1, whole + 1):
         raise HooklineError(f"first_n_layers={n_layers}, but {name} has {whole} layers")
