@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
 import pytest
 import tiny_models
 import torch
@@ -279,3 +280,21 @@ def test_a_ranking_says_what_its_parts_are(tinyworld) -> None:
 def test_a_metric_that_gives_nan_is_refused(tinyworld) -> None:
     with pytest.raises(HooklineError, match="NaN"):
         ablation.ablate(tinyworld, PROMPT, lambda logits: (logits[:, -1, 0] * 0 - 1).sqrt())
+
+
+@pytest.mark.parametrize(
+    "pos", [np.array([1, 2]), [np.int64(1), 2], range(1, 3), slice(1, np.int64(3)), torch.tensor([2, 1])]
+)
+def test_positions_in_any_form(tinyworld, pos) -> None:
+    expected = ablation.ablate(tinyworld, PROMPT, LEAD, of="mlps", pos=[1, 2])
+    close(ablation.ablate(tinyworld, PROMPT, LEAD, of="mlps", pos=pos), expected.values)
+    one = ablation.ablate(tinyworld, PROMPT, LEAD, of="mlps", pos=np.int64(2))
+    close(one, ablation.ablate(tinyworld, PROMPT, LEAD, of="mlps", pos=2).values)
+
+
+@pytest.mark.parametrize(
+    "pos", [[True, False], slice(0, 4, 0), 1.5, np.array([1.5]), np.array([True, False]), "1", {1}, [], slice(90, 99)]
+)
+def test_what_is_no_position(tinyworld, pos) -> None:
+    with pytest.raises(HooklineError, match=r"positions are an index|nowhere"):
+        ablation.ablate(tinyworld, PROMPT, LEAD, of="mlps", pos=pos)

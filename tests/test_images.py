@@ -646,3 +646,22 @@ def test_an_example_is_made(kind) -> None:
     assert inputs is not None
     assert "pixel_values" in inputs
     assert any(name.startswith("vision.") for name in model.cache(**inputs))
+
+
+@pytest.mark.parametrize("kind", ["png", "jpeg", "gif", "bmp", "tiff", "ppm"])
+@pytest.mark.filterwarnings("ignore::UserWarning")  # PIL's, of damage that it reads around
+def test_damaged_files_are_read_or_refused(kind, tmp_path) -> None:
+    path, random = tmp_path / f"a.{kind}", np.random.default_rng(0)
+    Image.fromarray(noise()).save(path)
+    whole = path.read_bytes()
+    refused = 0
+    for number in range(150):
+        data = bytearray(whole[: random.integers(len(whole))] if number % 3 == 0 else whole)
+        for at_byte in random.integers(0, max(1, min(len(data), 60)), 4 if data else 0):
+            data[at_byte] ^= 1 << random.integers(8)
+        path.write_bytes(data)
+        try:
+            picture_of(path, "the image")
+        except HooklineError:
+            refused += 1
+    assert refused > 20

@@ -129,7 +129,7 @@ def generate(
     vectors = vector if isinstance(vector, Directions) else Directions.bare(vector, layer)
     if isinstance(positions, str) and positions not in ("all", "new"):
         raise HooklineError(f'positions are "all", "new", or as hookline.at takes them, not {positions!r}')
-    if positions == "new" and max_new_tokens < 2:
+    if isinstance(positions, str) and positions == "new" and max_new_tokens < 2:
         raise HooklineError(
             'the first new token comes from the prompt alone: with positions="new" let there be two or more'
         )

@@ -9,6 +9,7 @@ from itertools import product
 from typing import Any, Literal, TypeAlias
 
 import torch
+from numpy import generic, ndarray
 from torch import Tensor
 
 from hookline.errors import HooklineError
@@ -22,7 +23,7 @@ from hookline.experiments.result import Cell
 from hookline.model import HookedModel
 from hookline.passes import is_of_pictures
 from hookline.points import HookPoint
-from hookline.positions import Meaning, image_tokens
+from hookline.positions import Meaning, canonical, image_tokens
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.changes import Change, Variant, adds_up, index_of
 from hookline.rerun.ways import stream_names
@@ -269,11 +270,14 @@ def _positions(model: HookedModel, prompts: Prompts, pos: Any, row: int) -> list
     return _checked(pos, len(prompts.span(row)), row)
 
 
-def _checked(pos: int | Sequence[int], length: int, row: int) -> list[int]:
-    wanted = [pos] if isinstance(pos, int) else list(pos)
+def _checked(pos: Any, length: int, row: int) -> list[int]:
+    if isinstance(pos, list | tuple) and not pos:
+        raise HooklineError("pos=[] is nowhere")
+    given: Any = canonical(pos.tolist() if isinstance(pos, Tensor | ndarray | generic) else pos)
+    wanted = [given] if isinstance(given, int) else [*(range(length)[given] if isinstance(given, slice) else given)]
     wrong = next((each for each in wanted if each not in range(-length, length)), None)
-    if wrong is not None or not wanted:
-        raise HooklineError(
-            f"position {wrong}, but prompt {row} has {length} tokens" if wanted else "pos=[] is nowhere"
-        )
+    if not wanted:
+        raise HooklineError(f"pos={pos!r} is nowhere in prompt {row}")
+    if wrong is not None:
+        raise HooklineError(f"position {wrong}, but prompt {row} has {length} tokens")
     return sorted({each % length for each in wanted})

@@ -75,7 +75,8 @@ def _opened(path: str | Path, what: str) -> Image:
         with Image.open(path) as image:
             image.load()
             return image
-    except (UnidentifiedImageError, OSError, SyntaxError) as error:  # PIL calls a broken PNG a SyntaxError
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError, EOFError) as error:
+        # PIL calls a broken PNG a SyntaxError, and others whatever their decoder ran into.
         raise HooklineError(f"{what}: the file {str(path)!r} cannot be read as a picture: {error}") from error
 
 
