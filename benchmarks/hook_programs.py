@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -175,13 +176,21 @@ def trace(model: Any, tokens: Tensor, seed: int) -> list[Any]:
     """What can be seen of one program."""
     with torch.no_grad():
         seen = Program(model, tokens, seed).run()
-    # Queries, keys and values read their copies of the stream side by side: which comes first means nothing.
-    for start in range(len(seen)):
-        stop = start
-        while stop < len(seen) and seen[stop][0] == "fired" and seen[stop][2].endswith("_input"):
-            stop += 1
-        seen[start:stop] = sorted(seen[start:stop], key=lambda entry: entry[2])
-    return seen
+    # Queries, keys and values are side by side: which comes first means nothing.
+    groups = ([*group] for _, group in groupby(seen, key=_side_by_side))
+    return [entry for group in groups for entry in (sorted(group, key=_point) if _side_by_side(group[0]) else group)]
+
+
+def _point(entry: list[Any]) -> str:
+    return entry[2] if entry[0] == "fired" else ""
+
+
+_BRANCHES = {f"hook_{branch}{kind}": kind or "projected" for branch in "qkv" for kind in ("_input", "")}
+
+
+def _side_by_side(entry: list[Any]) -> str:
+    """The kind of the points that such an entry may change places with; nothing of others."""
+    return _BRANCHES.get(_point(entry).rpartition(".")[2], "")
 
 
 def difference(one: Any, other: Any, where: str = "") -> str | None:

@@ -68,16 +68,22 @@ class LensHooks(Hooked):
         clear_contexts: bool = False,
     ) -> Iterator[Any]:
         """A context in which these hooks are active; it gives the model."""
+        clears = clear_contexts and reset_hooks_end  # contexts are cleared when hooks are reset
         with (
             self._context(resets=reset_hooks_end),
-            super().hooks(fwd_hooks, bwd_hooks, reset_hooks_end=reset_hooks_end, clear_contexts=clear_contexts),
+            super().hooks(fwd_hooks, bwd_hooks, reset_hooks_end=reset_hooks_end, clear_contexts=clears),
         ):
             yield self
 
-    def run_with_hooks(self, *args: Any, reset_hooks_end: bool = True, **kwargs: Any) -> Any:
+    def run_with_hooks(
+        self, *args: Any, reset_hooks_end: bool = True, clear_contexts: bool = False, **kwargs: Any
+    ) -> Any:
         """The model's output with these hooks active for this one forward pass; see `Hooked.run_with_hooks`."""
+        clears = clear_contexts and reset_hooks_end
         with self._context(resets=reset_hooks_end):
-            return super().run_with_hooks(*args, reset_hooks_end=reset_hooks_end, **kwargs)
+            return super().run_with_hooks(
+                *args, reset_hooks_end=reset_hooks_end, clear_contexts=clears, **kwargs
+            )
 
     def run_with_cache(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """The output and the activations; see `Hooked.run_with_cache`."""
