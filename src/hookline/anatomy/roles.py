@@ -6,7 +6,7 @@ a row in `variants.py`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -199,7 +199,7 @@ class Stack:
     ln_final: nn.Module | None
     width: int
     """How many numbers the stream has at each position."""
-    embed_norm: nn.Module | None = None
+    embed_norm: nn.Module | None = field(default=None, kw_only=True)
     """The norm of the token embeddings, before they enter the stream."""
 
 
@@ -320,7 +320,7 @@ def stack_in(name: str, root: nn.Module, config: Any, *, sees_another: bool = Fa
         child(parent, POSITIONS) or _position_embedding_beside(root, path),
         child(parent, FINAL_NORM),
         config.hidden_size,
-        child(parent, EMBEDDING_NORM),
+        embed_norm=child(parent, EMBEDDING_NORM),
     )
 
 
