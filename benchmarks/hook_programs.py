@@ -31,7 +31,7 @@ FILTERS: dict[str, Callable[[str], bool]] = {
 FLAGS = ("use_attn_result", "use_split_qkv_input", "use_hook_mlp_in", "use_attn_in")
 
 
-class Stopped(Exception):
+class StoppedError(Exception):
     """Raised by a hook of a program."""
 
 
@@ -143,14 +143,14 @@ class Program:
 
     def fail(self) -> None:
         """A hook raises, and what it raises is caught."""
-        sign = Stopped("stop")
+        sign = StoppedError("stop")
 
         def fn(x: Tensor, hook: Any) -> None:  # noqa: ARG001
             raise sign
 
         try:
             self.model.run_with_hooks(self.tokens, fwd_hooks=[(self.random.choice(NAMES), fn)])
-        except Stopped as error:
+        except StoppedError as error:
             self.seen.append(["caught", error is sign])
 
     def ctx(self) -> None:
@@ -161,9 +161,9 @@ class Program:
         """A loss, its gradient, and a hook on the gradient that stays until it is reset."""
         fired: list[float] = []
         name = self.random.choice(NAMES[:5])
-        with torch.enable_grad():
-            with self.model.hooks(bwd_hooks=[(name, lambda grad, hook: fired.append(rounded(grad)))]):
-                self.model(self.tokens, return_type="loss").backward()
+        hooks = [(name, lambda grad, hook: fired.append(rounded(grad)))]  # noqa: ARG005
+        with torch.enable_grad(), self.model.hooks(bwd_hooks=hooks):
+            self.model(self.tokens, return_type="loss").backward()
         self.seen.append(["gradient", name, fired])
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny_models import causal_lm, nudged
 
-from hookline.compat.transformer_lens import HookedTransformer
+from hookline.compat.transformer_lens import HookedTransformer, utils
 from hookline.compat.transformer_lens.model_bridge import TransformerBridge
 from hookline.errors import HooklineError
 
@@ -116,6 +116,7 @@ def test_layers_may_be_integers_of_torch_and_numpy(model) -> None:
         assert torch.equal(cache["attn", layer], cache["attn", 1])
         assert torch.equal(cache["scale", layer, "ln1"], cache["scale", 1, "ln1"])
         assert torch.equal(model.blocks[layer].attn.W_Q, model.blocks[1].attn.W_Q)
+        assert utils.get_act_name("scale", layer, "ln1") == "blocks.1.ln1.hook_scale"
     with pytest.raises(KeyError):
         cache["attn", torch.tensor(1.5)]
 

@@ -15,7 +15,13 @@ from tiny_models import nudged
 from hookline.compat.transformer_lens import HookedTransformer
 
 TOKENS = torch.arange(3, 10).view(1, 7)
-NAMES = ("hook_embed", "blocks.0.hook_resid_pre", "blocks.0.attn.hook_z", "blocks.1.mlp.hook_post", "blocks.2.ln2.hook_scale")
+NAMES = (
+    "hook_embed",
+    "blocks.0.hook_resid_pre",
+    "blocks.0.attn.hook_z",
+    "blocks.1.mlp.hook_post",
+    "blocks.2.ln2.hook_scale",
+)
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +127,14 @@ class Program:
         self.remove([name])
 
     def step(self) -> None:
-        steps = (self.run_with_hooks, self.run_with_cache, self.context, self.add_hook, self.reset, self.remove_of_point)
+        steps = (
+            self.run_with_hooks,
+            self.run_with_cache,
+            self.context,
+            self.add_hook,
+            self.reset,
+            self.remove_of_point,
+        )
         self.random.choices(steps, (3, 1, 4, 3, 1, 1))[0]()
         self.check()
 

@@ -139,7 +139,7 @@ def _attention_scale(anatomy: Anatomy, d_head: int) -> dict[str, Any]:
     """What scores are divided by, where it is not the root of the heads' width."""
     if getattr(anatomy.config, "scale_attn_weights", True) is False:
         return {"use_attn_scale": False}
-    factor = getattr(anatomy.blocks[0].attn, "scaling", None)
+    factor: Any = getattr(anatomy.blocks[0].attn, "scaling", None)
     is_other = isinstance(factor, float) and factor > 0 and not math.isclose(factor, d_head**-0.5, rel_tol=1e-6)
     return {"attn_scale": 1 / factor} if is_other else {}
 

@@ -98,7 +98,7 @@ def stopping(model: HookedModel, stop_at_eos: bool, eos_token_id: int | Sequence
 
 def _logits_of(output: Any) -> Any:
     """The tokens and the logits, without the rest that transformers returns."""
-    from transformers.generation import GenerateDecoderOnlyOutput
+    from transformers.generation.utils import GenerateDecoderOnlyOutput
 
     return GenerateDecoderOnlyOutput(sequences=output.sequences, logits=output.logits)
 

@@ -81,9 +81,7 @@ class LensHooks(Hooked):
         """The model's output with these hooks active for this one forward pass; see `Hooked.run_with_hooks`."""
         clears = clear_contexts and reset_hooks_end
         with self._context(resets=reset_hooks_end):
-            return super().run_with_hooks(
-                *args, reset_hooks_end=reset_hooks_end, clear_contexts=clears, **kwargs
-            )
+            return super().run_with_hooks(*args, reset_hooks_end=reset_hooks_end, clear_contexts=clears, **kwargs)
 
     def run_with_cache(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """The output and the activations; see `Hooked.run_with_cache`."""

@@ -80,9 +80,7 @@ class LanguageModel:
         return cls(hooked.module, hooked.tokenizer, store, model_id or path.name, device)
 
     @classmethod
-    def from_local_torch(
-        cls, model_path: str, tokenizer_path: str, store: Any = None, device: Device = None
-    ) -> Self:
+    def from_local_torch(cls, model_path: str, tokenizer_path: str, store: Any = None, device: Device = None) -> Self:
         """A model from one folder and a tokenizer from another."""
         from transformers import AutoTokenizer
 

@@ -45,7 +45,8 @@ def chat_of(hooked: HookedModel, task: str, *, has_image: bool, append_text: str
         if has_image:
             raise HooklineError("there is no chat template to put the picture in: write the prompt, and use hooked")
         return task + (assistant_prefill or "") + append_text
-    is_image_first = hooked.module.config.model_type in IMAGE_FIRST  # type: ignore[union-attr]
+    config: Any = hooked.module.config
+    is_image_first = config.model_type in IMAGE_FIRST
     parts = [{"type": "text", "text": task}, {"type": "image"}]
     parts = parts[::-1] if is_image_first else parts
     messages: list[dict[str, Any]] = [{"role": "user", "content": parts if has_image else task}]
