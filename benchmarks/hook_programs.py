@@ -161,7 +161,7 @@ class Program:
         """A loss, its gradient, and a hook on the gradient that stays until it is reset."""
         fired: list[float] = []
         name = self.random.choice(NAMES[:5])
-        hooks = [(name, lambda grad, hook: fired.append(rounded(grad)))]  # noqa: ARG005
+        hooks = [(name, lambda grad, hook: fired.append(rounded(grad)))]
         with torch.enable_grad(), self.model.hooks(bwd_hooks=hooks):
             self.model(self.tokens, return_type="loss").backward()
         self.seen.append(["gradient", name, fired])

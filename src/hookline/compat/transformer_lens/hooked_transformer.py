@@ -259,7 +259,7 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
             unusual = [key for key in cache if not self._is_usual(key.removesuffix("_grad").partition("#")[0])]
             for key in unusual:
                 del cache._tensors[key]
-        cache.model = self  # type: ignore[attr-defined]
+        cache.model = self
         if clear_contexts:
             self.clear_contexts()
         return output, cache if return_cache_object else dict(cache)
