@@ -5,7 +5,8 @@
 
 A GPT-2-shaped and a Llama-shaped model (grouped heads, gates, rotary positions) are made with random weights, and run
 by both libraries, weights as they are and processed. One function, `measured`, is run in both: the interface is the
-same. The largest difference for each name is printed, and any above the tolerance makes the exit status 1.
+same. The largest difference for each name is printed, and any above the tolerance makes the exit status 1. Then both
+run the same random programs of hooks (`hook_programs.py`): what can be seen of each must be the same too.
 """
 
 from __future__ import annotations
@@ -17,17 +18,20 @@ import re
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from hook_programs import difference, trace
 from torch import Tensor
 
 TOLERANCE = 5e-5
 """Of the largest number under that name: float32, through a few layers, in another order of operations."""
 
 KINDS = ("gpt2", "llama")
+PROGRAMS = 150
 TOKENS = [[5, 9, 31, 7, 7, 44, 2, 18, 60], [3, 9, 12, 40, 51, 6, 33, 33, 1]]
 ANSWERS, WRONG = [4, 27], [11, 50]
 
@@ -57,6 +61,7 @@ def main() -> int:
         save_models(Path(folder))
         subprocess.run([options.python, __file__, "--peer", folder], check=True)
         results = [compare(Path(folder), kind, is_processed) for kind in KINDS for is_processed in (False, True)]
+        results += [compare_programs(Path(folder), kind) for kind in KINDS]
     return int(not all(results))
 
 
@@ -247,6 +252,26 @@ def run_peer(folder: Path) -> None:
     for kind in KINDS:
         for is_processed in (False, True):
             save_file(gathered(peer_model(folder / kind, kind, is_processed)), folder / f"{kind}_{is_processed}.peer")
+        (folder / f"{kind}.programs").write_text(json.dumps(traces(peer_model(folder / kind, kind, False))))
+
+
+def traces(model: Any) -> list[Any]:
+    """What can be seen of every program."""
+    return [trace(model, torch.tensor(TOKENS), seed) for seed in range(PROGRAMS)]
+
+
+def compare_programs(folder: Path, kind: str) -> bool:
+    """Print which programs differ on one model, and say whether none does."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of hooks that never fire, since a program removes them before
+        own = json.loads(json.dumps(traces(own_model(folder / kind, False))))
+    peer = json.loads((folder / f"{kind}.programs").read_text())
+    found = [(seed, difference(one, other)) for seed, (one, other) in enumerate(zip(peer, own, strict=True))]
+    bad = [(seed, what) for seed, what in found if what]
+    for seed, what in bad:
+        print(f"  program {seed}: {what}")
+    print(f"{kind}: {len(bad)} of {PROGRAMS} random programs of hooks differ")
+    return not bad
 
 
 def peer_model(folder: Path, kind: str, is_processed: bool) -> Any:

@@ -111,12 +111,53 @@ def test_layer_signatures(lm) -> None:
     assert LAYER in layer_names
     by_name, by_index = LayerActivationDetector(), LayerActivationDetector()
     lm.layers.register_hook("transformer.h.0", by_name)
-    lm.layers.register_hook(0, by_index)
+    lm.layers.register_hook("layer_0", by_index)
     lm.inference.execute_inference(TEXTS)
     assert torch.equal(by_name.get_captured(), by_index.get_captured())
-    assert lm.layers.get_hooks(0) == lm.layers.get_hooks("transformer.h.0") == [by_name, by_index]
+    assert lm.layers.get_hooks("layer_0") == lm.layers.get_hooks("transformer.h.0") == [by_name, by_index]
     with pytest.raises(UnknownPointError):
         lm.layers.register_hook("layer_10", LayerActivationDetector())
+
+
+def test_layers_by_mi_crows_names_and_indices(lm) -> None:
+    # As in mi-crow 1.0.0: the class in lower case, then the path with underscores; indices are depth first.
+    names = lm.layers.get_layer_names()
+    assert names[:3] == [f"gpt2lmheadmodel_transformer{end}" for end in ("", "_wte", "_wpe")]
+    name = "gpt2lmheadmodel_transformer_h_0_mlp_c_fc"
+    index = names.index(name)
+    path = "transformer.h.0.mlp.c_fc"
+    assert lm.layers.idx_to_layer[index] is lm.layers.name_to_layer[name] is lm.model.get_submodule(path)
+    detectors = [LayerActivationDetector(layer_signature=each) for each in (name, index, path)]
+    for detector in detectors:
+        lm.layers.register_hook(detector.layer_signature, detector)
+    assert [each.layer_signature for each in detectors] == [name, index, path]
+    lm.inference.execute_inference(TEXTS)
+    captured = [each.get_captured() for each in detectors]
+    assert torch.equal(captured[0], captured[1])
+    assert torch.equal(captured[0], captured[2])
+    assert lm.layers.get_hooks(name) == lm.layers.get_hooks(index) == detectors
+    embedded = LayerActivationDetector()
+    lm.layers.register_hook(1, embedded)
+    _, encodings = lm.inference.execute_inference(TEXTS)
+    assert torch.equal(embedded.get_captured(), lm.model.transformer.wte(encodings["input_ids"]))
+    for wrong in (len(names), -1):
+        with pytest.raises(ValueError, match=f"index of a module, and this model has {len(names)}"):
+            lm.layers.register_hook(wrong, LayerActivationDetector())
+    with pytest.raises(UnknownPointError, match="which only holds modules"):
+        lm.layers.register_hook(names.index("gpt2lmheadmodel_transformer_h"), LayerActivationDetector())
+
+
+def test_the_device(lm, tmp_path) -> None:
+    from_hub = LanguageModel.from_huggingface("tinyworld", store=tmp_path, device="cpu")
+    folder = from_hub.save_model(tmp_path / "saved")
+    for one in (
+        from_hub,
+        LanguageModel.from_local(folder, tmp_path, device=torch.device("cpu")),
+        LanguageModel.from_local_torch(folder, folder, tmp_path, device="cpu"),
+        LanguageModel.from_model(lm.model, lm.tokenizer, device="cpu"),
+    ):
+        assert one.context.device == "cpu"
+        assert next(one.model.parameters()).device.type == "cpu"
 
 
 def test_the_hooks_context(lm) -> None:
@@ -332,7 +373,7 @@ def test_the_rest_of_the_layers(lm, capsys) -> None:
     assert not detector.is_enabled()
     assert lm.layers.enable_hook(detector.id) is True
     lm.layers.print_layer_names()
-    assert f"{LAYER}: Conv1D" in capsys.readouterr().out
+    assert "gpt2lmheadmodel_transformer_h_0_mlp_c_fc: Conv1D" in capsys.readouterr().out
     seen = []
     handles = [
         lm.layers.register_forward_hook_for_layer("layer_1", lambda module, args, output: seen.append("after")),

@@ -288,10 +288,6 @@ def test_rows_and_neurons(model, cache) -> None:
     torch.testing.assert_close(cache.apply_slice_to_batch_dim((0, 1))["z", 0], cache["z", 0][:1])
     one = cache.apply_slice_to_batch_dim(1)
     torch.testing.assert_close(one.decompose_resid(), cache.decompose_resid()[:, 1])
-    stack = cache.decompose_resid()[:, [1]]
-    torch.testing.assert_close(
-        cache.apply_ln_to_stack(stack, batch_slice=[1]), cache.decompose_resid(apply_ln=True)[:, [1]]
-    )
     neurons = cache.get_neuron_results(1, neuron_slice=[2, 5], pos_slice=-1)
     torch.testing.assert_close(cache.get_neuron_results(1, 5, -1), neurons[..., 1, :])
     vector = torch.randn(model.cfg.d_model)

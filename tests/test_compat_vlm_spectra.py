@@ -742,7 +742,8 @@ def picture(seed: int = 0) -> np.ndarray:
 @pytest.mark.parametrize("kind", ["llava", "qwen2_5_vl"])
 def test_messages(model) -> None:
     inputs, text = model.prepare_messages("what is here", picture(), return_text=True)
-    assert text.index("what is here") < text.index(model.processor.image_token)
+    is_image_first = text.index(model.processor.image_token) < text.index("what is here")
+    assert is_image_first == (model.model.config.model_type == "llava")
     start, end = model.get_image_token_range(inputs)
     assert bool((inputs["input_ids"][0, start : end + 1] == model.adapter.get_image_token_id()).all())
     assert model.get_image_token_range(inputs.to(model.device)) == (start, end)

@@ -192,3 +192,16 @@ def test_gradients_of_the_insides() -> None:
         hooks = [(name, lambda x, nudge=nudge: x + nudge)], [(name, lambda x, nudge=nudge: x - nudge)]
         up, down = (model.run_with_hooks(**inputs, return_type="loss", fwd_hooks=each) for each in hooks)
         assert torch.allclose((up - down) / 2, (cache[name + "_grad"] * nudge).sum(), rtol=0.05, atol=2e-5), name
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_a_cache_is_of_its_point_while_another_context_looks_into_the_module(kind) -> None:
+    # The stream after attention is edited in what the attention module gives. What that adds is cached before, also
+    # when another context watches the inside of the same module.
+    model, inputs = wrapped(kind)
+    with torch.no_grad():
+        clean = model.cache(**inputs, names_filter="blocks.0.hook_attn_out")["attn_out", 0]
+        outer = [("blocks.0.attn.hook_pattern", lambda x: None), ("blocks.0.hook_resid_mid", lambda x: x * 0.5)]
+        with model.hooks(fwd_hooks=outer):
+            inner = model.cache(**inputs, names_filter="blocks.0.hook_attn_out")["attn_out", 0]
+    torch.testing.assert_close(inner, clean, atol=1e-5, rtol=1e-5)

@@ -173,6 +173,8 @@ class HookAction(PointAction):
     partial: Any = None
     """The hook, if it is for some positions only: it says whether it acted. See `positions.at`."""
     missed: Missed | None = None
+    level: int | None = None
+    """How deep in other contexts its own is, where removing hooks also removes those of open contexts."""
     _is_on, _switches = True, 0
 
     def __init__(self, point: HookPoint, hook: Any, *, prepend: bool = False) -> None:
@@ -281,7 +283,7 @@ class HookAction(PointAction):
             report_skipped([failure])
 
     def ask(self, given: Any, call: int | None) -> Any:
-        """Call the hook; whatever goes wrong in it is raised as a `HookError`."""
+        """Call the hook; whatever goes wrong in it is raised as a `HookError`, unless the model wants it as it is."""
         before = now.call, now.is_second_run, now.hooks
         try:
             now.call, now.hooks = call, now.hooks + 1
@@ -289,7 +291,11 @@ class HookAction(PointAction):
         except _StopRecomputationError:  # no failure: torch has recomputed all that it needs of a checkpointed region
             raise
         except Exception as error:  # not swallowed: every error of a hook reaches the caller as one kind
-            raise self._raised(error) from error
+            failure = self._raised(error)
+            if self.point.standing.raises_own and self.on_error != "skip":
+                error.add_note(str(failure))
+                raise
+            raise failure from error
         finally:
             now.call, now.is_second_run, now.hooks = before
 

@@ -185,29 +185,32 @@ class HookPoint(nn.Module):
     def remove_hooks(self, dir: Literal["fwd", "bwd", "both"] = "fwd", *, including_permanent: bool = False) -> None:
         """Remove the hooks added here."""
         check_direction(dir, "fwd", "bwd", "both")
-        self._standing.remove(
-            lambda action: (
-                action.point.site == self.site
-                and dir in (action.dir, "both")
-                and (including_permanent or not action.is_permanent)
-            )
-        )
+
+        def is_meant(action: HookAction) -> bool:
+            is_here = action.point.site == self.site and dir in (action.dir, "both")
+            return is_here and (including_permanent or not action.is_permanent)
+
+        self._standing.remove(is_meant)
+        remove_from_contexts(is_meant)
 
     @property
     def fwd_hooks(self) -> list[Callable[..., Any]]:
-        """The forward hooks added here, in the order they fire."""
+        """The forward hooks here now, those of contexts open in this thread included, in the order they fire."""
         return self._hooks("fwd")
 
     @property
     def bwd_hooks(self) -> list[Callable[..., Any]]:
-        """The backward hooks added here, in the order they fire."""
+        """The backward hooks here now, those of contexts open in this thread included, in the order they fire."""
         return self._hooks("bwd")
 
     def _hooks(self, dir: Direction) -> list[Callable[..., Any]]:
-        return [hook.hook for hook in self._standing.hooks() if hook.dir == dir and hook.point.site == self.site]
+        of_contexts = [each for run in taps.active.get() if run.is_open for each in run.actions]
+        found = [each for each in (*self._standing.hooks(), *of_contexts) if isinstance(each, HookAction)]
+        here = [each for each in found if each.dir == dir and each.point.site == self.site]
+        return [each.hook for each in sorted(here, key=lambda each: each.order)]
 
     def has_hooks(self) -> bool:
-        """Whether any hook was added here and is still there."""
+        """Whether there is any hook here now."""
         return bool(self.fwd_hooks or self.bwd_hooks)
 
     def clear_context(self) -> None:
@@ -231,6 +234,14 @@ def check_direction(given: str, *allowed: str) -> None:
     """A direction that does not exist would select nothing, in silence."""
     if given not in allowed:
         raise HooklineError(f"the direction must be {' or '.join(map(repr, allowed))}, not {given!r}")
+
+
+def remove_from_contexts(unwanted: Callable[[HookAction], bool]) -> None:
+    """Remove hooks of the contexts open in this thread, where these are of a kind that allows it (`level`)."""
+    for run in taps.active.get():
+        gone = {each for each in run.actions if isinstance(each, HookAction) and each.level and unwanted(each)}
+        if gone:
+            run.set([each for each in run.actions if each not in gone])
 
 
 def hook_action(point: HookPoint, hook: Callable[..., Any], dir: str, *, prepend: bool = False) -> HookAction:

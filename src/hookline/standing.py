@@ -51,6 +51,9 @@ class _User:
 class Standing(Routes):
     """The standing hooks of one model, on its modules while there is at least one."""
 
+    raises_own = False
+    """Whether an exception that a hook of this model raises reaches the caller as it is, not as a `HookError`."""
+
     def __init__(self, root: nn.Module | None = None) -> None:
         super().__init__()
         self._hooks: list[HookAction] = []

@@ -274,7 +274,12 @@ def has_foreign_hooks(module: nn.Module, kind: Kind) -> bool:
     if kind.is_inner:
         return False
     hooks = module._forward_hooks if kind is Kind.OUTPUT else module._forward_pre_hooks
-    return bool(hooks) and any(type(hook) is not Tap and not _takes_notes(hook) for hook in list(hooks.values()))
+    return bool(hooks) and any(not _is_ours(hook) and not _takes_notes(hook) for hook in list(hooks.values()))
+
+
+def _is_ours(hook: Any) -> bool:
+    """A tap, or what `inside.py` puts around a module that another run looks into."""
+    return type(hook) is Tap or getattr(hook, "__module__", "") == "hookline.inside"
 
 
 def _takes_notes(hook: Any) -> bool:

@@ -68,7 +68,8 @@ def entry_points(stack: Stack, nth: int | None) -> Iterator[Spec]:
             yield Spec(point, axes, why="sound goes in, through convolutions that have their native names")
     else:
         yield Spec("hook_tokens", "b p", input_of(stack.embed), only=nth)
-        yield Spec("hook_embed", "b p d", _scaled(output_of(stack.embed), factor), only=nth)
+        last = stack.embed if stack.embed_norm is None else stack.embed_norm
+        yield Spec("hook_embed", "b p d", _scaled(output_of(last), factor), only=nth)
     if stack.pos_embed is not None:
         rows = output_of(stack.embed)
         yield Spec("hook_pos_embed", "b p d", Site(stack.pos_embed, Kind.OUTPUT, EachRow(rows, FIRST), (rows,)))

@@ -9,6 +9,7 @@ blocks.5.attn.q.hook_out, blocks.5.hook_in, embed.hook_out  the bridge dialect: 
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
@@ -99,13 +100,21 @@ def classic_name(asked: object, stacks: Stacks) -> str | None:
 
 def _from_tuple(asked: tuple[object, ...], stacks: Stacks) -> str | None:
     name, layer, *more = (*asked, None)[: max(2, len(asked))]
-    if not isinstance(layer, int) and layer is not None:
+    if layer is not None and (layer := _number(layer)) is None:
         return None
     if isinstance(name, str) and (match := _ROLE.fullmatch(name)) and layer is not None:
         return _role(match[1], f"{match[2]}.{match[4]}", layer, stacks) if match[3] is None else None
     if layer is None and name in _OF_MODEL_BY_ROLE:
         return _OF_MODEL_BY_ROLE[str(name)]
     return _shorthand(str(name), layer, [each for each in more if isinstance(each, str)], stacks)
+
+
+def _number(layer: object) -> int | None:
+    """A layer as Python's int: loops over tensors and arrays give integers of torch and NumPy."""
+    try:
+        return operator.index(layer)  # type: ignore[arg-type]
+    except TypeError:
+        return None
 
 
 def _role(part: str, role: str, layer: int, stacks: Stacks) -> str | None:

@@ -97,6 +97,10 @@ class ModelPoints(Points):
         spec = self._specs.get(self.canonical(name))
         return spec is not None and spec.is_on_request
 
+    def known(self) -> list[HookPoint]:
+        """Every point that anybody has got hold of: the classic ones are made before anybody asks."""
+        return [*self.hook_dict.values(), *super().known()]
+
     def of_copy(self, root: nn.Module) -> Points:
         """The points of a copy of the model."""
         return ModelPoints(root, Standing(), find_anatomy(root) or self.anatomy)

@@ -129,7 +129,8 @@ def _check_nothing_before(points: ModelPoints, first: int) -> None:
     """A hook in a part of the model that is not run would do nothing, in silence."""
     anatomy = points.anatomy
     before: set[nn.Module] = {each for block in anatomy.blocks[:first] for each in block.module.modules()}
-    before |= {anatomy.main.embed} | ({anatomy.main.pos_embed} if anatomy.main.pos_embed is not None else set())
+    entry = (anatomy.main.embed, anatomy.main.embed_norm, anatomy.main.pos_embed)
+    before |= {module for module in entry if module is not None}
     for routes in (*active.get(), points.standing):
         for action in routes.actions:
             if isinstance(action, PointAction) and action.must_fire and action.module in before:

@@ -6,7 +6,7 @@ a row in `variants.py`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -132,6 +132,7 @@ POSITIONS = (
     "embeddings.position_embeddings",
     "embeddings.position_embedding",
 )
+EMBEDDING_NORM = ("word_embeddings_layernorm",)
 GAINS = (("lambda_1", "lambda_2"), ("gate_attn", "gate_ffn"), ("cross_attn_attn_gate", "cross_attn_mlp_gate"))
 """Parameters of a layer that what its attention gives, and its MLP, are multiplied with before they are added."""
 
@@ -198,6 +199,8 @@ class Stack:
     ln_final: nn.Module | None
     width: int
     """How many numbers the stream has at each position."""
+    embed_norm: nn.Module | None = field(default=None, kw_only=True)
+    """The norm of the token embeddings, before they enter the stream."""
 
 
 @dataclass(frozen=True)
@@ -317,6 +320,7 @@ def stack_in(name: str, root: nn.Module, config: Any, *, sees_another: bool = Fa
         child(parent, POSITIONS) or _position_embedding_beside(root, path),
         child(parent, FINAL_NORM),
         config.hidden_size,
+        embed_norm=child(parent, EMBEDDING_NORM),
     )
 
 

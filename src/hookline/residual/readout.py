@@ -37,8 +37,8 @@ class Readout(StreamCache):
         unembedding's biases give (`logit_bias`).
         """
         before, after = self._factors()
-        scaled = self.apply_ln_to_stack(
-            residual_stack, pos_slice=pos_slice, batch_slice=batch_slice, has_batch_dim=has_batch_dim
+        scaled = StreamCache.apply_ln_to_stack(  # not a subclass's, which may mean other rows by `batch_slice`
+            self, residual_stack, pos_slice=pos_slice, batch_slice=batch_slice, has_batch_dim=has_batch_dim
         )
         places = self._scale(None, False, pos_slice, batch_slice, has_batch_dim).shape[:-1]
         direction = self._direction(tokens, places)

@@ -119,21 +119,40 @@ class ActivationCache(ModelCache):
         self, residual_stack: Tensor, layer: int | None = None, mlp_input: bool = False, pos_slice: AnySlice = None,
         batch_slice: AnySlice = None, has_batch_dim: bool = True, recompute_ln: bool = False,
     ) -> Tensor:  # fmt: skip
-        """The parts as the norm before `layer`, or the final one, scales their sum."""
+        """The parts as the norm before `layer`, or the final one, scales their sum.
+
+        `batch_slice` takes these rows of a stack that has the batch; one without (`has_batch_dim=False`) is of them.
+        """
+        stack, slices = self._sliced(residual_stack, batch_slice, has_batch_dim)
         return super().apply_ln_to_stack(
-            residual_stack, layer, mlp_input=mlp_input, pos_slice=pos_slice, batch_slice=_plain(batch_slice),
-            has_batch_dim=has_batch_dim, recompute_ln=recompute_ln,
-        )  # fmt: skip
+            stack, layer, mlp_input=mlp_input, pos_slice=pos_slice, recompute_ln=recompute_ln, **slices
+        )
 
     def logit_attrs(
         self, residual_stack: Tensor, tokens: Any, incorrect_tokens: Any = None, pos_slice: AnySlice = None,
         batch_slice: AnySlice = None, has_batch_dim: bool = True,
     ) -> Tensor:  # fmt: skip
-        """What each part adds to the logit of a token, or to its lead over another."""
-        return super().logit_attrs(
-            residual_stack, tokens, incorrect_tokens, pos_slice=pos_slice, batch_slice=_plain(batch_slice),
-            has_batch_dim=has_batch_dim,
-        )  # fmt: skip
+        """What each part adds to the logit of a token, or to its lead over another; slices as in `apply_ln_to_stack`.
+
+        Tokens are those of the rows that `batch_slice` takes.
+        """
+        stack, slices = self._sliced(residual_stack, batch_slice, has_batch_dim)
+        return super().logit_attrs(stack, tokens, incorrect_tokens, pos_slice=pos_slice, **slices)
+
+    def _sliced(self, stack: Tensor, batch_slice: AnySlice, has_batch_dim: bool) -> tuple[Tensor, dict[str, Any]]:
+        """The stack of some rows of the batch, and the options that say so to hookline's own methods."""
+        rows = _plain(batch_slice)
+        if rows is None:
+            return stack, {"has_batch_dim": has_batch_dim}
+        if has_batch_dim and self.has_batch_dim:
+            if stack.ndim < 3 or stack.shape[1] != self._row_count():
+                raise HooklineError(
+                    f"batch_slice takes rows of the stack's second axis, but a stack of shape {list(stack.shape)} does "
+                    f"not have the {self._row_count()} rows of this cache there: pass the stack of all rows, or "
+                    f"has_batch_dim=False for one of a single row"
+                )
+            stack = (batch_slice if isinstance(batch_slice, Slice) else Slice(batch_slice)).apply(stack, dim=1)
+        return stack, {"batch_slice": rows}
 
     def get_neuron_results(
         self, layer: int, neuron_slice: AnySlice = None, pos_slice: AnySlice = None,

@@ -77,7 +77,10 @@ class Embed(Part):
 
     def __call__(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
         """What enters the stream for these tokens."""
-        return super().__call__(tokens) * variants.embedding_factor(self._model._anatomy.main.config)
+        stack = self._model._anatomy.main
+        found = super().__call__(tokens)
+        found = found if stack.embed_norm is None else stack.embed_norm(found)
+        return found * variants.embedding_factor(stack.config)
 
     @property
     def W_E(self) -> Tensor:  # noqa: N802

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torch import nn
@@ -14,6 +15,28 @@ from hookline.compat.transformer_lens.config import HookedTransformerConfig
 from hookline.processing import processing_of
 
 _POSITIONS = {"added to the stream": "standard", "rotary": "rotary", "alibi": "alibi"}
+
+NO_BOS = frozenset({"bloom", "gpt_neox", "phi", "qwen", "qwen2", "qwen3"})
+"""Architectures whose text TransformerLens 3.5 does not begin with a beginning-of-sequence token by default."""
+
+NO_BOS_IN_BRIDGE = frozenset(
+    {
+        *("bloom", "glm4_moe", "glm_moe_dsa", "gpt_neox", "granite", "granitemoe", "granitemoehybrid", "lfm2_moe"),
+        *("mpt", "phi", "phimoe", "qwen2", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5_text", "smollm3"),
+    }
+)
+"""The same for its TransformerBridge."""
+
+_FINAL_RMS = frozenset(
+    {"apertus", "gemma", "gemma2", "gemma3_text", "gpt_oss", "llama", "qwen", "qwen2", "qwen3"},
+)
+_FIXED: dict[str, dict[str, Any]] = {
+    "bloom": {"act_fn": "gelu_fast", "n_ctx": 2048, "post_embedding_ln": True},
+    "gptj": {"rotary_adjacent_pairs": True},
+    "codegen": {"rotary_adjacent_pairs": True},
+    "gpt_neo": {"use_attn_scale": False},
+}
+"""What the configuration of an architecture does not say, since its code is always like that."""
 
 
 def described(module: nn.Module, anatomy: Anatomy, **known: Any) -> HookedTransformerConfig:
@@ -34,7 +57,17 @@ def described(module: nn.Module, anatomy: Anatomy, **known: Any) -> HookedTransf
         "normalization_type": normalization(module, anatomy),
         "positional_embedding_type": _POSITIONS.get(cfg.positions, cfg.positions),
         "rotary_dim": _rotary_dim(cfg, config),
+        **_rotary_bases(config),
+        **_windows(config, cfg.n_layers),
+        **_experts(config),
+        **_attention_scale(anatomy, cfg.d_head),
         "gated_mlp": _is_gated(anatomy),
+        "final_rms": config.model_type in _FINAL_RMS,
+        "use_qk_norm": _has_qk_norm(anatomy),
+        "use_normalization_before_and_after": all(
+            each is not None for each in (anatomy.blocks[0].ln1, anatomy.blocks[0].ln1_post)
+        ),
+        "scale_attn_by_inverse_layer_idx": bool(getattr(config, "scale_attn_by_inverse_layer_idx", False)),
         "parallel_attn_mlp": variants.is_parallel(config),
         "attn_scores_soft_cap": getattr(config, "attn_logit_softcapping", None) or -1.0,
         "output_logits_soft_cap": getattr(config, "final_logit_softcapping", None) or -1.0,
@@ -45,7 +78,7 @@ def described(module: nn.Module, anatomy: Anatomy, **known: Any) -> HookedTransf
         "device": cfg.device,
         "init_weights": False,
     }
-    return HookedTransformerConfig(**(fields | known))
+    return HookedTransformerConfig(**(fields | _FIXED.get(config.model_type, {}) | known))
 
 
 def normalization(module: nn.Module, anatomy: Anatomy) -> str | None:
@@ -72,9 +105,56 @@ def _rotary_dim(cfg: Cfg, config: Any) -> int | None:
     return getattr(config, "rotary_dim", None) or int(cfg.d_head * share)
 
 
+def _rotary_bases(config: Any) -> dict[str, float]:
+    """The base of the rotary frequencies; where layers with a window have another, theirs too."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    own = parameters.get("full_attention", parameters)
+    found = {"rotary_base": own.get("rope_theta"), "rotary_base_local": None}
+    if "sliding_attention" in parameters:
+        found["rotary_base_local"] = parameters["sliding_attention"].get("rope_theta")
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _windows(config: Any, n_layers: int) -> dict[str, Any]:
+    """Which layers attend to the last few positions only, and to how many."""
+    size = getattr(config, "sliding_window", None) or getattr(config, "window_size", None)
+    kinds = getattr(config, "attention_layers", None) or getattr(config, "layer_types", None)
+    is_used = getattr(config, "use_sliding_window", None)
+    if kinds is None and size is not None and is_used is not False:
+        kinds = ["local"] * n_layers
+    words = {"sliding_attention": "local", "full_attention": "global"}
+    found = [words.get(kind, kind) for kind in kinds or []][:n_layers]
+    if size is None or "local" not in found or not set(found) <= {"local", "global"}:
+        return {}
+    return {"use_local_attn": True, "window_size": size, "attn_types": found}
+
+
+def _experts(config: Any) -> dict[str, int]:
+    count = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
+    chosen = getattr(config, "num_experts_per_tok", None)
+    return {"num_experts": count, "experts_per_token": chosen} if count and chosen else {}
+
+
+def _attention_scale(anatomy: Anatomy, d_head: int) -> dict[str, Any]:
+    """What scores are divided by, where it is not the root of the heads' width."""
+    if getattr(anatomy.config, "scale_attn_weights", True) is False:
+        return {"use_attn_scale": False}
+    factor: Any = getattr(anatomy.blocks[0].attn, "scaling", None)
+    is_other = isinstance(factor, float) and factor > 0 and not math.isclose(factor, d_head**-0.5, rel_tol=1e-6)
+    return {"attn_scale": 1 / factor} if is_other else {}
+
+
+def _has_qk_norm(anatomy: Anatomy) -> bool:
+    attn = anatomy.blocks[0].attn
+    return any(isinstance(getattr(attn, name, None), nn.Module) for name in ("q_norm", "q_layernorm", "query_norm"))
+
+
 def _is_gated(anatomy: Anatomy) -> bool:
     mlp = anatomy.blocks[0].mlp
     if mlp is None:
         return False
     linear = child(mlp, MLP_LINEAR)
-    return linear is not None and linear is not child(mlp, MLP_IN)
+    if linear is not None:
+        return linear is not child(mlp, MLP_IN)
+    # One matrix for both branches, or for all experts, is gated if it is twice as wide as what comes out of it.
+    return any(hasattr(each, "gate_up_proj") for each in mlp.modules())

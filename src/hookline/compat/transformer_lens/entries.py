@@ -164,9 +164,7 @@ def stored(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 def _embedding_norm(model: HookedTransformer) -> Any:
     """The norm of the embeddings of tokens, where they have one."""
-    embed = model._anatomy.main.embed
-    base = getattr(model.module, "base_model", model.module)
-    return getattr(embed, "ln", None) or getattr(base, "word_embeddings_layernorm", None)
+    return getattr(model._anatomy.main.embed, "ln", None) or model._anatomy.main.embed_norm
 
 
 def embedding_factor(model: HookedTransformer) -> float:

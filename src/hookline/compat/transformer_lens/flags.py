@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -17,14 +17,20 @@ _FLAGS = {
     "hook_k_input": "use_split_qkv_input",
     "hook_v_input": "use_split_qkv_input",
     "hook_attn_in": "use_attn_in",
+    "hook_mlp_in": "use_hook_mlp_in",
+    "hook_tokens": "use_hook_tokens",
 }
-"""The points with a vector for each head, and the flag with which they are cached without being asked for by name."""
+"""The points that TransformerLens has by flag only, and the flag: without it they are used if asked for by name."""
+
+_OTHERS = ("ln_final.hook_in", "ln_final.hook_out", "attn.hook_in", "mlp.hook_in", "mlp.hook_router")
+"""Points that a HookedTransformer of TransformerLens does not have."""
 
 
 class LensFlags(Hooked):
     """The flags. A mixin: it needs the model's `cfg`."""
 
     cfg: Any
+    _others: ClassVar[tuple[str, ...]] = _OTHERS
 
     def set_use_attn_result(self, use_attn_result: bool) -> None:
         """Whether each head's output is cached along with all else."""
@@ -39,7 +45,7 @@ class LensFlags(Hooked):
         self.cfg.use_attn_in = use_attn_in
 
     def set_use_hook_mlp_in(self, use_hook_mlp_in: bool) -> None:
-        """Remembered; the copy of the stream for the MLP is always there."""
+        """Whether the copy of the stream for the MLP is."""
         self.cfg.use_hook_mlp_in = use_hook_mlp_in
 
     def set_ungroup_grouped_query_attention(self, ungroup_grouped_query_attention: bool) -> None:
@@ -53,26 +59,27 @@ class LensFlags(Hooked):
         self.cfg.ungroup_grouped_query_attention = ungroup_grouped_query_attention
 
     def _meant(self, names: Filter) -> Filter:
-        """What a predicate selects of the points that TransformerLens would have now.
+        """What a predicate selects of the points that TransformerLens would have now, with the flags as they are set.
 
-        Those are not the tokens, nor points with a vector for each head, unless their flag is set. If a predicate
-        selects nothing but such points, they are meant.
+        If a predicate selects nothing but other points, they are meant.
         """
         if not callable(names) or isinstance(names, nn.Module | Hooked):
             return names
-        found = [point.listed for point in self._points.select(names)]
-        return [name for name in found if self._is_usual(name)] or found
+        found = [name for name in self.hook_dict if names(name)]
+        return [name for name in found if self._is_usual(name)] or found or names
 
     def _is_usual(self, name: str) -> bool:
-        if name == "hook_tokens":
-            return self.cfg.use_hook_tokens
-        flagged = tuple(point for point, flag in _FLAGS.items() if getattr(self.cfg, flag))
-        return not self._points.is_on_request(name) or name.endswith(flagged)
+        """Whether TransformerLens has this point now: by its flag, if it has one."""
+        flag = next((flag for ending, flag in _FLAGS.items() if name.endswith(ending)), None)
+        if flag is not None:
+            return getattr(self.cfg, flag)
+        is_rotated = "hook_rot_" in name
+        return not name.endswith(self._others) and (not is_rotated or self.cfg.positional_embedding_type == "rotary")
 
     def _to_cache(self, names_filter: Filter, start: int | None, stop: int | None) -> Filter:
         """The filter for what is to be cached in a run of these layers; without one, all usual points."""
         is_all = names_filter is None
-        if is_all and not any(getattr(self.cfg, flag) for flag in _FLAGS.values()):
+        if is_all and not any(getattr(self.cfg, flag) for flag in set(_FLAGS.values()) - {"use_hook_tokens"}):
             return None
         chosen: Any = self._meant((lambda _: True) if is_all else names_filter)
         if chosen is names_filter:

@@ -96,6 +96,13 @@ def stopping(model: HookedModel, stop_at_eos: bool, eos_token_id: int | Sequence
     return {"eos_token_id": ends, "pad_token_id": own if own is not None else ends[0]}
 
 
+def _logits_of(output: Any) -> Any:
+    """The tokens and the logits, without the rest that transformers returns."""
+    from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+    return GenerateDecoderOnlyOutput(sequences=output.sequences, logits=output.logits)
+
+
 class LensGeneration(HookedModel):
     """Generation of a HookedTransformer. A mixin."""
 
@@ -117,7 +124,11 @@ class LensGeneration(HookedModel):
         verbose: bool = True,
         **kwargs: Any,
     ) -> Any:
-        """Continue a prompt by the model's own generation, hooks and all. Several texts are padded on the left."""
+        """Continue a prompt by the model's own generation, hooks and all. Several texts are padded on the left.
+
+        With `output_logits=True` it returns transformers' `GenerateDecoderOnlyOutput`: all tokens as `sequences`, and
+        as `logits` those of each step, [batch, d_vocab], before sampling changes them.
+        """
         if return_type not in ("input", "str", "tokens"):
             raise HooklineError(f'return_type must be "input", "str" or "tokens", not {return_type!r}')
         if isinstance(input, Tensor) and prepend_bos:
@@ -133,8 +144,19 @@ class LensGeneration(HookedModel):
             do_sample=do_sample, top_k=top_k, top_p=top_p, temperature=temperature, freq_penalty=freq_penalty
         )
         options |= stopping(self, stop_at_eos, eos_token_id) | {"use_cache": use_past_kv_cache}
+        # As in TransformerLens, `return_dict_in_generate` alone changes nothing.
+        kwargs.pop("return_dict_in_generate", None)
+        with_logits = bool(kwargs.pop("output_logits", False))
+        if useless := sorted(name for name in kwargs if name.startswith("output_") and kwargs[name]):
+            raise HooklineError(
+                f"generate returns tokens or text, and with output_logits=True the logits, not {useless}: "
+                f"cache the activations with hooks"
+            )
+        options |= {"output_logits": True, "return_dict_in_generate": True} if with_logits else {}
         with progress(max_new_tokens, options, is_shown=verbose):
             new = super().generate(ids, max_new_tokens, **options, **kwargs)
+        if with_logits:
+            return _logits_of(new)
         if return_type == "tokens" or (return_type == "input" and isinstance(input, Tensor)):
             return new
         texts = self.tokenizer.batch_decode(new, skip_special_tokens=True)

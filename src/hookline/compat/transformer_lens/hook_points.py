@@ -13,5 +13,10 @@ __all__ = ["HookPoint", "HookedRootModule"]
 class HookedRootModule(LensHooks, _HookedRootModule):
     """Base class for a model of one's own with `HookPoint`s placed in it; call `self.setup()` when they are."""
 
+    def setup(self) -> None:
+        """Name every placed point by its path. Call it at the end of `__init__`."""
+        super().setup()
+        self._points.standing.raises_own = True
+
 
 __getattr__ = refusing("transformer_lens.hook_points")

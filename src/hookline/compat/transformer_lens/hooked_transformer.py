@@ -124,6 +124,10 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_cfg": self._cfg}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._points.standing.raises_own = True
+
     def __call__(
         self,
         input: str | Sequence[str] | Tensor | None = None,
@@ -251,9 +255,11 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
         where = None if pos_slice is None else Columns(Slice.unwrap(pos_slice))
         chosen = self._to_cache(names_filter, kwargs.get("start_at_layer"), kwargs.get("stop_at_layer"))
         output, cache = super().run_with_cache(*model_args, names_filter=chosen, pos_slice=where, **kwargs)
-        if chosen is None and not self._cfg.use_hook_tokens:
-            cache._tensors.pop("hook_tokens", None)
-        cache.model = self  # type: ignore[attr-defined]
+        if chosen is None:
+            unusual = [key for key in cache if not self._is_usual(key.removesuffix("_grad").partition("#")[0])]
+            for key in unusual:
+                del cache._tensors[key]
+        cache.model = self
         if clear_contexts:
             self.clear_contexts()
         return output, cache if return_cache_object else dict(cache)

@@ -4,25 +4,60 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from hookline.actions import HookAction
 from hookline.compat.transformer_lens.slices import Slice, SliceInput
 from hookline.errors import HooklineError
-from hookline.functions import HookFunction
+from hookline.functions import HookFunction, OnError
 from hookline.names import Filter
-from hookline.points import Direction, HookPoint
+from hookline.points import Direction, HookPoint, remove_from_contexts
+from hookline.taps import active
 from hookline.verbs import Hooked, HookList
 
 CachingHooks = tuple[dict[str, Tensor], list[tuple[str, HookFunction]], list[tuple[str, HookFunction]]]
 
+_open: ContextVar[tuple[nn.Module, ...]] = ContextVar("hookline_lens_contexts", default=())
+"""The models whose contexts are open in this thread or task, the outermost first."""
+
 
 class LensHooks(Hooked):
-    """The hook methods of a HookedRootModule. A mixin, to come before the kind of model it is for."""
+    """The hook methods of a HookedRootModule. A mixin, to come before the kind of model it is for.
+
+    As in TransformerLens, hooks belong to a level: how deep their context is in others of the same model. A context
+    that resets its hooks also removes those that an earlier one of its level left (`reset_hooks_end=False`), and
+    `reset_hooks()` removes the hooks of every open context.
+    """
 
     is_caching = False
+
+    @property
+    def context_level(self) -> int:
+        """How many contexts of this model are open in this thread or task, each in another."""
+        return sum(root is self._points.root for root in _open.get())
+
+    @contextmanager
+    def _context(self, *, resets: bool) -> Iterator[None]:
+        """One level deeper; at the end, if it `resets`, no hook of this level is left."""
+        before = _open.get()
+        _open.set((*before, self._points.root))
+        level = self.context_level
+        try:
+            yield
+        finally:
+            if resets:
+                self._points.standing.remove(lambda hook: hook.level == level and not hook.is_permanent)
+            _open.set(before)
+
+    def _actions(self, fwd_hooks: HookList, bwd_hooks: HookList, on_error: OnError) -> list[HookAction]:
+        actions = super()._actions(fwd_hooks, bwd_hooks, on_error)
+        for action in actions:
+            action.level = self.context_level
+        return actions
 
     @contextmanager
     def hooks(  # type: ignore[override]
@@ -33,8 +68,25 @@ class LensHooks(Hooked):
         clear_contexts: bool = False,
     ) -> Iterator[Any]:
         """A context in which these hooks are active; it gives the model."""
-        with super().hooks(fwd_hooks, bwd_hooks, reset_hooks_end=reset_hooks_end, clear_contexts=clear_contexts):
+        clears = clear_contexts and reset_hooks_end  # contexts are cleared when hooks are reset
+        with (
+            self._context(resets=reset_hooks_end),
+            super().hooks(fwd_hooks, bwd_hooks, reset_hooks_end=reset_hooks_end, clear_contexts=clears),
+        ):
             yield self
+
+    def run_with_hooks(
+        self, *args: Any, reset_hooks_end: bool = True, clear_contexts: bool = False, **kwargs: Any
+    ) -> Any:
+        """The model's output with these hooks active for this one forward pass; see `Hooked.run_with_hooks`."""
+        clears = clear_contexts and reset_hooks_end
+        with self._context(resets=reset_hooks_end):
+            return super().run_with_hooks(*args, reset_hooks_end=reset_hooks_end, clear_contexts=clears, **kwargs)
+
+    def run_with_cache(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """The output and the activations; see `Hooked.run_with_cache`."""
+        with self._context(resets=True):
+            return super().run_with_cache(*args, **kwargs)
 
     def add_hook(
         self,
@@ -75,9 +127,10 @@ class LensHooks(Hooked):
         including_permanent: bool = False,
         level: int | None = None,
     ) -> None:
-        """Remove every hook that was added and stays."""
+        """Remove every hook that was added and stays, and those of the contexts open in this thread."""
         _check_level(level)
         super().remove_all_hook_fns(direction, including_permanent=including_permanent)
+        remove_from_contexts(lambda hook: self._points.has(hook.module) and direction in (hook.dir, "both"))
 
     def reset_hooks(
         self,
@@ -88,6 +141,7 @@ class LensHooks(Hooked):
     ) -> None:
         """`remove_all_hook_fns`, and empty every point's `ctx`."""
         self.remove_all_hook_fns(direction, including_permanent, level)
+        self.is_caching = False
         if clear_contexts:
             self.clear_contexts()
 
@@ -99,10 +153,13 @@ class LensHooks(Hooked):
     def list_hooks(
         self, name_filter: Filter = None, dir: Literal["fwd", "bwd", "both"] = "both", including_permanent: bool = True
     ) -> dict[str, list[HookFunction]]:
-        """The hooks that were added and stay, by the name of their point."""
+        """The hooks that there are now, those of open contexts included, by the name of their point."""
         chosen = {point.listed for point in self._points.select(name_filter)} if name_filter is not None else None
         found: dict[str, list[HookFunction]] = {}
-        for action in self._points.standing.hooks():
+        of_contexts = [each for run in active.get() if run.is_open for each in run.actions]
+        for action in (*self._points.standing.hooks(), *of_contexts):
+            if not isinstance(action, HookAction) or not self._points.has(action.module):
+                continue
             if dir in (action.dir, "both") and (including_permanent or not action.is_permanent):
                 name = action.point.listed
                 if chosen is None or name in chosen:
@@ -123,6 +180,7 @@ class LensHooks(Hooked):
         pos_slice: Slice | SliceInput = None,
     ) -> CachingHooks:
         """A dict, and the forward and backward hooks that will fill it."""
+        self.is_caching = True
         cache = {} if cache is None else cache
         chosen = self._meant((lambda _: True) if names_filter is None else names_filter)
         names = [point.name for point in self._points.select(chosen)]

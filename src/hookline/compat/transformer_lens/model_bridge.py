@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from hookline.compat.transformer_lens import loading
+from hookline.compat.transformer_lens.describe import NO_BOS_IN_BRIDGE
 from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer
 
 
@@ -19,6 +20,7 @@ class TransformerBridge(HookedTransformer):
     cache["blocks.5.attn.q.hook_out"]               # the same as cache["blocks.5.attn.hook_q"]
     """
 
+    _no_bos = NO_BOS_IN_BRIDGE
     compatibility_mode = False
 
     @classmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hookline.anatomy.roles import find_anatomy, unknown_anatomy
 from hookline.compat.transformer_lens import loading
 from hookline.compat.transformer_lens.config import HookedTransformerConfig
-from hookline.compat.transformer_lens.describe import described, normalization
+from hookline.compat.transformer_lens.describe import NO_BOS, described, normalization
 from hookline.compat.transformer_lens.refactoring import refactor
 from hookline.compat.transformer_lens.weights import LensWeights
 from hookline.errors import HooklineError
@@ -24,6 +24,7 @@ class Pretrained(LensWeights):
     """How a HookedTransformer is made around a model that there is, and what becomes of its weights. A mixin."""
 
     _refactored: Swaps | None = None
+    _no_bos: ClassVar[frozenset[str]] = NO_BOS
 
     def set_tokenizer(self, tokenizer: Any, default_padding_side: Side | None = None) -> None:
         """Have this tokenizer."""
@@ -38,6 +39,8 @@ class Pretrained(LensWeights):
                 f"HookedTransformer is for models that predict the next token: hookline.hook wraps {anatomy.kind}"
             )
         HookedModel.__init__(self, module, None, anatomy)
+        self._points.standing.raises_own = True
+        known.setdefault("default_prepend_bos", anatomy.config.model_type not in self._no_bos)
         vars(self)["_cfg"] = described(module, anatomy, **known) if cfg is None else cfg
         self._cfg.device = self._device
 
@@ -98,8 +101,10 @@ class Pretrained(LensWeights):
             )
             tokenizer = found if tokenizer is None else tokenizer
         model = cls.__new__(cls)
-        known: dict[str, Any] = {"default_prepend_bos": True if default_prepend_bos is None else default_prepend_bos}
-        model._wrap(module, model_name=model_name.rpartition("/")[2], **known)
+        known: dict[str, Any] = {"model_name": model_name.rpartition("/")[2]}
+        if default_prepend_bos is not None:
+            known["default_prepend_bos"] = default_prepend_bos
+        model._wrap(module, **known)
         if tokenizer is not None:
             model.set_tokenizer(tokenizer, default_padding_side)
             model._cfg.tokenizer_name = tokenizer.name_or_path

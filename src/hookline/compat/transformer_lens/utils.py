@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from typing import Any
 
@@ -88,7 +89,8 @@ def get_act_name(name: str, layer: int | str | None = None, layer_type: str | No
     part = "attn" if name in _IN_ATTENTION else "mlp" if name in _IN_MLP else part
     if name in ("scale", "normalized") and layer is None:
         return f"ln_final.hook_{name}"
-    return ".".join([*([] if layer is None else ["blocks", str(layer)]), *([part] if part else []), f"hook_{name}"])
+    index = layer if isinstance(layer, str | None) else operator.index(layer)  # also of torch and NumPy
+    return ".".join([*([] if index is None else ["blocks", str(index)]), *([part] if part else []), f"hook_{name}"])
 
 
 def to_numpy(tensor: Any) -> np.ndarray:

@@ -34,6 +34,11 @@ class LanguageModelContext:
         return self.language_model.model
 
     @property
+    def device(self) -> str:
+        """Where the model is."""
+        return str(self.language_model.hooked._device)
+
+    @property
     def tokenizer(self) -> Any:
         """Its tokenizer."""
         return self.language_model.tokenizer

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
+import torch
 from torch import Tensor, nn
 
 import hookline
@@ -17,6 +18,9 @@ from hookline.errors import HooklineError
 from hookline.hooks import Controller, Detector
 from hookline.model import HookedModel
 
+Device: TypeAlias = str | torch.device | None
+"""Where the model is to be; None leaves it where it is."""
+
 
 class LanguageModel:
     """A language model with hooks that are registered at its layers.
@@ -27,8 +31,10 @@ class LanguageModel:
     `lm.hooked` is the same model with hookline's own verbs.
     """
 
-    def __init__(self, model: nn.Module, tokenizer: Any, store: Any = None, model_id: str | None = None) -> None:
-        hooked = hookline.hook(model, tokenizer)
+    def __init__(
+        self, model: nn.Module, tokenizer: Any, store: Any = None, model_id: str | None = None, device: Device = None
+    ) -> None:
+        hooked = hookline.hook(model if device is None else model.to(device), tokenizer)
         if not isinstance(hooked, HookedModel):
             raise HooklineError(f"{type(model).__name__} is no language model whose anatomy is known")
         self.hooked = hooked
@@ -46,9 +52,10 @@ class LanguageModel:
         store: Any = None,
         tokenizer_params: dict[str, Any] | None = None,
         model_params: dict[str, Any] | None = None,
+        device: Device = None,
     ) -> Self:
         """A model of the hub, or of a folder, with its tokenizer. "tinyworld" is in the package."""
-        hooked = hookline.load(model_name, **(model_params or {}))
+        hooked = hookline.load(model_name, **({} if device is None else {"device": device}) | (model_params or {}))
         tokenizer = hooked.tokenizer
         if tokenizer_params:
             from transformers import AutoTokenizer
@@ -57,7 +64,9 @@ class LanguageModel:
         return cls(hooked.module, tokenizer, store, model_name)
 
     @classmethod
-    def from_local(cls, saved_path: str | Path, store: Any = None, model_id: str | None = None) -> Self:
+    def from_local(
+        cls, saved_path: str | Path, store: Any = None, model_id: str | None = None, device: Device = None
+    ) -> Self:
         """A model from a folder that `save_model`, or transformers' `save_pretrained`, wrote."""
         path = Path(saved_path)
         if path.suffix in (".pt", ".pth", ".bin"):
@@ -68,20 +77,22 @@ class LanguageModel:
         if not path.is_dir():
             raise HooklineError(f"there is no folder {path}")
         hooked = hookline.load(path.resolve())
-        return cls(hooked.module, hooked.tokenizer, store, model_id or path.name)
+        return cls(hooked.module, hooked.tokenizer, store, model_id or path.name, device)
 
     @classmethod
-    def from_local_torch(cls, model_path: str, tokenizer_path: str, store: Any = None) -> Self:
+    def from_local_torch(cls, model_path: str, tokenizer_path: str, store: Any = None, device: Device = None) -> Self:
         """A model from one folder and a tokenizer from another."""
         from transformers import AutoTokenizer
 
         lm = cls.from_local(model_path, store)
-        return cls(lm.model, AutoTokenizer.from_pretrained(tokenizer_path), store, lm.model_id)
+        return cls(lm.model, AutoTokenizer.from_pretrained(tokenizer_path), store, lm.model_id, device)
 
     @classmethod
-    def from_model(cls, model: nn.Module, tokenizer: Any, store: Any = None, model_id: str | None = None) -> Self:
+    def from_model(
+        cls, model: nn.Module, tokenizer: Any, store: Any = None, model_id: str | None = None, device: Device = None
+    ) -> Self:
         """A model that is in memory already."""
-        return cls(model, tokenizer, store, model_id)
+        return cls(model, tokenizer, store, model_id, device)
 
     @property
     def model(self) -> nn.Module:

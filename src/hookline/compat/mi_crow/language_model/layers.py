@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, UnknownHookPointError
 from hookline.functions import HookFunction
 from hookline.hooks import Controller, Detector, Hook, HookType, Layers
 from hookline.hooks.hook import hook_type_of
@@ -24,7 +24,11 @@ _NUMBERED = re.compile(r"layer_(\d+)")
 
 
 class LanguageModelLayers(Layers):
-    """The hooks registered on a language model. A layer is a name, the number of a block, or `layer_N` for the same."""
+    """The hooks registered on a language model.
+
+    A layer is a module by mi-crow's name (`gpt2lmheadmodel_transformer_h_0_mlp`) or its index among all modules, by
+    its path (`transformer.h.0.mlp`), or by any other name of a point; `layer_N` is block N.
+    """
 
     def __init__(self, lm: LanguageModel) -> None:
         super().__init__(lm.hooked)
@@ -55,13 +59,46 @@ class LanguageModelLayers(Layers):
         return super().unregister_hook(hook_or_id) if hook_or_id in self else False
 
     def resolved(self, layer_signature: Any) -> Any:
-        """`layer_3` as the number of a block, unless a module is called that."""
-        match = _NUMBERED.fullmatch(layer_signature) if isinstance(layer_signature, str) else None
-        return layer_signature if match is None or layer_signature in self.list_layers() else int(match[1])
+        """An index, or a name of mi-crow's, as the path of the module; `layer_3` as the number of a block."""
+        if isinstance(layer_signature, int) and not isinstance(layer_signature, bool):
+            paths = [path for _, path, _ in self._flattened()]
+            if layer_signature not in range(len(paths)):
+                raise UnknownHookPointError(
+                    f"layer {layer_signature} is the index of a module, and this model has {len(paths)}, 0 to "
+                    f"{len(paths) - 1}: see get_layer_names(). A block goes by 'layer_{layer_signature}'"
+                )
+            return paths[layer_signature]
+        if not isinstance(layer_signature, str) or layer_signature in self.list_layers():
+            return layer_signature
+        if match := _NUMBERED.fullmatch(layer_signature):
+            return int(match[1])
+        return {name: path for name, path, _ in self._flattened()}.get(layer_signature, layer_signature)
+
+    def _flattened(self) -> list[tuple[str, str, nn.Module]]:
+        """All modules in mi-crow's order, each with its name there and its path."""
+        root = self._model._points.root
+
+        def below(module: nn.Module, name: str, path: str) -> Iterator[tuple[str, str, nn.Module]]:
+            for key, child in module.named_children():
+                entry = f"{name}_{key}".replace(".", "_"), f"{path}.{key}".lstrip("."), child
+                yield entry
+                yield from below(child, *entry[:2])
+
+        return [*below(root, type(root).__name__.lower(), "")]
+
+    @property
+    def name_to_layer(self) -> dict[str, nn.Module]:
+        """The modules by mi-crow's names."""
+        return {name: module for name, _, module in self._flattened()}
+
+    @property
+    def idx_to_layer(self) -> dict[int, nn.Module]:
+        """The modules by their index."""
+        return {index: module for index, (_, _, module) in enumerate(self._flattened())}
 
     def get_layer_names(self) -> list[str]:
-        """The names of the layers."""
-        return self.list_layers()
+        """The names of the modules as mi-crow has them; `list_layers()` are their paths."""
+        return list(self.name_to_layer)
 
     def register_forward_hook_for_layer(
         self, layer_signature: Any, hook: Callable[..., Any], hook_args: dict[str, Any] | None = None
@@ -98,9 +135,9 @@ class LanguageModelLayers(Layers):
         return [hook for hook in self.hooks() if isinstance(hook, Controller)]
 
     def print_layer_names(self) -> None:
-        """Print the names of the layers, each with what it is."""
-        for name in self.list_layers():
-            print(f"{name}: {type(self._model._points.root.get_submodule(name)).__name__}")
+        """Print the names of the layers as mi-crow has them, each with what it is."""
+        for name, module in self.name_to_layer.items():
+            print(f"{name}: {type(module).__name__}")
 
     def enable_hook(self, hook_id: str) -> bool:
         """Switch a hook on; False if there is none like that."""

@@ -9,6 +9,12 @@ from hookline.errors import HooklineError
 from hookline.model import HookedModel
 from hookline.text import Side
 
+IMAGE_FIRST = frozenset({"idefics3", "llava", "llava_next", "llava_onevision", "smolvlm"})
+"""Models for which vlm-spectra puts the image before the text: SmolVLM and the LLaVA family. Others have it after.
+
+It also appends their `assistant_prefill` to the rendered chat, where it lets the template continue that of others.
+"""
+
 Template: TypeAlias = str | Callable[[str], str] | None
 """What is made of a task before it goes into the chat: a text with {text} or {instruction} in it, or a function."""
 
@@ -33,14 +39,19 @@ def rendered(task: str, template: Template) -> str:
 
 
 def chat_of(hooked: HookedModel, task: str, *, has_image: bool, append_text: str, assistant_prefill: str | None) -> str:
-    """The prompt: the task, then the place of the picture, then the beginning of the answer."""
+    """The prompt: the task and the place of the image, in the order of this model, and the beginning of the answer."""
     owner = hooked.processor if getattr(hooked.processor, "chat_template", None) else hooked.tokenizer
     if not getattr(owner, "chat_template", None):
         if has_image:
             raise HooklineError("there is no chat template to put the picture in: write the prompt, and use hooked")
         return task + (assistant_prefill or "") + append_text
+    config: Any = hooked.module.config
+    is_image_first = config.model_type in IMAGE_FIRST
     parts = [{"type": "text", "text": task}, {"type": "image"}]
+    parts = parts[::-1] if is_image_first else parts
     messages: list[dict[str, Any]] = [{"role": "user", "content": parts if has_image else task}]
+    if is_image_first:
+        append_text, assistant_prefill = (assistant_prefill or "") + append_text, None
     if assistant_prefill:
         messages.append({"role": "assistant", "content": assistant_prefill})
         text = owner.apply_chat_template(messages, tokenize=False, continue_final_message=True)
