@@ -20,7 +20,7 @@ from hookline.experts import check_experts, expert_count
 from hookline.functions import Caller, OnError, caller
 from hookline.memory import is_unchanged, mark_foreign, snapshot
 from hookline.missed import Missed
-from hookline.passes import begin_pass
+from hookline.passes import begin_encoder, begin_pass
 from hookline.recompute import keep_for_second_run
 from hookline.signatures import parameters_of
 from hookline.structures import NoTensorError, tensors_in
@@ -93,6 +93,28 @@ class Begin(Action):
         return value
 
 
+class BeginEncoder(Action):
+    """At the input of an encoder, which `generate` runs before the model itself: it has a text too."""
+
+    stage = -100
+    phase = 0
+
+    def __init__(self, root: nn.Module, encoder: nn.Module) -> None:
+        super().__init__(prepend=True)
+        self.root, self.module, self.tap = root, encoder, tap_on(encoder, Kind.INPUT)
+        self.fired = True  # whether it does is nobody's concern
+
+    def begin(self) -> None:
+        """Nothing is to be awaited."""
+
+    def __call__(self, value: Any) -> Any:
+        """Note the text, unless the whole model is running and has done so."""
+        if not now.is_second_run and not self.count.is_on():
+            args, kwargs = value
+            begin_encoder(self.root, dict(zip(parameters_of(self.module)[0], args, strict=False)) | kwargs)
+        return value
+
+
 class End(Action):
     """When the root module is done, or has failed: the forward pass is over."""
 
@@ -113,6 +135,17 @@ class End(Action):
             if self.run is not None:
                 self.run.end_forward(has_succeeded=value is not None)
         return value
+
+
+def bounds(root: nn.Module) -> list[Action]:
+    """What notes that a forward pass of the whole model begins and ends."""
+    config = getattr(root, "config", None)
+    if not getattr(config, "is_encoder_decoder", False) or not hasattr(root, "get_encoder"):
+        return [Begin(root), End(root)]
+    encoder = root.get_encoder()  # type: ignore[operator]
+    # A model that is its own encoder has none apart from it.
+    more = [BeginEncoder(root, encoder)] if isinstance(encoder, nn.Module) and encoder is not root else []
+    return [Begin(root), End(root), *more]
 
 
 class PointAction(Action):
@@ -282,7 +315,7 @@ class HookAction(PointAction):
 
     def ask(self, given: Any, call: int | None) -> Any:
         """Call the hook; whatever goes wrong in it is raised as a `HookError`."""
-        before = now.call, now.is_second_run, now.hooks
+        before = now.call, now.is_second_run, now.hooks, now.passing
         try:
             now.call, now.hooks = call, now.hooks + 1
             return self.invoke(given, self.point)
@@ -291,7 +324,7 @@ class HookAction(PointAction):
         except Exception as error:  # not swallowed: every error of a hook reaches the caller as one kind
             raise self._raised(error) from error
         finally:
-            now.call, now.is_second_run, now.hooks = before
+            now.call, now.is_second_run, now.hooks, now.passing = before
 
     def _raised(self, error: Exception) -> HookError:
         return self.error(f"raised {type(error).__name__}: {error}", error)
