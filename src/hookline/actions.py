@@ -315,16 +315,16 @@ class HookAction(PointAction):
 
     def ask(self, given: Any, call: int | None) -> Any:
         """Call the hook; whatever goes wrong in it is raised as a `HookError`."""
-        before = now.call, now.is_second_run, now.hooks, now.passing
+        before = now.call, now.is_second_run, now.hooks, now.passing, now.asked
         try:
-            now.call, now.hooks = call, now.hooks + 1
+            now.call, now.hooks, now.asked = call, now.hooks + 1, now.passing
             return self.invoke(given, self.point)
         except _StopRecomputationError:  # no failure: torch has recomputed all that it needs of a checkpointed region
             raise
         except Exception as error:  # not swallowed: every error of a hook reaches the caller as one kind
             raise self._raised(error) from error
         finally:
-            now.call, now.is_second_run, now.hooks, now.passing = before
+            now.call, now.is_second_run, now.hooks, now.passing, now.asked = before
 
     def _raised(self, error: Exception) -> HookError:
         return self.error(f"raised {type(error).__name__}: {error}", error)

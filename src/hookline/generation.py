@@ -55,7 +55,9 @@ def generation_of(model: nn.Module) -> Generation | None:
             elif _holds(here["self"], model):
                 return _read(here, id(frame))
             elif is_draft:
-                raise HooklineError("this model drafts for another one, which keeps some of its tokens and drops others")
+                raise HooklineError(
+                    "this model drafts for another one, which keeps some of its tokens and drops others"
+                )
             else:
                 return None
         frame = frame.f_back

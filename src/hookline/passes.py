@@ -199,9 +199,7 @@ def begin_pass(model: nn.Module, inputs: Mapping[str, Any], *, is_only: bool = F
     if refusal is None:
         text = Earlier(passing.span.earlier, start, span.tokens)
         number = generation.number if generation is not None else None
-        progress = Progress(
-            passing.step, passing.prompt, span.positions.stop, id(kept), text, passing.number, number
-        )
+        progress = Progress(passing.step, passing.prompt, span.positions.stop, id(kept), text, passing.number, number)
         now.progress.setdefault(model, {})[now.hooks] = progress
 
 

@@ -148,9 +148,10 @@ class HookPoint(nn.Module):
         return passing.span_at(self.listed).positions
 
     def _passing(self) -> Pass:
-        if taps.now.passing is None:
+        passing = taps.now.asked if taps.now.hooks else taps.now.passing
+        if passing is None:
             raise HooklineError(f"the step and positions of {self.name!r} are known while a language model runs")
-        return taps.now.passing
+        return passing
 
     def forward(self, x: Tensor) -> Tensor:
         """The input."""

@@ -103,7 +103,6 @@ class _Token(Meaning):
                     f"generation (beam search, …) rows trade their texts from step to step"
                 )
 
-
     def _id(self, text: Pass) -> int:
         if isinstance(self.what, int):
             return self.what
