@@ -56,7 +56,7 @@ def generation_of(model: nn.Module) -> Generation | None:
                 return _read(here, id(frame))
             elif is_draft:
                 raise HooklineError(
-                    "this model drafts for another one, which keeps some of its tokens and drops others"
+                    "this model drafts for another one, which drops some of its tokens"
                 )
             else:
                 return None
