@@ -55,9 +55,7 @@ def generation_of(model: nn.Module) -> Generation | None:
             elif _holds(here["self"], model):
                 return _read(here, id(frame))
             elif is_draft:
-                raise HooklineError(
-                    "this model drafts for another one, which drops some of its tokens"
-                )
+                raise HooklineError("this model drafts for another one, which drops some of its tokens")
             else:
                 return None
         frame = frame.f_back
