@@ -41,7 +41,7 @@ def test_a_cache_prints_one_line_for_each_kind() -> None:
     assert len(cache) > 200
     assert len(lines) < 40
     (q,) = [line for line in lines if "hook_q " in line]
-    assert q.split() == "blocks.0-11.attn.hook_q [1, 3, 4, 24] float32, 12 × 1.15 kB".split()
+    assert " ".join(q.split()) == "blocks.0-11.attn.hook_q [1, 3, 4, 24] float32, 12 × 1.15 kB"
     assert cache._repr_html_().count("<tr>") == len(lines) - 1
     few = repr(model.cache(torch.tensor([[3, 4, 5]]), names_filter="blocks.*.hook_resid_post"))
     assert len(few.splitlines()) == 13, "a short cache prints every activation"
