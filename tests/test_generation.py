@@ -147,6 +147,16 @@ def test_keys_in_generations() -> None:
         written(model, last, KEYS, use_cache=False)
 
 
+def test_noise_is_of_whole_steps() -> None:
+    model = hookline.hook(tiny_models.causal_lm("llama"))
+    with model.hooks(fwd_hooks=[(RESID, hookline.edits.noise(1.0))]):
+        first = model.generate(IDS, **GREEDY)
+        assert torch.equal(model.module.generate(IDS, attention_mask=torch.ones_like(IDS), **GREEDY), first)
+        for options in ({"use_cache": False}, {"prefill_chunk_size": 3}, {"prompt_lookup_num_tokens": 3}):
+            with pytest.raises(HookError, match="is drawn for the prompt, and for each new token, as a whole"):
+                model.generate(IDS, **GREEDY, **options)
+
+
 @pytest.mark.parametrize("nth", [0, 1, 2, 3, -1, -2])
 def test_a_token_is_counted_in_the_whole_text(nth) -> None:
     """With a cache and without one, and each occurrence once."""

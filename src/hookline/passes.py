@@ -122,6 +122,17 @@ class Pass:
             )
         return self.step
 
+    def whole_step(self, what: object) -> int:
+        """The number of the step, for what is made anew for each step as a whole."""
+        parts = self.parts(self.span)
+        if len(parts) > 1 or parts[0][1].length is not None:
+            raise HooklineError(
+                f"{what} is drawn for the prompt, and for each new token, as a whole; but this pass is about a part of "
+                f"the prompt, or about several of these. Generate with a cache, without chunks, and without an "
+                f"assistant or prompt lookup"
+            )
+        return self.known_step()
+
     def parts(self, span: Span) -> list[tuple[Pass, Span]]:
         """The passes in which a generation with a cache would come by these positions.
 
