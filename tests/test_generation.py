@@ -8,6 +8,7 @@ import torch
 
 import hookline
 from hookline import HookError, HooklineError, at, last, new_tokens, step, token
+from hookline.hooks.edits import noise
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # transformers' own
 IDS = torch.tensor([[3, 4, 5, 4, 7, 3, 4, 5]])
@@ -149,7 +150,7 @@ def test_keys_in_generations() -> None:
 
 def test_noise_is_of_whole_steps() -> None:
     model = hookline.hook(tiny_models.causal_lm("llama"))
-    with model.hooks(fwd_hooks=[(RESID, hookline.edits.noise(1.0))]):
+    with model.hooks(fwd_hooks=[(RESID, noise(1.0))]):
         first = model.generate(IDS, **GREEDY)
         assert torch.equal(model.module.generate(IDS, attention_mask=torch.ones_like(IDS), **GREEDY), first)
         for options in ({"use_cache": False}, {"prefill_chunk_size": 3}, {"prompt_lookup_num_tokens": 3}):
