@@ -257,6 +257,36 @@ def test_the_same_tokens_with_another_mask() -> None:
     assert zeroed == [[[0, 5], [1, 7]], [[0, 7], [1, 7]]]
 
 
+def test_a_text_is_over_with_its_pass() -> None:
+    model = hookline.hook(tiny_models.causal_lm("gpt2"))
+    with model.hooks(fwd_hooks=[(RESID, at(last, push))]), torch.no_grad():
+        model(IDS)
+        with pytest.raises(HookError, match="known while a language model runs, the whole of it"):
+            model.module.transformer(IDS)
+
+
+@pytest.mark.parametrize("way", ["one run", "a context", "standing"])
+def test_a_region_that_recomputes_has_the_text_of_its_pass(way) -> None:
+    ids, mask, point = PADDED.flip(1), PADDED.flip(1).ne(0).long(), "blocks.1.mlp.hook_post"
+    gradients = []
+    for is_checkpointed in (False, True):
+        module = tiny_models.causal_lm("llama").train()
+        if is_checkpointed:
+            module.gradient_checkpointing_enable()
+        model, hooks = hookline.hook(module), [(point, at(last, lambda x: x * 2))]
+        given = {"attention_mask": mask, "use_cache": False}
+        if way == "one run":
+            model.run_with_hooks(ids, **given, fwd_hooks=hooks).square().sum().backward()
+        else:
+            with model.hooks(fwd_hooks=hooks, reset_hooks_end=way == "a context"):
+                logits = model(ids, **given)
+                model(IDS, use_cache=False)  # another text comes before the first one's backward pass
+                logits.square().sum().backward()
+            model.reset_hooks()
+        gradients.append(module.model.layers[0].mlp.up_proj.weight.grad)
+    assert torch.allclose(*gradients, atol=1e-4)
+
+
 @pytest.mark.parametrize("kind", ["t5", "bart"])
 def test_the_encoder_has_a_text_under_the_modules_own_generate(kind) -> None:
     model = hookline.hook(tiny_models.seq2seq(kind))

@@ -21,7 +21,7 @@ from hookline.functions import Caller, OnError, caller
 from hookline.memory import is_unchanged, mark_foreign, snapshot
 from hookline.missed import Missed
 from hookline.passes import begin_encoder, begin_pass
-from hookline.recompute import keep_for_second_run
+from hookline.recompute import keep_for_second_run, passing_in_second_run
 from hookline.signatures import parameters_of
 from hookline.structures import NoTensorError, tensors_in
 from hookline.taps import Count, Kind, Step, Tap, has_foreign_hooks, now, tap_on
@@ -132,6 +132,8 @@ class End(Action):
         """Count no more."""
         if not now.is_second_run:
             self.count.end()
+            if not self.count.is_on():
+                now.passing = None  # a module that is called by itself after this pass is in no text
             if self.run is not None:
                 self.run.end_forward(has_succeeded=value is not None)
         return value
@@ -172,8 +174,8 @@ class PointAction(Action):
 
     def keep_for_second_run(self) -> None:
         """Act again when the checkpointed region recomputes that is running now, if it is one."""
-        if self.run is not None and now.starts_with_grad:
-            keep_for_second_run(self.run)
+        if now.starts_with_grad:
+            keep_for_second_run(self.run, now.passing)
 
     def is_for_this_call(self) -> bool:
         """Whether the point is for every call of its module, or just for the one going on."""
@@ -317,6 +319,8 @@ class HookAction(PointAction):
         """Call the hook; whatever goes wrong in it is raised as a `HookError`."""
         before = now.call, now.is_second_run, now.hooks, now.passing, now.asked
         try:
+            if now.is_second_run:
+                now.passing = passing_in_second_run()
             now.call, now.hooks, now.asked = call, now.hooks + 1, now.passing
             return self.invoke(given, self.point)
         except _StopRecomputationError:  # no failure: torch has recomputed all that it needs of a checkpointed region
