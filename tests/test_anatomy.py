@@ -1,6 +1,7 @@
 """The anatomy of every architecture, proved against the model itself."""
 
 import copy
+import re
 
 import pytest
 import tiny_models
@@ -388,3 +389,45 @@ def test_an_unknown_architecture_says_what_was_not_found() -> None:
     with pytest.raises(hookline.UnknownPointError) as error:
         net.point("nothing")
     assert "roles.py" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("names_filter", "is_asked"),
+    [
+        ("blocks.1.attn.hook_result", True),
+        (("result", 1), True),
+        ("blocks.*.attn.hook_result", True),
+        ("*hook_result", True),
+        (["blocks.1.attn.hook_z", "blocks.1.*.hook_result"], True),
+        (re.compile(r"hook_(z|q)$|hook_result$"), True),
+        (lambda name: name.endswith("hook_result"), True),
+        ("blocks.1.attn.hook_res*", True),  # it can mean nothing else
+        (None, False),
+        ("blocks.*", False),
+        ("blocks.1.hook_*", False),
+        ("*attn*", False),
+        (re.compile("attn"), False),
+        (lambda name: "attn" in name, False),
+        (["blocks.1.*", "blocks.0.hook_resid_post"], False),
+    ],
+)
+def test_filters_include_points_on_request_only_by_name(names_filter, is_asked, tmp_path) -> None:
+    model, name = hookline.hook(tiny_models.causal_lm("llama")), "blocks.1.attn.hook_result"
+    ids = torch.tensor([[3, 4, 5]])
+    with torch.no_grad():
+        cache = model.run_with_cache(ids, names_filter=names_filter)[1]
+    others = [each for each in cache if model._points.is_on_request(each) and "hook_result" not in each]
+    assert (name in cache) == is_asked
+    assert not others
+    plans = (model.plan(names_filter), model.points(names_filter), model.plan(fwd_hooks=[(names_filter, lambda x: x)]))
+    assert [name in str(plan) for plan in plans] == [is_asked] * 3
+    hooked = []
+    with torch.no_grad():
+        model.run_with_hooks(ids, fwd_hooks=[(names_filter, lambda x, hook: hooked.append(hook.listed))])
+        remove = model.add_hook(names_filter, lambda x, hook: hooked.append(hook.listed))
+        model(ids)
+        remove()
+    assert hooked.count(name) == 2 * is_asked
+    if is_asked or names_filter == "blocks.1.hook_*":  # others have points that cannot be stored
+        store = hookline.harvest(model, ids, names_filter, tmp_path / "store", progress=False)
+        assert (name in store) == is_asked

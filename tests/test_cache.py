@@ -124,7 +124,7 @@ def test_save_and_load(tmp_path) -> None:
     assert type(hookline.ActivationCache.load(tmp_path / "cache.safetensors", model)) is type(cache)
     bare = hookline.ActivationCache.load(tmp_path / "cache.safetensors")
     assert torch.equal(bare["blocks.3.attn.hook_q"], cache["q", 3])
-    assert "<code>blocks.3.attn.hook_q</code>" in cache._repr_html_()
+    assert "<code>blocks.0-3.attn.hook_q</code>" in cache._repr_html_()
 
 
 @torch.no_grad()

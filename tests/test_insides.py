@@ -205,3 +205,29 @@ def test_a_cache_is_of_its_point_while_another_context_looks_into_the_module(kin
         with model.hooks(fwd_hooks=outer):
             inner = model.cache(**inputs, names_filter="blocks.0.hook_attn_out")["attn_out", 0]
     torch.testing.assert_close(inner, clean, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["gpt_oss", "mimo_v2_flash", "hy_v4"])
+def test_scores_are_whole_where_the_model_subtracts_their_maximum(kind) -> None:
+    """Models with a sink subtract the maximum of each row against overflow; the table's scores are those before."""
+    model = hookline.hook(tiny_models.causal_lm(kind))
+    inputs, name = tiny_models.inputs(model.module), "blocks.1.attn.hook_attn_scores"
+    q, k = (f"blocks.1.attn.hook_rot_{which}" for which in "qk")
+    with torch.no_grad():
+        logits, cache = model.run_with_cache(**inputs, names_filter=[name, q, k])
+        scores = cache[name]
+        keys = cache[k].repeat_interleave(cache[q].shape[2] // cache[k].shape[2], 2)
+        products = torch.einsum("bphe,bkhe->bhpk", cache[q], keys)
+        seen = scores > torch.finfo(scores.dtype).min / 2
+        ratios = scores[seen] / products[seen]
+        assert torch.allclose(ratios, ratios.median().expand_as(ratios), rtol=1e-3), "scaled products, and no shift"
+        assert torch.equal(logits, model(**inputs)), "reading them changes nothing"
+        same = model.run_with_hooks(**inputs, fwd_hooks=[(name, lambda x: x + 0.0)])
+        assert torch.allclose(same, logits, atol=1e-5)
+        pattern = name.replace("attn_scores", "pattern")
+        added = [(name, lambda x: x + 3.0)]
+        _, before = model.run_with_cache(**inputs, names_filter=pattern)
+        _, after = model.run_with_cache(**inputs, names_filter=pattern, fwd_hooks=added)
+    rest = [1 - each[pattern].sum(-1) for each in (before, after)]
+    odds = [each[pattern].sum(-1) / left for each, left in zip((before, after), rest, strict=True)]
+    assert torch.allclose(odds[1], odds[0] * torch.e**3, rtol=1e-2), "against the sink, which stays as it is"

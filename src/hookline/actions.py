@@ -20,8 +20,8 @@ from hookline.experts import check_experts, expert_count
 from hookline.functions import Caller, OnError, caller
 from hookline.memory import is_unchanged, mark_foreign, snapshot
 from hookline.missed import Missed
-from hookline.passes import begin_pass
-from hookline.recompute import keep_for_second_run
+from hookline.passes import begin_encoder, begin_pass
+from hookline.recompute import keep_for_second_run, passing_in_second_run
 from hookline.signatures import parameters_of
 from hookline.structures import NoTensorError, tensors_in
 from hookline.taps import Count, Kind, Step, Tap, has_foreign_hooks, now, tap_on
@@ -93,6 +93,28 @@ class Begin(Action):
         return value
 
 
+class BeginEncoder(Action):
+    """At the input of an encoder, which `generate` runs before the model itself: it has a text too."""
+
+    stage = -100
+    phase = 0
+
+    def __init__(self, root: nn.Module, encoder: nn.Module) -> None:
+        super().__init__(prepend=True)
+        self.root, self.module, self.tap = root, encoder, tap_on(encoder, Kind.INPUT)
+        self.fired = True  # whether it does is nobody's concern
+
+    def begin(self) -> None:
+        """Nothing is to be awaited."""
+
+    def __call__(self, value: Any) -> Any:
+        """Note the text, unless the whole model is running and has done so."""
+        if not now.is_second_run and not self.count.is_on():
+            args, kwargs = value
+            begin_encoder(self.root, dict(zip(parameters_of(self.module)[0], args, strict=False)) | kwargs)
+        return value
+
+
 class End(Action):
     """When the root module is done, or has failed: the forward pass is over."""
 
@@ -110,9 +132,22 @@ class End(Action):
         """Count no more."""
         if not now.is_second_run:
             self.count.end()
+            if not self.count.is_on():
+                now.passing = None  # a module that is called by itself after this pass is in no text
             if self.run is not None:
                 self.run.end_forward(has_succeeded=value is not None)
         return value
+
+
+def bounds(root: nn.Module) -> list[Action]:
+    """What notes that a forward pass of the whole model begins and ends."""
+    config = getattr(root, "config", None)
+    if not getattr(config, "is_encoder_decoder", False) or not hasattr(root, "get_encoder"):
+        return [Begin(root), End(root)]
+    encoder = root.get_encoder()  # type: ignore[operator]
+    # A model that is its own encoder has none apart from it.
+    more = [BeginEncoder(root, encoder)] if isinstance(encoder, nn.Module) and encoder is not root else []
+    return [Begin(root), End(root), *more]
 
 
 class PointAction(Action):
@@ -139,8 +174,8 @@ class PointAction(Action):
 
     def keep_for_second_run(self) -> None:
         """Act again when the checkpointed region recomputes that is running now, if it is one."""
-        if self.run is not None and now.starts_with_grad:
-            keep_for_second_run(self.run)
+        if now.starts_with_grad:
+            keep_for_second_run(self.run, now.passing)
 
     def is_for_this_call(self) -> bool:
         """Whether the point is for every call of its module, or just for the one going on."""
@@ -284,9 +319,11 @@ class HookAction(PointAction):
 
     def ask(self, given: Any, call: int | None) -> Any:
         """Call the hook; whatever goes wrong in it is raised as a `HookError`, unless the model wants it as it is."""
-        before = now.call, now.is_second_run, now.hooks
+        before = now.call, now.is_second_run, now.hooks, now.passing, now.asked
         try:
-            now.call, now.hooks = call, now.hooks + 1
+            if now.is_second_run:
+                now.passing = passing_in_second_run()
+            now.call, now.hooks, now.asked = call, now.hooks + 1, now.passing
             return self.invoke(given, self.point)
         except _StopRecomputationError:  # no failure: torch has recomputed all that it needs of a checkpointed region
             raise
@@ -297,7 +334,7 @@ class HookAction(PointAction):
                 raise
             raise failure from error
         finally:
-            now.call, now.is_second_run, now.hooks = before
+            now.call, now.is_second_run, now.hooks, now.passing, now.asked = before
 
     def _raised(self, error: Exception) -> HookError:
         return self.error(f"raised {type(error).__name__}: {error}", error)

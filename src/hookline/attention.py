@@ -32,7 +32,8 @@ _PRODUCTS: dict[Callable[..., Any], tuple[str, ...]] = {
 """Products of matrices, with the names of their arguments; the last two are multiplied."""
 
 _SPLITS = frozenset({torch.split, Tensor.split})
-_WATCHED = frozenset({_FUSED, *_SOFTMAX, *_PRODUCTS, *_SPLITS})
+_DIFFERENCES = frozenset({torch.sub, Tensor.sub, Tensor.__sub__})
+_WATCHED = frozenset({_FUSED, *_SOFTMAX, *_PRODUCTS, *_SPLITS, *_DIFFERENCES})
 
 
 class Fused(NamedTuple):
@@ -87,6 +88,7 @@ class WatchingAttention(Watching):
         super().__init__(module, (Kind.QUERY, Kind.KEY, Kind.SCORES, Kind.PATTERN), AttentionTap)
         self.has_met = False  # queries and keys
         self.lengths: list[int] | None = None  # of the pictures or windows in one row, each attending to itself alone
+        self.shifted: tuple[Tensor, Tensor] | None = None  # scores, and what is left of them less each row's maximum
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -99,9 +101,11 @@ class WatchingAttention(Watching):
             return self._fused(Fused(*args, **kwargs))
         if func in _SPLITS:
             return self._split(func, args, kwargs)
+        if func in _DIFFERENCES:
+            return self._difference(func, args, kwargs)
         if func in _SOFTMAX and args and args[0].ndim >= 3:
             self.has_met = True
-            scores = self.taps[Kind.SCORES].flow(self._apart(args[0]))
+            scores = self._scores(args[0])
             return self.taps[Kind.PATTERN].flow(func(scores, *args[1:], **kwargs))
         if not self.has_met and func in _PRODUCTS:
             names = _PRODUCTS[func]
@@ -134,6 +138,24 @@ class WatchingAttention(Watching):
             return func(*args, **kwargs)
         self.lengths = list(sizes)
         return (tensor,)
+
+    def _difference(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Some models subtract each row's maximum before the softmax, against overflow; the scores are those before."""
+        result = func(*args, **kwargs)
+        if self.has_met and len(args) == 2 and not kwargs and all(isinstance(each, Tensor) for each in args):
+            scores, highest = args
+            if scores.ndim >= 3 and highest.shape == (*scores.shape[:-1], 1):
+                self.shifted = scores, result
+        return result
+
+    def _scores(self, given: Tensor) -> Tensor:
+        """What goes into the softmax, after hooks have seen the scores."""
+        shifted, self.shifted = self.shifted, None
+        if shifted is None or shifted[1] is not given:
+            return self.taps[Kind.SCORES].flow(self._apart(given))
+        before, _ = shifted
+        scores = self.taps[Kind.SCORES].flow(before)
+        return given if scores is before else scores - scores.max(-1, keepdim=True).values
 
     def _apart(self, scores: Tensor) -> Tensor:
         """Scores in which pictures that are in one row do not see each other."""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hookline.errors import HooklineError, HooklineWarning, UnavailablePointError, UnknownPointError, unknown_point
 from hookline.files import parsed_json, read_tensors, write_tensors
+from hookline.grouping import grouped
 from hookline.memory import address
 from hookline.passes import is_of_pictures
 from hookline.rows import Rows, checked_rows, of_rows, text_of_rows
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from hookline.verbs import Hooked
 
 _GRAD = "_grad"
+_MANY = 20
+"""As many activations are printed each in a line; of more, one line for each kind."""
 
 
 class ActivationCache(Mapping[str, Tensor]):
@@ -214,11 +217,21 @@ class ActivationCache(Mapping[str, Tensor]):
 
     def _repr_html_(self) -> str:
         rows = "".join(
-            f"<tr><td><code>{escape(name)}</code></td><td>{list(x.shape)}</td>"
-            f"<td>{str(x.dtype).removeprefix('torch.')}</td><td>{_size(_bytes(x))}</td></tr>"
-            for name, x in self._tensors.items()
+            f"<tr><td><code>{escape(name)}</code></td><td>{shape}</td><td>{dtype}</td><td>{size}</td></tr>"
+            for name, shape, dtype, size in self._rows()
         )
         return f"<p>{len(self)} activations, {_size(self.nbytes)}</p><table>{rows}</table>"
+
+    def _rows(self) -> list[tuple[str, str, str, str]]:
+        """Name, shape, dtype and size of each; of many, one row for each kind with the layers that have it."""
+        kinds = [(name, (tuple(x.shape), x.dtype)) for name, x in self._tensors.items()]
+        groups = [(name, [name]) for name, _ in kinds] if len(kinds) <= _MANY else grouped(kinds)
+        return [(title, *self._cells(members)) for title, members in groups]
+
+    def _cells(self, names: list[str]) -> tuple[str, str, str]:
+        first = self._tensors[names[0]]
+        times = f"{len(names)} × " if len(names) > 1 else ""
+        return str(list(first.shape)), str(first.dtype).removeprefix("torch."), times + _size(_bytes(first))
 
     @property
     def nbytes(self) -> int:
@@ -233,14 +246,12 @@ class ActivationCache(Mapping[str, Tensor]):
         return sum(sizes.values())
 
     def __repr__(self) -> str:
-        width = max((len(name) for name in self._tensors), default=0)
-        rows = [
-            f"  {name:<{width}}  {list(x.shape)} {str(x.dtype).removeprefix('torch.')}, {_size(_bytes(x))}"
-            for name, x in self._tensors.items()
-        ]
-        if len(rows) > 40:
-            rows[30:-5] = [f"  … {len(rows) - 35} more"]
-        return "\n".join([f"ActivationCache: {len(self)} activations, {_size(self.nbytes)}", *rows])
+        rows = self._rows()
+        width = max((len(name) for name, *_ in rows), default=0)
+        lines = [f"  {name:<{width}}  {shape} {dtype}, {size}" for name, shape, dtype, size in rows]
+        if len(lines) > 60:
+            lines[50:-5] = [f"  … {len(lines) - 55} more"]
+        return "\n".join([f"ActivationCache: {len(self)} activations, {_size(self.nbytes)}", *lines])
 
 
 def _in_order(found: dict[str, Tensor], order: str | None, path: str | Path) -> dict[str, Tensor]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from hookline.model import HookedModel
 
 app = typer.Typer(help="Read, cache, edit and trace the activations inside a model, by name.", no_args_is_help=True)
 
@@ -23,7 +26,9 @@ def verify(model: Model) -> None:
     from hookline import load  # slow to import: `hookline --help` answers at once
 
     with _telling():
-        report = load(model).verify()
+        loaded = load(model)
+        with _few_threads(loaded):
+            report = loaded.verify()
     typer.echo(report)
     if report.failed():
         raise typer.Exit(1)
@@ -40,7 +45,7 @@ def points(
         loaded = load(model)
         seen = loaded.example_inputs()
         example = {"input": loaded.example_tokens()} if seen is None else seen
-        cache = loaded.cache(**example, names_filter=names)
+        cache = loaded.cache(**example, names_filter=[*loaded.hook_dict] if names == "*" else names)
     width = max(map(len, cache))
     for name, activation in cache.items():
         typer.echo(f"{name:<{width}}  {loaded.point(name).axes:<8}  {list(activation.shape)}")
@@ -91,6 +96,20 @@ def describe_store(path: Place) -> None:
     typer.echo("\npoints")
     for name, column in manifest.about.points.items():
         typer.echo(f"  {name}  {list(column.shape)} {column.dtype}")
+
+
+@contextmanager
+def _few_threads(model: HookedModel) -> Iterator[None]:
+    """One thread for a small model: with more, they spend most of their time waiting for each other."""
+    import torch
+
+    before = torch.get_num_threads()
+    if sum(parameter.numel() for parameter in model.module.parameters()) < 10_000_000:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager

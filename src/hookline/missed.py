@@ -20,27 +20,34 @@ class Missed(threading.local):
 
     def __init__(self, positions: Any) -> None:
         self._wanted = _indices(positions)
+        self._token = positions if hasattr(positions, "lacking") else None
         self.clear()
 
     def clear(self) -> None:
         """Nothing yet."""
-        self._open: dict[tuple[int, int], int] = {}  # of the text at hand: row and index, and how many there are
-        self._closed: dict[tuple[int, int], int] = {}
+        self._open: dict[tuple[int, int], str] = {}  # of the text at hand: row and index, and what is missing
+        self._closed: dict[tuple[int, int], str] = {}
         self._tokens: Tensor | None = None
 
     def note(self, point: Any) -> None:
         """Look at the text of the forward pass going on, as the point sees it."""
         passing = now.passing
-        if self._wanted is None or passing is None or passing.is_only:
+        if (self._wanted is None and self._token is None) or passing is None or passing.is_only:
             return
         span = passing.span_at(point.listed)
-        if passing.step == 0 and not _goes_on(self._tokens, span.tokens):  # another text
+        is_first = not passing.number and not span.positions.start
+        if is_first and not _goes_on(self._tokens, span.tokens):  # another text
             self._closed |= self._open
         self._tokens = span.tokens
-        lengths = span.real().sum(1).tolist()
-        self._open = {
-            (row, index): length
-            for row, length in enumerate(lengths)
+        self._open = self._lacking(passing, span)
+
+    def _lacking(self, passing: Any, span: Any) -> dict[tuple[int, int], str]:
+        if self._token is not None:
+            counts = self._token.lacking(*passing.parts(span)[-1])
+            return {(row, 0): f"{self._token!r} in row {row}, which has {n} of them" for row, n in counts.items()}
+        return {
+            (row, index): f"position {index} of row {row}, which has {length}"
+            for row, length in enumerate(span.real().sum(1).tolist())
             for index in self._of_row(row)
             if index not in range(-length, length)
         }
@@ -52,10 +59,9 @@ class Missed(threading.local):
 
     def told(self) -> str | None:
         """What never came by, in words; None if all did."""
-        missed = self._closed | self._open
-        if not missed:
+        parts = [*(self._closed | self._open).values()]
+        if not parts:
             return None
-        parts = [f"position {index} of row {row}, which has {length}" for (row, index), length in missed.items()]
         return f"it never came to {', to '.join(parts[:4])}" + (f" (and {len(parts) - 4} more)" * (len(parts) > 4))
 
 

@@ -387,6 +387,11 @@ class HookedModel(HookedModule, TokenHelpers, Seeing, Weights, WeightProcessing)
         """
         if "fwd_hooks" in kwargs or "bwd_hooks" in kwargs:
             raise HooklineError("generate takes no hooks: with model.hooks(fwd_hooks=[…]): model.generate(…)")
+        if kwargs.get("cache_implementation") == "paged" and (active.get() or self._points.standing.steps):
+            raise HooklineError(
+                "continuous batching (cache_implementation='paged') runs the model in another thread, with several "
+                "texts packed into one row: hooks cannot be used in it. Generate with another cache"
+            )
         is_text = input is not None and not isinstance(input, Tensor)
         if images is not None:
             if attention_mask is not None:

@@ -87,7 +87,12 @@ class HookedModule(Hooked):
         return sorted({*super().__dir__(), *dir(self.module)})
 
     def __repr__(self) -> str:
-        return f"HookedModule({self.module!r})"
+        modules = sum(1 for _ in self.module.modules())
+        parameters = sum(parameter.numel() for parameter in self.module.parameters())
+        return (
+            f"HookedModule({type(self.module).__name__}: {modules} module{'s' * (modules != 1)}, "
+            f"{parameters:,} parameters, {len(self.hook_dict)} points)"
+        )
 
 
 class HookedRootModule(nn.Module, Hooked):

@@ -136,19 +136,22 @@ class HookPoint(nn.Module):
     @property
     def step(self) -> int:
         """Which pass of a generation a running hook sees: 0 is the prompt, 1 the first new token, and so on."""
-        return self._passing().step
+        return self._passing().known_step()
 
     @property
     def positions(self) -> range:
         """Which positions of the text a running hook sees: the whole prompt, or just the newest one."""
         if is_of_pictures(self.listed):
             raise HooklineError(f"{self.name!r} is about pictures: its positions are patches, none of the text")
-        return self._passing().span_at(self.listed).positions
+        passing = self._passing()
+        passing.check("positions")
+        return passing.span_at(self.listed).positions
 
     def _passing(self) -> Pass:
-        if taps.now.passing is None:
+        passing = taps.now.asked if taps.now.hooks else taps.now.passing
+        if passing is None:
             raise HooklineError(f"the step and positions of {self.name!r} are known while a language model runs")
-        return taps.now.passing
+        return passing
 
     def forward(self, x: Tensor) -> Tensor:
         """The input."""

@@ -6,6 +6,7 @@
     a mask                            true at the columns that are meant, of the pass at hand
     last                              the last token of each row
     token(" Paris")                   where that token stands, the last time if it is there several times (nth=0: first)
+                                      in the text so far: tokens that a generation writes count too
     image_tokens                      the places that pictures take
     new_tokens, step(3)               in a generation: all tokens after the prompt, or those of one step
 
@@ -58,22 +59,49 @@ class _Token(Meaning):
     nth: int = -1
 
     def mask(self, text: Pass, span: Span) -> Tensor:
-        """The first, last or n-th of those tokens in each row."""
-        if span.tokens is None:
-            raise HooklineError(f"the place of the token {self.what!r} is not known: the model was given no tokens")
-        real = span.real()[:, span.positions.start :]
-        found = torch.zeros_like(real)
-        for row, here in enumerate((span.tokens == self._id(text)).cpu() & real):
-            places = here.nonzero().flatten().tolist()
-            if not places and text.step > 0:
-                continue
-            if self.nth not in range(-len(places), len(places)):
+        """The first, last or n-th of those tokens in the text of each row so far."""
+        found = torch.zeros_like(span.real())
+        for row, places in enumerate(self._places(text, span)):
+            if self.nth in range(-len(places), len(places)):
+                found[row, places[self.nth]] = True
+            elif text.is_only:
                 raise HooklineError(
                     f"the token {self.what!r} is {len(places)} times in row {row} of the prompt"
                     + (f": there is no nth={self.nth}" if places else ", but its place is asked for")
                 )
-            found[row, places[self.nth]] = True
-        return found
+        return found[:, span.positions.start : span.positions.stop]
+
+    def lacking(self, text: Pass, span: Span) -> dict[int, int]:
+        """The rows that do not have it so far, and how often the token is there."""
+        counts = [len(places) for places in self._places(text, span)]
+        return {row: count for row, count in enumerate(counts) if self.nth not in range(-count, count)}
+
+    def _places(self, text: Pass, span: Span) -> list[list[int]]:
+        """Where the token stands in each row, up to the last position of the pass."""
+        whole, start = span.text(), span.positions.start
+        trades = text.generation is not None and not text.generation.keeps_rows
+        if whole is None and span.tokens is not None and start and (trades or self.nth < 0):
+            # What was written before is not known, and does not matter: tokens counted from the end, or in the prompt.
+            prompt = text.generation.tokens if text.generation is not None else None
+            known = prompt if prompt is not None and len(prompt) == span.rows else span.tokens[:, :0]
+            blank = span.tokens.new_full((span.rows, max(0, start - known.shape[1])), -1)
+            whole = torch.cat([known[:, :start].to(blank.device), blank, span.tokens], 1)
+        if whole is None:
+            why = "the model was given no tokens" if span.tokens is None else "the tokens before are not known"
+            raise HooklineError(f"the place of the token {self.what!r} is not known: {why}")
+        counted = [row.nonzero().flatten().tolist() for row in (whole == self._id(text)).cpu() & span.real()]
+        if trades and self.nth >= 0:
+            self._check_rows(text.prompt, counted)
+        return counted
+
+    def _check_rows(self, prompt: int, counted: list[list[int]]) -> None:
+        """Where rows trade their texts, as in beam search, only what stands in the prompt can be counted."""
+        for row, places in enumerate(counted):
+            if sum(place < prompt for place in places) <= self.nth:
+                raise HooklineError(
+                    f"{self!r} is not in the prompt of row {row}, and cannot be counted after it: in this kind of "
+                    f"generation (beam search, …) rows trade their texts from step to step"
+                )
 
     def _id(self, text: Pass) -> int:
         if isinstance(self.what, int):
@@ -91,7 +119,7 @@ class _Images(Meaning):
         """Where the token stands that the model puts pictures in place of."""
         if span.tokens is None:
             raise HooklineError("where pictures are is not known: the model was given no tokens")
-        if text.step > 0 and len(span.positions) == 1:  # a token that the model has made, whichever it is
+        if text.step != 0 and len(span.positions) == 1:  # a token that the model has made, whichever it is
             return torch.zeros(span.rows, 1, dtype=torch.bool)
         return mask_in(span.tokens, text.model().config).cpu()  # type: ignore[union-attr]
 
@@ -105,7 +133,7 @@ class _Steps(Meaning):
 
     def mask(self, text: Pass, span: Span) -> Tensor:
         """All positions of those passes, and none of others."""
-        wanted = text.step > 0 if self.only is None else text.step == self.only
+        wanted = span.positions.start >= text.prompt if self.only is None else text.known_step() == self.only
         return torch.full((span.rows, len(span.positions)), wanted)
 
     def __repr__(self) -> str:
@@ -135,13 +163,53 @@ def mask_of(positions: Positions, point: Any, rows: int, n: int) -> Bool[Tensor,
     if isinstance(positions, Tensor) and positions.dtype == torch.bool:
         if positions.shape[-1] != n:
             raise HooklineError(f"a mask of {positions.shape[-1]} positions, but there are {n}")
+        if positions.ndim == 2 and 1 < len(positions) != rows:
+            if not _writes_several(rows, len(positions)):
+                raise HooklineError(f"a mask of {len(positions)} rows, but there are {rows}")
+            positions = positions.repeat_interleave(rows // len(positions), 0)
         return positions.cpu().expand(rows, n)
     if positions is None:
         return torch.ones(rows, n, dtype=torch.bool)
     text, span = _passing(positions, point, rows, n)
+    if not isinstance(positions, Meaning):
+        positions = _checked(positions, rows)
+    parts = text.parts(span)
+    if len(parts) > 1 and "k" in (axes := point.axes.split()) and "p" not in axes:
+        parts = _parts_of_keys(parts, text, span, positions, point)
+    masks = [_mask_in(*part, positions) for part in parts]
+    return (masks[0] if len(masks) == 1 else torch.cat(masks, 1)).expand(rows, n)
+
+
+def _mask_in(text: Pass, span: Span, positions: Any) -> Bool[Tensor, "row pos"]:
     if isinstance(positions, Meaning):
-        return positions.mask(text, span).expand(rows, n)
-    return _of_text(_checked(positions, rows), span, is_strict=text.is_only).expand(rows, n)
+        return positions.mask(text, span)
+    return _of_text(positions, span, is_strict=text.is_only)
+
+
+def _parts_of_keys(
+    parts: list[tuple[Pass, Span]], text: Pass, span: Span, positions: Any, point: Any
+) -> list[tuple[Pass, Span]]:
+    """Keys of earlier passes come by again in every pass, where all queries of the pass see the same."""
+    if isinstance(positions, _Steps):
+        return parts
+    is_one_query = len(text.parts(text.span)) == 1
+    if not is_one_query and _counts_from_the_end(positions):
+        raise HooklineError(
+            f"{positions!r} is counted from the end of the text, but this pass has several ends: the keys at "
+            f"{point.name!r} are the same for all of its new tokens. Generate with a cache, without an assistant and "
+            f"without prompt lookup"
+        )
+    return [(text, span)]
+
+
+def _counts_from_the_end(positions: Any) -> bool:
+    if isinstance(positions, _Token):
+        return positions.nth < 0
+    if isinstance(positions, slice):
+        return any(each is not None and each < 0 for each in (positions.start, positions.stop))
+    if isinstance(positions, Meaning):
+        return isinstance(positions, _Last)
+    return bool((torch.as_tensor(positions) < 0).any())
 
 
 def _of_text(positions: Any, span: Span, *, is_strict: bool) -> Bool[Tensor, "row pos"]:
@@ -161,7 +229,7 @@ def _of_text(positions: Any, span: Span, *, is_strict: bool) -> Bool[Tensor, "ro
                 raise HooklineError(f"position {outside[0]}, but there are {len(columns)} positions{where}")
             chosen = [columns[index] for index in wanted if index not in outside]
         found[row, chosen] = True
-    return found[:, span.positions.start :]
+    return found[:, span.positions.start : span.positions.stop]
 
 
 def is_one_per_row(positions: Positions) -> bool:
@@ -247,9 +315,11 @@ def _passing(positions: Positions, point: Any, rows: int, n: int) -> tuple[Pass,
     if text is None:  # some other network: what there is, is the text
         span = Span(range(n), rows, None, None)
         return Pass(0, span, None, lambda: None, True), span  # type: ignore[arg-type]
+    if isinstance(positions, Meaning) or point.axes:
+        text.check(repr(positions))
     span = text.span_at(point.listed)
     if len(span.positions) != n == span.positions.stop:  # keys: of this step and of all before it
-        span = replace(span, positions=range(n), tokens=None)
+        span = replace(span, positions=range(n), tokens=span.text(), earlier=None)
     if len(span.positions) != n:
         raise HooklineError(
             f"{point.name!r} has {n} positions, but the text has {len(span.positions)} in this pass: {positions!r} "
@@ -277,6 +347,12 @@ def _whole(name: str, given: Any) -> int:
     return index(given)
 
 
+def _writes_several(rows: int, texts: int) -> bool:
+    """Whether a generation writes several texts for each of its prompts, as beams or `num_return_sequences` do."""
+    text: Pass | None = now.passing
+    return text is not None and text.generation is not None and rows % texts == 0
+
+
 def _checked(positions: Any, rows: int | None) -> Any:
     """The positions, if that is what they are."""
     if isinstance(positions, ndarray) and positions.ndim and positions.dtype.kind in "iu":
@@ -285,6 +361,8 @@ def _checked(positions: Any, rows: int | None) -> Any:
             f"or several in every row: torch.from_numpy(…) means the former, and .tolist() the latter"
         )
     if isinstance(positions, Tensor) and positions.ndim == 1 and not positions.is_floating_point():
+        if rows is not None and len(positions) and len(positions) != rows and _writes_several(rows, len(positions)):
+            return positions.repeat_interleave(rows // len(positions))
         if rows is not None and len(positions) != rows:
             raise HooklineError(f"one position per row: {rows} of them, not a tensor of shape {list(positions.shape)}")
         return positions

@@ -46,11 +46,17 @@ def is_first_run() -> bool:
     return not torch.is_grad_enabled() and any(frame.f_code is _REENTRANT_FIRST_RUN for frame in _callers())
 
 
-def keep_for_second_run(run: Run) -> None:
-    """Let `run` act when the regions recompute that the code running now is in. There may be none, or several."""
+def keep_for_second_run(run: Run | None, passing: Any) -> None:
+    """Let `run` act when the regions recompute that the code running now is in. There may be none, or several.
+
+    `passing` is what the forward pass is about: another one may be going on by then, or none.
+    """
     if not is_first_run():
         return
     for region in _regions_in_first_run():
+        region.__dict__["_hookline_passing"] = passing
+        if run is None:
+            continue
         leases = region.__dict__.setdefault("_hookline_leases", [])
         if all(lease.run is not run for lease in leases):
             leases.append(Lease(run))
@@ -63,6 +69,11 @@ def runs_in_second_run() -> list[Run] | None:
         return None
     runs = {id(lease.run): lease.run for region in regions for lease in region.__dict__.get("_hookline_leases", ())}
     return list(runs.values())
+
+
+def passing_in_second_run() -> Any:
+    """What the forward pass was about in which the region first ran that recomputes now."""
+    return next((region.__dict__.get("_hookline_passing") for region in _regions_in_second_run()), None)
 
 
 def _regions_in_first_run() -> Iterator[Any]:

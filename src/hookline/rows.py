@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hookline.errors import HooklineError
-from hookline.passes import Pass, Span
+from hookline.passes import Earlier, Pass, Span
 
 Rows: TypeAlias = int | slice | Sequence[int] | Tensor
 """Which rows of a batch: one, without its axis then; or several."""
@@ -51,7 +51,8 @@ def text_of_rows(passing: Pass | None, which: Any) -> Pass | None:
     kept = [which] if isinstance(which, int) else which
 
     def of(span: Span) -> Span:
-        tokens, mask = (x[kept] if x is not None else None for x in (span.tokens, span.mask))
-        return replace(span, rows=len(torch.arange(span.rows)[kept]), tokens=tokens, mask=mask)
+        tokens, mask, text = (x[kept] if x is not None else None for x in (span.tokens, span.mask, span.text()))
+        rows = len(torch.arange(span.rows)[kept])
+        return replace(span, rows=rows, tokens=tokens, mask=mask, earlier=Earlier(None, 0, text))
 
     return replace(passing, span=of(passing.span), encoder=of(passing.encoder) if passing.encoder is not None else None)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from hookline import compiled
-from hookline.actions import Action, Begin, End, HookAction, PointAction
+from hookline.actions import Action, HookAction, PointAction, bounds
 from hookline.errors import HookError, HooklineError, NeverFiredWarning, SkippedHookWarning, describe
 from hookline.inside import stop_watching
 from hookline.memo import with_needs
@@ -43,7 +43,7 @@ class Run(Routes):
         self._swallowed: HookError | None = None
         # Where there is one forward pass only, as for `run_with_cache`, nobody need look out for its beginning and end.
         self.is_one_pass = is_one_pass
-        self._bounds: list[Action] = [] if is_one_pass else [Begin(root), End(root)]
+        self._bounds: list[Action] = [] if is_one_pass else bounds(root)
         super().__init__([*self._bounds, *with_needs(actions)])
         self._modules = {action.tap: action.module for action in self.actions}
         self._root = root

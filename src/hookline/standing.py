@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary, finalize, ref
 from torch import nn
 
 from hookline import compiled
-from hookline.actions import Begin, End, HookAction
+from hookline.actions import HookAction, bounds
 from hookline.errors import HookError
 from hookline.memo import with_needs
 from hookline.taps import Count, Routes, Tap, lock, now
@@ -35,9 +35,9 @@ class _LocalCount(threading.local, Count):
         """
         if not self.is_on():
             return True
-        step = now.passing.step if now.passing is not None else 0
+        earlier = now.passing.number if now.passing is not None else 0
         before, self.told[hook] = self.told.get(hook), self.passes
-        return before is None or before < self.passes - step
+        return before is None or before < self.passes - earlier
 
     def of(self, tap: Tap) -> int | None:
         """The call that the tap has come to in the forward pass going on; None if there is none."""
@@ -121,7 +121,7 @@ class Standing(Routes):
         active = [hook for hook in hooks if hook.is_enabled()]
         actions = with_needs(active)
         if root is not None and active:
-            actions += [Begin(root), End(root)]
+            actions += bounds(root)
         after = {action.tap: action.module for action in actions}
         self.set(actions)
         for tap, module in after.items():

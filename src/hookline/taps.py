@@ -58,7 +58,8 @@ class _Now(threading.local):
         self.worked_out: dict[Any, Any] = {}  # and what was worked out from that since
         self.watches: list[Any] = []  # the modules now running that are looked into
         self.passing: Any = None  # what part of a text the forward pass is about: see `passes.py`
-        self.progress: Any = None  # how far the one before came
+        self.asked: Any = None  # the same when the innermost hook was called, which may have run the model since
+        self.progress: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()  # how far the one before came
         self.skipped: dict[nn.Module, Any] = {}  # modules that are not run: see `skipping.py`
 
 

@@ -81,16 +81,23 @@ class ModelPoints(Points):
         return super()._select(names)
 
     def _matching(self, asked: object, predicate: Callable[[str], Any]) -> list[HookPoint]:
-        """Classic names first; if none matches a glob or regex, native ones."""
-        chosen = [point for name, point in self.hook_dict.items() if predicate(name)]
-        if not chosen and isinstance(asked, str):
+        """Classic names first; if none matches a glob or regex, native ones.
+
+        Points on request are not meant by a filter that happens to match them: see `_names`.
+        """
+        found = {name: name for name in self.hook_dict if predicate(name)}
+        if not found and isinstance(asked, str):
             others = {name: other_names(name, self._stacks) for name in self.hook_dict}
-            chosen = [self.hook_dict[name] for name, names in others.items() if any(map(predicate, names))]
-        if not chosen and not callable(asked):
+            matches = {name: next(filter(predicate, names), None) for name, names in others.items()}
+            found = {name: match for name, match in matches.items() if match is not None}
+        if not found and not callable(asked):
             chosen = [point for name, point in self._native.items() if predicate(name)]
-        if not chosen:
+            if chosen:
+                return chosen
+        if not found:
             raise no_match(asked, self.hook_dict)
-        return chosen
+        meant = [name for name, match in found.items() if not self._specs[name].is_on_request or _names(asked, match)]
+        return [self.hook_dict[name] for name in meant or found]  # nothing but points on request: these are meant
 
     def is_on_request(self, name: str) -> bool:
         """Whether a point is recorded only when it is asked for by name."""
@@ -121,3 +128,11 @@ class ModelPoints(Points):
             every = self._classic_at.get((point.site, None))
             classic = f"{every}#{point.only}" if every is not None else None
         return classic if classic is not None else super().canonical(name)
+
+
+def _names(asked: object, name: str) -> bool:
+    """Whether a glob or regex spells out the last part of a name, as "blocks.*.attn.hook_result" does."""
+    last = name.rpartition(".")[2]
+    if isinstance(asked, re.Pattern):
+        return last in asked.pattern
+    return isinstance(asked, str) and re.split(r"[*?.]", asked)[-1] == last

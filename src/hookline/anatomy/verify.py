@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,9 +25,9 @@ class Verdict:
     why: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
-    """What is known of all points of a model; prints as a table."""
+    """What is known of all points of a model. `print` it for a table of them."""
 
     architecture: str
     verdicts: tuple[Verdict, ...]
@@ -37,12 +37,22 @@ class Report:
         return [verdict for verdict in self.verdicts if verdict.status == "failed"]
 
     def __str__(self) -> str:
-        width = max(len(verdict.name) for verdict in self.verdicts)
-        rows = [f"{each.name:<{width}}  {each.status:<11}  {each.why}".rstrip() for each in self.verdicts]
-        counts = {
-            status: sum(v.status == status for v in self.verdicts) for status in ("proved", "unavailable", "failed")
-        }
-        return "\n".join([*rows, f"{self.architecture}: " + ", ".join(f"{n} {status}" for status, n in counts.items())])
+        return "\n".join([*_table(self.verdicts), self._summary()])
+
+    def __repr__(self) -> str:
+        """The counts, and the points that fail."""
+        failures = [f"  {line}" for line in _table(self.failed())]
+        return "\n".join([f"<Report of {self._summary()}; print it to see every point>", *failures])
+
+    def _summary(self) -> str:
+        statuses = [verdict.status for verdict in self.verdicts]
+        counts = [f"{statuses.count(status)} {status}" for status in ("proved", "unavailable", "failed")]
+        return f"{self.architecture}: {', '.join(counts)}"
+
+
+def _table(verdicts: Sequence[Verdict]) -> list[str]:
+    width = max((len(verdict.name) for verdict in verdicts), default=0)
+    return [f"{each.name:<{width}}  {each.status:<11}  {each.why}".rstrip() for each in verdicts]
 
 
 def verify(model: HookedModel, inputs: dict[str, Any]) -> Report:

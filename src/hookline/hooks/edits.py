@@ -266,7 +266,7 @@ class Noise(DataEdit):
     def changed(self, x: Tensor, hook: Any) -> Tensor:
         """With the noise."""
         check_float(self.kind, x, hook)
-        step = now.passing.step if now.passing is not None else 0
+        step = now.passing.whole_step(self) if now.passing is not None else 0
         place = crc32(f"{hook.listed} {now.call} {step}".encode())
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + place) % 2**63)
         noise = torch.randn(x.shape, generator=generator)  # on the CPU, so that it is the same on every device
