@@ -1,8 +1,8 @@
 """Stop harvests at random moments until so many are stopped; each continues where the one before was stopped.
 
-    python tests/kill_harvests.py FOLDER KILLS [SIGNAL] [SEED]
+    python tests/kill_harvests.py FOLDER KILLS [SEED]
 
-Prints what it met as JSON. With SIGKILL every store must, in the end, be byte for byte that of a harvest nobody
+Prints what it met as JSON, for SIGKILL and for SIGINT. With SIGKILL every store must, in the end, be byte for byte that of a harvest nobody
 disturbed. With SIGINT (Ctrl-C) a store must have every batch that was finished before the signal, and have the same rows
 in the end. Processes are forked from one that has everything loaded, since loading takes longer than harvesting.
 """
@@ -106,17 +106,23 @@ def state(path: Path) -> str:
     return "before the manifest" if "takes it up" in str(found) else "between writes"
 
 
-def main(folder: Path, kills: int, how: signal.Signals) -> None:
+def main(folder: Path, kills: int) -> None:
     torch.set_num_threads(1)
     model = tinyworld()
     harvest(model, folder / "whole")
     start = time.perf_counter()
     harvest(model, folder / "timed")
-    whole = time.perf_counter() - start
+    seconds = (time.perf_counter() - start) / 2
+    signals = (signal.SIGKILL, signal.SIGINT)
+    print(json.dumps({how.name: tried(model, folder, kills, seconds, how) for how in signals}))
+
+
+def tried(model: HookedModel, folder: Path, kills: int, seconds: float, how: signal.Signals) -> dict[str, int]:
+    """What was met when harvests were stopped by that signal, each within so many seconds."""
     wanted, met, stores, done = files(folder / "whole"), dict[str, int](), 0, 0
     while done < kills:
-        path = folder / str(stores)
-        while done < kills and stopped(model, path, random.uniform(0, whole / 2), how):
+        path = folder / f"{how.name} {stores}"
+        while done < kills and stopped(model, path, random.uniform(0, seconds), how):
             done += 1
             met[state(path)] = met.get(state(path), 0) + 1
             if how == signal.SIGINT:
@@ -124,11 +130,11 @@ def main(folder: Path, kills: int, how: signal.Signals) -> None:
         harvest(model, path)
         is_same = same_rows(path, folder / "whole") if how == signal.SIGINT else files(path) == wanted
         if not is_same:
-            sys.exit(f"store {stores} differs from one that nobody disturbed")
+            sys.exit(f"{path.name} differs from a store that nobody disturbed")
         stores += 1
-    print(json.dumps({"kills": done, "stores": stores, **met}))
+    return {"kills": done, "stores": stores, **met}
 
 
 if __name__ == "__main__":
-    random.seed(int(sys.argv[4]) if len(sys.argv) > 4 else 0)
-    main(Path(sys.argv[1]), int(sys.argv[2]), signal.Signals[sys.argv[3] if len(sys.argv) > 3 else "SIGKILL"])
+    random.seed(int(sys.argv[3]) if len(sys.argv) > 3 else 0)
+    main(Path(sys.argv[1]), int(sys.argv[2]))

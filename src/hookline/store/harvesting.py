@@ -67,10 +67,10 @@ def harvest(
     model's context raise, unless `max_tokens` cuts them.
 
     Ctrl-C, or any exception, ends the harvest with the rows of every finished batch in the store. Rows are also written
-    `flush_every` seconds after they were computed, so a process that is killed loses little more than that. Called again
-    with the same arguments, it continues at the first row that is not stored: the rows become the same, in the same
-    order, as without the interruption (a shard may be shorter where it was). With other arguments it refuses. Memory: two shards (`shard_bytes` each, or `shard_rows`) beside the model's own, five at most when the
-    model is faster than the disk.
+    `flush_every` seconds after they were computed, so a process that is killed loses little more than that. Called
+    again with the same arguments, it continues at the first row that is not stored: the rows become the same, in the
+    same order, as without the interruption (shards may be shorter). With other arguments it refuses. Memory: two shards
+    (`shard_bytes` each, or `shard_rows`) beside the model's own, five at most when the model is faster than the disk.
     """
     options = Options(
         *(positions, dtype, batch_size, max_rows, sample, seed),
