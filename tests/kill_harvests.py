@@ -2,9 +2,10 @@
 
     python tests/kill_harvests.py FOLDER KILLS [SEED]
 
-Prints what it met as JSON, for SIGKILL and for SIGINT. With SIGKILL every store must, in the end, be byte for byte that of a harvest nobody
-disturbed. With SIGINT (Ctrl-C) a store must have every batch that was finished before the signal, and have the same rows
-in the end. Processes are forked from one that has everything loaded, since loading takes longer than harvesting.
+Prints what it met as JSON, for SIGKILL and for SIGINT. With SIGKILL every store must, in the end, be byte for byte that
+of a harvest nobody disturbed. With SIGINT (Ctrl-C) a store must have every batch that was finished before the signal,
+and have the same rows in the end. Processes are forked from one that has everything loaded, since loading takes longer
+than harvesting.
 """
 
 import json

@@ -16,9 +16,9 @@ from hookline.rerun.baseline import Baseline
 class Mean:
     """The average at a point: over all positions of all texts, or, `per_position`, over texts.
 
-    What is added is summed up, and its norms are noted. Then `judge` returns whether some of it was outlying: if so, all
-    of it is to be added once more, and this time outlying rows are left out. A row is compared with those that it is
-    averaged with: with `per_position`, those at its position.
+    What is added is summed up, and its norms are noted. Then `judge` returns whether some of it was outlying: if so,
+    all of it is to be added once more, and this time outlying rows are left out. A row is compared with those that it
+    is averaged with: with `per_position`, those at its position.
     """
 
     def __init__(self, point: HookPoint, outliers: Outliers, *, per_position: bool) -> None:

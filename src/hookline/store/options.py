@@ -48,11 +48,8 @@ class Options:
             raise HooklineError(f"sample is the share of rows that is kept: above 0 and up to 1, not {self.sample!r}")
         if self.dtype is not None and self.dtype not in FLOATS:
             raise HooklineError(f"dtype must be one of {', '.join(map(str, FLOATS))}, not {self.dtype!r}")
-        if (
-            isinstance(self.flush_every, bool)
-            or not isinstance(self.flush_every, int | float)
-            or not self.flush_every >= 0
-        ):
+        is_number = isinstance(self.flush_every, int | float) and not isinstance(self.flush_every, bool)
+        if not (is_number and self.flush_every >= 0):
             raise HooklineError(f"flush_every is a number of seconds, from 0 on, not {self.flush_every!r}")
         _check_positions(self.positions)
 
