@@ -15,6 +15,7 @@ from torch import Tensor
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from hookline.errors import HooklineError, HooklineWarning, StoreError
+from hookline.halving import Fit
 from hookline.model import HookedModel
 from hookline.names import Filter
 from hookline.runtime import Run, users_level
@@ -100,6 +101,7 @@ class _Harvest:
         if not isinstance(model, Hooked):
             raise HooklineError(f"harvest takes a hooked model, hookline.hook(module), not a {type(model).__name__}")
         self.model, self.options = model, options
+        self._fit = Fit("examples")
         self.points = model._points.select(points)
         self._asked = {model._points.canonical(point.name): point.name for point in self.points}
         self.is_of_text = isinstance(model, HookedModel)
@@ -142,7 +144,7 @@ class _Harvest:
         with ExitStack() as stack:
             writer: Writer | None = None
             for before, batch in self._batches(examples, manifest.rows):
-                sources = run_batch(self.model, self.points, batch)
+                sources = run_batch(self.model, self.points, batch, self._fit)
                 if writer is None:
                     writer = stack.enter_context(self._writer(store, manifest, sources))
                 writer.add(batch, sources, before, examples.progress)
