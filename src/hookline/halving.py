@@ -12,7 +12,8 @@ import torch
 from hookline.errors import HookError, HooklineWarning
 from hookline.runtime import users_level
 
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 
 _SIGNS = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "DefaultCPUAllocator")
 """How a RuntimeError of a backend without an error class of its own says that memory ran out."""
@@ -79,9 +80,9 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def free_memory() -> None:
-    """Give back what is held by objects that wait for the collector, and by the allocator of a GPU."""
-    gc.collect()
+    """Give back what is held on a GPU by objects that wait for the collector, and by the allocator."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
+        gc.collect()
         torch.cuda.empty_cache()
 
 

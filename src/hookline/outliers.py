@@ -13,11 +13,11 @@ in place of `FACTOR`.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hookline.errors import HooklineError
@@ -71,6 +71,8 @@ class Outlying:
     median: float = 0.0
     """The median norm of all rows; of the last rows, where they came in batches."""
     factor: float = FACTOR
+    rows: Int[Tensor, " row"] | None = field(default=None, repr=False, compare=False)
+    """The numbers of the rows, where they have any."""
 
     @property
     def bound(self) -> float:
@@ -88,7 +90,8 @@ class Outlying:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, with norms to three digits: they need not be the same in every run."""
-        return asdict(self) | {"largest": float(f"{self.largest:.3g}"), "median": float(f"{self.median:.3g}")}
+        norms = {name: float(f"{getattr(self, name):.3g}") for name in ("largest", "median")}
+        return {"count": self.count, "of": self.of, **norms, "factor": self.factor}
 
     def __str__(self) -> str:
         if not self.count:
