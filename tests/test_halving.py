@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -16,8 +17,8 @@ from hookline.experiments import ablation, attribution, edges, metrics, patching
 from hookline.halving import Fit, is_out_of_memory
 
 NAMES = ["Mary", "John", "Tom", "Lily", "Anna"]
-CLEAN = [f"{name} went to the garden with {other}" for name, other in zip(NAMES, NAMES[1:], strict=False)]
-CORRUPTED = [f"{name} went to the garden with {other}" for name, other in zip(NAMES[1:], NAMES, strict=False)]
+CLEAN = [f"{name} went to the garden with {other}" for name, other in pairwise(NAMES)]
+CORRUPTED = [f"{name} went to the garden with {other}" for other, name in pairwise(NAMES)]
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def model():
 
 @contextmanager
 def room_for(module: nn.Module, rows: int) -> Iterator[list[int]]:
-    """A module that runs out of memory when it is called with more rows than that; gives how many it was called with."""
+    """A module that runs out of memory when called with more rows than that; gives how many it was called with."""
     seen: list[int] = []
 
     def check(_: nn.Module, args: tuple[Any, ...]) -> None:
