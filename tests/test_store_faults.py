@@ -20,6 +20,7 @@ import hookline
 from hookline import HooklineError, HooklineWarning, StoreError
 from hookline.cli import app
 from hookline.store import LocalStore, folders
+from hookline.store.writer import Writer
 
 
 @pytest.fixture(scope="module")
@@ -264,6 +265,19 @@ def test_an_interrupt_after_the_last_row_is_completed_by_the_next_harvest(model,
     assert same_rows(store.path, whole.path)
     assert sum(map(len, store.batches(7))) == len(whole)
     assert len(store.example(8)) == len(whole.example(8)) > 0
+
+
+def test_an_interrupt_when_there_are_rows_enough(model, tmp_path, monkeypatch) -> None:
+    def interrupt(*_) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Writer, "finish", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        harvested(model, tmp_path / "one", max_rows=50)
+    monkeypatch.undo()
+    assert len(LocalStore(tmp_path / "one")) == 50
+    assert harvested(model, tmp_path / "one", max_rows=50).is_complete
+    assert same_rows(tmp_path / "one", harvested(model, tmp_path / "whole", max_rows=50).path)
 
 
 def test_rows_that_cannot_be_kept_at_an_interrupt_are_told_of(model, tmp_path, monkeypatch) -> None:
