@@ -92,7 +92,7 @@ def test_an_autoencoder_of_ordinary_tokens(model, tmp_path) -> None:
     point = "blocks.15.hook_resid_post"
     words = (Path(hookline.__file__).parent / "demo" / "story.py").read_text().split()
     texts = [" ".join(words[at : at + 12]) for at in range(0, 600, 12)]
-    store = hookline.harvest(model, texts, point, tmp_path, max_tokens=24)
+    store = hookline.harvest(model, texts, point, tmp_path, max_tokens=24, progress=False)
     found = store.outlying(point)
     assert found.count == len(texts)
     assert not store.rows().position[found.rows].any(), "the first of each text"
@@ -101,10 +101,9 @@ def test_an_autoencoder_of_ordinary_tokens(model, tmp_path) -> None:
     quality = sae.evaluate(training.sae, model, texts)
     assert quality.outlying.count == len(texts)
     assert quality.explained_variance > 0.3
-    assert quality.explained_variance_of_all < 0
     mixed = sae.evaluate(sae.train(store, point, **options, outliers="include").sae, model, texts)
-    assert mixed.explained_variance < 0 < mixed.explained_variance_of_all
-    assert quality.loss_spliced < mixed.loss_spliced - 1
+    assert quality.explained_variance > mixed.explained_variance + 0.3
+    assert quality.loss_spliced < mixed.loss_spliced
 
 
 SENTENCES = ["A man is eating some food.", "Somebody has his lunch.", "The price of oil fell sharply today."]
