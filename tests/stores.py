@@ -1,4 +1,4 @@
-"""What several test files of stores use: a tiny model, some texts, and two stores compared byte by byte."""
+"""What several test files of stores use: a tiny model, some texts, and two stores compared by their bytes or rows."""
 
 import json
 from functools import cache
@@ -9,7 +9,7 @@ import torch
 
 import hookline
 from hookline import HookedModel
-from hookline.store import Store
+from hookline.store import LocalStore, Store
 
 POINTS = ["blocks.0.hook_resid_pre", "blocks.2.attn.hook_z", "blocks.3.hook_resid_post"]
 OPTIONS: dict[str, Any] = {"batch_size": 3, "shard_rows": 40, "dtype": torch.bfloat16, "progress": False}
@@ -35,6 +35,17 @@ def harvested(model: HookedModel, path: Path | str, count: int = 30, **changes: 
 def files(path: Path) -> dict[str, bytes]:
     """Everything in a store's folder but the lock."""
     return {each.name: each.read_bytes() for each in sorted(path.iterdir()) if each.name != ".lock"}
+
+
+def same_rows(one: Path | str, other: Path | str) -> bool:
+    """Whether two stores have the same rows of the same data, in the same order, wherever their shards end."""
+    stores = [LocalStore(path) for path in (one, other)]
+    assert all(store.verify().is_sound for store in stores)
+    rows, others = (store.rows() for store in stores)
+    pairs = [(getattr(rows, name), getattr(others, name)) for name in ("example", "position", "token")]
+    pairs += [(x, others[name]) for name, x in rows.activations.items()]
+    ends = [(store.examples, store.is_complete, store.manifest.shards[-1].data_after) for store in stores]
+    return ends[0] == ends[1] and all(torch.equal(*pair) for pair in pairs)
 
 
 def edit_manifest(path: Path, change: Any) -> None:

@@ -1,5 +1,6 @@
 """What is harvested: the right values at the right places, whatever the data set and the options."""
 
+import io
 import threading
 
 import pytest
@@ -11,7 +12,7 @@ from torch import nn
 
 import hookline
 from hookline import HooklineError, HooklineWarning, StoreError
-from hookline.store import LocalStore, RemoteStore
+from hookline.store import LocalStore, RemoteStore, harvesting
 
 
 @pytest.fixture(scope="module")
@@ -418,3 +419,20 @@ def test_whole_numbers_of_numpy(model, tmp_path) -> None:
     )
     again = hookline.harvest(model, ["Mary went"] * 3, 1, tmp_path, positions=0, shard_rows=1, progress=False)
     assert len(some) == len(again) == 3
+
+
+@pytest.mark.parametrize(("options", "unit", "total"), [({"max_rows": 50}, " rows", 50), ({}, " examples", 30)])
+def test_the_bar_counts_what_ends_the_harvest(tmp_path, monkeypatch, options, unit, total) -> None:
+    bars = []
+
+    class Bar(harvesting.tqdm):
+        """A bar that can be asked afterwards."""
+
+        def __init__(self, **given) -> None:
+            super().__init__(**given | {"delay": 0, "file": io.StringIO()})
+            bars.append(self)
+
+    monkeypatch.setattr(harvesting, "tqdm", Bar)
+    harvested(tinyworld(), tmp_path, **options, progress=True)
+    (bar,) = bars
+    assert (bar.unit, bar.total, bar.n) == (unit, total, total)

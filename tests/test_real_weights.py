@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import hookline
-from hookline import HookedModel
+from hookline import HookedModel, sae
+from hookline.experiments import ablation, metrics
 
 pytestmark = [
     pytest.mark.slow,
@@ -74,6 +75,35 @@ def test_every_point_is_proved(model) -> None:
     report = model.verify()
     assert report.failed() == []
     assert sum(verdict.status == "proved" for verdict in report.verdicts) > 500
+
+
+def test_attention_sinks_are_left_out_of_means(model) -> None:
+    """MLPs 2 and 11 write the sink at the first position; mixed into every position, it looks as if they decided."""
+    prompt, metric = "When Mary and John went to the store, John gave a drink to", metrics.logit_diff(" Mary", " John")
+    options = {"of": "mlps", "layer": [2, 11], "by": "mean"}
+    apart = ablation.ablate(model, prompt, metric, **options)
+    mixed = ablation.ablate(model, prompt, metric, outliers="include", **options)
+    assert apart.info["outlying"]["blocks.11.hook_mlp_out"]["count"] == 1
+    assert apart.values.min() > 4.5, "of 6.1"
+    assert mixed.values.max() < 1
+
+
+def test_an_autoencoder_of_ordinary_tokens(model, tmp_path) -> None:
+    point = "blocks.15.hook_resid_post"
+    words = (Path(hookline.__file__).parent / "demo" / "story.py").read_text().split()
+    texts = [" ".join(words[at : at + 12]) for at in range(0, 600, 12)]
+    store = hookline.harvest(model, texts, point, tmp_path, max_tokens=24, progress=False)
+    found = store.outlying(point)
+    assert found.count == len(texts)
+    assert not store.rows().position[found.rows].any(), "the first of each text"
+    options = {"d_sae": 256, "steps": 150, "batch_size": 256, "progress": False}
+    training = sae.train(store, point, **options)
+    quality = sae.evaluate(training.sae, model, texts)
+    assert quality.outlying.count == len(texts)
+    assert quality.explained_variance > 0.3
+    mixed = sae.evaluate(sae.train(store, point, **options, outliers="include").sae, model, texts)
+    assert quality.explained_variance > mixed.explained_variance + 0.3
+    assert quality.loss_spliced < mixed.loss_spliced
 
 
 SENTENCES = ["A man is eating some food.", "Somebody has his lunch.", "The price of oil fell sharply today."]

@@ -6,19 +6,21 @@ import os
 from itertools import cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import sleep
 
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from stores import OPTIONS, POINTS, edit_manifest, files, harvested, texts, tinyworld
+from stores import OPTIONS, POINTS, edit_manifest, files, harvested, same_rows, texts, tinyworld
 from tiny_models import causal_lm
 from typer.testing import CliRunner
 
 import hookline
-from hookline import HooklineWarning, StoreError
+from hookline import HooklineError, HooklineWarning, StoreError
 from hookline.cli import app
 from hookline.store import LocalStore, folders
+from hookline.store.writer import Writer
 
 
 @pytest.fixture(scope="module")
@@ -237,13 +239,81 @@ def test_an_interrupt_leaves_a_store_that_goes_on(model, path, tmp_path, error) 
     for at in (3, 10, 11, 20, 29):
         with pytest.raises(error):
             hookline.harvest(model, interrupted(at, error), POINTS, tmp_path / "other", **OPTIONS)
-        if at > 9:
-            store = LocalStore(tmp_path / "other")
-            assert store.verify().is_sound
-            assert not store.is_complete
-            assert len(store.rows()) == len(store) > 0
+        store = LocalStore(tmp_path / "other")
+        assert store.verify().is_sound
+        assert not store.is_complete
+        assert len(store.rows()) == len(store)
+        assert store.examples == at // 3 * 3, "every batch that was finished is kept"
     harvested(model, tmp_path / "other")
-    assert files(tmp_path / "other") == files(path)
+    assert same_rows(tmp_path / "other", path)
+
+
+def test_an_interrupt_after_the_last_row_is_completed_by_the_next_harvest(model, tmp_path) -> None:
+    some = texts()[:9]
+
+    def data():
+        yield from some
+        raise StopError
+
+    with pytest.raises(StopError):
+        hookline.harvest(model, data(), POINTS, tmp_path / "one", **OPTIONS)
+    assert not LocalStore(tmp_path / "one").is_complete
+    for _ in range(2):
+        store = hookline.harvest(model, some, POINTS, tmp_path / "one", **OPTIONS)
+        assert store.is_complete
+    whole = hookline.harvest(model, some, POINTS, tmp_path / "whole", **OPTIONS)
+    assert same_rows(store.path, whole.path)
+    assert sum(map(len, store.batches(7))) == len(whole)
+    assert len(store.example(8)) == len(whole.example(8)) > 0
+
+
+def test_an_interrupt_when_there_are_rows_enough(model, tmp_path, monkeypatch) -> None:
+    def interrupt(*_) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Writer, "finish", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        harvested(model, tmp_path / "one", max_rows=50)
+    monkeypatch.undo()
+    assert len(LocalStore(tmp_path / "one")) == 50
+    assert harvested(model, tmp_path / "one", max_rows=50).is_complete
+    assert same_rows(tmp_path / "one", harvested(model, tmp_path / "whole", max_rows=50).path)
+
+
+def test_rows_that_cannot_be_kept_at_an_interrupt_are_told_of(model, tmp_path, monkeypatch) -> None:
+    Disk(monkeypatch, 20_000)  # enough for the manifest
+    options = OPTIONS | {"shard_rows": 10**6}
+    with pytest.raises(KeyboardInterrupt) as caught:
+        hookline.harvest(model, interrupted(9, KeyboardInterrupt), POINTS, tmp_path, **options)
+    assert "rows could not be stored" in caught.value.__notes__[0]
+    assert "No space left" in caught.value.__notes__[0]
+    monkeypatch.undo()
+    assert len(LocalStore(tmp_path)) == 0
+    assert hookline.harvest(model, texts(), POINTS, tmp_path, **options).is_complete
+
+
+def test_rows_are_written_after_a_while(model, path, tmp_path) -> None:
+    """What a kill -9 at the end would find there."""
+    first = tmp_path / "other" / "000000.safetensors"
+
+    def data():
+        yield from texts()[:-3]
+        while not first.exists():  # a thread writes it while the harvest goes on
+            sleep(0.001)
+        yield from texts()[-3:]
+
+    options = OPTIONS | {"shard_rows": 10**6}
+    store = hookline.harvest(model, data(), POINTS, tmp_path / "other", **options, flush_every=0)
+    assert len(store.manifest.shards) == 10, "one for each batch"
+    hookline.harvest(model, texts(), POINTS, tmp_path / "whole", **options)
+    assert same_rows(tmp_path / "other", tmp_path / "whole")
+    assert len(LocalStore(tmp_path / "whole").manifest.shards) == 1
+
+
+@pytest.mark.parametrize("seconds", [-1, True, "a minute", float("nan")])
+def test_a_time_to_flush_that_is_none(model, tmp_path, seconds) -> None:
+    with pytest.raises(HooklineError, match="flush_every"):
+        harvested(model, tmp_path, flush_every=seconds)
 
 
 @settings(max_examples=10, deadline=None)
@@ -258,7 +328,7 @@ def test_any_interrupts_come_to_the_same(stops, batch, rows) -> None:
                 hookline.harvest(model, interrupted(at), POINTS, one, **options)
         for place in (one, other):
             hookline.harvest(model, texts()[:15], POINTS, place, **options)
-        assert files(one) == files(other)
+        assert same_rows(one, other)
 
 
 class Disk:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from hookline.anatomy.proofs import CHECKS, Check
 from hookline.anatomy.trial import Trial
+from hookline.halving import Fit, is_out_of_memory
 
 if TYPE_CHECKING:
     from hookline.model import HookedModel
@@ -76,11 +78,32 @@ def _failures(trial: Trial) -> Iterator[tuple[str, str]]:
     specs = trial.model._points.specs
     apart = [name for name in trial.names if specs[name].is_on_request]  # a norm and copies before it go not together
     together = [name for name in trial.names if name not in apart]
+    fit = Fit("layers")
     for check, names in itertools.product(CHECKS, (together, apart)):
         remaining = [name for name in names if name not in failed]
-        for name, why in _each_if_need_be(check, trial, remaining) if remaining else ():
-            failed.setdefault(name, why)
+        for _, found in fit.parts(_by_layer(remaining), partial(_failing, check, trial, remaining)):
+            for name, why in found:
+                failed.setdefault(name, why)
     yield from failed.items()
+
+
+def _by_layer(names: list[str]) -> list[list[str]]:
+    """The points of each layer, and of what is between layers: checks compare points of one layer."""
+    return [list(some) for _, some in itertools.groupby(names, key=_layer)]
+
+
+def _layer(name: str) -> str:
+    parts = name.split(".")
+    number = next((at for at, part in enumerate(parts) if part.isdigit()), -1)
+    return ".".join(parts[: number + 1])
+
+
+def _failing(check: Check, trial: Trial, every: list[str], layers: Sequence[list[str]]) -> list[tuple[str, str]]:
+    """The points of some layers, among `every` one that is checked, that fail a check."""
+    names = [name for layer in layers for name in layer]
+    # What leaves a layer is compared with what enters the next, so the last of these layers needs that too.
+    after = every[every.index(names[-1]) + 1 :][:1]
+    return list(_each_if_need_be(check, trial, names + [name for name in after if name.endswith("hook_resid_pre")]))
 
 
 def _each_if_need_be(check: Check, trial: Trial, names: list[str]) -> Iterator[tuple[str, str]]:
@@ -88,6 +111,8 @@ def _each_if_need_be(check: Check, trial: Trial, names: list[str]) -> Iterator[t
     try:
         yield from list(check(trial, names))
     except Exception as error:  # whatever goes wrong at a point, it is that point's failure
+        if is_out_of_memory(error):  # but that is not
+            raise
         if len(names) == 1:
             yield names[0], f"raises {type(error).__name__}: {str(error).partition(chr(10))[0]}"
             return

@@ -14,6 +14,7 @@ from hookline.experiments.replacements import By, Replacement
 from hookline.experiments.result import Cell, Result, Top
 from hookline.experiments.units import Choice, Key, Of, Units
 from hookline.model import HookedModel
+from hookline.outliers import Outliers
 
 Order: TypeAlias = Result | Sequence[Cell | Mapping[str, Label] | Key | Label]
 
@@ -32,6 +33,7 @@ def ablate(
     per_position: bool = False,
     seed: int | None = None,
     pos: int | Sequence[int] | None = None,
+    outliers: Outliers = "exclude",
     **options: Any,
 ) -> Result:
     """Ablate each part of the model by itself, and measure: `result.values[layer, head]`.
@@ -50,9 +52,15 @@ def ablate(
     - "resample": what another text of `data`, as long and chosen by chance (`seed`, 0 unless told), has there.
 
     Without `data` these are the prompts themselves. `pos` ablates at these positions only, counted in each prompt.
+
+    A mean is taken without outlying positions, such as attention sinks: those where the norm at the point is over 10
+    times the median. They also stay as they are, unless `pos` names them or positions are an axis, since no average of
+    others can stand in for them. `result.info["outlying"]` says how many they were, by point. `outliers="include"`
+    averages and replaces all of them, and a number takes the place of the 10.
+
     The metric of the whole model is `result.info["clean"]`. Further `options`: see `Options`.
     """
-    how, whole = Options.of(options), Replacement(by, data, per_position, seed)
+    how, whole = Options.of(options), Replacement(by, data, per_position, seed, outliers)
     what = Choice(of, points, over, layer)
     parts = Units.found(model, prompts_of(model, prompts), what, whole, pos)
     reader = parts.reader(metric)
@@ -91,6 +99,7 @@ def cumulative(
     per_position: bool = False,
     seed: int | None = None,
     pos: int | Sequence[int] | None = None,
+    outliers: Outliers = "exclude",
     **options: Any,
 ) -> Result:
     """Ablate the first `count` parts of a ranking together, from none to all: `result.values[order, count]`.
@@ -102,7 +111,7 @@ def cumulative(
     ranked by the size of the change, and says, as a ranking does, what its parts are. The second row of the result has
     the order reversed. All else is as in `ablate`; how to ablate is not taken from the ranking.
     """
-    how, whole = Options.of(options), Replacement(by, data, per_position, seed)
+    how, whole = Options.of(options), Replacement(by, data, per_position, seed, outliers)
     what = Choice(of, points, over, layer)
     if isinstance(order, Result):
         what, order = what.of_ranking(order.info), ranking(order)
@@ -124,4 +133,4 @@ def _info(what: Choice, whole: Replacement, parts: Units, reader: Reader) -> dic
     seed = {"seed": whole.seed or 0} if whole.by == "resample" else {}
     at = {} if parts.positions is None else {"positions": parts.positions}
     said = about(parts.model, f"{what.of or said_points(what.points or 'heads')} ablated ({whole.by})")
-    return {"by": whole.by, "clean": reader.baseline, "choice": what.to_dict(), **seed, **at, **said}
+    return {**whole.info(), "clean": reader.baseline, "choice": what.to_dict(), **seed, **at, **said}

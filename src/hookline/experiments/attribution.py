@@ -61,10 +61,10 @@ def attribute(
     source, target = (0, 1) if direction == "denoise" else (1, 0)
     line, logits = Line(model, pair[target], where.names, steps, along), {}
     logits[source], given = ran(model, pair[source], line.names)
-    logits[target], there, run = line.start()
+    logits[target], there = line.start()
     found = as_metric(metric, model, logits[0], logits[1], pair[0].tokens, pair[0].mask)
     changes = {name: given[name].float() - there[name].float() for name in where.names}
-    gradients = line.gradients(found, run, given, there)
+    gradients = line.gradients(found, given, there)
     _check_gradients(gradients, found, logits, steps)
     effects = torch.stack([_effects(where, changes, gradients[name], pair[target]) for name in found])
     _add_up(effects, found, logits[0], per_example=how.per_example)

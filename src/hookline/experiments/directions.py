@@ -15,6 +15,7 @@ from hookline.errors import HooklineError
 from hookline.experiments.prompts import Prompt, prompts_of, warn_of_dropout
 from hookline.files import read_tensors, taking_apart, write_tensors
 from hookline.model import HookedModel
+from hookline.outliers import Outliers, Outlying, outlying, row_norms
 from hookline.passes import is_of_pictures
 from hookline.points import HookPoint
 from hookline.positions import Positions
@@ -101,6 +102,7 @@ def contrast_vectors(
     layers: Sequence[int] | None = None,
     pos: Positions = -1,
     normalise: bool = False,
+    outliers: Outliers = "exclude",
 ) -> Directions:
     """The average activation of the positive prompts less that of the negative ones, in each layer.
 
@@ -109,7 +111,9 @@ def contrast_vectors(
 
     It is taken at `points` as wide as the stream (`resid_post`, `resid_pre`, `attn_out`, `mlp_out`, …) and at the last
     position, or at another (`pos` is as in `run_with_cache`); at several, or with `pos=None` at all, it is first
-    averaged over those of each prompt. With `normalise` every vector has length 1. The two kinds need not be as many.
+    averaged over those of each prompt. Positions where the norm is over 10 times the prompt's median, such as attention
+    sinks, are left out of that average; `info` says how many, `outliers="include"` counts them, and a number takes the
+    place of the 10. With `normalise` every vector has length 1. The two kinds need not be as many.
     """
     if is_of_pictures(points):
         raise HooklineError(f"steering vectors are of the language part, and points={points!r} is of what sees")
@@ -119,14 +123,18 @@ def contrast_vectors(
         raise HooklineError(f"layers={wanted}, but the model has {model.cfg.n_layers}: 0 to {model.cfg.n_layers - 1}")
     names = [_point(model, points, layer).name for layer in wanted]
     warn_of_dropout(model)
-    means = [_mean(model, prompts, names, pos) for prompts in (positive, negative)]
+    left_out: dict[str, Outlying] = {}
+    means = [_mean(model, prompts, names, pos, outliers, left_out) for prompts in (positive, negative)]
     vectors = means[0] - means[1]
     if normalise:
         norms = vectors.norm(dim=-1, keepdim=True)
         if bool((norms == 0).any()):
             raise HooklineError("the two kinds of prompts are the same in a layer there: there is nothing to normalise")
         vectors = vectors / norms
-    return Directions(vectors.to(model.cfg.dtype), wanted, points, {"model": model.cfg.model_name})
+    info = {"model": model.cfg.model_name}
+    if left_out:
+        info["outlying"] = "; ".join(f"{name}: {each}" for name, each in left_out.items())
+    return Directions(vectors.to(model.cfg.dtype), wanted, points, info)
 
 
 def _point(model: HookedModel, kind: str, layer: int) -> HookPoint:
@@ -141,12 +149,26 @@ def _point(model: HookedModel, kind: str, layer: int) -> HookPoint:
 
 
 @torch.no_grad()
-def _mean(model: HookedModel, given: Prompt, names: list[str], pos: Positions) -> Float[Tensor, "layer d_model"]:
-    """The average over prompts, each of them without padding."""
+def _mean(
+    model: HookedModel,
+    given: Prompt,
+    names: list[str],
+    pos: Positions,
+    outliers: Outliers,
+    left_out: dict[str, Outlying],
+) -> Float[Tensor, "layer d_model"]:
+    """The average over prompts, each of them without padding and outlying positions, which are added to `left_out`."""
     prompts = prompts_of(model, given)
     total = torch.zeros(len(names), model.cfg.d_model, dtype=torch.float64)
     for row in range(len(prompts)):
         cache = model.cache(**prompts.one(row), names_filter=names, pos_slice=pos)
-        each = torch.stack([cache[name][0] for name in names]).double().cpu()
-        total += each if each.ndim == 2 else each.mean(1)
+        for layer, name in enumerate(names):
+            x = cache[name][0].double().cpu()
+            if x.ndim == 1:
+                total[layer] += x
+                continue
+            is_out, found = outlying(row_norms(x), outliers)
+            if found.count:
+                left_out[name] = left_out.get(name, Outlying()) + found
+            total[layer] += (x[~is_out] if found.count else x).mean(0)
     return total / len(prompts)

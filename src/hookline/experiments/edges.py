@@ -158,9 +158,9 @@ def _gradients(
 ) -> dict[str, Tensor]:
     names = list(dict.fromkeys(each.point.name for each in receivers))
     line = Line(model, target, names, steps, "inputs")
-    _, start, run = line.start()
+    _, start = line.start()
     end = {} if steps is None else ran(model, source, list(line.moved))[1]
-    return next(iter(line.gradients(metrics, run, end, start).values()))
+    return next(iter(line.gradients(metrics, end, start).values()))
 
 
 def _scores(changes: dict[str, Tensor], gradients: dict[str, Tensor], to: Receiver) -> Float[Tensor, " sender"]:

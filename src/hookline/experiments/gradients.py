@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from hookline.errors import HooklineError
@@ -15,6 +16,7 @@ from hookline.experiments.grid import Values
 from hookline.experiments.measure import Metrics
 from hookline.experiments.metrics import checked
 from hookline.experiments.prompts import Prompts
+from hookline.halving import Fit
 from hookline.model import HookedModel
 from hookline.points import HookPoint
 from hookline.residual import ModelCache
@@ -23,6 +25,10 @@ from hookline.verbs import HookList
 Along: TypeAlias = Literal["inputs", "activations"]
 ByMetric: TypeAlias = dict[str, dict[str, Tensor]]
 """Of each metric, its gradient at each point."""
+
+
+Among: TypeAlias = tuple[Float[Tensor, "batch pos vocab"], Int[Tensor, " row"]]
+"""The logits of all prompts, and which of them a run is of."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,10 +43,16 @@ class Traced:
         """What was at the watched points."""
         return {name: x.detach() for name, x in self.watched.items()}
 
-    def gradients(self, metric: Callable[[Tensor], Any], name: str = "the metric") -> dict[str, Tensor]:
-        """Of the metric, summed over prompts, at each watched point; zeros where it makes no difference."""
+    def gradients(
+        self, metric: Callable[[Tensor], Any], name: str = "the metric", among: Among | None = None
+    ) -> dict[str, Tensor]:
+        """Of the metric, summed over prompts, at each watched point; zeros where it makes no difference.
+
+        `among` are the logits of all prompts, if this run is of some of them, and which.
+        """
         with torch.enable_grad():
-            value = checked(metric(self.logits), len(self.logits), name).sum()
+            logits = self.logits if among is None else among[0].index_copy(0, among[1], self.logits)
+            value = checked(metric(logits), len(logits), name).sum()
         if not value.requires_grad:
             raise HooklineError(
                 f"{name} has no gradient: attribution needs a metric that changes smoothly with the logits "
@@ -75,14 +87,36 @@ def traced(
 
 
 @torch.no_grad()
-def ran(model: HookedModel, prompts: Prompts, names: Sequence[str]) -> tuple[Tensor, Values]:
+def ran(model: HookedModel, prompts: Prompts, names: Sequence[str], fit: Fit | None = None) -> tuple[Tensor, Values]:
     """The logits of a run, and what it has at these points."""
-    logits, cache = model.run_with_cache(**prompts.call(model), names_filter=list(names))
-    return logits, {name: cache[name] for name in names}
+
+    def run(some: Sequence[list[int]]) -> tuple[Tensor, Values]:
+        part = prompts.part([row for rows in some for row in rows])
+        logits, cache = model.run_with_cache(**part.call(model), names_filter=list(names))
+        return logits, {name: cache[name] for name in names}
+
+    fit = fit if fit is not None else Fit("prompts")
+    return _joined([found for _, found in fit.parts(_rows(prompts), run)])
+
+
+def _rows(prompts: Prompts) -> list[list[int]]:
+    """What goes through the model by itself if need be: each prompt, or all, since pictures may be one row."""
+    return [[row] for row in range(len(prompts))] if not prompts.more else [list(range(len(prompts)))]
+
+
+def _joined(runs: Sequence[tuple[Tensor, Values]]) -> tuple[Tensor, Values]:
+    """Runs of some prompts each as one of all of them."""
+    if len(runs) == 1:
+        return runs[0]
+    values = {name: torch.cat([given[name] for _, given in runs]) for name in runs[0][1]}
+    return torch.cat([logits for logits, _ in runs]), values
 
 
 class Line:
-    """The way from one run to another along which gradients are taken; without steps, only where it starts."""
+    """The way from one run to another along which gradients are taken; without steps, only where it starts.
+
+    Where memory runs out, some prompts at a time go through the model, beside the logits of the others.
+    """
 
     def __init__(
         self, model: HookedModel, prompts: Prompts, points: list[str], steps: int | None, along: Along
@@ -91,30 +125,81 @@ class Line:
         first = f"{model._points.layer(0)}.hook_resid_pre"
         self.moved = {first: points} if along == "inputs" else {name: [name] for name in points}
         """What is moved, and the points whose gradients are then taken."""
+        self.fit = Fit("prompts")
+        self._start: Traced | None = None
+        """The run where it starts, if its gradients are wanted and all prompts fit."""
 
     @property
     def names(self) -> list[str]:
         """The points at which both runs must be known."""
         return self.points if self.steps is None else list(dict.fromkeys([*self.points, *self.moved]))
 
-    def start(self) -> tuple[Tensor, Values, Traced | None]:
-        """The logits of the run where it starts, what that has at the points, and the run if it is differentiated."""
-        if self.steps is None:
-            run = traced(self.model, self.prompts, self.points)
-            return run.logits.detach(), run.values(), run
-        return *ran(self.model, self.prompts, self.names), None
+    def start(self) -> tuple[Tensor, Values]:
+        """The logits of the run where it starts, and what that has at the points."""
+        if self.steps is not None:
+            return ran(self.model, self.prompts, self.names, self.fit)
 
-    def gradients(self, metrics: Metrics, run: Traced | None, end: Values, start: Values) -> ByMetric:
+        def run(some: Sequence[list[int]]) -> tuple[Tensor, Values]:
+            rows = [row for each in some for row in each]
+            found = traced(self.model, self.prompts.part(rows), self.points)
+            self._start = found if len(rows) == len(self.prompts) else None
+            return found.logits.detach(), found.values()
+
+        return _joined([found for _, found in self.fit.parts(_rows(self.prompts), run)])
+
+    def gradients(self, metrics: Metrics, end: Values, start: Values) -> ByMetric:
         """Of each metric at each point, averaged over the steps."""
-        if run is not None:
-            return {name: run.gradients(metric, name) for name, metric in metrics.items()}
-        assert self.steps is not None
+        if self.steps is None:
+            return self._gradients(metrics, self.points, lambda _: ())
         sums: ByMetric = {name: {point: torch.zeros_like(start[point]) for point in self.points} for name in metrics}
         for moved, points in self.moved.items():
             for step in range(self.steps):
                 way = (end[moved] - start[moved]) * ((step + 0.5) / self.steps)
-                here = traced(self.model, self.prompts, points, fwd_hooks=[(moved, lambda x, way=way: x + way)])
-                for name, metric in metrics.items():
-                    for point, gradient in here.gradients(metric, name).items():
+                found = self._gradients(metrics, points, partial(_moving, moved, way))
+                for name, gradients in found.items():
+                    for point, gradient in gradients.items():
                         sums[name][point] += gradient / self.steps
         return sums
+
+    def _gradients(
+        self, metrics: Metrics, points: Sequence[str], hooks: Callable[[Sequence[int]], HookList]
+    ) -> ByMetric:
+        """Of each metric at some points, in a run with the hooks that there are for some prompts."""
+        others: list[Tensor] = []
+
+        def run(some: Sequence[list[int]]) -> ByMetric:
+            rows = [row for each in some for row in each]
+            is_whole = len(rows) == len(self.prompts)
+            among = None if is_whole else self._among(rows, hooks, others)
+            here, self._start = self._start if is_whole else None, None
+            if here is None:
+                here = traced(self.model, self.prompts.part(rows), points, fwd_hooks=hooks(rows))
+            return {name: here.gradients(metric, name, among) for name, metric in metrics.items()}
+
+        found = [each for _, each in self.fit.parts(_rows(self.prompts), run)]
+        return {
+            name: {point: torch.cat([each[name][point] for each in found]) for point in found[0][name]}
+            if len(found) > 1
+            else found[0][name]
+            for name in metrics
+        }
+
+    def _among(self, rows: list[int], hooks: Callable[[Sequence[int]], HookList], known: list[Tensor]) -> Among:
+        """The logits of all prompts under these hooks, and which rows of them are run."""
+        if not known:
+            known.append(self._logits(hooks))
+        return known[0], torch.tensor(rows, device=known[0].device)
+
+    @torch.no_grad()
+    def _logits(self, hooks: Callable[[Sequence[int]], HookList]) -> Tensor:
+        def run(some: Sequence[list[int]]) -> Tensor:
+            rows = [row for each in some for row in each]
+            part = self.prompts.part(rows)
+            return self.model.run_with_hooks(**part.call(self.model), fwd_hooks=hooks(rows))
+
+        return torch.cat([found for _, found in self.fit.parts(_rows(self.prompts), run)])
+
+
+def _moving(moved: str, way: Tensor, rows: Sequence[int]) -> HookList:
+    """The hook that moves what some prompts have at a point."""
+    return [(moved, lambda x: x + way[list(rows)] if len(rows) < len(way) else x + way)]

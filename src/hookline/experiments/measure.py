@@ -20,6 +20,7 @@ from hookline.experiments.metrics import checked
 from hookline.experiments.prompts import Prompts
 from hookline.experiments.reading import positions_read
 from hookline.experiments.result import Result
+from hookline.halving import Fit
 from hookline.memory import snapshot
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.changes import Variant
@@ -84,6 +85,7 @@ class Reader:
         self, bases: Sequence[Baseline], prompts: Prompts, metrics: Metrics, *, all_read: bool = False
     ) -> None:
         self.bases, self.prompts, self.metrics = bases, prompts, metrics
+        self.fit = Fit("cells")
         self._spans = [prompts.span(row) for row in range(len(prompts))]
         logits = padded_logits(bases, prompts)
         self.baseline = self.values_of(logits)
@@ -260,6 +262,7 @@ def _fill_in(
     if not numbers:
         return
     full = reader if reader.sees_all else Reader(reader.bases, reader.prompts, reader.metrics, all_read=True)
+    full.fit = reader.fit
     for some, logits in _blocks(full, variants, numbers, how):
         found = torch.stack([full.value(each) for each in zip(*logits, strict=True)], 1)
         if bool(found.isnan().any()):
@@ -294,7 +297,7 @@ def _rerun(
     reader: Reader, row: int, variants: Sequence[Variant], how: Options
 ) -> Iterator[tuple[tuple[int, ...], Tensor]]:
     most = None if how.batch_size == "auto" else how.batch_size
-    return reader.bases[row].rerun(variants, positions=reader.positions[row], most_rows=most)
+    return reader.bases[row].rerun(variants, positions=reader.positions[row], most_rows=most, fit=reader.fit)
 
 
 def _first(variant: Sequence[Variant]) -> int:

@@ -22,6 +22,7 @@ from hookline.experiments.replacements import By, Replacement
 from hookline.experiments.result import Result
 from hookline.experiments.units import Choice, Units
 from hookline.model import HookedModel
+from hookline.outliers import Outliers
 from hookline.points import HookPoint
 from hookline.positions import Positions, is_one_per_row
 from hookline.rerun.changes import index_of
@@ -172,6 +173,7 @@ def matter(
     order: Order = "raises",
     by: By = "zero",
     data: Prompt | None = None,
+    outliers: Outliers = "exclude",
     **options: Any,
 ) -> Importance:
     """Switch off heads that differ between pairs of prompts, each alone and together, and measure on both prompts.
@@ -183,8 +185,8 @@ def matter(
     `answers` are the right ones, one for each pair: the metric is then the share of right answers; or give any `metric`
     of the logits. `heads` is how many of those that differ most are tried (see `compare`), or which. The first is the
     one that, switched off, `raises` the metric on the second prompts most (or `lowers`, or `changes` it); the next the
-    one that does so beside the first; and so on. What stands in their place, `by` and `data`, is as in
-    `ablation.ablate`. Options: batch_size, progress.
+    one that does so beside the first; and so on. What stands in their place, `by`, `data` and `outliers`, is
+    as in `ablation.ablate`. Options: batch_size, progress.
     """
     both = _checked(pairs)
     how = _options(options)
@@ -195,7 +197,8 @@ def matter(
         raise HooklineError(f'order is "raises", "lowers" or "changes", what heads do to the metric, not {order!r}')
     differences = compare(model, both) if isinstance(heads, int) else None
     chosen = _chosen(differences, heads)
-    sides = [_Side(model, [pair[side] for pair in both], metric, Replacement(by, data), how) for side in (0, 1)]
+    whole = Replacement(by, data, outliers=outliers)
+    sides = [_Side(model, [pair[side] for pair in both], metric, whole, how) for side in (0, 1)]
     keys = [sides[0].units.key(head) for head in chosen]
     if len(set(keys)) < len(keys) or not keys:
         raise HooklineError(f"heads are several (layer, head), each once, or how many: not {heads!r}")
@@ -205,13 +208,13 @@ def matter(
     labels: list[Label] = [f"L{layer}H{head}" for layer, head in keys]
     return Importance(
         [(int(layer), int(head)) for layer, head in keys],
-        Result(alone, ("prompt", "head"), {"prompt": SIDES, "head": labels}, sides[0].name, {"by": by}),
+        Result(alone, ("prompt", "head"), {"prompt": SIDES, "head": labels}, sides[0].name, whole.info()),
         Result(
             together,
             ("prompt", "count"),
             {"prompt": SIDES, "count": list(range(len(keys) + 1))},
             sides[0].name,
-            {"by": by, "heads": labels},
+            {**whole.info(), "heads": labels},
         ),
         differences,
     )

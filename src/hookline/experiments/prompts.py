@@ -67,6 +67,13 @@ class Prompts:
         """What the model is called with to run one row."""
         return {"input_ids": self.row(row), **self.more[row]} if self.more else {"input": self.row(row)}
 
+    def part(self, rows: Sequence[int]) -> Prompts:
+        """Some of the rows, as wide as all of them."""
+        if len(rows) == len(self):
+            return self
+        some = list(rows)
+        return Prompts(self.tokens[some], self.mask[some], tuple(self.more[row] for row in some) if self.more else ())
+
     def call(self, model: HookedModel) -> dict[str, Any]:
         """What the model is called with to run all rows at once, padding and all."""
         if self.more:

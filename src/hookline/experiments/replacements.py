@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -11,8 +11,10 @@ from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.experiments.grid import Values
+from hookline.experiments.means import Mean
 from hookline.experiments.prompts import Prompt, Prompts, prompts_of
 from hookline.model import HookedModel
+from hookline.outliers import Outliers, Outlying, factor_of
 from hookline.points import HookPoint
 from hookline.rerun.baseline import Baseline
 
@@ -27,6 +29,9 @@ class Replacement:
     data: Prompt | None = None
     per_position: bool = False
     seed: int | None = None
+    outliers: Outliers = "exclude"
+    left_out: dict[str, Outlying] = field(default_factory=dict)
+    """By point, the outlying positions that the mean was taken without; known once there are values."""
 
     def __post_init__(self) -> None:
         if self.by not in ("zero", "mean", "resample"):
@@ -37,11 +42,24 @@ class Replacement:
             raise HooklineError(f'per_position is about the mean, but by={self.by!r}: say by="mean"')
         if self.by != "resample" and self.seed is not None:
             raise HooklineError(f'seed chooses the texts to resample from, but by={self.by!r}: say by="resample"')
+        factor_of(self.outliers)  # it checks them
+        if self.by != "mean" and self.outliers != "exclude":
+            raise HooklineError(f'outliers is about the mean, but by={self.by!r}: say by="mean"')
 
     def values(
-        self, model: HookedModel, points: Sequence[HookPoint], bases: Sequence[Baseline], prompts: Prompts
+        self,
+        model: HookedModel,
+        points: Sequence[HookPoint],
+        bases: Sequence[Baseline],
+        prompts: Prompts,
+        *,
+        at_all_positions: bool = True,
     ) -> list[Values]:
-        """What comes in at each point, for every prompt, in the shape of what is there."""
+        """What comes in at each point, for every prompt, in the shape of what is there.
+
+        With `at_all_positions`, a mean leaves outlying positions as they are: it is not of them. Where the caller names
+        positions, it comes in at these, whatever they are.
+        """
         for point in points:
             if not bases[0].kept[point.name].is_floating_point():
                 raise HooklineError(
@@ -52,17 +70,43 @@ class Replacement:
         data = None if self.data is None else prompts_of(model, self.data)
         if self.by == "mean":
             self._check_mean(points, None if data is None else len(data), len(prompts))
-            texts = [base.kept for base in bases] if data is None else _runs(model, points, data, range(len(data)))
-            means = _means(points, texts, self.per_position)
-            if not self.per_position:
-                places = {point.name: _position(point) for point in points}
-                longest = {name: max(base.kept[name].shape[at] for base in bases) for name, at in places.items()}
-                means = {name: mean.expand(longest[name], *mean.shape[1:]) for name, mean in means.items()}
-            return [{point.name: _laid_out(point, means[point.name], base) for point in points} for base in bases]
+            means = self._means(model, points, bases, data)
+            return [
+                {point.name: means[point.name].laid_out(base, keeps=at_all_positions) for point in points}
+                for base in bases
+            ]
         chosen = _others(prompts, data, 0 if self.seed is None else self.seed)
         if data is None:
             return [bases[row].kept for row in chosen]
         return list(_runs(model, points, data, chosen))
+
+    def info(self) -> dict[str, Any]:
+        """What a result says of it."""
+        said: dict[str, Any] = {"by": self.by}
+        if self.outliers != "exclude":
+            said["outliers"] = self.outliers
+        if self.left_out:
+            said["outlying"] = {name: each.to_dict() for name, each in self.left_out.items()}
+        return said
+
+    def _means(
+        self, model: HookedModel, points: Sequence[HookPoint], bases: Sequence[Baseline], data: Prompts | None
+    ) -> dict[str, Mean]:
+        """The average at each point, without outlying positions; where there are any, the texts are run once more."""
+
+        def texts() -> Iterable[Values]:
+            return [base.kept for base in bases] if data is None else _runs(model, points, data, range(len(data)))
+
+        means = {point.name: Mean(point, self.outliers, per_position=self.per_position) for point in points}
+        for text in texts():
+            for name, mean in means.items():
+                mean.add(text[name])
+        again = {name: mean for name, mean in means.items() if mean.judge()}
+        for text in texts() if again else ():
+            for name, mean in again.items():
+                mean.add(text[name])
+        self.left_out.update({name: mean.outlying for name, mean in again.items()})
+        return means
 
     def _check_mean(self, points: Sequence[HookPoint], n_data: int | None, n_prompts: int) -> None:
         for point in points:
@@ -84,47 +128,6 @@ def _runs(
         with torch.no_grad():
             cache = model.cache(**data.one(row), names_filter=names)
         yield {name: cache[name][0] for name in names}
-
-
-def _means(points: Sequence[HookPoint], texts: Iterable[Values], per_position: bool) -> dict[str, Tensor]:
-    """The average at each point: over all positions of all texts, or, with positions first, over texts."""
-    totals: dict[str, Tensor] = {}
-    counts: dict[str, Tensor] = {}
-    for text in texts:
-        for point in points:
-            x = text[point.name].movedim(_position(point), 0)
-            x = x if x.dtype == torch.float64 else x.float()
-            ones = torch.ones(len(x), dtype=x.dtype, device=x.device)
-            x, ones = (x, ones) if per_position else (x.sum(0, keepdim=True), ones.sum(0, keepdim=True))
-            name = point.name
-            totals[name], counts[name] = _plus(totals.get(name), x), _plus(counts.get(name), ones)
-    return {name: (total.movedim(0, -1) / counts[name]).movedim(-1, 0) for name, total in totals.items()}
-
-
-def _plus(total: Tensor | None, x: Tensor) -> Tensor:
-    """The sum; where one is longer, what it has alone."""
-    if total is None:
-        return x
-    longer, shorter = (total, x) if len(total) >= len(x) else (x, total)
-    found = longer.clone()
-    found[: len(shorter)] += shorter
-    return found
-
-
-def _laid_out(point: HookPoint, mean: Tensor, base: Baseline) -> Tensor:
-    """A mean as it stands in for what one text has."""
-    before = base.kept[point.name]
-    length = before.shape[_position(point)]
-    if len(mean) < length:
-        raise HooklineError(
-            f"a prompt has {length} tokens, but no text of data has more than {len(mean)}: there is no mean at its "
-            f"last positions. Give longer texts, or leave out per_position"
-        )
-    return mean[:length].movedim(0, _position(point)).to(before)
-
-
-def _position(point: HookPoint) -> int:
-    return point.axes.split()[1:].index("p")
 
 
 def _others(prompts: Prompts, data: Prompts | None, seed: int) -> list[int]:

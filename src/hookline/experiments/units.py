@@ -126,7 +126,7 @@ class Units:
         positions = None if pos is None else [_positions(model, prompts, pos, row) for row in range(len(prompts))]
         if pos is not None and "pos" in axes:
             raise HooklineError("pos=… says where to ablate, but the positions are an axis already: leave one out")
-        given = whole.values(model, points, bases, prompts)
+        given = whole.values(model, points, bases, prompts, at_all_positions=pos is None and "pos" not in axes)
         return cls(model, prompts, bases, given, positions, axes, {axis: coords[axis] for axis in axes}, units)
 
     def reader(self, metric: Any) -> Reader:

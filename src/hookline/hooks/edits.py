@@ -12,6 +12,7 @@ none. It is copied when the edit is made.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar
 from zlib import crc32
@@ -32,6 +33,7 @@ from hookline.hooks.fitting import (
     chosen,
     head_axis,
     is_same,
+    kept_where_outlying,
     like,
     number,
     own_copy,
@@ -39,10 +41,13 @@ from hookline.hooks.fitting import (
     told,
     units,
 )
+from hookline.outliers import Outliers, factor_of
 from hookline.points import HookPoint
 from hookline.positions import Positions, at, canonical
 from hookline.taps import now
 from hookline.watches import BackwardHook
+
+_log = logging.getLogger("hookline")
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -173,12 +178,18 @@ class Mean(Replace):
 
     `over` says which rows and positions count, `[row, pos]`; by default all that are no padding, of a tensor that a
     cache gave, and all of any other.
+
+    Outlying positions, such as attention sinks (norms over 10 times the median of those recorded), do not count, and
+    stay as they are unless `pos` names them. `outliers="include"` averages and replaces all, and a number takes the
+    place of the 10. The logger "hookline" says at level INFO how many were left out.
     """
 
     kind = "mean"
     over: Tensor | None = None
+    outliers: Outliers = "exclude"
 
     def __post_init__(self) -> None:
+        factor_of(self.outliers)  # it checks them
         known = getattr(self.value, "padding_mask", None)
         if self.over is None and known is not None:
             self._set("over", known.bool())
@@ -187,11 +198,16 @@ class Mean(Replace):
         super().__post_init__()
 
     def changed(self, x: Tensor, hook: Any) -> Tensor:
-        """The same mean for every row and position."""
+        """The same mean for every row and position that is not outlying."""
         value = as_tensor("value", self.value)
         if value.ndim == x.ndim and x.ndim:
-            value = averaged(value, hook.axes, self.over)
-        elif self.over is not None and value.ndim < 2:
+            mean, outlying = averaged(value, hook.axes, self.over, self.outliers)
+            if not outlying.count:
+                return like(mean, x)
+            _log.info("mean at %r: left out %s", hook.name, outlying)
+            new = like(mean, x)
+            return kept_where_outlying(new, x, hook.axes, outlying.bound) if self.pos is None else new
+        if self.over is not None and value.ndim < 2:
             raise HooklineError(f"over= is for a value with all axes, but it has the shape {list(value.shape)}")
         return like(value, x)
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from hookline.anatomy import variants as kinds
 from hookline.anatomy.trial import outcome
 from hookline.errors import HooklineError
+from hookline.halving import Fit
 from hookline.passes import is_of_pictures
 from hookline.points import hook_action
 from hookline.rerun.changes import BEFORE_LAYERS, Change, Entries, Entry, Placed, Variant, index_of, put_all
@@ -170,11 +171,17 @@ class Baseline:
         return Change(point, index_of(point, pos=pos, **at), value, first=pos or 0)
 
     def rerun(
-        self, variants: Sequence[Variant], *, positions: Sequence[int] | None = None, most_rows: int | None = None
+        self,
+        variants: Sequence[Variant],
+        *,
+        positions: Sequence[int] | None = None,
+        most_rows: int | None = None,
+        fit: Fit | None = None,
     ) -> Iterator[tuple[tuple[int, ...], Float[Tensor, "variant pos vocab"]]]:
         """Run variants; gives the numbers of some of them and their logits at `positions`, and then of others.
 
-        Which come together, and in which order, is chosen so that little is computed twice.
+        Which come together, and in which order, is chosen so that little is computed twice. Where memory runs out,
+        fewer go together; `fit` keeps how many, also for other baselines.
         """
         length = self.tokens.shape[1]
         asked = list(range(length)) if positions is None else _checked_positions(positions, length)
@@ -183,6 +190,7 @@ class Baseline:
             raise HooklineError(f"most_rows is how many variants go through at once, from 1 on, not {most_rows!r}")
         _check_variants(variants)
         self._check_unchanged()
+        fit = fit if fit is not None else Fit("variants of a run")
         entries = {number: self._entries.of(variant) for number, variant in enumerate(variants) if variant}
         way = self.way
         if any(entry.layer == BEFORE_LAYERS for entry in entries.values()):
@@ -200,12 +208,15 @@ class Baseline:
         entries = {number: entry for number, entry in entries.items() if entry.position < stop}
         for part in parts(entries, self._n_layers, stop, self.room, most_rows, from_any=way == Way.RESUMED):
             span = range(part.start, stop)
-            some = [variants[number] for number in part.numbers]
-            if way == Way.PLAIN:
-                logits = self._plain(some, where)
-            else:
-                logits = self._joined(some, [entries[number] for number in part.numbers], span, where)
-            yield part.numbers, logits if order is None else logits[:, order]
+
+            def run(numbers: Sequence[int], span: range = span) -> Tensor:
+                some = [variants[number] for number in numbers]
+                if way == Way.PLAIN:
+                    return self._plain(some, where)
+                return self._joined(some, [entries[number] for number in numbers], span, where)
+
+            for numbers, logits in fit.parts(part.numbers, run, weight=len(span)):
+                yield tuple(numbers), logits if order is None else logits[:, order]
 
     @torch.no_grad()
     def _plain(self, some: Sequence[Variant], where: list[int]) -> Tensor:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 
+from hookline.halving import free_bytes
 from hookline.rerun.changes import Entry
 
 
@@ -27,7 +27,7 @@ def room_for(block: nn.Module) -> Room:
     size, first = sum(parameter.numel() for parameter in parameters), parameters[0]
     widest = max(max(parameter.shape) for parameter in parameters) * first.element_size()
     if first.is_cuda:
-        free, _ = torch.cuda.mem_get_info(first.device)
+        free = free_bytes(first.device)
         return Room(max(256, int(free * 0.4) // (8 * widest)), 30 + _OVERHEAD * 4e14 / (2 * size))
     return Room(max(256, min(4096, 2**25 // widest)), 30 + _OVERHEAD * 2.5e11 / (2 * size))
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hookline.anatomy import variants as kinds
+from hookline.halving import is_out_of_memory
 from hookline.rerun.changes import Change, Variant
 
 if TYPE_CHECKING:
@@ -55,14 +56,18 @@ def proved_way(
         plain = run(model, tokens, inputs=inputs, way=Way.PLAIN, keep=names)
         variants = _trial_variants(plain)
         expected = _trial(plain, variants)
-    except Exception:  # it cannot be run by tokens alone: nothing is known of it
+    except Exception as error:  # it cannot be run by tokens alone: nothing is known of it
+        if is_out_of_memory(error):
+            raise
         return Way.PLAIN
     for way in (Way.RESUMED, Way.JOINED):
         try:
             base = run(model, tokens, inputs=inputs, way=way)
             can_be = way == Way.JOINED or (base.is_causal and base._pairs is not None)
             found = _trial(base, variants) if can_be else None
-        except Exception:  # the model's own code does not go along with it: that is what is being tried
+        except Exception as error:  # the model's own code does not go along with it: that is what is being tried
+            if is_out_of_memory(error):
+                raise
             found = None
         if found is not None and _is_alike(found, expected):
             return way

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.hooks import zero
 from hookline.loss import lm_loss
 from hookline.model import HookedModel
+from hookline.outliers import Outliers, Outlying, factor_of, outlying, row_norms
 from hookline.sae.autoencoder import SparseAutoencoder
 from hookline.sae.texts import Batch, batches_of, rows_of
 
@@ -24,6 +27,7 @@ class Quality:
     l0: float
     """How many features are active at a token, on average."""
     explained_variance: float
+    """The share of the activations' variance that is in the reconstructions, without outlying tokens."""
     dead: float
     """The share of features that were active at no token."""
     loss: float
@@ -32,6 +36,10 @@ class Quality:
     """With the reconstruction in place of the activation."""
     loss_zeroed: float
     """With zeros in its place."""
+    explained_variance_of_all: float = math.nan
+    """The same with outlying tokens."""
+    outlying: Outlying = field(default_factory=Outlying)
+    """The tokens that were left out of everything else: attention sinks, mostly."""
 
     @property
     def loss_recovered(self) -> float:
@@ -40,7 +48,9 @@ class Quality:
         return (self.loss_zeroed - self.loss_spliced) / cost if cost else math.nan
 
     def __repr__(self) -> str:
-        of_features = f"L0 {self.l0:.1f}, explained variance {self.explained_variance:.1%}, dead {self.dead:.1%}"
+        apart = f" ({self.explained_variance_of_all:.1%} with {self.outlying})" if self.outlying.count else ""
+        explained = f"explained variance {self.explained_variance:.1%}{apart}"
+        of_features = f"L0 {self.l0:.1f}, {explained}, dead {self.dead:.1%}"
         if math.isnan(self.loss):
             return f"{of_features}; no loss: the model does not predict the next token"
         return (
@@ -51,30 +61,44 @@ class Quality:
 
 @torch.no_grad()
 def evaluate(
-    sae: SparseAutoencoder, model: HookedModel, texts: Iterable[str], point: str | None = None, *, batch_size: int = 16
+    sae: SparseAutoencoder,
+    model: HookedModel,
+    texts: Iterable[str],
+    point: str | None = None,
+    *,
+    batch_size: int = 16,
+    outliers: Outliers = "exclude",
 ) -> Quality:
     """How good an autoencoder is on texts: what of the activations it explains, and what the model loses by it.
 
-    A model that does not predict the next token, such as a masked one, has no loss here (nan).
+    Tokens whose norm is over 10 times the median of their batch, such as attention sinks, are left out of all of it: in
+    the losses they stay as they are. `outliers="include"` counts all tokens. The explained variance is reported both
+    ways. A model that does not predict the next token, such as a masked one, has no loss here (nan).
     """
     where = point if point is not None else sae.cfg.hook_name
     if where is None:
         raise HooklineError("the autoencoder does not say where it belongs: name the point")
     losses = torch.zeros(4, dtype=torch.float64)
     active = torch.zeros(sae.d_sae, dtype=torch.float64)
-    moments, predicts = _Moments(sae), _predicts_next(model)
+    ordinary, every, left_out = _Moments(sae), _Moments(sae), Outlying(factor=factor_of(outliers))
+    predicts = _predicts_next(model)
     for batch in batches_of(model, texts, batch_size):
         x = rows_of(model, sae, where, batch)
+        is_out, found = outlying(row_norms(x), outliers)
+        left_out, kept = left_out + found, ~is_out
         features = sae.encode(x)
-        active += (features > 0).sum(0).double().cpu()
-        moments.see(x, sae.decode(features, x))
+        seen = sae.decode(features, x)
+        active += (features[kept] > 0).sum(0).double().cpu()
+        every.see(x, seen)
+        ordinary.see(x[kept], seen[kept])
         if predicts:
-            losses += _losses(sae, model, where, batch)
-    if not moments.rows or (predicts and not losses[3]):
+            losses += _losses(sae, model, where, batch, kept)
+    if not every.rows or (predicts and not losses[3]):
         raise HooklineError("there are no tokens to evaluate on: give texts of at least two tokens")
     loss, spliced, zeroed = (losses[:3] / losses[3]).tolist()
     dead = float((active == 0).double().mean())
-    return Quality(float(active.sum()) / moments.rows, moments.explained, dead, loss, spliced, zeroed)
+    l0 = float(active.sum()) / ordinary.rows
+    return Quality(l0, ordinary.explained, dead, loss, spliced, zeroed, every.explained, left_out)
 
 
 def _predicts_next(model: HookedModel) -> bool:
@@ -82,13 +106,32 @@ def _predicts_next(model: HookedModel) -> bool:
     return model._anatomy.main.name != "encoder" and not model._anatomy.is_encoder_decoder
 
 
-def _losses(sae: SparseAutoencoder, model: HookedModel, point: str, batch: Batch) -> Tensor:
-    """The sums of the loss as it is, with the reconstruction, and with zeros; and of how many tokens."""
+def _losses(sae: SparseAutoencoder, model: HookedModel, point: str, batch: Batch, kept: Bool[Tensor, " row"]) -> Tensor:
+    """The sums of the loss as it is, with the reconstruction, and with zeros; and of how many tokens.
+
+    What is not among the `kept` rows stays as it is at the point.
+    """
     sums = []
-    for hooks in ([], [sae.spliced(point, keep_error=False)], [(point, zero())]):
+    for edit in ([], [sae.spliced(point, keep_error=False)], [(point, zero())]):
+        hooks = edit if bool(kept.all()) or not edit else _apart(edit[0], point, batch, kept)
         logits = model.run_with_hooks(batch.ids, attention_mask=batch.mask, fwd_hooks=hooks)
         sums.append(float(lm_loss(logits, batch.ids, batch.mask, per_token=True).double().sum()))
     return torch.tensor([*sums, int((batch.mask[:, 1:] * batch.mask[:, :-1]).sum())], dtype=torch.float64)
+
+
+def _apart(edit: Any, point: str, batch: Batch, kept: Bool[Tensor, " row"]) -> list[Any]:
+    """An edit as hooks that put back what was there at tokens that are left out."""
+    is_out = torch.zeros_like(batch.mask, dtype=torch.bool)
+    is_out[batch.mask.bool()] = ~kept
+    before: list[Tensor] = []
+
+    def note(x: Tensor) -> None:
+        before.append(x.clone())
+
+    def put_back(x: Tensor) -> Tensor:
+        return torch.where(is_out.view(*is_out.shape, *(1 for _ in x.shape[2:])), before.pop(), x)
+
+    return [(point, note), edit, (point, put_back)]
 
 
 class _Moments:

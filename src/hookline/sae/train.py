@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from hookline.errors import HooklineError, HooklineWarning
+from hookline.outliers import Outliers, Outlying, factor_of, outlying, row_norms
 from hookline.runtime import users_level
 from hookline.sae.autoencoder import SparseAutoencoder
 from hookline.sae.config import SAEConfig, is_count
@@ -41,6 +42,7 @@ def train(
     l1_warm_up: float = 0.1,
     resample_every: int | None = None,
     log_every: int | None = None,
+    outliers: Outliers = "exclude",
     seed: int = 0,
     device: torch.device | str = "cpu",
     progress: bool = True,
@@ -60,6 +62,10 @@ def train(
     end, `l1_warm_up` that in which the price rises. Every `resample_every` steps (by default 8 times, 0 for never)
     features that were not active since are pointed at what is badly reconstructed. Directions have the norm 1. The same
     seed gives the same autoencoder. Ctrl-C ends it, and gives what has been trained so far.
+
+    Rows whose norm is over 10 times the median of their batch, such as attention sinks, are left out: they would decide
+    the scale, the mean and the loss. `training.outlying` says how many they were. `outliers="include"` trains on all
+    rows, and a number takes the place of the 10.
     """
     plan = Plan(
         *(kind, d_sae, L1 if l1 is None else l1, K if k is None else k, steps, lr, warm_up, decay, l1_warm_up),
@@ -68,7 +74,7 @@ def train(
     if (k if kind == "l1" else l1) is not None:
         raise HooklineError(f'{"k" if kind == "l1" else "l1"} is not of kind="{kind}"')
     with torch.inference_mode(False), torch.enable_grad():  # whatever it is called in: training needs gradients
-        return Trainer(source_of(data, point, batch_size, seed), plan, torch.device(device)).run(progress)
+        return Trainer(source_of(data, point, batch_size, seed), plan, torch.device(device), outliers).run(progress)
 
 
 @dataclass(frozen=True)
@@ -141,8 +147,9 @@ class Plan:
 class Trainer:
     """One training: the autoencoder, its optimizer, and what is counted on the way."""
 
-    def __init__(self, source: Source, plan: Plan, device: torch.device) -> None:
+    def __init__(self, source: Source, plan: Plan, device: torch.device, outliers: Outliers = "exclude") -> None:
         self.source, self.plan, self.device = source, plan, device
+        self.outliers, self.outlying = outliers, Outlying(factor=factor_of(outliers))
         self.sae = SparseAutoencoder(plan.config(source), seed=plan.seed).to(device)
         self.optimizer = torch.optim.Adam(self.sae.parameters(), lr=plan.lr)
         self.random = torch.Generator().manual_seed(plan.seed)
@@ -171,11 +178,11 @@ class Trainer:
                 stacklevel=users_level(),
             )
         self._unscale()
-        return Training(self.sae, tuple(self.history), self.steps, self.resampled, self.is_interrupted)
+        return Training(self.sae, tuple(self.history), self.steps, self.resampled, self.is_interrupted, self.outlying)
 
     def _run(self, batches: Iterator[Tensor], bar: Any) -> None:
         for x in batches:
-            x = x.to(device=self.device, dtype=torch.float32)
+            x = self._ordinary(x.to(device=self.device, dtype=torch.float32))
             if not self.steps:
                 self._begin(x)
             self._step(x * self.scale)
@@ -185,6 +192,12 @@ class Trainer:
                 bar.set_postfix(loss=f"{self.history[-1].loss:.3g}", l0=f"{self.history[-1].l0:.3g}")
             if self.steps == self.plan.steps:
                 return
+
+    def _ordinary(self, x: Tensor) -> Tensor:
+        """The rows of a batch that are not outlying."""
+        is_out, found = outlying(row_norms(x), self.outliers)
+        self.outlying += found
+        return x[~is_out] if found.count else x
 
     @torch.no_grad()
     def _begin(self, x: Tensor) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
+from hookline.outliers import Outlying
 from hookline.sae.autoencoder import SparseAutoencoder
 
 
@@ -33,6 +34,8 @@ class Training:
     """How often a dead feature was given another direction."""
     is_interrupted: bool = False
     """Whether it was stopped before its end, by Ctrl-C."""
+    outlying: Outlying = field(default_factory=Outlying)
+    """The rows that were left out, counted each time they came up."""
 
     @property
     def last(self) -> Metrics:
@@ -40,14 +43,15 @@ class Training:
         return self.history[-1]
 
     def __repr__(self) -> str:
-        head = [field.name for field in fields(Metrics)]
+        head = [each.name for each in fields(Metrics)]
         shown = _some(list(self.history), 10)
         rows = [[f"{getattr(each, name):.4g}" for name in head] for each in shown]
         widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
         lines = ["  ".join(f"{x:>{width}}" for x, width in zip(row, widths, strict=True)) for row in [head, *rows]]
         end = "stopped by Ctrl-C after" if self.is_interrupted else "after"
         about = f"{self.sae.extra_repr()}; {end} {self.steps} steps, {self.resampled} features resampled"
-        return "\n".join([about, *lines])
+        left_out = [f'left out: {self.outlying} (outliers="include" keeps them)'] if self.outlying.count else []
+        return "\n".join([about, *left_out, *lines])
 
 
 def _some(items: list[Metrics], count: int) -> list[Metrics]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from hookline.anatomy.dialects import other_names
 from hookline.anatomy.names import ModelPoints
 from hookline.errors import HooklineError, StoreError, UnknownPointError
+from hookline.halving import Fit
 from hookline.model import HookedModel
 from hookline.points import HookPoint
 from hookline.store.buffers import to_device
@@ -47,8 +48,27 @@ def check_steady(module: nn.Module) -> None:
             )
 
 
-def run_batch(model: Hooked, points: Sequence[HookPoint], batch: Batch) -> dict[str, Tensor]:
-    """What each point had, as [row, …] with a row for each token or sample of the batch, stored or not."""
+def run_batch(model: Hooked, points: Sequence[HookPoint], batch: Batch, fit: Fit) -> dict[str, Tensor]:
+    """What each point had, as [row, …] with a row for each token or sample of the batch, stored or not.
+
+    Where memory runs out, the examples of the batch go through in parts, and what they gave is collected on the CPU.
+    """
+    examples = range(batch.shape[0])
+    if not batch.can_be_split:
+        return _run(model, points, batch, examples)
+    found = [each for _, each in fit.parts(examples, lambda some: _kept(_run(model, points, batch, some), some, batch))]
+    return found[0] if len(found) == 1 else {name: torch.cat([each[name] for each in found]) for name in found[0]}
+
+
+def _kept(found: dict[str, Tensor], some: Sequence[int], batch: Batch) -> dict[str, Tensor]:
+    """What a part of a batch gave, which makes way for the next part."""
+    return found if len(some) == batch.shape[0] else {name: x.cpu() for name, x in found.items()}
+
+
+def _run(model: Hooked, points: Sequence[HookPoint], batch: Batch, examples: Sequence[int]) -> dict[str, Tensor]:
+    """What each point had in a run of some examples of a batch, which follow each other."""
+    if len(examples) < batch.shape[0]:
+        batch = batch.part(examples[0], examples[-1] + 1)
     device = device_of(model)
     args = tuple(to_device(x, device) for x in batch.args)
     kwargs: dict[str, Any] = {name: to_device(x, device) for name, x in batch.kwargs.items()}

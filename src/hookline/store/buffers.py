@@ -3,29 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from threading import Lock
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hookline.store.manifest import Column
+from hookline.store.manifest import Column, Progress, Shard
 
 
 class Buffer:
     """Room in memory for the rows of one shard."""
 
     def __init__(self, columns: Mapping[str, Column], capacity: int, *, is_pinned: bool) -> None:
-        self.capacity, self.rows = capacity, 0
+        self.capacity = capacity
+        self._held = (0, Progress())
+        self.shard: Shard | None = None
+        """The shard that it is written as, once that is decided."""
+        self.lock = Lock()
+        self.is_taken = False
+        """Whether a thread writes it, or has written it."""
         self._tensors = {
             name: torch.empty(capacity, *each.shape, dtype=each.torch_dtype, pin_memory=is_pinned)
             for name, each in columns.items()
         }
         self.events: list[Any] = []
 
-    def take(self, rows: int) -> dict[str, Tensor]:
-        """Room for so many more rows, to be filled."""
-        start, self.rows = self.rows, self.rows + rows
-        return {name: x[start : self.rows] for name, x in self._tensors.items()}
+    @property
+    def rows(self) -> int:
+        """How many rows it holds."""
+        return self._held[0]
+
+    @property
+    def progress(self) -> Progress:
+        """How far the data set had been read after the last batch that it holds."""
+        return self._held[1]
+
+    def room(self, rows: int) -> dict[str, Tensor]:
+        """Room for this many more rows. They count once `hold` says so."""
+        return {name: x[self.rows : self.rows + rows] for name, x in self._tensors.items()}
+
+    def hold(self, rows: int, progress: Progress) -> None:
+        """Count this many more rows: a whole batch, up to `progress` of the data set."""
+        # One assignment, so that an interrupt at any instruction finds all of a batch here or nothing of it.
+        self._held = (self.rows + rows, progress)
 
     def filled(self) -> dict[str, Tensor]:
         """The rows, once all of them have arrived."""
@@ -35,7 +56,7 @@ class Buffer:
 
     def clear(self) -> None:
         """Empty it for the next shard."""
-        self.rows, self.events = 0, []
+        self._held, self.events, self.shard, self.is_taken = (0, Progress()), [], None, False
 
 
 class Copier:

@@ -16,6 +16,7 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from hookline.errors import HooklineError, HooklineWarning, StoreError
 from hookline.files import BAD_CONTENT, reason
+from hookline.halving import Fit
 from hookline.model import HookedModel
 from hookline.names import Filter
 from hookline.runtime import Run, users_level
@@ -51,6 +52,7 @@ def harvest(
     prepend_bos: bool | None = None,
     shard_rows: int | None = None,
     shard_bytes: int = 128 * 2**20,
+    flush_every: float = 60.0,
     progress: bool = True,
 ) -> Store:
     """Store what these points have at every token of a data set; gives the store, ready to be read.
@@ -66,14 +68,15 @@ def harvest(
     the example's number; `max_rows` ends the harvest. `dtype` is what floats are stored as. Texts longer than the
     model's context raise, unless `max_tokens` cuts them.
 
-    Called again with the same arguments after an interruption, of whatever kind, it goes on at the first row that is
-    not stored, and the store becomes the same, byte for byte, as without the interruption. With other arguments it
-    refuses. Memory: two shards (`shard_bytes` each, or `shard_rows`) beside the model's own, five at most when the
-    model is faster than the disk.
+    Ctrl-C, or any exception, ends the harvest with the rows of every finished batch in the store. Rows are also written
+    `flush_every` seconds after they were computed, so a process that is killed loses little more than that. Called
+    again with the same arguments, it continues at the first row that is not stored: the rows become the same, in the
+    same order, as without the interruption (shards may be shorter). With other arguments it refuses. Memory: two shards
+    (`shard_bytes` each, or `shard_rows`) beside the model's own, five at most when the model is faster than the disk.
     """
     options = Options(
         *(positions, dtype, batch_size, max_rows, sample, seed),
-        *(max_tokens, prepend_bos, shard_rows, shard_bytes),
+        *(max_tokens, prepend_bos, shard_rows, shard_bytes, flush_every),
     )
     where, work = open_store(store), _Harvest(model, points, options)
     examples = Examples(dataset, column, as_text if work.is_of_text else as_sample)
@@ -83,8 +86,10 @@ def harvest(
         if manifest.is_complete:
             _check_over(examples, manifest, where.path)
         else:
-            with tqdm(total=examples.total, disable=not progress, delay=2, leave=False, unit=" examples") as bar:
-                bar.update(manifest.examples)
+            # How many examples `max_rows` takes is not known before they are read, so then rows are counted.
+            total, unit = (examples.total, " examples") if max_rows is None else (options.max_rows, " rows")
+            with tqdm(total=total, disable=not progress, delay=2, leave=False, unit=unit) as bar:
+                bar.update(manifest.examples if max_rows is None else manifest.rows)
                 work.run(examples, where, manifest, bar)
     where.refresh()
     return where
@@ -97,6 +102,7 @@ class _Harvest:
         if not isinstance(model, Hooked):
             raise HooklineError(f"harvest takes a hooked model, hookline.hook(module), not a {type(model).__name__}")
         self.model, self.options = model, options
+        self._fit = Fit("examples")
         self.points = model._points.select(points)
         self._asked = {model._points.canonical(point.name): point.name for point in self.points}
         self.is_of_text = isinstance(model, HookedModel)
@@ -143,19 +149,22 @@ class _Harvest:
         with ExitStack() as stack:
             writer: Writer | None = None
             for before, batch in self._batches(examples, manifest.rows):
-                sources = run_batch(self.model, self.points, batch)
+                sources = run_batch(self.model, self.points, batch, self._fit)
                 if writer is None:
                     writer = stack.enter_context(self._writer(store, manifest, sources))
-                writer.add(batch, sources, before)
-                bar.update(examples.progress.examples - bar.n)
-            if writer is None:
-                more = " further" if manifest.rows else ""
-                raise StoreError(f"there are no{more} rows for {store.path}: the data set, or the positions, gave none")
+                writer.add(batch, sources, before, examples.progress)
+                bar.update(examples.progress.examples - bar.n if self.options.max_rows is None else batch.rows)
+            if writer is None and not manifest.rows:
+                raise StoreError(f"there are no rows for {store.path}: the data set, or the positions, gave none")
+            if writer is None:  # the harvest before was interrupted after its last row
+                writer = stack.enter_context(self._writer(store, manifest, {}))
             writer.finish(examples.progress)
 
     def _batches(self, examples: Examples, rows: int) -> Iterator[tuple[Progress, Batch]]:
         """The batches of which something is stored, until there are rows enough."""
         left = math.inf if self.options.max_rows is None else self.options.max_rows - rows
+        if left <= 0:
+            return
         for before, items in examples.batches(self.options.batch_size):
             batch = self._batch(items, before.examples)
             batch = batch if batch.rows <= left else batch.first(int(left))
@@ -172,7 +181,7 @@ class _Harvest:
 
     def _writer(self, store: Store, manifest: Manifest, sources: dict[str, Tensor]) -> Writer:
         """What takes the rows, now that it is known what they are like."""
-        also = names_of(self.model)
+        also = names_of(self.model) if sources else {}
         columns = {
             name: column_of(x, self._asked.get(name, name), name, self.options.dtype, also.get(name, ()))
             for name, x in sources.items()
@@ -180,13 +189,14 @@ class _Harvest:
         if not manifest.about.points:
             manifest = replace(manifest, about=replace(manifest.about, points=columns))
             _save(store, manifest)  # so that there is one before the first shard
-        if different := differences(_unasked(columns), _unasked(manifest.about.points)):
+        if sources and (different := differences(_unasked(columns), _unasked(manifest.about.points))):
             raise StoreError(f"{store.path} has other activations: {'; '.join(different)}")
         row = sum(each.nbytes for each in columns_of(manifest.about).values())
         return Writer(
             store.folder,
             manifest,
             shard_rows=self.options.shard_rows or max(1, self.options.shard_bytes // row),
+            flush_every=self.options.flush_every,
             is_pinned=any(x.is_cuda for x in sources.values()),
             narrowed=[name for name, x in sources.items() if _is_narrowed(x, columns[name])],
         )

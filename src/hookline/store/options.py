@@ -33,6 +33,7 @@ class Options:
     prepend_bos: bool | None = None
     shard_rows: int | None = None
     shard_bytes: int = 128 * 2**20
+    flush_every: float = 60.0
     told: set[str] = field(default_factory=set, compare=False, repr=False)
     """What this harvest has warned of already."""
 
@@ -48,11 +49,15 @@ class Options:
             raise HooklineError(f"sample is the share of rows that is kept: above 0 and up to 1, not {self.sample!r}")
         if self.dtype is not None and self.dtype not in FLOATS:
             raise HooklineError(f"dtype must be one of {', '.join(map(str, FLOATS))}, not {self.dtype!r}")
+        is_number = isinstance(self.flush_every, int | float) and not isinstance(self.flush_every, bool)
+        if not (is_number and self.flush_every >= 0):
+            raise HooklineError(f"flush_every is a number of seconds, from 0 on, not {self.flush_every!r}")
         _check_positions(self.positions)
 
     def recorded(self) -> dict[str, Any]:
         """As the manifest has them. Another harvest goes on with a store only if they are the same."""
-        others = [name for name in self.__dataclass_fields__ if name not in ("positions", "dtype", "told")]
+        apart = ("positions", "dtype", "flush_every", "told")  # when rows are written does not change them
+        others = [name for name in self.__dataclass_fields__ if name not in apart]
         dtype = None if self.dtype is None else str(self.dtype).removeprefix("torch.")
         return {"positions": _described(self.positions), "dtype": dtype} | {
             name: getattr(self, name) for name in others

@@ -42,6 +42,17 @@ class Batch:
         """How many are stored."""
         return len(self.example)
 
+    @property
+    def can_be_split(self) -> bool:
+        """Whether everything that goes in has a row for each example."""
+        return all(len(x) == self.shape[0] for x in (*self.args, *self.kwargs.values()))
+
+    def part(self, start: int, stop: int) -> Batch:
+        """The inputs of the examples from `start` to before `stop`. It is for running only: rows stay as they are."""
+        kwargs = {name: x[start:stop] for name, x in self.kwargs.items()}
+        args, shape = tuple(x[start:stop] for x in self.args), (stop - start, *self.shape[1:])
+        return replace(self, args=args, kwargs=kwargs, shape=shape)
+
     def first(self, rows: int) -> Batch:
         """Only the first so many of the rows."""
         if rows >= self.rows:

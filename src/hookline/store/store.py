@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hookline.errors import StoreError, unknown_point
+from hookline.outliers import Outliers, Outlying, outlying, row_norms
 from hookline.store.folders import Bytes, Folder, LocalFolder, RemoteFolder
 from hookline.store.manifest import MANIFEST, Column, Manifest, Shard, differences
 from hookline.store.rows import Rows, joined
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 _OPEN = 64
 """How many shards are kept open: each takes a file handle."""
+
+_RUN = 8192
+"""How many rows are read at a time when all of them are looked at."""
 
 
 class Store:
@@ -136,6 +140,20 @@ class Store:
         from hookline.store.dataset import RowDataset
 
         return RowDataset(self, points)
+
+    def outlying(self, point: str, outliers: Outliers = "exclude") -> Outlying:
+        """The rows whose norm at a point is over 10 times the median, such as attention sinks, with their numbers.
+
+            print(store.outlying("blocks.15.hook_resid_post"))
+            # 480 of 10,048 rows (4.8%) outlying: norms up to 26,918, over 10 × the median of 177
+
+        A harvest keeps them, and `sae.train` leaves them out. A number as `outliers` takes the place of the 10. It
+        reads all rows of the point.
+        """
+        view = self[point]
+        parts = [row_norms(view[start : start + _RUN]) for start in range(0, len(self), _RUN)]
+        is_out, found = outlying(torch.cat(parts) if parts else torch.zeros(0), outliers)
+        return replace(found, rows=is_out.nonzero().flatten())
 
     def verify(self, *, rebuild: bool = False) -> Verification:
         """Look at every byte: a table of the shards and what is wrong. `rebuild` writes a lost manifest anew first."""

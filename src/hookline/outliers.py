@@ -1,0 +1,116 @@
+"""Outlying positions: those where an activation is many times as large as elsewhere.
+
+Many language models have attention sinks: positions, mostly the first, that heads attend to when there is nothing to
+attend to. In SmolLM2-135M the residual stream there has a norm of 24,240, and of 182 elsewhere. A few such rows decide
+every mean and every variance over positions, and say nothing about ordinary ones. So wherever a mean or a variance of
+activations is taken, outlying rows are left out, unless `outliers="include"`; and how many they were is said.
+
+A row is outlying if its norm is more than `FACTOR` times the median norm of the rows beside it, at that point. The
+median does not depend on the outlying rows as long as they are fewer than the others. `outliers` may also be a number,
+in place of `FACTOR`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from hookline.errors import HooklineError
+
+Outliers: TypeAlias = Literal["exclude", "include"] | float
+"""What is done with outlying rows: "exclude", "include", or a number: exclude those so many times above the median."""
+
+FACTOR = 10.0
+
+
+def factor_of(outliers: Outliers) -> float:
+    """From how many times the median norm on a row is outlying; infinity if none is."""
+    if isinstance(outliers, str) and outliers in ("exclude", "include"):
+        return FACTOR if outliers == "exclude" else math.inf
+    if isinstance(outliers, int | float) and not isinstance(outliers, bool) and outliers > 1:
+        return float(outliers)
+    raise HooklineError(
+        f'outliers is "exclude", "include", or the multiple of the median norm (above 1) from which rows are excluded, '
+        f"not {outliers!r}"
+    )
+
+
+def row_norms(x: Tensor, axes: int = 1) -> Float[Tensor, "*row"]:
+    """The norm of each row, where the first `axes` axes count the rows."""
+    x = x.detach()
+    x = x if x.dtype == torch.float64 else x.float()
+    return x.flatten(axes).norm(dim=-1) if x.ndim > axes else x.abs()
+
+
+def bound_of(norms: Tensor, outliers: Outliers) -> float:
+    """The norm above which a row is outlying, beside rows with these norms; infinity if none is."""
+    factor = factor_of(outliers)
+    median = float(norms.flatten().median()) if norms.numel() and math.isfinite(factor) else 0.0
+    return factor * median if median > 0 and math.isfinite(median) else math.inf
+
+
+def is_outlying(norms: Tensor, bound: float | Tensor) -> Bool[Tensor, "*row"]:
+    """Which rows are outlying. Infinite and undefined ones are not: they are errors, to be seen."""
+    return (norms > bound) & norms.isfinite()
+
+
+@dataclass(frozen=True)
+class Outlying:
+    """How many rows were outlying, and by how much."""
+
+    count: int = 0
+    of: int = 0
+    """Among how many."""
+    largest: float = 0.0
+    """The largest norm of an outlying row."""
+    median: float = 0.0
+    """The median norm of all rows; of the last rows, where they came in batches."""
+    factor: float = FACTOR
+    rows: Int[Tensor, " row"] | None = field(default=None, repr=False, compare=False)
+    """The numbers of the rows, where they have any."""
+
+    @property
+    def bound(self) -> float:
+        """The norm above which a row is outlying; infinity if none is."""
+        return self.factor * self.median if self.median > 0 else math.inf
+
+    def __add__(self, other: Outlying) -> Outlying:
+        largest = max(self.largest, other.largest)
+        return Outlying(self.count + other.count, self.of + other.of, largest, other.median, other.factor)
+
+    @property
+    def share(self) -> float:
+        """The share of rows that are outlying."""
+        return self.count / self.of if self.of else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, with norms to three digits: they need not be the same in every run."""
+        norms = {name: float(f"{getattr(self, name):.3g}") for name in ("largest", "median")}
+        return {"count": self.count, "of": self.of, **norms, "factor": self.factor}
+
+    def __str__(self) -> str:
+        if not self.count:
+            return f"none of {self.of:,} rows outlying"
+        return (
+            f"{self.count:,} of {self.of:,} rows ({self.share:.1%}) outlying: norms up to {self.largest:,.0f}, "
+            f"over {self.factor:g} × the median of {self.median:,.3g}"
+        )
+
+
+def outlying(norms: Tensor, outliers: Outliers) -> tuple[Bool[Tensor, "*row"], Outlying]:
+    """Which of the rows with these norms are outlying, and in numbers."""
+    bound = bound_of(norms, outliers)
+    found = is_outlying(norms, bound)
+    return found, counted(norms, found, bound, outliers)
+
+
+def counted(norms: Tensor, is_out: Tensor, bound: float, outliers: Outliers) -> Outlying:
+    """In numbers, which rows are outlying."""
+    factor, largest = factor_of(outliers), float(norms[is_out].max()) if bool(is_out.any()) else 0.0
+    median = bound / factor if math.isfinite(bound) else 0.0
+    return Outlying(int(is_out.sum()), is_out.numel(), largest, median, factor)
