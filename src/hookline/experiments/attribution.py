@@ -14,7 +14,7 @@ from hookline.experiments.gradients import Along, Line, ran
 from hookline.experiments.grid import Places, Values, place_of, places
 from hookline.experiments.labels import Label, about, said_points
 from hookline.experiments.measure import Metrics, Options, packed
-from hookline.experiments.metrics import as_metric, checked
+from hookline.experiments.metrics import as_metric, value_of
 from hookline.experiments.patching import Direction, into
 from hookline.experiments.prompts import Prompt, Prompts, check_pair, prompts_of, warn_of_dropout
 from hookline.experiments.result import Result
@@ -134,14 +134,14 @@ def checked_options(direction: str, steps: Any, along: str, check: Any, options:
 
 def _values_of(metrics: Metrics, logits: Tensor) -> Float[Tensor, "metric example"]:
     with torch.no_grad():
-        found = [checked(metric(logits), len(logits), name) for name, metric in metrics.items()]
+        found = [value_of(metric, logits, name) for name, metric in metrics.items()]
     return torch.stack([each.expand(len(logits)) for each in found])
 
 
 def is_one_for_all(metric: Any, logits: Tensor) -> bool:
     """Whether a metric gives one number for all prompts together."""
     with torch.no_grad():
-        return len(logits) > 1 and metric(logits).ndim == 0
+        return len(logits) > 1 and value_of(metric, logits, "the metric").ndim == 0
 
 
 def _effects(

@@ -17,7 +17,7 @@ from hookline.experiments.edgescores import EdgeScores
 from hookline.experiments.gradients import Line, ran
 from hookline.experiments.labels import Label, about
 from hookline.experiments.measure import Metrics, Options, Reader, measure
-from hookline.experiments.metrics import as_metric
+from hookline.experiments.metrics import as_metric, value_of
 from hookline.experiments.patching import Direction, into
 from hookline.experiments.prompts import Prompt, Prompts, baselines, check_pair, prompts_of, unpadded, warn_of_dropout
 from hookline.experiments.trials import agreement, sampled
@@ -171,7 +171,7 @@ def _scores(changes: dict[str, Tensor], gradients: dict[str, Tensor], to: Receiv
 
 def _mean(metrics: Metrics, logits: Tensor) -> float:
     with torch.no_grad():
-        return float(torch.as_tensor(next(iter(metrics.values()))(logits)).float().mean())
+        return float(value_of(next(iter(metrics.values())), logits, "the metric").mean())
 
 
 def _true(

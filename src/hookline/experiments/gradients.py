@@ -13,7 +13,7 @@ from torch import Tensor
 from hookline.errors import HooklineError
 from hookline.experiments.grid import Values
 from hookline.experiments.measure import Metrics
-from hookline.experiments.metrics import checked
+from hookline.experiments.metrics import value_of
 from hookline.experiments.prompts import Prompts
 from hookline.model import HookedModel
 from hookline.points import HookPoint
@@ -40,7 +40,7 @@ class Traced:
     def gradients(self, metric: Callable[[Tensor], Any], name: str = "the metric") -> dict[str, Tensor]:
         """Of the metric, summed over prompts, at each watched point; zeros where it makes no difference."""
         with torch.enable_grad():
-            value = checked(metric(self.logits), len(self.logits), name).sum()
+            value = value_of(metric, self.logits, name).sum()
         if not value.requires_grad:
             raise HooklineError(
                 f"{name} has no gradient: attribution needs a metric that changes smoothly with the logits "

@@ -16,7 +16,7 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]
 from hookline.errors import HooklineError
 from hookline.experiments.grid import Grid
 from hookline.experiments.labels import Label
-from hookline.experiments.metrics import checked
+from hookline.experiments.metrics import value_of
 from hookline.experiments.prompts import Prompts
 from hookline.experiments.reading import positions_read
 from hookline.experiments.result import Result
@@ -106,7 +106,7 @@ class Reader:
     def values_of(self, logits: Float[Tensor, "batch pos vocab"]) -> Float[Tensor, "metric example"]:
         """What the metrics say of logits."""
         with torch.no_grad():
-            found = [checked(metric(snapshot(logits)), len(logits), name) for name, metric in self.metrics.items()]
+            found = [value_of(metric, logits, name) for name, metric in self.metrics.items()]
         return torch.stack([each.expand(len(logits)) for each in found])
 
     def value(self, logits: Sequence[Float[Tensor, "pos vocab"]]) -> Float[Tensor, "metric example"]:

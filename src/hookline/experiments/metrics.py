@@ -23,6 +23,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hookline.errors import HooklineError
+from hookline.memory import snapshot
 
 MetricFunction: TypeAlias = Callable[[Tensor], Tensor]
 Tokens: TypeAlias = int | str | Sequence[int | str] | Int[Tensor, " batch"]
@@ -190,7 +191,7 @@ def as_metric(
     for name, metric in metrics.items():
         for logits in (clean_logits, corrupted_logits):
             if logits is not None:
-                checked(metric(logits), len(logits), name)
+                value_of(metric, logits, name)
         if mask is not None and not bool(mask.all()):
             _check_padding(name, metric, clean_logits, mask)
     return metrics
@@ -232,6 +233,11 @@ def resolve(
             f"the answer and the wrong answer are the same token in a row: {metric!r} is always 0 there"
         )
     return replace(metric, **changes)
+
+
+def value_of(metric: MetricFunction, logits: Float[Tensor, "batch pos vocab"], name: str) -> Float[Tensor, ...]:
+    """The checked value of a metric, which gets a snapshot of the logits: it may write to them."""
+    return checked(metric(snapshot(logits)), len(logits), name)
 
 
 def checked(value: Any, batch: int, name: str = "the metric") -> Float[Tensor, ...]:
