@@ -350,3 +350,17 @@ def test_options_that_do_not_exist_are_refused(tinyworld: hookline.HookedModel) 
         patching.sweep(
             tinyworld, [CLEAN, CLEAN], [CORRUPTED, CORRUPTED], lambda x: x[:, -1, 0].mean(), per_example=True
         )
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_patterns_are_patched_where_the_metric_reads_before_all_differences(kind: str) -> None:
+    model = hookline.hook(tiny_models.causal_lm(kind))
+    clean, corrupted = rows(0), rows(0)
+    corrupted[0, 5] = 3 if clean[0, 5] != 3 else 4
+    result = patching.sweep(
+        model, clean, corrupted, metrics.logit_diff(5, 6, pos=2), points="pattern", over=("layer", "head")
+    )
+    assert result.values.unique().tolist() == [result.info["corrupted"]]
+    every = metrics.logit_diff(5, 6, pos=-1)
+    result = patching.sweep(model, clean, corrupted, every, points="pattern", over=("layer", "head", "pos"))
+    assert (result.values != result.info["corrupted"]).any()

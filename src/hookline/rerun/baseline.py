@@ -167,7 +167,20 @@ class Baseline:
         if pos is not None and pos not in range(-length, length):
             raise HooklineError(f"position {pos}, but the text has {length} tokens")
         pos = pos % length if pos is not None else None
-        return Change(point, index_of(point, pos=pos, **at), value, first=pos or 0)
+        change = Change(point, index_of(point, pos=pos, **at), value, first=pos or 0)
+        self._check_length(change)
+        return change
+
+    def _check_length(self, change: Change) -> None:
+        """A value for all positions must be one for the positions of this text."""
+        letters = [letter for letter, at in zip(change.axes, change.where, strict=True) if isinstance(at, slice)]
+        length = self.tokens.shape[1]
+        for letter, size in zip(letters, change.value.shape, strict=False):
+            if letter in ("p", "k") and size != length:
+                raise HooklineError(
+                    f"the value for {change.point.name!r} has the shape {list(change.value.shape)}, with {size} "
+                    f"positions, but the text has {length} tokens: give one with {length}, or say pos=… for one position"
+                )
 
     def rerun(
         self, variants: Sequence[Variant], *, positions: Sequence[int] | None = None, most_rows: int | None = None
@@ -193,11 +206,13 @@ class Baseline:
         can_be_cut = can_be_cut and (self.pictures is None or way == Way.RESUMED)  # each picture has its tokens
         can_be_cut = can_be_cut and not any(_goes_by_length(change) for variant in variants for change in variant)
         stop = where[-1] + 1 if can_be_cut else length
-        same = [number for number in range(len(variants)) if number not in entries or entries[number].position >= stop]
+        # A pass that resumes at a position leaves those before it as they were, also where it may not be cut.
+        reach = where[-1] + 1 if way == Way.RESUMED else stop
+        same = [number for number in range(len(variants)) if number not in entries or entries[number].position >= reach]
         if same:
             yield tuple(same), self.logits[asked].expand(len(same), -1, -1)
         order = None if asked == where else [where.index(each) for each in asked]
-        entries = {number: entry for number, entry in entries.items() if entry.position < stop}
+        entries = {number: entry for number, entry in entries.items() if entry.position < reach}
         for part in parts(entries, self._n_layers, stop, self.room, most_rows, from_any=way == Way.RESUMED):
             span = range(part.start, stop)
             some = [variants[number] for number in part.numbers]

@@ -135,6 +135,8 @@ def _for_each(given: Any, n: int, name: str) -> list[Any]:
 
 def _checked(positions: Sequence[int], length: int) -> list[int]:
     found = [int(each) for each in positions]
+    if not found:
+        raise HooklineError("positions is empty for a prompt: there is nothing to patch")
     for each in found:
         if each not in range(-length, length):
             raise HooklineError(f"position {each}, but the prompt has {length} tokens")
