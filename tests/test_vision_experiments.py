@@ -8,7 +8,8 @@ import transformers
 import hookline
 from hookline import HookedModel, HooklineError
 from hookline.anatomy.roles import find_anatomy
-from hookline.experiments import ablation, attribution, logits, patching, steering, tracing
+from hookline.experiments import ablation, attribution, logits, metrics, patching, steering, tracing
+from hookline.loss import lm_loss
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.ways import Way
 
@@ -233,3 +234,26 @@ def test_what_pictures_cannot_be_in() -> None:
     padded["attention_mask"][0, 0] = 0
     with pytest.raises(HooklineError, match="without padding"):
         model.baseline(padded)
+
+
+@pytest.mark.parametrize(
+    "kind", [k if k in QUICK else pytest.param(k, marks=pytest.mark.slow) for k in tiny_vision.VISION_LANGUAGE]
+)
+def test_the_loss_leaves_image_tokens_out_as_the_models_own_does(kind) -> None:
+    model, inputs = seeing(kind), pair(kind)
+    labels = [each["input_ids"].masked_fill(each["input_ids"] == tiny_vision.IMAGE, -100) for each in inputs]
+    with torch.no_grad():
+        own = [float(model.module(**each, labels=y).loss) for each, y in zip(inputs, labels, strict=True)]
+    result = patching.sweep(model, *inputs, "loss", points="mlp_out", over="layer")
+    assert [result.info["clean"], result.info["corrupted"]] == pytest.approx(own, abs=1e-4)
+    given = metrics.loss(inputs[0]["input_ids"])
+    assert ablation.ablate(model, inputs[0], given, of="mlps").info["clean"] == pytest.approx(own[0], abs=1e-4)
+
+
+def test_the_loss_of_image_tokens_outside_the_vocabulary() -> None:
+    tokens, given = torch.tensor([[1, 30, 30, 5, 6]]), torch.randn(1, 5, 20)
+    images = tokens == 30
+    labels = tokens.masked_fill(images, -100)
+    expected = torch.nn.functional.cross_entropy(given[0, :-1], labels[0, 1:])
+    torch.testing.assert_close(metrics.loss(tokens, images=images)(given)[0], expected)
+    torch.testing.assert_close(lm_loss(given, tokens, seen=images), expected)

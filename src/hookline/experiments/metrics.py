@@ -143,11 +143,15 @@ class KL(Metric):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Loss(Metric):
-    """The cross-entropy of each next token, averaged over those of a row that are no padding."""
+    """The cross-entropy of each next token, averaged over those of a row that are neither padding nor images.
+
+    `images` is true where a token stands for an image; in an experiment it is found in the tokens.
+    """
 
     name = "loss"
     tokens: Int[Tensor, "batch pos"]
     mask: Tensor | None = None
+    images: Tensor | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.tokens, Tensor) or self.tokens.ndim != 2 or self.tokens.is_floating_point():
@@ -159,10 +163,13 @@ class Loss(Metric):
         """The loss of each row."""
         if self.tokens.shape != logits.shape[:2]:
             raise HooklineError(f"loss: the tokens are {list(self.tokens.shape)}, the logits {list(logits.shape)}")
-        likely = upcast(logits[:, :-1]).log_softmax(-1)
-        losses = -likely.gather(-1, self.tokens[:, 1:, None].to(logits.device))[..., 0]
         mask = torch.ones_like(self.tokens) if self.mask is None else self.mask
-        return _mean_of(losses, mask[:, 1:] * mask[:, :-1])
+        counts, targets = mask[:, 1:] * mask[:, :-1], self.tokens[:, 1:]
+        if self.images is not None:
+            counts = counts * ~self.images[:, 1:].to(counts.device)
+            targets = targets.masked_fill(self.images[:, 1:].to(targets.device), 0)  # perhaps outside the vocabulary
+        likely = upcast(logits[:, :-1]).log_softmax(-1)
+        return _mean_of(-likely.gather(-1, targets[..., None].to(logits.device))[..., 0], counts)
 
 
 logit_diff, log_prob, prob, rank, kl, loss = LogitDiff, LogProb, Prob, Rank, KL, Loss
@@ -228,6 +235,8 @@ def resolve(
         changes["pos"] = _columns(given["pos"], tokens, mask)
     elif given.get("mask", 0) is None:
         changes["mask"] = mask
+    if isinstance(metric, Loss) and metric.images is None:
+        changes["images"] = model._image_positions(metric.tokens)
     if "wrong" in changes and bool((torch.as_tensor(changes["answer"]) == torch.as_tensor(changes["wrong"])).any()):
         raise HooklineError(
             f"the answer and the wrong answer are the same token in a row: {metric!r} is always 0 there"
