@@ -24,6 +24,7 @@ from hookline.experiments.trials import agreement, sampled
 from hookline.model import HookedModel
 from hookline.points import HookPoint
 from hookline.rerun.changes import Change, index_of
+from hookline.rows import drawn_once
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +132,8 @@ def decomposed(model: HookedModel, prompts: Prompts) -> tuple[Tensor, dict[str, 
     """The logits, and what every sender writes to the stream."""
     wanted = ("hook_embed", "hook_pos_embed", "resid_pre", "attn.hook_z", "attn_out", "mlp_out", "hook_scale", "_post")
     names = [name for name in model.hook_dict if name.endswith(wanted)]
-    logits, cache = model.run_with_cache(**prompts.call(model), names_filter=names)
+    with drawn_once(len(prompts)):
+        logits, cache = model.run_with_cache(**prompts.call(model), names_filter=names)
     stacked, labels = cache.get_full_resid_decomposition(expand_neurons=False, return_labels=True)
     parts: dict[str, Tensor] = {}
     for label, part in zip(labels, stacked, strict=True):

@@ -18,6 +18,7 @@ from hookline.experiments.prompts import Prompts
 from hookline.model import HookedModel
 from hookline.points import HookPoint
 from hookline.residual import ModelCache
+from hookline.rows import drawn_once
 from hookline.verbs import HookList
 
 Along: TypeAlias = Literal["inputs", "activations"]
@@ -69,7 +70,7 @@ def traced(
 
     hooks = [*fwd_hooks, *((name, note) for name in watch)]
     names = list(keep) or list(watch[:1])
-    with torch.enable_grad():
+    with torch.enable_grad(), drawn_once(len(prompts)):
         logits, cache = model.run_with_cache(**prompts.call(model), names_filter=names, fwd_hooks=hooks)
     return Traced(logits, cache, watched)
 
@@ -77,7 +78,8 @@ def traced(
 @torch.no_grad()
 def ran(model: HookedModel, prompts: Prompts, names: Sequence[str]) -> tuple[Tensor, Values]:
     """The logits of a run, and what it has at these points."""
-    logits, cache = model.run_with_cache(**prompts.call(model), names_filter=list(names))
+    with drawn_once(len(prompts)):
+        logits, cache = model.run_with_cache(**prompts.call(model), names_filter=list(names))
     return logits, {name: cache[name] for name in names}
 
 

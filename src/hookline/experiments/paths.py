@@ -22,6 +22,7 @@ from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.changes import Change, Placed, Variant, put_all
 from hookline.rerun.ways import Way
+from hookline.rows import drawn_once
 
 Sender: TypeAlias = tuple[int, int] | tuple[str, int]
 Receiver: TypeAlias = tuple[str, int, int] | tuple[str, int]
@@ -170,7 +171,7 @@ def _received(base: Baseline, variants: Sequence[Variant], layer: int, goals: Se
     names = list(dict.fromkeys(goal.point.name for goal in goals))
     how: dict[str, Any] = {"names_filter": names, "fwd_hooks": hooks}
     tokens = base.tokens.expand(n, -1)
-    with torch.no_grad():
+    with torch.no_grad(), drawn_once(n):
         if base.pictures is not None:
             _, cache = base.model.run_with_cache(input_ids=tokens, **base.pictures.repeated(n), **how)
         elif base.way == Way.PLAIN:

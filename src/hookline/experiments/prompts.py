@@ -179,15 +179,25 @@ def baselines(
 
 def warn_of_dropout(model: HookedModel) -> None:
     """What is compared must not differ by chance."""
-    if not model.module.training:
-        return
-    dropouts = [name for name, each in model.module.named_modules() if isinstance(each, nn.Dropout) and each.p > 0]
+    dropouts = [name for name, each in model.module.named_modules() if each.training and _is_random(each)]
     if dropouts:
         warnings.warn(
             f"the model is in training mode with dropout ({dropouts[0]}, …): runs differ by chance. Call model.eval()",
             HooklineWarning,
             stacklevel=users_level(),
         )
+
+
+_CHANCES = ("dropout", "layerdrop", "drop_path", "jitter")
+"""Parts of the names by which modules keep how likely it is that something is dropped or shaken."""
+
+
+def _is_random(module: nn.Module) -> bool:
+    """Whether a module in training mode does something by chance, itself or by a function that it calls."""
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        return module.p > 0
+    rates = (x for name, x in vars(module).items() if any(each in name for each in _CHANCES))
+    return any(isinstance(rate, float) and rate > 0 for rate in rates)
 
 
 def unpadded(value: Tensor, point: HookPoint, span: range, width: int) -> Tensor:

@@ -233,6 +233,7 @@ _READERS: dict[str, Callable[[str, Any, dict[str, Tensor]], Any]] = {
     "mask": _read_tensor,
     "over": _read_tensor,
     "value": _read_tensor,
+    "direction": _read_tensor,
     "vector": _read_tensor,
     "coefficient": _read_number,
     "factor": _read_number,

@@ -21,7 +21,8 @@ from hookline.rerun.changes import BEFORE_LAYERS, Change, Entries, Entry, Placed
 from hookline.rerun.joining import Put, joined_pass
 from hookline.rerun.parts import Room, parts, room_for
 from hookline.rerun.pictures import Pictures
-from hookline.rerun.ways import Way, proved_way, stream_names
+from hookline.rerun.ways import Way, is_alike, proved_way, stream_names
+from hookline.rows import drawn_once
 from hookline.runtime import Run
 from hookline.signatures import parameters_of
 from hookline.taps import active
@@ -76,6 +77,7 @@ class Baseline:
         self.is_causal = self._points.anatomy.main.name != "encoder"
         self.way = way if way is not None else self._found_way()
         self._state = self._current_state()
+        self._is_checked = False
         self._run(keep)
 
     @property
@@ -179,7 +181,7 @@ class Baseline:
             if letter in ("p", "k") and size != length:
                 raise HooklineError(
                     f"the value for {change.point.name!r} has the shape {list(change.value.shape)}, with {size} "
-                    f"positions, but the text has {length} tokens: give one with {length}, or say pos=… for one position"
+                    f"positions, but the text has {length} tokens: give one with {length}, or one position, pos=…"
                 )
 
     def rerun(
@@ -213,6 +215,8 @@ class Baseline:
             yield tuple(same), self.logits[asked].expand(len(same), -1, -1)
         order = None if asked == where else [where.index(each) for each in asked]
         entries = {number: entry for number, entry in entries.items() if entry.position < reach}
+        if entries and way == Way.PLAIN:
+            self._check_hooks(min(2, most_rows or 2))
         for part in parts(entries, self._n_layers, stop, self.room, most_rows, from_any=way == Way.RESUMED):
             span = range(part.start, stop)
             some = [variants[number] for number in part.numbers]
@@ -236,8 +240,22 @@ class Baseline:
             for name, each in placed.items()
         ]
         more = {} if self.pictures is None else self.pictures.repeated(len(some))
-        with Run(self._points.root, [*own, *puts], is_one_pass=True):
+        with Run(self._points.root, [*own, *puts], is_one_pass=True), drawn_once(len(some)):
             return outcome(self._points.root(input_ids=self.tokens.expand(len(some), -1), **more))[:, where]
+
+    def _check_hooks(self, count: int) -> None:
+        """Variants are rows of a batch, run at different times: hooks must do the same to every row, every time."""
+        has_hooks = bool(active.get() or self._points.standing.steps or self._hooks)
+        if self._is_checked or not has_hooks or self.model.module.training or not bool(self.logits.isfinite().all()):
+            return
+        rows = self._plain([()] * count, list(range(self.tokens.shape[1])))
+        if not is_alike(rows, self.logits.expand_as(rows)):
+            raise HooklineError(
+                "a hook that is active changes the same text differently from run to run, or from row to row of a "
+                "batch: what a variant changes could not be told from that. Draw random numbers with noise(std, seed=…)"
+                ", or remove the hook while the experiment runs"
+            )
+        self._is_checked = True
 
     @torch.no_grad()
     def _joined(self, some: Sequence[Variant], entries: Sequence[Entry], span: range, where: list[int]) -> Tensor:

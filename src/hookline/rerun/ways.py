@@ -64,7 +64,7 @@ def proved_way(
             found = _trial(base, variants) if can_be else None
         except Exception:  # the model's own code does not go along with it: that is what is being tried
             found = None
-        if found is not None and _is_alike(found, expected):
+        if found is not None and is_alike(found, expected):
             return way
     return Way.PLAIN
 
@@ -109,7 +109,7 @@ def _logits(base: Baseline, variants: Sequence[Variant], positions: Sequence[int
     return torch.stack([found[number] for number in range(len(variants))])
 
 
-def _is_alike(found: Tensor, plain: Tensor) -> bool:
+def is_alike(found: Tensor, plain: Tensor) -> bool:
     """But for rounding."""
     if found.shape != plain.shape or not bool(found.isfinite().all()):
         return False
