@@ -63,6 +63,7 @@ def attribute(
     logits[source], given = ran(model, pair[source], line.names)
     logits[target], there, run = line.start()
     found = as_metric(metric, model, logits[0], logits[1], pair[0].tokens, pair[0].mask)
+    _check_alike(given, there)
     changes = {name: given[name].float() - there[name].float() for name in where.names}
     gradients = line.gradients(found, run, given, there)
     _check_gradients(gradients, found, logits, steps)
@@ -84,6 +85,16 @@ def attribute(
     else:
         warn_of_dropout(model)
     return packed(estimates, coords, names, per_example=how.per_example, info=info)
+
+
+def _check_alike(given: Values, there: Values) -> None:
+    """What one run has at a point must fit into the other: images may be cut into more patches than others."""
+    for name, x in there.items():
+        if given[name].shape != x.shape:
+            raise HooklineError(
+                f"{name!r} has the shape {list(given[name].shape[1:])} in the run to patch from, but "
+                f"{list(x.shape[1:])} in the other: give images of one size, as many in each prompt"
+            )
 
 
 def _add_up(effects: Tensor, metrics: Metrics, logits: Tensor, *, per_example: bool) -> None:

@@ -11,15 +11,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hookline.errors import HooklineError
+from hookline.experiments.batches import batches, gathered, scattered
 from hookline.experiments.grid import Values
 from hookline.experiments.measure import Metrics
 from hookline.experiments.metrics import value_of
 from hookline.experiments.prompts import Prompts
 from hookline.model import HookedModel
 from hookline.points import HookPoint
-from hookline.residual import ModelCache
 from hookline.rows import drawn_once
-from hookline.verbs import HookList
 
 Along: TypeAlias = Literal["inputs", "activations"]
 ByMetric: TypeAlias = dict[str, dict[str, Tensor]]
@@ -28,15 +27,19 @@ ByMetric: TypeAlias = dict[str, dict[str, Tensor]]
 
 @dataclass(frozen=True, eq=False)
 class Traced:
-    """A run on all prompts at once, with the graph that leads from some of its points to its logits."""
+    """Runs on all prompts, with the graph that leads from some of their points to their logits."""
 
     logits: Float[Tensor, "batch pos vocab"]
-    cache: ModelCache
-    watched: Mapping[str, Tensor]
+    prompts: Prompts
+    watched: Mapping[HookPoint, list[Tensor]]
+    """What each run had at a point: see `batches.py`."""
 
     def values(self) -> dict[str, Tensor]:
-        """What was at the watched points."""
-        return {name: x.detach() for name, x in self.watched.items()}
+        """What was at the watched points, with a row for each prompt."""
+        return {
+            point.name: gathered([x.detach() for x in parts], point, self.prompts)
+            for point, parts in self.watched.items()
+        }
 
     def gradients(self, metric: Callable[[Tensor], Any], name: str = "the metric") -> dict[str, Tensor]:
         """Of the metric, summed over prompts, at each watched point; zeros where it makes no difference."""
@@ -47,40 +50,72 @@ class Traced:
                 f"{name} has no gradient: attribution needs a metric that changes smoothly with the logits "
                 f"(logit_diff, log_prob, prob, kl, loss), not one that counts or compares"
             )
-        points = list(self.watched.values())
-        found = torch.autograd.grad(value, points, retain_graph=True, allow_unused=True)
-        pairs = zip(self.watched.items(), found, strict=True)
-        return {key: torch.zeros_like(x) if grad is None else grad for (key, x), grad in pairs}
+        every = [x for parts in self.watched.values() for x in parts]
+        found = torch.autograd.grad(value, every, retain_graph=True, allow_unused=True)
+        left = [torch.zeros_like(x) if grad is None else grad for x, grad in zip(every, found, strict=True)]
+        return {
+            point.name: gathered([left.pop(0) for _ in parts], point, self.prompts)
+            for point, parts in self.watched.items()
+        }
 
 
 def traced(
-    model: HookedModel, prompts: Prompts, watch: Sequence[str], *, keep: Sequence[str] = (), fwd_hooks: HookList = ()
+    model: HookedModel, prompts: Prompts, watch: Sequence[str], *, added: Mapping[str, Tensor] | None = None
 ) -> Traced:
-    """Run the prompts with gradients at the points in `watch`; keep activations of those in `keep`."""
+    """Run the prompts with gradients at the points in `watch`, and something `added` at points."""
     if torch.is_inference_mode_enabled():
         raise HooklineError(
             "attribution needs gradients, and torch.inference_mode() has none: leave it, or use no_grad"
         )
-    watched: dict[str, Tensor] = {}
+    points = [model._points.find(name) for name in watch]
+    moved = {model._points.find(name): x for name, x in (added or {}).items()}
+    runs = batches(prompts, [*points, *moved])
+    watched: dict[HookPoint, list[Tensor]] = {point: [] for point in points}
+    logits = []
+    for number, some in enumerate(runs):
+        noted: dict[str, Tensor] = {}
 
-    def note(x: Tensor, hook: HookPoint) -> None:
-        if hook.name in watched:
-            raise HooklineError(f"{hook.name!r} comes by more than once in a run: it has no one gradient")
-        watched[hook.name] = x if x.requires_grad else x.requires_grad_()
+        def note(x: Tensor, hook: HookPoint, noted: dict[str, Tensor] = noted) -> None:
+            if hook.name in noted:
+                raise HooklineError(f"{hook.name!r} comes by more than once in a run: it has no one gradient")
+            noted[hook.name] = x if x.requires_grad else x.requires_grad_()
 
-    hooks = [*fwd_hooks, *((name, note) for name in watch)]
-    names = list(keep) or list(watch[:1])
-    with torch.enable_grad(), drawn_once(len(prompts)):
-        logits, cache = model.run_with_cache(**prompts.call(model), names_filter=names, fwd_hooks=hooks)
-    return Traced(logits, cache, watched)
+        run = number if len(runs) > 1 else None
+        hooks: list[Any] = [(point.name, _adding(x, point, prompts, run)) for point, x in moved.items()]
+        hooks += [(point.name, note) for point in points]
+        with torch.enable_grad(), drawn_once(len(some)):
+            logits.append(model.run_with_hooks(**some.call(model), fwd_hooks=hooks))
+        for point, parts in watched.items():
+            parts.append(noted[point.name])
+    return Traced(_all_logits(logits, prompts), prompts, watched)
+
+
+def _adding(x: Tensor, point: HookPoint, prompts: Prompts, run: int | None) -> Callable[[Tensor], Tensor]:
+    return lambda there: there + scattered(x, point, prompts, there.shape, run)
+
+
+def _all_logits(parts: list[Tensor], prompts: Prompts) -> Float[Tensor, "batch pos vocab"]:
+    """Those of all runs in one tensor, zeros at padding."""
+    if len(parts) == 1:
+        return parts[0]
+    every = parts[0].new_zeros(len(prompts), prompts.width, parts[0].shape[-1])
+    for row, logits in enumerate(parts):
+        every[row, prompts.span(row).start : prompts.span(row).stop] = logits[0]
+    return every
 
 
 @torch.no_grad()
 def ran(model: HookedModel, prompts: Prompts, names: Sequence[str]) -> tuple[Tensor, Values]:
-    """The logits of a run, and what it has at these points."""
-    with drawn_once(len(prompts)):
-        logits, cache = model.run_with_cache(**prompts.call(model), names_filter=list(names))
-    return logits, {name: cache[name] for name in names}
+    """The logits of runs on all prompts, and what they have at these points, with a row for each prompt."""
+    points = [model._points.find(name) for name in names]
+    logits, found = [], []
+    for some in batches(prompts, points):
+        with drawn_once(len(some)):
+            out, cache = model.run_with_cache(**some.call(model), names_filter=list(names))
+        logits.append(out)
+        found.append(cache)
+    values = {point.name: gathered([cache[point.name] for cache in found], point, prompts) for point in points}
+    return _all_logits(logits, prompts), values
 
 
 class Line:
@@ -115,7 +150,7 @@ class Line:
         for moved, points in self.moved.items():
             for step in range(self.steps):
                 way = (end[moved] - start[moved]) * ((step + 0.5) / self.steps)
-                here = traced(self.model, self.prompts, points, fwd_hooks=[(moved, lambda x, way=way: x + way)])
+                here = traced(self.model, self.prompts, points, added={moved: way})
                 for name, metric in metrics.items():
                     for point, gradient in here.gradients(metric, name).items():
                         sums[name][point] += gradient / self.steps

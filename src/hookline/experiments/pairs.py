@@ -22,8 +22,9 @@ from hookline.experiments.replacements import By, Replacement
 from hookline.experiments.result import Result
 from hookline.experiments.units import Choice, Units
 from hookline.model import HookedModel
+from hookline.passes import is_of_pictures
 from hookline.points import HookPoint
-from hookline.positions import Positions, is_one_per_row
+from hookline.positions import Meaning, Positions, is_one_per_row, last
 from hookline.rerun.changes import index_of
 
 Pairs: TypeAlias = Sequence[tuple[str, str]] | Sequence[tuple[Tensor, Tensor]]
@@ -54,7 +55,7 @@ def compare(
     points: str | Sequence[str] = "z",
     over: str | Sequence[str] = ("layer", "head"),
     layers: Sequence[int] | None = None,
-    pos: Positions = -1,
+    pos: Positions = last,
     relative: bool = False,
     per_example: bool = False,
 ) -> Result:
@@ -65,6 +66,7 @@ def compare(
     It is the norm of the difference, averaged over pairs, or with `per_example` for each; `relative` to the norms of
     the two. Activations are those at the last position, so prompts may differ in length; at another one (`pos` is as in
     `run_with_cache`: an index, `token(" Paris")`, …), or with `pos=None` at all of them together, if there are as many.
+    At `vision.*` points it is all patches of all images and tiles together, or with `pos` given, those of each of them.
     """
     both, where = _checked(pairs), places(model, points, over, layers)
     inner = [axis for axis in where.over if axis not in where.coords]
@@ -99,18 +101,24 @@ def _apart(
     tokens = [each.tokens for each in given]
     if any(len(each) != 1 for each in tokens):
         raise HooklineError(f"each prompt of a pair is one text, not {[list(each.shape) for each in tokens]} tokens")
-    with torch.no_grad():
-        caches = [model.cache(**each.one(0), names_filter=where.names, pos_slice=pos) for each in given]
+    caches = {seen: [_cached(model, each, where, pos, of_images=seen) for each in given] for seen in (False, True)}
     norms = []
     for point in where.points.values():
-        a, b = (cache[point.name][0].float() for cache in caches)
+        of_images = is_of_pictures(point.listed)
+        a, b = (cache[point.name].float() for cache in caches[of_images])
+        if a.shape != b.shape and of_images:
+            raise HooklineError(
+                f"{point.name!r} has the shapes {list(a.shape)} and {list(b.shape)} in the two prompts of a pair: give "
+                f"images of one size, as many in each"
+            )
         if a.shape != b.shape:
             raise HooklineError(
                 f"the prompts of a pair have {tokens[0].shape[1]} and {tokens[1].shape[1]} tokens, and {point.name!r} "
-                f"the shapes {list(a.shape)} and {list(b.shape)}: compare them at one position, as pos=-1, and at "
+                f"the shapes {list(a.shape[1:])} and {list(b.shape[1:])}: compare them at one position, as pos=-1, and at "
                 f"points whose shapes do not depend on the length"
             )
-        apart, *sizes = (_norm(x, point, inner, pos) for x in (a - b, a, b))
+        where_read = _pos_of(pos, of_images=of_images)
+        apart, *sizes = (_norm(x, point, inner, where_read) for x in (a - b, a, b))
         mean = (sizes[0] + sizes[1]) / 2
         norms.append(torch.where(mean > 0, apart / mean, 0.0) if relative else apart)
     if len({x.shape for x in norms}) > 1:
@@ -121,14 +129,28 @@ def _apart(
     return x.permute([axes.index(axis) for axis in where.over])
 
 
+def _cached(model: HookedModel, prompt: Prompts, where: Places, pos: Positions, *, of_images: bool) -> Any:
+    """What a prompt has at the points of images, or at the others."""
+    names = [point.name for point in where.points.values() if is_of_pictures(point.listed) == of_images]
+    if not names:
+        return {}
+    with torch.no_grad():
+        return model.cache(**prompt.one(0), names_filter=names, pos_slice=_pos_of(pos, of_images=of_images))
+
+
+def _pos_of(pos: Positions, *, of_images: bool) -> Positions:
+    """Where a point is read: the last token is no patch, so images are compared as a whole."""
+    return None if of_images and isinstance(pos, Meaning) and pos == last else pos
+
+
 def _norm(x: Tensor, point: HookPoint, inner: list[str], pos: Positions) -> Tensor:
-    """Over all axes but those that are gone along."""
+    """Over all axes but those that are gone along; rows are images or tiles of one prompt."""
     places_kept = []
     for axis in inner:
         place = next(at for at, each in enumerate(index_of(point, **{axis: 0})) if isinstance(each, int))
         letters = point.axes.split()[1:]
         is_after = "p" in letters and letters.index("p") < place and is_one_per_row(pos)
-        places_kept.append(place - 1 if is_after else place)
+        places_kept.append(place if is_after else place + 1)
     gone = [at for at in range(x.ndim) if at not in places_kept]
     x = torch.linalg.vector_norm(x, dim=gone) if gone else x.abs()
     return x.permute([sorted(places_kept).index(place) for place in places_kept])

@@ -14,6 +14,8 @@ from hookline.experiments.metrics import as_metric
 from hookline.experiments.prompts import Prompt, Prompts, baselines, check_pair, prompts_of, unpadded
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
+from hookline.passes import is_of_pictures
+from hookline.rerun.pictures import in_one_row
 from hookline.residual import ModelCache
 
 Direction: TypeAlias = Literal["denoise", "noise"]
@@ -127,11 +129,13 @@ def _row_of(cache: ActivationCache, names: Sequence[str], prompts: Prompts, row:
     span = prompts.span(row)
     found = {}
     for name in names:
-        x = cache[name] if cache.has_batch_dim else cache[name][None]
+        assert cache._points is not None  # or it would not know the name
+        x, point = cache[name] if cache.has_batch_dim else cache[name][None], cache._points.find(name)
+        if len(prompts) == 1 and is_of_pictures(point.listed):
+            x = in_one_row(x, point)
         if x.shape[0] != len(prompts):
             raise HooklineError(
                 f"the clean cache has {x.shape[0]} rows at {name!r}, but there are {len(prompts)} prompts"
             )
-        assert cache._points is not None  # or it would not know the name
-        found[name] = unpadded(x[row], cache._points.find(name), span, prompts.width)
+        found[name] = unpadded(x[row], point, span, prompts.width)
     return found

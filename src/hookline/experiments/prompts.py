@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from hookline.errors import HooklineError, HooklineWarning
 from hookline.experiments.labels import token_labels
 from hookline.model import HookedModel
+from hookline.passes import is_of_pictures
 from hookline.points import HookPoint
 from hookline.rerun.baseline import Baseline
 from hookline.runtime import users_level
@@ -62,6 +63,11 @@ class Prompts:
         """One row without its padding."""
         span = self.span(row)
         return self.tokens[row : row + 1, span.start : span.stop]
+
+    def only(self, row: int) -> Prompts:
+        """One row by itself, without its padding."""
+        tokens = self.row(row)
+        return Prompts(tokens, torch.ones_like(tokens, dtype=torch.bool), self.more[row : row + 1])
 
     def one(self, row: int) -> dict[str, Any]:
         """What the model is called with to run one row."""
@@ -201,7 +207,9 @@ def _is_random(module: nn.Module) -> bool:
 
 
 def unpadded(value: Tensor, point: HookPoint, span: range, width: int) -> Tensor:
-    """The value of one row of a batch, without its padding."""
+    """The value of one row of a batch, without its padding; that of images has none."""
+    if is_of_pictures(point.listed):
+        return value
     for place, letter in enumerate(point.axes.split()[1:]):
         if letter in "pk" and value.shape[place] == width:
             value = value.narrow(place, span.start, len(span))

@@ -15,6 +15,7 @@ from hookline.experiments.prompts import Prompt, Prompts, prompts_of
 from hookline.model import HookedModel
 from hookline.points import HookPoint
 from hookline.rerun.baseline import Baseline
+from hookline.rerun.pictures import in_one_row
 
 By: TypeAlias = Literal["zero", "mean", "resample"]
 
@@ -83,7 +84,7 @@ def _runs(
     for row in rows:
         with torch.no_grad():
             cache = model.cache(**data.one(row), names_filter=names)
-        yield {name: cache[name][0] for name in names}
+        yield {point.name: in_one_row(cache[point.name], point)[0] for point in points}
 
 
 def _means(points: Sequence[HookPoint], texts: Iterable[Values], per_position: bool) -> dict[str, Tensor]:

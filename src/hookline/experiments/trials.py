@@ -16,6 +16,7 @@ from hookline.experiments.measure import Metrics, Options, Reader, measure
 from hookline.experiments.prompts import Prompts, baselines, unpadded
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
+from hookline.passes import is_of_pictures
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.changes import Change, Variant, index_of
 
@@ -52,12 +53,15 @@ def patch(where: Places, cell: Cell, given: Values, prompts: Prompts, base: Base
     point = where.points[tuple(labels[at[axis]] for axis, labels in _outer(where))]
     span = prompts.span(row)
     inside = {axis: number for axis, number in at.items() if axis not in where.coords}
-    for axis in ("pos", "src"):
+    is_text = not is_of_pictures(point.listed)
+    for axis in ("pos", "src") if is_text else ():
         if axis in inside and inside[axis] not in span:
             return ()
-    inside = {axis: number - span.start if axis in ("pos", "src") else number for axis, number in inside.items()}
+        if axis in inside:
+            inside[axis] -= span.start
     index, value = index_of(point, **inside), unpadded(given[point.name][row], point, span, prompts.width)
-    return (Change(point, index, value[index], inside.get("pos", 0), base.kept[point.name][index]),)
+    first = inside.get("pos", 0) if is_text else 0  # images come before the text
+    return (Change(point, index, value[index], first, base.kept[point.name][index]),)
 
 
 def _outer(where: Places) -> list[tuple[str, list[Label]]]:

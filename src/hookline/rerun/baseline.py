@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -18,9 +17,9 @@ from hookline.errors import HooklineError
 from hookline.passes import is_of_pictures
 from hookline.points import hook_action
 from hookline.rerun.changes import BEFORE_LAYERS, Change, Entries, Entry, Placed, Variant, index_of, put_all
-from hookline.rerun.joining import Put, joined_pass
+from hookline.rerun.joining import Put, PutPatches, joined_pass
 from hookline.rerun.parts import Room, parts, room_for
-from hookline.rerun.pictures import Pictures
+from hookline.rerun.pictures import Pictures, in_one_row
 from hookline.rerun.ways import Way, is_alike, proved_way, stream_names
 from hookline.rows import drawn_once
 from hookline.runtime import Run
@@ -119,8 +118,7 @@ class Baseline:
                 logits = self.model.run_with_hooks(**given, fwd_hooks=self._hooks)
         self.logits: Float[Tensor, "pos vocab"] = logits[0]
         self.streams: list[Float[Tensor, "pos d_model"]] = [cache[name][0] for name in names]
-        self._check_rows(cache, keep)
-        self.kept: dict[str, Tensor] = {name: cache[name][0] for name in keep}
+        self.kept: dict[str, Tensor] = {name: in_one_row(cache[name], self._points.find(name))[0] for name in keep}
         self._check_positions()
         self._pairs = _pairs(past)
 
@@ -136,14 +134,6 @@ class Baseline:
         if before != now:
             what = "its weights have changed" if before[2] != now[2] else "hooks have been added or removed"
             raise HooklineError(f"since this baseline was made, {what} in the model: make another, model.baseline(…)")
-
-    def _check_rows(self, cache: Mapping[str, Tensor], keep: Sequence[str]) -> None:
-        for name in keep:
-            if cache[name].shape[0] != 1:
-                raise HooklineError(
-                    f"{name!r} has {cache[name].shape[0]} rows in one run, for pictures or tiles of a picture: they "
-                    f"cannot be told apart by one number; use run_with_hooks"
-                )
 
     def _check_positions(self) -> None:
         """Places are found by their position in the text: that must be their position at a point too."""
@@ -233,10 +223,10 @@ class Baseline:
         for row, variant in enumerate(some):
             for change in variant:
                 placed.setdefault(change.point.listed, []).append((row, change))
-        text, patches = range(self.tokens.shape[1]), range(sys.maxsize)
+        text = range(self.tokens.shape[1])
         own = self.model._hook_actions(self._hooks, ())
         puts = [
-            hook_action(self._points.find(name), Put(each, patches if is_of_pictures(name) else text), "fwd")
+            hook_action(self._points.find(name), PutPatches(each) if is_of_pictures(name) else Put(each, text), "fwd")
             for name, each in placed.items()
         ]
         more = {} if self.pictures is None else self.pictures.repeated(len(some))
