@@ -51,9 +51,10 @@ def attribute(
     each point by itself, which makes the cells of a point add up to what patching all of it does, and costs a forward
     and a backward pass for each step and point; or of the `inputs`, which costs that for each step.
 
-    So many cells as `check` says are truly patched, a sample with this `seed` of those where anything changes; `info`
-    then has the `correlation` and `mean_abs_error` of their estimates, and the `sample` itself. Further `options`:
-    per_example, batch_size, progress.
+    So many cells as `check` says are truly patched: half of them those with the largest estimates (of the first
+    metric), half drawn with this `seed` among the others where anything changes. `info` then has the `correlation` and
+    `mean_abs_error` of their estimates, those of each half (`top_correlation`, `random_correlation`, …), and the
+    `sample` itself. Further `options`: per_example, batch_size, progress.
     """
     how, where = checked_options(direction, steps, along, check, options), places(model, points, over, layers)
     pair = prompts_of(model, clean), prompts_of(model, corrupted)
@@ -78,10 +79,10 @@ def attribute(
     info |= about(model, f"{said_points(points)} patched, {into(direction)}, estimated from gradients")
     info |= {} if steps is None else {"steps": steps, "along": along}
     if check:
-        cells = sampled(_where_changed(where, changes, pair[target]), check, seed)
-        true = true_values(model, where, pair[target], found, given, cells, how)
-        labels = [{axis: coords[axis][at] for axis, at in zip(coords, cell, strict=True)} for cell in cells]
-        info |= agreement(estimates, true, cells, labels, names)
+        sample = sampled(effects[0].mean(-1), _where_changed(where, changes, pair[target]), check, seed)
+        true = true_values(model, where, pair[target], found, given, sample.cells, how)
+        labels = [{axis: coords[axis][at] for axis, at in zip(coords, cell, strict=True)} for cell in sample.cells]
+        info |= agreement(estimates, true, sample, labels, names)
     else:
         warn_of_dropout(model)
     return packed(estimates, coords, names, per_example=how.per_example, info=info)
@@ -136,6 +137,11 @@ def checked_options(direction: str, steps: Any, along: str, check: Any, options:
         raise HooklineError(f"along={along!r} is the line that steps go along: give steps=8 or so with it")
     if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
         raise HooklineError(f"steps is how many gradients are averaged, from 1 on, or None, not {steps!r}")
+    if steps == 1 and along == "inputs":
+        raise HooklineError(
+            "steps=1 takes one gradient, halfway between the inputs of the two runs, which is a worse estimate than "
+            "the gradient of the run itself: leave steps out, or give at least 2 (5 or more are good)"
+        )
     if isinstance(check, bool) or not isinstance(check, int) or check < 0:
         raise HooklineError(f"check is how many cells are truly patched, 0 for none, not {check!r}")
     if "resume" in options:

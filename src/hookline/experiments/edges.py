@@ -46,7 +46,7 @@ def edges(
     *,
     direction: Direction = "denoise",
     steps: int | None = None,
-    check: int = 16,
+    check: int = 32,
     seed: int = 0,
     **options: Any,
 ) -> EdgeScores:
@@ -58,8 +58,9 @@ def edges(
     Senders are the embeddings (`embed`), heads (`L2H3`) and MLPs (`mlp2`); receivers the queries, keys and values of
     heads (`L3H4.q`; `L3KV1.k` where heads share them), MLPs and `logits`. A score is the change of the metric if the
     receiver, and nobody else, were given the sender's output of the clean run ("denoise"). `steps` averages the
-    gradient over as many points on the line between the inputs of the two runs. `check` edges are truly patched: see
-    `attribution.attribute`. Options: batch_size, progress.
+    gradient over as many points on the line between the inputs of the two runs, at least 2. `check` edges are truly
+    patched, half of them those with the largest scores, half drawn at random among the others, and `info` says how well
+    the scores of each half agree: see `attribution.attribute`. Options: batch_size, progress.
     """
     how = _options(direction, steps, check, options)
     pair = prompts_of(model, clean), prompts_of(model, corrupted)
@@ -81,12 +82,12 @@ def edges(
     info |= about(model, f"edge attribution, {into(direction)}")
     info |= {"clean": _mean(found, runs[0][0]), "corrupted": _mean(found, runs[1][0])}
     if check:
-        cells = sampled(values != 0, check, seed)
-        true = _true(model, pair[target], found, receivers, changes, [at[cell] for (cell,) in cells], how)
+        sample = sampled(values, values != 0, check, seed)
+        true = _true(model, pair[target], found, receivers, changes, [at[cell] for (cell,) in sample.cells], how)
         named: list[dict[str, Label]] = [
-            {"sender": list(changes)[at[cell][0]], "receiver": receivers[at[cell][1]].label} for (cell,) in cells
+            {"sender": list(changes)[at[cell][0]], "receiver": receivers[at[cell][1]].label} for (cell,) in sample.cells
         ]
-        info |= agreement(values[None, :, None], true, cells, named, list(found))
+        info |= agreement(values[None, :, None], true, sample, named, list(found))
     else:
         warn_of_dropout(model)
     senders = [list(changes)[u] for u, _ in at]
@@ -97,7 +98,7 @@ def _options(direction: str, steps: Any, check: Any, options: dict[str, Any]) ->
     for name in ("resume", "per_example"):
         if name in options:
             raise HooklineError(f"{name}= is for experiments that measure cell by cell: edges are scored all at once")
-    return checked_options(direction, steps, "activations", check, options)
+    return checked_options(direction, steps, "inputs" if steps is not None else "activations", check, options)
 
 
 def receivers_of(model: HookedModel) -> list[Receiver]:

@@ -114,7 +114,7 @@ def _apart(
         if a.shape != b.shape:
             raise HooklineError(
                 f"the prompts of a pair have {tokens[0].shape[1]} and {tokens[1].shape[1]} tokens, and {point.name!r} "
-                f"the shapes {list(a.shape[1:])} and {list(b.shape[1:])}: compare them at one position, as pos=-1, and at "
+                f"the shapes {list(a.shape[1:])} and {list(b.shape[1:])}: compare them at one position, pos=-1, and at "
                 f"points whose shapes do not depend on the length"
             )
         where_read = _pos_of(pos, of_images=of_images)
