@@ -131,9 +131,9 @@ def test_repr_is_what_makes_it():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: metrics.prob(1.5), "an answer is a token"),
-        (lambda: metrics.prob(True), "an answer is a token"),
-        (lambda: metrics.prob([]), "an answer is a token"),
+        (lambda: metrics.prob(1.5), "an answer is a text"),
+        (lambda: metrics.prob(True), "an answer is a text"),
+        (lambda: metrics.prob([]), "an answer is a text"),
         (lambda: metrics.prob(torch.ones(2)), "one for each row"),
         (lambda: metrics.prob(1, pos=1.5), "pos is an index"),
         (lambda: metrics.prob(1, pos=True), "pos is an index"),

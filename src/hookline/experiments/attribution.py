@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hookline.errors import HooklineError
+from hookline.experiments.continuations import continued
 from hookline.experiments.gradients import Along, Line, ran
 from hookline.experiments.grid import Places, Values, place_of, places
 from hookline.experiments.labels import Label, about, said_points
@@ -57,8 +58,9 @@ def attribute(
     `sample` itself. Further `options`: per_example, batch_size, progress.
     """
     how, where = checked_options(direction, steps, along, check, options), places(model, points, over, layers)
-    pair = prompts_of(model, clean), prompts_of(model, corrupted)
+    pair = [prompts_of(model, clean), prompts_of(model, corrupted)]
     check_pair(model, *pair)
+    metric, pair = continued(model, metric, *pair)
     source, target = (0, 1) if direction == "denoise" else (1, 0)
     line, logits = Line(model, pair[target], where.names, steps, along), {}
     logits[source], given = ran(model, pair[source], line.names)
@@ -73,8 +75,8 @@ def attribute(
     coords = _labels(where, effects.shape[1:-1], [*pair[0].labels(model)])
     values = [_values_of(found, logits[each]) for each in (0, 1)]
     estimates = effects + values[target].reshape(len(found), *(1 for _ in coords), -1)
-    names = list(found)
-    clean_value, corrupted_value = (packed(each, {}, names, per_example=how.per_example) for each in values)
+    names, shown = list(found), {"per_example": how.per_example, "copies": pair[0].copies}
+    clean_value, corrupted_value = (packed(each, {}, names, **shown) for each in values)
     info = {"direction": direction, "clean": clean_value, "corrupted": corrupted_value}
     info |= about(model, f"{said_points(points)} patched, {into(direction)}, estimated from gradients")
     info |= {} if steps is None else {"steps": steps, "along": along}
@@ -85,7 +87,7 @@ def attribute(
         info |= agreement(estimates, true, sample, labels, names)
     else:
         warn_of_dropout(model)
-    return packed(estimates, coords, names, per_example=how.per_example, info=info)
+    return packed(estimates, coords, names, **shown, info=info)
 
 
 def _check_alike(given: Values, there: Values) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from hookline.anatomy.variants import is_parallel
 from hookline.errors import HooklineError
 from hookline.experiments.attribution import checked_options, is_one_for_all
+from hookline.experiments.continuations import continued
 from hookline.experiments.edgescores import EdgeScores
 from hookline.experiments.gradients import Line, ran
 from hookline.experiments.labels import Label, about
@@ -63,8 +64,9 @@ def edges(
     the scores of each half agree: see `attribution.attribute`. Options: batch_size, progress.
     """
     how = _options(direction, steps, check, options)
-    pair = prompts_of(model, clean), prompts_of(model, corrupted)
+    pair = [prompts_of(model, clean), prompts_of(model, corrupted)]
     check_pair(model, *pair)
+    metric, pair = continued(model, metric, *pair)
     source, target = (0, 1) if direction == "denoise" else (1, 0)
     receivers = receivers_of(model)
     runs = [decomposed(model, prompts) for prompts in pair]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -13,10 +13,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from hookline.errors import HooklineError
+from hookline.experiments.continuations import continued
 from hookline.experiments.grid import Grid, Places, places
 from hookline.experiments.labels import Label, about, said_points
 from hookline.experiments.measure import Options, measured
-from hookline.experiments.metrics import Rank
+from hookline.experiments.metrics import Rank, Read
 from hookline.experiments.prompts import Prompt, Prompts, prompts_of, warn_of_dropout
 from hookline.experiments.replacements import By, Replacement
 from hookline.experiments.result import Result
@@ -43,6 +44,14 @@ class Right(Rank):
         """1 or 0 in each row; NaN where a logit is."""
         rank = super().__call__(logits)
         return (rank == 0).to(rank).masked_fill(rank.isnan(), math.nan)
+
+    def of_tokens(self, read: Mapping[str, Read]) -> Float[Tensor, " batch"]:
+        """Whether each of its tokens is the likeliest after those before it: what greedy generation would write."""
+        found = []
+        for there, ids in read["answer"]:
+            is_right = (there.argmax(-1) == ids).all().to(there.dtype)
+            found.append(is_right.masked_fill(there.isnan().any(), math.nan))
+        return torch.stack(found)
 
 
 right = Right
@@ -278,7 +287,7 @@ class _Side:
     """The first or the second prompts of all pairs, and what a metric says of them without some heads."""
 
     def __init__(self, model: HookedModel, texts: list[Any], metric: Any, whole: Replacement, how: Options) -> None:
-        prompts = _together(model, texts)
+        metric, (prompts,) = continued(model, metric, _together(model, texts))
         self.units = Units.found(model, prompts, Choice("heads", None, ("layer",), None), whole, None)
         self.reader, self.how = self.units.reader(metric), how
         if len(self.reader.metrics) > 1:

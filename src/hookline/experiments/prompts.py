@@ -34,6 +34,10 @@ class Prompts:
     mask: Bool[Tensor, "batch pos"]
     more: tuple[Mapping[str, Any], ...] = ()
     """Of texts with pictures: what goes into the model beside the tokens of each row."""
+    copies: int = 1
+    """How many rows next to each other are one example: the same text, with different continuations."""
+    own: tuple[int, ...] = ()
+    """How many tokens of each row are the prompt's own, where continuations come after them."""
 
     @property
     def width(self) -> int:
@@ -47,6 +51,10 @@ class Prompts:
         """The columns that one row's text is in."""
         columns = self.mask[row].nonzero().flatten().tolist()
         return range(columns[0], columns[-1] + 1)
+
+    def length(self, row: int) -> int:
+        """How many tokens the text of one row has, without a continuation."""
+        return self.own[row] if self.own else len(self.span(row))
 
     @property
     def checksum(self) -> str:
@@ -67,7 +75,8 @@ class Prompts:
     def only(self, row: int) -> Prompts:
         """One row by itself, without its padding."""
         tokens = self.row(row)
-        return Prompts(tokens, torch.ones_like(tokens, dtype=torch.bool), self.more[row : row + 1])
+        mask = torch.ones_like(tokens, dtype=torch.bool)
+        return Prompts(tokens, mask, self.more[row : row + 1], own=self.own[row : row + 1])
 
     def one(self, row: int) -> dict[str, Any]:
         """What the model is called with to run one row."""
@@ -109,9 +118,10 @@ class Prompts:
 
     def labels(self, model: HookedModel) -> list[str | int]:
         """What positions are called: by their tokens if there is one text, else by their numbers."""
-        if len(self) > 1 or model.tokenizer is None:
+        if len(self) > self.copies or model.tokenizer is None:
             return list(range(self.width))
-        return list(token_labels(model.to_str_tokens(self.tokens[0])))
+        known = self.width if len(self) == 1 else self.length(0)  # continuations differ from there on
+        return [*token_labels(model.to_str_tokens(self.tokens[0, :known])), *range(known, self.width)]
 
 
 def prompts_of(model: HookedModel, prompt: Prompt) -> Prompts:

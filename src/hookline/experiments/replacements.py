@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from hookline.errors import HooklineError
+from hookline.experiments.continuations import longer
 from hookline.experiments.grid import Values
 from hookline.experiments.prompts import Prompt, Prompts, prompts_of
 from hookline.model import HookedModel
@@ -63,7 +64,8 @@ class Replacement:
         chosen = _others(prompts, data, 0 if self.seed is None else self.seed)
         if data is None:
             return [bases[row].kept for row in chosen]
-        return list(_runs(model, points, data, chosen))
+        texts = [_continued_as(prompts, row, data.only(other)) for row, other in enumerate(chosen)]
+        return [found for text in texts for found in _runs(model, points, text, [0])]
 
     def _check_mean(self, points: Sequence[HookPoint], n_data: int | None, n_prompts: int) -> None:
         for point in points:
@@ -135,7 +137,7 @@ def _others(prompts: Prompts, data: Prompts | None, seed: int) -> list[int]:
     chosen = []
     for row in range(len(prompts)):
         tokens = prompts.row(row)
-        able = [each for each in range(len(source)) if _is_other(source.one(each), prompts.one(row))]
+        able = [each for each in range(len(source)) if _is_other(source, each, prompts, row)]
         if not able:
             whose = "the prompts" if data is None else "data"
             raise HooklineError(
@@ -146,9 +148,29 @@ def _others(prompts: Prompts, data: Prompts | None, seed: int) -> list[int]:
     return chosen
 
 
-def _is_other(one: dict[str, Any], another: dict[str, Any]) -> bool:
-    """Whether a prompt is as long as another, and not the same: in its text, or in its pictures."""
+def _is_other(source: Prompts, number: int, prompts: Prompts, row: int) -> bool:
+    """Whether a prompt is as long as another, and not the same: in its text, or in its pictures.
+
+    What continues them is no part of that, but must be the same where both are continued.
+    """
+    one, another = source.one(number), prompts.one(row)
     text = next(iter(one))
-    if one.keys() != another.keys() or one[text].shape != another[text].shape:
+    if one.keys() != another.keys() or source.length(number) != prompts.length(row):
         return False
-    return any(not torch.equal(x, another[name]) for name, x in one.items() if isinstance(x, Tensor))
+    length = prompts.length(row)
+    if source.own and not torch.equal(one[text][:, length:], another[text][:, length:]):
+        return False
+    if not torch.equal(one[text][:, :length], another[text][:, :length]):
+        return True
+    more = {name: x for name, x in one.items() if isinstance(x, Tensor) and x.shape[:2] != one[text].shape}
+    return any(not torch.equal(x, another[name]) for name, x in more.items())
+
+
+def _continued_as(prompts: Prompts, row: int, data: Prompts) -> Prompts:
+    """A text of data, as long as a prompt, with what continues that."""
+    after = prompts.row(row)[:, prompts.length(row) :]
+    if not after.shape[1]:
+        return data
+    tokens = torch.cat([data.tokens, after], 1)
+    more = tuple(longer(inputs, data.width, after.shape[1]) for inputs in data.more)
+    return Prompts(tokens, torch.ones_like(tokens, dtype=torch.bool), more)

@@ -266,7 +266,7 @@ def _positions(model: HookedModel, prompts: Prompts, pos: Any, row: int) -> list
         return found
     if isinstance(pos, Meaning):
         raise HooklineError(f"pos is a position, several, or image_tokens, not {pos!r}")
-    return _checked(pos, len(prompts.span(row)), row)
+    return _checked(pos, prompts.length(row), row)
 
 
 def _checked(pos: int | Sequence[int], length: int, row: int) -> list[int]:
