@@ -93,10 +93,10 @@ def test_several_prompts_have_answers_of_their_own(model):
 
 
 def test_attribution_is_the_gradient_of_it(model):
-    options = {"points": "z", "over": ("layer", "head")}
+    options = {"points": "z", "over": ("layer",)}  # along activations, all of a point adds up to patching it
     swept = patching.sweep(model, CLEAN, CORRUPTED, FOUR, **options)
-    fine = attribution.attribute(model, CLEAN, CORRUPTED, FOUR, steps=20, **options)
-    torch.testing.assert_close(fine.values, swept.values, atol=2e-2, rtol=2e-2)
+    fine = attribution.attribute(model, CLEAN, CORRUPTED, FOUR, steps=60, **options)
+    torch.testing.assert_close(fine.values, swept.values, atol=1e-2, rtol=1e-2)
     assert fine.info["mean_abs_error"] < 1e-2
     assert fine.info["clean"] == pytest.approx(lead(model, CLEAN), abs=1e-4)
     scores = edges.edges(model, CLEAN, CORRUPTED, FOUR, check=8)
@@ -121,11 +121,13 @@ def test_other_experiments(model):
     resampled = ablation.ablate(model, CLEAN, FOUR, of="heads", **by)
     noised = patching.sweep(model, CLEAN, CORRUPTED, FOUR, points="z", over=("layer", "head"), direction="noise")
     torch.testing.assert_close(resampled.values, noised.values, atol=1e-4, rtol=1e-4)
-    among = ablation.ablate(model, torch.cat([CLEAN, CORRUPTED]), FOUR, by="resample", per_example=True)
+    among = ablation.ablate(
+        model, torch.cat([CLEAN, CORRUPTED]), metrics.logit_diff([ANSWER], [LONGER]), by="resample", per_example=True
+    )
     torch.testing.assert_close(among.values[..., 0], noised.values, atol=1e-4, rtol=1e-4)
     told = paths.path_patch(model, CLEAN, CORRUPTED, FOUR, senders=[(1, 0)])
     assert told.info["clean"] == pytest.approx(lead(model, CLEAN), abs=1e-4)
-    traced = tracing.trace(model, CLEAN, [1], FOUR, samples=2, points="mlp_out")
+    traced = tracing.trace(model, CLEAN, [1], FOUR, samples=3, points="mlp_out")
     assert traced.info["clean"] == pytest.approx(lead(model, CLEAN), abs=1e-4)
     assert traced.info["corrupted"] != pytest.approx(traced.info["clean"], abs=1e-3)
     kept = tracing.trace(model, CLEAN, [1], FOUR, samples=2, points="resid_post", per_sample=True)
@@ -168,7 +170,7 @@ def test_answers_as_text():
     )
 
 
-@pytest.mark.parametrize("kind", ["llava", "qwen2_5_vl", "paligemma"])
+@pytest.mark.parametrize("kind", ["llava", "qwen2_5_vl"])
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 def test_after_pictures(kind):
     module = tiny_vision.module_of(kind)
@@ -205,6 +207,15 @@ def test_after_pictures(kind):
 def test_what_cannot_be_read(model, metric, said):
     with pytest.raises(HooklineError, match=said):
         patching.sweep(model, CLEAN, CORRUPTED, metric, points="mlp_out", over="layer")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+def test_prompts_that_would_see_the_answer():
+    module = tiny_vision.module_of("paligemma")
+    model = HookedModel(module, None, find_anatomy(module))
+    inputs = tiny_vision.inputs_of("paligemma", rows=1)
+    with pytest.raises(HooklineError, match="would see the answer"):
+        ablation.ablate(model, inputs, metrics.log_prob([70, 80]), of="mlps")
 
 
 def test_where_prompts_cannot_be_continued(model):

@@ -19,18 +19,22 @@ from hookline.errors import HooklineError
 from hookline.experiments.metrics import LogitDiff, Metric, name_of, several, upcast
 from hookline.experiments.prompts import Prompts
 from hookline.model import HookedModel
+from hookline.rerun.ways import is_alike
 
 Ids: TypeAlias = tuple[int, ...]
 Slot: TypeAlias = list[Ids]
 """The answer of each example."""
 
 
-def continued(model: HookedModel, spec: Any, *prompts: Prompts) -> tuple[Any, list[Prompts]]:
-    """The metrics and prompts, ready for answers of several tokens; as they are where every answer is one token."""
+def continued(model: HookedModel, spec: Any, *prompts: Prompts, repeats: int = 1) -> tuple[Any, list[Prompts]]:
+    """The metrics and prompts, ready for answers of several tokens; as they are where every answer is one token.
+
+    So many rows as `repeats` says are of the same prompts, which the answers are for.
+    """
     metrics = _metrics(spec)
     batch = len(prompts[0])
     slots = {
-        (name, field): answers_of(model, getattr(metric, field), batch)
+        (name, field): answers_of(model, getattr(metric, field), batch // repeats) * repeats
         for name, metric in metrics
         for field in _answers(metric)
     }
@@ -39,6 +43,7 @@ def continued(model: HookedModel, spec: Any, *prompts: Prompts) -> tuple[Any, li
     _check(model, metrics)
     contexts = _contexts(list(slots.values()), batch)
     found = [_extended(model, each, contexts) for each in prompts]
+    _check_causal(model, prompts[0], found[0])
     places = {key: _copy_of(slot, contexts) for key, slot in slots.items()}
     ready = {}
     for name, metric in metrics:
@@ -124,6 +129,17 @@ def _check(model: HookedModel, metrics: Sequence[tuple[str, Any]]) -> None:
             )
         if type(metric).of_tokens is Metric.of_tokens:
             metric.of_tokens({})  # it says why not
+
+
+@torch.no_grad()
+def _check_causal(model: HookedModel, prompts: Prompts, longer: Prompts) -> None:
+    """What comes after a prompt must not be seen by it: some models attend to all of a prompt both ways."""
+    own, same = (model(**each.one(0))[:, : longer.length(0)] for each in (prompts, longer))
+    if not is_alike(same, own):
+        raise HooklineError(
+            "an answer of several tokens comes after the prompt, but this model's prompt attends to what comes after "
+            "it, and would see the answer: use an answer of one token"
+        )
 
 
 def _contexts(slots: Sequence[Slot], batch: int) -> list[Slot]:

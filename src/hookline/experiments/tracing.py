@@ -67,7 +67,7 @@ def trace(
     count = len(added)
     rows = Prompts(text.tokens.expand(count, -1), text.mask.expand(count, -1), text.more * count)
     answer = {} if metric is not None else {"answer": _own_answer(clean)}
-    spec, (rows,) = continued(model, metric if metric is not None else prob(answer["answer"]), rows)
+    spec, (rows,) = continued(model, metric if metric is not None else prob(answer["answer"]), rows, repeats=count)
     whole = [clean] if not rows.own else baselines(model, _first(rows, rows.copies), keep=where.names)
     whole *= count
     noised = [
