@@ -95,7 +95,7 @@ def test_several_prompts_have_answers_of_their_own(model):
 def test_attribution_is_the_gradient_of_it(model):
     options = {"points": "z", "over": ("layer",)}  # along activations, all of a point adds up to patching it
     swept = patching.sweep(model, CLEAN, CORRUPTED, FOUR, **options)
-    fine = attribution.attribute(model, CLEAN, CORRUPTED, FOUR, steps=60, **options)
+    fine = attribution.attribute(model, CLEAN, CORRUPTED, FOUR, steps=24, check=2, **options)
     torch.testing.assert_close(fine.values, swept.values, atol=1e-2, rtol=1e-2)
     assert fine.info["mean_abs_error"] < 1e-2
     assert fine.info["clean"] == pytest.approx(lead(model, CLEAN), abs=1e-4)
@@ -226,3 +226,15 @@ def test_where_prompts_cannot_be_continued(model):
         patching.sweep(model, model.run_with_cache(CLEAN)[1], CORRUPTED, metrics.log_prob(ANSWER))
     with pytest.raises(HooklineError, match="an answer is a text"):
         metrics.log_prob([[]])
+
+
+def test_prompts_as_lists_of_ids(model):
+    options = {"points": "z", "over": ("layer", "head")}
+    lists = patching.sweep(model, CLEAN[0].tolist(), CORRUPTED[0].tolist(), FOUR, **options)
+    torch.testing.assert_close(lists.values, patching.sweep(model, CLEAN, CORRUPTED, FOUR, **options).values)
+    given = [CLEAN[0].tolist(), CLEAN[0, :3].tolist()]
+    both = ablation.ablate(model, given, metrics.log_prob(5), per_example=True)
+    short = ablation.ablate(model, CLEAN[:, :3], metrics.log_prob(5))
+    torch.testing.assert_close(both.values[..., 1], short.values, atol=1e-4, rtol=1e-4)
+    with pytest.raises(HooklineError, match="out of range"):
+        ablation.ablate(model, [3, 10**6], metrics.log_prob(5))

@@ -75,7 +75,8 @@ def attribute(
     coords = _labels(where, effects.shape[1:-1], [*pair[0].labels(model)])
     values = [_values_of(found, logits[each]) for each in (0, 1)]
     estimates = effects + values[target].reshape(len(found), *(1 for _ in coords), -1)
-    names, shown = list(found), {"per_example": how.per_example, "copies": pair[0].copies}
+    names = list(found)
+    shown: dict[str, Any] = {"per_example": how.per_example, "copies": pair[0].copies}
     clean_value, corrupted_value = (packed(each, {}, names, **shown) for each in values)
     info = {"direction": direction, "clean": clean_value, "corrupted": corrupted_value}
     info |= about(model, f"{said_points(points)} patched, {into(direction)}, estimated from gradients")

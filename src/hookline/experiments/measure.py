@@ -138,7 +138,7 @@ def measured(reader: Reader, grid: Grid, info: dict[str, Any], how: Options, sou
     if how.per_example:
         _check_by_row(reader)
     names, shape = list(reader.metrics), [len(labels) for labels in grid.coords.values()]
-    each = {"per_example": how.per_example, "copies": reader.prompts.copies}
+    each: dict[str, Any] = {"per_example": how.per_example, "copies": reader.prompts.copies}
     info = {
         key: packed(x.cpu(), {}, names, **each) if isinstance(x, Tensor) else x
         for key, x in {**info, "experiment": _identity(reader, grid, source)}.items()

@@ -22,8 +22,9 @@ from hookline.rerun.baseline import Baseline
 from hookline.runtime import users_level
 from hookline.verbs import HookList
 
-Prompt: TypeAlias = str | Sequence[str] | Tensor | Mapping[str, Any] | Sequence[Mapping[str, Any]]
-"""Text, texts, token ids; or what `model.to_inputs(text, images=…)` gives for one text, or a list of such."""
+Prompt: TypeAlias = str | Sequence[str | int | Sequence[int]] | Tensor | Mapping[str, Any] | Sequence[Mapping[str, Any]]
+"""Text, texts, token ids (a tensor, a list, or a list for each text);
+or what `model.to_inputs(text, images=…)` gives for one text, or a list of such."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,8 +131,27 @@ def prompts_of(model: HookedModel, prompt: Prompt) -> Prompts:
         return _with_pictures(model, [prompt])
     if not isinstance(prompt, str | Tensor) and len(prompt) and all(isinstance(each, Mapping) for each in prompt):
         return _with_pictures(model, list(prompt))  # type: ignore[arg-type]
+    if isinstance(prompt, list | tuple) and _are_ids(prompt):
+        return _of_ids(model, prompt)
     ids, mask = model._inputs(prompt, None, None)  # type: ignore[arg-type]
     return Prompts(ids, torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool())
+
+
+def _are_ids(given: Any) -> bool:
+    """Whether it is a list of token ids, or of such lists."""
+    if given and all(isinstance(each, list | tuple) for each in given):
+        return all(each and _are_ids(each) for each in given)
+    return bool(given) and all(type(each) is int for each in given)
+
+
+def _of_ids(model: HookedModel, given: Sequence[Any]) -> Prompts:
+    """Token ids of one text, or of several of any lengths, as rows."""
+    texts = given if isinstance(given[0], list | tuple) else [given]
+    rows = [torch.tensor(each, device=model._device) for each in texts]
+    for row in rows:
+        model.text.check_ids(row)
+    masks = [torch.ones_like(row, dtype=torch.bool) for row in rows]
+    return Prompts(pad_sequence(rows, batch_first=True), pad_sequence(masks, batch_first=True))
 
 
 def _with_pictures(model: HookedModel, given: Sequence[Mapping[str, Any]]) -> Prompts:

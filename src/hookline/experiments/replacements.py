@@ -64,8 +64,8 @@ class Replacement:
         chosen = _others(prompts, data, 0 if self.seed is None else self.seed)
         if data is None:
             return [bases[row].kept for row in chosen]
-        texts = [_continued_as(prompts, row, data.only(other)) for row, other in enumerate(chosen)]
-        return [found for text in texts for found in _runs(model, points, text, [0])]
+        like = [_continued_as(prompts, row, data.only(other)) for row, other in enumerate(chosen)]
+        return [found for text in like for found in _runs(model, points, text, [0])]
 
     def _check_mean(self, points: Sequence[HookPoint], n_data: int | None, n_prompts: int) -> None:
         for point in points:
