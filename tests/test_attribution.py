@@ -112,6 +112,13 @@ def test_the_error_is_that_of_true_patching(world) -> None:
     pairs = torch.tensor([[cell["estimate"], cell["true"]] for cell in sample])
     assert result.info["mean_abs_error"] == pytest.approx((pairs[:, 0] - pairs[:, 1]).abs().mean().item(), abs=1e-4)
     assert result.info["correlation"] == pytest.approx(torch.corrcoef(pairs.T)[0, 1].item(), abs=1e-4)
+    assert [cell["chosen"] for cell in sample] == ["top"] * 6 + ["random"] * 6
+    largest = (result - result.info["corrupted"]).top(6)
+    assert [cell.labels for cell in largest] == [{"layer": cell["layer"], "head": cell["head"]} for cell in sample[:6]]
+    for half, some in (("top", pairs[:6]), ("random", pairs[6:])):
+        error = (some[:, 0] - some[:, 1]).abs().mean().item()
+        assert result.info[f"{half}_mean_abs_error"] == pytest.approx(error, abs=1e-4)
+        assert result.info[f"{half}_correlation"] == pytest.approx(torch.corrcoef(some.T)[0, 1].item(), abs=1e-3)
     assert attribute(*given, **how, check=12, seed=4).info["sample"] != sample
     assert attribute(*given, **how, check=12, seed=3).info["sample"] == sample
 
@@ -150,7 +157,7 @@ def test_several_prompts_with_padding_are_as_one_by_one(world) -> None:
 
 def test_several_metrics_and_one_number_for_all_prompts(models) -> None:
     given = models["gpt2"], tokens(0, 2), tokens(1, 2)
-    several = attribute(*given, {"lead": METRIC, "mean": lambda logits: lead(logits).mean(), "kl": "kl"})
+    several = attribute(*given, {"kl": "kl", "lead": METRIC, "mean": lambda logits: lead(logits).mean()})
     assert several.axes == ("metric", "layer", "pos")
     torch.testing.assert_close(several.sel(metric="lead").values, several.sel(metric="mean").values)
     with pytest.raises(hookline.HooklineError, match="one number for all"):
@@ -199,6 +206,7 @@ def test_a_result_is_kept_and_drawn(models, tmp_path) -> None:
     [
         ({"steps": 0}, "steps is"),
         ({"steps": True}, "steps is"),
+        ({"steps": 1, "along": "inputs"}, "worse estimate"),
         ({"along": "inputs"}, "give steps"),
         ({"along": "weights", "steps": 2}, "along is"),
         ({"check": -1}, "check is"),

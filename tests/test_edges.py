@@ -122,6 +122,21 @@ def test_the_circuit_of_tinyworld(world) -> None:
     assert scores.info["steps"] == 5
 
 
+def test_half_of_the_checked_edges_are_those_that_stand_out(world) -> None:
+    scores = edges(world, CLEAN, CORRUPTED, metrics.logit_diff(" Mary", " John"), steps=5, check=20, seed=1)
+    sample = scores.info["sample"]
+    named = [{"sender": cell["sender"], "receiver": cell["receiver"]} for cell in sample]
+    assert [cell["chosen"] for cell in sample] == ["top"] * 10 + ["random"] * 10
+    assert [cell.labels for cell in scores.top(10)] == named[:10]
+    assert len({tuple(each.values()) for each in named}) == 20
+    other = edges(world, CLEAN, CORRUPTED, metrics.logit_diff(" Mary", " John"), steps=5, check=20, seed=2)
+    assert other.info["sample"][:10] == sample[:10]
+    assert other.info["sample"][10:] != sample[10:]
+    assert other.info["top_correlation"] == scores.info["top_correlation"] > 0.9
+    assert "top_correlation" in repr(scores)
+    assert "random_correlation" in repr(scores)
+
+
 def test_noise_and_steps_take_effect(models) -> None:
     given = models["llama"], tokens(0), tokens(1), METRIC
     plain, stepped, noised = (edges(*given, check=0, **how) for how in ({}, {"steps": 4}, {"direction": "noise"}))
@@ -156,6 +171,7 @@ def test_as_a_dataframe(models) -> None:
     [
         ({"per_example": True}, "per_example"),
         ({"steps": -1}, "steps is"),
+        ({"steps": 1}, "steps=1 takes one gradient.*worse estimate"),
         ({"check": "all"}, "check is"),
         ({"direction": "both"}, "direction is"),
     ],

@@ -273,3 +273,15 @@ def test_incl_bwd_without_a_point_that_has_gradients() -> None:
         net.run_with_cache(torch.tensor([1]), names_filter="input", incl_bwd=True, loss_fn=torch.sum)
     with pytest.raises(HooklineError, match="pass incl_bwd=True with it"):
         net.run_with_cache(torch.tensor([1]), loss_fn=torch.sum)
+
+
+def test_a_loss_function_that_writes_to_the_output_changes_nothing_else():
+    net, x = hookline.hook(nn.Linear(3, 2)), torch.randn(4, 3)
+
+    def halved(out):
+        out /= 2
+        return out.pow(2).sum()
+
+    out, cache = net.run_with_cache(x, incl_bwd=True, loss_fn=halved)
+    assert torch.equal(out, net(x))
+    torch.testing.assert_close(cache["output_grad"], out / 2)

@@ -29,6 +29,7 @@ from hookline import (
     mean,
     new_tokens,
     noise,
+    project_out,
     replace,
     save_edits,
     scale,
@@ -61,6 +62,7 @@ def test_each_kind(model) -> None:
         replace(vector): lambda h: vector.expand(h.shape),
         replace(0.5): lambda h: torch.full_like(h, 0.5),
         mean(vector): lambda h: vector.expand(h.shape),
+        project_out(vector): lambda h: h - (h @ vector)[..., None] * vector / (vector @ vector),
     }.items():
         after, before = run(model, RESID, edit)
         assert torch.allclose(after, by_hand(before)), edit
@@ -336,6 +338,7 @@ WHERE = {
 EDITS = st.one_of(
     st.builds(zero, **WHERE),
     st.builds(scale, NUMBERS, **WHERE),
+    st.builds(project_out, DTYPES.map(lambda dtype: torch.randn(4).to(dtype)), **WHERE),
     st.builds(noise, st.floats(0, 10), st.integers(0, 2**40), **WHERE),
     st.builds(add, st.one_of(TENSORS, NUMBERS), NUMBERS, **WHERE),
     *(st.builds(kind, st.one_of(TENSORS, NUMBERS), **WHERE) for kind in (mean, replace, freeze)),
@@ -536,3 +539,47 @@ def test_giant_numbers(tmp_path) -> None:
     for wrong in (lambda: step(1.5), lambda: token(None), lambda: token(3, nth="a"), lambda: step(True)):
         with pytest.raises(HooklineError, match="takes a whole number"):
             wrong()
+
+
+def test_what_is_projected_out_is_gone_and_nothing_else(model, tmp_path) -> None:
+    direction, other = torch.randn(2, model.cfg.d_model)
+    after, before = run(model, RESID, project_out(direction))
+    unit = direction / direction.norm()
+    other = other - (other @ unit) * unit
+    assert (after @ unit).abs().max() < 1e-5
+    torch.testing.assert_close(after @ other, before @ other, atol=1e-4, rtol=1e-4)
+    for same in (3 * direction, -direction, direction * 1e-30, direction.double() * 1e200):
+        torch.testing.assert_close(run(model, RESID, project_out(same))[0], after, atol=1e-5, rtol=1e-5)
+    of_head = torch.randn(model.cfg.d_head)
+    after, before = run(model, Z, project_out(of_head, head=1, pos=last))
+    assert (after[:, -1, 1] @ of_head).abs().max() < 1e-4
+    after[:, -1, 1] = before[:, -1, 1]
+    assert torch.equal(after, before)
+    edit = project_out(direction, pos=[1, 2], mask=torch.tensor([[[True]], [[False]]]))
+    save_edits(tmp_path, [(RESID, edit)])
+    assert load_edits(tmp_path) == [(RESID, edit)]
+    after, before = run(model, RESID, edit)
+    assert torch.equal(after[1], before[1])
+    assert (after[0, 1:3] @ unit).abs().max() < 1e-5
+    assert repr(edit) == f"project_out(direction=<[{model.cfg.d_model}] float32>, pos=[1, 2], mask=<[2, 1, 1] bool>)"
+    half = torch.randn(3, 64).to(torch.bfloat16)
+    there = project_out(torch.ones(64))(half, model.hook_dict[RESID])
+    assert there.dtype == torch.bfloat16
+    assert there.float().sum(-1).abs().max() < 0.2
+
+
+def test_directions_that_cannot_be_projected_out(model) -> None:
+    for direction in (
+        torch.zeros(4),
+        torch.tensor([1.0, torch.nan]),
+        torch.ones(2, 4),
+        torch.ones(4).long(),
+        2.0,
+        None,
+    ):
+        with pytest.raises(HooklineError, match="direction="):
+            project_out(direction)
+    with pytest.raises(HookError, match="the direction has 3 components"):
+        run(model, RESID, project_out(torch.ones(3)))
+    with pytest.raises(HookError, match="numbers with fractions"):
+        model.run_with_hooks(TOKENS, fwd_hooks=[("hook_tokens", project_out(torch.ones(6)))])

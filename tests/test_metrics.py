@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import hookline
 from hookline import HooklineError
-from hookline.experiments import metrics
+from hookline.experiments import ablation, attribution, edges, metrics, patching, paths, tracing
 from hookline.experiments.metrics import as_metric, checked, resolve
 from hookline.experiments.reading import positions_read
 from hookline.loss import lm_loss
@@ -131,9 +131,9 @@ def test_repr_is_what_makes_it():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: metrics.prob(1.5), "an answer is a token"),
-        (lambda: metrics.prob(True), "an answer is a token"),
-        (lambda: metrics.prob([]), "an answer is a token"),
+        (lambda: metrics.prob(1.5), "an answer is a text"),
+        (lambda: metrics.prob(True), "an answer is a text"),
+        (lambda: metrics.prob([]), "an answer is a text"),
         (lambda: metrics.prob(torch.ones(2)), "one for each row"),
         (lambda: metrics.prob(1, pos=1.5), "pos is an index"),
         (lambda: metrics.prob(1, pos=True), "pos is an index"),
@@ -452,3 +452,49 @@ def test_one_position_is_read(logits):
 def test_a_wrong_metric_is_refused_by_name_of_its_shape(logits):
     with pytest.raises(HooklineError, match=r"shape \[3, 20\]"):
         positions_read(lambda x: x[:, -1], logits)
+
+
+# What they are given
+
+CLEAN = "When Mary and John went to the store, John gave a drink to"
+CORRUPTED = "When Mary and John went to the store, Mary gave a drink to"
+
+
+def writing(logits):
+    logits /= 2
+    logits -= logits.mean(-1, keepdim=True)
+    return logits[:, -1, 40] - logits[:, -1, 50]
+
+
+def reading(logits):
+    logits = logits / 2
+    logits = logits - logits.mean(-1, keepdim=True)
+    return logits[:, -1, 40] - logits[:, -1, 50]
+
+
+EXPERIMENTS = {
+    "sweep": lambda model, metric: patching.sweep(model, CLEAN, CORRUPTED, metric),
+    "noising": lambda model, metric: patching.sweep(model, CLEAN, CORRUPTED, metric, direction="noise"),
+    "attribute": lambda model, metric: attribution.attribute(model, CLEAN, CORRUPTED, metric),
+    "steps": lambda model, metric: attribution.attribute(model, CLEAN, CORRUPTED, metric, steps=2, along="inputs"),
+    "ablate": lambda model, metric: ablation.ablate(model, CLEAN, metric, of="mlps"),
+    "paths": lambda model, metric: paths.path_patch(model, CLEAN, CORRUPTED, metric, senders=[(1, 3), (2, 0)]),
+    "trace": lambda model, metric: tracing.trace(model, CLEAN, "Mary", metric, samples=2, points="mlp_out"),
+}
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_metric_may_write_to_its_logits(tinyworld, name):
+    run = EXPERIMENTS[name]
+    wrote = run(tinyworld, {"a": writing, "b": metrics.log_prob(40), "c": writing})
+    read = run(tinyworld, {"a": reading, "b": metrics.log_prob(40), "c": reading})
+    torch.testing.assert_close(wrote.values, read.values, atol=2e-4, rtol=1e-4)
+    for key in ("clean", "corrupted"):
+        if key in read.info:
+            torch.testing.assert_close(wrote.info[key].values, read.info[key].values, atol=2e-4, rtol=1e-4)
+
+
+def test_edges_of_a_metric_that_writes_to_its_logits(tinyworld):
+    wrote, read = (edges.edges(tinyworld, CLEAN, CORRUPTED, metric, check=4) for metric in (writing, reading))
+    torch.testing.assert_close(wrote.values, read.values, atol=1e-4, rtol=1e-4)
+    assert wrote.info["clean"] == pytest.approx(read.info["clean"], abs=1e-4)

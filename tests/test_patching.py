@@ -12,7 +12,7 @@ from torch import Tensor
 import hookline
 from hookline import HooklineError, HooklineWarning
 from hookline.errors import UnknownPointError
-from hookline.experiments import classic, metrics, patching
+from hookline.experiments import attribution, classic, metrics, patching, paths
 from hookline.experiments.result import Result
 from hookline.rerun.changes import index_of
 
@@ -350,3 +350,93 @@ def test_options_that_do_not_exist_are_refused(tinyworld: hookline.HookedModel) 
         patching.sweep(
             tinyworld, [CLEAN, CLEAN], [CORRUPTED, CORRUPTED], lambda x: x[:, -1, 0].mean(), per_example=True
         )
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_patterns_are_patched_where_the_metric_reads_before_all_differences(kind: str) -> None:
+    model = hookline.hook(tiny_models.causal_lm(kind))
+    clean, corrupted = rows(0), rows(0)
+    corrupted[0, 5] = 3 if clean[0, 5] != 3 else 4
+    result = patching.sweep(
+        model, clean, corrupted, metrics.logit_diff(5, 6, pos=2), points="pattern", over=("layer", "head")
+    )
+    assert result.values.unique().tolist() == [result.info["corrupted"]]
+    every = metrics.logit_diff(5, 6, pos=-1)
+    result = patching.sweep(model, clean, corrupted, every, points="pattern", over=("layer", "head", "pos"))
+    assert (result.values != result.info["corrupted"]).any()
+
+
+# Hooks that draw random numbers
+
+
+@pytest.mark.parametrize("name", ["hook_embed", "blocks.1.hook_resid_pre", "blocks.1.attn.hook_pattern"])
+def test_noise_that_is_active_does_not_depend_on_the_batch_size(tinyworld: hookline.HookedModel, name: str) -> None:
+    def swept(prompts: tuple[Any, Any], metric: Any, **options: Any) -> Tensor:
+        return patching.sweep(tinyworld, *prompts, metric, points="z", over=("layer", "head"), **options).values
+
+    noisy = hookline.noise(0.3, seed=1)
+    with tinyworld.hooks([(name, noisy)]):
+        one, five, most = (swept((CLEAN, CORRUPTED), NAMES, batch_size=n) for n in (1, 5, "auto"))
+        torch.testing.assert_close(one, five, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(one, most, atol=1e-4, rtol=1e-4)
+        both = [CLEAN, "So, when Alice and Bob went to the park, Bob gave a book to"]
+        other = [CORRUPTED, "So, when Alice and Bob went to the park, Alice gave a book to"]
+        metric = metrics.logit_diff([" Mary", " Alice"], [" John", " Bob"])
+        several = swept((both, other), metric, per_example=True)
+        torch.testing.assert_close(several[..., 0], one, atol=1e-4, rtol=1e-4)
+        cache = tinyworld.run_with_cache(CLEAN)[1]
+
+        def patch(x: Tensor) -> None:
+            x[:, :, 4] = cache["z", 3][:, :, 4]
+
+        by_hand = tinyworld.run_with_hooks(CORRUPTED, fwd_hooks=[("blocks.3.attn.hook_z", patch)])
+    ids = [tinyworld.to_single_token(each) for each in (" Mary", " John")]
+    assert one[3, 4].item() == pytest.approx((by_hand[0, -1, ids[0]] - by_hand[0, -1, ids[1]]).item(), abs=1e-3)
+    assert not torch.allclose(one, swept((CLEAN, CORRUPTED), NAMES), atol=1e-2), "the noise is there"
+
+
+@pytest.mark.parametrize("by_row", [False, True])
+def test_a_hook_that_does_something_else_each_time_is_refused(tinyworld: hookline.HookedModel, by_row: bool) -> None:
+    def shaken(x: Tensor) -> Tensor:
+        generator = torch.Generator().manual_seed(0) if by_row else None
+        return x + torch.randn(x.shape, generator=generator)
+
+    with (
+        tinyworld.hooks([("blocks.1.hook_resid_pre", shaken)]),
+        pytest.raises(HooklineError, match=r"differently from run to run.*noise\(std"),
+    ):
+        patching.sweep(tinyworld, CLEAN, CORRUPTED, NAMES)
+
+
+def test_other_experiments_with_noise_that_is_active(tinyworld: hookline.HookedModel) -> None:
+    with tinyworld.hooks([("blocks.1.hook_resid_pre", hookline.noise(0.3))]):
+        pair = [CLEAN, CLEAN.replace("store", "park")], [CORRUPTED, CORRUPTED.replace("store", "park")]
+        found = attribution.attribute(tinyworld, *pair, NAMES, points="z", over=("layer", "head"), steps=4, check=12)
+        assert found.info["mean_abs_error"] < 0.2
+        each = [attribution.attribute(tinyworld, *one, NAMES, check=0) for one in zip(*pair, strict=True)]
+        whole = attribution.attribute(tinyworld, *pair, NAMES, check=0)
+        torch.testing.assert_close(whole.values, (each[0].values + each[1].values) / 2, atol=1e-3, rtol=1e-3)
+        of = {"senders": [(0, 1), (1, 3)], "receivers": [("mlp", 3)]}
+        one, most = (paths.path_patch(tinyworld, *pair, NAMES, **of, batch_size=n) for n in (1, "auto"))
+        torch.testing.assert_close(one.values, most.values, atol=1e-4, rtol=1e-4)
+        ragged = [[CLEAN, f"So, {CLEAN}"], [CORRUPTED, f"So, {CORRUPTED}"]]
+        with pytest.raises(HooklineError, match="prompts of different lengths"):
+            attribution.attribute(tinyworld, *ragged, NAMES)
+
+
+@pytest.mark.parametrize("where", ["functional", "part"])
+def test_other_chances_in_training_mode_are_warned_of_too(where: str) -> None:
+    if where == "functional":
+        module = tiny_models.causal_lm("llama")
+        for layer in module.model.layers:
+            layer.self_attn.attention_dropout = 0.2
+        module.train()
+    else:
+        module = tiny_models.causal_lm("gpt2")
+        for dropout in module.modules():
+            if isinstance(dropout, torch.nn.Dropout):
+                dropout.p = 0.2
+        module.transformer.h[1].train()
+    model = hookline.hook(module)
+    with pytest.warns(HooklineWarning, match="runs differ by chance"):
+        patching.sweep(model, rows(0), rows(1), difference)

@@ -290,3 +290,35 @@ def test_parts_hold_every_variant_once_and_start_no_later_than_any() -> None:
             assert all(entries[number].position >= part.start for number in part.numbers)
             assert len(part.numbers) == 1 or len(part.numbers) * (30 - part.start) <= room
             assert list(part.numbers) == sorted(part.numbers, key=lambda number: entries[number].layer)
+
+
+@pytest.mark.parametrize("positions", [[1], None])
+def test_a_value_for_another_number_of_positions_is_refused(positions: list[int] | None) -> None:
+    model = wrapped("llama")
+    base = Baseline(model, tokens(9), keep=["blocks.1.attn.hook_z", "blocks.1.attn.hook_pattern"])
+    z, pattern = base.kept["blocks.1.attn.hook_z"], base.kept["blocks.1.attn.hook_pattern"]
+    for value in (torch.cat([z, z[:3]]), z[:5]):
+        with pytest.raises(HooklineError, match="the text has 9 tokens"):
+            base.change("blocks.1.attn.hook_z", value)
+    with pytest.raises(HooklineError, match="the text has 9 tokens"):
+        base.change("blocks.1.attn.hook_z", torch.cat([z, z[:3]])[:, 0], head=0)
+    with pytest.raises(HooklineError, match="the text has 9 tokens"):
+        base.change("blocks.1.attn.hook_pattern", torch.cat([pattern, pattern[..., :2]], -1))
+    same = [[base.change("blocks.1.attn.hook_z", z)], [base.change("blocks.1.attn.hook_pattern", pattern)]]
+    expected = base.logits if positions is None else base.logits[positions]
+    for found in logits_of(base, same, positions):
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["hook_pattern", "hook_attn_scores"])
+def test_patterns_changed_after_all_that_is_read_leave_it_as_it_was(name: str) -> None:
+    model = wrapped("llama")
+    name = f"blocks.1.attn.{name}"
+    base = Baseline(model, tokens(9), keep=[name])
+    assert base.way == Way.RESUMED
+    changes = [[base.change(name, base.kept[name][:, pos].roll(1, 0), pos=pos)] for pos in (2, 4, 6, 8)]
+    found = logits_of(base, changes, [3])
+    plain = logits_of(Baseline(model, tokens(9), way=Way.PLAIN), changes, [3])
+    torch.testing.assert_close(found, plain, atol=1e-4, rtol=1e-4)
+    assert not torch.equal(found[0, 0], base.logits[3])
+    assert torch.equal(found[1:, 0], base.logits[3].expand(3, -1))

@@ -8,7 +8,8 @@ import transformers
 import hookline
 from hookline import HookedModel, HooklineError
 from hookline.anatomy.roles import find_anatomy
-from hookline.experiments import ablation, attribution, logits, patching, steering, tracing
+from hookline.experiments import ablation, attribution, logits, metrics, pairs, patching, steering, tracing
+from hookline.loss import lm_loss
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.ways import Way
 
@@ -96,10 +97,138 @@ def test_the_vision_tower_can_be_swept(kind) -> None:
         patching.sweep(model, clean, corrupted, metric, points=["vision.attn.z", "z"], over=("layer", "head"))
 
 
-def test_tiles_are_refused() -> None:
-    model, (clean, corrupted) = seeing("llava_next"), pair("llava_next")
-    with pytest.raises(HooklineError, match="3 rows in one run"):
-        patching.sweep(model, clean, corrupted, metric, points="vision.layer.pre")
+def two_images() -> tuple[dict, dict]:
+    """A text with two pictures, and with two others."""
+    first, second = (tiny_vision.inputs_of("llava", rows=1, seed=seed) for seed in (0, 1))
+    ids = torch.cat([first["input_ids"], second["input_ids"][:, 1:]], 1)
+    both = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    pixels = torch.cat([first["pixel_values"], second["pixel_values"]])
+    return both | {"pixel_values": pixels}, both | {"pixel_values": 0.3 - pixels.flip(0)}
+
+
+SEVERAL = {"llava": two_images, "llava_next": lambda: pair("llava_next"), "qwen2_5_vl": lambda: pair("qwen2_5_vl")}
+"""Prompts whose pictures, or tiles of a picture, are several rows of the tower; and one with all patches in a row."""
+
+
+@pytest.mark.parametrize("kind", SEVERAL)
+def test_all_images_and_tiles_are_patched(kind) -> None:
+    model, (clean, corrupted) = seeing(kind), SEVERAL[kind]()
+    name = "vision.blocks.1.attn.hook_z"
+    _, cache = model.run_with_cache(**clean, names_filter=name)
+    rows, patches = cache[name].shape[:2]
+
+    def patched(*where) -> float:
+        def put(z) -> None:
+            z[where] = cache[name][where]
+
+        return float(metric(model.run_with_hooks(**corrupted, fwd_hooks=[(name, put)])))
+
+    heads = patching.sweep(model, clean, corrupted, metric, points="vision.z", over=("layer", "head"))
+    assert float(heads.values[1, 2]) == pytest.approx(patched(slice(None), slice(None), 2), abs=1e-5)
+    each = patching.sweep(model, clean, corrupted, metric, points="vision.z", over=("layer", "pos"), layers=[1])
+    assert each.shape == (1, rows * patches)
+    assert float(each.values[0, patches + 1 if rows > 1 else 5]) == pytest.approx(
+        patched(1, 1) if rows > 1 else patched(0, 5), abs=1e-5
+    )
+    whole = model.run_with_cache(**clean)[1]
+    from_cache = patching.sweep(model, whole, corrupted, metric, points="vision.z", over=("layer", "head"))
+    torch.testing.assert_close(from_cache.values, heads.values)
+    if rows > 1:
+        with pytest.raises(HooklineError, match="rows in one run"):
+            patching.sweep(model, clean, corrupted, metric, points="vision.pattern", over=("layer", "head"))
+
+
+@pytest.mark.parametrize("kind", SEVERAL)
+def test_attribution_sums_over_images_and_averages_over_prompts(kind) -> None:
+    model, (clean, corrupted) = seeing(kind), SEVERAL[kind]()
+    names = [f"vision.blocks.{layer}.attn.hook_z" for layer in range(2)]
+    given = model.run_with_cache(**clean, names_filter=names)[1]
+    logits, own = model.run_with_cache(
+        **corrupted, names_filter=names, incl_bwd=True, loss_fn=lambda logits: metric(logits).sum()
+    )
+    how = {"points": "vision.z", "layers": [0, 1]}
+    by_head = attribution.attribute(model, clean, corrupted, metric, over=("layer", "head"), check=0, **how)
+    by_patch = attribution.attribute(model, clean, corrupted, metric, over=("pos", "layer"), check=8, **how)
+    for layer, name in enumerate(names):
+        effects = (given[name] - own[name]) * own[f"{name}_grad"]
+        before = metric(logits).item()
+        torch.testing.assert_close(by_head.values[layer], before + effects.sum((0, 1, 3)), atol=1e-5, rtol=1e-4)
+        by_hand = before + effects.sum((2, 3)).flatten()
+        torch.testing.assert_close(by_patch.values[:, layer], by_hand, atol=1e-5, rtol=1e-4)
+    for cell in by_patch.info["sample"]:
+        row, patch = divmod(cell["pos"], given[names[0]].shape[1])
+
+        def put(z, at=(row, patch), name=names[cell["layer"]]) -> None:
+            z[at] = given[name][at]
+
+        true = metric(model.run_with_hooks(**corrupted, fwd_hooks=[(names[cell["layer"]], put)]))
+        assert cell["true"] == pytest.approx(float(true), abs=1e-5)
+    several = ([clean, corrupted], [corrupted, clean])
+    for steps in (None, 2):
+        how |= {"over": ("layer", "head"), "steps": steps, "check": 0}
+        twice = attribution.attribute(model, *several, metric, **how)
+        back = attribution.attribute(model, corrupted, clean, metric, **how)
+        there = attribution.attribute(model, clean, corrupted, metric, **how)
+        torch.testing.assert_close(twice.values, (there.values + back.values) / 2, atol=1e-5, rtol=1e-4)
+
+
+def test_attribution_at_points_of_images_and_text_of_different_lengths() -> None:
+    model, (one, other) = seeing("llava"), pair("llava")
+    longer = [
+        {**each, "input_ids": torch.cat([each["input_ids"], torch.tensor([[77, 78]])], 1)} for each in (one, other)
+    ]
+    longer = [{**each, "attention_mask": torch.ones_like(each["input_ids"])} for each in longer]
+    lead = metrics.logit_diff(70, 90)
+    names = ["vision.blocks.0.hook_resid_pre", "blocks.1.hook_resid_pre"]
+    for steps in (None, 2):
+        how = {"points": names, "over": ("point",), "per_example": True, "steps": steps, "check": 2}
+        found = attribution.attribute(model, [one, longer[0]], [other, longer[1]], lead, **how)
+        for row, (clean, corrupted) in enumerate([(one, other), longer]):
+            alone = attribution.attribute(model, clean, corrupted, lead, **how)
+            torch.testing.assert_close(found.values[:, row], alone.values[:, 0], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", SEVERAL)
+def test_means_and_differences_are_of_all_images(kind) -> None:
+    model, (clean, corrupted) = seeing(kind), SEVERAL[kind]()
+    name = "vision.blocks.0.attn.hook_z"
+    data = [model.run_with_cache(**each, names_filter=name)[1][name] for each in (clean, corrupted)]
+    mean = torch.cat([each.flatten(0, 1) for each in data]).mean(0)
+
+    def put(z) -> None:
+        z[:, :, 1] = mean[1]
+
+    expected = float(metric(model.run_with_hooks(**clean, fwd_hooks=[(name, put)])))
+    how = {"points": "vision.z", "over": ("layer", "head"), "by": "mean"}
+    found = ablation.ablate(model, clean, metric, data=[clean, corrupted], **how)
+    assert float(found.values[0, 1]) == pytest.approx(expected, abs=1e-5)
+    again = ablation.ablate(model, [clean, corrupted], metric, per_example=True, **how)
+    assert float(again.values[0, 1, 0]) == pytest.approx(expected, abs=1e-5)
+    apart = pairs.compare(model, [(clean, corrupted)], points="vision.z")
+    norms = (data[0] - data[1]).pow(2).sum((0, 1, 3)).sqrt()
+    torch.testing.assert_close(apart.values[0], norms)
+    torch.testing.assert_close(
+        pairs.compare(model, [(clean, corrupted)], points="vision.z", pos=None).values, apart.values
+    )
+    at_one = pairs.compare(model, [(clean, corrupted)], points="vision.z", pos=2)
+    torch.testing.assert_close(at_one.values[0], (data[0] - data[1])[:, 2].pow(2).sum((0, 2)).sqrt())
+    text = pairs.compare(model, [(clean, corrupted)])
+    z = [model.run_with_cache(**each)[1]["z", 1][0, -1] for each in (clean, corrupted)]
+    torch.testing.assert_close(text.values[1], (z[0] - z[1]).norm(dim=-1))
+
+
+def test_images_of_other_sizes_are_refused_by_name() -> None:
+    model, (one, _) = seeing("qwen2_5_vl"), pair("qwen2_5_vl")
+    ids = torch.cat([one["input_ids"][:, :5], one["input_ids"][:, 7:]], 1)
+    small = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "image_grid_thw": torch.tensor([[1, 4, 4]])}
+    small |= {"mm_token_type_ids": (ids == tiny_vision.IMAGE).int(), "pixel_values": one["pixel_values"][:16]}
+    how = {"points": "vision.resid_pre", "over": ("layer", "pos")}
+    with pytest.raises(HooklineError, match=r"differ in their number of pos.*\[16, 24\]"):
+        ablation.ablate(model, [one, small], metric, **how)
+    with pytest.raises(HooklineError, match="images of one size"):
+        pairs.compare(model, [(one, small)], points="vision.z")
+    with pytest.raises(HooklineError, match="images of one size"):
+        attribution.attribute(model, [one, small], [one, small], metric, **how)
 
 
 def test_other_experiments() -> None:
@@ -233,3 +362,26 @@ def test_what_pictures_cannot_be_in() -> None:
     padded["attention_mask"][0, 0] = 0
     with pytest.raises(HooklineError, match="without padding"):
         model.baseline(padded)
+
+
+@pytest.mark.parametrize(
+    "kind", [k if k in QUICK else pytest.param(k, marks=pytest.mark.slow) for k in tiny_vision.VISION_LANGUAGE]
+)
+def test_the_loss_leaves_image_tokens_out_as_the_models_own_does(kind) -> None:
+    model, inputs = seeing(kind), pair(kind)
+    labels = [each["input_ids"].masked_fill(each["input_ids"] == tiny_vision.IMAGE, -100) for each in inputs]
+    with torch.no_grad():
+        own = [float(model.module(**each, labels=y).loss) for each, y in zip(inputs, labels, strict=True)]
+    result = patching.sweep(model, *inputs, "loss", points="mlp_out", over="layer")
+    assert [result.info["clean"], result.info["corrupted"]] == pytest.approx(own, abs=1e-4)
+    given = metrics.loss(inputs[0]["input_ids"])
+    assert ablation.ablate(model, inputs[0], given, of="mlps").info["clean"] == pytest.approx(own[0], abs=1e-4)
+
+
+def test_the_loss_of_image_tokens_outside_the_vocabulary() -> None:
+    tokens, given = torch.tensor([[1, 30, 30, 5, 6]]), torch.randn(1, 5, 20)
+    images = tokens == 30
+    labels = tokens.masked_fill(images, -100)
+    expected = torch.nn.functional.cross_entropy(given[0, :-1], labels[0, 1:])
+    torch.testing.assert_close(metrics.loss(tokens, images=images)(given)[0], expected)
+    torch.testing.assert_close(lm_loss(given, tokens, seen=images), expected)

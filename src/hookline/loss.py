@@ -20,6 +20,8 @@ def lm_loss(
 
     `seen` is true where a picture is: what stands there is no token that could be predicted.
     """
+    if seen is not None:
+        tokens = tokens.masked_fill(seen, 0)  # an image's token may lie outside the vocabulary
     losses = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="none")
     losses = losses.view(tokens.shape[0], -1)
     counts = torch.ones_like(losses)

@@ -352,6 +352,11 @@ class HookedModel(HookedModule, TokenHelpers, Seeing, Weights, WeightProcessing)
                 stacklevel=users_level(),
             )
 
+    def _image_positions(self, tokens: Tensor) -> Tensor | None:
+        """True where a token stands for an image; None for a model without a vision tower."""
+        picture = picture_token(self.module.config) if self._anatomy.towers else None
+        return tokens == picture if picture is not None else None
+
     def _result(self, logits: Tensor, inputs: dict[str, Any], return_type: ReturnType, per_token: bool) -> Any:
         if return_type is None:
             return None
@@ -365,8 +370,7 @@ class HookedModel(HookedModule, TokenHelpers, Seeing, Weights, WeightProcessing)
         if logits.shape[1] < 2:
             raise HooklineError("the loss is that of the next token: give at least two tokens")
         mask = inputs.get("decoder_attention_mask" if tokens != "input_ids" else "attention_mask")
-        picture = picture_token(self.module.config) if self._anatomy.towers else None
-        seen = inputs[tokens] == picture if picture is not None else None
+        seen = self._image_positions(inputs[tokens])
         if seen is not None and bool(seen[:, 1:].all()):
             raise HooklineError("the loss is that of text: there is none after the first position, only pictures")
         loss = lm_loss(logits, inputs[tokens], mask, seen, per_token=per_token)

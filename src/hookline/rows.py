@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -14,6 +16,19 @@ from hookline.passes import Earlier, Pass, Span
 
 Rows: TypeAlias = int | slice | Sequence[int] | Tensor
 """Which rows of a batch: one, without its axis then; or several."""
+
+one_draw: ContextVar[int | None] = ContextVar("hookline_one_draw", default=None)
+"""How many rows the batch has, while all of them get the same random numbers."""
+
+
+@contextmanager
+def drawn_once(count: int) -> Iterator[None]:
+    """While a batch of `count` rows runs in an experiment: a row has the noise that it has when it runs by itself."""
+    token = one_draw.set(count)
+    try:
+        yield
+    finally:
+        one_draw.reset(token)
 
 
 def checked_rows(which: Rows, count: int) -> Any:

@@ -18,7 +18,7 @@ from hookline.actions import Action, HookAction, PointAction, Record
 from hookline.cache import ActivationCache
 from hookline.errors import HookError, HooklineError
 from hookline.functions import HookFunction, HookObject, OnError, check_on_error, hook_pairs, refuse_class
-from hookline.memory import mark_foreign
+from hookline.memory import mark_foreign, snapshot
 from hookline.names import Filter, Points
 from hookline.passes import is_of_pictures
 from hookline.plan import Plan, make_plan
@@ -425,9 +425,16 @@ def _check_grad_mode() -> None:
         )
 
 
+def _own_copy(output: Any) -> Any:
+    """The output as snapshots: a function that writes to it must not change what the run returns."""
+    from hookline.hooks.values import with_each  # hook objects import the verbs
+
+    return with_each(output, snapshot)
+
+
 def _loss(output: Any, loss_fn: Callable[[Any], Tensor] | None) -> Tensor:
     """The number to differentiate."""
-    loss = loss_fn(output) if loss_fn is not None else output
+    loss = loss_fn(_own_copy(output)) if loss_fn is not None else output
     if loss_fn is None and not isinstance(loss, Tensor):
         loss = loss.get("loss") if isinstance(loss, Mapping) else getattr(loss, "loss", None)
     if not isinstance(loss, Tensor) or loss.numel() != 1:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from hookline.errors import HooklineError
+from hookline.experiments.continuations import continued
 from hookline.experiments.grid import Grid
 from hookline.experiments.labels import Label, about, said_points
 from hookline.experiments.measure import Options, Reader, measured
@@ -62,7 +63,8 @@ def ablate(
     """
     how, whole = Options.of(options), Replacement(by, data, per_position, seed, outliers)
     what = Choice(of, points, over, layer)
-    parts = Units.found(model, prompts_of(model, prompts), what, whole, pos)
+    metric, (text,) = continued(model, metric, prompts_of(model, prompts))
+    parts = Units.found(model, text, what, whole, pos)
     reader = parts.reader(metric)
     cells = list(parts.units)
     grid = Grid(parts.axes, parts.coords, [parts.together([cell]) for cell in cells])
@@ -117,7 +119,8 @@ def cumulative(
         what, order = what.of_ranking(order.info), ranking(order)
     elif isinstance(order, Top) and order.info and of is None and points is None:
         what = what.of_ranking(order.info)
-    parts = Units.found(model, prompts_of(model, prompts), what, whole, pos)
+    metric, (text,) = continued(model, metric, prompts_of(model, prompts))
+    parts = Units.found(model, text, what, whole, pos)
     keys = [parts.key(each) for each in order]
     twice = next((key for at, key in enumerate(keys) if key in keys[:at]), None)
     if not keys or twice is not None:

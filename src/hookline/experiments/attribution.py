@@ -10,11 +10,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hookline.errors import HooklineError
+from hookline.experiments.continuations import continued
 from hookline.experiments.gradients import Along, Line, ran
 from hookline.experiments.grid import Places, Values, place_of, places
 from hookline.experiments.labels import Label, about, said_points
 from hookline.experiments.measure import Metrics, Options, packed
-from hookline.experiments.metrics import as_metric, checked
+from hookline.experiments.metrics import as_metric, value_of
 from hookline.experiments.patching import Direction, into
 from hookline.experiments.prompts import Prompt, Prompts, check_pair, prompts_of, warn_of_dropout
 from hookline.experiments.result import Result
@@ -51,18 +52,21 @@ def attribute(
     each point by itself, which makes the cells of a point add up to what patching all of it does, and costs a forward
     and a backward pass for each step and point; or of the `inputs`, which costs that for each step.
 
-    So many cells as `check` says are truly patched, a sample with this `seed` of those where anything changes; `info`
-    then has the `correlation` and `mean_abs_error` of their estimates, and the `sample` itself. Further `options`:
-    per_example, batch_size, progress.
+    So many cells as `check` says are truly patched: half of them those with the largest estimates (of the first
+    metric), half drawn with this `seed` among the others where anything changes. `info` then has the `correlation` and
+    `mean_abs_error` of their estimates, those of each half (`top_correlation`, `random_correlation`, …), and the
+    `sample` itself. Further `options`: per_example, batch_size, progress.
     """
     how, where = checked_options(direction, steps, along, check, options), places(model, points, over, layers)
-    pair = prompts_of(model, clean), prompts_of(model, corrupted)
+    pair = [prompts_of(model, clean), prompts_of(model, corrupted)]
     check_pair(model, *pair)
+    metric, pair = continued(model, metric, *pair)
     source, target = (0, 1) if direction == "denoise" else (1, 0)
     line, logits = Line(model, pair[target], where.names, steps, along), {}
     logits[source], given = ran(model, pair[source], line.names)
     logits[target], there = line.start()
     found = as_metric(metric, model, logits[0], logits[1], pair[0].tokens, pair[0].mask)
+    _check_alike(given, there)
     changes = {name: given[name].float() - there[name].float() for name in where.names}
     gradients = line.gradients(found, given, there)
     _check_gradients(gradients, found, logits, steps)
@@ -72,18 +76,29 @@ def attribute(
     values = [_values_of(found, logits[each]) for each in (0, 1)]
     estimates = effects + values[target].reshape(len(found), *(1 for _ in coords), -1)
     names = list(found)
-    clean_value, corrupted_value = (packed(each, {}, names, per_example=how.per_example) for each in values)
+    shown: dict[str, Any] = {"per_example": how.per_example, "copies": pair[0].copies}
+    clean_value, corrupted_value = (packed(each, {}, names, **shown) for each in values)
     info = {"direction": direction, "clean": clean_value, "corrupted": corrupted_value}
     info |= about(model, f"{said_points(points)} patched, {into(direction)}, estimated from gradients")
     info |= {} if steps is None else {"steps": steps, "along": along}
     if check:
-        cells = sampled(_where_changed(where, changes, pair[target]), check, seed)
-        true = true_values(model, where, pair[target], found, given, cells, how)
-        labels = [{axis: coords[axis][at] for axis, at in zip(coords, cell, strict=True)} for cell in cells]
-        info |= agreement(estimates, true, cells, labels, names)
+        sample = sampled(effects[0].mean(-1), _where_changed(where, changes, pair[target]), check, seed)
+        true = true_values(model, where, pair[target], found, given, sample.cells, how)
+        labels = [{axis: coords[axis][at] for axis, at in zip(coords, cell, strict=True)} for cell in sample.cells]
+        info |= agreement(estimates, true, sample, labels, names)
     else:
         warn_of_dropout(model)
-    return packed(estimates, coords, names, per_example=how.per_example, info=info)
+    return packed(estimates, coords, names, **shown, info=info)
+
+
+def _check_alike(given: Values, there: Values) -> None:
+    """What one run has at a point must fit into the other: images may be cut into more patches than others."""
+    for name, x in there.items():
+        if given[name].shape != x.shape:
+            raise HooklineError(
+                f"{name!r} has the shape {list(given[name].shape[1:])} in the run to patch from, but "
+                f"{list(x.shape[1:])} in the other: give images of one size, as many in each prompt"
+            )
 
 
 def _add_up(effects: Tensor, metrics: Metrics, logits: Tensor, *, per_example: bool) -> None:
@@ -125,6 +140,11 @@ def checked_options(direction: str, steps: Any, along: str, check: Any, options:
         raise HooklineError(f"along={along!r} is the line that steps go along: give steps=8 or so with it")
     if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
         raise HooklineError(f"steps is how many gradients are averaged, from 1 on, or None, not {steps!r}")
+    if steps == 1 and along == "inputs":
+        raise HooklineError(
+            "steps=1 takes one gradient, halfway between the inputs of the two runs, which is a worse estimate than "
+            "the gradient of the run itself: leave steps out, or give at least 2 (5 or more are good)"
+        )
     if isinstance(check, bool) or not isinstance(check, int) or check < 0:
         raise HooklineError(f"check is how many cells are truly patched, 0 for none, not {check!r}")
     if "resume" in options:
@@ -134,14 +154,14 @@ def checked_options(direction: str, steps: Any, along: str, check: Any, options:
 
 def _values_of(metrics: Metrics, logits: Tensor) -> Float[Tensor, "metric example"]:
     with torch.no_grad():
-        found = [checked(metric(logits), len(logits), name) for name, metric in metrics.items()]
+        found = [value_of(metric, logits, name) for name, metric in metrics.items()]
     return torch.stack([each.expand(len(logits)) for each in found])
 
 
 def is_one_for_all(metric: Any, logits: Tensor) -> bool:
     """Whether a metric gives one number for all prompts together."""
     with torch.no_grad():
-        return len(logits) > 1 and metric(logits).ndim == 0
+        return len(logits) > 1 and value_of(metric, logits, "the metric").ndim == 0
 
 
 def _effects(

@@ -13,17 +13,19 @@ from torch import Tensor
 from hookline.anatomy.variants import is_parallel
 from hookline.errors import HooklineError
 from hookline.experiments.attribution import checked_options, is_one_for_all
+from hookline.experiments.continuations import continued
 from hookline.experiments.edgescores import EdgeScores
 from hookline.experiments.gradients import Line, ran
 from hookline.experiments.labels import Label, about
 from hookline.experiments.measure import Metrics, Options, Reader, measure
-from hookline.experiments.metrics import as_metric
+from hookline.experiments.metrics import as_metric, value_of
 from hookline.experiments.patching import Direction, into
 from hookline.experiments.prompts import Prompt, Prompts, baselines, check_pair, prompts_of, unpadded, warn_of_dropout
 from hookline.experiments.trials import agreement, sampled
 from hookline.model import HookedModel
 from hookline.points import HookPoint
 from hookline.rerun.changes import Change, index_of
+from hookline.rows import drawn_once
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +47,7 @@ def edges(
     *,
     direction: Direction = "denoise",
     steps: int | None = None,
-    check: int = 16,
+    check: int = 32,
     seed: int = 0,
     **options: Any,
 ) -> EdgeScores:
@@ -57,12 +59,14 @@ def edges(
     Senders are the embeddings (`embed`), heads (`L2H3`) and MLPs (`mlp2`); receivers the queries, keys and values of
     heads (`L3H4.q`; `L3KV1.k` where heads share them), MLPs and `logits`. A score is the change of the metric if the
     receiver, and nobody else, were given the sender's output of the clean run ("denoise"). `steps` averages the
-    gradient over as many points on the line between the inputs of the two runs. `check` edges are truly patched: see
-    `attribution.attribute`. Options: batch_size, progress.
+    gradient over as many points on the line between the inputs of the two runs, at least 2. `check` edges are truly
+    patched, half of them those with the largest scores, half drawn at random among the others, and `info` says how well
+    the scores of each half agree: see `attribution.attribute`. Options: batch_size, progress.
     """
     how = _options(direction, steps, check, options)
-    pair = prompts_of(model, clean), prompts_of(model, corrupted)
+    pair = [prompts_of(model, clean), prompts_of(model, corrupted)]
     check_pair(model, *pair)
+    metric, pair = continued(model, metric, *pair)
     source, target = (0, 1) if direction == "denoise" else (1, 0)
     receivers = receivers_of(model)
     runs = [decomposed(model, prompts) for prompts in pair]
@@ -80,12 +84,12 @@ def edges(
     info |= about(model, f"edge attribution, {into(direction)}")
     info |= {"clean": _mean(found, runs[0][0]), "corrupted": _mean(found, runs[1][0])}
     if check:
-        cells = sampled(values != 0, check, seed)
-        true = _true(model, pair[target], found, receivers, changes, [at[cell] for (cell,) in cells], how)
+        sample = sampled(values, values != 0, check, seed)
+        true = _true(model, pair[target], found, receivers, changes, [at[cell] for (cell,) in sample.cells], how)
         named: list[dict[str, Label]] = [
-            {"sender": list(changes)[at[cell][0]], "receiver": receivers[at[cell][1]].label} for (cell,) in cells
+            {"sender": list(changes)[at[cell][0]], "receiver": receivers[at[cell][1]].label} for (cell,) in sample.cells
         ]
-        info |= agreement(values[None, :, None], true, cells, named, list(found))
+        info |= agreement(values[None, :, None], true, sample, named, list(found))
     else:
         warn_of_dropout(model)
     senders = [list(changes)[u] for u, _ in at]
@@ -96,7 +100,7 @@ def _options(direction: str, steps: Any, check: Any, options: dict[str, Any]) ->
     for name in ("resume", "per_example"):
         if name in options:
             raise HooklineError(f"{name}= is for experiments that measure cell by cell: edges are scored all at once")
-    return checked_options(direction, steps, "activations", check, options)
+    return checked_options(direction, steps, "inputs" if steps is not None else "activations", check, options)
 
 
 def receivers_of(model: HookedModel) -> list[Receiver]:
@@ -131,7 +135,8 @@ def decomposed(model: HookedModel, prompts: Prompts) -> tuple[Tensor, dict[str, 
     """The logits, and what every sender writes to the stream."""
     wanted = ("hook_embed", "hook_pos_embed", "resid_pre", "attn.hook_z", "attn_out", "mlp_out", "hook_scale", "_post")
     names = [name for name in model.hook_dict if name.endswith(wanted)]
-    logits, cache = model.run_with_cache(**prompts.call(model), names_filter=names)
+    with drawn_once(len(prompts)):
+        logits, cache = model.run_with_cache(**prompts.call(model), names_filter=names)
     stacked, labels = cache.get_full_resid_decomposition(expand_neurons=False, return_labels=True)
     parts: dict[str, Tensor] = {}
     for label, part in zip(labels, stacked, strict=True):
@@ -171,7 +176,7 @@ def _scores(changes: dict[str, Tensor], gradients: dict[str, Tensor], to: Receiv
 
 def _mean(metrics: Metrics, logits: Tensor) -> float:
     with torch.no_grad():
-        return float(torch.as_tensor(next(iter(metrics.values()))(logits)).float().mean())
+        return float(value_of(next(iter(metrics.values())), logits, "the metric").mean())
 
 
 def _true(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -12,15 +11,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hookline.errors import HooklineError
+from hookline.experiments.batches import batches, gathered, scattered
 from hookline.experiments.grid import Values
 from hookline.experiments.measure import Metrics
-from hookline.experiments.metrics import checked
+from hookline.experiments.metrics import value_of
 from hookline.experiments.prompts import Prompts
 from hookline.halving import Fit
 from hookline.model import HookedModel
 from hookline.points import HookPoint
-from hookline.residual import ModelCache
-from hookline.verbs import HookList
+from hookline.rows import drawn_once
 
 Along: TypeAlias = Literal["inputs", "activations"]
 ByMetric: TypeAlias = dict[str, dict[str, Tensor]]
@@ -33,15 +32,19 @@ Among: TypeAlias = tuple[Float[Tensor, "batch pos vocab"], Int[Tensor, " row"]]
 
 @dataclass(frozen=True, eq=False)
 class Traced:
-    """A run on all prompts at once, with the graph that leads from some of its points to its logits."""
+    """Runs on all prompts, with the graph that leads from some of their points to their logits."""
 
     logits: Float[Tensor, "batch pos vocab"]
-    cache: ModelCache
-    watched: Mapping[str, Tensor]
+    prompts: Prompts
+    watched: Mapping[HookPoint, list[Tensor]]
+    """What each run had at a point: see `batches.py`."""
 
     def values(self) -> dict[str, Tensor]:
-        """What was at the watched points."""
-        return {name: x.detach() for name, x in self.watched.items()}
+        """What was at the watched points, with a row for each prompt."""
+        return {
+            point.name: gathered([x.detach() for x in parts], point, self.prompts)
+            for point, parts in self.watched.items()
+        }
 
     def gradients(
         self, metric: Callable[[Tensor], Any], name: str = "the metric", among: Among | None = None
@@ -52,55 +55,88 @@ class Traced:
         """
         with torch.enable_grad():
             logits = self.logits if among is None else among[0].index_copy(0, among[1], self.logits)
-            value = checked(metric(logits), len(logits), name).sum()
+            value = value_of(metric, logits, name).sum()
         if not value.requires_grad:
             raise HooklineError(
                 f"{name} has no gradient: attribution needs a metric that changes smoothly with the logits "
                 f"(logit_diff, log_prob, prob, kl, loss), not one that counts or compares"
             )
-        points = list(self.watched.values())
-        found = torch.autograd.grad(value, points, retain_graph=True, allow_unused=True)
-        pairs = zip(self.watched.items(), found, strict=True)
-        return {key: torch.zeros_like(x) if grad is None else grad for (key, x), grad in pairs}
+        every = [x for parts in self.watched.values() for x in parts]
+        found = torch.autograd.grad(value, every, retain_graph=True, allow_unused=True)
+        left = [torch.zeros_like(x) if grad is None else grad for x, grad in zip(every, found, strict=True)]
+        return {
+            point.name: gathered([left.pop(0) for _ in parts], point, self.prompts)
+            for point, parts in self.watched.items()
+        }
 
 
 def traced(
-    model: HookedModel, prompts: Prompts, watch: Sequence[str], *, keep: Sequence[str] = (), fwd_hooks: HookList = ()
+    model: HookedModel, prompts: Prompts, watch: Sequence[str], *, added: Mapping[str, Tensor] | None = None
 ) -> Traced:
-    """Run the prompts with gradients at the points in `watch`; keep activations of those in `keep`."""
+    """Run the prompts with gradients at the points in `watch`, and something `added` at points."""
     if torch.is_inference_mode_enabled():
         raise HooklineError(
             "attribution needs gradients, and torch.inference_mode() has none: leave it, or use no_grad"
         )
-    watched: dict[str, Tensor] = {}
+    points = [model._points.find(name) for name in watch]
+    moved = {model._points.find(name): x for name, x in (added or {}).items()}
+    runs = batches(prompts, [*points, *moved])
+    watched: dict[HookPoint, list[Tensor]] = {point: [] for point in points}
+    logits = []
+    for number, some in enumerate(runs):
+        noted: dict[str, Tensor] = {}
 
-    def note(x: Tensor, hook: HookPoint) -> None:
-        if hook.name in watched:
-            raise HooklineError(f"{hook.name!r} comes by more than once in a run: it has no one gradient")
-        watched[hook.name] = x if x.requires_grad else x.requires_grad_()
+        def note(x: Tensor, hook: HookPoint, noted: dict[str, Tensor] = noted) -> None:
+            if hook.name in noted:
+                raise HooklineError(f"{hook.name!r} comes by more than once in a run: it has no one gradient")
+            noted[hook.name] = x if x.requires_grad else x.requires_grad_()
 
-    hooks = [*fwd_hooks, *((name, note) for name in watch)]
-    names = list(keep) or list(watch[:1])
-    with torch.enable_grad():
-        logits, cache = model.run_with_cache(**prompts.call(model), names_filter=names, fwd_hooks=hooks)
-    return Traced(logits, cache, watched)
+        run = number if len(runs) > 1 else None
+        hooks: list[Any] = [(point.name, _adding(x, point, prompts, run)) for point, x in moved.items()]
+        hooks += [(point.name, note) for point in points]
+        with torch.enable_grad(), drawn_once(len(some)):
+            logits.append(model.run_with_hooks(**some.call(model), fwd_hooks=hooks))
+        for point, parts in watched.items():
+            parts.append(noted[point.name])
+    return Traced(_all_logits(logits, prompts), prompts, watched)
+
+
+def _adding(x: Tensor, point: HookPoint, prompts: Prompts, run: int | None) -> Callable[[Tensor], Tensor]:
+    return lambda there: there + scattered(x, point, prompts, there.shape, run)
+
+
+def _all_logits(parts: list[Tensor], prompts: Prompts) -> Float[Tensor, "batch pos vocab"]:
+    """Those of all runs in one tensor, zeros at padding."""
+    if len(parts) == 1:
+        return parts[0]
+    every = parts[0].new_zeros(len(prompts), prompts.width, parts[0].shape[-1])
+    for row, logits in enumerate(parts):
+        every[row, prompts.span(row).start : prompts.span(row).stop] = logits[0]
+    return every
 
 
 @torch.no_grad()
 def ran(model: HookedModel, prompts: Prompts, names: Sequence[str], fit: Fit | None = None) -> tuple[Tensor, Values]:
-    """The logits of a run, and what it has at these points."""
+    """The logits of runs on all prompts, and what they have at these points, with a row for each prompt."""
+    points = [model._points.find(name) for name in names]
 
     def run(some: Sequence[list[int]]) -> tuple[Tensor, Values]:
         part = prompts.part([row for rows in some for row in rows])
-        logits, cache = model.run_with_cache(**part.call(model), names_filter=list(names))
-        return logits, {name: cache[name] for name in names}
+        logits, found = [], []
+        for each in batches(part, points):
+            with drawn_once(len(each)):
+                out, cache = model.run_with_cache(**each.call(model), names_filter=list(names))
+            logits.append(out)
+            found.append(cache)
+        values = {point.name: gathered([cache[point.name] for cache in found], point, part) for point in points}
+        return _all_logits(logits, part), values
 
     fit = fit if fit is not None else Fit("prompts")
     return _joined([found for _, found in fit.parts(_rows(prompts), run)])
 
 
 def _rows(prompts: Prompts) -> list[list[int]]:
-    """What goes through the model by itself if need be: each prompt, or all, since pictures may be one row."""
+    """What goes through the model by itself if need be: each prompt, or all, since images may be one row."""
     return [[row] for row in range(len(prompts))] if not prompts.more else [list(range(len(prompts)))]
 
 
@@ -150,30 +186,28 @@ class Line:
     def gradients(self, metrics: Metrics, end: Values, start: Values) -> ByMetric:
         """Of each metric at each point, averaged over the steps."""
         if self.steps is None:
-            return self._gradients(metrics, self.points, lambda _: ())
+            return self._gradients(metrics, self.points, {})
         sums: ByMetric = {name: {point: torch.zeros_like(start[point]) for point in self.points} for name in metrics}
         for moved, points in self.moved.items():
             for step in range(self.steps):
                 way = (end[moved] - start[moved]) * ((step + 0.5) / self.steps)
-                found = self._gradients(metrics, points, partial(_moving, moved, way))
+                found = self._gradients(metrics, points, {moved: way})
                 for name, gradients in found.items():
                     for point, gradient in gradients.items():
                         sums[name][point] += gradient / self.steps
         return sums
 
-    def _gradients(
-        self, metrics: Metrics, points: Sequence[str], hooks: Callable[[Sequence[int]], HookList]
-    ) -> ByMetric:
-        """Of each metric at some points, in a run with the hooks that there are for some prompts."""
+    def _gradients(self, metrics: Metrics, points: Sequence[str], added: Mapping[str, Tensor]) -> ByMetric:
+        """Of each metric at some points, in runs with something `added` at others."""
         others: list[Tensor] = []
 
         def run(some: Sequence[list[int]]) -> ByMetric:
             rows = [row for each in some for row in each]
             is_whole = len(rows) == len(self.prompts)
-            among = None if is_whole else self._among(rows, hooks, others)
+            among = None if is_whole else self._among(rows, added, others)
             here, self._start = self._start if is_whole else None, None
             if here is None:
-                here = traced(self.model, self.prompts.part(rows), points, fwd_hooks=hooks(rows))
+                here = self._traced(rows, points, added)
             return {name: here.gradients(metric, name, among) for name, metric in metrics.items()}
 
         found = [each for _, each in self.fit.parts(_rows(self.prompts), run)]
@@ -184,22 +218,19 @@ class Line:
             for name in metrics
         }
 
-    def _among(self, rows: list[int], hooks: Callable[[Sequence[int]], HookList], known: list[Tensor]) -> Among:
-        """The logits of all prompts under these hooks, and which rows of them are run."""
+    def _traced(self, rows: list[int], points: Sequence[str], added: Mapping[str, Tensor]) -> Traced:
+        part = {name: x[rows] if len(rows) < len(self.prompts) else x for name, x in added.items()}
+        return traced(self.model, self.prompts.part(rows), points, added=part)
+
+    def _among(self, rows: list[int], added: Mapping[str, Tensor], known: list[Tensor]) -> Among:
+        """The logits of all prompts with what is added, and which rows of them are run."""
         if not known:
-            known.append(self._logits(hooks))
+            known.append(self._logits(added))
         return known[0], torch.tensor(rows, device=known[0].device)
 
     @torch.no_grad()
-    def _logits(self, hooks: Callable[[Sequence[int]], HookList]) -> Tensor:
+    def _logits(self, added: Mapping[str, Tensor]) -> Tensor:
         def run(some: Sequence[list[int]]) -> Tensor:
-            rows = [row for each in some for row in each]
-            part = self.prompts.part(rows)
-            return self.model.run_with_hooks(**part.call(self.model), fwd_hooks=hooks(rows))
+            return self._traced([row for each in some for row in each], (), added).logits.detach()
 
         return torch.cat([found for _, found in self.fit.parts(_rows(self.prompts), run)])
-
-
-def _moving(moved: str, way: Tensor, rows: Sequence[int]) -> HookList:
-    """The hook that moves what some prompts have at a point."""
-    return [(moved, lambda x: x + way[list(rows)] if len(rows) < len(way) else x + way)]

@@ -146,7 +146,7 @@ def make_grid(
 ) -> Grid:
     """Cells that put what is `given`, for each prompt, into runs on the prompts."""
     inner = [axis for axis in rows.over if axis not in rows.coords]
-    sizes = {axis: axis_size(rows, bases[0], axis, prompts.width) for axis in inner}
+    sizes = {axis: axis_size(rows, bases, axis, prompts.width) for axis in inner}
     of_text = not any(is_of_pictures(point.listed) for point in rows.points.values())
     coords = rows.coords | {
         axis: list(labels) if axis in ("pos", "src") and of_text else list(range(sizes[axis])) for axis in inner
@@ -164,13 +164,20 @@ def make_grid(
     return Grid(rows.over, {axis: coords[axis] for axis in rows.over}, variants)
 
 
-def axis_size(rows: Places, base: Baseline, axis: str, width: int) -> int:
+def axis_size(rows: Places, bases: Sequence[Baseline], axis: str, width: int) -> int:
     """How many labels an axis inside the points has. Where heads share keys and values, as many as there are heads."""
     if axis in ("pos", "src") and not any(is_of_pictures(point.listed) for point in rows.points.values()):
         for point in rows.points.values():
             index_of(point, **{axis: 0})  # it must have one
         return width
-    sizes = {point.name: base.kept[point.name].shape[place_of(point, axis)] for point in rows.points.values()}
+    for point in rows.points.values():
+        of_prompts = {base.kept[point.name].shape[place_of(point, axis)] for base in bases}
+        if len(of_prompts) > 1:
+            raise HooklineError(
+                f"the prompts differ in their number of {axis} at {point.name!r}: {sorted(of_prompts)}. Give images "
+                f"of one size, as many in each prompt, or leave {axis!r} out of over"
+            )
+    sizes = {point.name: bases[0].kept[point.name].shape[place_of(point, axis)] for point in rows.points.values()}
     most = max(sizes.values())
     if any(most % size for size in sizes.values()) or (axis != "head" and len(set(sizes.values())) > 1):
         raise HooklineError(f"the points differ in how many {axis}s they have: {sizes}. Sweep them apart")

@@ -16,7 +16,7 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]
 from hookline.errors import HooklineError
 from hookline.experiments.grid import Grid
 from hookline.experiments.labels import Label
-from hookline.experiments.metrics import checked
+from hookline.experiments.metrics import value_of
 from hookline.experiments.prompts import Prompts
 from hookline.experiments.reading import positions_read
 from hookline.experiments.result import Result
@@ -108,7 +108,7 @@ class Reader:
     def values_of(self, logits: Float[Tensor, "batch pos vocab"]) -> Float[Tensor, "metric example"]:
         """What the metrics say of logits."""
         with torch.no_grad():
-            found = [checked(metric(snapshot(logits)), len(logits), name) for name, metric in self.metrics.items()]
+            found = [value_of(metric, logits, name) for name, metric in self.metrics.items()]
         return torch.stack([each.expand(len(logits)) for each in found])
 
     def value(self, logits: Sequence[Float[Tensor, "pos vocab"]]) -> Float[Tensor, "metric example"]:
@@ -140,20 +140,22 @@ def measured(reader: Reader, grid: Grid, info: dict[str, Any], how: Options, sou
     if how.per_example:
         _check_by_row(reader)
     names, shape = list(reader.metrics), [len(labels) for labels in grid.coords.values()]
+    each: dict[str, Any] = {"per_example": how.per_example, "copies": reader.prompts.copies}
     info = {
-        key: packed(x.cpu(), {}, names, per_example=how.per_example) if isinstance(x, Tensor) else x
+        key: packed(x.cpu(), {}, names, **each) if isinstance(x, Tensor) else x
         for key, x in {**info, "experiment": _identity(reader, grid, source)}.items()
     }
 
     def result(found: Tensor, *, complete: bool = True) -> Any:
         values = found.reshape(len(names), *shape, -1)
-        return packed(values, grid.coords, names, per_example=how.per_example, info=info, complete=complete)
+        return packed(values, grid.coords, names, **each, info=info, complete=complete)
 
     blank = torch.full((len(names), len(grid.variants), len(reader.bases)), torch.nan)
     before = _before(how.resume, result(blank), len(names))
     found, complete = measure(reader, grid.variants, how, skip=before)
     if how.resume is not None:
         old = how.resume.values.reshape(len(names), len(grid.variants), -1)
+        old = old.repeat_interleave(reader.prompts.copies, -1) if how.per_example else old
         found = torch.where(found.isnan(), old.expand_as(found).to(found), found)
     return result(found, complete=complete)
 
@@ -164,13 +166,16 @@ def packed(
     metrics: Sequence[str],
     *,
     per_example: bool,
+    copies: int = 1,
     info: dict[str, Any] | None = None,
     complete: bool = True,
 ) -> Any:
     """Values as a result: along metrics where there are several, and examples where they are kept; else as a number.
 
-    `coords` has the labels of the axes in between; it is empty for a value that is one for all cells.
+    `coords` has the labels of the axes in between; it is empty for a value that is one for all cells. So many rows as
+    `copies` says are one example.
     """
+    values = values.unflatten(-1, (-1, copies)).mean(-1) if copies > 1 and values.shape[-1] > 1 else values
     several = len(metrics) > 1
     labels: dict[str, list[Label]] = {"metric": list(metrics)} if several else {}
     labels |= coords

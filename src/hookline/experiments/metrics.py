@@ -5,8 +5,13 @@
     metrics.kl(clean_logits)                  how far from other logits; as "kl", from those of the clean run
     metrics.loss(tokens)                      of the next token; as "loss", on the clean tokens
 
-Tokens are ids or text, one for all rows or one for each. `pos` is where it is read, -1 unless told: an index, or one
-for each row. In an experiment it counts in the text of each row, where padding does not count.
+An answer is an id or a text, one for all rows or one for each. `pos` is where it is read, -1 unless told: an index, or
+one for each row. In an experiment it counts in the text of each row, where padding does not count.
+
+In an experiment an answer may be several tokens: a longer text, or a list of ids. It is read as a continuation of the
+prompt, and the metric is that of its log-probability (see `continuations.py`). For one prompt, `[12, 345]` is one
+answer of two tokens; for several prompts it is one token for each, and `[[12, 345]]` is an answer of two tokens for all
+of them, `[[12, 345], [6, 78]]` one for each of two.
 """
 
 from __future__ import annotations
@@ -23,9 +28,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hookline.errors import HooklineError
+from hookline.memory import snapshot
 
 MetricFunction: TypeAlias = Callable[[Tensor], Tensor]
-Tokens: TypeAlias = int | str | Sequence[int | str] | Int[Tensor, " batch"]
+Tokens: TypeAlias = int | str | Sequence[int | str | Sequence[int]] | Int[Tensor, " batch"] | Int[Tensor, "batch token"]
+Read: TypeAlias = Sequence[tuple[Float[Tensor, "token vocab"], Int[Tensor, " token"]]]
+"""Of each row: the logits before every token of an answer, and the tokens."""
 Position: TypeAlias = int | Sequence[int] | Int[Tensor, " batch"]
 
 
@@ -45,6 +53,12 @@ class Metric:
     def __call__(self, logits: Float[Tensor, "batch pos vocab"]) -> Float[Tensor, " batch"]:
         """A number for each row."""
         raise NotImplementedError
+
+    def of_tokens(self, read: Mapping[str, Read]) -> Float[Tensor, " batch"]:  # noqa: ARG002
+        """A number for each row, of answers of several tokens, by the names of the fields that have them."""
+        raise HooklineError(
+            f"{self.name} is of an answer of one token, but this one has several: use log_prob, prob or logit_diff"
+        )
 
     def __repr__(self) -> str:
         given = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -66,6 +80,10 @@ class LogitDiff(Metric):
         there = _at(logits, self.pos)
         return _of_token(there, self.answer) - _of_token(there, self.wrong)
 
+    def of_tokens(self, read: Mapping[str, Read]) -> Float[Tensor, " batch"]:
+        """By how much the answer is more likely: the difference of the logarithms."""
+        return _log_probs(read["answer"]) - _log_probs(read["wrong"])
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class OfAnswer(Metric):
@@ -86,6 +104,10 @@ class LogProb(OfAnswer):
         """The logarithm in each row."""
         return _of_token(_at(logits, self.pos).log_softmax(-1), self.answer)
 
+    def of_tokens(self, read: Mapping[str, Read]) -> Float[Tensor, " batch"]:
+        """The sum of the logarithms of its tokens, each after those before it."""
+        return _log_probs(read["answer"])
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Prob(OfAnswer):
@@ -97,6 +119,10 @@ class Prob(OfAnswer):
     def __call__(self, logits: Float[Tensor, "batch pos vocab"]) -> Float[Tensor, " batch"]:
         """The probability in each row."""
         return _of_token(_at(logits, self.pos).softmax(-1), self.answer)
+
+    def of_tokens(self, read: Mapping[str, Read]) -> Float[Tensor, " batch"]:
+        """The product of the probabilities of its tokens, each after those before it."""
+        return _log_probs(read["answer"]).exp()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -142,11 +168,15 @@ class KL(Metric):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Loss(Metric):
-    """The cross-entropy of each next token, averaged over those of a row that are no padding."""
+    """The cross-entropy of each next token, averaged over those of a row that are neither padding nor images.
+
+    `images` is true where a token stands for an image; in an experiment it is found in the tokens.
+    """
 
     name = "loss"
     tokens: Int[Tensor, "batch pos"]
     mask: Tensor | None = None
+    images: Tensor | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.tokens, Tensor) or self.tokens.ndim != 2 or self.tokens.is_floating_point():
@@ -158,10 +188,13 @@ class Loss(Metric):
         """The loss of each row."""
         if self.tokens.shape != logits.shape[:2]:
             raise HooklineError(f"loss: the tokens are {list(self.tokens.shape)}, the logits {list(logits.shape)}")
-        likely = upcast(logits[:, :-1]).log_softmax(-1)
-        losses = -likely.gather(-1, self.tokens[:, 1:, None].to(logits.device))[..., 0]
         mask = torch.ones_like(self.tokens) if self.mask is None else self.mask
-        return _mean_of(losses, mask[:, 1:] * mask[:, :-1])
+        counts, targets = mask[:, 1:] * mask[:, :-1], self.tokens[:, 1:]
+        if self.images is not None:
+            counts = counts * ~self.images[:, 1:].to(counts.device)
+            targets = targets.masked_fill(self.images[:, 1:].to(targets.device), 0)  # perhaps outside the vocabulary
+        likely = upcast(logits[:, :-1]).log_softmax(-1)
+        return _mean_of(-likely.gather(-1, targets[..., None].to(logits.device))[..., 0], counts)
 
 
 logit_diff, log_prob, prob, rank, kl, loss = LogitDiff, LogProb, Prob, Rank, KL, Loss
@@ -181,16 +214,16 @@ def as_metric(
     `spec` is a function of logits, a metric of this file, "kl" or "loss", or a list or dict of such.
     """
     metrics: dict[str, MetricFunction] = {}
-    for name, each in _several(spec):
+    for name, each in several(spec):
         metric = _one(each, clean_logits, clean_tokens, mask)
-        name = name or _name_of(metric)
+        name = name or name_of(metric)
         if name in metrics:
             raise HooklineError(f"two metrics are called {name!r}: give a dict, {{'a name': metric, …}}")
         metrics[name] = resolve(metric, model, clean_tokens, mask)
     for name, metric in metrics.items():
         for logits in (clean_logits, corrupted_logits):
             if logits is not None:
-                checked(metric(logits), len(logits), name)
+                value_of(metric, logits, name)
         if mask is not None and not bool(mask.all()):
             _check_padding(name, metric, clean_logits, mask)
     return metrics
@@ -227,11 +260,18 @@ def resolve(
         changes["pos"] = _columns(given["pos"], tokens, mask)
     elif given.get("mask", 0) is None:
         changes["mask"] = mask
+    if isinstance(metric, Loss) and metric.images is None:
+        changes["images"] = model._image_positions(metric.tokens)
     if "wrong" in changes and bool((torch.as_tensor(changes["answer"]) == torch.as_tensor(changes["wrong"])).any()):
         raise HooklineError(
             f"the answer and the wrong answer are the same token in a row: {metric!r} is always 0 there"
         )
     return replace(metric, **changes)
+
+
+def value_of(metric: MetricFunction, logits: Float[Tensor, "batch pos vocab"], name: str) -> Float[Tensor, ...]:
+    """The checked value of a metric, which gets a snapshot of the logits: it may write to them."""
+    return checked(metric(snapshot(logits)), len(logits), name)
 
 
 def checked(value: Any, batch: int, name: str = "the metric") -> Float[Tensor, ...]:
@@ -250,7 +290,7 @@ def checked(value: Any, batch: int, name: str = "the metric") -> Float[Tensor, .
     return upcast(value)
 
 
-def _several(spec: Any) -> Iterable[tuple[str, Any]]:
+def several(spec: Any) -> Iterable[tuple[str, Any]]:
     """Each metric that is asked for, with the name it is given, if any."""
     if isinstance(spec, Mapping):
         if not all(isinstance(name, str) and name for name in spec):
@@ -280,7 +320,10 @@ def _one(spec: Any, clean_logits: Tensor, clean_tokens: Tensor, mask: Tensor | N
     return spec
 
 
-def _name_of(metric: Any) -> str:
+def name_of(metric: Any) -> str:
+    """What a metric is called in results; a name is its own."""
+    if isinstance(metric, str):
+        return metric
     if isinstance(metric, Metric):
         return metric.name
     while hasattr(metric, "func"):  # functools.partial, however often
@@ -290,16 +333,28 @@ def _name_of(metric: Any) -> str:
 
 
 def _checked_tokens(tokens: Any) -> Any:
-    """An id, a text, a tuple of either, or a tensor of ids."""
+    """An id, a text, a tuple of either or of tuples of ids, or a tensor of ids."""
+    if isinstance(tokens, np.ndarray | np.integer):
+        tokens = tokens.tolist()
+    if isinstance(tokens, Tensor) and tokens.ndim == 2:
+        tokens = tokens.tolist()
     if isinstance(tokens, Tensor):
         if tokens.ndim > 1 or tokens.is_floating_point() or tokens.dtype == torch.bool or not tokens.numel():
             raise HooklineError(f"answers are one token id, or one for each row [batch], not {_short(tokens)}")
         return tokens.detach().cpu().long() if tokens.ndim else int(tokens)
     if isinstance(tokens, int | str) and not isinstance(tokens, bool):
         return tokens
-    if isinstance(tokens, list | tuple) and tokens and all(type(each) in (int, str) for each in tokens):
-        return torch.tensor(tokens) if all(isinstance(each, int) for each in tokens) else tuple(tokens)
-    raise HooklineError(f"an answer is a token: its id, its text, or a list or tensor with one per row, not {tokens!r}")
+    if isinstance(tokens, list | tuple) and tokens and all(_is_answer(each) for each in tokens):
+        return tuple(tuple(each) if isinstance(each, list | tuple) else each for each in tokens)
+    raise HooklineError(
+        f"an answer is a text, the id of a token or a list of ids; or a list or tensor with one per row, not {tokens!r}"
+    )
+
+
+def _is_answer(given: Any) -> bool:
+    if isinstance(given, list | tuple):
+        return bool(given) and all(type(each) is int for each in given)
+    return type(given) in (int, str)
 
 
 def _checked_position(pos: Any) -> Any:
@@ -315,6 +370,8 @@ def _checked_position(pos: Any) -> Any:
 def _ids(tokens: Any, model: Any, batch: int) -> int | Tensor:
     """Token ids of what was given as text or ids."""
     if isinstance(tokens, tuple):
+        if any(isinstance(each, tuple) for each in tokens):
+            raise HooklineError(f"answers of several tokens, {tokens}, are read in experiments only")
         tokens = torch.tensor([_ids(each, model, batch) for each in tokens])
     ids = model.to_single_token(tokens) if isinstance(tokens, str) else tokens
     if isinstance(ids, Tensor) and len(ids) != batch:
@@ -361,6 +418,8 @@ def _at(logits: Tensor, pos: Any) -> Float[Tensor, "batch vocab"]:
 
 def _of_token(there: Float[Tensor, "batch vocab"], ids: Any) -> Float[Tensor, " batch"]:
     """What stands at a token, or at one of each row."""
+    if isinstance(ids, tuple) and all(type(each) is int for each in ids):
+        ids = torch.tensor(ids)
     if isinstance(ids, str | tuple):
         raise HooklineError(f"the answer {ids!r} is text: give its id, model.to_single_token(…), or resolve(metric, …)")
     _check_ids(ids, there.shape[-1])
@@ -369,6 +428,12 @@ def _of_token(there: Float[Tensor, "batch vocab"], ids: Any) -> Float[Tensor, " 
     if len(ids) != len(there):
         raise HooklineError(f"{len(ids)} answers for logits of {len(there)} rows: give one for all, or one for each")
     return there.gather(-1, ids[:, None].to(there.device))[:, 0]
+
+
+def _log_probs(read: Read) -> Float[Tensor, " batch"]:
+    """The log-probability of the answer of each row."""
+    found = [there.log_softmax(-1).gather(-1, ids[:, None]).sum() for there, ids in read]
+    return torch.stack(found)
 
 
 def _divergence(reference: Tensor, logits: Tensor) -> Tensor:
@@ -389,6 +454,8 @@ def upcast(x: Tensor) -> Tensor:
 
 
 def _short(x: Any) -> str:
+    if isinstance(x, tuple) and all(type(each) is int for each in x):
+        return repr(list(x))
     if not isinstance(x, Tensor):
         return repr(x)
     return str(x.tolist()) if x.numel() <= 8 and not x.is_floating_point() else f"<{list(x.shape)} {x.dtype}>"

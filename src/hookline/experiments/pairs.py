@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -13,18 +13,20 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from hookline.errors import HooklineError
+from hookline.experiments.continuations import continued
 from hookline.experiments.grid import Grid, Places, places
 from hookline.experiments.labels import Label, about, said_points
 from hookline.experiments.measure import Options, measured
-from hookline.experiments.metrics import Rank
+from hookline.experiments.metrics import Rank, Read
 from hookline.experiments.prompts import Prompt, Prompts, prompts_of, warn_of_dropout
 from hookline.experiments.replacements import By, Replacement
 from hookline.experiments.result import Result
 from hookline.experiments.units import Choice, Units
 from hookline.model import HookedModel
 from hookline.outliers import Outliers
+from hookline.passes import is_of_pictures
 from hookline.points import HookPoint
-from hookline.positions import Positions, is_one_per_row
+from hookline.positions import Meaning, Positions, is_one_per_row, last
 from hookline.rerun.changes import index_of
 
 Pairs: TypeAlias = Sequence[tuple[str, str]] | Sequence[tuple[Tensor, Tensor]]
@@ -44,6 +46,14 @@ class Right(Rank):
         rank = super().__call__(logits)
         return (rank == 0).to(rank).masked_fill(rank.isnan(), math.nan)
 
+    def of_tokens(self, read: Mapping[str, Read]) -> Float[Tensor, " batch"]:
+        """Whether each of its tokens is the likeliest after those before it: what greedy generation would write."""
+        found = []
+        for there, ids in read["answer"]:
+            is_right = (there.argmax(-1) == ids).all().to(there.dtype)
+            found.append(is_right.masked_fill(there.isnan().any(), math.nan))
+        return torch.stack(found)
+
 
 right = Right
 
@@ -55,7 +65,7 @@ def compare(
     points: str | Sequence[str] = "z",
     over: str | Sequence[str] = ("layer", "head"),
     layers: Sequence[int] | None = None,
-    pos: Positions = -1,
+    pos: Positions = last,
     relative: bool = False,
     per_example: bool = False,
 ) -> Result:
@@ -66,6 +76,7 @@ def compare(
     It is the norm of the difference, averaged over pairs, or with `per_example` for each; `relative` to the norms of
     the two. Activations are those at the last position, so prompts may differ in length; at another one (`pos` is as in
     `run_with_cache`: an index, `token(" Paris")`, …), or with `pos=None` at all of them together, if there are as many.
+    At `vision.*` points it is all patches of all images and tiles together, or with `pos` given, those of each of them.
     """
     both, where = _checked(pairs), places(model, points, over, layers)
     inner = [axis for axis in where.over if axis not in where.coords]
@@ -100,18 +111,24 @@ def _apart(
     tokens = [each.tokens for each in given]
     if any(len(each) != 1 for each in tokens):
         raise HooklineError(f"each prompt of a pair is one text, not {[list(each.shape) for each in tokens]} tokens")
-    with torch.no_grad():
-        caches = [model.cache(**each.one(0), names_filter=where.names, pos_slice=pos) for each in given]
+    caches = {seen: [_cached(model, each, where, pos, of_images=seen) for each in given] for seen in (False, True)}
     norms = []
     for point in where.points.values():
-        a, b = (cache[point.name][0].float() for cache in caches)
+        of_images = is_of_pictures(point.listed)
+        a, b = (cache[point.name].float() for cache in caches[of_images])
+        if a.shape != b.shape and of_images:
+            raise HooklineError(
+                f"{point.name!r} has the shapes {list(a.shape)} and {list(b.shape)} in the two prompts of a pair: give "
+                f"images of one size, as many in each"
+            )
         if a.shape != b.shape:
             raise HooklineError(
                 f"the prompts of a pair have {tokens[0].shape[1]} and {tokens[1].shape[1]} tokens, and {point.name!r} "
-                f"the shapes {list(a.shape)} and {list(b.shape)}: compare them at one position, as pos=-1, and at "
+                f"the shapes {list(a.shape[1:])} and {list(b.shape[1:])}: compare them at one position, pos=-1, and at "
                 f"points whose shapes do not depend on the length"
             )
-        apart, *sizes = (_norm(x, point, inner, pos) for x in (a - b, a, b))
+        where_read = _pos_of(pos, of_images=of_images)
+        apart, *sizes = (_norm(x, point, inner, where_read) for x in (a - b, a, b))
         mean = (sizes[0] + sizes[1]) / 2
         norms.append(torch.where(mean > 0, apart / mean, 0.0) if relative else apart)
     if len({x.shape for x in norms}) > 1:
@@ -122,14 +139,28 @@ def _apart(
     return x.permute([axes.index(axis) for axis in where.over])
 
 
+def _cached(model: HookedModel, prompt: Prompts, where: Places, pos: Positions, *, of_images: bool) -> Any:
+    """What a prompt has at the points of images, or at the others."""
+    names = [point.name for point in where.points.values() if is_of_pictures(point.listed) == of_images]
+    if not names:
+        return {}
+    with torch.no_grad():
+        return model.cache(**prompt.one(0), names_filter=names, pos_slice=_pos_of(pos, of_images=of_images))
+
+
+def _pos_of(pos: Positions, *, of_images: bool) -> Positions:
+    """Where a point is read: the last token is no patch, so images are compared as a whole."""
+    return None if of_images and isinstance(pos, Meaning) and pos == last else pos
+
+
 def _norm(x: Tensor, point: HookPoint, inner: list[str], pos: Positions) -> Tensor:
-    """Over all axes but those that are gone along."""
+    """Over all axes but those that are gone along; rows are images or tiles of one prompt."""
     places_kept = []
     for axis in inner:
         place = next(at for at, each in enumerate(index_of(point, **{axis: 0})) if isinstance(each, int))
         letters = point.axes.split()[1:]
         is_after = "p" in letters and letters.index("p") < place and is_one_per_row(pos)
-        places_kept.append(place - 1 if is_after else place)
+        places_kept.append(place if is_after else place + 1)
     gone = [at for at in range(x.ndim) if at not in places_kept]
     x = torch.linalg.vector_norm(x, dim=gone) if gone else x.abs()
     return x.permute([sorted(places_kept).index(place) for place in places_kept])
@@ -259,7 +290,7 @@ class _Side:
     """The first or the second prompts of all pairs, and what a metric says of them without some heads."""
 
     def __init__(self, model: HookedModel, texts: list[Any], metric: Any, whole: Replacement, how: Options) -> None:
-        prompts = _together(model, texts)
+        metric, (prompts,) = continued(model, metric, _together(model, texts))
         self.units = Units.found(model, prompts, Choice("heads", None, ("layer",), None), whole, None)
         self.reader, self.how = self.units.reader(metric), how
         if len(self.reader.metrics) > 1:

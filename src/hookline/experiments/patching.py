@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from hookline.cache import ActivationCache
 from hookline.errors import HooklineError
+from hookline.experiments.continuations import continued
 from hookline.experiments.grid import Places, Values, make_grid, places
 from hookline.experiments.labels import about, said_points
 from hookline.experiments.measure import Options, Reader, measured, padded_logits
@@ -14,6 +15,8 @@ from hookline.experiments.metrics import as_metric
 from hookline.experiments.prompts import Prompt, Prompts, baselines, check_pair, prompts_of, unpadded
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
+from hookline.passes import is_of_pictures
+from hookline.rerun.pictures import in_one_row
 from hookline.residual import ModelCache
 
 Direction: TypeAlias = Literal["denoise", "noise"]
@@ -53,7 +56,9 @@ def sweep(
             raise HooklineError("a clean cache can be patched in, not patched into: give the clean prompt itself")
         what = about(model, f"{said_points(points)} patched, {into(direction)}")
         return _from_cache(model, clean, prompts_of(model, corrupted), metric, where, how, what)
-    pair = prompts_of(model, clean), prompts_of(model, corrupted)
+    pair = [prompts_of(model, clean), prompts_of(model, corrupted)]
+    check_pair(model, *pair)
+    metric, pair = continued(model, metric, *pair)
     both = both_runs(model, pair, metric, where.names, direction)
     labels = pair[0].labels(model)
     grid = make_grid(where, both.given, both.reader.bases, both.reader.prompts, labels)
@@ -74,10 +79,9 @@ class Both(NamedTuple):
 
 
 def both_runs(
-    model: HookedModel, pair: tuple[Prompts, Prompts], metric: Any, keep: Sequence[str], direction: Direction
+    model: HookedModel, pair: Sequence[Prompts], metric: Any, keep: Sequence[str], direction: Direction
 ) -> Both:
     """Run the clean and the corrupted prompts, with what they have at some points kept."""
-    check_pair(model, *pair)
     runs = [baselines(model, prompts, keep=keep) for prompts in pair]
     logits = [padded_logits(bases, prompts) for bases, prompts in zip(runs, pair, strict=True)]
     metrics = as_metric(metric, model, logits[0], logits[1], pair[0].tokens, pair[0].mask)
@@ -109,6 +113,11 @@ def _from_cache(
     what: dict[str, str],
 ) -> Result:
     """With a cache of the clean run, which knows its activations, and perhaps its logits."""
+    if continued(model, metric, corrupted)[1][0] is not corrupted:
+        raise HooklineError(
+            "an answer of several tokens comes after the prompt, and the clean cache is of the prompt alone: give the "
+            "clean prompt itself"
+        )
     bases = baselines(model, corrupted, keep=where.names)
     logits = padded_logits(bases, corrupted)
     known = clean.logits if isinstance(clean, ModelCache) else None
@@ -127,11 +136,13 @@ def _row_of(cache: ActivationCache, names: Sequence[str], prompts: Prompts, row:
     span = prompts.span(row)
     found = {}
     for name in names:
-        x = cache[name] if cache.has_batch_dim else cache[name][None]
+        assert cache._points is not None  # or it would not know the name
+        x, point = cache[name] if cache.has_batch_dim else cache[name][None], cache._points.find(name)
+        if len(prompts) == 1 and is_of_pictures(point.listed):
+            x = in_one_row(x, point)
         if x.shape[0] != len(prompts):
             raise HooklineError(
                 f"the clean cache has {x.shape[0]} rows at {name!r}, but there are {len(prompts)} prompts"
             )
-        assert cache._points is not None  # or it would not know the name
-        found[name] = unpadded(x[row], cache._points.find(name), span, prompts.width)
+        found[name] = unpadded(x[row], point, span, prompts.width)
     return found

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hookline.errors import HooklineError
+from hookline.experiments.continuations import continued
 from hookline.experiments.grid import Grid, places
 from hookline.experiments.labels import Label, about, said_points
 from hookline.experiments.measure import Options, Reader, measured, padded_logits
@@ -22,6 +23,7 @@ from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.changes import Change, Placed, Variant, put_all
 from hookline.rerun.ways import Way
+from hookline.rows import drawn_once
 
 Sender: TypeAlias = tuple[int, int] | tuple[str, int]
 Receiver: TypeAlias = tuple[str, int, int] | tuple[str, int]
@@ -60,8 +62,9 @@ def path_patch(
     last = model.cfg.n_layers - 1 if goals is None else max(goal.layer for goal in goals)
     frozen = _frozen(model, min(node.layer for node in nodes), last, with_mlps=not through_mlps)
     keep = {*(node.point.name for node in [*nodes, *(goals or ())]), *(each.point.name for each in frozen)}
-    pair = prompts_of(model, clean), prompts_of(model, corrupted)
+    pair = [prompts_of(model, clean), prompts_of(model, corrupted)]
     check_pair(model, *pair)
+    metric, pair = continued(model, metric, *pair)
     runs = [baselines(model, prompts, keep=sorted(keep)) for prompts in pair]
     logits = [padded_logits(bases, prompts) for bases, prompts in zip(runs, pair, strict=True)]
     found = as_metric(metric, model, logits[0], logits[1], pair[0].tokens, pair[0].mask)
@@ -170,7 +173,7 @@ def _received(base: Baseline, variants: Sequence[Variant], layer: int, goals: Se
     names = list(dict.fromkeys(goal.point.name for goal in goals))
     how: dict[str, Any] = {"names_filter": names, "fwd_hooks": hooks}
     tokens = base.tokens.expand(n, -1)
-    with torch.no_grad():
+    with torch.no_grad(), drawn_once(n):
         if base.pictures is not None:
             _, cache = base.model.run_with_cache(input_ids=tokens, **base.pictures.repeated(n), **how)
         elif base.way == Way.PLAIN:

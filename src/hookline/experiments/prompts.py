@@ -16,13 +16,15 @@ from torch.nn.utils.rnn import pad_sequence
 from hookline.errors import HooklineError, HooklineWarning
 from hookline.experiments.labels import token_labels
 from hookline.model import HookedModel
+from hookline.passes import is_of_pictures
 from hookline.points import HookPoint
 from hookline.rerun.baseline import Baseline
 from hookline.runtime import users_level
 from hookline.verbs import HookList
 
-Prompt: TypeAlias = str | Sequence[str] | Tensor | Mapping[str, Any] | Sequence[Mapping[str, Any]]
-"""Text, texts, token ids; or what `model.to_inputs(text, images=…)` gives for one text, or a list of such."""
+Prompt: TypeAlias = str | Sequence[str | int | Sequence[int]] | Tensor | Mapping[str, Any] | Sequence[Mapping[str, Any]]
+"""Text, texts, token ids (a tensor, a list, or a list for each text);
+or what `model.to_inputs(text, images=…)` gives for one text, or a list of such."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +35,10 @@ class Prompts:
     mask: Bool[Tensor, "batch pos"]
     more: tuple[Mapping[str, Any], ...] = ()
     """Of texts with pictures: what goes into the model beside the tokens of each row."""
+    copies: int = 1
+    """How many rows next to each other are one example: the same text, with different continuations."""
+    own: tuple[int, ...] = ()
+    """How many tokens of each row are the prompt's own, where continuations come after them."""
 
     @property
     def width(self) -> int:
@@ -46,6 +52,10 @@ class Prompts:
         """The columns that one row's text is in."""
         columns = self.mask[row].nonzero().flatten().tolist()
         return range(columns[0], columns[-1] + 1)
+
+    def length(self, row: int) -> int:
+        """How many tokens the text of one row has, without a continuation."""
+        return self.own[row] if self.own else len(self.span(row))
 
     @property
     def checksum(self) -> str:
@@ -62,6 +72,12 @@ class Prompts:
         """One row without its padding."""
         span = self.span(row)
         return self.tokens[row : row + 1, span.start : span.stop]
+
+    def only(self, row: int) -> Prompts:
+        """One row by itself, without its padding."""
+        tokens = self.row(row)
+        mask = torch.ones_like(tokens, dtype=torch.bool)
+        return Prompts(tokens, mask, self.more[row : row + 1], own=self.own[row : row + 1])
 
     def one(self, row: int) -> dict[str, Any]:
         """What the model is called with to run one row."""
@@ -110,9 +126,10 @@ class Prompts:
 
     def labels(self, model: HookedModel) -> list[str | int]:
         """What positions are called: by their tokens if there is one text, else by their numbers."""
-        if len(self) > 1 or model.tokenizer is None:
+        if len(self) > self.copies or model.tokenizer is None:
             return list(range(self.width))
-        return list(token_labels(model.to_str_tokens(self.tokens[0])))
+        known = self.width if len(self) == 1 else self.length(0)  # continuations differ from there on
+        return [*token_labels(model.to_str_tokens(self.tokens[0, :known])), *range(known, self.width)]
 
 
 def prompts_of(model: HookedModel, prompt: Prompt) -> Prompts:
@@ -121,8 +138,27 @@ def prompts_of(model: HookedModel, prompt: Prompt) -> Prompts:
         return _with_pictures(model, [prompt])
     if not isinstance(prompt, str | Tensor) and len(prompt) and all(isinstance(each, Mapping) for each in prompt):
         return _with_pictures(model, list(prompt))  # type: ignore[arg-type]
+    if isinstance(prompt, list | tuple) and _are_ids(prompt):
+        return _of_ids(model, prompt)
     ids, mask = model._inputs(prompt, None, None)  # type: ignore[arg-type]
     return Prompts(ids, torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool())
+
+
+def _are_ids(given: Any) -> bool:
+    """Whether it is a list of token ids, or of such lists."""
+    if given and all(isinstance(each, list | tuple) for each in given):
+        return all(each and _are_ids(each) for each in given)
+    return bool(given) and all(type(each) is int for each in given)
+
+
+def _of_ids(model: HookedModel, given: Sequence[Any]) -> Prompts:
+    """Token ids of one text, or of several of any lengths, as rows."""
+    texts = given if isinstance(given[0], list | tuple) else [given]
+    rows = [torch.tensor(each, device=model._device) for each in texts]
+    for row in rows:
+        model.text.check_ids(row)
+    masks = [torch.ones_like(row, dtype=torch.bool) for row in rows]
+    return Prompts(pad_sequence(rows, batch_first=True), pad_sequence(masks, batch_first=True))
 
 
 def _with_pictures(model: HookedModel, given: Sequence[Mapping[str, Any]]) -> Prompts:
@@ -186,9 +222,7 @@ def baselines(
 
 def warn_of_dropout(model: HookedModel) -> None:
     """What is compared must not differ by chance."""
-    if not model.module.training:
-        return
-    dropouts = [name for name, each in model.module.named_modules() if isinstance(each, nn.Dropout) and each.p > 0]
+    dropouts = [name for name, each in model.module.named_modules() if each.training and _is_random(each)]
     if dropouts:
         warnings.warn(
             f"the model is in training mode with dropout ({dropouts[0]}, …): runs differ by chance. Call model.eval()",
@@ -197,8 +231,22 @@ def warn_of_dropout(model: HookedModel) -> None:
         )
 
 
+_CHANCES = ("dropout", "layerdrop", "drop_path", "jitter")
+"""Parts of the names by which modules keep how likely it is that something is dropped or shaken."""
+
+
+def _is_random(module: nn.Module) -> bool:
+    """Whether a module in training mode does something by chance, itself or by a function that it calls."""
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        return module.p > 0
+    rates = (x for name, x in vars(module).items() if any(each in name for each in _CHANCES))
+    return any(isinstance(rate, float) and rate > 0 for rate in rates)
+
+
 def unpadded(value: Tensor, point: HookPoint, span: range, width: int) -> Tensor:
-    """The value of one row of a batch, without its padding."""
+    """The value of one row of a batch, without its padding; that of images has none."""
+    if is_of_pictures(point.listed):
+        return value
     for place, letter in enumerate(point.axes.split()[1:]):
         if letter in "pk" and value.shape[place] == width:
             value = value.narrow(place, span.start, len(span))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hookline.errors import HooklineError
+from hookline.experiments.continuations import longer
 from hookline.experiments.grid import Values
 from hookline.experiments.means import Mean
 from hookline.experiments.prompts import Prompt, Prompts, prompts_of
@@ -17,6 +18,7 @@ from hookline.model import HookedModel
 from hookline.outliers import Outliers, Outlying, factor_of
 from hookline.points import HookPoint
 from hookline.rerun.baseline import Baseline
+from hookline.rerun.pictures import in_one_row
 
 By: TypeAlias = Literal["zero", "mean", "resample"]
 
@@ -78,7 +80,8 @@ class Replacement:
         chosen = _others(prompts, data, 0 if self.seed is None else self.seed)
         if data is None:
             return [bases[row].kept for row in chosen]
-        return list(_runs(model, points, data, chosen))
+        like = [_continued_as(prompts, row, data.only(other)) for row, other in enumerate(chosen)]
+        return [found for text in like for found in _runs(model, points, text, [0])]
 
     def info(self) -> dict[str, Any]:
         """What a result says of it."""
@@ -127,7 +130,7 @@ def _runs(
     for row in rows:
         with torch.no_grad():
             cache = model.cache(**data.one(row), names_filter=names)
-        yield {name: cache[name][0] for name in names}
+        yield {point.name: in_one_row(cache[point.name], point)[0] for point in points}
 
 
 def _others(prompts: Prompts, data: Prompts | None, seed: int) -> list[int]:
@@ -137,7 +140,7 @@ def _others(prompts: Prompts, data: Prompts | None, seed: int) -> list[int]:
     chosen = []
     for row in range(len(prompts)):
         tokens = prompts.row(row)
-        able = [each for each in range(len(source)) if _is_other(source.one(each), prompts.one(row))]
+        able = [each for each in range(len(source)) if _is_other(source, each, prompts, row)]
         if not able:
             whose = "the prompts" if data is None else "data"
             raise HooklineError(
@@ -148,9 +151,29 @@ def _others(prompts: Prompts, data: Prompts | None, seed: int) -> list[int]:
     return chosen
 
 
-def _is_other(one: dict[str, Any], another: dict[str, Any]) -> bool:
-    """Whether a prompt is as long as another, and not the same: in its text, or in its pictures."""
+def _is_other(source: Prompts, number: int, prompts: Prompts, row: int) -> bool:
+    """Whether a prompt is as long as another, and not the same: in its text, or in its pictures.
+
+    What continues them is no part of that, but must be the same where both are continued.
+    """
+    one, another = source.one(number), prompts.one(row)
     text = next(iter(one))
-    if one.keys() != another.keys() or one[text].shape != another[text].shape:
+    if one.keys() != another.keys() or source.length(number) != prompts.length(row):
         return False
-    return any(not torch.equal(x, another[name]) for name, x in one.items() if isinstance(x, Tensor))
+    length = prompts.length(row)
+    if source.own and not torch.equal(one[text][:, length:], another[text][:, length:]):
+        return False
+    if not torch.equal(one[text][:, :length], another[text][:, :length]):
+        return True
+    more = {name: x for name, x in one.items() if isinstance(x, Tensor) and x.shape[:2] != one[text].shape}
+    return any(not torch.equal(x, another[name]) for name, x in more.items())
+
+
+def _continued_as(prompts: Prompts, row: int, data: Prompts) -> Prompts:
+    """A text of data, as long as a prompt, with what continues that."""
+    after = prompts.row(row)[:, prompts.length(row) :]
+    if not after.shape[1]:
+        return data
+    tokens = torch.cat([data.tokens, after], 1)
+    more = tuple(longer(inputs, data.width, after.shape[1]) for inputs in data.more)
+    return Prompts(tokens, torch.ones_like(tokens, dtype=torch.bool), more)

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hookline.errors import HooklineError
+from hookline.experiments.continuations import continued
 from hookline.experiments.directions import Directions, contrast_vectors
 from hookline.experiments.grid import Grid
 from hookline.experiments.labels import Label, about
@@ -53,22 +54,25 @@ def sweep_layers(
         raise HooklineError(f"a sweep needs coefficients and layers, but has {coefficients!r} and {list(wanted)}")
     added = {layer: vectors.fitting(model, layer) for layer in wanted}
     points = {layer: vectors.point(model, layer) for layer in wanted}
-    rows = prompts_of(model, prompts)
+    metric, (rows,) = continued(model, metric, prompts_of(model, prompts))
     bases = baselines(model, rows, keep=[point.name for point in points.values()])
     logits = padded_logits(bases, rows)
     reader = Reader(bases, rows, as_metric(metric, model, logits, None, rows.tokens, rows.mask))
     cells = [(layer, float(times)) for layer in wanted for times in coefficients]
-    variants = [[_moved(base, points[layer], times * added[layer], pos) for base in bases] for layer, times in cells]
+    own = [rows.length(row) for row in range(len(rows))]
+    variants = [
+        [_moved(base, points[layer], times * added[layer], pos, n) for base, n in zip(bases, own, strict=True)]
+        for layer, times in cells
+    ]
     coords: dict[str, list[Label]] = {"layer": [*wanted], "coefficient": [float(each) for each in coefficients]}
     info = {"clean": reader.baseline, **about(model, "steering vectors added")}
     return measured(reader, Grid(("layer", "coefficient"), coords, variants), info, how)
 
 
-def _moved(base: Baseline, point: HookPoint, change: Float[Tensor, " d"], pos: Any) -> Variant:
-    """The run with something added at a point."""
+def _moved(base: Baseline, point: HookPoint, change: Float[Tensor, " d"], pos: Any, own: int) -> Variant:
+    """The run with something added at a point: everywhere, or at positions of the prompt, which has `own` of them."""
     before = base.kept[point.name]
-    length = before.shape[0]
-    indices = _indices(pos, length)
+    indices = _indices(pos, before.shape[0] if pos is None else own)
     if not bool(change.any()):
         return ()
     value = before.clone()

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hookline.anatomy.vision import picture_token
 from hookline.errors import HooklineError
+from hookline.experiments.continuations import continued
 from hookline.experiments.grid import Grid, Places, places
 from hookline.experiments.labels import Label, about, said_points
 from hookline.experiments.measure import Options, Reader, measured, padded_logits
@@ -63,19 +64,25 @@ def trace(
     _check_no_picture(model, text, positions, where)
     clean = baselines(model, text, keep=[*where.names, "hook_embed"])[0]
     added, spread = _noise(model, clean, positions, noise, samples, seed)
-    noised = [_noised(model, text, positions, each, where.names) for each in added]
-    rows = Prompts(text.tokens.expand(len(noised), -1), text.mask.expand(len(noised), -1), text.more * len(noised))
-    logits = clean.logits.expand(len(noised), -1, -1)
+    count = len(added)
+    rows = Prompts(text.tokens.expand(count, -1), text.mask.expand(count, -1), text.more * count)
     answer = {} if metric is not None else {"answer": _own_answer(clean)}
-    spec = metric if metric is not None else prob(answer["answer"])
+    spec, (rows,) = continued(model, metric if metric is not None else prob(answer["answer"]), rows, repeats=count)
+    whole = [clean] if not rows.own else baselines(model, _first(rows, rows.copies), keep=where.names)
+    whole *= count
+    noised = [
+        _noised(model, rows.only(row), positions, added[row // rows.copies], where.names) for row in range(len(rows))
+    ]
+    logits = padded_logits(whole, rows)
     metrics = as_metric(spec, model, logits, padded_logits(noised, rows), rows.tokens, rows.mask)
     reader = Reader(noised, rows, metrics)
     info: dict[str, Any] = {"direction": "denoise", "clean": reader.values_of(logits), "corrupted": reader.baseline}
     info |= about(model, f"{said_points(points)} restored, subject noised")
-    info |= {"subject": positions, "window": window, "noise": spread, "samples": len(noised), **answer}
-    coords: dict[str, list[Label]] = {**where.coords, "pos": [*text.labels(model)]}
+    info |= {"subject": positions, "window": window, "noise": spread, "samples": count, **answer}
+    coords: dict[str, list[Label]] = {**where.coords, "pos": [*_first(rows, rows.copies).labels(model)]}
     cells = product(windows, range(len(coords["pos"])))
-    variants = [[_restored(where, keys, pos, clean, each) for each in noised] for keys, pos in cells]
+    runs = list(zip(whole, noised, strict=True))
+    variants = [[_restored(where, keys, pos, *both) for both in runs] for keys, pos in cells]
     grid = Grid(where.over, {axis: coords[axis] for axis in where.over}, variants)
     return _renamed(measured(reader, grid, info, how), "example", "sample")
 
@@ -192,8 +199,15 @@ def _noised(model: HookedModel, text: Prompts, positions: list[int], added: Tens
     return baselines(model, text, keep=keep, fwd_hooks=[("hook_embed", add)])[0]
 
 
+def _first(rows: Prompts, count: int) -> Prompts:
+    """The first rows."""
+    return Prompts(rows.tokens[:count], rows.mask[:count], rows.more[:count], rows.copies, rows.own[:count])
+
+
 def _restored(where: Places, keys: list[tuple[Label, ...]], pos: int, clean: Baseline, noised: Baseline) -> Variant:
-    """At a position, clean activations at each of these points."""
+    """At a position, clean activations at each of these points; none if the text is not that long."""
+    if pos >= clean.tokens.shape[1]:
+        return ()
     changes = []
     for key in keys:
         point = where.points[key]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,17 +16,38 @@ from hookline.experiments.measure import Metrics, Options, Reader, measure
 from hookline.experiments.prompts import Prompts, baselines, unpadded
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
+from hookline.passes import is_of_pictures
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.changes import Change, Variant, index_of
 
 Cell = tuple[int, ...]
 
 
-def sampled(changed: Bool[Tensor, "*grid"], count: int, seed: int) -> list[Cell]:
-    """Some cells, of those where something changes."""
-    cells = changed.cpu().nonzero().tolist()
-    order = torch.randperm(len(cells), generator=torch.Generator().manual_seed(seed))
-    return [tuple(cells[at]) for at in sorted(order[:count].tolist())]
+class Sample(NamedTuple):
+    """Cells to try: those with the largest estimates, and others drawn at random."""
+
+    top: list[Cell]
+    random: list[Cell]
+
+    @property
+    def cells(self) -> list[Cell]:
+        """All of them."""
+        return [*self.top, *self.random]
+
+
+def sampled(effects: Float[Tensor, "*grid"], changed: Bool[Tensor, "*grid"], count: int, seed: int) -> Sample:
+    """Half of the cells by the size of their estimated effects, half at random, of those where something changes.
+
+    Most cells of a large grid do next to nothing: a random sample alone would say little about those that matter.
+    """
+    cells = changed.cpu().nonzero()
+    sizes = effects.cpu().abs()[tuple(cells.T)]
+    by_size = sizes.argsort(descending=True, stable=True)
+    n_top = min(len(cells), count - count // 2)
+    others = by_size[n_top:]
+    drawn = others[torch.randperm(len(others), generator=torch.Generator().manual_seed(seed))[: count - n_top]]
+    top, random = ([tuple(cells[at].tolist()) for at in some] for some in (by_size[:n_top], drawn.sort().values))
+    return Sample(top, random)
 
 
 def true_values(
@@ -52,12 +73,15 @@ def patch(where: Places, cell: Cell, given: Values, prompts: Prompts, base: Base
     point = where.points[tuple(labels[at[axis]] for axis, labels in _outer(where))]
     span = prompts.span(row)
     inside = {axis: number for axis, number in at.items() if axis not in where.coords}
-    for axis in ("pos", "src"):
+    is_text = not is_of_pictures(point.listed)
+    for axis in ("pos", "src") if is_text else ():
         if axis in inside and inside[axis] not in span:
             return ()
-    inside = {axis: number - span.start if axis in ("pos", "src") else number for axis, number in inside.items()}
+        if axis in inside:
+            inside[axis] -= span.start
     index, value = index_of(point, **inside), unpadded(given[point.name][row], point, span, prompts.width)
-    return (Change(point, index, value[index], inside.get("pos", 0), base.kept[point.name][index]),)
+    first = inside.get("pos", 0) if is_text else 0  # images come before the text
+    return (Change(point, index, value[index], first, base.kept[point.name][index]),)
 
 
 def _outer(where: Places) -> list[tuple[str, list[Label]]]:
@@ -67,26 +91,40 @@ def _outer(where: Places) -> list[tuple[str, list[Label]]]:
 def agreement(
     estimates: Float[Tensor, "metric *grid example"],
     true: Float[Tensor, "metric cell"],
-    cells: Sequence[Cell],
+    sample: Sample,
     labels: list[dict[str, Label]],
     metrics: list[str],
 ) -> dict[str, Any]:
-    """What to say of estimates, of which the true values of some cells are known."""
-    places = [int(np.ravel_multi_index(cell, estimates.shape[1:-1])) for cell in cells]
-    found = estimates.mean(-1).flatten(1)[:, places]
-    done = ~true.isnan().any(0)
-    found, true = found[:, done].cpu().double(), true[:, done].cpu().double()
-    labels = [each for each, is_done in zip(labels, done.tolist(), strict=True) if is_done]
-    said: dict[str, Any] = {"checked": len(labels)}
-    if labels:
+    """What to say of estimates, of which the true values of some cells are known: of all, of the top, of the others."""
+    places = [int(np.ravel_multi_index(cell, estimates.shape[1:-1])) for cell in sample.cells]
+    found = estimates.mean(-1).flatten(1)[:, places].cpu().double()
+    true, done = true.cpu().double(), ~true.isnan().any(0).cpu()
+    is_top = torch.arange(len(places)) < len(sample.top)
+    said: dict[str, Any] = {"checked": int(done.sum())}
+    for prefix, some in (("", done), ("top_", done & is_top), ("random_", done & ~is_top)):
+        said |= {prefix + key: x for key, x in _agreeing(found[:, some], true[:, some], metrics).items()}
+    said["sample"] = [
+        {
+            **labels[cell],
+            "chosen": "top" if is_top[cell] else "random",
+            "estimate": _numbers(found[:, cell]),
+            "true": _numbers(true[:, cell]),
+        }
+        for cell in done.nonzero().flatten().tolist()
+    ]
+    return said
+
+
+def _agreeing(
+    found: Float[Tensor, "metric cell"], true: Float[Tensor, "metric cell"], metrics: list[str]
+) -> dict[str, Any]:
+    said: dict[str, Any] = {}
+    if found.shape[1]:
         said["mean_abs_error"] = _of_metrics((found - true).abs().mean(1), metrics)
-    if len(labels) > 2:
+    if found.shape[1] > 2:
         said["correlation"] = _of_metrics(
             torch.stack([correlation(*each) for each in zip(found, true, strict=True)]), metrics
         )
-    said["sample"] = [
-        {**at, "estimate": _numbers(found[:, cell]), "true": _numbers(true[:, cell])} for cell, at in enumerate(labels)
-    ]
     return said
 
 

@@ -115,7 +115,7 @@ class Units:
         bases = baselines(model, prompts, keep=[point.name for point in points])
         if what.of == "layers":
             _check_layers(model, prompts, rows)
-        coords, units = _units(rows, bases[0], prompts, [*prompts.labels(model)])
+        coords, units = _units(rows, bases, prompts, [*prompts.labels(model)])
         axes = tuple(coords)
         if isinstance(what.layer, int) and "layer" in axes and len(axes) > 1:
             place = axes.index("layer")
@@ -234,7 +234,7 @@ def _check_layers(model: HookedModel, prompts: Prompts, rows: Sequence[Places]) 
 
 
 def _units(
-    rows: Sequence[Places], base: Baseline, prompts: Prompts, labels: list[Label]
+    rows: Sequence[Places], bases: Sequence[Baseline], prompts: Prompts, labels: list[Label]
 ) -> tuple[dict[str, list[Label]], dict[Key, Unit]]:
     """The labels of each axis, and what each unit is made of."""
     if len(rows) > 1:  # of several kinds, by layer
@@ -244,7 +244,7 @@ def _units(
         }
     (each,) = rows
     inner = [axis for axis in each.over if axis not in each.coords]
-    sizes = {axis: axis_size(each, base, axis, prompts.width) for axis in inner}
+    sizes = {axis: axis_size(each, bases, axis, prompts.width) for axis in inner}
     of_text = not any(is_of_pictures(point.listed) for point in each.points.values())
     own = each.coords | {
         axis: labels if axis in ("pos", "src") and of_text else list(range(sizes[axis])) for axis in inner
@@ -267,7 +267,7 @@ def _positions(model: HookedModel, prompts: Prompts, pos: Any, row: int) -> list
         return found
     if isinstance(pos, Meaning):
         raise HooklineError(f"pos is a position, several, or image_tokens, not {pos!r}")
-    return _checked(pos, len(prompts.span(row)), row)
+    return _checked(pos, prompts.length(row), row)
 
 
 def _checked(pos: Any, length: int, row: int) -> list[int]:

@@ -4,7 +4,7 @@ from hookline.errors import HookError
 from hookline.hooks.context import HookContext
 from hookline.hooks.controllers import Controller, FunctionController
 from hookline.hooks.detectors import Detector, LayerActivationDetector, ModelInputDetector, ModelOutputDetector
-from hookline.hooks.edits import DataEdit, add, freeze, mean, noise, replace, scale, zero
+from hookline.hooks.edits import DataEdit, add, freeze, mean, noise, project_out, replace, scale, zero
 from hookline.hooks.files import load_edits, save_edits
 from hookline.hooks.hook import Hook, HookType
 from hookline.hooks.patches import PatchHeadHook, PatchMLPHook, PatchResidualHook
@@ -29,6 +29,7 @@ __all__ = [
     "scale",
     "noise",
     "freeze",
+    "project_out",
     "DataEdit",
     "save_edits",
     "load_edits",

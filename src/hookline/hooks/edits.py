@@ -44,6 +44,7 @@ from hookline.hooks.fitting import (
 from hookline.outliers import Outliers, factor_of
 from hookline.points import HookPoint
 from hookline.positions import Positions, at, canonical
+from hookline.rows import one_draw
 from hookline.taps import now
 from hookline.watches import BackwardHook
 
@@ -264,7 +265,10 @@ class Scale(DataEdit):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Noise(DataEdit):
-    """Normal noise added. It is the same whenever the same seed meets the same place: point, call and step."""
+    """Normal noise added. It is the same whenever the same seed meets the same place: point, call and step.
+
+    Each row of a batch has its own. In an experiment all variants of a prompt have the noise of its only row.
+    """
 
     kind = "noise"
     std: float
@@ -285,10 +289,70 @@ class Noise(DataEdit):
         step = now.passing.whole_step(self) if now.passing is not None else 0
         place = crc32(f"{hook.listed} {now.call} {step}".encode())
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + place) % 2**63)
-        noise = torch.randn(x.shape, generator=generator)  # on the CPU, so that it is the same on every device
+        rows = one_draw.get()
+        if rows is not None:
+            self._check_rows(x, rows, hook)
+        shape = x.shape if rows is None else x.shape[1:]
+        noise = torch.randn(shape, generator=generator)  # on the CPU, so that it is the same on every device
         return x + (self.std * noise).to(x)
+
+    def _check_rows(self, x: Tensor, rows: int, hook: Any) -> None:
+        """In an experiment, one row for each variant or prompt, with positions where they are in a run by itself."""
+        span = now.passing.span if now.passing is not None else None
+        is_padded = span is not None and span.mask is not None and not bool(span.mask.all())
+        if is_padded and rows > 1:
+            raise HooklineError(
+                f"{self!r} is active at {hook.name!r}, and prompts of different lengths run as one batch: their noise "
+                f"would not be that of a run by itself. Give prompts of one length, or one prompt at a time"
+            )
+        if x.shape[:1] != (rows,):
+            raise HooklineError(
+                f"{self!r} is active at {hook.name!r}, which has the shape {list(x.shape)} for a batch of {rows}: its "
+                f"rows have no noise of their own there. Say batch_size=1, or remove it while the experiment runs"
+            )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ProjectOut(DataEdit):
+    """The activation without its part along a direction: what is left is orthogonal to it.
+
+    The direction is a vector along the last axis; its length and sign do not matter.
+    """
+
+    kind = "project_out"
+    direction: Tensor
+
+    def __post_init__(self) -> None:
+        given = self.direction
+        if not isinstance(given, Tensor) or given.ndim != 1 or not given.is_floating_point():
+            raise HooklineError(
+                f"direction= is a vector along the last axis, a 1-D tensor of floats, not {told(given)}"
+            )
+        if not bool(given.isfinite().all()) or not bool(given.any()):
+            raise HooklineError(
+                "direction= must be finite and not all zeros: there is nothing to project out otherwise"
+            )
+        super().__post_init__()
+
+    def changed(self, x: Tensor, hook: Any) -> Tensor:
+        """The component orthogonal to the direction."""
+        check_float(self.kind, x, hook)
+        if x.shape[-1:] != self.direction.shape:
+            raise HooklineError(
+                f"project_out: the direction has {len(self.direction)} components, but {hook.name!r} has the shape "
+                f"{list(x.shape)}: its last axis must be as long"
+            )
+        wide = torch.promote_types(x.dtype, torch.float32)
+        unit = self.direction.to(x.device, torch.float64)
+        unit = unit / unit.abs().max()  # so that no square overflows or vanishes
+        unit = (unit / unit.norm()).to(wide)
+        upcast = x.to(wide)
+        return (upcast - (upcast @ unit)[..., None] * unit).to(x.dtype)
 
 
 zero, mean, replace, add, scale, noise, freeze = Zero, Mean, Replace, Add, Scale, Noise, Freeze
-KINDS: dict[str, type[DataEdit]] = {kind.kind: kind for kind in (Zero, Mean, Replace, Add, Scale, Noise, Freeze)}
+project_out = ProjectOut
+KINDS: dict[str, type[DataEdit]] = {
+    kind.kind: kind for kind in (Zero, Mean, Replace, Add, Scale, Noise, Freeze, ProjectOut)
+}
 """All that a file may name."""

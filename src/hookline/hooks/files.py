@@ -249,6 +249,7 @@ _READERS: dict[str, Callable[[str, Any, dict[str, Tensor]], Any]] = {
     "over": _read_tensor,
     "outliers": lambda _, value, __: value,  # the edit checks it
     "value": _read_tensor,
+    "direction": _read_tensor,
     "vector": _read_tensor,
     "coefficient": _read_number,
     "factor": _read_number,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -19,10 +18,11 @@ from hookline.halving import Fit
 from hookline.passes import is_of_pictures
 from hookline.points import hook_action
 from hookline.rerun.changes import BEFORE_LAYERS, Change, Entries, Entry, Placed, Variant, index_of, put_all
-from hookline.rerun.joining import Put, joined_pass
+from hookline.rerun.joining import Put, PutPatches, joined_pass
 from hookline.rerun.parts import Room, parts, room_for
-from hookline.rerun.pictures import Pictures
-from hookline.rerun.ways import Way, proved_way, stream_names
+from hookline.rerun.pictures import Pictures, in_one_row
+from hookline.rerun.ways import Way, is_alike, proved_way, stream_names
+from hookline.rows import drawn_once
 from hookline.runtime import Run
 from hookline.signatures import parameters_of
 from hookline.taps import active
@@ -77,6 +77,7 @@ class Baseline:
         self.is_causal = self._points.anatomy.main.name != "encoder"
         self.way = way if way is not None else self._found_way()
         self._state = self._current_state()
+        self._is_checked = False
         self._run(keep)
 
     @property
@@ -118,8 +119,7 @@ class Baseline:
                 logits = self.model.run_with_hooks(**given, fwd_hooks=self._hooks)
         self.logits: Float[Tensor, "pos vocab"] = logits[0]
         self.streams: list[Float[Tensor, "pos d_model"]] = [cache[name][0] for name in names]
-        self._check_rows(cache, keep)
-        self.kept: dict[str, Tensor] = {name: cache[name][0] for name in keep}
+        self.kept: dict[str, Tensor] = {name: in_one_row(cache[name], self._points.find(name))[0] for name in keep}
         self._check_positions()
         self._pairs = _pairs(past)
 
@@ -135,14 +135,6 @@ class Baseline:
         if before != now:
             what = "its weights have changed" if before[2] != now[2] else "hooks have been added or removed"
             raise HooklineError(f"since this baseline was made, {what} in the model: make another, model.baseline(…)")
-
-    def _check_rows(self, cache: Mapping[str, Tensor], keep: Sequence[str]) -> None:
-        for name in keep:
-            if cache[name].shape[0] != 1:
-                raise HooklineError(
-                    f"{name!r} has {cache[name].shape[0]} rows in one run, for pictures or tiles of a picture: they "
-                    f"cannot be told apart by one number; use run_with_hooks"
-                )
 
     def _check_positions(self) -> None:
         """Places are found by their position in the text: that must be their position at a point too."""
@@ -168,7 +160,20 @@ class Baseline:
         if pos is not None and pos not in range(-length, length):
             raise HooklineError(f"position {pos}, but the text has {length} tokens")
         pos = pos % length if pos is not None else None
-        return Change(point, index_of(point, pos=pos, **at), value, first=pos or 0)
+        change = Change(point, index_of(point, pos=pos, **at), value, first=pos or 0)
+        self._check_length(change)
+        return change
+
+    def _check_length(self, change: Change) -> None:
+        """A value for all positions must be one for the positions of this text."""
+        letters = [letter for letter, at in zip(change.axes, change.where, strict=True) if isinstance(at, slice)]
+        length = self.tokens.shape[1]
+        for letter, size in zip(letters, change.value.shape, strict=False):
+            if letter in ("p", "k") and size != length:
+                raise HooklineError(
+                    f"the value for {change.point.name!r} has the shape {list(change.value.shape)}, with {size} "
+                    f"positions, but the text has {length} tokens: give one with {length}, or one position, pos=…"
+                )
 
     def rerun(
         self,
@@ -201,11 +206,15 @@ class Baseline:
         can_be_cut = can_be_cut and (self.pictures is None or way == Way.RESUMED)  # each picture has its tokens
         can_be_cut = can_be_cut and not any(_goes_by_length(change) for variant in variants for change in variant)
         stop = where[-1] + 1 if can_be_cut else length
-        same = [number for number in range(len(variants)) if number not in entries or entries[number].position >= stop]
+        # A pass that resumes at a position leaves those before it as they were, also where it may not be cut.
+        reach = where[-1] + 1 if way == Way.RESUMED else stop
+        same = [number for number in range(len(variants)) if number not in entries or entries[number].position >= reach]
         if same:
             yield tuple(same), self.logits[asked].expand(len(same), -1, -1)
         order = None if asked == where else [where.index(each) for each in asked]
-        entries = {number: entry for number, entry in entries.items() if entry.position < stop}
+        entries = {number: entry for number, entry in entries.items() if entry.position < reach}
+        if entries and way == Way.PLAIN:
+            self._check_hooks(min(2, most_rows or 2))
         for part in parts(entries, self._n_layers, stop, self.room, most_rows, from_any=way == Way.RESUMED):
             span = range(part.start, stop)
 
@@ -225,15 +234,29 @@ class Baseline:
         for row, variant in enumerate(some):
             for change in variant:
                 placed.setdefault(change.point.listed, []).append((row, change))
-        text, patches = range(self.tokens.shape[1]), range(sys.maxsize)
+        text = range(self.tokens.shape[1])
         own = self.model._hook_actions(self._hooks, ())
         puts = [
-            hook_action(self._points.find(name), Put(each, patches if is_of_pictures(name) else text), "fwd")
+            hook_action(self._points.find(name), PutPatches(each) if is_of_pictures(name) else Put(each, text), "fwd")
             for name, each in placed.items()
         ]
         more = {} if self.pictures is None else self.pictures.repeated(len(some))
-        with Run(self._points.root, [*own, *puts], is_one_pass=True):
+        with Run(self._points.root, [*own, *puts], is_one_pass=True), drawn_once(len(some)):
             return outcome(self._points.root(input_ids=self.tokens.expand(len(some), -1), **more))[:, where]
+
+    def _check_hooks(self, count: int) -> None:
+        """Variants are rows of a batch, run at different times: hooks must do the same to every row, every time."""
+        has_hooks = bool(active.get() or self._points.standing.steps or self._hooks)
+        if self._is_checked or not has_hooks or self.model.module.training or not bool(self.logits.isfinite().all()):
+            return
+        rows = self._plain([()] * count, list(range(self.tokens.shape[1])))
+        if not is_alike(rows, self.logits.expand_as(rows)):
+            raise HooklineError(
+                "a hook that is active changes the same text differently from run to run, or from row to row of a "
+                "batch: what a variant changes could not be told from that. Draw random numbers with noise(std, seed=…)"
+                ", or remove the hook while the experiment runs"
+            )
+        self._is_checked = True
 
     @torch.no_grad()
     def _joined(self, some: Sequence[Variant], entries: Sequence[Entry], span: range, where: list[int]) -> Tensor:

@@ -7,6 +7,7 @@ and no variant is taken through a layer where it is as the run was.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -18,8 +19,9 @@ from torch.nn import functional as F
 
 from hookline.actions import Action
 from hookline.anatomy.resume import give_on
-from hookline.points import Site, hook_action
+from hookline.points import HookPoint, Site, hook_action
 from hookline.rerun.changes import Placed, put_all
+from hookline.rerun.pictures import in_one_row
 from hookline.runtime import Run
 from hookline.skipping import Give, skipping
 from hookline.taps import Kind
@@ -134,3 +136,16 @@ class Put:
     def __call__(self, x: Tensor) -> None:
         """Write them, in place."""
         put_all(x, self.placed, self.span)
+
+
+class PutPatches:
+    """A hook that writes changes into what one text's images have, whose patches count through all of them."""
+
+    def __init__(self, placed: list[Placed]) -> None:
+        self.placed = placed
+
+    def __call__(self, x: Tensor, hook: HookPoint) -> Tensor:
+        """The activation with them."""
+        row = in_one_row(x, hook).clone()
+        put_all(row, self.placed, range(sys.maxsize))
+        return row.view(x.shape)

@@ -4,13 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from hookline.anatomy.vision import language_of, tower_of
+from hookline.errors import HooklineError
+from hookline.passes import is_of_pictures
 from hookline.skipping import Give
+
+if TYPE_CHECKING:
+    from hookline.points import HookPoint
+
+
+def in_one_row(x: Tensor, point: HookPoint) -> Tensor:
+    """What a run on one prompt has at a point, with the patches of all images and tiles one after the other in a row.
+
+    Vision towers take them as rows of a batch, or in one row already.
+    """
+    if x.shape[0] == 1:
+        return x
+    letters = point.axes.split()
+    if not is_of_pictures(point.listed) or letters[1:2] != ["p"] or "k" in letters:
+        raise HooklineError(
+            f"{point.name!r} has {x.shape[0]} rows in one run, for images or tiles of an image, and no axis that all "
+            f"of their patches could be along: use run_with_hooks"
+        )
+    return x.flatten(0, 1)[None]
 
 
 class Pictures:

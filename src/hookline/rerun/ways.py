@@ -69,7 +69,7 @@ def proved_way(
             if is_out_of_memory(error):
                 raise
             found = None
-        if found is not None and _is_alike(found, expected):
+        if found is not None and is_alike(found, expected):
             return way
     return Way.PLAIN
 
@@ -114,7 +114,7 @@ def _logits(base: Baseline, variants: Sequence[Variant], positions: Sequence[int
     return torch.stack([found[number] for number in range(len(variants))])
 
 
-def _is_alike(found: Tensor, plain: Tensor) -> bool:
+def is_alike(found: Tensor, plain: Tensor) -> bool:
     """But for rounding."""
     if found.shape != plain.shape or not bool(found.isfinite().all()):
         return False

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hookline.errors import HooklineError
+from hookline.experiments.continuations import continued
 from hookline.experiments.grid import Grid, Places, Values, places
 from hookline.experiments.measure import Options, measured
 from hookline.experiments.patching import Direction, both_runs, check_direction
@@ -58,9 +59,11 @@ def patch(
     check_direction(direction)
     how, where = Options.of(options), places(model, points, ("layer",), layers)
     _check_points(where)
-    pair = prompts_of(model, clean), prompts_of(model, corrupted)
+    pair = [prompts_of(model, clean), prompts_of(model, corrupted)]
     check_pair(model, *pair)  # before their pictures are looked at
     parts = _parts(model, _each(clean), _each(corrupted), box, positions, which=which, others=others)
+    metric, pair = continued(model, metric, *pair)
+    parts = [part for part in parts for _ in range(pair[0].copies)]
     both = both_runs(model, pair, metric, where.names, direction)
     info = both.info | {"positions": parts[0] if len(parts) == 1 else parts}
     grid = _grid(where, both.given, both.reader.bases, parts)
@@ -135,6 +138,8 @@ def _for_each(given: Any, n: int, name: str) -> list[Any]:
 
 def _checked(positions: Sequence[int], length: int) -> list[int]:
     found = [int(each) for each in positions]
+    if not found:
+        raise HooklineError("positions is empty for a prompt: there is nothing to patch")
     for each in found:
         if each not in range(-length, length):
             raise HooklineError(f"position {each}, but the prompt has {length} tokens")
