@@ -62,11 +62,14 @@ class HookedModel(HookedModule, TokenHelpers, Seeing, Weights, WeightProcessing)
 
     _points: ModelPoints
     _cache_class = ModelCache
+    tokenizer: Any
+    processor: Any
+    _last_inputs: Inputs | None
 
     def __init__(self, module: nn.Module, tokenizer: Any, anatomy: Anatomy, processor: Any = None) -> None:
         super().__init__(module)
-        self.tokenizer, self.processor = tokenizer, processor
-        self._last_inputs: Inputs | None = None
+        # Not by attribute: a model may have something of these names itself, which would be written to.
+        vars(self).update(tokenizer=tokenizer, processor=processor, _last_inputs=None)
         self._points = ModelPoints(module, standing_of(module), anatomy)
         self._tell_tokenizer()
 
@@ -110,7 +113,8 @@ class HookedModel(HookedModule, TokenHelpers, Seeing, Weights, WeightProcessing)
         self._tell_tokenizer()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"module": self.module, "tokenizer": self.tokenizer, "processor": self.processor}
+        kept = ("module", "tokenizer", "processor", "_outer")
+        return {name: value for name, value in vars(self).items() if name in kept}
 
     def __call__(
         self,
@@ -135,7 +139,8 @@ class HookedModel(HookedModule, TokenHelpers, Seeing, Weights, WeightProcessing)
         With `start_at_layer` no layer before that one is run, and the input is the residual stream that enters it;
         `tokens` are needed beside it for the loss, and by the few models that look at them in later layers. A model
         with an encoder and a decoder takes `decoder_input` as well; by default it is the token that it starts with. Of
-        a model without a head, the last hidden state is given for logits.
+        a model without a head, the last hidden state is given for logits. With `labels` the loss is the model's own, and
+        the default is the model's own output, which has it: so Trainer and peft can train the wrapper.
         """
         self._check_options(kwargs)
         if kwargs.get("return_dict") is False:
@@ -211,6 +216,8 @@ class HookedModel(HookedModule, TokenHelpers, Seeing, Weights, WeightProcessing)
         if layer is not None:
             return self._stream_at(layer, inputs)
         output = super().__call__(**inputs)
+        if inputs.get("labels") is not None:
+            return _for_labels(output, return_type, per_token)
         return self._result(outcome(output), inputs, return_type, per_token)
 
     def _stream_at(self, layer: int, inputs: dict[str, Any]) -> Tensor:
@@ -238,6 +245,7 @@ class HookedModel(HookedModule, TokenHelpers, Seeing, Weights, WeightProcessing)
         """The output, and the activations; see `HookedModule.run_with_cache`. The cache knows the logits too."""
         output, cache = super().run_with_cache(*args, **kwargs)
         logits = output[0] if isinstance(output, tuple) else output
+        logits = logits.get("logits") if isinstance(logits, Mapping) else logits
         is_whole = kwargs.get("stop_at_layer") is None
         if isinstance(cache, ModelCache) and is_whole and isinstance(logits, Tensor) and logits.ndim == 3:
             cache.keep_logits(logits.detach())
@@ -460,6 +468,17 @@ class HookedModel(HookedModule, TokenHelpers, Seeing, Weights, WeightProcessing)
             f"HookedModel({cfg.architecture}: {cfg.n_layers} layers, {cfg.n_heads} heads, d_model {cfg.d_model}, "
             f"{len(self.hook_dict)} points)"
         )
+
+
+def _for_labels(output: Any, return_type: ReturnType, per_token: bool) -> Any:
+    """What was asked for of an output for which labels were given, and which has the model's own loss."""
+    if per_token:
+        raise HooklineError("loss_per_token is not available with labels: the model's own loss is one number")
+    if output.get("loss") is None:
+        raise HooklineError("labels were given, but the model returned no loss")
+    if return_type is None:
+        return None
+    return {"logits": output, "loss": output["loss"], "both": (outcome(output), output["loss"])}[return_type]
 
 
 def _checked_mask(mask: Tensor, inputs: dict[str, Any]) -> Tensor:

@@ -55,7 +55,7 @@ class Hooked:
     @property
     def hook_dict(self) -> dict[str, HookPoint]:
         """All points by name, in the order in which they fire."""
-        return self._points.hook_dict
+        return self._points.by_any_name()
 
     def hook_points(self) -> list[HookPoint]:
         """All points."""

@@ -38,8 +38,21 @@ class Layers:
 
     def __init__(self, model: Hooked) -> None:
         self._model = model
-        self.store: Any = None
+
+    @property
+    def store(self) -> Any:
         """Where hooks find a store for what they read, as `context.store`."""
+        return vars(self._model).get("_store")
+
+    @store.setter
+    def store(self, store: Any) -> None:
+        vars(self._model)["_store"] = store
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Layers) and other._model is self._model
+
+    def __hash__(self) -> int:
+        return hash((Layers, id(self._model)))
 
     def register_hook(
         self,
