@@ -22,6 +22,7 @@ from hookline.anatomy.verify import Report, verify
 from hookline.anatomy.vision import picture_token
 from hookline.cache import ActivationCache
 from hookline.errors import HooklineError, HooklineWarning
+from hookline.keywords import check_keyword
 from hookline.loss import lm_loss
 from hookline.module import HookedModule
 from hookline.names import Filter
@@ -39,7 +40,7 @@ from hookline.standing import standing_of
 from hookline.taps import active
 from hookline.text import Side, Text, shown_prompt
 from hookline.tokens import TokenHelpers
-from hookline.verbs import HookList
+from hookline.verbs import OPTIONS, HookList
 from hookline.vision.inputs import Inputs
 from hookline.vision.pictures import Pictures
 from hookline.vision.seeing import Seeing
@@ -183,6 +184,11 @@ class HookedModel(HookedModule, TokenHelpers, Seeing, Weights, WeightProcessing)
         self._remember(kwargs)
         return self._run_to(stop_at_layer, kwargs, return_type, loss_per_token)
 
+    def _check_keyword(self, name: str) -> None:
+        made = (*getattr(self.tokenizer, "model_input_names", ()), *getattr(self.processor, "model_input_names", ()))
+        if name not in made:
+            check_keyword(self._points.root, name, OPTIONS)
+
     def _positions(self, mask: Tensor | None) -> dict[str, Tensor]:
         """Where text is padded on the left, positions count from its first token, in models that can be told so."""
         if mask is None or mask[:, 0].all() or "position_ids" not in parameters_of(self._points.root)[0]:
@@ -215,7 +221,7 @@ class HookedModel(HookedModule, TokenHelpers, Seeing, Weights, WeightProcessing)
             begin_pass(self._points.root, inputs, is_only=all(run.is_one_pass for run in active.get()))
         if layer is not None:
             return self._stream_at(layer, inputs)
-        output = super().__call__(**inputs)
+        output = self._forward(**inputs)
         if inputs.get("labels") is not None:
             return _for_labels(output, return_type, per_token)
         return self._result(outcome(output), inputs, return_type, per_token)
@@ -236,7 +242,7 @@ class HookedModel(HookedModule, TokenHelpers, Seeing, Weights, WeightProcessing)
         stopping = hook_action(point, stop, "fwd")
         stopping.must_fire = False
         with self._one_pass([stopping]), suppress(StopForward):
-            super().__call__(**inputs)
+            self._forward(**inputs)
         if not kept:
             raise HooklineError(f"stop_at_layer={layer} is before the layer that the run starts at")
         return kept[0]

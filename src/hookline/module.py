@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import nn
@@ -10,10 +11,11 @@ from torch import nn
 from hookline.delegate import Delegate
 from hookline.errors import HooklineError
 from hookline.hooks.registry import Layers
+from hookline.keywords import check_keyword
 from hookline.names import Points
 from hookline.points import HookPoint
 from hookline.standing import standing_of
-from hookline.verbs import Hooked
+from hookline.verbs import OPTIONS, Hooked
 
 
 class HookedModule(Hooked, Delegate):
@@ -38,11 +40,21 @@ class HookedModule(Hooked, Delegate):
     @property
     def layers(self) -> Layers:
         """The registry of hooks that stay: `net.layers.register_hook("fc1", hook)`. See `hooks/registry.py`."""
-        return Layers(self)
+        found = vars(self).get("_layers", lambda: None)()
+        if found is None:
+            found = Layers(self)
+            vars(self)["_layers"] = ref(found)  # weak, or the wrapper would be in a reference cycle
+        return found
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module, with whatever hooks are active."""
+        if kwargs and _is_of_transformers(self.module):
+            self._check_options(kwargs)
         return self._forward(*args, **kwargs)
+
+    def _check_keyword(self, name: str) -> None:
+        if _is_of_transformers(self.module):
+            check_keyword(self._points.root, name, OPTIONS)
 
     def _run_module(self, *args: Any, **kwargs: Any) -> Any:
         return self._run(self._called, args, kwargs)
@@ -53,7 +65,7 @@ class HookedModule(Hooked, Delegate):
         return vars(self).get("_outer", self.module)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_points", "_store")}
+        return {name: value for name, value in vars(self).items() if name not in ("_points", "_layers", "_store")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -64,6 +76,11 @@ class HookedModule(Hooked, Delegate):
 
     def __repr__(self) -> str:
         return f"HookedModule({self.module!r})"
+
+
+def _is_of_transformers(module: nn.Module) -> bool:
+    """Whether it is a model that transformers calls with keywords, of which it drops those that nothing takes."""
+    return hasattr(type(module), "get_output_embeddings")
 
 
 class HookedRootModule(nn.Module, Hooked):

@@ -235,7 +235,7 @@ class Points:
             return self._selected[names]
         if isinstance(names, HookPoint):
             return [self._own(names)]
-        if isinstance(names, nn.Module):
+        if isinstance(names, nn.Module) and (original(names) in self._paths or not isinstance(names, Delegate)):
             return [self._point(self._path_of(original(names)), Kind.OUTPUT)]
         if isinstance(names, re.Pattern):
             return self._matching(names, lambda name: names.search(name) is not None)

@@ -54,8 +54,8 @@ def hook(module: nn.Module | HookedModule, tokenizer: Any = None) -> Hooked:
     hint = unknown_anatomy(model) if _is_language_model(model) else _model_deeper_in(module)
     if tokenizer is not None:
         raise HooklineError(
-            f"a tokenizer or processor was given, but {type(module).__name__} is not a language model or image model "
-            f"whose anatomy is known: hookline.hook(module) gives every module's input and output by its native name"
+            f"a tokenizer or processor was given, but {type(module).__name__} is no language model whose anatomy is "
+            "known, nor one of pictures: hookline.hook(module) gives every module's input and output by its native name"
             f"{'. ' + hint if hint else ''}"
         )
     hooked = HookedModule(module)

@@ -48,12 +48,6 @@ class Layers:
     def store(self, store: Any) -> None:
         vars(self._model)["_store"] = store
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Layers) and other._model is self._model
-
-    def __hash__(self) -> int:
-        return hash((Layers, id(self._model)))
-
     def register_hook(
         self,
         layer_signature: Filter,
