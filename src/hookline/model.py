@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -13,7 +12,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from hookline.anatomy.branch import follow
-from hookline.anatomy.cfg import Cfg, cfg_of, device_of
+from hookline.anatomy.cfg import Cfg, cfg_of, device_of, n_ids
 from hookline.anatomy.names import ModelPoints
 from hookline.anatomy.resume import resumed
 from hookline.anatomy.roles import Anatomy, find_anatomy
@@ -96,11 +95,14 @@ class HookedModel(HookedModule, TokenHelpers, Seeing, Weights, WeightProcessing)
         """The model's sizes and kinds, in the field's words."""
         return cfg_of(self.module, self._anatomy)
 
-    @cached_property
+    @property
     def text(self) -> Text:
         """The tokenizer's side of things."""
-        cfg = self.cfg
-        return Text(self.tokenizer, n_ctx=cfg.n_ctx, d_vocab=cfg.d_vocab)
+        known = n_ids(self.module, self._anatomy) or self.cfg.d_vocab
+        found: Text | None = vars(self).get("_text")
+        if found is None or found.n_ids != known or found.tokenizer is not self.tokenizer:
+            found = vars(self)["_text"] = Text(self.tokenizer, n_ctx=self.cfg.n_ctx, n_ids=known)
+        return found
 
     @property
     def _device(self) -> torch.device:
@@ -140,8 +142,8 @@ class HookedModel(HookedModule, TokenHelpers, Seeing, Weights, WeightProcessing)
         With `start_at_layer` no layer before that one is run, and the input is the residual stream that enters it;
         `tokens` are needed beside it for the loss, and by the few models that look at them in later layers. A model
         with an encoder and a decoder takes `decoder_input` as well; by default it is the token that it starts with. Of
-        a model without a head, the last hidden state is given for logits. With `labels` the loss is the model's own, and
-        the default is the model's own output, which has it: so Trainer and peft can train the wrapper.
+        a model without a head, the last hidden state is given for logits. With `labels` the loss is the model's own,
+        and the default is the model's own output, which has it: so Trainer and peft can train the wrapper.
         """
         self._check_options(kwargs)
         if kwargs.get("return_dict") is False:
