@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hookline.anatomy.branch import follow
@@ -178,6 +178,13 @@ class HookedModel(HookedModule, TokenHelpers, Seeing, Weights, WeightProcessing)
             kwargs["input_ids"], mask = self._inputs(
                 input, prepend_bos, padding_side, has_mask=attention_mask is not None
             )
+            if (
+                mask is not None
+                and padding_side is None
+                and return_type in ("logits", "both")
+                and stop_at_layer is None
+            ):
+                self._warn_of_ragged(input, mask)
             kwargs |= self._positions(mask) if attention_mask is None and "position_ids" not in kwargs else {}
             attention_mask = attention_mask if attention_mask is not None else mask
         if attention_mask is not None:
@@ -368,6 +375,54 @@ class HookedModel(HookedModule, TokenHelpers, Seeing, Weights, WeightProcessing)
                 stacklevel=users_level(),
             )
 
+    def _warn_of_ragged(self, input: Any, mask: Tensor) -> None:
+        """Say once that the last column of the logits is not the last token of every text."""
+        is_told = isinstance(input, Tensor) or bool(mask[:, -1].all()) or self._anatomy.main.name == "encoder"
+        if is_told or _told.ragged:
+            return
+        _told.ragged = True
+        warnings.warn(
+            "texts of different lengths are padded on the right here, so logits[:, -1] is not at the last token of "
+            "the shorter ones: model.last_logits(texts) is, and padding_side= says which side is meant. (This is said "
+            "once.)",
+            HooklineWarning,
+            stacklevel=users_level(),
+        )
+
+    def last_logits(
+        self,
+        input: str | Sequence[str] | Tensor | Mapping[str, Any] | None = None,
+        *,
+        attention_mask: Tensor | None = None,
+        prepend_bos: bool | None = None,
+        padding_side: Side | None = None,
+        images: Pictures | None = None,
+        **kwargs: Any,
+    ) -> Float[Tensor, "batch d_vocab"]:
+        """The logits at each row's last real token, whatever the padding: those of what comes after each text.
+
+            model.last_logits(["a", "a longer text"]).argmax(-1)       # the next token of each
+
+        The input is text, tokens, or keyword inputs, as for a call. Hooks that are active act as on any call.
+        """
+        given = {**kwargs, **input} if isinstance(input, Mapping) else kwargs
+        if given.get("stop_at_layer") is not None or given.get("start_at_layer") is not None:
+            raise HooklineError("last_logits runs all layers, on text, tokens or keyword inputs")
+        if images is not None:
+            given |= self._with_pictures(input, images, prepend_bos, padding_side, given)
+        elif input is not None and not isinstance(input, Mapping):
+            ids, mask = self._inputs(input, prepend_bos, padding_side, has_mask=attention_mask is not None)
+            given |= {"input_ids": ids} | ({} if "position_ids" in given else self._positions(mask))
+            attention_mask = mask if attention_mask is None else attention_mask
+        mask = attention_mask if attention_mask is not None else given.pop("attention_mask", None)
+        given |= self._decoder_inputs(given.pop("decoder_input", None), given)
+        logits = self(None, "logits", attention_mask=mask, **given)
+        if not isinstance(logits, Tensor) or logits.ndim != 3:
+            raise HooklineError("last_logits is for models that give logits for every position, and takes no labels")
+        if self._anatomy.is_encoder_decoder:
+            mask = given.get("decoder_attention_mask")
+        return logits[torch.arange(len(logits), device=logits.device), _last_columns(mask, logits)]
+
     def _result(self, logits: Tensor, inputs: dict[str, Any], return_type: ReturnType, per_token: bool) -> Any:
         if return_type is None:
             return None
@@ -487,6 +542,28 @@ def _for_labels(output: Any, return_type: ReturnType, per_token: bool) -> Any:
     if return_type is None:
         return None
     return {"logits": output, "loss": output["loss"], "both": (outcome(output), output["loss"])}[return_type]
+
+
+def _last_columns(mask: Tensor | None, logits: Tensor) -> Tensor:
+    """Where each row's last token is."""
+    n = logits.shape[1]
+    if mask is None:
+        return torch.full((len(logits),), n - 1, device=logits.device)
+    if mask.ndim != 2:
+        raise HooklineError(f"last_logits needs a mask over the tokens, [batch, pos], not {list(mask.shape)}")
+    real = mask[:, -n:].to(logits.device).bool()  # of a run that goes on, the mask is also of what came before
+    if not bool(real.any(1).all()):
+        raise HooklineError("a row without any token has no last one")
+    return (real * torch.arange(n, device=logits.device)).amax(1)
+
+
+class _Told:
+    """What is said once in a process."""
+
+    ragged = False
+
+
+_told = _Told()
 
 
 def _checked_mask(mask: Tensor, inputs: dict[str, Any]) -> Tensor:
