@@ -27,7 +27,7 @@ def _seed() -> None:
 @pytest.fixture(autouse=True)
 def _told_of_ragged_batches(monkeypatch) -> None:
     """It is said once in a process, which may be in any test; the one about it takes this back."""
-    monkeypatch.setattr("hookline.model._told.ragged", True)
+    monkeypatch.setattr("hookline.ragged.told.ragged", True)
 
 
 @pytest.fixture(autouse=True)

@@ -31,7 +31,7 @@ def cast(value: Tensor, like: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Choices:
-    """The numbers that a point of indices may have: 0 to `count` - 1. Kernels read past the end, or crash the device."""
+    """The numbers that a point of indices may have, 0 to `count` - 1: kernels read past the end, or stop the device."""
 
     what: str
     count: int

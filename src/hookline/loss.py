@@ -7,7 +7,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-
 _NO_TARGET = -100
 """Stands for what is not predicted. Among that are ids of images that lie outside the vocabulary of the logits."""
 

@@ -29,6 +29,7 @@ from hookline.passes import begin_pass, processors, tokenizers
 from hookline.plan import Plan
 from hookline.points import hook_action
 from hookline.processing import WeightProcessing
+from hookline.ragged import last_columns
 from hookline.recording import StopForward
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.ways import Way
@@ -178,13 +179,9 @@ class HookedModel(HookedModule, TokenHelpers, Seeing, Weights, WeightProcessing)
             kwargs["input_ids"], mask = self._inputs(
                 input, prepend_bos, padding_side, has_mask=attention_mask is not None
             )
-            if (
-                mask is not None
-                and padding_side is None
-                and return_type in ("logits", "both")
-                and stop_at_layer is None
-            ):
-                self._warn_of_ragged(input, mask)
+            gives_logits = return_type in ("logits", "both") and stop_at_layer is None
+            if mask is not None and gives_logits and padding_side is None and not isinstance(input, Tensor):
+                warn_of_ragged(mask, is_causal=self._anatomy.main.name != "encoder")
             kwargs |= self._positions(mask) if attention_mask is None and "position_ids" not in kwargs else {}
             attention_mask = attention_mask if attention_mask is not None else mask
         if attention_mask is not None:
@@ -375,20 +372,6 @@ class HookedModel(HookedModule, TokenHelpers, Seeing, Weights, WeightProcessing)
                 stacklevel=users_level(),
             )
 
-    def _warn_of_ragged(self, input: Any, mask: Tensor) -> None:
-        """Say once that the last column of the logits is not the last token of every text."""
-        is_told = isinstance(input, Tensor) or bool(mask[:, -1].all()) or self._anatomy.main.name == "encoder"
-        if is_told or _told.ragged:
-            return
-        _told.ragged = True
-        warnings.warn(
-            "texts of different lengths are padded on the right here, so logits[:, -1] is not at the last token of "
-            "the shorter ones: model.last_logits(texts) is, and padding_side= says which side is meant. (This is said "
-            "once.)",
-            HooklineWarning,
-            stacklevel=users_level(),
-        )
-
     def last_logits(
         self,
         input: str | Sequence[str] | Tensor | Mapping[str, Any] | None = None,
@@ -421,7 +404,7 @@ class HookedModel(HookedModule, TokenHelpers, Seeing, Weights, WeightProcessing)
             raise HooklineError("last_logits is for models that give logits for every position, and takes no labels")
         if self._anatomy.is_encoder_decoder:
             mask = given.get("decoder_attention_mask")
-        return logits[torch.arange(len(logits), device=logits.device), _last_columns(mask, logits)]
+        return logits[torch.arange(len(logits), device=logits.device), last_columns(mask, logits)]
 
     def _result(self, logits: Tensor, inputs: dict[str, Any], return_type: ReturnType, per_token: bool) -> Any:
         if return_type is None:
@@ -542,28 +525,6 @@ def _for_labels(output: Any, return_type: ReturnType, per_token: bool) -> Any:
     if return_type is None:
         return None
     return {"logits": output, "loss": output["loss"], "both": (outcome(output), output["loss"])}[return_type]
-
-
-def _last_columns(mask: Tensor | None, logits: Tensor) -> Tensor:
-    """Where each row's last token is."""
-    n = logits.shape[1]
-    if mask is None:
-        return torch.full((len(logits),), n - 1, device=logits.device)
-    if mask.ndim != 2:
-        raise HooklineError(f"last_logits needs a mask over the tokens, [batch, pos], not {list(mask.shape)}")
-    real = mask[:, -n:].to(logits.device).bool()  # of a run that goes on, the mask is also of what came before
-    if not bool(real.any(1).all()):
-        raise HooklineError("a row without any token has no last one")
-    return (real * torch.arange(n, device=logits.device)).amax(1)
-
-
-class _Told:
-    """What is said once in a process."""
-
-    ragged = False
-
-
-_told = _Told()
 
 
 def _checked_mask(mask: Tensor, inputs: dict[str, Any]) -> Tensor:

@@ -241,7 +241,7 @@ class Points:
             return self._matching(names, lambda name: names.search(name) is not None)
         if callable(names) and not isinstance(names, type | PointsHolder):
             return self._matching(names, names)
-        if isinstance(names, Iterable) and not isinstance(names, bytes):
+        if isinstance(names, Iterable) and not isinstance(names, bytes | nn.Module):
             every = [point for each in names for point in self._select(each)]
             if not every:
                 raise no_match(names, self.hook_dict)
