@@ -29,7 +29,7 @@ from hookline.passes import begin_pass, processors, tokenizers
 from hookline.plan import Plan
 from hookline.points import hook_action
 from hookline.processing import WeightProcessing
-from hookline.ragged import last_columns
+from hookline.ragged import last_columns, warn_of_ragged
 from hookline.recording import StopForward
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.ways import Way
