@@ -1,4 +1,4 @@
-"""What `hookline.hook` makes of a model inside a wrapper of somebody else's, and of one that is split over processes."""
+"""What `hookline.hook` makes of a model inside somebody else's wrapper, and of one that is split over processes."""
 
 import copy
 import os

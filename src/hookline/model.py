@@ -289,6 +289,8 @@ class HookedModel(HookedModule, TokenHelpers, Seeing, Weights, WeightProcessing)
 
     def cache(self, *args: Any, stop_early: bool = True, **kwargs: Any) -> ActivationCache:
         """The activations only. No layer is run after the last one that is needed."""
+        if len(args) < 2 and kwargs.get("stop_at_layer") is None:
+            kwargs.setdefault("return_type", None)
         return super().cache(*args, stop_early=stop_early, **kwargs)
 
     def plan(
