@@ -84,8 +84,11 @@ class LensWeights(HookedModel):
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:  # type: ignore[override]
         """The weights under TransformerLens's names and in its layout: views, where they can be.
 
-        What it has no name for goes by its own name in the model.
+        What it has no name for goes by its own name in the model. In the `state_dict` of a module that has this model
+        as a submodule, all of it does: torch loads it by the names of the modules.
         """
+        if kwargs.get("destination") is not None:
+            return self.module.state_dict(*args, **kwargs)
         if args or kwargs:
             raise HooklineError("state_dict takes no arguments here: model.module.state_dict(…) is the model's own")
         return {name: entry.value.detach() for name, entry in entries.weights_of(self).items()}  # type: ignore[arg-type]
