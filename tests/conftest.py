@@ -25,6 +25,12 @@ def _seed() -> None:
 
 
 @pytest.fixture(autouse=True)
+def _told_of_ragged_batches(monkeypatch) -> None:
+    """It is said once in a process, which may be in any test; the one about it takes this back."""
+    monkeypatch.setattr("hookline.ragged.told.ragged", True)
+
+
+@pytest.fixture(autouse=True)
 def _nothing_is_left_behind() -> Iterator[None]:
     yield
     assert taps.active.get() == ()

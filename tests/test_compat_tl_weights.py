@@ -391,3 +391,11 @@ def test_composition_scores_are_those_of_the_products() -> None:
     torch.testing.assert_close(scores[0, 1, 1, 2], (left @ right).norm() / left.norm() / right.norm())
     assert utils.composition_scores(model.OV, model.QK, broadcast_dims=False).shape == model.W_Q.shape[:2]
     torch.testing.assert_close(model.all_composition_scores("Q")[0, 1, 1, 2], scores[0, 1, 1, 2])
+
+
+def test_as_a_submodule_weights_go_by_the_models_own_names() -> None:
+    model = wrapped("gpt2")
+    parent = torch.nn.Sequential(model)
+    assert list(parent.state_dict()) == [f"0.{name}" for name in model.module.state_dict()]
+    parent.load_state_dict(parent.state_dict())
+    assert [id(each) for each in parent.parameters()] == [id(each) for each in model.module.parameters()]

@@ -137,7 +137,7 @@ def test_the_same_as_a_function_at_every_point(kind) -> None:
             return output / 2
 
     model = hookline.hook(causal_lm(kind))
-    tokens = torch.arange(6)[None] + 3
+    tokens = 2 * torch.arange(6)[None] + 4  # even, so that half of each is a token too
     with torch.no_grad():
         for name in model.hook_dict:
             if name.startswith(("blocks.1", "hook", "ln_final", "unembed")) and "indices" not in name:

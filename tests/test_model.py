@@ -343,3 +343,14 @@ def test_a_block_by_its_number(model) -> None:
     for number in (9, "9", -9):
         with pytest.raises(hookline.UnknownPointError, match="The layers are 0 to 3"):
             model.run_with_cache("the cat sat", names_filter=number)
+
+
+def test_token_ids_are_those_that_the_embedding_has() -> None:
+    model = hookline.hook(tiny_models.causal_lm("llama"))
+    rows = model.cfg.d_vocab
+    with pytest.raises(HooklineError, match=f"token {rows} is out of range: this model knows 0 to {rows - 1}"):
+        model(torch.tensor([[3, rows]]))
+    model.module.resize_token_embeddings(rows + 8, mean_resizing=False)
+    assert model(torch.tensor([[3, rows + 7]])).shape == (1, 2, rows + 8)
+    with pytest.raises(HooklineError, match=f"token {rows + 8} is out of range"):
+        model(torch.tensor([[3, rows + 8]]))

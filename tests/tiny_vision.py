@@ -23,6 +23,9 @@ SEEN |= {"image_size": 16, "patch_size": 4}
 IMAGE, VIDEO, START, END, FAKE, GLOBAL = 4, 5, 6, 7, 8, 9
 """The ids of the tokens that stand for pictures, and around them."""
 
+OUTSIDE = TEXT["vocab_size"]
+"""The id of an image in Llama 3.2 Vision: the embedding has 8 rows more than the vocabulary that is predicted."""
+
 QWEN_IDS = {"image_token_id": IMAGE, "video_token_id": VIDEO}
 QWEN_IDS |= {"vision_start_token_id": START, "vision_end_token_id": END}
 QWEN_TEXT = TEXT | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}}
@@ -101,7 +104,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
             **{"intermediate_layers_indices": [0, 1], "vision_output_dim": 120},
             "supported_aspect_ratios": [[1, 1], [1, 2], [1, 3], [1, 4], [2, 1], [2, 2], [3, 1], [4, 1]],
         },
-        "image_token_index": IMAGE,
+        "image_token_index": OUTSIDE,
     },
     "vit": SEEN,
     "clip": {"text_config": TEXT | {"num_hidden_layers": 2, "max_position_embeddings": 32}, "vision_config": SEEN},
@@ -180,7 +183,7 @@ def inputs_of(name: str, *, rows: int = 2, seed: int = 0) -> dict[str, Tensor]:
         case "internvl":
             return prompt([START, *[IMAGE] * 4, END]) | {"pixel_values": noise(rows, 3, 16, 16)}
         case "mllama":
-            given = prompt([IMAGE])
+            given = prompt([OUTSIDE])
             seen = torch.ones(rows, given["input_ids"].shape[1], 1, 4, dtype=torch.long)
             seen[..., 2:] = 0
             return given | {
@@ -226,6 +229,9 @@ def tokenizer_of(name: str) -> Any:
     special += ["<fake_token_around_image>", "<global-img>", "<end_of_utterance>", "<|python_tag|>"]
     special += [f"<row_{row + 1}_col_{col + 1}>" for row in range(6) for col in range(6)]
     words = [*special, "\n", "?", ":", ".", "user", "assistant", *dict.fromkeys(WORDS.split())]
+    if name == "mllama":
+        words[special.index("<|image|>")] = "<unused_image>"
+        words += [f"<more{n}>" for n in range(OUTSIDE - len(words))] + ["<|image|>"]
     inner = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
     inner.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in special])
     inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"\w+|[^\w\s]|\n"), behavior="removed", invert=True)

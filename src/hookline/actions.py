@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import _StopRecomputationError
 
+from hookline.casting import cast, choices_at
 from hookline.errors import HookError, HooklineError, UnavailablePointError, describe
-from hookline.experts import check_experts, expert_count
 from hookline.functions import Caller, OnError, caller
 from hookline.memory import is_unchanged, mark_foreign, snapshot
 from hookline.missed import Missed
@@ -215,7 +215,7 @@ class HookAction(PointAction):
     def __init__(self, point: HookPoint, hook: Any, *, prepend: bool = False) -> None:
         super().__init__(point, prepend=prepend)
         self.hook = hook
-        self.experts = expert_count(point)
+        self.choices = choices_at(point)
         self.invoke = self.caller()
         self.errors: list[HookError] = []
         """What was skipped, of an action that belongs to no run."""
@@ -352,8 +352,11 @@ class HookAction(PointAction):
         if result.is_meta and not like.is_meta:
             raise self.error("returned a tensor without data (on the device 'meta')")
         if result.dtype != like.dtype or result.device != like.device:
-            result = result.to(device=like.device, dtype=like.dtype)
-        if self.experts is not None and (wrong := check_experts(result, like, self.experts)) is not None:
+            try:
+                result = cast(result, like)
+            except HooklineError as error:
+                raise self.error(f"returned a tensor of {result.dtype} that does not fit: {error}", error) from error
+        if self.choices is not None and (wrong := self.choices.wrong(result, like)) is not None:
             raise self.error(wrong)
         return result
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from hookline.inside import InnerTap, Watching
@@ -45,11 +45,3 @@ def expert_count(point: Any) -> int | None:
         return known
     weights = [parameter.shape[0] for parameter in experts.parameters(recurse=False) if parameter.ndim == 3]
     return weights[0] if weights else None
-
-
-def check_experts(chosen: Tensor, before: Tensor, count: int) -> str | None:
-    """What is wrong with a choice of experts, if anything: kernels take whatever number, and read what is there."""
-    bad = ((chosen < 0) | (chosen >= count)) & (chosen != before)
-    if not bool(bad.any()):
-        return None
-    return f"chose the expert {int(chosen[bad][0])}, but there are {count}: 0 to {count - 1}"

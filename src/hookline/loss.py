@@ -7,6 +7,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+_NO_TARGET = -100
+"""Stands for what is not predicted. Among that are ids of images that lie outside the vocabulary of the logits."""
+
 
 def lm_loss(
     logits: Float[Tensor, "batch pos vocab"],
@@ -20,13 +23,11 @@ def lm_loss(
 
     `seen` is true where a picture is: what stands there is no token that could be predicted.
     """
-    if seen is not None:
-        tokens = tokens.masked_fill(seen, 0)  # an image's token may lie outside the vocabulary
-    losses = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="none")
-    losses = losses.view(tokens.shape[0], -1)
-    counts = torch.ones_like(losses)
+    counts = torch.ones_like(tokens[:, 1:], dtype=torch.float32)
     if attention_mask is not None:
-        counts = (attention_mask[:, 1:] * attention_mask[:, :-1]).to(losses.dtype)
+        counts = (attention_mask[:, 1:] * attention_mask[:, :-1]).to(counts.dtype)
     if seen is not None:
         counts = counts * ~seen[:, 1:]
-    return losses * counts if per_token else (losses * counts).sum() / counts.sum()
+    targets = tokens[:, 1:].masked_fill(counts == 0, _NO_TARGET)
+    losses = F.cross_entropy(logits[:, :-1].mT.float(), targets, reduction="none", ignore_index=_NO_TARGET)
+    return losses if per_token else losses.sum() / counts.sum()

@@ -5,15 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hookline.anatomy.branch import follow
-from hookline.anatomy.cfg import Cfg, cfg_of, device_of
+from hookline.anatomy.cfg import Cfg, cfg_of, device_of, n_ids
 from hookline.anatomy.names import ModelPoints
 from hookline.anatomy.resume import resumed
 from hookline.anatomy.roles import Anatomy, find_anatomy
@@ -22,6 +21,7 @@ from hookline.anatomy.verify import Report, verify
 from hookline.anatomy.vision import picture_token
 from hookline.cache import ActivationCache
 from hookline.errors import HooklineError, HooklineWarning
+from hookline.keywords import check_keyword
 from hookline.loss import lm_loss
 from hookline.module import HookedModule
 from hookline.names import Filter
@@ -29,6 +29,7 @@ from hookline.passes import begin_pass, processors, tokenizers
 from hookline.plan import Plan
 from hookline.points import hook_action
 from hookline.processing import WeightProcessing
+from hookline.ragged import last_columns, warn_of_ragged
 from hookline.recording import StopForward
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.ways import Way
@@ -39,7 +40,7 @@ from hookline.standing import standing_of
 from hookline.taps import active
 from hookline.text import Side, Text, shown_prompt
 from hookline.tokens import TokenHelpers
-from hookline.verbs import HookList
+from hookline.verbs import OPTIONS, HookList
 from hookline.vision.inputs import Inputs
 from hookline.vision.pictures import Pictures
 from hookline.vision.seeing import Seeing
@@ -62,11 +63,14 @@ class HookedModel(HookedModule, TokenHelpers, Seeing, Weights, WeightProcessing)
 
     _points: ModelPoints
     _cache_class = ModelCache
+    tokenizer: Any
+    processor: Any
+    _last_inputs: Inputs | None
 
     def __init__(self, module: nn.Module, tokenizer: Any, anatomy: Anatomy, processor: Any = None) -> None:
         super().__init__(module)
-        self.tokenizer, self.processor = tokenizer, processor
-        self._last_inputs: Inputs | None = None
+        # Not by attribute: a model may have something of these names itself, which would be written to.
+        vars(self).update(tokenizer=tokenizer, processor=processor, _last_inputs=None)
         self._points = ModelPoints(module, standing_of(module), anatomy)
         self._tell_tokenizer()
 
@@ -92,11 +96,14 @@ class HookedModel(HookedModule, TokenHelpers, Seeing, Weights, WeightProcessing)
         """The model's sizes and kinds, in the field's words."""
         return cfg_of(self.module, self._anatomy)
 
-    @cached_property
+    @property
     def text(self) -> Text:
         """The tokenizer's side of things."""
-        cfg = self.cfg
-        return Text(self.tokenizer, n_ctx=cfg.n_ctx, d_vocab=cfg.d_vocab)
+        known = n_ids(self.module, self._anatomy) or self.cfg.d_vocab
+        found: Text | None = vars(self).get("_text")
+        if found is None or found.n_ids != known or found.tokenizer is not self.tokenizer:
+            found = vars(self)["_text"] = Text(self.tokenizer, n_ctx=self.cfg.n_ctx, n_ids=known)
+        return found
 
     @property
     def _device(self) -> torch.device:
@@ -110,7 +117,8 @@ class HookedModel(HookedModule, TokenHelpers, Seeing, Weights, WeightProcessing)
         self._tell_tokenizer()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"module": self.module, "tokenizer": self.tokenizer, "processor": self.processor}
+        kept = ("module", "tokenizer", "processor", "_outer")
+        return {name: value for name, value in vars(self).items() if name in kept}
 
     def __call__(
         self,
@@ -135,7 +143,8 @@ class HookedModel(HookedModule, TokenHelpers, Seeing, Weights, WeightProcessing)
         With `start_at_layer` no layer before that one is run, and the input is the residual stream that enters it;
         `tokens` are needed beside it for the loss, and by the few models that look at them in later layers. A model
         with an encoder and a decoder takes `decoder_input` as well; by default it is the token that it starts with. Of
-        a model without a head, the last hidden state is given for logits.
+        a model without a head, the last hidden state is given for logits. With `labels` the loss is the model's own,
+        and the default is the model's own output, which has it: so Trainer and peft can train the wrapper.
         """
         self._check_options(kwargs)
         if kwargs.get("return_dict") is False:
@@ -170,6 +179,9 @@ class HookedModel(HookedModule, TokenHelpers, Seeing, Weights, WeightProcessing)
             kwargs["input_ids"], mask = self._inputs(
                 input, prepend_bos, padding_side, has_mask=attention_mask is not None
             )
+            gives_logits = return_type in ("logits", "both") and stop_at_layer is None
+            if mask is not None and gives_logits and padding_side is None and not isinstance(input, Tensor):
+                warn_of_ragged(mask, is_causal=self._anatomy.main.name != "encoder")
             kwargs |= self._positions(mask) if attention_mask is None and "position_ids" not in kwargs else {}
             attention_mask = attention_mask if attention_mask is not None else mask
         if attention_mask is not None:
@@ -177,6 +189,11 @@ class HookedModel(HookedModule, TokenHelpers, Seeing, Weights, WeightProcessing)
         kwargs |= self._decoder_inputs(decoder_input, kwargs)
         self._remember(kwargs)
         return self._run_to(stop_at_layer, kwargs, return_type, loss_per_token)
+
+    def _check_keyword(self, name: str) -> None:
+        made = (*getattr(self.tokenizer, "model_input_names", ()), *getattr(self.processor, "model_input_names", ()))
+        if name not in made:
+            check_keyword(self._points.root, name, OPTIONS)
 
     def _positions(self, mask: Tensor | None) -> dict[str, Tensor]:
         """Where text is padded on the left, positions count from its first token, in models that can be told so."""
@@ -210,7 +227,9 @@ class HookedModel(HookedModule, TokenHelpers, Seeing, Weights, WeightProcessing)
             begin_pass(self._points.root, inputs, is_only=all(run.is_one_pass for run in active.get()))
         if layer is not None:
             return self._stream_at(layer, inputs)
-        output = super().__call__(**inputs)
+        output = self._forward(**inputs)
+        if inputs.get("labels") is not None:
+            return _for_labels(output, return_type, per_token)
         return self._result(outcome(output), inputs, return_type, per_token)
 
     def _stream_at(self, layer: int, inputs: dict[str, Any]) -> Tensor:
@@ -229,7 +248,7 @@ class HookedModel(HookedModule, TokenHelpers, Seeing, Weights, WeightProcessing)
         stopping = hook_action(point, stop, "fwd")
         stopping.must_fire = False
         with self._one_pass([stopping]), suppress(StopForward):
-            super().__call__(**inputs)
+            self._forward(**inputs)
         if not kept:
             raise HooklineError(f"stop_at_layer={layer} is before the layer that the run starts at")
         return kept[0]
@@ -238,6 +257,7 @@ class HookedModel(HookedModule, TokenHelpers, Seeing, Weights, WeightProcessing)
         """The output, and the activations; see `HookedModule.run_with_cache`. The cache knows the logits too."""
         output, cache = super().run_with_cache(*args, **kwargs)
         logits = output[0] if isinstance(output, tuple) else output
+        logits = logits.get("logits") if isinstance(logits, Mapping) else logits
         is_whole = kwargs.get("stop_at_layer") is None
         if isinstance(cache, ModelCache) and is_whole and isinstance(logits, Tensor) and logits.ndim == 3:
             cache.keep_logits(logits.detach())
@@ -269,6 +289,8 @@ class HookedModel(HookedModule, TokenHelpers, Seeing, Weights, WeightProcessing)
 
     def cache(self, *args: Any, stop_early: bool = True, **kwargs: Any) -> ActivationCache:
         """The activations only. No layer is run after the last one that is needed."""
+        if len(args) < 2 and kwargs.get("stop_at_layer") is None:
+            kwargs.setdefault("return_type", None)
         return super().cache(*args, stop_early=stop_early, **kwargs)
 
     def plan(
@@ -356,6 +378,40 @@ class HookedModel(HookedModule, TokenHelpers, Seeing, Weights, WeightProcessing)
         """True where a token stands for an image; None for a model without a vision tower."""
         picture = picture_token(self.module.config) if self._anatomy.towers else None
         return tokens == picture if picture is not None else None
+
+    def last_logits(
+        self,
+        input: str | Sequence[str] | Tensor | Mapping[str, Any] | None = None,
+        *,
+        attention_mask: Tensor | None = None,
+        prepend_bos: bool | None = None,
+        padding_side: Side | None = None,
+        images: Pictures | None = None,
+        **kwargs: Any,
+    ) -> Float[Tensor, "batch d_vocab"]:
+        """The logits at each row's last real token, whatever the padding: those of what comes after each text.
+
+            model.last_logits(["a", "a longer text"]).argmax(-1)       # the next token of each
+
+        The input is text, tokens, or keyword inputs, as for a call. Hooks that are active act as on any call.
+        """
+        given = {**kwargs, **input} if isinstance(input, Mapping) else kwargs
+        if given.get("stop_at_layer") is not None or given.get("start_at_layer") is not None:
+            raise HooklineError("last_logits runs all layers, on text, tokens or keyword inputs")
+        if images is not None:
+            given |= self._with_pictures(input, images, prepend_bos, padding_side, given)
+        elif input is not None and not isinstance(input, Mapping):
+            ids, mask = self._inputs(input, prepend_bos, padding_side, has_mask=attention_mask is not None)
+            given |= {"input_ids": ids} | ({} if "position_ids" in given else self._positions(mask))
+            attention_mask = mask if attention_mask is None else attention_mask
+        mask = attention_mask if attention_mask is not None else given.pop("attention_mask", None)
+        given |= self._decoder_inputs(given.pop("decoder_input", None), given)
+        logits = self(None, "logits", attention_mask=mask, **given)
+        if not isinstance(logits, Tensor) or logits.ndim != 3:
+            raise HooklineError("last_logits is for models that give logits for every position, and takes no labels")
+        if self._anatomy.is_encoder_decoder:
+            mask = given.get("decoder_attention_mask")
+        return logits[torch.arange(len(logits), device=logits.device), last_columns(mask, logits)]
 
     def _result(self, logits: Tensor, inputs: dict[str, Any], return_type: ReturnType, per_token: bool) -> Any:
         if return_type is None:
@@ -469,6 +525,17 @@ class HookedModel(HookedModule, TokenHelpers, Seeing, Weights, WeightProcessing)
             f"HookedModel({cfg.architecture}: {cfg.n_layers} layers, {cfg.n_heads} heads, d_model {cfg.d_model}, "
             f"{len(self.hook_dict)} points)"
         )
+
+
+def _for_labels(output: Any, return_type: ReturnType, per_token: bool) -> Any:
+    """What was asked for of an output for which labels were given, and which has the model's own loss."""
+    if per_token:
+        raise HooklineError("loss_per_token is not available with labels: the model's own loss is one number")
+    if output.get("loss") is None:
+        raise HooklineError("labels were given, but the model returned no loss")
+    if return_type is None:
+        return None
+    return {"logits": output, "loss": output["loss"], "both": (outcome(output), output["loss"])}[return_type]
 
 
 def _checked_mask(mask: Tensor, inputs: dict[str, Any]) -> Tensor:

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
-from types import MethodType
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import nn
 
+from hookline.delegate import Delegate
 from hookline.errors import HooklineError
 from hookline.hooks.registry import Layers
+from hookline.keywords import check_keyword
 from hookline.names import Points
 from hookline.points import HookPoint
 from hookline.standing import standing_of
-from hookline.verbs import Hooked
+from hookline.verbs import OPTIONS, Hooked
 
 
-class HookedModule(Hooked):
+class HookedModule(Hooked, Delegate):
     """Any nn.Module, wrapped but not changed: what is not a verb of ours is the module's own.
 
         net = hookline.hook(module)
         net(x)                   # the module's own forward
         net.fc1, net.eval()      # the module's own attributes and methods
 
-    The module stays usable on its own, as `net.module`.
+    The module stays usable on its own, as `net.module`. The wrapper is an nn.Module that shares all state with it: see
+    `delegate.py`.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -33,48 +34,38 @@ class HookedModule(Hooked):
             raise HooklineError(f"hookline.hook takes an nn.Module, not {type(module).__name__}")
         if isinstance(module, torch.jit.ScriptModule):
             raise HooklineError("torch allows no hooks on a ScriptModule: wrap the module it was made from")
-        self.module = module
+        Delegate.__init__(self, module)
         self._points = Points(module, standing_of(module))
 
     @property
     def layers(self) -> Layers:
         """The registry of hooks that stay: `net.layers.register_hook("fc1", hook)`. See `hooks/registry.py`."""
-        if "_layers" not in vars(self):
-            vars(self)["_layers"] = Layers(self)
-        return vars(self)["_layers"]
+        found = vars(self).get("_layers", lambda: None)()
+        if found is None:
+            found = Layers(self)
+            vars(self)["_layers"] = ref(found)  # weak, or the wrapper would be in a reference cycle
+        return found
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module, with whatever hooks are active."""
-        return self._run(self.module, args, kwargs)
+        if kwargs and _is_of_transformers(self.module):
+            self._check_options(kwargs)
+        return self._forward(*args, **kwargs)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "module" not in vars(self):
-            raise AttributeError(name)
-        value = getattr(self.module, name)
-        if isinstance(value, MethodType) and value.__self__ is self.module:
-            return self._returning_self(value)
-        return value
+    def _check_keyword(self, name: str) -> None:
+        if _is_of_transformers(self.module):
+            check_keyword(self._points.root, name, OPTIONS)
 
-    def _returning_self(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """`net.to("cuda")` and the like return the module; here that is the wrapped one."""
+    def _run_module(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run(self._called, args, kwargs)
 
-        @wraps(method)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            result = method(*args, **kwargs)
-            return self if result is self.module else result
-
-        return call
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        # `net.fc1 = other` means the module's fc1, not an attribute of the wrapper that hides it.
-        target = vars(self).get("module")
-        if target is not None and name not in vars(self) and hasattr(target, name):
-            setattr(target, name, value)
-        else:
-            super().__setattr__(name, value)
+    @property
+    def _called(self) -> nn.Module:
+        """What is called: the module, or the wrapper around it that was given (see `wrap.py`)."""
+        return vars(self).get("_outer", self.module)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_points", "_layers")}
+        return {name: value for name, value in vars(self).items() if name not in ("_points", "_layers", "_store")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -83,9 +74,6 @@ class HookedModule(Hooked):
     def __getitem__(self, key: Any) -> Any:
         return self.module[key]  # type: ignore[index]
 
-    def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *dir(self.module)})
-
     def __repr__(self) -> str:
         modules = sum(1 for _ in self.module.modules())
         parameters = sum(parameter.numel() for parameter in self.module.parameters())
@@ -93,6 +81,11 @@ class HookedModule(Hooked):
             f"HookedModule({type(self.module).__name__}: {modules} module{'s' * (modules != 1)}, "
             f"{parameters:,} parameters, {len(self.hook_dict)} points)"
         )
+
+
+def _is_of_transformers(module: nn.Module) -> bool:
+    """Whether it is a model that transformers calls with keywords, of which it drops those that nothing takes."""
+    return hasattr(type(module), "get_output_embeddings")
 
 
 class HookedRootModule(nn.Module, Hooked):

@@ -18,10 +18,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import translate
 from typing import Any, Protocol, TypeAlias, runtime_checkable
+from weakref import ref
 
 import torch
 from torch import nn
 
+from hookline.delegate import Delegate
 from hookline.errors import HooklineError, UnavailablePointError, UnknownPointError, no_match, unknown_point
 from hookline.lenses import FIRST, Argument, Item, Lens
 from hookline.points import HookPoint, Site
@@ -66,10 +68,19 @@ class Points:
             events = [(path, kind) for path, kind in events if isinstance(self._modules[path], HookPoint)]
         self._last_links = [links[-1] for links in self._links.values() if links]
         self._sizes = [(module._modules, len(module._modules)) for module in self._paths]
-        self.hook_dict: dict[str, HookPoint] = PointDict(self)
+        self.hook_dict: dict[str, HookPoint] = {}
+        self._view: Callable[[], PointDict | None] = lambda: None
         for path, kind in events:
             point = self._point(path, kind)
             self.hook_dict[point.name] = point
+
+    def by_any_name(self) -> PointDict:
+        """`hook_dict` for users, which also finds other spellings. It keeps the points alive, not they it."""
+        view = self._view()
+        if view is None:
+            view = PointDict(self)
+            self._view = ref(view)
+        return view
 
     def _walk(self, module: nn.Module, path: str, links: tuple[_Link, ...]) -> Iterator[tuple[str, Kind]]:
         """The events of a module and all below it, as near to the order in which they fire as can be told."""
@@ -224,13 +235,13 @@ class Points:
             return self._selected[names]
         if isinstance(names, HookPoint):
             return [self._own(names)]
-        if isinstance(names, nn.Module):
-            return [self._point(self._path_of(names), Kind.OUTPUT)]
+        if isinstance(names, nn.Module) and (original(names) in self._paths or not isinstance(names, Delegate)):
+            return [self._point(self._path_of(original(names)), Kind.OUTPUT)]
         if isinstance(names, re.Pattern):
             return self._matching(names, lambda name: names.search(name) is not None)
         if callable(names) and not isinstance(names, type | PointsHolder):
             return self._matching(names, names)
-        if isinstance(names, Iterable) and not isinstance(names, bytes):
+        if isinstance(names, Iterable) and not isinstance(names, bytes | nn.Module):
             every = [point for each in names for point in self._select(each)]
             if not every:
                 raise no_match(names, self.hook_dict)
@@ -307,7 +318,7 @@ class PointDict(dict[str, HookPoint]):
     """Points by name; a name that is not listed is looked for among the other spellings."""
 
     def __init__(self, points: Points) -> None:
-        super().__init__()
+        super().__init__(points.hook_dict)
         self._points = points
 
     def __missing__(self, name: str) -> HookPoint:
@@ -315,9 +326,11 @@ class PointDict(dict[str, HookPoint]):
 
 
 def original(module: nn.Module) -> nn.Module:
-    """The module itself, without the wrapper that `torch.compile` puts around it."""
+    """The module itself, without the wrapper that `torch.compile` or `hookline.hook` puts around it."""
+    if isinstance(module, Delegate):
+        return original(module.module)
     if "_orig_mod" in module._modules:
-        return module._modules["_orig_mod"]  # type: ignore[return-value]
+        return original(module._modules["_orig_mod"])  # type: ignore[arg-type]
     return module
 
 

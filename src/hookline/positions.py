@@ -26,6 +26,7 @@ from jaxtyping import Bool
 from numpy import ndarray
 from torch import Tensor
 
+from hookline.casting import cast
 from hookline.errors import HooklineError
 from hookline.functions import caller
 from hookline.passes import Pass, Span, is_of_pictures, tokenizers
@@ -279,7 +280,10 @@ def at(positions: Positions, hook: Callable[..., Any]) -> Callable[..., Tensor |
         if not isinstance(new, Tensor) or new.shape != x.shape:
             return new  # an error, as of any hook
         shape = [x.shape[each] if each in (0, axis) else 1 for each in range(x.ndim)]
-        return torch.where(mask.to(x.device).view(shape), new, x)
+        there = mask.to(x.device).view(shape)
+        if not (x.is_floating_point() or x.is_complex()):  # else all of x would become what `new` is, and lose digits
+            new = cast(torch.where(there, new, torch.zeros_like(new)), x)
+        return torch.where(there, new, x)
 
     hook_there.func = hook  # type: ignore[attr-defined]  # so that errors name the hook itself
     hook_there.where, hook_there.acted = positions, False  # type: ignore[attr-defined]

@@ -17,8 +17,8 @@ Side = Literal["left", "right"]
 class Text:
     """A tokenizer with the few things that experiments ask of it."""
 
-    def __init__(self, tokenizer: Any, *, n_ctx: int | None, d_vocab: int) -> None:
-        self.tokenizer, self.n_ctx, self.d_vocab = tokenizer, n_ctx, d_vocab
+    def __init__(self, tokenizer: Any, *, n_ctx: int | None, n_ids: int) -> None:
+        self.tokenizer, self.n_ctx, self.n_ids = tokenizer, n_ctx, n_ids
 
     def encode(
         self, text: str | Sequence[str], *, prepend_bos: bool | None = None, padding_side: Side | None = None
@@ -89,14 +89,14 @@ class Text:
             raise HooklineError(f"the prompt has {length} tokens, but this model's context has room for {self.n_ctx}")
 
     def check_ids(self, ids: Tensor) -> None:
-        """Every id must be one of the vocabulary."""
+        """Every id must be one that the model can embed."""
         if ids.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8):
             raise HooklineError(f"token ids must be integers, not {ids.dtype}")
         self.check_length(ids.shape[-1])
         low, high = torch.stack(torch.aminmax(ids)).tolist()  # one wait for the device, not two
-        if low < 0 or high >= self.d_vocab:
+        if low < 0 or high >= self.n_ids:
             raise HooklineError(
-                f"token {low if low < 0 else high} is out of range: this model knows 0 to {self.d_vocab - 1}"
+                f"token {low if low < 0 else high} is out of range: this model knows 0 to {self.n_ids - 1}"
             )
 
     def decode(self, ids: Any) -> str:

@@ -55,7 +55,7 @@ class Hooked:
     @property
     def hook_dict(self) -> dict[str, HookPoint]:
         """All points by name, in the order in which they fire."""
-        return self._points.hook_dict
+        return self._points.by_any_name()
 
     def hook_points(self) -> list[HookPoint]:
         """All points."""
@@ -241,10 +241,14 @@ class Hooked:
         for name in kwargs:
             if name in parameters_of(self._points.root)[0] or name in _taken_by(type(self)):  # type: ignore[arg-type]
                 continue
-            near = get_close_matches(name, _OPTIONS, n=1, cutoff=0.85)
+            near = get_close_matches(name, OPTIONS, n=1, cutoff=0.85)
             if near:
                 hint = "this verb does not take it" if name == near[0] else f"did you mean {near[0]!r}?"
                 raise HooklineError(f"{name!r} is no argument of the model's forward: {hint}")
+            self._check_keyword(name)
+
+    def _check_keyword(self, name: str) -> None:
+        """Raise if the model's forward would drop a keyword of that name, where that can be known."""
 
     def _cache(self, recording: Recording, tensors: dict[str, Tensor], *, remove_batch_dim: bool) -> ActivationCache:
         cache = self._cache_class(tensors, self._points)
@@ -395,7 +399,7 @@ class _Stay:
             self._model.clear_contexts()
 
 
-_OPTIONS = (
+OPTIONS = (
     "names_filter", "fwd_hooks", "bwd_hooks", "incl_bwd", "loss_fn", "remove_batch_dim", "stop_early",
     "reset_hooks_end", "clear_contexts", "pos_slice", "return_type", "loss_per_token", "prepend_bos", "padding_side",
     "start_at_layer", "stop_at_layer", "decoder_input", "attention_mask", "on_error",

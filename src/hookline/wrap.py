@@ -12,10 +12,12 @@ from torch import nn
 
 from hookline.anatomy.roles import find_anatomy, unknown_anatomy
 from hookline.anatomy.vision import language_of, tower_of
+from hookline.delegate import Delegate
 from hookline.errors import HooklineError
 from hookline.finding import EMBEDDED, found, one_error
 from hookline.model import HookedModel
 from hookline.module import HookedModule, HookedRootModule
+from hookline.sharded import PARALLEL_OPTIONS, refuse_sharded
 from hookline.verbs import Hooked
 
 
@@ -33,23 +35,65 @@ def hook(module: nn.Module | HookedModule, tokenizer: Any = None) -> Hooked:
     A language model of transformers becomes a `HookedModel`, with classic names, text in and logits out. A model that
     takes pictures gets its processor in place of a tokenizer; one that takes nothing else, its image processor. The
     module is neither copied nor changed, and runs exactly as before while nothing is hooked.
+
+    Of a model in DistributedDataParallel, DataParallel, DeepSpeed or `torch.compile`, the `module` of the result is the
+    model inside, and calls go through the wrapper given.
     """
     if isinstance(module, Hooked):
         return module
-    is_language_model = _is_language_model(module)
-    anatomy = find_anatomy(module) if is_language_model or _is_image_model(module) else None
+    if not isinstance(module, nn.Module):
+        raise HooklineError(f"hookline.hook takes an nn.Module, not {type(module).__name__}")
+    refuse_sharded(module)
+    model = _model_inside(module)
+    anatomy = find_anatomy(model) if _is_model(model) else None
     if anatomy is not None:
         text, processor = _text_and_more(tokenizer)
-        return HookedModel(module, text, anatomy, processor)
+        hooked: HookedModule = HookedModel(model, text, anatomy, processor)
+        if model is not module:
+            vars(hooked)["_outer"] = module
+        return hooked
+    hint = unknown_anatomy(model) if _is_language_model(model) else _model_deeper_in(module)
     if tokenizer is not None:
         raise HooklineError(
             f"a tokenizer or processor was given, but {type(module).__name__} is no language model whose anatomy is "
             "known, nor one of pictures: hookline.hook(module) gives every module's input and output by its native name"
+            f"{'. ' + hint if hint else ''}"
         )
     hooked = HookedModule(module)
-    if is_language_model:
-        hooked._points.hint = unknown_anatomy(module)
+    hooked._points.hint = hint
     return hooked
+
+
+_WRAPPERS = {
+    "DistributedDataParallel": "module",
+    "DataParallel": "module",
+    "DeepSpeedEngine": "module",
+    "OptimizedModule": "_orig_mod",
+}
+"""Modules that pass their inputs on to one other module, and the name under which they have it."""
+
+
+def _model_inside(module: nn.Module) -> nn.Module:
+    """The model of transformers that known wrappers pass their inputs on to; without one, the module itself."""
+    model = module
+    while not _is_model(model):
+        name = _WRAPPERS.get(type(model).__name__)
+        if name is None or name not in model._modules:
+            return module
+        model = model._modules[name]  # type: ignore[assignment]
+        model = model.module if isinstance(model, Delegate) else model
+    return model
+
+
+def _model_deeper_in(module: nn.Module) -> str:
+    """What to do about a model of transformers somewhere in a module of another kind."""
+    for path, each in module.named_modules():
+        if path and _is_model(each) and find_anatomy(each) is not None:
+            return (
+                f"{type(module).__name__} has a {type(each).__name__} in it: hookline.hook(module.{path}, tokenizer) "
+                f"has its classic names. Hooks placed there fire when the whole is called, too"
+            )
+    return ""
 
 
 def _text_and_more(given: Any) -> tuple[Any, Any]:
@@ -57,6 +101,10 @@ def _text_and_more(given: Any) -> tuple[Any, Any]:
     if hasattr(given, "tokenizer"):
         return given.tokenizer, given
     return (None, given) if hasattr(given, "preprocess") else (given, None)
+
+
+def _is_model(module: nn.Module) -> bool:
+    return _is_language_model(module) or _is_image_model(module)
 
 
 def _is_language_model(module: nn.Module) -> bool:
@@ -91,6 +139,12 @@ def load(
     "tinyworld" and "tinysight", which takes pictures, are in the package. `kwargs` go to transformers'
     `from_pretrained` (`attn_implementation=…`, `device_map=…`, `gguf_file=…`).
     """
+    parallel = [option for option in PARALLEL_OPTIONS if kwargs.get(option) is not None]
+    if parallel:
+        raise HooklineError(
+            f"{', '.join(parallel)} would split the model over processes, where points inside a layer have only a "
+            "part of their values: leave it out; device_map='auto' spreads a model over devices within one process"
+        )
     where = found(name, kwargs)
     with _quietly(name in EMBEDDED), one_error(name):
         kwargs |= {"local_files_only": True} if where.is_cached_only else {}

@@ -71,6 +71,19 @@ def device_of(model: nn.Module, anatomy: Anatomy) -> torch.device:
     return torch.device(runs_on if runs_on is not None else "cpu")
 
 
+def n_ids(model: nn.Module, anatomy: Anatomy) -> int | None:
+    """How many token ids the model can embed, which may be more than it can predict: images have ids of their own.
+
+    The model is asked first, since its embedding may have been resized since the anatomy was found.
+    """
+    try:
+        embed: Any = model.get_input_embeddings()  # type: ignore[operator]
+    except NotImplementedError:
+        embed = anatomy.main.embed
+    embed = getattr(embed, "base_layer", embed)
+    return embed.num_embeddings if isinstance(embed, nn.Embedding) else None
+
+
 _MLP_WIDTH = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "d_ff", "hidden_dim", "decoder_ffn_dim")
 _ACTIVATION = (
     *("hidden_act", "activation_function", "hidden_activation", "activation", "dense_act_fn", "afn"),

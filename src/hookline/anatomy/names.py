@@ -13,7 +13,7 @@ from hookline.anatomy.dialects import advice, classic_name, other_names
 from hookline.anatomy.listing import classic_points
 from hookline.anatomy.roles import Anatomy, find_anatomy
 from hookline.errors import UnavailablePointError, UnknownPointError, no_match, unknown_point
-from hookline.names import Filter, PointDict, Points
+from hookline.names import Filter, Points
 from hookline.points import HookPoint, Site
 from hookline.standing import Standing
 
@@ -31,7 +31,7 @@ class ModelPoints(Points):
         super().refresh()
         self._native = self.hook_dict
         self._specs: dict[str, Spec] = {spec.name: spec for spec in classic_points(self.anatomy)}
-        self.hook_dict = PointDict(self)
+        self.hook_dict = {}
         for name, spec in self._specs.items():
             if spec.site is not None:
                 self.hook_dict[name] = HookPoint.found(name, spec.site, self.standing, spec.axes, spec.only)

@@ -185,4 +185,6 @@ def _reported(model: Any, part: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 def outcome(output: Any) -> Tensor:
     """The logits; of a model that compares pictures and texts, how alike they are; else the last hidden state."""
+    if isinstance(output, Tensor):  # of a wrapped model inside another wrapper, as peft's
+        return output
     return next(output[name] for name in ("logits", "logits_per_image", "last_hidden_state") if name in output)

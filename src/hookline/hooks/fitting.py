@@ -10,6 +10,7 @@ import torch
 from numpy import generic, ndarray
 from torch import Tensor
 
+from hookline.casting import cast
 from hookline.errors import HooklineError
 from hookline.outliers import Outliers, Outlying, bound_of, counted, factor_of, is_outlying, row_norms
 
@@ -72,10 +73,8 @@ def like(value: Any, x: Tensor) -> Tensor:
         )
     if value.is_floating_point() and not x.is_floating_point() and not bool((value == value.round()).all()):
         raise HooklineError(f"a value with fractions for an activation of {x.dtype}")
-    if value.is_complex() and not x.is_complex():
-        raise HooklineError(f"a complex value for an activation of {x.dtype}")
     _check_range(value, x.dtype)
-    return broadcast(value.to(device=x.device, dtype=x.dtype), x)
+    return broadcast(cast(value, x), x)
 
 
 def _check_range(value: Tensor, dtype: torch.dtype) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hookline.casting import cast
 from hookline.errors import HooklineError, InvalidHookError
 from hookline.hooks.action import ObjectEdit, here
 from hookline.hooks.fitting import Units, told, units
@@ -81,7 +82,7 @@ class Patch(Hook):
         return part
 
     def _replaced(self, x: Tensor, hook: HookPoint) -> Tensor | None:
-        value = self._spread(self.replacement.to(x), x, hook)
+        value = self._spread(cast(self.replacement, x), x, hook)
         if value is None or self.batch_idx is None:
             return value
         rows = [self.batch_idx] if isinstance(self.batch_idx, int) else list(self.batch_idx)

@@ -38,8 +38,15 @@ class Layers:
 
     def __init__(self, model: Hooked) -> None:
         self._model = model
-        self.store: Any = None
+
+    @property
+    def store(self) -> Any:
         """Where hooks find a store for what they read, as `context.store`."""
+        return vars(self._model).get("_store")
+
+    @store.setter
+    def store(self, store: Any) -> None:
+        vars(self._model)["_store"] = store
 
     def register_hook(
         self,

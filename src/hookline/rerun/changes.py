@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hookline.anatomy import variants
+from hookline.casting import cast
 from hookline.errors import HooklineError
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def _put_alike(x: Tensor, group: list[Placed], span: range, *, as_difference: bo
         index.append(torch.tensor([number - start for number in numbers], device=device))
     pieces = [_of_span(change, change.value, span) for _, change in group]
     _check_shapes(x, group, pieces)
-    values = torch.stack(pieces).to(x)
+    values = cast(torch.stack(pieces), x)
     if as_difference:
         before = [_of_span(change, change.before, span) for _, change in group]
         values = x[tuple(index)] + (values - torch.stack(before).to(x))

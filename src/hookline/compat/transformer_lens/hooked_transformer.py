@@ -182,6 +182,14 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
         """The same as calling the model."""
         return self(*args, **kwargs)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "forward":
+            raise HooklineError(
+                "the forward of a HookedTransformer cannot be replaced (accelerate does so for mixed precision): "
+                "replace that of model.module, or use hookline.hook(model.module)"
+            )
+        super().__setattr__(name, value)
+
     def input_to_embed(
         self,
         input: str | Sequence[str] | Tensor,

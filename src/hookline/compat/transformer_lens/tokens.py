@@ -54,7 +54,7 @@ class LensText(Text):
     """A tokenizer that prepends the beginning token by default, and may be given an empty text."""
 
     def __init__(self, tokenizer: Any, cfg: Any) -> None:
-        super().__init__(tokenizer, n_ctx=cfg.n_ctx, d_vocab=cfg.d_vocab)
+        super().__init__(tokenizer, n_ctx=cfg.n_ctx, n_ids=cfg.d_vocab)
         self.cfg = cfg
 
     def encode(

@@ -81,11 +81,14 @@ class LensWeights(HookedModel):
             raise HooklineError("init_weights is for models made by HookedTransformer(cfg): this one is pretrained")
         draw_weights(self.module)
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:  # type: ignore[override]
         """The weights under TransformerLens's names and in its layout: views, where they can be.
 
-        What it has no name for goes by its own name in the model.
+        What it has no name for goes by its own name in the model. In the `state_dict` of a module that has this model
+        as a submodule, all of it does: torch loads it by the names of the modules.
         """
+        if kwargs.get("destination") is not None:
+            return self.module.state_dict(*args, **kwargs)
         if args or kwargs:
             raise HooklineError("state_dict takes no arguments here: model.module.state_dict(…) is the model's own")
         return {name: entry.value.detach() for name, entry in entries.weights_of(self).items()}  # type: ignore[arg-type]
@@ -103,7 +106,11 @@ class LensWeights(HookedModel):
             raise HooklineError("named_parameters takes no arguments here: model.module.named_parameters(…) does")
         return state.named_parameters(self)  # type: ignore[arg-type]
 
-    def to(self, device_or_dtype: torch.device | str | torch.dtype, print_details: bool = True) -> Self:  # noqa: ARG002
+    def to(  # type: ignore[override]
+        self,
+        device_or_dtype: torch.device | str | torch.dtype,
+        print_details: bool = True,  # noqa: ARG002
+    ) -> Self:
         """Move the model, or give its weights another dtype."""
         self.module.to(device_or_dtype)
         parameter = next(self.module.parameters())

@@ -1,0 +1,123 @@
+"""Delegate: an nn.Module that stands for another module and has no state of its own.
+
+Parameters, buffers, submodules, training mode and torch hooks are the wrapped module's, under the same names and
+without a prefix. So whatever takes an nn.Module (an optimizer, a parent module, DistributedDataParallel, accelerate,
+peft, Trainer) sees the wrapped module's parameters, and a `state_dict` of either loads into the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import wraps
+from types import MethodType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from torch import nn
+
+from hookline.errors import HooklineError
+
+
+class _Forward:
+    """The attribute `forward`: the wrapped module's own, with its signature, called so that hooks fire.
+
+    It is a descriptor because tools read the signature of a model's `forward` to learn which inputs it takes, and
+    because some, such as accelerate, replace `forward` on the instance.
+    """
+
+    def __get__(self, delegate: Delegate | None, owner: type) -> Callable[..., Any]:
+        if delegate is None:
+            return _any_forward
+
+        @wraps(delegate.module.forward)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return delegate._run_module(*args, **kwargs)
+
+        return forward
+
+
+def _any_forward(self: Delegate, *args: Any, labels: Any = None, **kwargs: Any) -> Any:
+    # `labels` is named because Trainer reads the signature of the class to learn whether a model computes a loss.
+    return self.forward(*args, **kwargs if labels is None else {**kwargs, "labels": labels})
+
+
+class Delegate(nn.Module):
+    """Stands for `module`. `nn.Module.__init__` is not called: every attribute it would set is the module's."""
+
+    module: nn.Module
+
+    def __init__(self, module: nn.Module) -> None:
+        vars(self)["module"] = module
+
+    if not TYPE_CHECKING:
+        forward = _Forward()
+
+    def _run_module(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the wrapped module itself."""
+        return self.module(*args, **kwargs)
+
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        """`forward`, without the price of a descriptor where nobody has replaced it."""
+        replaced = vars(self).get("forward")
+        return (replaced if replaced is not None else self._run_module)(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "module" not in vars(self):
+            raise AttributeError(name)
+        return self._returning_self(getattr(self.module, name))
+
+    def _returning_self(self, value: Any) -> Any:
+        """`net.to("cuda")` and the like return the module; here that is the wrapper."""
+        if not (isinstance(value, MethodType) and value.__self__ is self.module):
+            return value
+
+        @wraps(value)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = value(*args, **kwargs)
+            return self if result is self.module else result
+
+        return call
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # `net.fc1 = other` means the module's fc1, and a new submodule or parameter is registered there too. `forward`
+        # is replaced on the wrapper, which is what was called `forward` by whoever replaces it.
+        target = vars(self).get("module")
+        is_own = target is None or name in vars(self) or name == "forward" or name.startswith("__")
+        if not is_own and (hasattr(target, name) or isinstance(value, nn.Module | nn.Parameter)):
+            setattr(target, name, value)
+        else:
+            object.__setattr__(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if name in vars(self):
+            object.__delattr__(self, name)
+        else:
+            delattr(self.module, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*object.__dir__(self), *dir(self.module)})
+
+    def named_modules(
+        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Module]]:
+        """As the module's own; the wrapper stands in its place, as it does among the children of a parent module."""
+        for name, module in self.module.named_modules(memo, prefix, remove_duplicate):
+            yield name, self if module is self.module else module
+
+    def _replicate_for_data_parallel(self) -> NoReturn:
+        raise HooklineError(
+            "nn.DataParallel on several devices copies modules for every call, and hooks do not follow: use "
+            "DistributedDataParallel, or hookline.hook(nn.DataParallel(model)) on one device"
+        )
+
+
+def _delegated(name: str) -> Callable[..., Any]:
+    @wraps(getattr(nn.Module, name))
+    def method(self: Delegate, *args: Any, **kwargs: Any) -> Any:
+        return self._returning_self(getattr(self.module, name))(*args, **kwargs)
+
+    return method
+
+
+for _name, _value in vars(nn.Module).items():
+    if callable(_value) and not _name.startswith("__") and _name not in (*vars(Delegate), "modules"):
+        setattr(Delegate, _name, _delegated(_name))

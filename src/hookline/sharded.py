@@ -1,0 +1,56 @@
+"""Models that are split over processes: which of them cannot be hooked, and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from hookline.errors import HooklineError
+
+PARALLEL_OPTIONS = ("tp_plan", "tp_size", "distributed_config", "device_mesh")
+"""Options of `from_pretrained` that split a model over processes."""
+
+
+def refuse_sharded(module: nn.Module) -> None:
+    """Raise if each process has only a part of the values inside the model."""
+    how = _parallelism(module)
+    if how is not None:
+        raise HooklineError(
+            f"{type(module).__name__} is split over processes ({how}): inside attention, MLPs and experts each process "
+            "has only its own part, so points there, weights (W_Q, …) and verify would be wrong. Load it without "
+            f"{', '.join(PARALLEL_OPTIONS[:3])}; device_map='auto' spreads a model over devices within one process. "
+            "hookline.HookedModule(model) gives native points, which have what this process computes: the output of a "
+            "whole layer is whole, that of a sharded projection is not"
+        )
+    if isinstance(module, nn.DataParallel) and len(module.device_ids) > 1:
+        raise HooklineError(
+            f"nn.DataParallel on {len(module.device_ids)} devices copies the model for every call, and hooks do not "
+            "follow: hook the model inside it (model.module), or use DistributedDataParallel"
+        )
+
+
+def _parallelism(module: nn.Module) -> str | None:
+    for each in module.modules():
+        config: Any = getattr(vars(each).get("config"), "distributed_config", None)
+        sizes = {kind: getattr(config, f"{kind}_size", None) or 1 for kind in ("tp", "pp", "ep")}
+        sizes["tp"] = max(sizes["tp"], vars(each).get("_tp_size") or 1)
+        split = [f"{kind}_size={size}" for kind, size in sizes.items() if size > 1]
+        if split:
+            return ", ".join(split)
+    return _sharded_parameter(module)
+
+
+def _sharded_parameter(module: nn.Module) -> str | None:
+    """A parameter that torch has split, unless FSDP has: that puts each together before it is used."""
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return None
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+
+    uses_fsdp = any(isinstance(each, FSDPModule) for each in module.modules())
+    for name, parameter in module.named_parameters():
+        if isinstance(parameter, DTensor) and not (uses_fsdp and parameter.device_mesh.ndim == 1):
+            return f"{name} is a DTensor on {parameter.device_mesh}"
+    return None

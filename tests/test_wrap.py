@@ -1,0 +1,175 @@
+"""What `hookline.hook` makes of a model inside somebody else's wrapper, and of one that is split over processes."""
+
+import copy
+import os
+import socket
+
+import pytest
+import tiny_models
+import torch
+import torch.distributed as dist
+from networks import MLP
+from torch import multiprocessing, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import hookline
+from hookline import HookedModel, HooklineError, UnknownPointError
+
+IDS = torch.tensor([[5, 17, 42, 7, 3, 9, 22]])
+
+
+@pytest.fixture
+def group(tmp_path):
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def llama():
+    return tiny_models.causal_lm("llama")
+
+
+def compiled(module: nn.Module) -> nn.Module:
+    return torch.compile(module, backend="eager")
+
+
+WRAPPERS = {
+    "DataParallel": nn.DataParallel,
+    "DistributedDataParallel": DistributedDataParallel,
+    "compiled": compiled,
+    "compiled DistributedDataParallel": lambda module: compiled(DistributedDataParallel(module)),
+    "DistributedDataParallel of a compiled model": lambda module: DistributedDataParallel(compiled(module)),
+    "DistributedDataParallel of a HookedModel": lambda module: DistributedDataParallel(hookline.hook(module)),
+}
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("wrapper", WRAPPERS.values(), ids=WRAPPERS)
+def test_wrappers_are_looked_through(wrapper, llama) -> None:
+    with torch.no_grad():
+        own = llama(IDS).logits
+        model = hookline.hook(wrapper(llama))
+        assert isinstance(model, HookedModel)
+        assert set(model.hook_dict) == set(hookline.hook(llama).hook_dict)
+        names = ["blocks.1.hook_resid_post", "model.layers.1"]
+        logits, cache = model.run_with_cache(IDS, names_filter=names)
+        assert torch.equal(logits, own)
+        assert torch.equal(cache[names[0]], cache[names[1]])
+        edited, after = model.run_with_cache(IDS, fwd_hooks=[("blocks.1.attn.hook_v", torch.zeros_like)])
+        assert after["z", 1].eq(0).all()
+        assert not torch.equal(edited, own)
+        assert model.generate(IDS, max_new_tokens=2).shape == (1, 9)
+    assert list(model.state_dict()) == list(model.module.state_dict())
+
+
+@pytest.mark.usefixtures("group")
+def test_calls_go_through_the_wrapper(llama) -> None:
+    outer, calls = DistributedDataParallel(llama), []
+    outer.register_forward_hook(lambda *_: calls.append("outer"))
+    model = hookline.hook(outer)
+    model(IDS, return_type="loss").backward()
+    assert calls == ["outer"]
+    assert model.module is llama
+    assert llama.lm_head.weight.grad is not None
+
+
+class Unknown(nn.Module):
+    """A wrapper that nobody knows."""
+
+    def __init__(self, lm: nn.Module) -> None:
+        super().__init__()
+        self.lm = lm
+
+    def forward(self, ids):
+        return self.lm(ids).logits
+
+
+def test_an_unknown_wrapper_has_a_hint(llama) -> None:
+    net = hookline.hook(Unknown(llama))
+    assert not isinstance(net, HookedModel)
+    hint = r"Unknown has a LlamaForCausalLM in it: hookline\.hook\(module\.lm, tokenizer\)"
+    with pytest.raises(UnknownPointError, match=hint):
+        net.run_with_cache(IDS, names_filter="blocks.0.hook_resid_pre")
+    with pytest.raises(HooklineError, match=hint):
+        hookline.hook(Unknown(llama), object())
+    inner = hookline.hook(net.lm)
+    with inner.hooks(fwd_hooks=[("unembed.hook_out", torch.zeros_like)]):
+        assert net(IDS).eq(0).all(), "as the hint says"
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("make", [MLP, lambda: tiny_models.causal_lm("llama")], ids=["mlp", "llama"])
+def test_parameters_that_torch_has_split_are_refused(make) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    module, mesh = make(), init_device_mesh("cpu", (1,))
+    linear = next(each for each in module.modules() if isinstance(each, nn.Linear))
+    parallelize_module(linear, mesh, ColwiseParallel())
+    with pytest.raises(HooklineError, match=r"split over processes \(.*weight is a DTensor"):
+        hookline.hook(module)
+    with pytest.raises(HooklineError, match="split over processes"):
+        hookline.hook(Unknown(module))
+
+
+@pytest.mark.usefixtures("group")
+def test_fsdp_is_no_such_split(llama) -> None:
+    """Each parameter is put together before it is used, so what flows through a layer is whole."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    sharded, mesh = copy.deepcopy(llama), init_device_mesh("cpu", (1,))
+    for layer in sharded.model.layers:
+        fully_shard(layer, mesh=mesh)
+    with torch.no_grad():
+        _, own = hookline.hook(llama).run_with_cache(IDS)
+        _, cache = hookline.hook(fully_shard(sharded, mesh=mesh)).run_with_cache(IDS)
+    assert all(torch.equal(cache[name], own[name]) for name in own)
+
+
+@pytest.mark.parametrize("option", [{"tp_plan": "auto"}, {"tp_size": 2}, {"distributed_config": object()}])
+def test_load_refuses_to_split_a_model(option) -> None:
+    with pytest.raises(HooklineError, match="would split the model over processes"):
+        hookline.load("tinyworld", **option)
+
+
+def refused_by_rank(rank: int, folder: str, port: str, answers) -> None:
+    """One of two processes that share a tensor-parallel model: what `hook` says, and what a native point has."""
+    where = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
+    os.environ.update(where, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    from transformers import AutoModelForCausalLM
+    from transformers.distributed import DistributedConfig
+
+    config = DistributedConfig(tp_plan="auto")
+    module = AutoModelForCausalLM.from_pretrained(folder, distributed_config=config)
+    try:
+        hookline.hook(module)
+    except HooklineError as error:
+        said = str(error)
+    else:
+        said = "nothing"
+    layer = "model.layers.1"
+    with torch.no_grad():
+        _, cache = hookline.HookedModule(module).run_with_cache(IDS, names_filter=layer)
+    answers.put((rank, said, cache[layer].tolist()))
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_a_tensor_parallel_model_is_refused(llama, tmp_path) -> None:
+    llama.save_pretrained(tmp_path)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    answers = multiprocessing.get_context("spawn").SimpleQueue()
+    multiprocessing.spawn(refused_by_rank, (str(tmp_path), port, answers), nprocs=2)
+    with torch.no_grad():
+        whole = hookline.hook(llama).run_with_cache(IDS)[1]["blocks.1.hook_resid_post"]
+    for _ in range(2):
+        _, said, seen = answers.get()
+        assert "split over processes (tp_size=2)" in said
+        assert torch.allclose(torch.tensor(seen), whole, atol=1e-5), "the output of a whole layer is whole, as is said"
