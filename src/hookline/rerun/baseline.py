@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from hookline.anatomy import variants as kinds
 from hookline.anatomy.trial import outcome
 from hookline.errors import HooklineError
+from hookline.memory import sharing
 from hookline.passes import is_of_pictures
 from hookline.points import hook_action
 from hookline.rerun.changes import BEFORE_LAYERS, Change, Entries, Entry, Placed, Variant, index_of, put_all
@@ -221,8 +222,9 @@ class Baseline:
             for name, each in placed.items()
         ]
         more = {} if self.pictures is None else self.pictures.repeated(len(some))
-        with Run(self._points.root, [*own, *puts], is_one_pass=True):
-            return outcome(self._points.root(input_ids=self.tokens.expand(len(some), -1), **more))[:, where]
+        inputs = {"input_ids": self.tokens.expand(len(some), -1), **more}
+        with Run(self._points.root, [*own, *puts], is_one_pass=True), sharing(self._points.root, inputs):
+            return outcome(self._points.root(**inputs))[:, where]
 
     @torch.no_grad()
     def _joined(self, some: Sequence[Variant], entries: Sequence[Entry], span: range, where: list[int]) -> Tensor:
