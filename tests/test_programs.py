@@ -42,6 +42,13 @@ def alike(one: list[Tensor], other: list[Tensor]) -> bool:
     return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
+def close(one: list[Tensor] | None, other: list[Tensor]) -> bool:
+    """As `alike`, for gradients: a node more in the graph may change the order in which torch adds them up."""
+    return one is not None and all(
+        a.shape == b.shape and torch.allclose(a, b, rtol=1e-5, atol=1e-5) for a, b in zip(one, other, strict=True)
+    )
+
+
 @contextmanager
 def quietly() -> Iterator[None]:
     """Points that never fire, and gradients that are left out with a warning, are not what is compared."""
@@ -97,7 +104,7 @@ def check_reads(seed: int, *, grad: bool) -> bool:
     assert alike(state(module, x, out), expected[0]), f"program {seed}: a hook that reads changes it"
     if grad and expected[1] is not None:
         found = gradients(module, out)
-        assert alike(found or [], expected[1]), f"program {seed}: a hook that reads changes gradients"
+        assert close(found, expected[1]), f"program {seed}: a hook that reads changes gradients"
     assert all(torch.equal(a.detach(), b) for a, b in readers.kept), f"program {seed}: what a hook kept has changed"
     return True
 
@@ -214,7 +221,7 @@ def check_edit(seed: int, *, grad: bool) -> bool:
     assert alike(state(module, x, out), expected[0]), f"program {seed}: the edit at {name} is not as by hand"
     if grad and expected[1] is not None:
         found = gradients(module, out)
-        assert alike(found or [], expected[1]), f"program {seed}: gradients after the edit at {name}"
+        assert close(found, expected[1]), f"program {seed}: gradients after the edit at {name}"
     return True
 
 
