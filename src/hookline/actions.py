@@ -7,6 +7,8 @@ a gradient is that of what flowed out.
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Callable
 from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -15,15 +17,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import _StopRecomputationError
 
+from hookline.aliases import is_discarded, is_passed_through, write_through
 from hookline.casting import cast, choices_at
-from hookline.errors import HookError, HooklineError, UnavailablePointError, describe
+from hookline.errors import HookError, HooklineError, NeverFiredWarning, UnavailablePointError, describe
 from hookline.functions import Caller, OnError, caller
-from hookline.memory import is_unchanged, mark_foreign, snapshot
+from hookline.memory import Loan, begin_sharing, end_sharing, is_part_of_pass, lend, snapshot
 from hookline.missed import Missed
 from hookline.passes import begin_encoder, begin_pass
 from hookline.recompute import keep_for_second_run, passing_in_second_run
 from hookline.signatures import parameters_of
-from hookline.structures import NoTensorError, tensors_in
+from hookline.structures import NoTensorError
 from hookline.taps import Count, Kind, Step, Tap, has_foreign_hooks, now, tap_on
 
 if TYPE_CHECKING:
@@ -62,6 +65,9 @@ class Action:
         """A run begins that it belongs to."""
         self.fired = False
 
+    def settle(self) -> None:
+        """The run is over."""
+
     def extend(self, steps: list[Step]) -> None:
         """Take its place after `steps`."""
         steps.append(self)
@@ -87,7 +93,7 @@ class Begin(Action):
         if not now.is_second_run:
             self.count.begin(self.tap)
             now.starts_with_grad = torch.is_grad_enabled()
-            mark_foreign(tensors_in(value))
+            begin_sharing(self.module, value)
             args, kwargs = value
             begin_pass(self.module, dict(zip(parameters_of(self.module)[0], args, strict=False)) | kwargs)
         return value
@@ -134,6 +140,7 @@ class End(Action):
             self.count.end()
             if not self.count.is_on():
                 now.passing = None  # a module that is called by itself after this pass is in no text
+            end_sharing()
             if self.run is not None:
                 self.run.end_forward(has_succeeded=value is not None)
         return value
@@ -211,6 +218,7 @@ class HookAction(PointAction):
     level: int | None = None
     """How deep in other contexts its own is, where removing hooks also removes those of open contexts."""
     _is_on, _switches = True, 0
+    _is_told = False
 
     def __init__(self, point: HookPoint, hook: Any, *, prepend: bool = False) -> None:
         super().__init__(point, prepend=prepend)
@@ -287,7 +295,7 @@ class HookAction(PointAction):
 
     def _forgiving_gradient(self, invoke: Caller) -> Caller:
         def call(grad: Tensor, point: Any) -> Tensor:
-            before = snapshot(grad)
+            before = snapshot(grad, is_ours=True)
             try:
                 result = invoke(grad, point)
                 new = (
@@ -336,6 +344,22 @@ class HookAction(PointAction):
         finally:
             now.call, now.is_second_run, now.hooks, now.passing, now.asked = before
 
+    def taking_effect(self, value: Any, new: Any) -> Any:
+        """What is returned for an edit that makes `new` of `value`, even if the module's caller looks elsewhere."""
+        if self.tap.kind is not Kind.OUTPUT or not is_part_of_pass(self.module) or not is_discarded():
+            return new
+        if write_through(value, new):
+            return value
+        if not self._is_told:
+            self._is_told = True
+            warnings.warn(
+                f"hook {describe(self.hook)} at point {self.point.name!r} has no effect: what calls "
+                f"{type(self.module).__name__} discards its return value",
+                NeverFiredWarning,
+                stacklevel=2,
+            )
+        return new
+
     def _raised(self, error: Exception) -> HookError:
         return self.error(f"raised {type(error).__name__}: {error}", error)
 
@@ -378,6 +402,10 @@ class HookAction(PointAction):
         return self.error(str(super().uncounted()))
 
 
+_OURS = 4
+"""References to what a hook was given while they are counted: two variables, the loan, and the argument itself."""
+
+
 class Edit(HookAction):
     """A forward hook: reads the activation, changes it in place, or returns another."""
 
@@ -401,21 +429,31 @@ class Edit(HookAction):
             x = self.lens.get(value)
         except NoTensorError as error:
             raise self.error(f"has nothing to work on: {error}", error) from error
-        given = snapshot(x)
+        loan = lend(x)
+        given = loan.given
         self.fired = self.fired or self.partial is None
         result = self.ask(given, self.call())
         if self.partial is not None:
             self.note_whether_it_acted()
         if result is None or result is given:
-            if is_unchanged(given, x) and given.requires_grad == (x.requires_grad and torch.is_grad_enabled()):
-                # With gradients on, the hook may have asked for that of `given`, so `given` must be on the way.
-                return self._pass_on(value, given) if given.requires_grad else value
+            if loan.is_unchanged() and given.requires_grad == (x.requires_grad and torch.is_grad_enabled()):
+                return self._pass_on(value, given) if self._asks_for_gradient(loan, x) else value
             result = given
         # What flows on is nobody else's: the model may write to it, and the hook may have kept its result.
         new = self.lens.put(value, snapshot(self.fitted(result, x)))
         self.has_edited = True
         self.keep_for_second_run()
-        return new
+        return self.taking_effect(value, new)
+
+    def _asks_for_gradient(self, loan: Loan, x: Tensor) -> bool:
+        """Whether the hook may have asked for the gradient of what it was given, which must be on the way then."""
+        given = loan.given
+        if not given.requires_grad or self.is_worked_out:
+            return given.requires_grad
+        if given.retains_grad or given._backward_hooks:
+            return True
+        # Kept by the hook, if only for later: but passing it on must not separate the model's tensors from each other.
+        return sys.getrefcount(given) > _OURS and not (self.tap.kind is Kind.OUTPUT and is_passed_through(x))
 
     def _pass_on(self, value: Any, given: Tensor) -> Any:
         """The value with the same tensor in it. A checkpoint counts what working that out saves, so it is repeated."""

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from hookline.actions import Action, PointAction
+from hookline.aliases import give_back, note_sent
 from hookline.lenses import Chain, Lens
-from hookline.taps import Kind, now, tap_on
+from hookline.taps import Kind, Tap, now, tap_on
 
 if TYPE_CHECKING:
     from hookline.points import Site
@@ -223,6 +224,40 @@ class Forget(Action):
         return value
 
 
+class Send(Action):
+    """Notes which arguments of a call were replaced, after all edits at the module's input."""
+
+    stage = 200
+    phase = 3
+
+    def __init__(self, module: nn.Module, tap: Tap) -> None:
+        super().__init__()
+        self.module, self.tap = module, tap
+        self.fired = True  # whether it does is nobody's concern
+
+    def __call__(self, value: Any) -> Any:
+        """The value, unchanged."""
+        if value is not now.arguments:
+            note_sent(now.arguments, value)
+        return value
+
+
+class GiveBack(Action):
+    """Lets the caller of a module see what the module wrote in place to the arguments that were replaced."""
+
+    stage = -200
+    phase = 0
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module, self.tap = module, tap_on(module, Kind.OUTPUT)
+        self.fired = True  # whether it does is nobody's concern
+
+    def __call__(self, value: Any) -> Any:
+        """The value, with the caller's own tensors where the module returns its arguments."""
+        return give_back(value) if now.sent else value
+
+
 def _is_derived(lens: Lens) -> bool:
     return isinstance(lens.lenses[0] if isinstance(lens, Chain) else lens, Derived)
 
@@ -235,5 +270,8 @@ def with_needs(actions: Iterable[Action]) -> list[Action]:
     changing = [action for action in at_points if not action.only_reads]
     effects = dict.fromkeys(effect for action in changing for effect in action.point.site.effects)
     sources = dict.fromkeys(need for action in changing if _is_derived(action.lens) for need in action.needs)
-    more = [*map(Keep, needed), *map(Effect, effects), *map(Forget, sources)]
+    replaced = dict.fromkeys((action.module, action.tap) for action in changing if action.tap.kind is Kind.INPUT)
+    sends = [Send(module, tap) for module, tap in replaced]
+    returns = [GiveBack(module) for module in dict.fromkeys(module for module, _ in replaced)]
+    more = [*map(Keep, needed), *map(Effect, effects), *map(Forget, sources), *sends, *returns]
     return [*every, *more] if more else every

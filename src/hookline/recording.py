@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Container, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from hookline.errors import HooklineError
+from hookline.aliases import OVERWRITTEN, Handed
+from hookline.errors import HooklineError, NeverFiredWarning
 from hookline.memory import snapshot
 from hookline.passes import Span, is_of_pictures
 from hookline.positions import Positions, picked
@@ -41,7 +44,7 @@ class Recording:
         """Whether positions are those of patches; else they are of the text, and what is made of pictures is whole."""
         self._awaited = {point.name for point in stops_after}
         self._values: dict[str, list[Tensor]] = {}
-        self._watched: list[tuple[HookPoint, Tensor]] = []
+        self._watched: list[tuple[HookPoint, Tensor | GradientEdge, Handed]] = []
 
     def keep(self, point: HookPoint, x: Tensor) -> None:
         """Keep the value that `x` has now."""
@@ -59,19 +62,31 @@ class Recording:
             if not self._awaited:
                 raise StopForward
 
-    def watch(self, point: HookPoint, x: Tensor) -> None:
-        """Keep `x` until its gradient is known."""
-        self._watched.append((point, x))
+    def watch(self, point: HookPoint, x: Tensor, handed: Handed) -> None:
+        """Remember `x`, which was handed on as `handed`, until its gradient is known."""
+        self._watched.append((point, x if x.grad_fn is None else get_gradient_edge(x), handed))
 
     def backward(self, loss: Tensor) -> dict[str, Tensor]:
         """The gradients of `loss` at the points watched. Parameters' `.grad` stay as they are."""
         watched, self._watched = self._watched, []
         if not watched:
             raise HooklineError("incl_bwd=True, but none of the points asked for has a gradient")
-        found = torch.autograd.grad(loss, [x for _, x in watched], allow_unused=True)
+        try:
+            found = torch.autograd.grad(loss, [x for _, x, _ in watched], allow_unused=True)  # type: ignore[arg-type]
+        except RuntimeError as error:
+            if "modified by an inplace operation" not in str(error):
+                raise
+            raise HooklineError(
+                "incl_bwd=True needs the gradient of a tensor that the model writes to in place after using it, so "
+                "torch cannot compute it: ask for other points with names_filter"
+            ) from error
         gradients: dict[str, list[Tensor]] = {}
-        for (point, _), gradient in zip(watched, found, strict=True):
-            if gradient is not None:
+        for (point, _, handed), gradient in zip(watched, found, strict=True):
+            if handed.is_overwritten():
+                warnings.warn(
+                    f"no gradient is cached at {point.name!r}: {OVERWRITTEN}", NeverFiredWarning, stacklevel=2
+                )
+            elif gradient is not None:
                 gradient = gradient.detach()
                 gradient = gradient if self.positions is None else picked(gradient, point, self.positions)
                 gradients.setdefault(point.name, []).append(self._kept(gradient))

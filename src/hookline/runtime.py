@@ -17,7 +17,7 @@ from hookline.actions import Action, HookAction, PointAction, bounds
 from hookline.errors import HookError, HooklineError, NeverFiredWarning, SkippedHookWarning, describe
 from hookline.inside import stop_watching
 from hookline.memo import with_needs
-from hookline.memory import mark_foreign
+from hookline.memory import stop_sharing
 from hookline.standing import standing_of
 from hookline.taps import Routes, active, lock, now
 
@@ -134,6 +134,8 @@ class Run(Routes):
         self._failure = None
 
     def _report(self) -> None:
+        for action in self.actions:
+            action.settle()
         silent = [action for action in self.actions if not action.fired]
         if silent:
             wanted = [action for action in silent if isinstance(action, PointAction) and action.must_fire]
@@ -153,7 +155,8 @@ def let_go() -> None:
         now.kept.clear()
         now.worked_out.clear()
         now.passing = None
-        mark_foreign(())
+        now.sent.clear()
+        stop_sharing()
 
 
 def report_silent(

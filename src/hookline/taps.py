@@ -61,6 +61,8 @@ class _Now(threading.local):
         self.asked: Any = None  # the same when the innermost hook was called, which may have run the model since
         self.progress: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()  # how far the one before came
         self.skipped: dict[nn.Module, Any] = {}  # modules that are not run: see `skipping.py`
+        self.arguments: Any = None  # what the module was called with whose tap a value passes
+        self.sent: dict[int, Any] = {}  # tensors that went into a module in place of the caller's: see `aliases.py`
 
 
 now = _Now()
@@ -165,8 +167,12 @@ class Tap:
             # Another thread took the tap off when torch was about to call it, without keywords then; so no run of
             # this thread needs it.
             return None
-        value = (args, rest[0]) if self.kind is Kind.INPUT else rest[1]
-        new = self.flow(value) if not now.watches else _unwatched(self.flow, value)
+        before, now.arguments = now.arguments, (args, rest[0])
+        value = now.arguments if self.kind is Kind.INPUT else rest[1]
+        try:
+            new = self.flow(value) if not now.watches else _unwatched(self.flow, value)
+        finally:
+            now.arguments = before
         return None if new is value else new
 
     def flow(self, value: Any) -> Any:

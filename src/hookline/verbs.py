@@ -18,7 +18,7 @@ from hookline.actions import Action, HookAction, PointAction, Record
 from hookline.cache import ActivationCache
 from hookline.errors import HookError, HooklineError
 from hookline.functions import HookFunction, HookObject, OnError, check_on_error, hook_pairs, refuse_class
-from hookline.memory import mark_foreign, snapshot
+from hookline.memory import begin_sharing, end_sharing, snapshot
 from hookline.names import Filter, Points
 from hookline.passes import is_of_pictures
 from hookline.plan import Plan, make_plan
@@ -27,7 +27,6 @@ from hookline.positions import Positions
 from hookline.recording import Recording, StopForward
 from hookline.runtime import Run, let_go, not_current, report_missed, report_silent
 from hookline.signatures import parameters_of
-from hookline.structures import tensors_in
 from hookline.taps import active, now
 from hookline.watches import GradientRecord
 
@@ -341,8 +340,15 @@ class Hooked:
 
     def _run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model; afterwards say of each hook that was added before and did not fire, once, that it did not."""
-        if active.get():
-            mark_foreign(tensors_in((args, kwargs)))
+        if not active.get():
+            return self._run_reporting(forward, args, kwargs)
+        begin_sharing(self._points.root, (args, kwargs))
+        try:
+            return self._run_reporting(forward, args, kwargs)
+        finally:
+            end_sharing()
+
+    def _run_reporting(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self._points.standing.steps:
             return forward(*args, **kwargs)
         standing, is_alone = self._points.standing, all(run.is_one_pass for run in active.get())

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from hookline.actions import HookAction, PointAction
-from hookline.memory import is_unchanged, snapshot
+from hookline.aliases import OVERWRITTEN, Handed, in_same_memory, is_discarded, is_passed_through, lead_through
+from hookline.memory import is_from_outside, is_part_of_pass, is_unchanged, snapshot
 from hookline.recompute import is_first_run
 from hookline.structures import NoTensorError
-from hookline.taps import Step, now
+from hookline.taps import Kind, Step, now
 
 if TYPE_CHECKING:
     from hookline.points import HookPoint
@@ -71,13 +72,33 @@ class _WatchStep:
             return value
         if first.is_worked_out:
             first.keep_for_second_run()
-        mine = snapshot(x)
-        if not mine.requires_grad:
-            mine.requires_grad_()
-        out = snapshot(mine)  # the model may write to this one; `mine` keeps standing for what left the point
+        if self._is_callers(x):
+            mine, out = in_same_memory(x)
+        else:
+            mine = snapshot(x)
+            if not mine.requires_grad:
+                mine.requires_grad_()
+            out = snapshot(mine)  # the model may write to this one; `mine` keeps standing for what left the point
         for watch in self.watches:
             watch.attach(mine, out)
+        if self._is_read_in_place(x) and lead_through(x, out):
+            return value
         return first.lens.put(value, out)
+
+    def _is_callers(self, x: Tensor) -> bool:
+        """Whether what the model's own code holds must go on being the same memory as what is sent on."""
+        first = self.first
+        if first.is_worked_out:
+            return False
+        if first.tap.kind is Kind.INPUT:
+            # What a module writes in place has no gradient of its own; see `aliases.py` for how the caller gets it.
+            return not getattr(first.module, "inplace", False) or is_from_outside(x)
+        return is_passed_through(x) or is_from_outside(x)
+
+    def _is_read_in_place(self, x: Tensor) -> bool:
+        first = self.first
+        is_output = first.tap.kind is Kind.OUTPUT and not first.is_worked_out and is_part_of_pass(first.module)
+        return is_output and is_passed_through(x) and is_discarded()
 
     def _why_not(self, x: Tensor) -> str | None:
         if not (x.is_floating_point() or x.is_complex()):
@@ -96,12 +117,27 @@ class _WatchStep:
 class BackwardHook(Watch, HookAction):
     """A backward hook: reads the gradient, changes it in place, or returns another."""
 
+    _handed: tuple[Handed, ...] = ()
+
+    def begin(self) -> None:
+        """Nothing has been handed on yet."""
+        super().begin()
+        self._handed = ()
+
+    def settle(self) -> None:
+        """Whether the model lets it be called."""
+        handed, self._handed = self._handed, ()
+        if any(each.is_overwritten() for each in handed):
+            self.fired, self.why_not = False, OVERWRITTEN
+
     def attach(self, mine: Tensor, out: Tensor) -> None:  # noqa: ARG002 (hooks of one point share `out`, in order)
         """Be called with the gradient, whenever it is computed."""
+        if self.run is not None:
+            self._handed = (*self._handed, Handed(out))
         call, passing = self.call(), now.passing
 
         def on_gradient(grad: Tensor) -> Tensor | None:
-            given = snapshot(grad)
+            given = snapshot(grad, is_ours=True)
             before, now.passing = now.passing, passing  # the text is that of the forward pass
             try:
                 result = self.ask(given, call)
@@ -131,10 +167,10 @@ class GradientRecord(Watch):
         self.recording = recording
         self.must_fire = False  # the record of the value, at the same point, tells
 
-    def attach(self, mine: Tensor, out: Tensor) -> None:  # noqa: ARG002
+    def attach(self, mine: Tensor, out: Tensor) -> None:
         """Remember `mine`: its gradient is what flows back from the point, after every hook."""
         if not now.is_second_run:
-            self.recording.watch(self.point, mine)
+            self.recording.watch(self.point, mine, Handed(out))
 
     def miss(self, error: NoTensorError) -> None:
         """The record of the value, at the same point, says so."""

@@ -118,7 +118,7 @@ class Reader:
         found = []
         with torch.no_grad():
             for name, metric in self.metrics.items():
-                found.append(self._rows(metric(snapshot(self._buffer)), name))
+                found.append(self._rows(metric(snapshot(self._buffer, is_ours=True)), name))
         return torch.stack(found) if len(found) > 1 else found[0][None]
 
     def _rows(self, value: Any, name: str) -> Float[Tensor, " example"]:
@@ -189,7 +189,7 @@ def packed(
 def _check_by_row(reader: Reader) -> None:
     logits = padded_logits(reader.bases, reader.prompts)
     for name, metric in reader.metrics.items():
-        if len(logits) > 1 and torch.as_tensor(metric(snapshot(logits))).ndim == 0:
+        if len(logits) > 1 and torch.as_tensor(metric(snapshot(logits, is_ours=True))).ndim == 0:
             raise HooklineError(f"per_example=True, but {name} gives one number for all prompts: let it give [batch]")
 
 

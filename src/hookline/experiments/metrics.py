@@ -271,7 +271,7 @@ def resolve(
 
 def value_of(metric: MetricFunction, logits: Float[Tensor, "batch pos vocab"], name: str) -> Float[Tensor, ...]:
     """The checked value of a metric, which gets a snapshot of the logits: it may write to them."""
-    return checked(metric(snapshot(logits)), len(logits), name)
+    return checked(metric(snapshot(logits, is_ours=True)), len(logits), name)
 
 
 def checked(value: Any, batch: int, name: str = "the metric") -> Float[Tensor, ...]:

@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from hookline.actions import HookAction
+from hookline.aliases import is_passed_through
 from hookline.errors import InvalidHookError
 from hookline.hooks.context import HookContext
 from hookline.hooks.values import WHOLE, copied, is_as_it_was, needs_grad, tensor_paths
 from hookline.lenses import FIRST, Argument, Chain, First, Lens
-from hookline.memory import snapshot
+from hookline.memory import Loan, lend, snapshot
 from hookline.names import lens_of
 from hookline.points import HookPoint, Site
-from hookline.structures import NoTensorError, first_tensor, look, replaced
+from hookline.structures import NoTensorError, first_tensor, look, replaced, tensors_in
 from hookline.taps import Kind, Step, Tap, now, tap_on
 
 if TYPE_CHECKING:
@@ -145,12 +146,13 @@ class ObjectEdit(HookAction):
         if not self.is_for_this_call():
             return value
         seen = self._see(value)
-        given = copied(seen, snapshot)
+        loans: dict[int, Loan] = {}
+        given = copied(seen, lambda x: _lent(x, loans))
         self.fired, self.last_fired = self.fired or self.partial is None, object()
         result = self.ask((given, value), self.call())
         if self.partial is not None:
             self.note_whether_it_acted()
-        return self._outcome(value, seen, given, result)
+        return self._outcome(value, seen, given, result, loans)
 
     def _see(self, value: Any) -> Any:
         try:
@@ -178,16 +180,20 @@ class ObjectEdit(HookAction):
         known = value if self.before is None else now.kept.get(self.before, ((), {}))
         return copied(known, snapshot)
 
-    def _outcome(self, value: Any, seen: Any, given: Any, result: Any) -> Any:
+    def _outcome(self, value: Any, seen: Any, given: Any, result: Any, loans: dict[int, Loan]) -> Any:
         if result is None or result is given:
-            if is_as_it_was(given, seen):
+            if is_as_it_was(given, seen, loans):
                 # With gradients on, the hook may have kept what it was given, so that must be on the way.
-                return self._pass_on(value, given) if needs_grad(given) else value
+                return self._pass_on(value, given) if needs_grad(given) and not self._is_callers(seen) else value
             result = given
         new = self.view.put(value, self._fitted(result, seen, given))
         self.has_edited = True
         self.keep_for_second_run()
-        return new
+        return self.taking_effect(value, new)
+
+    def _is_callers(self, seen: Any) -> bool:
+        """Whether the module returns its arguments, which its caller may go on using."""
+        return self.tap.kind is Kind.OUTPUT and any(map(is_passed_through, tensors_in(seen)))
 
     def _pass_on(self, value: Any, given: Any) -> Any:
         self.has_passed_on = True
@@ -229,12 +235,18 @@ class ObjectEdit(HookAction):
         return result
 
 
+def _lent(x: Tensor, loans: dict[int, Loan]) -> Tensor:
+    loan = lend(x)
+    loans[id(loan.given)] = loan
+    return loan.given
+
+
 class ObjectRead(ObjectEdit):
     """Calls a hook object that only reads: what it is given is its own, and the value passes untouched."""
 
     only_reads = True
 
-    def _outcome(self, value: Any, seen: Any, given: Any, result: Any) -> Any:  # noqa: ARG002
+    def _outcome(self, value: Any, seen: Any, given: Any, result: Any, loans: dict[int, Loan]) -> Any:  # noqa: ARG002
         if result is not None:
             raise self.error(f"returned {_shown(result)}, but a Detector only reads: derive from Controller to change")
         return value

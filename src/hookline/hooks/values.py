@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hookline.errors import HooklineError
-from hookline.memory import is_unchanged
+from hookline.memory import Loan
 from hookline.names import lens_of
 from hookline.signatures import parameters_of
 from hookline.structures import Path, children, look, replaced
@@ -61,14 +61,14 @@ def copied(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return with_each(value, change)
 
 
-def is_as_it_was(given: Any, seen: Any) -> bool:
-    """Whether what was given to a hook, as a copy of what is `seen`, certainly was not written to."""
+def is_as_it_was(given: Any, seen: Any, loans: Mapping[int, Loan]) -> bool:
+    """Whether what was given to a hook, as loans of what is `seen`, certainly was not written to."""
     if isinstance(seen, Tensor):
-        return isinstance(given, Tensor) and is_unchanged(given, seen)
+        return id(given) in loans and loans[id(given)].is_unchanged()
     if not _is_container(seen):
         return given is seen
     before, after = dict(children(seen)), dict(children(given))
-    return before.keys() == after.keys() and all(is_as_it_was(after[key], before[key]) for key in before)
+    return before.keys() == after.keys() and all(is_as_it_was(after[key], before[key], loans) for key in before)
 
 
 def _is_container(value: Any) -> bool:

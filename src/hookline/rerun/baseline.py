@@ -15,6 +15,7 @@ from hookline.anatomy import variants as kinds
 from hookline.anatomy.trial import outcome
 from hookline.errors import HooklineError
 from hookline.halving import Fit
+from hookline.memory import sharing
 from hookline.passes import is_of_pictures
 from hookline.points import hook_action
 from hookline.rerun.changes import BEFORE_LAYERS, Change, Entries, Entry, Placed, Variant, index_of, put_all
@@ -241,8 +242,10 @@ class Baseline:
             for name, each in placed.items()
         ]
         more = {} if self.pictures is None else self.pictures.repeated(len(some))
-        with Run(self._points.root, [*own, *puts], is_one_pass=True), drawn_once(len(some)):
-            return outcome(self._points.root(input_ids=self.tokens.expand(len(some), -1), **more))[:, where]
+        inputs = {"input_ids": self.tokens.expand(len(some), -1), **more}
+        run = Run(self._points.root, [*own, *puts], is_one_pass=True)
+        with run, sharing(self._points.root, inputs), drawn_once(len(some)):
+            return outcome(self._points.root(**inputs))[:, where]
 
     def _check_hooks(self, count: int) -> None:
         """Variants are rows of a batch, run at different times: hooks must do the same to every row, every time."""

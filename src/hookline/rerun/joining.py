@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from hookline.actions import Action
 from hookline.anatomy.resume import give_on
+from hookline.memory import sharing
 from hookline.points import HookPoint, Site, hook_action
 from hookline.rerun.changes import Placed, put_all
 from hookline.rerun.pictures import in_one_row
@@ -82,6 +83,7 @@ def joined_pass(
     with ExitStack() as stack:
         stack.enter_context(skipping(skipped))
         stack.enter_context(Run(points.root, actions, is_one_pass=True))
+        stack.enter_context(sharing(points.root, inputs))
         return points.root(**inputs)
 
 
