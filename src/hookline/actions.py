@@ -408,5 +408,8 @@ class Record(PointAction):
     def _get(self, value: Any) -> Tensor:
         if not self.is_worked_out or not torch.is_grad_enabled():
             return self.lens.get(value)
-        with torch.no_grad():  # beside the model's graph: a checkpoint would miss what that saves when it recomputes
+        try:  # beside the model's graph: a checkpoint would miss what that saves when it recomputes
+            torch._C._set_grad_enabled(False)  # not `torch.no_grad()`, whose exit an interrupt can skip
             return self.lens.get(value)
+        finally:
+            torch._C._set_grad_enabled(True)

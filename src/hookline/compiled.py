@@ -28,9 +28,8 @@ def pause(user: object) -> None:
 def resume(user: object) -> None:
     """Undo `pause`. Doing so twice does no harm."""
     with _lock:
-        if id(user) in _users:
-            _users.discard(id(user))
-            _settle()
+        _users.discard(id(user))
+        _settle()
 
 
 def _settle() -> None:
@@ -45,10 +44,14 @@ def _settle() -> None:
     if _is_blind:  # it came while hooks were attached, and may have compiled them into something
         dynamo.reset()  # type: ignore[union-attr]
         _is_blind = False
-    if _users and _ours is None:
-        _before, _ours = compiler._stance, compiler.DynamoStance("force_eager")
-        compiler._set_stance(_ours)
-    elif not _users and _ours is not None:
-        if compiler._stance is _ours:  # somebody else's since then is left alone
+    # An interrupt may have come between any two of these lines: what is done goes by the stance that is there. One that
+    # somebody else has set since then is left alone.
+    if _users:
+        if _ours is None:
+            _before, _ours = compiler._stance, compiler.DynamoStance("force_eager")
+        if compiler._stance is _before:
+            compiler._set_stance(_ours)
+    elif _ours is not None:
+        if compiler._stance is _ours:
             compiler._set_stance(_before)
         _before = _ours = None

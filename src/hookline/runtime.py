@@ -14,15 +14,16 @@ from torch import nn
 
 from hookline import compiled
 from hookline.actions import Action, Begin, End, HookAction, PointAction
+from hookline.blocks import Block, covered
 from hookline.errors import HookError, HooklineError, NeverFiredWarning, SkippedHookWarning, describe
-from hookline.inside import stop_watching
+from hookline.inside import stop_watching, sweep
 from hookline.memo import with_needs
 from hookline.memory import mark_foreign
 from hookline.standing import standing_of
 from hookline.taps import Routes, active, lock, now
 
 
-class Run(Routes):
+class Run(Routes, Block):
     """What is hooked while a `with` block lasts, in the thread or task that entered it and no other.
 
     Everything is resolved and checked when it is made; entering attaches all of it or nothing; leaving, by whatever
@@ -67,23 +68,16 @@ class Run(Routes):
         if self._is_outermost():
             standing_of(self._root).forget_missed()
         self._depth = len(now.watches)
-        try:
-            self.retain(self)
-            now.starts_with_grad = torch.is_grad_enabled()
-            active.set((*(run for run in active.get() if run.is_open), self))
-            self.is_open = True
-            return self
-        except BaseException:
-            self._close()
-            raise
+        return self.begin()  # type: ignore[no-any-return]
 
+    @covered
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            self._close()
+            self._end()
         except BaseException:
-            self._close()  # an interrupt: all the more reason to finish
+            self.end()
             raise
         if not self._bounds:
             self.end_forward(has_succeeded=kind is None)
@@ -94,12 +88,27 @@ class Run(Routes):
             report_skipped(self.errors)
             self._report()
 
-    def _close(self) -> None:
+    def open(self) -> Self:
+        """Attach everything."""
+        if not now.watches and torch._C._len_torch_function_stack():
+            sweep()
+        self.retain(self)
+        now.starts_with_grad = torch.is_grad_enabled()
+        active.set((*(run for run in active.get() if run.is_open), self))
+        self.is_open = True
+        return self
+
+    def is_on(self, root: nn.Module) -> bool:
+        """Whether it is a run of this model."""
+        return self._root is root
+
+    def close(self) -> None:
         """Undo everything; doing so twice does no harm."""
         self.is_open = False
         # Not a reset to what it was before: contexts may be left in another order than they were entered.
         active.set(tuple(run for run in active.get() if run is not self))
-        stop_watching(self._depth)
+        if self.is_here:
+            stop_watching(self._depth)
         self.release(self)
         let_go()
         if self._on_exit is not None:

@@ -56,8 +56,7 @@ class Standing(Routes):
         self._hooks: list[HookAction] = []
         self.past_errors: list[HookError] = []
         """Of registered hooks that are no longer there."""
-        self._user = _User()
-        finalize(self, compiled.resume, self._user)  # also if the model goes, hooks and all
+        self._user: _User | None = None
         self.root = ref(root) if root is not None else lambda: None
 
     def new_count(self) -> Count:
@@ -129,6 +128,9 @@ class Standing(Routes):
             if tap not in after:
                 tap.standing = tuple(other for other in tap.standing if other is not self)
                 tap.release(module, self)
+        if self._user is None:
+            self._user = _User()
+            finalize(self, compiled.resume, self._user)  # also if the model is freed, hooks and all
         (compiled.pause if after else compiled.resume)(self._user)
 
 

@@ -241,15 +241,14 @@ class Tap:
 
 def _unwatched(flow: Step, value: Any) -> Any:
     """Let a value flow without being watched: what hooks compute is nothing that the model computes."""
-    if len(overrides._get_current_function_mode_stack()) == 0:  # a hook within a hook
+    stack = overrides._get_current_function_mode_stack()
+    if not stack or stack[-1] is not now.watches[-1]:  # a hook within a hook; or somebody else's is on top
         return flow(value)
     mode = overrides._pop_mode()
     try:
-        if mode is now.watches[-1]:
-            return flow(value)
+        return flow(value)
     finally:
         overrides._push_mode(mode)
-    return flow(value)  # somebody else's is on top: not ours to take off
 
 
 _taps: WeakKeyDictionary[nn.Module, WeakValueDictionary[tuple[Kind, bool], Tap]] = WeakKeyDictionary()

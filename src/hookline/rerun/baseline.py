@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from hookline.anatomy import variants as kinds
 from hookline.anatomy.trial import outcome
 from hookline.errors import HooklineError
+from hookline.modes import GradMode
 from hookline.passes import is_of_pictures
 from hookline.points import hook_action
 from hookline.rerun.changes import BEFORE_LAYERS, Change, Entries, Entry, Placed, Variant, index_of, put_all
@@ -101,7 +102,7 @@ class Baseline:
         points = [action.point for action in self.model._hook_actions(self._hooks, ())]
         return all(point.listed in ("hook_embed", "hook_pos_embed", "hook_tokens") for point in points)
 
-    @torch.no_grad()
+    @GradMode(False)
     def _run(self, keep: Sequence[str]) -> None:
         names = stream_names(self._points) if self.way != Way.PLAIN else []
         past = _empty_past(self._points.root) if self.way == Way.RESUMED else None
@@ -207,7 +208,7 @@ class Baseline:
                 logits = self._joined(some, [entries[number] for number in part.numbers], span, where)
             yield part.numbers, logits if order is None else logits[:, order]
 
-    @torch.no_grad()
+    @GradMode(False)
     def _plain(self, some: Sequence[Variant], where: list[int]) -> Tensor:
         """Every layer, for every variant."""
         placed: dict[str, list[Placed]] = {}
@@ -224,7 +225,7 @@ class Baseline:
         with Run(self._points.root, [*own, *puts], is_one_pass=True):
             return outcome(self._points.root(input_ids=self.tokens.expand(len(some), -1), **more))[:, where]
 
-    @torch.no_grad()
+    @GradMode(False)
     def _joined(self, some: Sequence[Variant], entries: Sequence[Entry], span: range, where: list[int]) -> Tensor:
         """Each variant from its first layer on; all of them from the first position of the part on."""
         rows: dict[int, list[int]] = {}

@@ -8,7 +8,6 @@ and no variant is taken through a layer where it is as the run was.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -21,7 +20,7 @@ from hookline.anatomy.resume import give_on
 from hookline.points import Site, hook_action
 from hookline.rerun.changes import Placed, put_all
 from hookline.runtime import Run
-from hookline.skipping import Give, skipping
+from hookline.skipping import Give, Skipping
 from hookline.taps import Kind
 
 if TYPE_CHECKING:
@@ -77,9 +76,7 @@ def joined_pass(
         last = anatomy.blocks[-1].module
         actions = [action for action in actions if not isinstance(action, Join)]
         skipped[last] = lambda _args, _kwargs: give_on(anatomy.kind)((joins[first],), {})
-    with ExitStack() as stack:
-        stack.enter_context(skipping(skipped))
-        stack.enter_context(Run(points.root, actions, is_one_pass=True))
+    with Skipping(points.root, skipped), Run(points.root, actions, is_one_pass=True):
         return points.root(**inputs)
 
 
