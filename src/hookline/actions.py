@@ -85,7 +85,7 @@ class Begin(Action):
         """Count from 0."""
         self.fired = True
         if not now.is_second_run:
-            self.count.begin(self.tap)
+            self.count.begin(self.tap, self.module)
             now.starts_with_grad = torch.is_grad_enabled()
             mark_foreign(tensors_in(value))
             args, kwargs = value
@@ -153,12 +153,13 @@ class PointAction(Action):
 
     def uncounted(self) -> HooklineError:
         """The error for a point that is for one call of its module, where calls are not counted."""
-        why = (
-            "a checkpointed region, where calls cannot be told apart when it recomputes; switch gradient "
-            "checkpointing off"
-            if now.is_second_run
-            else "a call of that module by itself; calls are counted in a forward pass of the whole model"
-        )
+        if now.is_second_run:
+            why = "a checkpointed region, where calls cannot be told apart when it recomputes; switch gradient "
+            why += "checkpointing off"
+        elif self.run is not None:
+            why = "another thread than that of the run, and calls in several threads have no order"
+        else:
+            why = "a call of that module by itself; calls are counted in a forward pass of the whole model"
         return HooklineError(f"is for one call of its module ({self.point.name!r}), but this is {why}")
 
 

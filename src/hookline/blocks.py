@@ -119,6 +119,11 @@ class Block:
             raise
 
 
+def find(number: int) -> Any:
+    """The open block with that `id`, if it is one."""
+    return _open.get(number)
+
+
 def end_all(root: nn.Module) -> None:
     """End every block on this model that is open in this thread, or was left by a thread that is over."""
     for block in reversed(list(_open.values())):

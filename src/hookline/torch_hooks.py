@@ -27,17 +27,19 @@ class TorchHooks(Block):
 
     def open(self) -> None:
         """Put the hooks on: those before a call also get its keywords."""
-        compiled.pause(self)
-        for module, hook in self._before:
-            module.register_forward_pre_hook(hook, with_kwargs=True)
-        for module, hook in self._after:
-            module.register_forward_hook(hook)
+        with compiled.tracing_lock():
+            compiled.pause(self)
+            for module, hook in self._before:
+                module.register_forward_pre_hook(hook, with_kwargs=True)
+            for module, hook in self._after:
+                module.register_forward_hook(hook)
 
     def close(self) -> None:
         """Take them off."""
-        for module, hook in (*self._before, *self._after):
-            take_off(module, hook)
-        compiled.resume(self)
+        with compiled.tracing_lock():
+            for module, hook in (*self._before, *self._after):
+                take_off(module, hook)
+            compiled.resume(self)
 
 
 def take_off(module: nn.Module, hook: Callable[..., Any]) -> None:

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 
+from hookline import compiled
 from hookline.anatomy.trial import outcome
 from hookline.blocks import Block, surely
 from hookline.errors import HooklineError
@@ -135,7 +136,7 @@ class WeightProcessing:
         """Do one step and prove it; if it is refused or changes the outcome, undo it and give the reason."""
         done = len(swaps)
         try:
-            with lock, Unhooked(self.module), GradMode(False):
+            with compiled.tracing_lock(), lock, Unhooked(self.module), GradMode(False):
                 before = self._outcome()
                 self._do(name, swaps, _ROUNDING.get(before.dtype, 5e-2))
                 self._prove(before, is_shifted=name == "center_unembed")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from hookline import compiled
 from hookline.errors import HooklineError
 from hookline.factored import FactoredMatrix
 from hookline.processing.readers import Unhooked
@@ -33,7 +34,7 @@ def refactor(model: HookedTransformer) -> Swaps:
             f"{cfg.n_key_value_heads or cfg.n_heads} keys for {cfg.n_heads} queries"
         )
     swaps = Swaps()
-    with lock, Unhooked(model.module):
+    with compiled.tracing_lock(), lock, Unhooked(model.module):
         before = model._outcome().double()
         try:
             for layer in range(cfg.n_layers):
