@@ -199,7 +199,7 @@ def test_context(net) -> None:
     net.layers.register_hook("fc1", hook)
     net.layers.register_hook("fc2", other)
     assert hook.context.model is net
-    assert hook.context.layers is net.layers
+    assert hook.context.layers.ids() == net.layers.ids() == [hook.id, other.id]
     assert hook.context.store is net.layers.store
     assert hook.context.hooks == [hook, other]
     assert "fc2" in repr(net.layers)

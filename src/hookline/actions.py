@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +53,21 @@ class Action:
         self.fired = False
         self.why_not: str | None = None
         self.is_permanent = False
-        self.run: Run | None = None
+        self._run: ref[Run] | None = None
+
+    @property
+    def run(self) -> Run | None:
+        """The run that it belongs to; None for a standing one, and once the run is freed."""
+        return None if self._run is None else self._run()
+
+    @property
+    def is_standing(self) -> bool:
+        """Whether it belongs to no run."""
+        return self._run is None
+
+    def belong_to(self, run: Run) -> None:
+        """Be of this run, which holds it, so it does not hold the run."""
+        self._run = ref(run)
 
     module: nn.Module
     tap: Tap
@@ -110,8 +125,9 @@ class End(Action):
         """Count no more."""
         if not now.is_second_run:
             self.count.end()
-            if self.run is not None:
-                self.run.end_forward(has_succeeded=value is not None)
+            run = self.run
+            if run is not None:
+                run.end_forward(has_succeeded=value is not None)
         return value
 
 
@@ -139,8 +155,8 @@ class PointAction(Action):
 
     def keep_for_second_run(self) -> None:
         """Act again when the checkpointed region recomputes that is running now, if it is one."""
-        if self.run is not None and now.starts_with_grad:
-            keep_for_second_run(self.run)
+        if now.starts_with_grad and (run := self.run) is not None:
+            keep_for_second_run(run)
 
     def is_for_this_call(self) -> bool:
         """Whether the point is for every call of its module, or just for the one going on."""
@@ -156,7 +172,7 @@ class PointAction(Action):
         if now.is_second_run:
             why = "a checkpointed region, where calls cannot be told apart when it recomputes; switch gradient "
             why += "checkpointing off"
-        elif self.run is not None:
+        elif not self.is_standing:
             why = "another thread than that of the run, and calls in several threads have no order"
         else:
             why = "a call of that module by itself; calls are counted in a forward pass of the whole model"
@@ -182,7 +198,7 @@ class HookAction(PointAction):
         self.experts = expert_count(point)
         self.invoke = self.caller()
         self.errors: list[HookError] = []
-        """What was skipped, of an action that belongs to no run."""
+        """What was skipped: of all actions of its run, if it belongs to one."""
 
     def caller(self) -> Caller:
         """How to call the hook."""
@@ -271,14 +287,15 @@ class HookAction(PointAction):
         from hookline.runtime import report_skipped
 
         self.fired = True
-        errors = self.run.errors if self.run is not None else self.errors
-        known = next((each for each in errors if each.hook is failure.hook and each.point is failure.point), None)
+        failure.let_go()
+        known = next((each for each in self.errors if each.hook is failure.hook and each.point is failure.point), None)
         if known is None:
-            errors.append(failure)
+            self.errors.append(failure)
         else:
             known.times += 1
-        is_over = self.run is not None and not self.run.is_open
-        if self.point.standing.is_news(self) if self.run is None else is_over and known is None:
+        run = self.run
+        is_over = run is None or not run.is_open
+        if self.point.standing.is_news(self) if self.is_standing else is_over and known is None:
             report_skipped([failure])
 
     def ask(self, given: Any, call: int | None) -> Any:
@@ -324,8 +341,8 @@ class HookAction(PointAction):
             hook_id=self.registered or getattr(self.hook, "id", None),
             original_error=original,
         )
-        if self.run is not None and self.on_error != "skip":
-            self.run.note(failure)
+        if self.on_error != "skip" and (run := self.run) is not None:
+            run.note(failure)
         return failure
 
     def uncounted(self) -> HooklineError:

@@ -39,9 +39,7 @@ class HookedModule(Hooked):
     @property
     def layers(self) -> Layers:
         """The registry of hooks that stay: `net.layers.register_hook("fc1", hook)`. See `hooks/registry.py`."""
-        if "_layers" not in vars(self):
-            vars(self)["_layers"] = Layers(self)
-        return vars(self)["_layers"]
+        return Layers(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module, with whatever hooks are active."""
@@ -74,7 +72,7 @@ class HookedModule(Hooked):
             super().__setattr__(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_points", "_layers")}
+        return {name: value for name, value in vars(self).items() if name not in ("_points", "_store")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)

@@ -18,6 +18,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import translate
 from typing import Any, Protocol, TypeAlias, runtime_checkable
+from weakref import ref
 
 import torch
 from torch import nn
@@ -66,10 +67,20 @@ class Points:
             events = [(path, kind) for path, kind in events if isinstance(self._modules[path], HookPoint)]
         self._last_links = [links[-1] for links in self._links.values() if links]
         self._sizes = [(module._modules, len(module._modules)) for module in self._paths]
-        self.hook_dict: dict[str, HookPoint] = PointDict(self)
+        self._listed: dict[str, HookPoint] = {}
+        self._shown: Callable[[], PointDict | None] = lambda: None
         for path, kind in events:
             point = self._point(path, kind)
-            self.hook_dict[point.name] = point
+            self._listed[point.name] = point
+
+    @property
+    def hook_dict(self) -> dict[str, HookPoint]:
+        """All points by name, in the order in which they fire. It holds these points, so they do not hold it."""
+        shown = self._shown()
+        if shown is None:
+            shown = PointDict(self, self._listed)
+            self._shown = ref(shown)
+        return shown
 
     def _walk(self, module: nn.Module, path: str, links: tuple[_Link, ...]) -> Iterator[tuple[str, Kind]]:
         """The events of a module and all below it, as near to the order in which they fire as can be told."""
@@ -135,7 +146,7 @@ class Points:
         match = _NAME.fullmatch(name)
         event = self._event(match["base"]) if match else None
         if match is None or event is None:
-            raise unknown_point(name, self.hook_dict, hint=self.hint if _CLASSIC.match(name) else "")
+            raise unknown_point(name, self._listed, hint=self.hint if _CLASSIC.match(name) else "")
         point, keys = self._point(*event), _keys(match["items"])
         only = int(match["call"]) if match["call"] else None
         if not keys:
@@ -194,7 +205,7 @@ class Points:
             match = _NAME.fullmatch(name)
             event = self._event(match["base"]) if match else None
             if match is None or event is None:
-                raise unknown_point(name, self.hook_dict)
+                raise unknown_point(name, self._listed)
             return self._point(*event).name + name[len(match["base"]) :]
         return self._point(*event).name
 
@@ -233,7 +244,7 @@ class Points:
         if isinstance(names, Iterable) and not isinstance(names, bytes):
             every = [point for each in names for point in self._select(each)]
             if not every:
-                raise no_match(names, self.hook_dict)
+                raise no_match(names, self._listed)
             chosen: dict[tuple[Site, int | None], HookPoint] = {}
             for point in every:
                 chosen.setdefault((point.site, point.only), point)
@@ -244,21 +255,21 @@ class Points:
         )
 
     def _all(self) -> list[HookPoint]:
-        if not self.hook_dict:
+        if not self._listed:
             raise UnknownPointError("no HookPoint is placed in this model: ask for modules' inputs and outputs by name")
-        return [*self.hook_dict.values()]
+        return [*self._listed.values()]
 
     def _by_name(self, name: str) -> list[HookPoint]:
-        if name in self.hook_dict or ("*" not in name and "?" not in name):
+        if name in self._listed or ("*" not in name and "?" not in name):
             return [self.find(name)]
         # Square brackets are part of a name here, not of the glob.
         pattern = re.compile(translate(name.replace("[", "[[]")))
         return self._matching(name, lambda candidate: pattern.match(candidate) is not None)
 
     def _matching(self, asked: object, predicate: Callable[[str], Any]) -> list[HookPoint]:
-        chosen = [point for name, point in self.hook_dict.items() if predicate(name)]
+        chosen = [point for name, point in self._listed.items() if predicate(name)]
         if not chosen:
-            raise no_match(asked, self.hook_dict)
+            raise no_match(asked, self._listed)
         return chosen
 
     def _own(self, point: HookPoint) -> HookPoint:
@@ -271,7 +282,7 @@ class Points:
 
     def _path_of(self, module: nn.Module) -> str:
         if module not in self._paths:
-            raise unknown_point(type(module).__name__, self.hook_dict, hint="That module is not in this model.")
+            raise unknown_point(type(module).__name__, self._listed, hint="That module is not in this model.")
         return self._paths[module]
 
     def is_current(self, point: HookPoint) -> bool:
@@ -306,8 +317,8 @@ class PointsHolder(Protocol):
 class PointDict(dict[str, HookPoint]):
     """Points by name; a name that is not listed is looked for among the other spellings."""
 
-    def __init__(self, points: Points) -> None:
-        super().__init__()
+    def __init__(self, points: Points, listed: dict[str, HookPoint]) -> None:
+        super().__init__(listed)
         self._points = points
 
     def __missing__(self, name: str) -> HookPoint:

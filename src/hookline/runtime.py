@@ -54,13 +54,15 @@ class Run(Routes, Block):
         self._depth = 0
         self.is_open = False
         for action in self.actions:
-            action.run = self
+            action.belong_to(self)
+        self._share_errors()
 
     def __enter__(self) -> Self:
         if self.is_open:
             raise HooklineError("this context is open already: make another one with hooks(…)")
         if self.errors:  # of an earlier time; whoever has them keeps them
             self.errors = []
+            self._share_errors()
         for action in self.actions:
             if isinstance(action, HookAction):
                 action.check_place()
@@ -70,6 +72,11 @@ class Run(Routes, Block):
             standing_of(self.root).forget_missed()
         self._depth = len(now.watches)
         return self.begin()  # type: ignore[no-any-return]
+
+    def _share_errors(self) -> None:
+        for action in self.actions:
+            if isinstance(action, HookAction):
+                action.errors = self.errors
 
     @covered
     def __exit__(

@@ -97,6 +97,8 @@ class Count(threading.local):
         """It is over, one way or another."""
         if self._passes:
             self._passes.pop()
+        if not self._passes and not self.is_home:
+            self._calls = {}  # what is local to a thread keeps alive what it has
 
     def next(self, tap: Tap) -> None:
         """One more call."""

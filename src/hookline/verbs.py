@@ -293,12 +293,18 @@ class Hooked:
             hook.check_points(points)
             hook.check_target(points, self._points)
             hook.attached(self)
-        undo = [point.add_hook(hook, dir, is_permanent=is_permanent, prepend=prepend) for point in points]
+        undo: list[Callable[[], None]] = []
 
         def remove() -> None:
             for one in undo:
                 one()
 
+        try:
+            for point in points:
+                undo.append(point.add_hook(hook, dir, is_permanent=is_permanent, prepend=prepend))
+        except BaseException:
+            remove()
+            raise
         return remove
 
     def add_perma_hook(self, name: Filter, hook: HookFunction, dir: Direction = "fwd") -> Callable[[], None]:
@@ -396,9 +402,14 @@ class _Stay:
             action.errors = self.errors
 
     def __enter__(self) -> Self:
-        for action in self._actions:
-            action.point.standing.add(action)
-        return self
+        try:
+            for action in self._actions:
+                action.point.standing.add(action)
+            return self
+        except BaseException:
+            for action in self._actions:
+                action.point.standing.remove(lambda other, action=action: other is action)  # type: ignore[misc]
+            raise
 
     def __exit__(self, *_: object) -> None:
         if self._clears:

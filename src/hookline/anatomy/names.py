@@ -13,7 +13,7 @@ from hookline.anatomy.dialects import advice, classic_name, other_names
 from hookline.anatomy.listing import classic_points
 from hookline.anatomy.roles import Anatomy, find_anatomy
 from hookline.errors import UnavailablePointError, UnknownPointError, no_match, unknown_point
-from hookline.names import Filter, PointDict, Points
+from hookline.names import Filter, Points
 from hookline.points import HookPoint, Site
 from hookline.standing import Standing
 
@@ -29,18 +29,18 @@ class ModelPoints(Points):
         """Look at the model's modules anew."""
         self.anatomy = find_anatomy(self.root) or self.anatomy
         super().refresh()
-        self._native = self.hook_dict
+        self._native = self._listed
         self._specs: dict[str, Spec] = {spec.name: spec for spec in classic_points(self.anatomy)}
-        self.hook_dict = PointDict(self)
+        self._listed = {}
         for name, spec in self._specs.items():
             if spec.site is not None:
-                self.hook_dict[name] = HookPoint.found(name, spec.site, self.standing, spec.axes, spec.only)
-        self._classic_at = {(point.site, point.only): name for name, point in self.hook_dict.items()}
+                self._listed[name] = HookPoint.found(name, spec.site, self.standing, spec.axes, spec.only)
+        self._classic_at = {(point.site, point.only): name for name, point in self._listed.items()}
         self._stacks = {stack.name: len(stack.blocks) for stack in self.anatomy.every_stack}
 
     def _all(self) -> list[HookPoint]:
         """Without those that are worked out only when asked for."""
-        return [point for name, point in self.hook_dict.items() if not self._specs[name].is_on_request]
+        return [point for name, point in self._listed.items() if not self._specs[name].is_on_request]
 
     @property
     def specs(self) -> dict[str, Spec]:
@@ -60,8 +60,8 @@ class ModelPoints(Points):
         if re.fullmatch(r"-?\d+", base) and base not in self._native:
             base = f"{self.layer(int(base))}.hook_resid_post"
         classic = base if base in self._specs else classic_name(base, self._stacks)
-        if classic in self.hook_dict:
-            point = self.hook_dict[classic]
+        if classic in self._listed:
+            point = self._listed[classic]
             return point.asked_as(name, int(call) if call else point.only)
         if classic in self._specs:
             raise UnavailablePointError(f"{name!r} is not to be had in this model: {self._specs[classic].why}")
@@ -70,7 +70,7 @@ class ModelPoints(Points):
         except UnavailablePointError:
             raise
         except UnknownPointError:
-            known = [*self.hook_dict, *self._native]
+            known = [*self._listed, *self._native]
             raise unknown_point(name, known, hint=advice(base, self._stacks)) from None
 
     def _select(self, names: Filter | tuple[Any, ...] | int) -> list[HookPoint]:
@@ -82,14 +82,14 @@ class ModelPoints(Points):
 
     def _matching(self, asked: object, predicate: Callable[[str], Any]) -> list[HookPoint]:
         """Classic names first; if none matches a glob or regex, native ones."""
-        chosen = [point for name, point in self.hook_dict.items() if predicate(name)]
+        chosen = [point for name, point in self._listed.items() if predicate(name)]
         if not chosen and isinstance(asked, str):
-            others = {name: other_names(name, self._stacks) for name in self.hook_dict}
-            chosen = [self.hook_dict[name] for name, names in others.items() if any(map(predicate, names))]
+            others = {name: other_names(name, self._stacks) for name in self._listed}
+            chosen = [self._listed[name] for name, names in others.items() if any(map(predicate, names))]
         if not chosen and not callable(asked):
             chosen = [point for name, point in self._native.items() if predicate(name)]
         if not chosen:
-            raise no_match(asked, self.hook_dict)
+            raise no_match(asked, self._listed)
         return chosen
 
     def is_on_request(self, name: str) -> bool:

@@ -21,7 +21,7 @@ class Swaps:
         old = module._parameters[name]
         like = old if old is not None else module._parameters["weight"]
         assert like is not None
-        with torch.inference_mode(False), GradMode(False):
+        with torch._C._InferenceMode(False), GradMode(False):  # whose exits no interrupt can skip
             new = nn.Parameter(value.detach().to(like.device, like.dtype).clone(), requires_grad=like.requires_grad)
         self._done.append((module, name, old, new))  # first: an interrupt in between leaves nothing that is not noted
         module._parameters[name] = new
