@@ -63,7 +63,7 @@ class HookError(HooklineError):
 
     def let_go(self) -> None:
         """Keep the traceback as a note: the traceback itself would keep every activation of the pass alive."""
-        errors: list[BaseException] = [self]
+        errors: list[BaseException] = [self] if self.original_error is None else [self, self.original_error]
         for error in errors:
             errors += [each for each in (error.__cause__, error.__context__) if each is not None and each not in errors]
         lines = [line for error in reversed(errors[1:]) for line in format_tb(error.__traceback__)]
