@@ -24,7 +24,7 @@ def state_of(module: nn.Module) -> dict[str, Any]:
     """Everything on a model and in this thread that a run may change."""
     modules = dict(module.named_modules())
     return {
-        "torch hooks": {(name, place): list(getattr(each, place)) for name, each in modules.items() for place in _PLACES},
+        "hooks": {(name, place): list(getattr(each, place)) for name, each in modules.items() for place in _PLACES},
         "parameters": {(name, key): id(x) for name, each in modules.items() for key, x in each._parameters.items()},
         "training": {name: each.training for name, each in modules.items()},
         "detours": {name: vars(each).get("_compiled_call_impl") for name, each in modules.items()},

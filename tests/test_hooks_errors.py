@@ -283,11 +283,9 @@ def test_errors_that_are_kept_hold_no_activation(net, x, direction) -> None:
         seen.append(weakref.ref(h))
         raise ValueError("oh")
 
+    hooks = {f"{direction}_hooks": [("act", fails)]}
     with pytest.warns(SkippedHookWarning):
-        if direction == "fwd":
-            net.run_with_hooks(x, fwd_hooks=[("act", fails)], on_error="skip")
-        else:
-            net.run_with_hooks(x, bwd_hooks=[("act", fails)], on_error="skip").sum().backward()
+        net.run_with_hooks(x, **hooks, on_error="skip").sum().backward()
     (error,) = net.last_errors
     assert [ref() for ref in seen] == [None]
     assert error.__traceback__ is None

@@ -195,7 +195,9 @@ WORK = ("run_with_hooks", "hooks", "cache", "run_with_cache", "stop", "start", "
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WORK)
 # Python drops an interrupt that arrives in a finalizer, and says so; nobody can raise it there.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::hookline.errors.HooklineWarning")
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::hookline.errors.HooklineWarning"
+)
 def test_signals_at_random_instants_leave_nothing(name) -> None:
     """3,600 signals in all."""
     model = hookline.load("tinyworld")

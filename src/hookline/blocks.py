@@ -1,9 +1,9 @@
 """Blocks: `with` blocks that undo what they did, also when an interrupt arrives while they are left.
 
-Python raises `KeyboardInterrupt`, or whatever a signal handler raises, at certain instructions. One of them is the entry
-of a function, before its first line, where no `try` of the function applies. A signal that arrives while an exception
-unwinds or tensors are freed is raised there: on the way into `__exit__`, which then has not begun. `covered` extends a
-function's first `try` to that instruction.
+Python raises `KeyboardInterrupt`, or whatever a signal handler raises, at certain instructions. One of them is the
+entry of a function, before its first line, where no `try` of the function applies. A signal that arrives while an
+exception unwinds or tensors are freed is raised there: on the way into `__exit__`, which then has not begun. `covered`
+extends a function's first `try` to that instruction.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def covered(function: _F) -> _F:
 
 
 def _entries(table: bytes) -> Iterator[tuple[int, ...]]:
-    """The rows of an exception table: start, length, target, depth. The format is in CPython's exception_handling_notes."""
+    """The rows of an exception table: start, length, target, depth. See CPython's notes on exception handling."""
     numbers: list[int] = []
     value = 0
     for byte in table:

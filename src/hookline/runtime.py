@@ -71,7 +71,7 @@ class Run(Routes, Block):
         if self._is_outermost():
             standing_of(self.root).forget_missed()
         self._depth = len(now.watches)
-        return self.begin()  # type: ignore[no-any-return]
+        return self.begin()
 
     def _share_errors(self) -> None:
         for action in self.actions:
@@ -200,7 +200,7 @@ def report_elsewhere(calls: Mapping[nn.Module, str], root: nn.Module) -> None:
     text = (
         "modules with hooks were called in another thread too, where the hooks were not called:\n"
         + "\n".join(lines)
-        + "\nHooks belong to the thread that opened the run. If the model starts threads itself, let it start them with "
+        + "\nHooks belong to the thread that opened the run. If the model starts threads itself, it can start them with "
         "contextvars.copy_context().run"
     )
     warnings.warn(text, NeverFiredWarning, stacklevel=users_level())

@@ -202,4 +202,4 @@ class ProcessedWeights(Block):
 
     def __enter__(self) -> Processing:
         """What was done to the weights."""
-        return self.begin()  # type: ignore[no-any-return]
+        return self.begin()

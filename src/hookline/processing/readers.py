@@ -44,9 +44,7 @@ def reading_of(root: nn.Module, norms: Iterable[nn.Module], run: Callable[[], An
         read.setdefault(module, set()).update({norm for norm in given if norm is not None} or {None})
 
     with_weights = [module for module in root.modules() if any(p is not None for p in module._parameters.values())]
-    with TorchHooks(
-        before=[(module, before) for module in with_weights], after=[(norm, after_norm) for norm in norms]
-    ):
+    with TorchHooks(before=[(module, before) for module in with_weights], after=[(norm, after_norm) for norm in norms]):
         run()
     found = {norm: _innermost(norm, read) for norm in norms}
     for norm, modules in found.items():
