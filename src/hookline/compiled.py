@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -69,7 +70,8 @@ def _settle() -> None:
 def _install(dynamo: ModuleType) -> None:
     global _ours
     if _ours is None:
-        _ours = _stance_over(dynamo.eval_frame._stance)
+        before = dynamo.eval_frame._stance
+        _ours = _stance_class(type(before))(before)
     if dynamo.eval_frame._stance is _ours.before:
         dynamo.eval_frame._set_stance(_ours)
 
@@ -83,39 +85,41 @@ def _uninstall(dynamo: ModuleType) -> None:
     _ours = None
 
 
-def _stance_over(before: Any) -> Any:
-    """A stance that is "force_eager" while there are users, and otherwise the one that was there before.
+@cache
+def _stance_class(base: type[Any]) -> type[Any]:
+    """Of a stance that is "force_eager" while there are users, and otherwise the one that was there before.
 
     The compiler asks for its stance several times in one call, and fails if the answers differ: other threads' calls
     that began under the one are not to see the other before they are over.
     """
 
-    class Stance(type(before)):  # type: ignore[misc]
-        def __init__(self) -> None:
+    class Stance(base):  # type: ignore[misc]
+        def __init__(self, before: Any) -> None:
             self.before = before
             self._eager: set[int] = set()  # the threads whose last call began while there were users
 
         def is_needed(self) -> bool:
             """Whether a call of another thread that began under it may still be going on."""
-            self._eager &= sys._current_frames().keys() - {threading.get_ident()}
+            if self._eager:
+                self._eager &= sys._current_frames().keys() - {threading.get_ident()}
             return bool(self._eager)
 
         @property
         def stance(self) -> Any:
-            thread, asking = threading.get_ident(), sys._getframe(1)
-            if _begins_a_call(asking):
+            thread = threading.get_ident()
+            if _begins_a_call(sys._getframe(1)):
                 (self._eager.add if _users else self._eager.discard)(thread)
-            return "force_eager" if thread in self._eager else before.stance
+            return "force_eager" if thread in self._eager else self.before.stance
 
         @property
         def skip_guard_eval_unsafe(self) -> bool:
-            return bool(before.skip_guard_eval_unsafe)
+            return bool(self.before.skip_guard_eval_unsafe)
 
         @property
         def backend(self) -> Any:
-            return before.backend
+            return self.before.backend
 
-    return Stance()
+    return Stance
 
 
 def _begins_a_call(frame: Any) -> bool:

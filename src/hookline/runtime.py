@@ -200,8 +200,8 @@ def report_elsewhere(calls: Mapping[nn.Module, str], root: nn.Module) -> None:
     text = (
         "modules with hooks were called in another thread too, where the hooks were not called:\n"
         + "\n".join(lines)
-        + "\nHooks belong to the thread that opened the run. If the model starts threads itself, it can start them with "
-        "contextvars.copy_context().run"
+        + "\nHooks belong to the thread that opened the run. If the model starts threads itself, it can start them "
+        "with contextvars.copy_context().run"
     )
     warnings.warn(text, NeverFiredWarning, stacklevel=users_level())
 

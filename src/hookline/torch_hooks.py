@@ -47,6 +47,6 @@ def take_off(module: nn.Module, hook: Callable[..., Any]) -> None:
     before = module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs
     after = module._forward_hooks, module._forward_hooks_with_kwargs, module._forward_hooks_always_called
     for hooks, *flags in (before, after):
-        for key in [key for key, each in list(hooks.items()) if each is hook]:  # type: ignore[attr-defined]
+        for key in [key for key, each in list(hooks.items()) if each is hook]:
             for place in (*flags, hooks):
                 place.pop(key, None)
