@@ -71,7 +71,7 @@ def _install(dynamo: ModuleType) -> None:
     global _ours
     if _ours is None:
         before = dynamo.eval_frame._stance
-        _ours = _stance_class(type(before))(before)
+        _ours = _stance_class(type(before))(before)  # type: ignore[arg-type]
     if dynamo.eval_frame._stance is _ours.before:
         dynamo.eval_frame._set_stance(_ours)
 

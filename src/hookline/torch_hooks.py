@@ -49,4 +49,4 @@ def take_off(module: nn.Module, hook: Callable[..., Any]) -> None:
     for hooks, *flags in (before, after):
         for key in [key for key, each in list(hooks.items()) if each is hook]:
             for place in (*flags, hooks):
-                place.pop(key, None)
+                place.pop(key, None)  # type: ignore[attr-defined]
