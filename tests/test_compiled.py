@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -167,3 +168,59 @@ def test_a_stance_set_inside_a_context_is_left_alone(backend, x) -> None:
         torch.compiler.set_stance("eager_on_recompile")
     assert torch._dynamo.eval_frame._stance.stance == "eager_on_recompile"
     torch.compiler.set_stance("default")
+
+
+@pytest.mark.parametrize("is_same_model", [True, False])
+def test_compiling_in_one_thread_while_another_hooks(backend, x, is_same_model) -> None:
+    """Hooks come and go while graphs are traced and while `fullgraph=True` asks whether anything was compiled."""
+    module = MLP()
+    bare, net, is_over, failed = module(x), hookline.hook(module if is_same_model else MLP()), threading.Event(), []
+
+    def hook() -> None:
+        try:
+            while not is_over.is_set():
+                with net.hooks(fwd_hooks=[("act", torch.zeros_like)]):
+                    net(x)
+        except Exception as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=hook)
+    thread.start()
+    try:
+        for _ in range(6 if is_same_model else 25):
+            call = torch.compile(module, backend=backend, fullgraph=True)
+            assert torch.allclose(call(x), bare)
+            torch._dynamo.reset()
+    finally:
+        is_over.set()
+        thread.join()
+    assert failed == []
+    assert torch.allclose(torch.compile(module, backend=backend, fullgraph=True)(x), bare)
+    assert backend.graphs
+
+
+def test_calls_that_began_without_the_compiler_end_so(backend, x) -> None:
+    """A run of another thread that ends in the middle of one does not count as a failure to compile."""
+    net, inside, goes_on = hookline.hook(MLP()), threading.Event(), threading.Event()
+    ready = threading.Event()
+
+    def wait(x):
+        inside.set()
+        goes_on.wait(10)
+        return x + 1
+
+    def hook() -> None:
+        with net.hooks(fwd_hooks=[("act", torch.zeros_like)]):
+            ready.set()
+            inside.wait(10)
+            net(x)
+        goes_on.set()
+
+    thread = threading.Thread(target=hook)
+    thread.start()
+    ready.wait(10)
+    assert torch.equal(torch.compile(wait, backend=backend, fullgraph=True)(x), x + 1)
+    thread.join()
+    assert backend.graphs == 0
+    assert torch.equal(torch.compile(lambda x: x + 1, backend=backend, fullgraph=True)(x), x + 1)
+    assert backend.graphs == 1

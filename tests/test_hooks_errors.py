@@ -1,5 +1,7 @@
 """What happens when a hook fails: the run stops, or goes on without it."""
 
+import weakref
+
 import pytest
 import torch
 from networks import fill, hook_count
@@ -270,3 +272,22 @@ def test_a_tensor_without_data_is_an_error_of_the_hook(net, x) -> None:
     for hook in (lambda h: h.to("meta"), FunctionController(None, lambda h: h.to("meta"))):
         with pytest.raises(HookError, match="without data"):
             net.run_with_hooks(x, fwd_hooks=[("fc1", hook)])
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+def test_errors_that_are_kept_hold_no_activation(net, x, direction) -> None:
+    """A traceback holds its frames, and they every tensor of the pass."""
+    seen = []
+
+    def fails(h):
+        seen.append(weakref.ref(h))
+        raise ValueError("oh")
+
+    hooks = {f"{direction}_hooks": [("act", fails)]}
+    with pytest.warns(SkippedHookWarning):
+        net.run_with_hooks(x, **hooks, on_error="skip").sum().backward()
+    (error,) = net.last_errors
+    assert [ref() for ref in seen] == [None]
+    assert error.__traceback__ is None
+    assert isinstance(error.original_error, ValueError)
+    assert 'raise ValueError("oh")' in "".join(error.__notes__)

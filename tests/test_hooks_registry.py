@@ -199,7 +199,7 @@ def test_context(net) -> None:
     net.layers.register_hook("fc1", hook)
     net.layers.register_hook("fc2", other)
     assert hook.context.model is net
-    assert hook.context.layers is net.layers
+    assert hook.context.layers.ids() == net.layers.ids() == [hook.id, other.id]
     assert hook.context.store is net.layers.store
     assert hook.context.hooks == [hook, other]
     assert "fc2" in repr(net.layers)
@@ -355,3 +355,43 @@ def test_whatever_is_registered_can_be_switched_off(hook) -> None:
     model.layers.enable(hook)
     assert torch.equal(model(tokens), changed)
     model.layers.unregister_all()
+
+
+def test_a_hook_that_is_refused_stays_as_it_was(net, x) -> None:
+    bare, hook = net(x), Zero()
+    taken = net.layers.register_hook("act", torch.relu, hook_id="taken")
+    for layer, kind in [("nope", "pre_forward"), (["fc1", "fc2"], "pre_forward"), ("fc1", "sideways")]:
+        with pytest.raises(HooklineError):
+            net.layers.register_hook(layer, hook, kind)
+        assert hook.hook_type is HookType.FORWARD
+        assert hook.layer_signature is None
+    with pytest.raises(HooklineError, match="has an id"):
+        net.layers.register_hook("fc1", hook, "pre_forward", hook_id="another")
+    assert hook.hook_type is HookType.FORWARD
+    net.layers.unregister_hook(taken)
+    net.layers.register_hook("fc1", hook)
+    assert not torch.equal(net(x), bare)
+    net.layers.unregister_all()
+
+
+def test_a_registered_hook_keeps_its_type(net, x) -> None:
+    """Where it is registered already it is called as what it was registered as."""
+    hook, other = Zero(), hookline.hook(MLP())
+    net.layers.register_hook("fc1", hook)
+    for each in (net, other):
+        with pytest.raises(HooklineError, match="registered already, as 'forward'"):
+            each.layers.register_hook("fc2", hook, "pre_forward")
+    net(x)
+    net.layers.unregister_all()
+
+
+def test_a_hook_is_added_at_all_points_or_at_none(net) -> None:
+    class Picky(Zero):
+        def action(self, point, dir, *, prepend=False):
+            if point.name == "fc2":
+                raise HooklineError("not there")
+            return super().action(point, dir, prepend=prepend)
+
+    with pytest.raises(HooklineError, match="not there"):
+        net.add_hook(["fc1", "fc2"], Picky())
+    assert not any(point.has_hooks() for point in net.hook_points())

@@ -8,6 +8,7 @@ import weakref
 import pytest
 import torch
 from networks import MLP, fill, has_taps, hook_count, zero
+from tiny_models import nudged
 
 import hookline
 from hookline import HooklineError
@@ -99,3 +100,55 @@ def test_no_module_is_kept_alive(x) -> None:
     gc.collect()
     assert alive() is None
     assert not any(has_taps(m) for m in hookline.taps._taps)
+
+
+@pytest.fixture
+def no_collector():
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def use_nothing(_net, _x):
+    pass
+
+
+def use_points(net, _x):
+    assert net.hook_dict["fc1.output"].name == "fc1.output"
+
+
+def use_hooks(net, x):
+    net.run_with_hooks(x, fwd_hooks=[("fc1", torch.relu)], bwd_hooks=[("act", torch.relu)])
+    with net.hooks(fwd_hooks=[("fc1", torch.relu)]):
+        net(x)
+
+
+def use_cache(net, x):
+    net.run_with_cache(x)
+
+
+def use_registry(net, x):
+    hook_id = net.layers.register_hook("fc1", torch.relu)
+    net(x)
+    net.layers.unregister_hook(hook_id)
+
+
+@pytest.mark.parametrize("use", [use_nothing, use_points, use_hooks, use_cache, use_registry])
+@pytest.mark.usefixtures("no_collector")
+def test_a_model_is_freed_with_its_wrapper_by_reference_count(x, use) -> None:
+    module = MLP()
+    net, alive = hookline.hook(module), weakref.ref(module)
+    use(net, x)
+    del net, module
+    assert alive() is None
+
+
+@pytest.mark.parametrize("use", [use_nothing, lambda model, _: model.blocks[0].attn.hook_z, use_cache])
+@pytest.mark.usefixtures("no_collector")
+def test_a_language_model_is_freed_with_its_wrapper_by_reference_count(use) -> None:
+    module = nudged("gpt2")
+    model, alive = hookline.hook(module), weakref.ref(module)
+    use(model, model.example_tokens())
+    del model, module
+    assert alive() is None

@@ -1,6 +1,7 @@
 """Runs: whatever is raised, in whatever thread, beside whoever else's hooks."""
 
 import asyncio
+import contextvars
 import linecache
 import sys
 import threading
@@ -8,7 +9,7 @@ from collections import OrderedDict
 
 import pytest
 import torch
-from networks import MLP, fill, hook_count, zero
+from networks import MLP, Twice, fill, hook_count, zero
 from torch import nn
 
 import hookline
@@ -111,11 +112,9 @@ def test_interrupts_at_any_moment_leave_nothing(x) -> None:
             nonlocal seen
             if "hookline" not in frame.f_code.co_filename:
                 return None
-            # Python delivers an interrupt after a call, not between a `with` block and the release of its lock; and
-            # nobody can do anything about one that comes when `__exit__` has not begun.
+            # Python delivers an interrupt after a call, not between a `with` block and the release of its lock.
             line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
-            begins_exit = frame.f_code.co_name == "__exit__" and line == "try:"
-            if event == "line" and not line.endswith("lock:") and not begins_exit:
+            if event == "line" and not line.endswith("lock:"):
                 seen += 1
                 if seen == limit:
                     sys.settrace(None)
@@ -284,3 +283,115 @@ def test_all_hooks_of_a_module_thrown_away(net, x) -> None:
         net.module.fc1._forward_hooks = OrderedDict()
     net.run_with_cache(x)
     assert hook_count(net.module) == 0
+
+
+def test_calls_are_counted_in_each_thread_by_itself(x) -> None:
+    """Two passes at once, in threads that share the run by their context."""
+    together, begins = threading.Barrier(2), []
+
+    class Meeting(Twice):
+        def forward(self, x):
+            together.wait(10)
+            for _ in range(3):
+                x = self.cell(x)
+                together.wait(10)
+            return x
+
+    net = hookline.hook(Meeting())
+    cell = net.module.cell
+
+    async def both():
+        return await asyncio.gather(asyncio.to_thread(net, x), asyncio.to_thread(net, x))
+
+    expected = cell(cell(torch.zeros_like(x)))
+    with net.hooks(fwd_hooks=[("cell#0", fill(0)), ("cell", lambda h, hook: begins.append(hook.call))]):
+        outputs = asyncio.run(both())
+    assert all(torch.equal(out, expected) for out in outputs)
+    assert sorted(begins) == [0, 0, 1, 1, 2, 2]
+
+
+class Parallel(nn.Module):
+    """Calls a module in its own thread and in another one, with or without the context."""
+
+    def __init__(self, *, has_context: bool) -> None:
+        super().__init__()
+        self.fc, self.has_context = nn.Linear(4, 4), has_context
+
+    def forward(self, x):
+        found = []
+        work = (lambda: found.append(self.fc(x))) if not self.has_context else None
+        context = contextvars.copy_context()
+        thread = threading.Thread(target=work or (lambda: context.run(lambda: found.append(self.fc(x)))), name="worker")
+        thread.start()
+        thread.join()
+        return self.fc(x) + found[0]
+
+
+@pytest.mark.parametrize("verb", ["run_with_hooks", "hooks", "cache"])
+def test_calls_in_threads_of_the_model_are_reported(x, verb) -> None:
+    net = hookline.hook(Parallel(has_context=False))
+
+    def in_hooks():
+        with net.hooks(fwd_hooks=[("fc", zero)]):
+            net(x)
+
+    work = {
+        "run_with_hooks": lambda: net.run_with_hooks(x, fwd_hooks=[("fc", zero)]),
+        "cache": lambda: net.run_with_cache(x, names_filter="fc"),
+        "hooks": in_hooks,
+    }[verb]
+    with pytest.warns(NeverFiredWarning, match=r"(?s)called in another thread too.*'fc' \(Linear\) in worker"):
+        work()
+
+
+def test_threads_of_the_model_that_have_its_context_are_edited(x) -> None:
+    net = hookline.hook(Parallel(has_context=True))
+    assert net.run_with_hooks(x, fwd_hooks=[("fc", zero)]).eq(0).all()
+    assert set(net.run_with_cache(x, names_filter="fc")[1]) == {"fc#0", "fc#1"}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the error is in the worker
+def test_one_call_among_several_threads_is_refused(x) -> None:
+    net = hookline.hook(Parallel(has_context=True))
+    failed = []
+    hook, threading.excepthook = threading.excepthook, lambda args: failed.append(args.exc_value)
+    try:
+        with pytest.raises((HookError, IndexError)):
+            net.run_with_hooks(x, fwd_hooks=[("fc#0", zero)])
+    finally:
+        threading.excepthook = hook
+    assert "another thread than that of the run" in str(failed[0])
+
+
+def test_other_threads_that_run_the_whole_model_are_not_reported(net, x) -> None:
+    bare, outputs = net(x), []
+    with net.hooks(fwd_hooks=[("fc1", zero), ("act", lambda h: None)]):
+        thread = threading.Thread(target=lambda: outputs.append(net(x)))
+        thread.start()
+        thread.join()
+        net(x)
+    assert torch.equal(outputs[0], bare)
+
+
+def test_a_failure_in_another_thread_is_not_taken_for_one_that_was_swallowed(net, x) -> None:
+    """Each thread's pass has its own outcome, though they share the run."""
+
+    def fails_on_ones(h):
+        if bool(h.eq(1).all()):
+            raise ValueError("ones")
+
+    with net.hooks(fwd_hooks=[("input", fails_on_ones)]):
+        context = contextvars.copy_context()
+        failed = []
+
+        def work():
+            try:
+                net(torch.ones(1, 4))
+            except HookError as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=lambda: context.run(work))
+        thread.start()
+        thread.join()
+        net(x)
+    assert len(failed) == 1

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable
 from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +56,21 @@ class Action:
         self.fired = False
         self.why_not: str | None = None
         self.is_permanent = False
-        self.run: Run | None = None
+        self._run: ref[Run] | None = None
+
+    @property
+    def run(self) -> Run | None:
+        """The run that it belongs to; None for a standing one, and once the run is freed."""
+        return None if self._run is None else self._run()
+
+    @property
+    def is_standing(self) -> bool:
+        """Whether it belongs to no run."""
+        return self._run is None
+
+    def belong_to(self, run: Run) -> None:
+        """Be of this run, which holds it, so it does not hold the run."""
+        self._run = ref(run)
 
     module: nn.Module
     tap: Tap
@@ -91,7 +106,7 @@ class Begin(Action):
         """Count from 0."""
         self.fired = True
         if not now.is_second_run:
-            self.count.begin(self.tap)
+            self.count.begin(self.tap, self.module)
             now.starts_with_grad = torch.is_grad_enabled()
             begin_sharing(self.module, value)
             args, kwargs = value
@@ -141,8 +156,9 @@ class End(Action):
             if not self.count.is_on():
                 now.passing = None  # a module that is called by itself after this pass is in no text
             end_sharing()
-            if self.run is not None:
-                self.run.end_forward(has_succeeded=value is not None)
+            run = self.run
+            if run is not None:
+                run.end_forward(has_succeeded=value is not None)
         return value
 
 
@@ -195,12 +211,13 @@ class PointAction(Action):
 
     def uncounted(self) -> HooklineError:
         """The error for a point that is for one call of its module, where calls are not counted."""
-        why = (
-            "a checkpointed region, where calls cannot be told apart when it recomputes; switch gradient "
-            "checkpointing off"
-            if now.is_second_run
-            else "a call of that module by itself; calls are counted in a forward pass of the whole model"
-        )
+        if now.is_second_run:
+            why = "a checkpointed region, where calls cannot be told apart when it recomputes; switch gradient "
+            why += "checkpointing off"
+        elif not self.is_standing:
+            why = "another thread than that of the run, and calls in several threads have no order"
+        else:
+            why = "a call of that module by itself; calls are counted in a forward pass of the whole model"
         return HooklineError(f"is for one call of its module ({self.point.name!r}), but this is {why}")
 
 
@@ -226,7 +243,7 @@ class HookAction(PointAction):
         self.choices = choices_at(point)
         self.invoke = self.caller()
         self.errors: list[HookError] = []
-        """What was skipped, of an action that belongs to no run."""
+        """What was skipped: of all actions of its run, if it belongs to one."""
 
     def caller(self) -> Caller:
         """How to call the hook."""
@@ -315,14 +332,15 @@ class HookAction(PointAction):
         from hookline.runtime import report_skipped
 
         self.fired = True
-        errors = self.run.errors if self.run is not None else self.errors
-        known = next((each for each in errors if each.hook is failure.hook and each.point is failure.point), None)
+        failure.let_go()
+        known = next((each for each in self.errors if each.hook is failure.hook and each.point is failure.point), None)
         if known is None:
-            errors.append(failure)
+            self.errors.append(failure)
         else:
             known.times += 1
-        is_over = self.run is not None and not self.run.is_open
-        if self.point.standing.is_news(self) if self.run is None else is_over and known is None:
+        run = self.run
+        is_over = run is None or not run.is_open
+        if self.point.standing.is_news(self) if self.is_standing else is_over and known is None:
             report_skipped([failure])
 
     def ask(self, given: Any, call: int | None) -> Any:
@@ -393,8 +411,8 @@ class HookAction(PointAction):
             hook_id=self.registered or getattr(self.hook, "id", None),
             original_error=original,
         )
-        if self.run is not None and self.on_error != "skip":
-            self.run.note(failure)
+        if self.on_error != "skip" and (run := self.run) is not None:
+            run.note(failure)
         return failure
 
     def uncounted(self) -> HooklineError:
@@ -492,5 +510,8 @@ class Record(PointAction):
     def _get(self, value: Any) -> Tensor:
         if not self.is_worked_out or not torch.is_grad_enabled():
             return self.lens.get(value)
-        with torch.no_grad():  # beside the model's graph: a checkpoint would miss what that saves when it recomputes
+        try:  # beside the model's graph: a checkpoint would miss what that saves when it recomputes
+            torch._C._set_grad_enabled(False)  # not `torch.no_grad()`, whose exit an interrupt can skip
             return self.lens.get(value)
+        finally:
+            torch._C._set_grad_enabled(True)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hookline.inside import InnerTap, Watching
+from hookline.modes import GradMode
 from hookline.taps import Kind
 
 _FUSED = F.scaled_dot_product_attention
@@ -118,7 +119,7 @@ class WatchingAttention(Watching):
         if not waiting:
             return self._model_own(call)
         only_reads = all(action.only_reads for action in waiting)  # beside the model's own graph, then
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not only_reads):
+        with GradMode(torch.is_grad_enabled() and not only_reads):
             before = self._apart(call.scores())
             scores = self.taps[Kind.SCORES].flow(before)
             weights = call.pattern(scores)

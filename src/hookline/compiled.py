@@ -9,13 +9,24 @@ from __future__ import annotations
 
 import sys
 import threading
+from functools import cache
+from types import ModuleType
 from typing import Any
 
 _lock = threading.RLock()  # a model may be collected, hooks and all, in the middle of anything
 _users: set[int] = set()
-_before: Any = None  # the stance that was there before ours
-_ours: Any = None
+_ours: Any = None  # our stance, while it is the compiler's
 _is_blind = False  # hooks were attached when the compiler was not there yet
+
+_no_tracing = threading.RLock()
+
+
+def tracing_lock() -> Any:
+    """The lock that the compiler holds while it traces: modules whose hooks change meanwhile would fail to compile.
+
+    It is taken before `taps.lock`, by whoever takes both.
+    """
+    return getattr(sys.modules.get("torch._dynamo.convert_frame"), "compile_lock", _no_tracing)
 
 
 def pause(user: object) -> None:
@@ -28,27 +39,90 @@ def pause(user: object) -> None:
 def resume(user: object) -> None:
     """Undo `pause`. Doing so twice does no harm."""
     with _lock:
-        if id(user) in _users:
-            _users.discard(id(user))
-            _settle()
+        _users.discard(id(user))
+        _settle()
+
+
+def leaves_hooks_out() -> bool:
+    """Whether code that is being compiled now is to be compiled without hooks: it will not run while there are any."""
+    return not _is_blind
 
 
 def _settle() -> None:
     """Bring the compiler's stance in line with whether there are users."""
-    global _before, _ours, _is_blind
+    global _ours, _is_blind
     dynamo = sys.modules.get("torch._dynamo")
-    if not hasattr(dynamo, "eval_frame"):
-        # Importing the compiler takes a second, and nothing is compiled before: never be the cause.
+    if dynamo is None or getattr(dynamo.__spec__, "_initializing", False):
+        # Importing the compiler takes a second, and nothing is compiled before: never be the cause. Another thread may
+        # be importing it just now.
         _is_blind = bool(_users)
         return
-    compiler: Any = dynamo.eval_frame  # type: ignore[union-attr]
     if _is_blind:  # it came while hooks were attached, and may have compiled them into something
-        dynamo.reset()  # type: ignore[union-attr]
+        dynamo.reset()
         _is_blind = False
-    if _users and _ours is None:
-        _before, _ours = compiler._stance, compiler.DynamoStance("force_eager")
-        compiler._set_stance(_ours)
-    elif not _users and _ours is not None:
-        if compiler._stance is _ours:  # somebody else's since then is left alone
-            compiler._set_stance(_before)
-        _before = _ours = None
+    _install(dynamo) if _users else _uninstall(dynamo)
+
+
+# An interrupt may come between any two lines of these: what is done goes by the stance that is there. One that somebody
+# else has set since ours is left alone.
+
+
+def _install(dynamo: ModuleType) -> None:
+    global _ours
+    if _ours is None:
+        before = dynamo.eval_frame._stance
+        _ours = _stance_class(type(before))(before)  # type: ignore[arg-type]
+    if dynamo.eval_frame._stance is _ours.before:
+        dynamo.eval_frame._set_stance(_ours)
+
+
+def _uninstall(dynamo: ModuleType) -> None:
+    global _ours
+    if _ours is None or _ours.is_needed():
+        return
+    if dynamo.eval_frame._stance is _ours:
+        dynamo.eval_frame._set_stance(_ours.before)
+    _ours = None
+
+
+@cache
+def _stance_class(base: type[Any]) -> type[Any]:
+    """Of a stance that is "force_eager" while there are users, and otherwise the one that was there before.
+
+    The compiler asks for its stance several times in one call, and fails if the answers differ: other threads' calls
+    that began under the one are not to see the other before they are over.
+    """
+
+    class Stance(base):  # type: ignore[misc]
+        def __init__(self, before: Any) -> None:
+            self.before = before
+            self._eager: set[int] = set()  # the threads whose last call began while there were users
+
+        def is_needed(self) -> bool:
+            """Whether a call of another thread that began under it may still be going on."""
+            if self._eager:
+                self._eager &= sys._current_frames().keys() - {threading.get_ident()}
+            return bool(self._eager)
+
+        @property
+        def stance(self) -> Any:
+            thread = threading.get_ident()
+            if _begins_a_call(sys._getframe(1)):
+                (self._eager.add if _users else self._eager.discard)(thread)
+            return "force_eager" if thread in self._eager else self.before.stance
+
+        @property
+        def skip_guard_eval_unsafe(self) -> bool:
+            return bool(self.before.skip_guard_eval_unsafe)
+
+        @property
+        def backend(self) -> Any:
+            return self.before.backend
+
+    return Stance
+
+
+def _begins_a_call(frame: Any) -> bool:
+    """Whether the compiler asks for the first time in a call of compiled code."""
+    code = frame.f_code
+    return code.co_name == "_callback_from_stance" and frame.f_lineno == code.co_firstlineno + 1

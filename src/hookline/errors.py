@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from traceback import format_tb
 from typing import Any
 
 
@@ -59,6 +60,17 @@ class HookError(HooklineError):
         self.point, self.hook, self.hook_id, self.original_error = point, hook, hook_id, original_error
         self.times = 1
         """How often it came about, where errors are collected (`on_error="skip"`): one is kept for each hook."""
+
+    def let_go(self) -> None:
+        """Keep the traceback as a note: the traceback itself would keep every activation of the pass alive."""
+        errors: list[BaseException] = [self] if self.original_error is None else [self, self.original_error]
+        for error in errors:
+            errors += [each for each in (error.__cause__, error.__context__) if each is not None and each not in errors]
+        lines = [line for error in reversed(errors[1:]) for line in format_tb(error.__traceback__)]
+        if lines:
+            self.add_note("Traceback of the error in the hook (most recent call last):\n" + "".join(lines).rstrip())
+        for error in errors:
+            error.__traceback__ = None
 
     @property
     def hook_type(self) -> str:

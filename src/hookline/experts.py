@@ -24,7 +24,7 @@ class WatchingRouter(Watching):
     ) -> Any:
         """Called by torch instead of `func`."""
         result = func(*args, **(kwargs or {}))
-        if func is not F.linear or self.has_seen:
+        if func is not F.linear or self.has_seen or self.away:
             return result
         self.has_seen = True
         return self.taps[Kind.ROUTER].flow(result)

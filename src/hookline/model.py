@@ -164,7 +164,8 @@ class HookedModel(HookedModule, TokenHelpers, Seeing, Weights, WeightProcessing)
         if start_at_layer is not None:
             if not (prepend_bos is None and padding_side is None and decoder_input is None):
                 raise HooklineError("prepend_bos, padding_side and decoder_input are for text: the input is a stream")
-            with resumed(self._points, start_at_layer, input, tokens, kwargs) as given:
+            skipping, entering, given = resumed(self._points, start_at_layer, input, tokens, kwargs)
+            with skipping, entering:
                 inputs = {**given, **kwargs, "use_cache": False}
                 if attention_mask is not None:
                     inputs["attention_mask"] = _checked_mask(attention_mask, inputs)

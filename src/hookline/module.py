@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from weakref import ref
 
 import torch
 from torch import nn
@@ -40,11 +39,7 @@ class HookedModule(Hooked, Delegate):
     @property
     def layers(self) -> Layers:
         """The registry of hooks that stay: `net.layers.register_hook("fc1", hook)`. See `hooks/registry.py`."""
-        found = vars(self).get("_layers", lambda: None)()
-        if found is None:
-            found = Layers(self)
-            vars(self)["_layers"] = ref(found)  # weak, or the wrapper would be in a reference cycle
-        return found
+        return Layers(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module, with whatever hooks are active."""
@@ -65,7 +60,7 @@ class HookedModule(Hooked, Delegate):
         return vars(self).get("_outer", self.module)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_points", "_layers", "_store")}
+        return {name: value for name, value in vars(self).items() if name not in ("_points", "_store")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)

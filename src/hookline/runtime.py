@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -14,15 +15,16 @@ from torch import nn
 
 from hookline import compiled
 from hookline.actions import Action, HookAction, PointAction, bounds
+from hookline.blocks import Block, covered
 from hookline.errors import HookError, HooklineError, NeverFiredWarning, SkippedHookWarning, describe
-from hookline.inside import stop_watching
+from hookline.inside import stop_watching, sweep
 from hookline.memo import with_needs
 from hookline.memory import stop_sharing
 from hookline.standing import standing_of
-from hookline.taps import Routes, active, lock, now
+from hookline.taps import Routes, Tap, active, lock, now
 
 
-class Run(Routes):
+class Run(Routes, Block):
     """What is hooked while a `with` block lasts, in the thread or task that entered it and no other.
 
     Everything is resolved and checked when it is made; entering attaches all of it or nothing; leaving, by whatever
@@ -39,51 +41,51 @@ class Run(Routes):
     ) -> None:
         self.errors: list[HookError] = []
         """What went wrong in hooks that are to be skipped when they fail: the first error of each."""
-        self._failure: HookError | None = None
         self._swallowed: HookError | None = None
         # Where there is one forward pass only, as for `run_with_cache`, nobody need look out for its beginning and end.
         self.is_one_pass = is_one_pass
         self._bounds: list[Action] = [] if is_one_pass else bounds(root)
         super().__init__([*self._bounds, *with_needs(actions)])
         self._modules = {action.tap: action.module for action in self.actions}
-        self._root = root
+        self.root = root
+        self._elsewhere: dict[Tap, str] = {}
         self._holders: set[int] = set()
         self._on_exit = on_exit
         self._depth = 0
         self.is_open = False
         for action in self.actions:
-            action.run = self
+            action.belong_to(self)
+        self._share_errors()
 
     def __enter__(self) -> Self:
         if self.is_open:
             raise HooklineError("this context is open already: make another one with hooks(…)")
         if self.errors:  # of an earlier time; whoever has them keeps them
             self.errors = []
+            self._share_errors()
         for action in self.actions:
             if isinstance(action, HookAction):
                 action.check_place()
         for action in self.actions:
             action.begin()
         if self._is_outermost():
-            standing_of(self._root).forget_missed()
+            standing_of(self.root).forget_missed()
         self._depth = len(now.watches)
-        try:
-            self.retain(self)
-            now.starts_with_grad = torch.is_grad_enabled()
-            active.set((*(run for run in active.get() if run.is_open), self))
-            self.is_open = True
-            return self
-        except BaseException:
-            self._close()
-            raise
+        return self.begin()
 
+    def _share_errors(self) -> None:
+        for action in self.actions:
+            if isinstance(action, HookAction):
+                action.errors = self.errors
+
+    @covered
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            self._close()
+            self._end()
         except BaseException:
-            self._close()  # an interrupt: all the more reason to finish
+            self.end()
             raise
         if not self._bounds:
             self.end_forward(has_succeeded=kind is None)
@@ -94,12 +96,27 @@ class Run(Routes):
             report_skipped(self.errors)
             self._report()
 
-    def _close(self) -> None:
+    def open(self) -> Self:
+        """Attach everything."""
+        if not now.watches and torch._C._len_torch_function_stack():
+            sweep()
+        self.retain(self)
+        now.starts_with_grad = torch.is_grad_enabled()
+        active.set((*(run for run in active.get() if run.is_open), self))
+        self.is_open = self.count.is_home = True
+        return self
+
+    def is_on(self, root: nn.Module) -> bool:
+        """Whether it is a run of this model."""
+        return self.root is root
+
+    def close(self) -> None:
         """Undo everything; doing so twice does no harm."""
         self.is_open = False
         # Not a reset to what it was before: contexts may be left in another order than they were entered.
         active.set(tuple(run for run in active.get() if run is not self))
-        stop_watching(self._depth)
+        if self.is_here:
+            stop_watching(self._depth)
         self.release(self)
         let_go()
         if self._on_exit is not None:
@@ -107,15 +124,15 @@ class Run(Routes):
 
     def retain(self, holder: object) -> None:
         """Stay on the modules for `holder`."""
-        with lock:
+        with compiled.tracing_lock(), lock:
             self._holders.add(id(holder))
+            compiled.pause(self)
             for tap, module in self._modules.items():
                 tap.acquire(module, self)
-            compiled.pause(self)
 
     def release(self, holder: object) -> None:
         """Undo `retain`; without holders every module is as before."""
-        with lock:
+        with compiled.tracing_lock(), lock:
             self._holders.discard(id(holder))
             if not self._holders:
                 for tap, module in self._modules.items():
@@ -125,24 +142,31 @@ class Run(Routes):
     def note(self, failure: HookError) -> None:
         """A hook has failed in the forward pass going on."""
         if self in active.get():
-            self._failure = failure
+            self.count.failure = failure
 
     def end_forward(self, *, has_succeeded: bool) -> None:
         """A forward pass is over. If a hook failed in it and it went on all the same, the model swallowed the error."""
-        if has_succeeded and self._failure is not None:
-            self._swallowed = self._failure
-        self._failure = None
+        if has_succeeded and self.count.failure is not None:
+            self._swallowed = self.count.failure
+        self.count.failure = None
+
+    def note_elsewhere(self, tap: Tap) -> None:
+        """A module was called in a thread that does not have this run, in no forward pass of the whole model there."""
+        self._elsewhere[tap] = threading.current_thread().name
 
     def _report(self) -> None:
         for action in self.actions:
             action.settle()
+        if self._elsewhere:
+            report_elsewhere({self._modules[tap]: thread for tap, thread in self._elsewhere.items()}, self.root)
+            self._elsewhere = {}
         silent = [action for action in self.actions if not action.fired]
         if silent:
             wanted = [action for action in silent if isinstance(action, PointAction) and action.must_fire]
             report_silent(wanted, has_run=all(bound.fired for bound in self._bounds))
         fired = [action for action in self.actions if action.fired and isinstance(action, HookAction)]
         missed = [(action, told) for action in fired if action.missed and (told := action.missed.told())]
-        report_missed(missed + (standing_of(self._root).missed() if self._is_outermost() else []))
+        report_missed(missed + (standing_of(self.root).missed() if self._is_outermost() else []))
 
     def _is_outermost(self) -> bool:
         """Whether it is a context of several passes, and in no other: what stays is reported when it is over."""
@@ -169,6 +193,19 @@ def report_silent(
     known = why or {}
     lines = [f"  {_label(action)}: {known.get(action) or _reason(action, has_run=has_run)}" for action in silent]
     text = f"{len(silent)} hook{'s' if len(silent) > 1 else ''} never fired:\n" + "\n".join(lines)
+    warnings.warn(text, NeverFiredWarning, stacklevel=users_level())
+
+
+def report_elsewhere(calls: Mapping[nn.Module, str], root: nn.Module) -> None:
+    """Warn of calls in other threads, at which the hooks of a run were not called."""
+    names = {module: name for name, module in root.named_modules()}
+    lines = [f"  {names.get(module, '')!r} ({type(module).__name__}) in {thread}" for module, thread in calls.items()]
+    text = (
+        "modules with hooks were called in another thread too, where the hooks were not called:\n"
+        + "\n".join(lines)
+        + "\nHooks belong to the thread that opened the run. If the model starts threads itself, it can start them "
+        "with contextvars.copy_context().run"
+    )
     warnings.warn(text, NeverFiredWarning, stacklevel=users_level())
 
 

@@ -5,13 +5,13 @@ The model's own forward goes on around them, so masks, positions and all else ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import nn
 
+from hookline.blocks import Block
 from hookline.taps import lock, now
 
 Give = Callable[[tuple[Any, ...], dict[str, Any]], Any]
@@ -25,19 +25,29 @@ _PLACE = "_compiled_call_impl"
 """What torch calls instead of a module, hooks and all, if it is there."""
 
 
-@contextmanager
-def skipping(gives: Mapping[nn.Module, Give]) -> Iterator[None]:
-    """Skip these modules. Neither their forward nor anybody's hooks on them are run: no value flows there."""
-    before, user = now.skipped, object()
-    try:
-        for module in gives:
-            _detour(module, user)
-        now.skipped = {**before, **gives}
-        yield
-    finally:
-        now.skipped = before
-        for module in gives:
-            _restore(module, user)
+class Skipping(Block):
+    """A block in which these modules are skipped: neither their forward nor anybody's hooks on them are run."""
+
+    def __init__(self, root: nn.Module, gives: Mapping[nn.Module, Give]) -> None:
+        self._root, self._gives, self._before = root, gives, now.skipped
+
+    def open(self) -> None:
+        """Skip them in this thread."""
+        for module in self._gives:
+            _detour(module, self)
+        self._before = now.skipped
+        now.skipped = {**self._before, **self._gives}
+
+    def close(self) -> None:
+        """Run them again."""
+        if self.is_here:
+            now.skipped = self._before
+        for module in self._gives:
+            _restore(module, self)
+
+    def is_on(self, root: nn.Module) -> bool:
+        """Whether modules of this model are skipped."""
+        return self._root is root
 
 
 def _detour(module: nn.Module, user: object) -> None:
@@ -62,5 +72,9 @@ def _restore(module: nn.Module, user: object) -> None:
         users = _users.get(module, set())
         users.discard(user)
         if not users and module in _own:
-            vars(module).pop(_PLACE, None)
-            vars(module).update(_own.pop(module))
+            own = _own[module]
+            if own:
+                vars(module).update(own)
+            else:
+                vars(module).pop(_PLACE, None)
+            del _own[module]

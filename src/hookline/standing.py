@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from weakref import WeakKeyDictionary, finalize, ref
 
@@ -15,7 +14,7 @@ from hookline.memo import with_needs
 from hookline.taps import Count, Routes, Tap, lock, now
 
 
-class _LocalCount(threading.local, Count):
+class _StandingCount(Count):
     """Standing hooks are for every call, also of a module by itself, where calls cannot be counted."""
 
     def __init__(self) -> None:
@@ -23,10 +22,10 @@ class _LocalCount(threading.local, Count):
         self.passes = 0
         self.told: WeakKeyDictionary[HookAction, int] = WeakKeyDictionary()
 
-    def begin(self, tap: Tap) -> None:
+    def begin(self, tap: Tap, root: nn.Module) -> None:
         """One pass more, unless it is inside another."""
-        self.passes += not self.is_on()
-        super().begin(tap)
+        super().begin(tap, root)
+        self.passes += len(self._passes) == 1
 
     def is_news(self, hook: HookAction) -> bool:
         """Whether it is the first time in this run that something is told of `hook`.
@@ -38,10 +37,6 @@ class _LocalCount(threading.local, Count):
         earlier = now.passing.number if now.passing is not None else 0
         before, self.told[hook] = self.told.get(hook), self.passes
         return before is None or before < self.passes - earlier
-
-    def of(self, tap: Tap) -> int | None:
-        """The call that the tap has come to in the forward pass going on; None if there is none."""
-        return super().of(tap) if self.is_on() else None
 
 
 class _User:
@@ -55,21 +50,17 @@ class Standing(Routes):
     """Whether an exception that a hook of this model raises reaches the caller as it is, not as a `HookError`."""
 
     def __init__(self, root: nn.Module | None = None) -> None:
+        self.count: _StandingCount = _StandingCount()
         super().__init__()
         self._hooks: list[HookAction] = []
         self.past_errors: list[HookError] = []
         """Of registered hooks that are no longer there."""
-        self._user = _User()
-        finalize(self, compiled.resume, self._user)  # also if the model goes, hooks and all
+        self._user: _User | None = None
         self.root = ref(root) if root is not None else lambda: None
-
-    def new_count(self) -> Count:
-        """Each thread counts for itself."""
-        return _LocalCount()
 
     def is_news(self, hook: HookAction) -> bool:
         """Whether it is the first time in the run going on that something is told of `hook`."""
-        return self.count.is_news(hook) if isinstance(self.count, _LocalCount) else True
+        return self.count.is_news(hook)
 
     def hooks(self) -> list[HookAction]:
         """The hooks, also those that are disabled, in the order in which they fire."""
@@ -89,23 +80,23 @@ class Standing(Routes):
     def add(self, hook: HookAction) -> None:
         """One hook more."""
         hook.check_place()
-        with lock:
+        with compiled.tracing_lock(), lock:
             self._change([*self.hooks(), hook])
 
     def remove(self, unwanted: Callable[[HookAction], bool]) -> None:
         """No hook for which `unwanted` says yes."""
-        with lock:
+        with compiled.tracing_lock(), lock:
             self._change([hook for hook in self.hooks() if not unwanted(hook)])
 
     def refresh(self) -> None:
         """A hook was enabled or disabled: disabled ones are taken off the modules."""
-        with lock:
+        with compiled.tracing_lock(), lock:
             self._change(self.hooks())
 
     def move_to(self, other: Standing) -> None:
         """Hand all hooks over."""
         if other is not self and (hooks := self.hooks()):
-            with lock:
+            with compiled.tracing_lock(), lock:
                 self._change([])
                 other._change([*other.hooks(), *hooks])
 
@@ -132,6 +123,9 @@ class Standing(Routes):
             if tap not in after:
                 tap.standing = tuple(other for other in tap.standing if other is not self)
                 tap.release(module, self)
+        if self._user is None:
+            self._user = _User()
+            finalize(self, compiled.resume, self._user)  # also if the model is freed, hooks and all
         (compiled.pause if after else compiled.resume)(self._user)
 
 

@@ -7,11 +7,13 @@ task, and lets the value flow through that run's actions.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from enum import Enum
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -19,7 +21,7 @@ import torch
 from torch import nn, overrides
 from torch.utils.hooks import RemovableHandle
 
-from hookline import recompute
+from hookline import blocks, compiled, recompute
 from hookline.errors import HooklineError
 
 if TYPE_CHECKING:
@@ -70,18 +72,25 @@ lock = threading.RLock()
 """Held while taps are put on modules or taken off."""
 
 
-class Count:
-    """Which call each tap has come to in the forward pass of the whole model that is going on.
+class Count(threading.local):
+    """Which call each tap has come to in the forward pass of the whole model that is going on, in this thread.
 
     A model that calls itself goes on counting; a pass that a hook makes counts apart from the one the hook is in.
     """
+
+    failure: Any = None
+    """Of a hook, in the pass that is going on."""
+    is_home = False
+    """Whether calls outside of a pass count too, as in the thread that entered a context of hooks."""
 
     def __init__(self) -> None:
         self._calls: dict[tuple[Tap, int], int] = {}
         self._passes: list[int] = []  # those going on: in how many hooks
 
-    def begin(self, tap: Tap) -> None:
+    def begin(self, tap: Tap, root: nn.Module) -> None:
         """A forward pass of the whole model begins, at `tap`."""
+        if self._passes and not _is_running(root):
+            self._passes = []  # torch does not say when a pass ends in an interrupt
         if now.hooks not in self._passes:
             self._calls = {key: call for key, call in self._calls.items() if key[1] < now.hooks}
             self._calls[tap, now.hooks] = 0
@@ -91,6 +100,8 @@ class Count:
         """It is over, one way or another."""
         if self._passes:
             self._passes.pop()
+        if not self._passes and not self.is_home:
+            self._calls = {}  # what is local to a thread keeps alive what it has
 
     def next(self, tap: Tap) -> None:
         """One more call."""
@@ -98,12 +109,33 @@ class Count:
         self._calls[key] = self._calls.get(key, -1) + 1
 
     def of(self, tap: Tap) -> int | None:
-        """The call that the tap has come to."""
-        return self._calls.get((tap, now.hooks))
+        """The call that the tap has come to; None where calls are not counted."""
+        return self._calls.get((tap, now.hooks)) if self._passes or self.is_home else None
 
     def is_on(self) -> bool:
         """Whether a forward pass of the whole model is going on."""
         return bool(self._passes)
+
+
+def _is_running(module: nn.Module) -> bool:
+    """Whether this thread is in a call of `module` that began before the one that asks."""
+    return sum(is_call_of(frame, module) for frame in callers()) > 1
+
+
+def callers() -> Iterator[FrameType]:
+    """The frames of this thread, the innermost first."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+def is_call_of(frame: FrameType, module: nn.Module) -> bool:
+    """Whether torch is calling `module` in this frame."""
+    return frame.f_code is _CALL and frame.f_locals["self"] is module
+
+
+_CALL = nn.Module._call_impl.__code__
 
 
 class Routes:
@@ -118,12 +150,9 @@ class Routes:
         self.actions: Sequence[Action] = ()
         self.waiting: dict[Tap, list[Action]] = {}
         self.steps: dict[Tap, list[Step]] = {}
-        self.count = self.new_count()
+        if not hasattr(self, "count"):
+            self.count = Count()
         self.set(actions)
-
-    def new_count(self) -> Count:
-        """Where calls are counted: by each set of actions for itself."""
-        return Count()
 
     def set(self, actions: Sequence[Action]) -> None:
         """Route these actions, and no others. Threads that are reading see the old routes or the new."""
@@ -163,6 +192,8 @@ class Tap:
 
     def __call__(self, _module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
         """Called by torch with `(module, args, kwargs)` or `(module, args, kwargs, output)`."""
+        if torch.compiler.is_compiling() and compiled.leaves_hooks_out():
+            return None  # another thread hooks the module while this one compiles it
         if len(rest) != (1 if self.kind is Kind.INPUT else 2):
             # Another thread took the tap off when torch was about to call it, without keywords then; so no run of
             # this thread needs it.
@@ -179,6 +210,8 @@ class Tap:
         """What becomes of a value that passes here, in the run going on in this thread."""
         here, is_second_run = self._runs()
         if not here:
+            if not active.get():
+                self._tell_other_threads()
             return value
         now.is_second_run = is_second_run
         if not is_second_run:
@@ -199,6 +232,12 @@ class Tap:
         here = [run for run in runs if self in run.steps and (run.is_open or again is not None)]
         here += [run for run in self.standing if self in run.steps]
         return here, again is not None
+
+    def _tell_other_threads(self) -> None:
+        """No run of this thread is here. If the model started this thread, a run of another one misses a call."""
+        for run in [each for user in list(self.users) if (each := blocks.find(user)) is not None]:
+            if not run.is_here and not any(is_call_of(frame, run.root) for frame in callers()):
+                run.note_elsewhere(self)
 
     def _merged(self, runs: Sequence[Routes]) -> list[Step]:
         return arrange([action for run in runs for action in run.waiting.get(self, ())])
@@ -248,15 +287,14 @@ class Tap:
 
 def _unwatched(flow: Step, value: Any) -> Any:
     """Let a value flow without being watched: what hooks compute is nothing that the model computes."""
-    if len(overrides._get_current_function_mode_stack()) == 0:  # a hook within a hook
+    stack = overrides._get_current_function_mode_stack()
+    if not stack or stack[-1] is not now.watches[-1]:  # a hook within a hook; or somebody else's is on top
         return flow(value)
     mode = overrides._pop_mode()
     try:
-        if mode is now.watches[-1]:
-            return flow(value)
+        return flow(value)
     finally:
         overrides._push_mode(mode)
-    return flow(value)  # somebody else's is on top: not ours to take off
 
 
 _taps: WeakKeyDictionary[nn.Module, WeakValueDictionary[tuple[Kind, bool], Tap]] = WeakKeyDictionary()

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hookline.actions import Action, HookAction, PointAction, Record
+from hookline.blocks import end_all
 from hookline.cache import ActivationCache
 from hookline.errors import HookError, HooklineError
 from hookline.functions import HookFunction, HookObject, OnError, check_on_error, hook_pairs, refuse_class
@@ -295,12 +296,18 @@ class Hooked:
             hook.check_points(points)
             hook.check_target(points, self._points)
             hook.attached(self)
-        undo = [point.add_hook(hook, dir, is_permanent=is_permanent, prepend=prepend) for point in points]
+        undo: list[Callable[[], None]] = []
 
         def remove() -> None:
             for one in undo:
                 one()
 
+        try:
+            for point in points:
+                undo.append(point.add_hook(hook, dir, is_permanent=is_permanent, prepend=prepend))
+        except BaseException:
+            remove()
+            raise
         return remove
 
     def add_perma_hook(self, name: Filter, hook: HookFunction, dir: Direction = "fwd") -> Callable[[], None]:
@@ -332,6 +339,15 @@ class Hooked:
         self.remove_all_hook_fns(direction, including_permanent=including_permanent)
         if clear_contexts:
             self.clear_contexts()
+
+    def detach_all(self) -> None:
+        """End what is still open on this model in this thread, whatever opened it and however it was left.
+
+        That is every `hooks(…)` context, every run, `start_at_layer` and `processed_weights()`: nothing of them should
+        be there after their block, but two interrupts in quick succession, or a context that was entered by hand, can
+        leave something. Hooks that stay on purpose stay: see `reset_hooks` and `restore_weights`.
+        """
+        end_all(self._points.root)
 
     def clear_contexts(self) -> None:
         """Empty the `ctx` of every point."""
@@ -396,9 +412,14 @@ class _Stay:
             action.errors = self.errors
 
     def __enter__(self) -> Self:
-        for action in self._actions:
-            action.point.standing.add(action)
-        return self
+        try:
+            for action in self._actions:
+                action.point.standing.add(action)
+            return self
+        except BaseException:
+            for action in self._actions:
+                action.point.standing.remove(lambda other, action=action: other is action)  # type: ignore[misc]
+            raise
 
     def __exit__(self, *_: object) -> None:
         if self._clears:

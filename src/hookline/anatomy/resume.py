@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,15 +15,14 @@ from hookline.anatomy.vision import picture_token
 from hookline.errors import HooklineError
 from hookline.points import Site
 from hookline.runtime import Run
-from hookline.skipping import Give, skipping
+from hookline.skipping import Give, Skipping
 from hookline.taps import active
 
 
-@contextmanager
 def resumed(
     points: ModelPoints, layer: int, stream: object, tokens: Tensor | None, others: Mapping[str, Any]
-) -> Iterator[dict[str, Any]]:
-    """A context in which layers before this one are skipped and `stream` enters it; gives the inputs to call with.
+) -> tuple[Skipping, Run, dict[str, Any]]:
+    """The blocks in which layers before this one are skipped and `stream` enters it, and the inputs to call with.
 
     `others` are keyword inputs that the model is called with as well.
     """
@@ -50,8 +48,8 @@ def resumed(
     skipped = {block.module: give_on(anatomy.kind) for block in anatomy.blocks[:first]}
     if first:
         skipped[anatomy.blocks[first - 1].module] = _give(anatomy.kind, resid)
-    with skipping(skipped), _entering(points, first, resid):
-        yield {"inputs_embeds": _stand_in(anatomy.main.embed, resid)} if tokens is None else {"input_ids": tokens}
+    inputs = {"inputs_embeds": _stand_in(anatomy.main.embed, resid)} if tokens is None else {"input_ids": tokens}
+    return Skipping(points.root, skipped), _entering(points, first, resid), inputs
 
 
 def _check_pictures(root: nn.Module, tokens: Tensor | None, others: Mapping[str, Any]) -> None:

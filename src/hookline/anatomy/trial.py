@@ -13,7 +13,7 @@ from hookline.anatomy import variants
 from hookline.anatomy.roles import Block, Stack
 from hookline.anatomy.vision import tower_of
 from hookline.cache import ActivationCache
-from hookline.modes import reporting_attention
+from hookline.modes import ReportingAttention
 from hookline.names import lens_of
 from hookline.passes import is_of_pictures
 from hookline.points import HookPoint, Site
@@ -177,7 +177,7 @@ def _batched(hidden: Tensor) -> Tensor:
 def _reported(model: Any, part: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The hidden states and attentions that a part reports. Attentions are reported by eager attention only."""
     hidden = dict(part(*args, **kwargs, output_hidden_states=True).items())
-    with reporting_attention(model):
+    with ReportingAttention(model):
         attentions = dict(part(*args, **kwargs, output_attentions=True).items())
     reported = {name: value for name, value in hidden.items() if name.endswith("hidden_states")}
     return reported | {name: value for name, value in attentions.items() if name.endswith("attentions")}

@@ -22,6 +22,7 @@ from hookline.experiments.reading import positions_read
 from hookline.experiments.result import Result
 from hookline.halving import Fit
 from hookline.memory import snapshot
+from hookline.modes import GradMode
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.changes import Variant
 
@@ -107,7 +108,7 @@ class Reader:
 
     def values_of(self, logits: Float[Tensor, "batch pos vocab"]) -> Float[Tensor, "metric example"]:
         """What the metrics say of logits."""
-        with torch.no_grad():
+        with GradMode(False):
             found = [value_of(metric, logits, name) for name, metric in self.metrics.items()]
         return torch.stack([each.expand(len(logits)) for each in found])
 
@@ -116,7 +117,7 @@ class Reader:
         for row, (each, columns) in enumerate(zip(logits, self._columns, strict=True)):
             self._buffer[row].index_copy_(0, columns, each)
         found = []
-        with torch.no_grad():
+        with GradMode(False):
             for name, metric in self.metrics.items():
                 found.append(self._rows(metric(snapshot(self._buffer, is_ours=True)), name))
         return torch.stack(found) if len(found) > 1 else found[0][None]

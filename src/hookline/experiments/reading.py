@@ -13,8 +13,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hookline import compiled
 from hookline.experiments.metrics import MetricFunction, checked, upcast
+from hookline.modes import GradMode
+from hookline.torch_hooks import TorchHooks
 
 # Operations of which every output depends on its inputs so that NaN goes through, where an index or a condition is
 # a constant. All others (comparisons, argmax, nan_to_num …) may hide it.
@@ -83,19 +84,16 @@ class _Trial:
 
     def _dyed(self, positions: Any) -> _Dye:
         self.count += 1
-        with torch.inference_mode(False), torch.no_grad():
+        with torch._C._InferenceMode(False), GradMode(False):  # whose exits no interrupt can skip
             logits = self.logits.clone()
             logits[:, positions] = math.nan
             dye = _Dye()
-            compiled.pause(self)
             try:
-                with _Exits(dye), dye:
+                with TorchHooks(), _Exits(dye), dye:  # without hooks: compiled code runs uncompiled
                     value = self.metric(logits)
             except Exception:  # whatever a metric raises at the sight of NaN, it has seen it
                 dye.shows = dye.decides = True
                 return dye
-            finally:
-                compiled.resume(self)
         dye.shows |= not isinstance(value, Tensor) or not torch.equal(upcast(value), self.value)
         return dye
 

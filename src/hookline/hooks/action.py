@@ -116,7 +116,7 @@ class ObjectEdit(HookAction):
         """Whether the object may be there, beside the places where it is already."""
         self.hook.check_points([self.point])
         root = self.point.standing.root()
-        if self.run is None and self.registered is None and root is not None and self.hook.says_where():
+        if self.is_standing and self.registered is None and root is not None and self.hook.says_where():
             self.hook.check_target([self.point], HookContext(root).model._points)  # it may have come by the point alone
 
     def join(self, standing: Standing) -> None:

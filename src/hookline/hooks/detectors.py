@@ -232,7 +232,7 @@ _ADVICE = (
 
 def _where(action: HookAction, points: list[HookPoint]) -> str:
     """Where it is already, in words."""
-    how = "in an open context" if action.run is not None else "registered" if action.registered else "added"
+    how = "in an open context" if not action.is_standing else "registered" if action.registered else "added"
     root = action.point.standing.root()
     is_same = root is None or any(point.standing.root() is root for point in points)
     which = "" if is_same else f" of another model, a {type(root).__name__} that is still there"

@@ -63,8 +63,19 @@ class Layers:
         a `Hook`, an edit such as `zero(head=3)`, or a function. Several may share a layer, in the order registered.
         """
         _check_order(layer_signature, hook)
-        if hook_type is not None:
-            _set_type(hook, hook_type)
+        if hook_type is None:
+            return self._register(layer_signature, hook, hook_id, prepend)
+        before, new = _type_of(hook), hook_type_of(hook_type)
+        if new is not before and hook.followers:  # type: ignore[attr-defined]
+            raise HooklineError(f"{hook!r} is registered already, as {before.value!r}: make another for {new.value!r}")
+        hook.hook_type = new  # type: ignore[attr-defined]
+        try:
+            return self._register(layer_signature, hook, hook_id, prepend)
+        except BaseException:
+            hook.hook_type = before  # type: ignore[attr-defined]
+            raise
+
+    def _register(self, layer_signature: Filter, hook: Any, hook_id: str | None, prepend: bool) -> str:
         point = self._point(layer_signature, hook)
         action = hook_action(point, hook, "fwd", prepend=prepend)
         action.registered = self._new_id(hook, hook_id)
@@ -73,9 +84,9 @@ class Layers:
             hook.check_points([point])
             hook.check_target([point], self._model._points)
             hook.attached(self._model)
+        point.standing.add(action)
         if isinstance(hook, Hook) and layer_signature is not None:
             hook.place(layer_signature)
-        point.standing.add(action)
         return action.registered
 
     def unregister_hook(self, hook_or_id: Any) -> bool:
@@ -239,12 +250,12 @@ def _check_order(layer_signature: Any, hook: Any) -> None:
         )
 
 
-def _set_type(hook: Any, hook_type: HookType | str) -> None:
+def _type_of(hook: Any) -> HookType:
     if not isinstance(hook, Hook):
         raise HooklineError(
             "hook_type is for Hook objects: a function is for a module's input at the name 'layer.input'"
         )
-    hook.hook_type = hook_type_of(hook_type)
+    return hook_type_of(hook.hook_type)
 
 
 def _is_around(action: HookAction, modules: set[nn.Module]) -> bool:

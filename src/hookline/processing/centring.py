@@ -13,9 +13,10 @@ from hookline.anatomy import variants
 from hookline.anatomy.norms import norm_of
 from hookline.anatomy.roles import Block, Stack
 from hookline.errors import HooklineError
-from hookline.processing.readers import path_of, watched
+from hookline.processing.readers import path_of
 from hookline.processing.swaps import Swaps
 from hookline.structures import tensors_in
+from hookline.torch_hooks import TorchHooks
 from hookline.weights import is_reversed, linear
 
 if TYPE_CHECKING:
@@ -111,8 +112,8 @@ def _check_stream(points: ModelPoints, run: Callable[[], Any], tolerance: float)
     sites |= {
         f"the end of {stack.name}": stack.ln_final for stack in points.anatomy.stacks if stack.ln_final is not None
     }
-    handles = [module.register_forward_pre_hook(look(name), with_kwargs=True) for name, module in sites.items()]
-    watched(run, handles)
+    with TorchHooks(before=[(module, look(name)) for name, module in sites.items()]):
+        run()
     unseen = [name for name in sites if name not in means]
     if unseen:
         raise HooklineError(f"{unseen[0]} is not run by every input: the mean of the stream was not seen there")
@@ -137,8 +138,8 @@ def center_unembed(points: ModelPoints, swaps: Swaps, run: Callable[[], Tensor])
 def _check_shift(points: ModelPoints, head: nn.Module, run: Callable[[], Tensor]) -> None:
     """One number more on everything that the unembedding gives, and a large one, must change no probability."""
     before = run().double()
-    moved = head.register_forward_hook(lambda _module, _args, output: output.float() + 100)
-    after = watched(run, [moved]).double()
+    with TorchHooks(after=[(head, lambda _module, _args, output: output.float() + 100)]):
+        after = run().double()
     if torch.equal(before, after):
         raise HooklineError(f"{path_of(points.root, head)} was not seen to give the logits")
     one, two = before.log_softmax(-1), after.log_softmax(-1)

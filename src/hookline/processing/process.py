@@ -5,23 +5,26 @@ Nothing is written into any parameter: others are put in their place, and the ve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
 
+from hookline import compiled
 from hookline.anatomy.trial import outcome
+from hookline.blocks import Block, surely
 from hookline.errors import HooklineError
+from hookline.modes import GradMode
 from hookline.processing.centring import center_unembed, center_writers
 from hookline.processing.folding import fold_norms
-from hookline.processing.readers import unhooked
+from hookline.processing.readers import Unhooked
 from hookline.processing.swaps import Swaps
 from hookline.processing.value_biases import fold_value_biases
+from hookline.taps import lock
 
 if TYPE_CHECKING:
     from hookline.anatomy.names import ModelPoints
@@ -47,6 +50,12 @@ class Processing:
 
 
 _in_force: WeakKeyDictionary[nn.Module, tuple[Processing, Swaps]] = WeakKeyDictionary()
+
+
+def _restore(root: nn.Module) -> None:
+    if root in _in_force:
+        _in_force[root][1].undo()
+        _in_force.pop(root, None)
 
 
 def processing_of(root: nn.Module) -> Processing | None:
@@ -96,53 +105,44 @@ class WeightProcessing:
         if self.processing is not None:
             raise HooklineError(f"the weights are processed already ({self.processing!r}): restore_weights() first")
         swaps, left_out = Swaps(), {}
+        root = self._points.root
         try:
             for name, is_wanted in wanted.items():
                 if is_wanted is not False and (why := self._step(name, swaps)) is not None:
                     if is_wanted:
                         raise HooklineError(f"{name} is not exact on this model: {why}")
                     left_out[name] = str(why)
+            done = {name: True for name, is_wanted in wanted.items() if is_wanted is not False and name not in left_out}
+            if not done:
+                reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items()) or "every option is False"
+                raise HooklineError(f"there is nothing to process: {reasons}")
+            found = Processing(**done, left_out=tuple(left_out.items()))
+            _in_force[root] = found, swaps
+            return found
         except BaseException:
-            swaps.undo()
+            surely(swaps.undo)
+            _in_force.pop(root, None)
             raise
-        done = {name: True for name, is_wanted in wanted.items() if is_wanted is not False and name not in left_out}
-        if not done:
-            reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items()) or "every option is False"
-            raise HooklineError(f"there is nothing to process: {reasons}")
-        found = Processing(**done, left_out=tuple(left_out.items()))
-        _in_force[self._points.root] = found, swaps
-        return found
 
     def restore_weights(self) -> None:
         """Put back the parameters that were there before `process_weights`: the same objects, ties and all."""
-        if self.processing is not None:
-            _in_force[self._points.root][1].undo()
-            del _in_force[self._points.root]
+        _restore(self._points.root)
 
-    @contextmanager
-    def processed_weights(self, **options: bool | None) -> Iterator[Processing]:
+    def processed_weights(self, **options: bool | None) -> ProcessedWeights:
         """A block in which the weights are processed: see `process_weights`. They are as before on any way out."""
-        found = self.process_weights(**options)
-        try:
-            yield found
-        finally:
-            self.restore_weights()
+        return ProcessedWeights(self, options)
 
     def _step(self, name: str, swaps: Swaps) -> HooklineError | None:
         """Do one step and prove it; if it is refused or changes the outcome, undo it and give the reason."""
-        own = Swaps()
+        done = len(swaps)
         try:
-            with unhooked(self.module), torch.no_grad():
+            with compiled.tracing_lock(), lock, Unhooked(self.module), GradMode(False):
                 before = self._outcome()
-                self._do(name, own, _ROUNDING.get(before.dtype, 5e-2))
+                self._do(name, swaps, _ROUNDING.get(before.dtype, 5e-2))
                 self._prove(before, is_shifted=name == "center_unembed")
         except HooklineError as error:
-            own.undo()
+            swaps.undo(to=done)
             return error
-        except BaseException:
-            own.undo()
-            raise
-        swaps.extend(own)
         return None
 
     def _do(self, name: str, swaps: Swaps, tolerance: float) -> None:
@@ -173,3 +173,33 @@ class WeightProcessing:
                 f"tried on an example, it changes what the model gives by {change:.1g} of its size, and rounding would "
                 f"by less than {tolerance}"
             )
+
+
+class ProcessedWeights(Block):
+    """A block in which a model's weights are processed; entering it gives what was done."""
+
+    def __init__(self, model: WeightProcessing, options: dict[str, bool | None]) -> None:
+        self._process: partial[Processing] | None = partial(model.process_weights, **options)
+        self._root, self._is_ours = ref(model._points.root), False
+
+    def open(self) -> Processing:
+        """Process them."""
+        root, process, self._process = self._root(), self._process, None
+        if root is None or process is None:
+            raise HooklineError("this block was entered before: call processed_weights() again")
+        self._is_ours = processing_of(root) is None  # else what is there stays, and the next line says so
+        return process()
+
+    def close(self) -> None:
+        """Restore them."""
+        root = self._root()
+        if self._is_ours and root is not None:
+            _restore(root)
+
+    def is_on(self, root: nn.Module) -> bool:
+        """Whether it is this model's weights."""
+        return self._root() is root
+
+    def __enter__(self) -> Processing:
+        """What was done to the weights."""
+        return self.begin()

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
-from hookline import compiled, taps
+from hookline import taps
+from hookline.blocks import Block
 from hookline.errors import HooklineError
 from hookline.structures import tensors_in
-from hookline.taps import active, lock
-
-_T = TypeVar("_T")
+from hookline.taps import active
+from hookline.torch_hooks import TorchHooks
 
 
 @dataclass(frozen=True)
@@ -46,26 +44,14 @@ def reading_of(root: nn.Module, norms: Iterable[nn.Module], run: Callable[[], An
         read.setdefault(module, set()).update({norm for norm in given if norm is not None} or {None})
 
     with_weights = [module for module in root.modules() if any(p is not None for p in module._parameters.values())]
-    handles = [norm.register_forward_hook(after_norm) for norm in norms]
-    handles += [module.register_forward_pre_hook(before, with_kwargs=True) for module in with_weights]
-    watched(run, handles)
+    with TorchHooks(before=[(module, before) for module in with_weights], after=[(norm, after_norm) for norm in norms]):
+        run()
     found = {norm: _innermost(norm, read) for norm in norms}
     for norm, modules in found.items():
         for module in modules:
             if read[module] != {norm}:
                 raise HooklineError(f"{path_of(root, module)} reads {path_of(root, norm)}, and in another call another")
     return Reading(found, frozenset(read))
-
-
-def watched(run: Callable[[], _T], handles: list[RemovableHandle]) -> _T:
-    """Run with these torch hooks on, and take them off; compiled code would not see them."""
-    compiled.pause(handles)
-    try:
-        return run()
-    finally:
-        compiled.resume(handles)
-        for handle in handles:
-            handle.remove()
 
 
 def _innermost(norm: nn.Module, read: dict[nn.Module, set[nn.Module | None]]) -> list[nn.Module]:
@@ -82,18 +68,25 @@ def _memory(x: Tensor) -> int:
     return x.untyped_storage()._cdata
 
 
-@contextmanager
-def unhooked(root: nn.Module) -> Iterator[None]:
-    """A block in which hookline's hooks on a model do nothing, standing or not: what runs is the model itself."""
-    with lock:
+class Unhooked(Block):
+    """A block in which hookline's hooks on a model do nothing, standing or not: what runs is the model itself.
+
+    The lock is to be held.
+    """
+
+    def __init__(self, root: nn.Module) -> None:
         here = [tap for module in root.modules() for tap in taps._taps.get(module, {}).values()]
-        before = [(tap, tap.standing) for tap in here]
-        token = active.set(())
-        try:
-            for tap, _ in before:
-                tap.standing = ()
-            yield
-        finally:
-            for tap, standing in before:
-                tap.standing = standing
-            active.reset(token)
+        self._before = [(tap, tap.standing) for tap in here]
+        self._active = active.get()
+
+    def open(self) -> None:
+        """Let no hook act."""
+        active.set(())
+        for tap, _ in self._before:
+            tap.standing = ()
+
+    def close(self) -> None:
+        """Let them act again."""
+        for tap, standing in self._before:
+            tap.standing = standing
+        active.set(self._active)

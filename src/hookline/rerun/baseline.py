@@ -16,6 +16,7 @@ from hookline.anatomy.trial import outcome
 from hookline.errors import HooklineError
 from hookline.halving import Fit
 from hookline.memory import sharing
+from hookline.modes import GradMode
 from hookline.passes import is_of_pictures
 from hookline.points import hook_action
 from hookline.rerun.changes import BEFORE_LAYERS, Change, Entries, Entry, Placed, Variant, index_of, put_all
@@ -104,7 +105,7 @@ class Baseline:
         points = [action.point for action in self.model._hook_actions(self._hooks, ())]
         return all(point.listed in ("hook_embed", "hook_pos_embed", "hook_tokens") for point in points)
 
-    @torch.no_grad()
+    @GradMode(False)
     def _run(self, keep: Sequence[str]) -> None:
         names = stream_names(self._points) if self.way != Way.PLAIN else []
         past = _empty_past(self._points.root) if self.way == Way.RESUMED else None
@@ -228,7 +229,7 @@ class Baseline:
             for numbers, logits in fit.parts(part.numbers, run, weight=len(span)):
                 yield tuple(numbers), logits if order is None else logits[:, order]
 
-    @torch.no_grad()
+    @GradMode(False)
     def _plain(self, some: Sequence[Variant], where: list[int]) -> Tensor:
         """Every layer, for every variant."""
         placed: dict[str, list[Placed]] = {}
@@ -261,7 +262,7 @@ class Baseline:
             )
         self._is_checked = True
 
-    @torch.no_grad()
+    @GradMode(False)
     def _joined(self, some: Sequence[Variant], entries: Sequence[Entry], span: range, where: list[int]) -> Tensor:
         """Each variant from its first layer on; all of them from the first position of the part on."""
         rows: dict[int, list[int]] = {}

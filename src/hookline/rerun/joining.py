@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -24,7 +23,7 @@ from hookline.points import HookPoint, Site, hook_action
 from hookline.rerun.changes import Placed, put_all
 from hookline.rerun.pictures import in_one_row
 from hookline.runtime import Run
-from hookline.skipping import Give, skipping
+from hookline.skipping import Give, Skipping
 from hookline.taps import Kind
 
 if TYPE_CHECKING:
@@ -80,10 +79,8 @@ def joined_pass(
         last = anatomy.blocks[-1].module
         actions = [action for action in actions if not isinstance(action, Join)]
         skipped[last] = lambda _args, _kwargs: give_on(anatomy.kind)((joins[first],), {})
-    with ExitStack() as stack:
-        stack.enter_context(skipping(skipped))
-        stack.enter_context(Run(points.root, actions, is_one_pass=True))
-        stack.enter_context(sharing(points.root, inputs))
+    run = Run(points.root, actions, is_one_pass=True)
+    with Skipping(points.root, skipped), run, sharing(points.root, inputs):
         return points.root(**inputs)
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +12,7 @@ from hookline.anatomy.vision import language_of, tower_of
 from hookline.errors import HooklineError
 from hookline.passes import is_of_pictures
 from hookline.skipping import Give
+from hookline.torch_hooks import TorchHooks
 
 if TYPE_CHECKING:
     from hookline.points import HookPoint
@@ -47,9 +47,8 @@ class Pictures:
         self.positions: Tensor | None = None
         """Of the tokens, as the language part was told: some models count pictures in rows and columns."""
 
-    @contextmanager
-    def noted(self) -> Iterator[None]:
-        """Note, in a run, what the tower gives and which positions the language part gets."""
+    def noted(self) -> TorchHooks:
+        """A block that notes, in a run, what the tower gives and which positions the language part gets."""
 
         def note_seen(_module: nn.Module, _args: Any, output: Any) -> None:
             self._seen = output
@@ -57,16 +56,7 @@ class Pictures:
         def note_positions(_module: nn.Module, _args: Any, kwargs: dict[str, Any]) -> None:
             self.positions = kwargs.get("position_ids")
 
-        handles = []
-        if self._tower is not None:
-            handles.append(self._tower.register_forward_hook(note_seen))
-        if self._language is not None:
-            handles.append(self._language.register_forward_pre_hook(note_positions, with_kwargs=True))
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+        return TorchHooks(before=[(self._language, note_positions)], after=[(self._tower, note_seen)])
 
     def repeated(self, n: int) -> dict[str, Any]:
         """The inputs for `n` rows of the same."""

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from hookline import compiled
 from hookline.errors import HooklineError
 from hookline.factored import FactoredMatrix
-from hookline.processing.readers import unhooked
+from hookline.processing.readers import Unhooked
 from hookline.processing.swaps import Swaps
+from hookline.taps import lock
 from hookline.weights import is_reversed, linear, weight, without_first
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ def refactor(model: HookedTransformer) -> Swaps:
             f"{cfg.n_key_value_heads or cfg.n_heads} keys for {cfg.n_heads} queries"
         )
     swaps = Swaps()
-    with unhooked(model.module):
+    with compiled.tracing_lock(), lock, Unhooked(model.module):
         before = model._outcome().double()
         try:
             for layer in range(cfg.n_layers):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.hooks import Hook
-from hookline.modes import evaluating
+from hookline.modes import Evaluating
 from hookline.module import HookedModule
 from hookline.recording import StopForward
 
@@ -52,7 +52,7 @@ class InferenceEngine:
         encodings = self._encodings(texts, tok_kwargs or {})
         device = next(iter(encodings.values())).device
         casting = torch.autocast(device.type, dtype=autocast_dtype) if autocast else nullcontext()
-        with torch.inference_mode(), casting, self._controllers(with_controllers), evaluating(self.lm.model):
+        with torch.inference_mode(), casting, self._controllers(with_controllers), Evaluating(self.lm.model):
             if stop_after_layer is not None:
                 return self._up_to(stop_after_layer, encodings), encodings
             return HookedModule.__call__(self.lm.hooked, **encodings), encodings

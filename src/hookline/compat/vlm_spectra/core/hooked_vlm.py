@@ -17,7 +17,7 @@ from hookline.compat.vlm_spectra.core.messages import InputsError, Template, cha
 from hookline.compat.vlm_spectra.models.base_adapter import ModelAdapter
 from hookline.errors import HooklineError
 from hookline.model import HookedModel
-from hookline.modes import evaluating, reporting_attention
+from hookline.modes import Evaluating, ReportingAttention
 from hookline.module import HookedModule
 from hookline.points import HookPoint
 from hookline.runtime import Run
@@ -234,8 +234,8 @@ class HookedVLM:
     def _running(self, require_grads: bool, options: Mapping[str, Any]) -> Iterator[None]:
         if require_grads:
             self.model.requires_grad_(True)
-        attention = reporting_attention(self.model) if options.get("output_attentions") else nullcontext()
-        with torch.set_grad_enabled(require_grads), evaluating(self.model), attention:
+        attention = ReportingAttention(self.model) if options.get("output_attentions") else nullcontext()
+        with torch.set_grad_enabled(require_grads), Evaluating(self.model), attention:
             yield
 
     def __repr__(self) -> str:

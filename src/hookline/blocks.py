@@ -1,0 +1,131 @@
+"""Blocks: `with` blocks that undo what they did, also when an interrupt arrives while they are left.
+
+Python raises `KeyboardInterrupt`, or whatever a signal handler raises, at certain instructions. One of them is the
+entry of a function, before its first line, where no `try` of the function applies. A signal that arrives while an
+exception unwinds or tensors are freed is raised there: on the way into `__exit__`, which then has not begun. `covered`
+extends a function's first `try` to that instruction.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from types import FunctionType, TracebackType
+from typing import Any, TypeVar, cast
+
+from torch import nn
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def covered(function: _F) -> _F:
+    """`function`, which begins with a `try`, with that `try` covering its entry too."""
+    code = cast("FunctionType", function).__code__
+    entries = list(_entries(code.co_exceptiontable))
+    start, length, *rest = entries[0]
+    entries[0] = (0, start + length, *rest)
+    table = b"".join(_number(entry[0], first=0x80) + b"".join(map(_number, entry[1:])) for entry in entries)
+    cast("FunctionType", function).__code__ = code.replace(co_exceptiontable=table)
+    return function
+
+
+def _entries(table: bytes) -> Iterator[tuple[int, ...]]:
+    """The rows of an exception table: start, length, target, depth. See CPython's notes on exception handling."""
+    numbers: list[int] = []
+    value = 0
+    for byte in table:
+        value = value << 6 | byte & 0x3F
+        if not byte & 0x40:  # the last byte of a number
+            numbers.append(value)
+            value = 0
+        if len(numbers) == 4:
+            yield tuple(numbers)
+            numbers = []
+
+
+def _number(value: int, *, first: int = 0) -> bytes:
+    digits = [value & 0x3F]
+    while value := value >> 6:
+        digits.append(value & 0x3F | 0x40)
+    digits.reverse()
+    return bytes([digits[0] | first, *digits[1:]])
+
+
+@covered
+def surely(undo: Callable[[], None]) -> None:
+    """Call `undo`, and once more if an interrupt arrives meanwhile."""
+    try:
+        undo()
+    except BaseException:
+        undo()
+        raise
+
+
+_open: dict[int, Block] = {}
+"""The blocks that are open now, in all threads, in the order in which they were opened."""
+
+
+class Block:
+    """A `with` block. `close` is called however it is left; it must do no harm when it is called twice."""
+
+    _thread: threading.Thread | None = None
+
+    def open(self) -> Any:
+        """Do what the block is for; what is returned is the `with` statement's target."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Undo it, also if `open` was left in the middle."""
+        raise NotImplementedError
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it was opened in this thread."""
+        return self._thread is threading.current_thread()
+
+    def is_on(self, root: nn.Module) -> bool:  # noqa: ARG002
+        """Whether it does something to this model."""
+        return False
+
+    def begin(self) -> Any:
+        """Open the block, or leave nothing."""
+        try:
+            self._thread = threading.current_thread()
+            _open[id(self)] = self
+            return self.open()
+        except BaseException:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """Close the block, even if an interrupt arrives meanwhile."""
+        surely(self._end)
+
+    def _end(self) -> None:
+        self.close()
+        _open.pop(id(self), None)
+
+    def __enter__(self) -> Any:
+        return self.begin()
+
+    @covered
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self._end()
+        except BaseException:
+            self.end()
+            raise
+
+
+def find(number: int) -> Any:
+    """The open block with that `id`, if it is one."""
+    return _open.get(number)
+
+
+def end_all(root: nn.Module) -> None:
+    """End every block on this model that is open in this thread, or was left by a thread that is over."""
+    for block in reversed(list(_open.values())):
+        if block.is_on(root) and (block.is_here or (block._thread is not None and not block._thread.is_alive())):
+            block.end()

@@ -1,0 +1,92 @@
+"""Real signals at random instants, and everything that they must not change."""
+
+import random
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn, overrides
+
+from hookline import blocks, compiled, taps
+
+_PLACES = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+)
+
+
+def state_of(module: nn.Module) -> dict[str, Any]:
+    """Everything on a model and in this thread that a run may change."""
+    modules = dict(module.named_modules())
+    return {
+        "hooks": {(name, place): list(getattr(each, place)) for name, each in modules.items() for place in _PLACES},
+        "parameters": {(name, key): id(x) for name, each in modules.items() for key, x in each._parameters.items()},
+        "training": {name: each.training for name, each in modules.items()},
+        "detours": {name: vars(each).get("_compiled_call_impl") for name, each in modules.items()},
+        "standing hooks": [
+            tap.standing for each in modules.values() for tap in taps._taps.get(each, {}).values() if tap.standing
+        ],
+        "active runs": taps.active.get(),
+        "open blocks": dict(blocks._open),
+        "users of the compiler": set(compiled._users),
+        "skipped modules": dict(taps.now.skipped),
+        "watches": list(taps.now.watches),
+        "hooks that are running": taps.now.hooks,
+        # One that is over does nothing: torch may push it again when the traceback is freed.
+        "modes": [mode for mode in overrides._get_current_function_mode_stack() if not getattr(mode, "is_over", False)],
+        "gradients": torch.is_grad_enabled(),
+    }
+
+
+class Signals:
+    """Sends signals into pieces of work at random instants, and looks at what they leave."""
+
+    def __init__(self, module: nn.Module, call: Callable[[], Tensor], seed: int = 0) -> None:
+        self.module, self.call, self.random = module, call, random.Random(seed)
+        self.received = 0
+        self.left: list[tuple[str, list[str]]] = []
+
+    def _receive(self, *_: object) -> None:
+        self.received += 1
+        raise KeyboardInterrupt
+
+    def send(self, name: str, work: Callable[[], Any], times: int) -> None:
+        """Send so many into one piece of work, until one leaves something."""
+        length = self._length(work)
+        expected, before = self.call(), state_of(self.module)
+        handler = signal.signal(signal.SIGALRM, self._receive)
+        try:
+            for _ in range(times):
+                self._interrupt(work, max(1e-6, self.random.uniform(0, 1.05 * length)))
+                after = state_of(self.module)
+                wrong = [each for each in before if before[each] != after[each]]
+                if not wrong and not torch.equal(self.call(), expected):
+                    wrong = ["the output of a plain call"]
+                if wrong:
+                    self.left.append((name, wrong))
+                    return
+        finally:
+            signal.signal(signal.SIGALRM, handler)
+
+    def _length(self, work: Callable[[], Any]) -> float:
+        lengths = []
+        for _ in range(3):
+            start = time.perf_counter()
+            work()
+            lengths.append(time.perf_counter() - start)
+        return min(lengths)
+
+    def _interrupt(self, work: Callable[[], Any], after: float) -> None:
+        try:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, after)
+                work()
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        except KeyboardInterrupt:
+            pass
