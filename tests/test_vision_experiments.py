@@ -8,6 +8,7 @@ import transformers
 import hookline
 from hookline import HookedModel, HooklineError
 from hookline.anatomy.roles import find_anatomy
+from hookline.anatomy.vision import picture_token
 from hookline.experiments import ablation, attribution, logits, metrics, pairs, patching, steering, tracing
 from hookline.loss import lm_loss
 from hookline.rerun.baseline import Baseline
@@ -369,7 +370,8 @@ def test_what_pictures_cannot_be_in() -> None:
 )
 def test_the_loss_leaves_image_tokens_out_as_the_models_own_does(kind) -> None:
     model, inputs = seeing(kind), pair(kind)
-    labels = [each["input_ids"].masked_fill(each["input_ids"] == tiny_vision.IMAGE, -100) for each in inputs]
+    image = picture_token(model.module.config)
+    labels = [each["input_ids"].masked_fill(each["input_ids"] == image, -100) for each in inputs]
     with torch.no_grad():
         own = [float(model.module(**each, labels=y).loss) for each, y in zip(inputs, labels, strict=True)]
     result = patching.sweep(model, *inputs, "loss", points="mlp_out", over="layer")

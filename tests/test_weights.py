@@ -54,7 +54,9 @@ def test_weights_of_attention_give_its_points(kind) -> None:
 def test_weights_of_mlps_and_of_both_ends(kind) -> None:
     model, inputs = wrapped(kind)
     with torch.no_grad():
-        _, cache = model.run_with_cache(**inputs, names_filter=lambda name: "mlp" in name or "embed" in name)
+        _, cache = model.run_with_cache(
+            **inputs, names_filter=[name for name in model.hook_dict if "mlp" in name or "embed" in name]
+        )
         w_in, b_in, w_out, b_out = model.W_in, model.b_in, model.W_out, model.b_out
         for layer in range(model.cfg.n_layers):
             into, out = cache[f"blocks.{layer}.mlp.hook_in"] if kind != "opt" else None, cache["mlp_out", layer]

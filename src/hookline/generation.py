@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
+from weakref import ref
 
 from torch import Tensor, nn
 
@@ -31,8 +32,8 @@ class Generation:
     mask: Tensor | None
     keeps_rows: bool
     """Whether a row is the same text from pass to pass; beams trade places."""
-    number: int
-    """Tells it from other generations while it lasts."""
+    settings: ref[Any]
+    """The settings that `generate` made for this call alone: they tell it from other calls."""
 
 
 def generation_of(model: nn.Module) -> Generation | None:
@@ -53,7 +54,7 @@ def generation_of(model: nn.Module) -> Generation | None:
             if getattr(here.get("generation_config"), "is_assistant", False):
                 is_draft = True
             elif _holds(here["self"], model):
-                return _read(here, id(frame))
+                return _read(here)
             elif is_draft:
                 raise HooklineError("this model drafts for another one, which drops some of its tokens")
             else:
@@ -72,7 +73,7 @@ def _holds(generating: Any, model: nn.Module) -> bool:
     return generating is model or any(each is model for each in generating.modules())
 
 
-def _read(here: Mapping[str, Any], number: int) -> Generation | None:
+def _read(here: Mapping[str, Any]) -> Generation | None:
     """What the local variables of `generate` say; None before it has looked at the prompt."""
     length, tokens, given = here.get("input_ids_length"), here.get("input_ids"), here.get("model_kwargs", {})
     if not isinstance(length, int) or not isinstance(tokens, Tensor):
@@ -89,5 +90,5 @@ def _read(here: Mapping[str, Any], number: int) -> Generation | None:
         tokens if tokens.shape[1] == prompt else None,
         mask if mask is not None and mask.shape[1] == prompt else None,
         method in ("_sample", "_assisted_decoding"),
-        number,
+        ref(here["generation_config"]),
     )

@@ -181,7 +181,7 @@ class Progress(NamedTuple):
     kept: int
     text: Earlier
     number: int
-    generation: int | None
+    generation: ref[Any] | None
 
 
 def begin_pass(model: nn.Module, inputs: Mapping[str, Any], *, is_only: bool = False) -> None:
@@ -209,8 +209,8 @@ def begin_pass(model: nn.Module, inputs: Mapping[str, Any], *, is_only: bool = F
     now.passing = passing if refusal is None else replace(passing, refusal=refusal)
     if refusal is None:
         text = Earlier(passing.span.earlier, start, span.tokens)
-        number = generation.number if generation is not None else None
-        progress = Progress(passing.step, passing.prompt, span.positions.stop, id(kept), text, passing.number, number)
+        call = generation.settings if generation is not None else None
+        progress = Progress(passing.step, passing.prompt, span.positions.stop, id(kept), text, passing.number, call)
         now.progress.setdefault(model, {})[now.hooks] = progress
 
 
@@ -251,7 +251,8 @@ def _in_generation(passing: Pass, generation: Generation, before: Progress | Non
     """A pass of `generate`, which says where the prompt ends."""
     span, prompt = passing.span, generation.prompt
     start, stop = span.positions.start, span.positions.stop
-    is_first = before is None or before.generation != generation.number or before.prompt != prompt
+    is_first = before is None or before.generation is None or before.generation() is not generation.settings()
+    is_first = is_first or before is None or before.prompt != prompt
     earlier = None if is_first or before is None or not generation.keeps_rows or start <= prompt else before.text
     if earlier is None:
         earlier = Earlier(None, 0, generation.tokens)
