@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from hookline.anatomy import variants
+from hookline.anatomy.architectures import architecture, embedding_factor, is_parallel, is_post_norm, residual_factor
 from hookline.anatomy.heads import ThroughNorm, result_site, splits
 from hookline.anatomy.norms import norm_of, norm_sites
 from hookline.anatomy.roles import (
@@ -62,7 +62,7 @@ class Spec:
 
 def entry_points(stack: Stack, nth: int | None) -> Iterator[Spec]:
     """What goes into a stack of layers; `nth` is the call of the embedding that is this stack's, if others share it."""
-    factor = variants.embedding_factor(stack.config)
+    factor = embedding_factor(stack.config)
     if isinstance(stack.embed, nn.Conv1d):
         for point, axes in (("hook_tokens", "b p"), ("hook_embed", "b p d")):
             yield Spec(point, axes, why="sound goes in, through convolutions that have their native names")
@@ -92,9 +92,9 @@ def final_points(stack: Stack) -> Iterator[Spec]:
 
 
 def _block_points(block: Block, config: Any, width: int) -> Iterator[Spec]:
-    factor = variants.residual_factor(config)
+    factor = residual_factor(config)
     resid_pre = input_of(block.module)
-    is_pre_norm = block.post_norm is None and not variants.is_post_norm(config)
+    is_pre_norm = block.post_norm is None and not is_post_norm(config)
     yield Spec("hook_resid_pre", "b p d", resid_pre)
     yield from _copies(block, config, is_pre_norm)
     if is_pre_norm:
@@ -118,7 +118,7 @@ def _block_points(block: Block, config: Any, width: int) -> Iterator[Spec]:
     before = norm_points("ln2", block.ln2, width) if is_pre_norm else ()
     mlp_out = Spec("hook_mlp_out", "b p d", _mlp_out(block, config, factor))
     inside = (*_mlp_points(block), *_expert_points(block, resid_pre), *norm_points("ln2_post", block.ln2_post, width))
-    is_flat = config.model_type in variants.ROWS_FLATTENED
+    is_flat = architecture(config.model_type).flattened_rows
     for spec in (_mlp_in(block, config, is_pre_norm), *before, *inside, mlp_out):
         if spec.site is None:
             yield replace(spec, why=spec.why or "this layer has no MLP")
@@ -138,7 +138,7 @@ def _cross_points(block: Block, config: Any, resid_mid: Site | None, is_pre_norm
     if is_pre_norm:
         yield from norm_points("ln_cross", cross.norm, width)
     for spec in _inside_attention("cross_attn", cross.attn, cross.o, config):
-        is_apart = config.model_type in variants.TILES_APART and spec.name.endswith(("hook_k", "hook_v"))
+        is_apart = architecture(config.model_type).separate_tiles and spec.name.endswith(("hook_k", "hook_v"))
         yield replace(spec, site=_joined(spec.site, resid_mid)) if is_apart and spec.site is not None else spec
     yield from norm_points("ln_cross_post", cross.post_norm, width)
     out = output_of(cross.post_norm if cross.post_norm is not None else cross.attn)
@@ -189,7 +189,7 @@ def _copies(block: Block, config: Any, is_pre_norm: bool) -> Iterator[Spec]:
 def _mlp_in(block: Block, config: Any, is_pre_norm: bool) -> Spec:
     if block.ln2 is not None and is_pre_norm:
         return Spec("hook_mlp_in", "b p d", input_of(block.ln2))
-    if variants.is_parallel(config) and block.ln1 is not None and block.mlp is not None:
+    if is_parallel(config) and block.ln1 is not None and block.mlp is not None:
         stream = input_of(block.ln1)
         lens = ThroughNorm(block.ln1, stream, lens_of(block.mlp, Kind.INPUT))
         return Spec("hook_mlp_in", "b p d", Site(block.mlp, Kind.INPUT, lens, (stream,), stage=-1))
@@ -221,7 +221,7 @@ def _attn_out(block: Block, config: Any) -> Site | None:
     """What the attention adds to the stream."""
     if block.ln1_post is not None:
         return output_of(block.ln1_post)
-    if block.adds_in_attention or config.model_type in variants.RESIDUAL_IN_ATTENTION:
+    if block.adds_in_attention or architecture(config.model_type).residual_in_attention:
         return output_of(block.o) if block.o is not None else None
     mixer = block.attn or block.mixer
     return _gained(output_of(mixer), block, 0) if mixer is not None else None
@@ -229,23 +229,23 @@ def _attn_out(block: Block, config: Any) -> Site | None:
 
 def _resid_mid(block: Block, config: Any, resid_pre: Site, attn_out: Site) -> Spec:
     """The stream between attention and MLP."""
-    if variants.is_parallel(config):
+    if is_parallel(config):
         return Spec("hook_resid_mid", "b p d", why="attention and MLP are side by side: there is no stream in between")
     if block.mlp is None and block.mlp_out is None:
         return Spec("hook_resid_mid", "b p d", why="this layer has no MLP")
-    norm = block.post_norm or (block.ln1 if variants.is_post_norm(config) else None)
+    norm = block.post_norm or (block.ln1 if is_post_norm(config) else None)
     return Spec("hook_resid_mid", "b p d", output_of(norm) if norm is not None else _sum(resid_pre, attn_out))
 
 
 def _mlp_out(block: Block, config: Any, factor: float) -> Site | None:
     """What the MLP adds to the stream."""
-    is_more = config.model_type in variants.SEVERAL_MLPS or (block.attn is None and block.gains is not None)
+    is_more = architecture(config.model_type).several_mlps or (block.attn is None and block.gains is not None)
     if is_more and block.ln2 is not None:  # of several modules, or masked where there is no picture to attend to
         stream = input_of(block.ln2)
         return Site(block.module, Kind.OUTPUT, Difference(stream, FIRST), needs=(stream,), stage=-1)
     if block.ln2_post is not None:
         return _scaled(output_of(block.ln2_post), factor)
-    if block.mlp is None or config.model_type in variants.RESIDUAL_IN_MLP:
+    if block.mlp is None or architecture(config.model_type).residual_in_mlp:
         return _scaled(output_of(block.mlp_out), factor) if block.mlp_out is not None else None
     return _gained(_scaled(output_of(block.mlp), factor), block, 1)
 
@@ -264,7 +264,7 @@ def _inside_attention(prefix: str, attn: nn.Module, o: nn.Module | None, config:
     sites = dict(_projections(attn, config, heads, groups))
     key = Site(attn, Kind.KEY, HeadsFirst(groups))
     sites["rot_q"], sites["rot_k"] = Site(attn, Kind.QUERY, HeadsFirst(heads)), key
-    keys = (key,) if config.model_type in variants.SINKS else ()
+    keys = (key,) if architecture(config.model_type).attention_sinks else ()
     sites["attn_scores"] = Site(attn, Kind.SCORES, Keys(heads, *keys), needs=keys)
     sites["pattern"] = Site(attn, Kind.PATTERN, Keys(heads, *keys), needs=keys)
     if o is not None:
@@ -280,11 +280,8 @@ def head_counts(attn: nn.Module, config: Any) -> tuple[int, int]:
     key, size = child(attn, KEY), getattr(attn, "head_dim", None)
     if isinstance(size, int) and key is not None and (width := _width(key)) is not None:
         return heads, width // size
-    if config.model_type == "gpt_bigcode":
-        return heads, 1 if config.multi_query else heads
-    if config.model_type == "falcon":
-        return heads, config.num_kv_heads if config.new_decoder_architecture or not config.multi_query else 1
-    return heads, getattr(config, "num_key_value_heads", None) or heads
+    groups = architecture(config.model_type).kv_heads
+    return heads, groups(config) if groups is not None else getattr(config, "num_key_value_heads", None) or heads
 
 
 def _first_int(module: nn.Module, *names: str) -> int | None:
@@ -296,7 +293,7 @@ def _projections(attn: nn.Module, config: Any, heads: int, groups: int) -> Itera
     for name, names, n in (("q", QUERY, heads), ("k", KEY, groups), ("v", VALUE, groups)):
         module = child(attn, names)
         width = _width(module) if module is not None else None
-        if module is not None and name == "q" and width and config.model_type in variants.GATE_IN_QUERY:
+        if module is not None and name == "q" and width and architecture(config.model_type).gate_in_query:
             yield name, output_of(module, Heads(n), Part(0, width // n // 2))
         elif module is not None:
             yield name, output_of(module, Heads(n))
@@ -308,10 +305,10 @@ def _projections(attn: nn.Module, config: Any, heads: int, groups: int) -> Itera
 
 
 def _fused_lens(width: int, config: Any, heads: int, groups: int, index: int) -> tuple[Lens, ...]:
-    if config.model_type in variants.FUSED_BY_HEAD and heads == groups:
+    if architecture(config.model_type).fused_by_head and heads == groups:
         return (Interleaved(heads, 3, index, heads),)
-    if config.model_type == "codegen":  # query, value, key, for each of four groups of heads
-        return (Interleaved(4, 3, (0, 2, 1)[index], heads),)
+    if (of := architecture(config.model_type).fused_groups) is not None:
+        return (Interleaved(of, 3, (0, 2, 1)[index], heads),)
     size = width // (heads + 2 * groups)
     starts = [0, heads * size, (heads + groups) * size, (heads + 2 * groups) * size]
     return Part(starts[index], starts[index + 1]), Heads(heads if index == 0 else groups)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from types import MappingProxyType
 
+from hookline.anatomy.architectures import architecture
 from hookline.anatomy.classic import (
     Spec,
     entry_points,
@@ -17,25 +21,31 @@ from hookline.anatomy.classic import (
     output_of,
 )
 from hookline.anatomy.roles import Anatomy, Projector, Stack, Tower
-from hookline.anatomy.unproved import UNPROVED
-from hookline.anatomy.variants import POOLED_NORM, SEES_FIRST
 from hookline.lenses import FIRST, Chain, Flat, Item, OneRow, Patches
 from hookline.memo import EachRow
 from hookline.points import Site
 from hookline.taps import Kind
 
+UNPROVED = Path(__file__).with_name("unproved.json")
 _IN_LAYER = re.compile(r"(?P<stack>[a-z_.]+)\.(?P<layer>\d+)\.(?P<point>.+)")
 
 
 def classic_points(anatomy: Anatomy) -> Iterator[Spec]:
     """All points of the table, in the order in which they fire; those that are known not to hold, without a site."""
-    known = UNPROVED.get(anatomy.kind, {})
+    known = unproved().get(anatomy.kind, {})
     for spec in _all_points(anatomy):
         kind = kind_of(spec.name)
         if spec.site is not None and kind in known:
             yield Spec(spec.name, spec.axes, why=f"on this architecture it is not what its name says: {known[kind]}")
         else:
             yield spec
+
+
+@cache
+def unproved() -> dict[str, dict[str, str]]:
+    """Points that are not what their names say, by architecture; written by `docs/make_models.py`."""
+    content: dict[str, dict[str, str]] = json.loads(UNPROVED.read_text(encoding="utf-8"))
+    return content
 
 
 def kind_of(name: str) -> str:
@@ -50,12 +60,12 @@ def _all_points(anatomy: Anatomy) -> Iterator[Spec]:
     if isinstance(anatomy.main, Tower):
         yield from _tower_points(anatomy.main)
         return
-    if anatomy.config.model_type in SEES_FIRST:
+    if architecture(anatomy.config.model_type).vision_first:
         yield from _seeing_points(anatomy)
     for stack in anatomy.stacks:
         prefix = f"{stack.name}." if anatomy.is_encoder_decoder else ""
         yield from _prefixed(prefix, entry_points(stack, _nth_call(anatomy, stack)))
-        if anatomy.config.model_type not in SEES_FIRST:
+        if not architecture(anatomy.config.model_type).vision_first:
             yield from _seeing_points(anatomy)
         yield from _prefixed(f"{stack.name}.", layer_points(stack))
         yield from _prefixed(prefix, final_points(stack))
@@ -133,7 +143,7 @@ def _end_points(tower: Tower) -> Iterator[Spec]:
     why = ""
     if tower.read is not None:
         why = "the model reads the stream before this norm, so that what it gives is not used"
-    elif tower.config.model_type in POOLED_NORM:
+    elif architecture(tower.config.model_type).pooled_norm:
         why = "it is of the class token alone, for the pooled output"
     for spec in final_points(tower):
         yield Spec(spec.name, spec.axes, why=f"{why} (its module has its native name)") if why else spec
