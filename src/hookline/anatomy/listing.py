@@ -36,7 +36,7 @@ def classic_points(anatomy: Anatomy) -> Iterator[Spec]:
     for spec in _all_points(anatomy):
         kind = kind_of(spec.name)
         if spec.site is not None and kind in known:
-            yield Spec(spec.name, spec.axes, why=f"on this architecture it is not what its name says: {known[kind]}")
+            yield spec.missing(f"on this architecture it is not what its name says: {known[kind]}")
         else:
             yield spec
 
@@ -70,8 +70,8 @@ def _all_points(anatomy: Anatomy) -> Iterator[Spec]:
         yield from _prefixed(f"{stack.name}.", layer_points(stack))
         yield from _prefixed(prefix, final_points(stack))
     if anatomy.unembed is not None:
-        yield Spec("unembed.hook_in", "b p d", input_of(anatomy.unembed))
-        yield Spec("unembed.hook_out", "b p V", output_of(anatomy.unembed))
+        yield Spec.of("unembed.hook_in", input_of(anatomy.unembed))
+        yield Spec.of("unembed.hook_out", output_of(anatomy.unembed))
 
 
 def _nth_call(anatomy: Anatomy, stack: Stack) -> int | None:
@@ -92,11 +92,12 @@ def _seeing_points(anatomy: Anatomy) -> Iterator[Spec]:
 
 
 def _projector_points(projector: Projector) -> Iterator[Spec]:
-    yield _as_batch(Spec(f"{projector.name}.hook_in", "b p d", input_of(projector.module)))
+    into = Spec.of("projector.hook_in", input_of(projector.module))
+    yield _as_batch(replace(into, name=f"{projector.name}.hook_in"))
     out = output_of(projector.module)
     if projector.ordered_by is not None:
         out = Site(projector.ordered_by, Kind.OUTPUT, Item(("pooler_output",)))
-    yield _as_batch(Spec(f"{projector.name}.hook_out", "b p d", out))
+    yield _as_batch(replace(Spec.of("projector.hook_out", out), name=f"{projector.name}.hook_out"))
 
 
 def _tower_points(tower: Tower, early: Mapping[int, Projector] = MappingProxyType({})) -> Iterator[Spec]:
@@ -114,12 +115,12 @@ def _tower_points(tower: Tower, early: Mapping[int, Projector] = MappingProxyTyp
 def _entry_points(tower: Tower) -> Iterator[Spec]:
     """The patches, where they are, and the norm before the first layer."""
     patches = output_of(tower.embed, Patches())
-    yield Spec("hook_embed", "b p d", patches)
+    yield Spec.of("hook_embed", patches)
     if tower.pos_embed is not None and not tower.is_packed:
         site = Site(tower.pos_embed, Kind.OUTPUT, EachRow(patches, FIRST), (patches,))
-        yield Spec("hook_pos_embed", "b p d", site)
+        yield Spec.of("hook_pos_embed", site)
     else:
-        yield Spec("hook_pos_embed", "b p d", why="no module gives the embeddings of positions as they are added")
+        yield Spec.of("hook_pos_embed", why="no module gives the embeddings of positions as they are added")
     if tower.ln_pre is not None:
         yield from norm_points("ln_pre", tower.ln_pre, tower.width)
 
@@ -135,7 +136,7 @@ def _layers_read(tower: Tower) -> Iterator[Spec]:
                 f"the model reads what leaves layer {tower.read - 1} of its vision tower: this layer runs, but what "
                 f"it gives is not used (its modules have their native names)"
             )
-            yield Spec(spec.name, spec.axes, why=why)
+            yield spec.missing(why)
 
 
 def _end_points(tower: Tower) -> Iterator[Spec]:
@@ -146,7 +147,7 @@ def _end_points(tower: Tower) -> Iterator[Spec]:
     elif architecture(tower.config.model_type).pooled_norm:
         why = "it is of the class token alone, for the pooled output"
     for spec in final_points(tower):
-        yield Spec(spec.name, spec.axes, why=f"{why} (its module has its native name)") if why else spec
+        yield spec.missing(f"{why} (its module has its native name)") if why else spec
 
 
 def _as_batch(spec: Spec) -> Spec:

@@ -22,9 +22,10 @@ def patch_boxes(seen: Seen) -> Float[Tensor, "row patch 4"]:
         return torch.cat([_grouped(seen.config.vision_config, *grid) for grid in grids])[None]
     before = rows_before(seen.config)
     if before is None:
+        known = ", ".join((*families_with("groups"), *families_with("rows")))
         raise HooklineError(
-            f"what the patches of a {kind!r} model's tower look at is not known: it is of "
-            f"{', '.join((*families_with('groups'), *families_with('rows')))}. model.image_grid(inputs) is about positions of the prompt"
+            f"what the patches of a {kind!r} model's tower look at is not known: it is of {known}. "
+            "model.image_grid(inputs) is about positions of the prompt"
         )
     return torch.stack([look.boxes for look in looks_in_one_piece(seen, before)])
 
