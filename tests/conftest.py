@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from jaxtyping import install_import_hook
+import shapes
 from torch import nn
 
-install_import_hook(["hookline.lenses"], "beartype.beartype")
+shapes.install()
 
 from networks import MLP, has_taps  # noqa: E402 (after the import hook, or its shapes would not be checked)
 
