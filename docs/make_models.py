@@ -1,4 +1,4 @@
-"""Verify every architecture, and write down what holds: docs/models.md, and src/hookline/anatomy/unproved.py.
+"""Verify every architecture, and write down what holds: docs/models.md, and src/hookline/anatomy/unproved.json.
 
     python docs/make_models.py
 
@@ -7,20 +7,19 @@ Each is built tiny, with random weights, from its configuration (tests/tiny_mode
 
 from __future__ import annotations
 
+import json
 import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from pprint import pformat
 from typing import Any
 
 import torch
 import transformers
 
 import hookline
-from hookline.anatomy import unproved
-from hookline.anatomy.listing import kind_of
+from hookline.anatomy.listing import UNPROVED, kind_of, unproved
 from hookline.anatomy.verify import Report, verify
 
 ROOT = Path(__file__).parent.parent
@@ -147,7 +146,7 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
-    unproved.UNPROVED.clear()  # what was known before is found out anew
+    unproved().clear()  # every point is tried, whatever was known before
     found = {title: reports(*part) for title, part in PARTS.items()}
     pictures = seen()
     by_type: dict[str, dict[str, str]] = {}
@@ -155,9 +154,7 @@ def main() -> None:
     for report in every:
         for verdict in report.failed():
             by_type.setdefault(report.architecture, {})[kind_of(verdict.name)] = verdict.why
-    doc = unproved.__doc__
-    text = f'"""{doc}"""\n\nUNPROVED: dict[str, dict[str, str]] = {pformat(by_type, width=116)}\n'
-    (ROOT / "src/hookline/anatomy/unproved.py").write_text(text)
+    UNPROVED.write_text(json.dumps(by_type, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
     head = HEAD.format(version=transformers.__version__, n=sum(map(len, (*found.values(), pictures))))
     reading = {kind: part_of(report, of_pictures=False) for kind, report in pictures.items()}
     reading = {kind: report for kind, report in reading.items() if report.verdicts}

@@ -4,11 +4,11 @@ import gc
 from collections.abc import Iterator
 
 import pytest
+import shapes
 import torch
-from jaxtyping import install_import_hook
 from torch import nn
 
-install_import_hook(["hookline.lenses"], "beartype.beartype")
+shapes.install()
 
 from networks import MLP, has_taps  # noqa: E402 (after the import hook, or its shapes would not be checked)
 

@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from hookline.anatomy.architectures import is_parallel, residual_factor
 from hookline.anatomy.classic import head_counts
-from hookline.anatomy.variants import is_parallel, residual_factor
 from hookline.composition import all_scores
 from hookline.copies import copied, plain, shares_memory
 from hookline.errors import HooklineError

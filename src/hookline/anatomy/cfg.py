@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hookline.anatomy.architectures import architecture
 from hookline.anatomy.classic import head_counts
 from hookline.anatomy.roles import Anatomy
 
@@ -117,9 +118,10 @@ def _first(config: Any, *names: str, default: Any = None) -> Any:
 def _positions(anatomy: Anatomy) -> str:
     if anatomy.main.pos_embed is not None:
         return "added to the stream"
-    if anatomy.kind == "hookline_native":
-        return "added to queries and keys" if anatomy.config.positions == "shortformer" else anatomy.config.positions
-    if getattr(anatomy.config, "alibi", False) or anatomy.kind in ("bloom", "mpt"):
+    own = architecture(anatomy.kind).positions
+    if own is not None:
+        return own if isinstance(own, str) else own(anatomy.config)
+    if getattr(anatomy.config, "alibi", False):
         return "alibi"
     has_rotary = getattr(anatomy.config, "rope_parameters", None) or getattr(anatomy.config, "rotary_dim", None)
     return "rotary" if has_rotary else "none"

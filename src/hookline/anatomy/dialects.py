@@ -14,55 +14,22 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
+from hookline.anatomy.point_table import POINTS
+
 Stacks: TypeAlias = Mapping[str, int]
 """The stacks of layers that a model has, and how many layers each has.
 
 {"blocks": 12}, or {"encoder": 6, "decoder": 6}, or {"vision.blocks": 24, "blocks": 32}
 """
 
-_IN_ATTENTION = frozenset({"q", "k", "v", "z", "rot_q", "rot_k", "attn_scores", "pattern", "result"})
-_IN_MLP = frozenset({"pre", "post", "pre_linear", "router", "expert_weights", "expert_indices"})
-_IN_NORM = frozenset({"scale", "normalized"})
-_OF_MODEL = frozenset({"tokens", "embed", "pos_embed"})
-_SYNONYMS = {"attn": "pattern", "attn_logits": "attn_scores", "key": "k", "query": "q", "value": "v", "mlp_pre": "pre",
-             "mlp_mid": "post", "mlp_post": "post"}  # fmt: skip
+_NORMS = ("scale", "normalized")
+"""Points that every norm has: which norm is meant is said beside them."""
 
 _PARTS = {"a": "attn", "attention": "attn", "m": "mlp", "b": None, "block": None, "blocks": None}
 """What a shorthand may say of where in a layer a point is."""
 
-_BRIDGE_BLOCK = {
-    "hook_in": "hook_resid_pre",
-    "hook_out": "hook_resid_post",
-    "attn.q.hook_out": "attn.hook_q",
-    "attn.k.hook_out": "attn.hook_k",
-    "attn.v.hook_out": "attn.hook_v",
-    "attn.hook_attn_scores": "attn.hook_attn_scores",
-    "attn.hook_out": "hook_attn_out",
-    "mlp.hook_out": "hook_mlp_out",
-    "mlp.in.hook_out": "mlp.hook_pre",
-    "mlp.gate.hook_out": "mlp.hook_pre",
-    "mlp.out.hook_in": "mlp.hook_post",
-    "cross_attn.q.hook_out": "cross_attn.hook_q",
-    "cross_attn.k.hook_out": "cross_attn.hook_k",
-    "cross_attn.v.hook_out": "cross_attn.hook_v",
-    "cross_attn.hook_out": "hook_cross_attn_out",
-}
-_BRIDGE_MODEL = {"embed.hook_in": "hook_tokens", "embed.hook_out": "hook_embed", "pos_embed.hook_out": "hook_pos_embed"}
+_OF_MODEL = ("hook_tokens", "hook_embed", "hook_pos_embed")
 
-_ROLES = {
-    "layer.pre": "hook_resid_pre",
-    "layer.post": "hook_resid_post",
-    "attn.pre": "attn.hook_in",
-    "attn.out": "hook_attn_out",
-    "attn.q": "attn.hook_q",
-    "attn.k": "attn.hook_k",
-    "attn.v": "attn.hook_v",
-    "attn.z": "attn.hook_z",
-    "attn.pattern": "attn.hook_pattern",
-    "attn.scores": "attn.hook_attn_scores",
-    "mlp.pre": "mlp.hook_in",
-    "mlp.out": "hook_mlp_out",
-}
 
 _OF_MODEL_BY_ROLE = {
     "lm.norm": "ln_final.hook_out",
@@ -85,12 +52,12 @@ def classic_name(asked: object, stacks: Stacks) -> str | None:
         return _from_tuple(asked, stacks)
     if not isinstance(asked, str):
         return None
-    if asked in _BRIDGE_MODEL:
-        return _BRIDGE_MODEL[asked]
+    if POINTS.by_bridge.get(asked) in _OF_MODEL:
+        return POINTS.by_bridge[asked]
     if asked in _OF_MODEL_BY_ROLE:
         return _OF_MODEL_BY_ROLE[asked]
     if match := _BLOCK.fullmatch(asked):
-        return _block_name(match[1], int(match[2]), _BRIDGE_BLOCK.get(match[3], match[3]), stacks)
+        return _block_name(match[1], int(match[2]), POINTS.by_bridge.get(match[3], match[3]), stacks)
     if (match := _ROLE.fullmatch(asked)) and match[3] is not None:
         return _role(match[1], f"{match[2]}.{match[4]}", int(match[3]), stacks)
     if match := _SHORT.fullmatch(asked):
@@ -118,28 +85,26 @@ def _number(layer: object) -> int | None:
 
 
 def _role(part: str, role: str, layer: int, stacks: Stacks) -> str | None:
-    return _block_name(_STACK[part], layer, _ROLES[role], stacks) if role in _ROLES else None
+    return _block_name(_STACK[part], layer, POINTS.by_role[role], stacks) if role in POINTS.by_role else None
 
 
 def _shorthand(name: str, layer: int | None, more: list[str], stacks: Stacks) -> str | None:
     """`more` may name a norm, and a stack where there are several."""
     if "." in name:
         return None
-    name = _SYNONYMS.get(name, name)
     more = [_STACK.get(each, each) if _STACK.get(each) in stacks else each for each in more]
     stack = next((each for each in more if each in stacks), "blocks")
     part = next((_PARTS.get(each, each) for each in more if each not in stacks), None)
     if layer is None:
-        if name in _IN_NORM:
+        if name in _NORMS:
             return f"ln_final.hook_{name}"
-        return f"hook_{name}" if name in _OF_MODEL else None
-    if name in _IN_ATTENTION:
-        return _block_name(stack, layer, f"{part or 'attn'}.hook_{name}", stacks)
-    if name in _IN_MLP:
-        return _block_name(stack, layer, f"mlp.hook_{name}", stacks)
-    if name in _IN_NORM and part is not None:
-        return _block_name(stack, layer, f"{part}.hook_{name}", stacks)
-    return _block_name(stack, layer, f"hook_{name}", stacks)
+        return f"hook_{name}" if f"hook_{name}" in _OF_MODEL else None
+    found = POINTS.by_shorthand.get(name, f"hook_{name}")
+    if found.startswith("attn.") and part is not None:
+        found = f"{part}.{found.removeprefix('attn.')}"
+    if name in _NORMS and part is not None:
+        found = f"{part}.hook_{name}"
+    return _block_name(stack, layer, found, stacks)
 
 
 def _block_name(stack: str, layer: int, rest: str, stacks: Stacks) -> str:
@@ -160,14 +125,14 @@ def other_names(classic: str, stacks: Stacks) -> Iterator[str]:
     """The other names of a listed point, but for shorthand: those that a glob may mean."""
     match = _BLOCK.fullmatch(classic)
     if match is None:
-        yield from (name for name, other in (_BRIDGE_MODEL | _OF_MODEL_BY_ROLE).items() if other == classic)
+        yield from (name for name, other in (POINTS.by_bridge | _OF_MODEL_BY_ROLE).items() if other == classic)
         return
     stack, layer, rest = match.groups()
-    yield from (f"{stack}.{layer}.{name}" for name, other in _BRIDGE_BLOCK.items() if other == rest)
+    yield from (f"{stack}.{layer}.{name}" for name, other in POINTS.by_bridge.items() if other == rest)
     if stack == _only(stacks) != "blocks":
         yield f"blocks.{layer}.{rest}"
     part = "vision" if stack == "vision.blocks" else "lm" if stack == _only(stacks) else None
-    for role, other in _ROLES.items():
+    for role, other in POINTS.by_role.items():
         if other == rest and part is not None:
             what, _, side = role.partition(".")
             yield f"{part}.{what}.{layer}.{side}"
@@ -184,7 +149,7 @@ def advice(asked: str, stacks: Stacks) -> str:
     if match is not None and not 0 <= int(match[2]) < stacks[match[1]]:
         return f"The layers are 0 to {stacks[match[1]] - 1}."
     part, _, role = asked.partition(".")
-    if part in _STACK and role in _ROLES:
+    if part in _STACK and role in POINTS.by_role:
         what, _, side = role.partition(".")
         return f"It needs a layer: ({asked!r}, 3) or '{part}.{what}.3.{side}'."
     return ""

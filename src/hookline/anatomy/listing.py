@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from types import MappingProxyType
 
+from hookline.anatomy.architectures import architecture
 from hookline.anatomy.classic import (
     Spec,
     entry_points,
@@ -17,25 +21,31 @@ from hookline.anatomy.classic import (
     output_of,
 )
 from hookline.anatomy.roles import Anatomy, Projector, Stack, Tower
-from hookline.anatomy.unproved import UNPROVED
-from hookline.anatomy.variants import POOLED_NORM, SEES_FIRST
 from hookline.lenses import FIRST, Chain, Flat, Item, OneRow, Patches
 from hookline.memo import EachRow
 from hookline.points import Site
 from hookline.taps import Kind
 
+UNPROVED = Path(__file__).with_name("unproved.json")
 _IN_LAYER = re.compile(r"(?P<stack>[a-z_.]+)\.(?P<layer>\d+)\.(?P<point>.+)")
 
 
 def classic_points(anatomy: Anatomy) -> Iterator[Spec]:
     """All points of the table, in the order in which they fire; those that are known not to hold, without a site."""
-    known = UNPROVED.get(anatomy.kind, {})
+    known = unproved().get(anatomy.kind, {})
     for spec in _all_points(anatomy):
         kind = kind_of(spec.name)
         if spec.site is not None and kind in known:
-            yield Spec(spec.name, spec.axes, why=f"on this architecture it is not what its name says: {known[kind]}")
+            yield spec.missing(f"on this architecture it is not what its name says: {known[kind]}")
         else:
             yield spec
+
+
+@cache
+def unproved() -> dict[str, dict[str, str]]:
+    """Points that are not what their names say, by architecture; written by `docs/make_models.py`."""
+    content: dict[str, dict[str, str]] = json.loads(UNPROVED.read_text(encoding="utf-8"))
+    return content
 
 
 def kind_of(name: str) -> str:
@@ -50,18 +60,18 @@ def _all_points(anatomy: Anatomy) -> Iterator[Spec]:
     if isinstance(anatomy.main, Tower):
         yield from _tower_points(anatomy.main)
         return
-    if anatomy.config.model_type in SEES_FIRST:
+    if architecture(anatomy.config.model_type).vision_first:
         yield from _seeing_points(anatomy)
     for stack in anatomy.stacks:
         prefix = f"{stack.name}." if anatomy.is_encoder_decoder else ""
         yield from _prefixed(prefix, entry_points(stack, _nth_call(anatomy, stack)))
-        if anatomy.config.model_type not in SEES_FIRST:
+        if not architecture(anatomy.config.model_type).vision_first:
             yield from _seeing_points(anatomy)
         yield from _prefixed(f"{stack.name}.", layer_points(stack))
         yield from _prefixed(prefix, final_points(stack))
     if anatomy.unembed is not None:
-        yield Spec("unembed.hook_in", "b p d", input_of(anatomy.unembed))
-        yield Spec("unembed.hook_out", "b p V", output_of(anatomy.unembed))
+        yield Spec.of("unembed.hook_in", input_of(anatomy.unembed))
+        yield Spec.of("unembed.hook_out", output_of(anatomy.unembed))
 
 
 def _nth_call(anatomy: Anatomy, stack: Stack) -> int | None:
@@ -82,11 +92,12 @@ def _seeing_points(anatomy: Anatomy) -> Iterator[Spec]:
 
 
 def _projector_points(projector: Projector) -> Iterator[Spec]:
-    yield _as_batch(Spec(f"{projector.name}.hook_in", "b p d", input_of(projector.module)))
+    into = Spec.of("projector.hook_in", input_of(projector.module))
+    yield _as_batch(replace(into, name=f"{projector.name}.hook_in"))
     out = output_of(projector.module)
     if projector.ordered_by is not None:
         out = Site(projector.ordered_by, Kind.OUTPUT, Item(("pooler_output",)))
-    yield _as_batch(Spec(f"{projector.name}.hook_out", "b p d", out))
+    yield _as_batch(replace(Spec.of("projector.hook_out", out), name=f"{projector.name}.hook_out"))
 
 
 def _tower_points(tower: Tower, early: Mapping[int, Projector] = MappingProxyType({})) -> Iterator[Spec]:
@@ -104,12 +115,12 @@ def _tower_points(tower: Tower, early: Mapping[int, Projector] = MappingProxyTyp
 def _entry_points(tower: Tower) -> Iterator[Spec]:
     """The patches, where they are, and the norm before the first layer."""
     patches = output_of(tower.embed, Patches())
-    yield Spec("hook_embed", "b p d", patches)
+    yield Spec.of("hook_embed", patches)
     if tower.pos_embed is not None and not tower.is_packed:
         site = Site(tower.pos_embed, Kind.OUTPUT, EachRow(patches, FIRST), (patches,))
-        yield Spec("hook_pos_embed", "b p d", site)
+        yield Spec.of("hook_pos_embed", site)
     else:
-        yield Spec("hook_pos_embed", "b p d", why="no module gives the embeddings of positions as they are added")
+        yield Spec.of("hook_pos_embed", why="no module gives the embeddings of positions as they are added")
     if tower.ln_pre is not None:
         yield from norm_points("ln_pre", tower.ln_pre, tower.width)
 
@@ -125,7 +136,7 @@ def _layers_read(tower: Tower) -> Iterator[Spec]:
                 f"the model reads what leaves layer {tower.read - 1} of its vision tower: this layer runs, but what "
                 f"it gives is not used (its modules have their native names)"
             )
-            yield Spec(spec.name, spec.axes, why=why)
+            yield spec.missing(why)
 
 
 def _end_points(tower: Tower) -> Iterator[Spec]:
@@ -133,10 +144,10 @@ def _end_points(tower: Tower) -> Iterator[Spec]:
     why = ""
     if tower.read is not None:
         why = "the model reads the stream before this norm, so that what it gives is not used"
-    elif tower.config.model_type in POOLED_NORM:
+    elif architecture(tower.config.model_type).pooled_norm:
         why = "it is of the class token alone, for the pooled output"
     for spec in final_points(tower):
-        yield Spec(spec.name, spec.axes, why=f"{why} (its module has its native name)") if why else spec
+        yield spec.missing(f"{why} (its module has its native name)") if why else spec
 
 
 def _as_batch(spec: Spec) -> Spec:

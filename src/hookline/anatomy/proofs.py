@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from hookline.anatomy import variants
+from hookline.anatomy.architectures import architecture
 from hookline.anatomy.roles import Block
 from hookline.anatomy.trial import Layer, Trial
 from hookline.cache import ActivationCache
@@ -99,7 +99,7 @@ def _stream(trial: Trial, names: list[str]) -> Iterator[tuple[str, str]]:
     cache = trial.values(names, "hook_resid_pre", "hook_resid_post")
     for layer in trial.layers:
         name, after = layer.point("hook_resid_pre"), layer.point("hook_resid_post")
-        if layer.config.model_type in variants.ADDS_BETWEEN:  # the model reports what is there before it adds
+        if architecture(layer.config.model_type).adds_between_layers:  # the model reports what is there before it adds
             continue
         # Most models report what enters each layer, some what leaves it.
         if (
@@ -110,7 +110,7 @@ def _stream(trial: Trial, names: list[str]) -> Iterator[tuple[str, str]]:
             yield name, "it is not the hidden state that the model reports"
     for before, layer in zip(trial.layers, trial.layers[1:], strict=False):
         this, that = before.point("hook_resid_post"), layer.point("hook_resid_pre")
-        is_added_to = layer.config.model_type in variants.ADDS_BETWEEN
+        is_added_to = architecture(layer.config.model_type).adds_between_layers
         if (
             layer.number
             and not is_added_to

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hookline.actions import Action, PointAction
-from hookline.anatomy import variants
+from hookline.anatomy.architectures import architecture
 from hookline.anatomy.names import ModelPoints
 from hookline.anatomy.vision import picture_token
 from hookline.errors import HooklineError
@@ -32,11 +32,11 @@ def resumed(
         raise HooklineError(f"start_at_layer={layer}, but the model has {n_layers} layers")
     if anatomy.is_encoder_decoder:
         raise HooklineError("start_at_layer is for models with one stack of layers, not an encoder and a decoder")
-    if anatomy.kind in variants.MORE_THAN_A_STREAM:
+    if architecture(anatomy.kind).more_than_stream:
         raise HooklineError(
             f"the layers of {anatomy.kind} hand on more than the stream: it can only start at the input"
         )
-    if tokens is None and anatomy.kind in variants.EMBEDDINGS_LATER:
+    if tokens is None and architecture(anatomy.kind).rereads_embeddings:
         raise HooklineError(
             f"later layers of {anatomy.kind} look at the embeddings again: give tokens= beside the stream"
         )
@@ -92,7 +92,7 @@ def _give(kind: str, resid: Tensor) -> Give:
 
 
 def _wrapped(kind: str, stream: Tensor) -> Any:
-    return (stream, None) if kind in variants.TUPLES_FROM_LAYERS else stream
+    return (stream, None) if architecture(kind).returns_tuple else stream
 
 
 class Enter(Action):

@@ -1,7 +1,7 @@
 """Roles: the modules of a transformer by what they do, found by the names that models give them.
 
 A new architecture that uses other names is a new name in a table here; one that computes something in another way is
-a row in `variants.py`.
+a row in `architectures.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from hookline.anatomy.variants import is_post_norm
+from hookline.anatomy.architectures import is_post_norm
 
 # Attention in name, but without a softmax: known by what they have.
 LINEAR_ATTENTION = (

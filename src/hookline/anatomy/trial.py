@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hookline.anatomy import variants
+from hookline.anatomy.architectures import architecture, is_post_norm
 from hookline.anatomy.roles import Block, Stack
 from hookline.anatomy.vision import tower_of
 from hookline.cache import ActivationCache
@@ -44,7 +44,7 @@ class Layer:
         block, cross = self.block, self.block.cross
         if block.post_norm is not None:
             return block.post_norm, cross.stream_norm if cross is not None else None, block.post_norm_2
-        if variants.is_post_norm(self.config):
+        if is_post_norm(self.config):
             return block.ln1, cross.norm if cross is not None else None, block.ln2
         return None, None, None
 
@@ -55,7 +55,7 @@ class Trial:
     def __init__(self, model: HookedModel, inputs: dict[str, Any]) -> None:
         self.model, self.inputs = model, inputs
         self.names = [name for name in model.hook_dict if not self.is_unseen(name)]
-        self.mixes_otherwise = model._points.anatomy.kind in variants.MIXES_OTHERWISE
+        self.mixes_otherwise = architecture(model._points.anatomy.kind).gated_values
         anatomy = model._points.anatomy
         own = self._own_report()
         self.logits = own["logits"]

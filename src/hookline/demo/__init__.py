@@ -8,7 +8,6 @@ from pathlib import Path
 from textwrap import fill, indent
 
 import torch
-from tqdm import tqdm  # type: ignore[import-untyped]
 
 from hookline.demo.experiments import explore
 from hookline.demo.page import page
@@ -22,9 +21,8 @@ def demo(out: Path = Path("out")) -> Path:
     make_folder(out, "the page of the demo")
     print("Loading tinyworld, the model inside the package.")
     model = load("tinyworld")
-    sweeps = 4 * model.cfg.n_layers * model.cfg.n_heads
-    with one_thread(), torch.no_grad(), tqdm(total=sweeps, desc="looking inside", unit="run") as bar:
-        found = explore(model, lambda: bar.update() and None)
+    with one_thread(), torch.no_grad():
+        found = explore(model)
     chapters = story(found)
     for number, chapter in enumerate(chapters, 1):
         print(f"\n{number}. {chapter.title}\n\n{fill(chapter.text, 100)}\n\n{indent(chapter.table, '  ')}")

@@ -1,10 +1,9 @@
-"""What the tour does with the model, and what it finds."""
+"""What the tour measures with `hookline.experiments`, and what it finds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice, product
 from typing import Any, TypeAlias
 
@@ -12,8 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hookline.experiments import ablation, heads, logits, metrics, patching
+from hookline.hooks import zero
 from hookline.model import HookedModel
-from hookline.positions import last
 
 Head: TypeAlias = tuple[int, int]
 Grid: TypeAlias = Float[Tensor, "layer head"]
@@ -59,39 +59,26 @@ class Findings:
     shares: dict[str, list[float]]  # right answers of the whole model, and without the first, and all, of those heads
 
 
-def explore(model: HookedModel, tick: Callable[[], None] = lambda: None) -> Findings:
-    """Every experiment of the tour; `tick` is called after each of the many runs."""
-    mary, john = model.to_single_token(" Mary"), model.to_single_token(" John")
-
-    def lead(logits: Tensor) -> float:
-        return (logits[0, -1, mary] - logits[0, -1, john]).item()
-
-    logits, clean = model.run_with_cache(PROMPT)
-    whole, swapped = lead(logits), lead(model(SWAPPED))
-
-    def lost(head: Head) -> float:
-        return whole - lead(model.run_with_hooks(PROMPT, fwd_hooks=off([head])))
-
-    def restored(head: Head) -> float:
-        layer, index = head
-        patch = partial(replace_head, head=index, new=clean["z", layer])
-        logits = model.run_with_hooks(SWAPPED, fwd_hooks=[(f"blocks.{layer}.attn.hook_z", patch)])
-        return (lead(logits) - swapped) / (whole - swapped)
-
-    brought_back = for_each_head(model, restored, tick)
-    giver = highest(brought_back)
-    induction = repetition(model)
-    repeater = highest(induction)
-    agreeing, shares = agreement(model, tick)
+def explore(model: HookedModel) -> Findings:
+    """Every experiment of the tour."""
+    receiver = metrics.logit_diff(" Mary", " John")
+    ablated = ablation.ablate(model, PROMPT, receiver, progress=False)
+    patched = patching.sweep(
+        model, PROMPT, SWAPPED, receiver, points="z", over=("layer", "head"), progress=False
+    ).normalised
+    induction = heads.head_scores(model, kinds="induction", batch=16, length=24).sel(kind="induction").values
+    giver, repeater = highest(patched.values), highest(induction)
+    agreeing, shares = agreement(model)
+    answer, cache = model.run_with_cache(PROMPT, names_filter=("pattern", giver[0]))
     return Findings(
-        predictions=top(model, logits, 5),
-        lead=whole,
-        lost=for_each_head(model, lost, tick),
-        restored=brought_back,
+        predictions=top(model, answer, 5),
+        lead=ablated.info["clean"],
+        lost=ablated.info["clean"] - ablated.values,
+        restored=patched.values,
         giver=giver,
         tokens=model.to_str_tokens(PROMPT),
-        attention=clean["pattern", giver[0]][0, giver[1]],
-        pushed=pushed(model, giver, mary, john),
+        attention=cache["pattern", giver[0]][0, giver[1]],
+        pushed=[pushed(model, giver, word) for word in (" Mary", " John")],
         without_giver=change(model, PROMPT, [giver]),
         induction=induction,
         repeater=repeater,
@@ -103,28 +90,9 @@ def explore(model: HookedModel, tick: Callable[[], None] = lambda: None) -> Find
     )
 
 
-def zero_head(z: Float[Tensor, "batch pos head d_head"], head: int) -> None:
-    """A hook under which one head says nothing."""
-    z[:, :, head] = 0
-
-
-def replace_head(z: Float[Tensor, "batch pos head d_head"], head: int, new: Tensor) -> None:
-    """A hook under which one head says what it said in another run."""
-    z[:, :, head] = new[:, :, head]
-
-
-def off(heads: Iterable[Head]) -> list[tuple[Any, Callable[..., None]]]:
-    """Hooks under which these heads say nothing."""
-    return [(("z", layer), partial(zero_head, head=head)) for layer, head in heads]
-
-
-def for_each_head(model: HookedModel, effect: Callable[[Head], float], tick: Callable[[], None]) -> Grid:
-    """The effect of every head."""
-    grid = torch.zeros(model.cfg.n_layers, model.cfg.n_heads)
-    for layer, head in product(range(grid.shape[0]), range(grid.shape[1])):
-        grid[layer, head] = effect((layer, head))
-        tick()
-    return grid
+def off(heads: Iterable[Head]) -> list[tuple[Any, Any]]:
+    """Hooks that zero these heads."""
+    return [(("z", layer), zero(head=head)) for layer, head in heads]
 
 
 def highest(grid: Grid) -> Head:
@@ -149,23 +117,9 @@ def change(model: HookedModel, prompt: str, heads: Sequence[Head]) -> Change:
     return list(zip(words, *pairs, strict=True))
 
 
-def pushed(model: HookedModel, head: Head, *words: int) -> list[float]:
-    """What a head adds, by itself, to the logits of these words at the end of the prompt."""
-    layer, index = head
-    cache = model.cache(PROMPT, names_filter=[("result", layer), "ln_final.hook_scale"], pos_slice=last)
-    result = cache["result", layer][0, index]
-    normed = (result - result.mean()) / cache["ln_final.hook_scale"][0] * model.transformer.ln_f.weight
-    return (model.lm_head.weight[list(words)] @ normed).tolist()
-
-
-def repetition(model: HookedModel, half: int = 24) -> Grid:
-    """Each head's attention, when random tokens come again, to what followed them the first time."""
-    generator = torch.Generator().manual_seed(0)
-    once = torch.randint(3, model.cfg.d_vocab, (16, half), generator=generator)
-    cache = model.cache(torch.cat([once, once], 1), names_filter="blocks.*.attn.hook_pattern")
-    queries = torch.arange(half, 2 * half)
-    scores = [x[:, :, queries, queries - half + 1].mean((0, 2)) for x in cache.values()]
-    return torch.stack(scores)
+def pushed(model: HookedModel, head: Head, word: str) -> float:
+    """What a head adds, by itself, to the logit of a word at the end of the prompt."""
+    return logits.attribute(model, PROMPT, word, by="head").sel(layer=head[0], head=head[1]).item()
 
 
 @dataclass(frozen=True)
@@ -176,20 +130,17 @@ class Questions:
     answers: list[str]
     others: list[str]
 
-    def words(self, model: HookedModel, texts: list[str]) -> Tensor:
-        """The tokens of those answers, one to a row."""
-        return torch.tensor([[model.to_single_token(f" {text}")] for text in texts])
-
-    def lead(self, model: HookedModel, heads: Sequence[Head]) -> float:
-        """By how much the right answers lead without these heads."""
-        logits = model.run_with_hooks(self.prompts, fwd_hooks=off(heads))[:, -1]
-        right, wrong = (logits.gather(1, self.words(model, texts)) for texts in (self.answers, self.others))
-        return (right - wrong).mean().item()
+    @property
+    def metric(self) -> metrics.LogitDiff:
+        """By how much the right answer leads the wrong one."""
+        right, wrong = ([f" {word}" for word in words] for words in (self.answers, self.others))
+        return metrics.logit_diff(right, wrong)
 
     def right(self, model: HookedModel, heads: Sequence[Head]) -> float:
         """The share of right answers without these heads."""
-        logits = model.run_with_hooks(self.prompts, fwd_hooks=off(heads))[:, -1]
-        return (logits.argmax(-1, keepdim=True) == self.words(model, self.answers)).float().mean().item()
+        answers = torch.tensor([model.to_single_token(f" {text}") for text in self.answers])
+        said = model.run_with_hooks(self.prompts, fwd_hooks=off(heads))[:, -1].argmax(-1)
+        return (said == answers).float().mean().item()
 
 
 def questions(countries: Sequence[str], *shifts: int, template: str = OPINION) -> Questions:
@@ -200,13 +151,13 @@ def questions(countries: Sequence[str], *shifts: int, template: str = OPINION) -
     return Questions(prompts, [CAPITALS[country] for _, country in each], wrong)
 
 
-def agreement(model: HookedModel, tick: Callable[[], None]) -> tuple[list[Head], dict[str, list[float]]]:
+def agreement(model: HookedModel) -> tuple[list[Head], dict[str, list[float]]]:
     """The two heads that most repeat an opinion, found on half of the countries; and how the rest is answered then."""
     search, test = list(CAPITALS)[::2], list(CAPITALS)[1::2]
     asked, chosen = questions(search, 5), list[Head]()
     for _ in range(2):
-        gained = for_each_head(model, lambda head: asked.lead(model, [*chosen, head]), tick)
-        chosen.append(highest(gained))
+        with model.hooks(fwd_hooks=off(chosen)):
+            chosen.append(highest(ablation.ablate(model, asked.prompts, asked.metric, progress=False).values))
     gifts = [(a, b, giver, receiver) for a, b in PAIRS for giver, receiver in ((a, b), (b, a))]
     kinds = {
         "the truth, after a wrong opinion": questions(test, 3, 7),

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hookline.anatomy.variants import is_parallel
+from hookline.anatomy.architectures import is_parallel
 from hookline.errors import HooklineError
 from hookline.experiments.attribution import checked_options, is_one_for_all
 from hookline.experiments.continuations import continued

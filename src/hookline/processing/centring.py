@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hookline.anatomy import variants
+from hookline.anatomy.architectures import is_parallel, is_post_norm
 from hookline.anatomy.norms import norm_of
 from hookline.anatomy.roles import Block, Stack
 from hookline.errors import HooklineError
@@ -41,11 +41,11 @@ def _check_reading(points: ModelPoints, stack: Stack) -> None:
     """Everything that reads the stream must subtract its mean."""
     kind = stack.config.model_type
     for index, block in enumerate(stack.blocks):
-        if block.post_norm is not None or variants.is_post_norm(stack.config):
+        if block.post_norm is not None or is_post_norm(stack.config):
             raise HooklineError(f"{kind} norms the stream itself: what is written to it does not stay")
         if block.ln1_post is not None or block.ln2_post is not None:
             raise HooklineError(f"{kind} has norms after its attention or MLP: what they write cannot be centred")
-        needed = [block.ln1, *([] if variants.is_parallel(stack.config) or _has_no_mlp(block) else [block.ln2])]
+        needed = [block.ln1, *([] if is_parallel(stack.config) or _has_no_mlp(block) else [block.ln2])]
         needed += [block.ln2] if block.ln2 is not None else []
         needed += [block.cross.norm] if block.cross is not None else []
         for norm in needed:

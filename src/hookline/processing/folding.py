@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hookline.anatomy import variants
+from hookline.anatomy.architectures import is_post_norm
 from hookline.anatomy.norms import Norm, norm_of
 from hookline.anatomy.roles import EXPERTS, ROUTER, Block, Stack, child
 from hookline.errors import HooklineError
@@ -62,7 +62,7 @@ def _norms(points: ModelPoints) -> Iterator[tuple[nn.Module, Norm]]:
 
 
 def _is_post_norm(block: Block, stack: Stack) -> bool:
-    return block.post_norm is not None or variants.is_post_norm(stack.config)
+    return block.post_norm is not None or is_post_norm(stack.config)
 
 
 def _check_readers(root: nn.Module, norm: nn.Module, readers: list[nn.Module]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hookline.anatomy import variants
+from hookline.anatomy.architectures import architecture
 from hookline.anatomy.classic import head_counts
 from hookline.anatomy.roles import Stack
 from hookline.errors import HooklineError
@@ -57,11 +57,11 @@ def _fold(points: ModelPoints, name: str, attn: nn.Module, o: nn.Module | None, 
 def _check_mixing(points: ModelPoints, attn: nn.Module, stack: Stack, name: str) -> None:
     """The pattern's rows must sum to 1, and nothing may come between the values and the output projection."""
     kind = stack.config.model_type
-    if kind in variants.SINKS or attn._parameters:
+    if architecture(kind).attention_sinks or attn._parameters:
         raise HooklineError(
             f"{path_of(points.root, attn)} has attention sinks, or the like: its patterns need not sum to 1"
         )
-    if kind in variants.MIXES_OTHERWISE:
+    if architecture(kind).gated_values:
         raise HooklineError(f"{kind} has a gate, a norm or a factor between {name} and the output projection")
     if getattr(stack.config, "clip_qkv", None) is not None:
         raise HooklineError(f"{kind} clips its values, bias and all: the bias of {name} cannot be taken out")

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hookline.anatomy import variants as kinds
+from hookline.anatomy.architectures import depends_on_length
 from hookline.anatomy.trial import outcome
 from hookline.errors import HooklineError
 from hookline.halving import Fit
@@ -204,7 +204,7 @@ class Baseline:
             way = Way.PLAIN
         if any(is_of_pictures(change.point.listed) for variant in variants for change in variant):
             most_rows = 1  # pictures of several texts may be one row
-        can_be_cut = self.is_causal and way != Way.PLAIN and not kinds.goes_by_length(self._points.anatomy.config)
+        can_be_cut = self.is_causal and way != Way.PLAIN and not depends_on_length(self._points.anatomy.config)
         can_be_cut = can_be_cut and (self.pictures is None or way == Way.RESUMED)  # each picture has its tokens
         can_be_cut = can_be_cut and not any(_goes_by_length(change) for variant in variants for change in variant)
         stop = where[-1] + 1 if can_be_cut else length

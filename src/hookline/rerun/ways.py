@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hookline.anatomy import variants as kinds
+from hookline.anatomy.architectures import architecture, chooses_keys
 from hookline.halving import is_out_of_memory
 from hookline.rerun.changes import Change, Variant
 
@@ -48,7 +48,7 @@ def proved_way(
     if tokens.shape[1] < _LEAST:
         return Way.PLAIN
     names = stream_names(points)
-    if points.anatomy.kind in kinds.MORE_THAN_A_STREAM or kinds.chooses_keys(points.anatomy.config):
+    if architecture(points.anatomy.kind).more_than_stream or chooses_keys(points.anatomy.config):
         return Way.PLAIN
     if not all(name in points.hook_dict for name in names):
         return Way.PLAIN

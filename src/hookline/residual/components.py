@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hookline.anatomy.variants import residual_factor
+from hookline.anatomy.architectures import residual_factor
 from hookline.errors import HooklineError
 from hookline.positions import Positions
 from hookline.residual.stream import StreamCache, is_rounding

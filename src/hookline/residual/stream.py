@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hookline.anatomy.architectures import architecture, is_parallel, is_post_norm
 from hookline.anatomy.cfg import cfg_of
 from hookline.anatomy.norms import Norm, norm_of
 from hookline.anatomy.roles import Block
-from hookline.anatomy.variants import ROWS_FLATTENED, is_parallel, is_post_norm
 from hookline.cache import ActivationCache
 from hookline.errors import HooklineError
 from hookline.positions import Positions, picked
@@ -177,7 +177,7 @@ class StreamCache(ActivationCache):
             scale = torch.ones_like(self._stream(last, mlp_input)[..., :1])
         else:
             scale = self._of(None if name == "ln_final" else last, f"{name}.hook_scale")
-        if self._model.anatomy.main.config.model_type in ROWS_FLATTENED:
+        if architecture(self._model.anatomy.main.config.model_type).flattened_rows:
             scale = scale.reshape(*self._stream(last).shape[:-1], 1)
         return self._rows_of(self._at(scale, where), rows, has_batch_dim)
 

@@ -1,7 +1,7 @@
 """Families: which rectangles of a picture a model looks at, and in which order its tokens come.
 
 What a family's image processor cuts, and how its tokens follow each other, is written here; a new family is a row in
-`LAYOUTS`, and one in the tests, which compare it with what moves the model's tokens.
+`FAMILIES`, and one in the tests, which compare it with what moves the model's tokens.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 
@@ -155,24 +156,59 @@ def _at_most(config: Any, rows: int, cols: int, side: int) -> Size:
     return (int(rows // ratio), int(cols // ratio)) if ratio > 1.1 else (rows, cols)
 
 
-LAYOUTS: dict[str, Callable[[Seen], list[Layout]]] = {
-    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"), _merged),
-    **dict.fromkeys(("llava", "paligemma"), _plain),
-    **dict.fromkeys(("llava_next", "llava_onevision"), _anyres),
-    "gemma3": _pooled,
-    **dict.fromkeys(("idefics3", "smolvlm"), _shuffled),
-    "internvl": _cropped,
+@dataclass(frozen=True)
+class Family:
+    """How one family of models places the parts of an image: in the prompt, and in the stream of its vision tower."""
+
+    tokens: Callable[[Seen], list[Layout]] | None = None
+    """The layout of the tokens that each image takes in the prompt; None for a vision encoder, which has no prompt."""
+    patches: Literal["rows", "groups"] | None = None
+    """Patches in the tower: each image in a row of its own, row by row; all in one row, by groups merged later."""
+    before: int | None = None
+    """Of a vision encoder: how many positions of its stream come before the patches."""
+
+
+FAMILIES: dict[str, Family] = {
+    "vit": Family(patches="rows", before=1),
+    "clip_vision_model": Family(patches="rows", before=1),
+    "siglip_vision_model": Family(patches="rows", before=0),
+    "dinov2": Family(patches="rows", before=1),
+    "llava": Family(_plain, patches="rows"),
+    "paligemma": Family(_plain, patches="rows"),
+    "gemma3": Family(_pooled, patches="rows"),
+    "qwen2_vl": Family(_merged, patches="groups"),
+    "qwen2_5_vl": Family(_merged, patches="groups"),
+    "qwen3_vl": Family(_merged, patches="groups"),
+    "qwen3_vl_moe": Family(_merged, patches="groups"),
+    "llava_next": Family(_anyres),
+    "llava_onevision": Family(_anyres),
+    "idefics3": Family(_shuffled),
+    "smolvlm": Family(_shuffled),
+    "internvl": Family(_cropped),
 }
-"""By the `model_type` of the config."""
+"""By `config.model_type`."""
 
 
-ENCODERS = {"vit": 1, "clip_vision_model": 1, "siglip_vision_model": 0, "dinov2": 1}
-"""Models without text: how many positions of their stream come before the patches."""
+def family(model_type: str) -> Family:
+    """What is known of a family; nothing, of one that has no row."""
+    return FAMILIES.get(model_type, Family())
+
+
+def families_with(patches: str) -> list[str]:
+    """The families whose towers place patches in this way."""
+    return [name for name, each in FAMILIES.items() if each.patches == patches]
+
+
+def rows_before(config: Any) -> int | None:
+    """How many positions come before the patches in the stream of a tower of rows; None if that is not known."""
+    if family(config.model_type).patches != "rows":
+        return None
+    return family(getattr(config, "vision_config", config).model_type).before
 
 
 def layouts_of_encoder(seen: Seen) -> list[Layout]:
     """The same of a model without text, whose tokens are those of its stream."""
-    return looks_in_one_piece(seen, ENCODERS[seen.config.model_type])
+    return looks_in_one_piece(seen, rows_before(seen.config) or 0)
 
 
 def looks_in_one_piece(seen: Seen, before: int) -> list[Layout]:
@@ -186,12 +222,14 @@ def looks_in_one_piece(seen: Seen, before: int) -> list[Layout]:
 def layouts_of(seen: Seen) -> list[Layout]:
     """The layout of each picture, in order; an error if they do not add up to the tokens that there are."""
     kind = seen.config.model_type
-    if kind not in LAYOUTS:
+    tokens = family(kind).tokens
+    if tokens is None:
+        known = [name for name, each in FAMILIES.items() if each.tokens is not None]
         raise HooklineError(
-            f"what the tokens of a picture look at is not known of a {kind!r} model: it is of {', '.join(LAYOUTS)}. "
+            f"what the tokens of a picture look at is not known of a {kind!r} model: it is of {', '.join(known)}. "
             "model.image_token_mask(inputs) says where they are"
         )
-    layouts = LAYOUTS[kind](seen)
+    layouts = tokens(seen)
     check_number(seen, len(layouts))
     expected = sum(len(layout.boxes) for layout in layouts)
     if expected != seen.n_tokens:

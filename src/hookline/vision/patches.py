@@ -9,29 +9,25 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hookline.errors import HooklineError
-from hookline.vision.families import ENCODERS, check_number, looks_in_one_piece
+from hookline.vision.families import check_number, families_with, family, looks_in_one_piece, rows_before
 from hookline.vision.layouts import WHOLE, Seen, cells
-
-_IN_ONE_PIECE = ("llava", "paligemma", "gemma3", *ENCODERS)
-"""Models whose tower takes each picture in one row, patch by patch."""
-_IN_GROUPS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
-"""Models whose tower takes all pictures in one row, those patches together that are merged later."""
 
 
 def patch_boxes(seen: Seen) -> Float[Tensor, "row patch 4"]:
     """The box of each position of the points under `vision.`; NaN for one that stands for no place."""
     kind = seen.config.model_type
-    if kind in _IN_GROUPS:
+    if family(kind).patches == "groups":
         grids = seen.inputs["image_grid_thw"].tolist()
         check_number(seen, len(grids))
         return torch.cat([_grouped(seen.config.vision_config, *grid) for grid in grids])[None]
-    tower = getattr(seen.config, "vision_config", seen.config).model_type
-    if kind not in _IN_ONE_PIECE or tower not in ENCODERS:
+    before = rows_before(seen.config)
+    if before is None:
+        known = ", ".join((*families_with("groups"), *families_with("rows")))
         raise HooklineError(
-            f"what the patches of a {kind!r} model's tower look at is not known: it is of "
-            f"{', '.join((*_IN_GROUPS, *_IN_ONE_PIECE))}. model.image_grid(inputs) is about positions of the prompt"
+            f"what the patches of a {kind!r} model's tower look at is not known: it is of {known}. "
+            "model.image_grid(inputs) is about positions of the prompt"
         )
-    return torch.stack([look.boxes for look in looks_in_one_piece(seen, ENCODERS[tower])])
+    return torch.stack([look.boxes for look in looks_in_one_piece(seen, before)])
 
 
 def _grouped(config: Any, frames: int, rows: int, cols: int) -> Float[Tensor, "patch 4"]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hookline.anatomy.vision import picture_token
 from hookline.errors import HooklineError
-from hookline.vision.families import ENCODERS, LAYOUTS, layouts_of, layouts_of_encoder
+from hookline.vision.families import family, layouts_of, layouts_of_encoder
 from hookline.vision.grid import ImageGrid
 from hookline.vision.layouts import Seen, Size
 
@@ -40,7 +40,7 @@ def grids_in(
     config: Any, processor: Any, inputs: Mapping[str, Any], sizes: list[list[Size]] | None
 ) -> list[list[ImageGrid]]:
     """The grid of each picture, in a list for each prompt."""
-    if config.model_type in ENCODERS:
+    if family(config.model_type).before is not None:
         looks = layouts_of_encoder(Seen(config, processor, dict(inputs), sizes, 0))
         return [[ImageGrid(torch.arange(len(look.boxes)), look.boxes, look.main)] for look in looks]
     columns = _columns(inputs, config)
@@ -61,7 +61,7 @@ def places_in(
     config: Any, processor: Any, inputs: Mapping[str, Any], sizes: list[list[Size]] | None
 ) -> list[list[Tensor]]:
     """The positions of each picture, in a list for each prompt."""
-    if config.model_type in LAYOUTS and processor is not None:
+    if family(config.model_type).tokens is not None and processor is not None:
         return [[grid.positions for grid in row] for row in grids_in(config, processor, inputs, sizes)]
     return [_runs(row) for row in _columns(inputs, config)]
 

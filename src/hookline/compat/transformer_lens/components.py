@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hookline.anatomy import variants
+from hookline.anatomy.architectures import architecture, embedding_factor
 from hookline.anatomy.branch import follow
 from hookline.anatomy.norms import norm_of
 from hookline.compat.transformer_lens.state import write
@@ -80,7 +80,7 @@ class Embed(Part):
         stack = self._model._anatomy.main
         found = super().__call__(tokens)
         found = found if stack.embed_norm is None else stack.embed_norm(found)
-        return found * variants.embedding_factor(stack.config)
+        return found * embedding_factor(stack.config)
 
     @property
     def W_E(self) -> Tensor:  # noqa: N802
@@ -209,7 +209,7 @@ class MLP(Part):
     def __call__(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         """What it gives for the normed stream."""
         kind = self._model._anatomy.kind
-        if kind in variants.RESIDUAL_IN_MLP:
+        if architecture(kind).residual_in_mlp:
             raise HooklineError(f"the MLP of {kind} adds the stream itself: it cannot be called with its input alone")
         return super().__call__(x)
 

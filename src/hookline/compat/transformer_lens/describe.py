@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from hookline.anatomy import variants
+from hookline.anatomy.architectures import is_parallel
 from hookline.anatomy.cfg import Cfg, cfg_of
 from hookline.anatomy.norms import norm_of
 from hookline.anatomy.roles import MLP_IN, MLP_LINEAR, Anatomy, child
@@ -68,7 +68,7 @@ def described(module: nn.Module, anatomy: Anatomy, **known: Any) -> HookedTransf
             each is not None for each in (anatomy.blocks[0].ln1, anatomy.blocks[0].ln1_post)
         ),
         "scale_attn_by_inverse_layer_idx": bool(getattr(config, "scale_attn_by_inverse_layer_idx", False)),
-        "parallel_attn_mlp": variants.is_parallel(config),
+        "parallel_attn_mlp": is_parallel(config),
         "attn_scores_soft_cap": getattr(config, "attn_logit_softcapping", None) or -1.0,
         "output_logits_soft_cap": getattr(config, "final_logit_softcapping", None) or -1.0,
         "tie_word_embeddings": bool(getattr(config, "tie_word_embeddings", False)),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from hookline.anatomy import variants
+from hookline.anatomy.architectures import embedding_factor
 from hookline.anatomy.norms import norm_of
 from hookline.copies import plain, shares_memory
 from hookline.errors import HooklineError
@@ -75,7 +75,7 @@ def _named(model: HookedTransformer) -> Iterator[tuple[str, Entry]]:
     if not isinstance(anatomy.main.embed, nn.Embedding):
         raise HooklineError(f"{type(anatomy.main.embed).__name__} is no plain embedding: it has no one matrix to give")
     own = anatomy.main.embed.weight
-    yield "embed.W_E", Entry(own, own, embedding_factor(model))
+    yield "embed.W_E", Entry(own, own, token_scale(model))
     yield from _of_norm("embed.ln", _embedding_norm(model))
     positions: Any = position_embedding(model)
     if positions is not None:
@@ -167,10 +167,10 @@ def _embedding_norm(model: HookedTransformer) -> Any:
     return getattr(model._anatomy.main.embed, "ln", None) or model._anatomy.main.embed_norm
 
 
-def embedding_factor(model: HookedTransformer) -> float:
+def token_scale(model: HookedTransformer) -> float:
     """What the embeddings of tokens are multiplied with, in their module or after it, before they enter the stream."""
     inside: Any = getattr(model._anatomy.main.embed, "embed_scale", 1.0)
-    return float(inside) * variants.embedding_factor(model._anatomy.main.config)
+    return float(inside) * embedding_factor(model._anatomy.main.config)
 
 
 def position_embedding(model: HookedTransformer) -> nn.Module | None:

@@ -24,7 +24,7 @@ class LensWeights(HookedModel):
     @property
     def W_E(self) -> Float[Tensor, "d_vocab d_model"]:  # noqa: N802
         """The embedding of each token, with any factor that comes after it."""
-        factor = entries.embedding_factor(self)  # type: ignore[arg-type]
+        factor = entries.token_scale(self)  # type: ignore[arg-type]
         own = super().W_E
         why = f"the model's own matrix is multiplied with {factor:g} on its way into the stream; assign model.embed.W_E"
         return own if factor == 1.0 else copied(own * factor, why)

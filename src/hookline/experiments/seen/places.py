@@ -10,16 +10,13 @@ import torch
 
 from hookline.errors import HooklineError
 from hookline.model import HookedModel
-from hookline.vision.families import ENCODERS
+from hookline.vision.families import families_with, rows_before
 from hookline.vision.grid import Box, ImageGrid
 from hookline.vision.layouts import one_look
 from hookline.vision.pictures import Picture, picture_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-_ROW_BY_ROW = ("llava", "paligemma", "gemma3", "vit", "clip_vision_model", "siglip_vision_model", "dinov2")
-"""Models whose tower takes a picture in one piece, of square patches, row by row."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,13 +57,13 @@ def tower_sight(
 ) -> Sight:
     """The same on the patches of the vision tower; a position for the picture as a whole may come before them."""
     config: Any = model.module.config
-    kind = getattr(config, "vision_config", config).model_type
-    if config.model_type not in _ROW_BY_ROW or kind not in ENCODERS:
+    before = rows_before(config)
+    if before is None:
         raise HooklineError(
             f"how the patches of a {config.model_type!r} model's tower lie in the picture is not known here: it is of "
-            f"{', '.join(_ROW_BY_ROW)}. model.run_with_cache has vision.blocks.*.attn.hook_pattern"
+            f"{', '.join(families_with('rows'))}. model.run_with_cache has vision.blocks.*.attn.hook_pattern"
         )
-    found, before = sight(model, inputs, picture, which=which), ENCODERS[kind]
+    found = sight(model, inputs, picture, which=which)
     side = getattr(config, "vision_config", config).patch_size
     rows, cols = (pixels // side for pixels in inputs["pixel_values"].shape[-2:])
     look = one_look(found.grid.extent, rows, cols)

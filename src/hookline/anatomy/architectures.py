@@ -1,0 +1,205 @@
+"""What some architectures do differently, one row each.
+
+Most models need no row. A model whose modules have other names needs a word in `roles.py`; one whose arithmetic differs
+needs a row here. `python docs/make_models.py` then says what is proved on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+Flag: TypeAlias = bool | Callable[[Any], bool]
+"""Yes or no, or a function of the model's config that says so."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How one architecture differs from the usual pre-norm transformer. The defaults are those of most."""
+
+    parallel: Flag = False
+    """Attention and MLP read the same stream and are added together; there is no stream in between."""
+    post_norm: Flag = False
+    """The stream itself is normalized after each addition. (BERT's kind is recognized by where its norms are.)"""
+    residual_in_attention: bool = False
+    """The attention module adds the stream itself: what it adds is the output of its projection."""
+    residual_in_mlp: bool = False
+    """The MLP module adds the stream itself."""
+    several_mlps: bool = False
+    """What is added after the attention is the sum of several modules."""
+    flattened_rows: bool = False
+    """The MLP works on batch and positions as one axis."""
+    attention_sinks: bool = False
+    """The softmax may have one more column than there are keys, for a learned sink."""
+    gated_values: bool = False
+    """A gate, a norm or a factor comes between the mixed values and the output projection."""
+    gate_in_query: bool = False
+    """The query projection also returns a gate, beside the query of each head."""
+    fused_by_head: bool = False
+    """The fused projection has query, key and value of one head side by side (where heads share no keys)."""
+    fused_groups: int | None = None
+    """The fused projection has query, value and key of that many groups of heads."""
+    kv_heads: Callable[[Any], int] | None = None
+    """The number of key/value heads, where neither the module nor `config.num_key_value_heads` says it."""
+    returns_tuple: bool = False
+    """A layer returns a tuple, with the stream as its first item."""
+    more_than_stream: bool = False
+    """A layer gets more from the one before than the stream, so a run cannot start in the middle."""
+    rereads_embeddings: bool = False
+    """Some later layers read the embeddings again."""
+    vision_first: bool = False
+    """The vision tower runs before the tokens are embedded; elsewhere it runs after."""
+    separate_tiles: bool = False
+    """What cross-attention reads comes as one row for each tile of an image."""
+    pooled_norm: bool = False
+    """The norm after the last layer is of the class token alone."""
+    adds_between_layers: bool = False
+    """Features of earlier layers of the vision tower are added to the stream between the first layers."""
+    residual_factor: Callable[[Any], float] | None = None
+    """What a block's additions are multiplied by, where `config.residual_multiplier` does not say it."""
+    embedding_factor: Callable[[Any], float] | None = None
+    """What embeddings are multiplied by outside their module, where `config.embedding_multiplier` does not say it."""
+    positions: str | Callable[[Any], str] | None = None
+    """How positions come in, for `cfg.positions`, where it cannot be read off the modules."""
+
+
+def _falcon_kv_heads(config: Any) -> int:
+    return config.num_kv_heads if config.new_decoder_architecture or not config.multi_query else 1
+
+
+def _native_positions(config: Any) -> str:
+    return "added to queries and keys" if config.positions == "shortformer" else config.positions
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "afmoe": Architecture(gated_values=True),
+    "bamba": Architecture(returns_tuple=True),
+    "bart": Architecture(post_norm=True),
+    "beam": Architecture(gated_values=True),
+    "bitnet": Architecture(gated_values=True),
+    "blenderbot-small": Architecture(post_norm=True),
+    "bloom": Architecture(
+        residual_in_attention=True, residual_in_mlp=True, fused_by_head=True, returns_tuple=True, positions="alibi"
+    ),
+    "clip_vision_model": Architecture(pooled_norm=True),
+    "codegen": Architecture(parallel=True, returns_tuple=True, fused_groups=4),
+    "cohere": Architecture(parallel=True),
+    "cohere2": Architecture(parallel=True),
+    "cohere2_moe": Architecture(parallel=True),
+    "cohere_compass_text": Architecture(parallel=True),
+    "cpmant": Architecture(returns_tuple=True, more_than_stream=True),
+    "ctrl": Architecture(embedding_factor=lambda config: config.n_embd**0.5),
+    "deepseek_v4": Architecture(attention_sinks=True),
+    "distilbert": Architecture(post_norm=True),
+    "esmc": Architecture(residual_factor=lambda config: (36 / config.num_hidden_layers) ** 0.5),
+    "falcon": Architecture(
+        fused_by_head=True,
+        returns_tuple=True,
+        parallel=lambda config: config.parallel_attn or config.new_decoder_architecture,
+        kv_heads=_falcon_kv_heads,
+    ),
+    "falcon_h1": Architecture(returns_tuple=True),
+    "flint": Architecture(attention_sinks=True),
+    "gemma4_text": Architecture(gated_values=True, more_than_stream=True),
+    "gemma4_unified_text": Architecture(gated_values=True, more_than_stream=True),
+    "glm_moe_dsa": Architecture(more_than_stream=True),
+    "gpt_bigcode": Architecture(kv_heads=lambda config: 1 if config.multi_query else config.num_attention_heads),
+    "gpt_neo": Architecture(returns_tuple=True),
+    "gpt_neox": Architecture(fused_by_head=True, parallel=lambda config: config.use_parallel_residual),
+    "gpt_neox_japanese": Architecture(fused_by_head=True, returns_tuple=True),
+    "gpt_oss": Architecture(attention_sinks=True),
+    "gptj": Architecture(parallel=True, returns_tuple=True),
+    "granite_swa": Architecture(gated_values=True),
+    "granitemoe_swa": Architecture(several_mlps=True, gated_values=True),
+    "granitemoehybrid": Architecture(several_mlps=True),
+    "granitemoeshared": Architecture(several_mlps=True),
+    "gte": Architecture(post_norm=True),
+    "hookline_native": Architecture(parallel=lambda config: config.parallel_attn_mlp, positions=_native_positions),
+    "hy_v4": Architecture(attention_sinks=True, more_than_stream=True),
+    "inkling_text": Architecture(gated_values=True),
+    "jina_embeddings_v3": Architecture(post_norm=True),
+    "laguna": Architecture(gated_values=True),
+    "llama4_text": Architecture(flattened_rows=True),
+    "marian": Architecture(post_norm=True),
+    "megatron-bert": Architecture(returns_tuple=True),
+    "mimo_v2_flash": Architecture(attention_sinks=True, gated_values=True),
+    "minicpm3": Architecture(residual_factor=lambda config: config.scale_depth / config.num_hidden_layers**0.5),
+    "mllama_text_model": Architecture(vision_first=True, separate_tiles=True),
+    "mpnet": Architecture(post_norm=True),
+    "mpt": Architecture(residual_in_mlp=True, returns_tuple=True, positions="alibi"),
+    "musicgen_melody": Architecture(returns_tuple=True),
+    "musicgen_melody_decoder": Architecture(more_than_stream=True),
+    "mvp": Architecture(post_norm=True, returns_tuple=True),
+    "nomic_bert": Architecture(post_norm=True),
+    "openai-gpt": Architecture(post_norm=True, returns_tuple=True),
+    "opt": Architecture(flattened_rows=True, post_norm=lambda config: not config.do_layer_norm_before),
+    "persimmon": Architecture(fused_by_head=True),
+    "phi": Architecture(parallel=True),
+    "plbart": Architecture(post_norm=True),
+    "prophetnet": Architecture(returns_tuple=True, more_than_stream=True),
+    "qwen3_5": Architecture(gated_values=True, gate_in_query=True),
+    "qwen3_5_moe": Architecture(gated_values=True, gate_in_query=True),
+    "qwen3_5_moe_text": Architecture(gated_values=True, gate_in_query=True),
+    "qwen3_5_text": Architecture(gated_values=True, gate_in_query=True),
+    "qwen3_next": Architecture(gated_values=True, gate_in_query=True),
+    "qwen3_vl_moe_text": Architecture(adds_between_layers=True),
+    "qwen3_vl_text": Architecture(adds_between_layers=True),
+    "recurrent_gemma": Architecture(embedding_factor=lambda config: config.hidden_size**0.5),
+    "reformer": Architecture(more_than_stream=True),
+    "rembert": Architecture(returns_tuple=True),
+    "roformer": Architecture(returns_tuple=True),
+    "rwkv": Architecture(more_than_stream=True),
+    "speech_to_text_2": Architecture(post_norm=True),
+    "stablelm": Architecture(parallel=lambda config: config.use_parallel_residual),
+    "trocr": Architecture(post_norm=True, returns_tuple=True),
+    "zamba": Architecture(rereads_embeddings=True),
+    "zamba2": Architecture(rereads_embeddings=True),
+    "zaya": Architecture(more_than_stream=True),
+}
+"""By `config.model_type`."""
+
+_USUAL = Architecture()
+
+
+def architecture(model_type: str) -> Architecture:
+    """How that architecture differs from most."""
+    return ARCHITECTURES.get(model_type, _USUAL)
+
+
+def is_parallel(config: Any) -> bool:
+    """Whether attention and MLP are side by side."""
+    return _decided(architecture(config.model_type).parallel, config)
+
+
+def is_post_norm(config: Any) -> bool:
+    """Whether the stream is normalized after each addition."""
+    return _decided(architecture(config.model_type).post_norm, config)
+
+
+def _decided(flag: Flag, config: Any) -> bool:
+    return flag if isinstance(flag, bool) else bool(flag(config))
+
+
+def chooses_keys(config: Any) -> bool:
+    """Whether attention goes to the best of all keys, so that what a position reads depends on how many there are."""
+    return getattr(config, "index_topk", None) is not None
+
+
+def depends_on_length(config: Any) -> bool:
+    """Whether rotary angles depend on the length of the text."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [rope.get("rope_type"), *(each.get("rope_type") for each in rope.values() if isinstance(each, dict))]
+    return any(kind in ("dynamic", "longrope") for kind in kinds)
+
+
+def residual_factor(config: Any) -> float:
+    """What a block's additions are multiplied by before they are added."""
+    own = architecture(config.model_type).residual_factor
+    return own(config) if own is not None else getattr(config, "residual_multiplier", 1.0)
+
+
+def embedding_factor(config: Any) -> float:
+    """What the embeddings are multiplied by outside their module before they enter the stream."""
+    own = architecture(config.model_type).embedding_factor
+    return own(config) if own is not None else getattr(config, "embedding_multiplier", None) or 1.0

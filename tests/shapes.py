@@ -1,0 +1,123 @@
+"""Checks the shapes in hookline's signatures while tests run.
+
+`install()` wraps, as each module of the package is imported, the functions and methods whose annotations have shapes
+(`Float[Tensor, "batch pos d_model"]`). Other functions run as they are, so that tests stay quick and profiles true.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from typing import Any
+
+from jaxtyping import AbstractArray
+from jaxtyping._storage import pop_shape_memo, push_shape_memo  # jaxtyped() as a context knows no arguments: {self.n}
+
+_SHAPED = re.compile(r"\b(Float|Int|Bool|Num|Shaped|Real|Integer)\[")
+
+
+class ShapeError(TypeError):
+    """A tensor's shape or dtype is not what a signature says."""
+
+
+class Finder(MetaPathFinder):
+    """Finds the modules of one package, and has their functions wrapped once they have run."""
+
+    def __init__(self, package: str) -> None:
+        self.package = package
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
+        if name.split(".")[0] != self.package:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is None or spec.loader is None:
+            return spec
+        run = spec.loader.exec_module
+
+        def exec_module(module: types.ModuleType) -> None:
+            run(module)
+            for key, value in list(vars(module).items()):
+                if inspect.isclass(value) and value.__module__ == name:
+                    _wrap_methods(value)
+                elif inspect.isfunction(value) and value.__module__ == name:
+                    setattr(module, key, _checked(value))
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def install(package: str = "hookline") -> None:
+    """From now on, check the shapes in the signatures of this package's functions."""
+    assert package not in sys.modules, "the package was imported before its shapes could be checked"
+    sys.meta_path.insert(0, Finder(package))
+
+
+def _wrap_methods(cls: type) -> None:
+    for key, value in list(vars(cls).items()):
+        if inspect.isfunction(value):
+            new: Any = _checked(value)
+        elif isinstance(value, property) and value.fget is not None:
+            new = property(_checked(value.fget), value.fset, value.fdel, value.__doc__)
+        elif isinstance(value, classmethod | staticmethod):
+            new = type(value)(_checked(value.__func__))
+        else:
+            continue
+        if new is not value and getattr(new, "fget", new) is not getattr(value, "fget", value):
+            setattr(cls, key, new)
+
+
+def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
+    notes = getattr(function, "__annotations__", {})
+    shaped = {key: note for key, note in notes.items() if isinstance(note, str) and _SHAPED.search(note)}
+    if not shaped or inspect.isgeneratorfunction(function):
+        return function
+    signature = inspect.signature(function)
+    space, resolved = function.__globals__, dict[str, Any]()  # type: ignore[attr-defined]
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not resolved:
+            resolved.update((key, eval(note, space)) for key, note in shaped.items())
+        given = signature.bind(*args, **kwargs).arguments
+        push_shape_memo(given)
+        try:
+            for key, hint in resolved.items():
+                if key in given:
+                    _check(function, key, given[key], hint)
+            result = function(*args, **kwargs)
+            if "return" in resolved:
+                _check(function, "return", result, resolved["return"])
+        finally:
+            pop_shape_memo()
+        return result
+
+    return call
+
+
+def _check(function: Callable[..., Any], key: str, value: Any, hint: Any) -> None:
+    if not _fits(value, hint):
+        shape = tuple(getattr(value, "shape", ())), getattr(value, "dtype", type(value).__name__)
+        raise ShapeError(f"{function.__module__}.{function.__qualname__}: {key} is {shape}, not {hint}")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is what a hint says, as far as tensors with shapes are concerned."""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if isinstance(hint, type) and issubclass(hint, AbstractArray):
+        return isinstance(value, hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, part) for part in parts)
+    if origin is tuple and isinstance(value, tuple) and Ellipsis not in parts and len(parts) == len(value):
+        return all(_fits(item, part) for item, part in zip(value, parts, strict=True))
+    if origin in (list, Sequence) and isinstance(value, list):
+        return all(_fits(item, parts[0]) for item in value)
+    if origin is dict and isinstance(value, dict):
+        return all(_fits(item, parts[1]) for item in value.values())
+    return not isinstance(hint, type) or isinstance(value, hint)

@@ -1,0 +1,79 @@
+"""New knowledge is one row in one place: an invented architecture and an invented point."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import transformers
+from tiny_models import causal_lm
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMLP
+
+import hookline
+from hookline.anatomy.architectures import ARCHITECTURES, Architecture
+from hookline.anatomy.classic import output_of
+from hookline.anatomy.point_table import POINTS, Row
+
+
+class AddingMLP(LlamaMLP):
+    """An MLP that adds the stream itself."""
+
+    def forward(self, x: torch.Tensor, stream: torch.Tensor) -> torch.Tensor:
+        return stream + super().forward(x)
+
+
+class AddingLayer(LlamaDecoderLayer):
+    """A layer that leaves the second addition to its MLP."""
+
+    def forward(self, hidden_states: torch.Tensor, **kwargs: object) -> torch.Tensor:
+        attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **kwargs)
+        stream = hidden_states + attended
+        return self.mlp(self.post_attention_layernorm(stream), stream)
+
+
+def invented() -> transformers.LlamaForCausalLM:
+    model = causal_lm("llama")
+    for layer in model.model.layers:
+        layer.__class__, layer.mlp.__class__ = AddingLayer, AddingMLP
+    model.config.model_type = "invented"
+    return model
+
+
+def test_an_architecture_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = {verdict.name for verdict in hookline.hook(invented()).verify().failed()}
+    assert "blocks.0.hook_mlp_out" in failed  # without a row it is the stream, too
+    monkeypatch.setitem(ARCHITECTURES, "invented", Architecture(residual_in_mlp=True))
+    report = hookline.hook(invented()).verify()
+    assert not report.failed()
+    assert {"blocks.1.hook_mlp_out", "blocks.1.attn.hook_pattern"} <= {verdict.name for verdict in report.verdicts}
+
+
+@pytest.fixture
+def gate() -> Iterator[Row]:
+    """The gate of a gated MLP, under a name of its own."""
+    row = Row(
+        "mlp.hook_gate",
+        "b p m",
+        short=("gate",),
+        role="mlp.gate",
+        site=lambda block, _: output_of(block.mlp.gate_proj) if hasattr(block.mlp, "gate_proj") else "it has no gate",
+        after="hook_mlp_in",
+    )
+    POINTS.add(row)
+    yield row
+    POINTS.remove(row.name)
+
+
+def test_a_point_is_one_row(gate: Row) -> None:
+    model = hookline.hook(causal_lm("llama"))
+    tokens = torch.tensor([[1, 2, 3]])
+    with torch.no_grad():
+        logits, cache = model.run_with_cache(tokens)
+        edited = model.run_with_hooks(tokens, fwd_hooks=[(("gate", 1), lambda x: x * 0)])
+    assert cache["gate", 1].shape == (1, 3, model.cfg.d_mlp)
+    for name in ("blocks.1.mlp.hook_gate", "lm.mlp.1.gate", ("lm.mlp.gate", 1)):
+        assert torch.equal(cache[name], cache["blocks.1.mlp.hook_pre"])
+    assert not torch.equal(edited, logits)
+    names = list(model.hook_dict)
+    assert names.index("blocks.0.mlp.hook_gate") == names.index("blocks.0.hook_mlp_in") + 1
+    with pytest.raises(hookline.UnknownPointError, match="it has no gate"):
+        hookline.hook(causal_lm("gpt2")).run_with_cache(tokens, names_filter="blocks.0.mlp.hook_gate")
