@@ -19,8 +19,8 @@ import torch
 import transformers
 
 import hookline
-from hookline.anatomy.listing import UNPROVED, kind_of, unproved
-from hookline.anatomy.verify import Report, verify
+from hookline.transformer.listing import UNPROVED, kind_of, unproved
+from hookline.transformer.verify.report import Report, verify
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))

@@ -13,8 +13,8 @@ shapes.install()
 from networks import MLP, has_taps  # noqa: E402 (after the import hook, or its shapes would not be checked)
 
 import hookline  # noqa: E402
-from hookline import compiled, taps  # noqa: E402
-from hookline.taps import now  # noqa: E402
+from hookline.engine import compiling, taps  # noqa: E402
+from hookline.engine.taps import now  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -27,7 +27,7 @@ def _seed() -> None:
 @pytest.fixture(autouse=True)
 def _told_of_ragged_batches(monkeypatch) -> None:
     """It is said once in a process, which may be in any test; the one about it takes this back."""
-    monkeypatch.setattr("hookline.ragged.told.ragged", True)
+    monkeypatch.setattr("hookline.text.ragged.told.ragged", True)
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def _nothing_is_left_behind() -> Iterator[None]:
     if _hooked():
         gc.collect()  # a model that is gone, hooks and all, leaves nothing behind
     assert _hooked() == []
-    assert compiled._users == set()
+    assert compiling._users == set()
     assert not now.watches
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn, overrides
 
-from hookline import blocks, compiled, taps
+from hookline.engine import blocks, compiling, taps
 
 _PLACES = (
     "_forward_hooks",
@@ -33,7 +33,7 @@ def state_of(module: nn.Module) -> dict[str, Any]:
         ],
         "active runs": taps.active.get(),
         "open blocks": dict(blocks._open),
-        "users of the compiler": set(compiled._users),
+        "users of the compiler": set(compiling._users),
         "skipped modules": dict(taps.now.skipped),
         "watches": list(taps.now.watches),
         "hooks that are running": taps.now.hooks,

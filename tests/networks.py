@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hookline import taps
+from hookline.engine import taps
 
 
 class MLP(nn.Module):

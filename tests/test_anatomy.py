@@ -11,9 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import hookline
 from hookline import HookedModel
-from hookline.anatomy.dialects import classic_name
-from hookline.anatomy.trial import outcome
-from hookline.anatomy.verify import verify
+from hookline.transformer.dialects import classic_name
+from hookline.transformer.verify.probe import outcome
+from hookline.transformer.verify.report import verify
 
 QUICK = [
     "gpt2",

@@ -7,7 +7,7 @@ from torch import nn
 
 import hookline
 from hookline import HookError, HooklineError, at, last
-from hookline.casting import cast
+from hookline.engine.casting import cast
 from hookline.hooks import edits
 
 IDS = torch.tensor([[5, 17, 42, 7, 3, 9, 22]])

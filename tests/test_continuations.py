@@ -7,8 +7,8 @@ from tiny_models import causal_lm, encoder
 
 import hookline
 from hookline import HookedModel, HooklineError
-from hookline.anatomy.roles import find_anatomy
-from hookline.experiments import ablation, attribution, edges, metrics, pairs, patching, paths, steering, tracing
+from hookline.experiments import ablation, attribution, contrast, edges, metrics, patching, paths, steering, tracing
+from hookline.transformer.roles import find_anatomy
 
 CLEAN, CORRUPTED = torch.tensor([[11, 12, 13, 14, 15]]), torch.tensor([[11, 32, 13, 34, 15]])
 ANSWER, WRONG, LONGER = [7, 8, 9], [7, 18], [20, 21]
@@ -146,10 +146,10 @@ def test_other_experiments(model):
 def test_whether_it_would_be_written(model):
     ids = model.generate(CLEAN, max_new_tokens=2, do_sample=False)[0, -2:].tolist()
     for answer, expected in ((ids, 1.0), ([ids[0], 3 if ids[1] != 3 else 4], 0.0)):
-        found = ablation.ablate(model, CLEAN, pairs.right([answer]), of="mlps")
+        found = ablation.ablate(model, CLEAN, contrast.right([answer]), of="mlps")
         assert found.info["clean"] == expected
     given = [(CLEAN, CORRUPTED)]
-    found = pairs.matter(model, given, answers=[ids], heads=[(0, 1), (1, 2)])
+    found = contrast.matter(model, given, answers=[ids], heads=[(0, 1), (1, 2)])
     assert found.together.values[0, 0].item() == 1.0
 
 

@@ -19,9 +19,9 @@ from test_sae_autoencoder import make
 import hookline
 from hookline import ActivationCache, HooklineError, StoreError, load_edits, save_edits, step, token
 from hookline.compat.mi_crow.store import LocalStore as Runs
+from hookline.engine.tensorfile import read_tensors, write_tensors
 from hookline.experiments import steering
 from hookline.experiments.result import Result
-from hookline.files import read_tensors, write_tensors
 from hookline.hooks.edits import add, mean, noise, replace, scale, zero
 from hookline.sae import SparseAutoencoder
 from hookline.store import LocalStore, shards
@@ -431,7 +431,7 @@ def test_a_result_of_the_first_version_is_read_if_its_sum_is_right(tmp_path) -> 
     save_result(tmp_path)
     same = seen_result(tmp_path)
     tensors, about = read_tensors(tmp_path / "result", "result", called="", writer="")
-    from hookline.experiments.labels import first_sum
+    from hookline.experiments.core.labels import first_sum
 
     old = {"hookline": "result", "version": "1", "content": about["content"]}
     save_file(tensors, tmp_path / "result", old | {"sum": first_sum(about["content"], tensors)})
@@ -442,7 +442,7 @@ def test_a_result_of_the_first_version_is_read_if_its_sum_is_right(tmp_path) -> 
 
 
 def test_a_newer_format_says_so(tmp_path) -> None:
-    from hookline.files import checksum
+    from hookline.engine.tensorfile import checksum
 
     about = {"hookline": "activations", "hookline_format": "3"}
     save_file(

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 import hookline
-from hookline.anatomy.verify import Report, Verdict
-from hookline.grouping import grouped, ranges
+from hookline.engine.grouping import grouped, ranges
+from hookline.transformer.verify.report import Report, Verdict
 
 
 @pytest.mark.parametrize(

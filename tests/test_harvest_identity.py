@@ -14,8 +14,8 @@ import hookline
 from hookline import StoreError, add, replace
 from hookline.hooks import Controller, Detector
 from hookline.sae import SAEConfig, SparseAutoencoder
+from hookline.store.checksums import tensor_sum
 from hookline.store.fingerprint import fingerprint
-from hookline.store.sums import tensor_sum
 
 pytestmark = pytest.mark.filterwarnings("ignore::hookline.errors.NeverFiredWarning")  # of a store that is complete
 

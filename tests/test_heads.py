@@ -7,7 +7,7 @@ from torch import Tensor
 
 import hookline
 from hookline import HooklineError
-from hookline.experiments import heads
+from hookline.experiments import head_detectors
 
 KINDS = ["gpt2", "llama", "gemma2", "mixtral", "gptj", "bert"]
 PROMPT = "When Mary and John went to the store, John gave a drink to"
@@ -26,9 +26,9 @@ def wrapped(kind: str) -> hookline.HookedModel:
 @pytest.mark.parametrize("kind", KINDS)
 def test_scores_are_stripes_of_the_patterns(kind) -> None:
     model, half = wrapped(kind), 10
-    tokens = heads.repeated_tokens(model, half, 3, seed=1)
-    result = heads.head_scores(model, length=half, batch=3, seed=1)
-    assert result.coords["kind"] == list(heads.KINDS)
+    tokens = head_detectors.repeated_tokens(model, half, 3, seed=1)
+    result = head_detectors.head_scores(model, length=half, batch=3, seed=1)
+    assert result.coords["kind"] == list(head_detectors.KINDS)
     late = torch.arange(half, 2 * half)
     for layer in range(model.cfg.n_layers):
         pattern = model.cache(tokens)["pattern", layer]
@@ -43,7 +43,7 @@ def test_scores_are_stripes_of_the_patterns(kind) -> None:
 
 
 def test_tinyworld_repeats_with_its_last_layer(tinyworld) -> None:
-    result = heads.head_scores(tinyworld)
+    result = head_detectors.head_scores(tinyworld)
     best = result.sel(kind="induction").top(1, by="value")[0]
     assert best.value > 0.8
     assert best.labels["layer"] == 3
@@ -53,19 +53,19 @@ def test_tinyworld_repeats_with_its_last_layer(tinyworld) -> None:
 
 
 def test_random_tokens_begin_as_texts_do_and_come_twice(tinyworld) -> None:
-    tokens = heads.repeated_tokens(tinyworld, 12, 2)
+    tokens = head_detectors.repeated_tokens(tinyworld, 12, 2)
     assert tokens.shape == (2, 25)
     assert tokens[:, 0].tolist() == [tinyworld.tokenizer.bos_token_id] * 2
     assert torch.equal(tokens[:, 1:13], tokens[:, 13:])
     assert all(len({*row.tolist()}) == 12 for row in tokens[:, 1:13])
     assert not {*tokens[:, 1:].flatten().tolist()} & {*tinyworld.tokenizer.all_special_ids}
-    assert not torch.equal(tokens, heads.repeated_tokens(tinyworld, 12, 2, seed=1))
-    assert torch.equal(tokens, heads.repeated_tokens(tinyworld, 12, 2, seed=0))
+    assert not torch.equal(tokens, head_detectors.repeated_tokens(tinyworld, 12, 2, seed=1))
+    assert torch.equal(tokens, head_detectors.repeated_tokens(tinyworld, 12, 2, seed=0))
 
 
 def test_own_prompts_count_every_place_that_can_look(tinyworld) -> None:
     prompts = [PROMPT, "Tom likes Anna and Tom likes Paul"]
-    result = heads.head_scores(tinyworld, prompts, "duplicate_token")
+    result = head_detectors.head_scores(tinyworld, prompts, "duplicate_token")
     total, count = torch.zeros(4, 8), 0
     for prompt in prompts:
         ids = tinyworld.to_tokens(prompt)[0].tolist()
@@ -95,7 +95,7 @@ def test_detection_is_by_overlap_or_by_distance(tinyworld, measure, bos, current
     own = torch.rand(n, n).tril()
     for pattern in ("previous_token", own):
         wanted = torch.diag(torch.ones(n - 1), -1) if isinstance(pattern, str) else own
-        result = heads.detect(
+        result = head_detectors.detect(
             tinyworld, pattern, PROMPT, measure=measure, exclude_bos=bos, exclude_current_token=current
         )
         for layer, head in ((0, 0), (2, 7), (3, 4)):
@@ -105,23 +105,23 @@ def test_detection_is_by_overlap_or_by_distance(tinyworld, measure, bos, current
 
 def test_a_heads_own_pattern_is_found_by_distance(tinyworld) -> None:
     own = tinyworld.cache(PROMPT)["pattern", 2][0, 5]
-    best = heads.detect(tinyworld, own, PROMPT, measure="abs").top(1, by="value")[0]
+    best = head_detectors.detect(tinyworld, own, PROMPT, measure="abs").top(1, by="value")[0]
     assert best.labels == {"layer": 2, "head": 5}
     assert best.value == pytest.approx(1, abs=1e-4)
 
 
 def test_detection_averages_over_prompts_of_any_length(tinyworld) -> None:
     prompts = [PROMPT, "Tom likes Anna and Tom likes Paul"]
-    both = heads.detect(tinyworld, "induction", prompts)
-    each = torch.stack([heads.detect(tinyworld, "induction", prompt).values for prompt in prompts])
+    both = head_detectors.detect(tinyworld, "induction", prompts)
+    each = torch.stack([head_detectors.detect(tinyworld, "induction", prompt).values for prompt in prompts])
     torch.testing.assert_close(both.values, each.mean(0))
 
 
 def test_patterns_of_a_repeated_text() -> None:
     tokens = torch.tensor([9, 4, 9, 4])
-    assert heads.detection_pattern("previous_token", tokens).nonzero().tolist() == [[1, 0], [2, 1], [3, 2]]
-    assert heads.detection_pattern("duplicate_token", tokens).nonzero().tolist() == [[2, 0], [3, 1]]
-    assert heads.detection_pattern("induction", tokens).nonzero().tolist() == [[2, 1], [3, 2]]
+    assert head_detectors.detection_pattern("previous_token", tokens).nonzero().tolist() == [[1, 0], [2, 1], [3, 2]]
+    assert head_detectors.detection_pattern("duplicate_token", tokens).nonzero().tolist() == [[2, 0], [3, 1]]
+    assert head_detectors.detection_pattern("induction", tokens).nonzero().tolist() == [[2, 1], [3, 2]]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_patterns_of_a_repeated_text() -> None:
 )
 def test_what_cannot_be_scored_is_refused(tinyworld, options, message) -> None:
     with pytest.raises(HooklineError, match=message):
-        heads.head_scores(tinyworld, **options)
+        head_detectors.head_scores(tinyworld, **options)
 
 
 @pytest.mark.parametrize(
@@ -153,14 +153,14 @@ def test_what_cannot_be_scored_is_refused(tinyworld, options, message) -> None:
 )
 def test_what_cannot_be_detected_is_refused(tinyworld, pattern, options, message) -> None:
     with pytest.raises(HooklineError, match=message):
-        heads.detect(tinyworld, pattern, PROMPT, **options)
+        head_detectors.detect(tinyworld, pattern, PROMPT, **options)
 
 
 def test_a_model_with_two_stacks_is_refused() -> None:
     with pytest.raises(HooklineError, match="an encoder and a decoder"):
-        heads.head_scores(hookline.hook(tiny_models.seq2seq("t5")))
+        head_detectors.head_scores(hookline.hook(tiny_models.seq2seq("t5")))
 
 
 def test_layers_without_attention_are_left_out() -> None:
     model = hookline.hook(tiny_models.causal_lm("jamba"))
-    assert heads.head_scores(model, length=5).coords["layer"] == [2]
+    assert head_detectors.head_scores(model, length=5).coords["layer"] == [2]

@@ -31,7 +31,7 @@ from hookline import (
     UnknownPointError,
     zero,
 )
-from hookline.taps import now
+from hookline.engine.taps import now
 
 
 class Seen(Hook):

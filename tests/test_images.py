@@ -19,8 +19,8 @@ import hookline
 from hookline import at, image_tokens
 from hookline.cli import app
 from hookline.errors import HooklineError
+from hookline.vision.images import picture_of
 from hookline.vision.inputs import rows_of
-from hookline.vision.pictures import picture_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # in PaliGemma's own
 IN_STREAM = [name for name in VISION_LANGUAGE if name != "mllama"]
@@ -615,7 +615,7 @@ def test_points_of_the_tower_are_proved_with_pictures(llava) -> None:
 
 
 def test_the_model_in_the_package_sees() -> None:
-    from hookline.tinysight import SIDE, patches_of, random_picture
+    from hookline.demo.tinysight import SIDE, patches_of, random_picture
 
     model = hookline.load("tinysight")
     for seed in range(5):

@@ -11,12 +11,13 @@ from networks import MLP, Twice, fill
 from torch import nn
 
 import hookline
-from hookline import taps, zero
-from hookline.blocks import Block, _entries, covered, end_all, surely
+from hookline import zero
+from hookline.engine import taps
+from hookline.engine.blocks import Block, _entries, covered, end_all, surely
+from hookline.engine.skipping import Skipping
 from hookline.experiments import patching
-from hookline.modes import GradMode
-from hookline.processing.swaps import Swaps
-from hookline.skipping import Skipping
+from hookline.transformer.contexts import GradMode
+from hookline.weights.processing.swaps import Swaps
 
 
 def fail_with_a_signal_pending() -> None:

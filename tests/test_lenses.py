@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
-from hookline.lenses import (
+from hookline.engine.derived import Added, Difference, Joined, Keys, Rows
+from hookline.engine.lenses import (
     FIRST,
     Argument,
     Chain,
@@ -25,10 +26,9 @@ from hookline.lenses import (
     Patches,
     Scaled,
 )
-from hookline.memo import Added, Difference, Joined, Keys, Rows
-from hookline.points import Site
-from hookline.structures import NoTensorError, children, tensors_in
-from hookline.taps import Kind, now
+from hookline.engine.points import Site
+from hookline.engine.structures import NoTensorError, children, tensors_in
+from hookline.engine.taps import Kind, now
 
 
 @dataclass(frozen=True)

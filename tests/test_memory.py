@@ -10,7 +10,7 @@ from networks import InPlace
 from torch import Tensor, nn
 
 import hookline
-from hookline import memory, taps
+from hookline.engine import snapshots, taps
 
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
@@ -215,7 +215,7 @@ def test_nothing_is_kept_alive_after_a_run(net, x) -> None:
     gc.collect()
     assert alive() is None
     assert taps.now.kept == {}
-    assert memory._passes.outside == {}
+    assert snapshots._passes.outside == {}
 
 
 class Two(nn.Module):
@@ -356,7 +356,7 @@ def test_threads_that_share_a_tensor_for_the_first_time() -> None:
 
     def work() -> None:
         barrier.wait()
-        found.append([memory.snapshot(x, is_ours=True) for x in tensors])
+        found.append([snapshots.snapshot(x, is_ours=True) for x in tensors])
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -368,11 +368,11 @@ def test_threads_that_share_a_tensor_for_the_first_time() -> None:
 
 
 def test_a_lock_left_behind_by_an_interrupt_stops_nobody(net, x) -> None:
-    thread = threading.Thread(target=memory._sharing.acquire)
+    thread = threading.Thread(target=snapshots._sharing.acquire)
     thread.start()
     thread.join()
     try:
         _, cache = net.run_with_cache(x)
         assert torch.equal(cache["fc1"], net.module.fc1(x))
     finally:
-        memory._sharing = threading.RLock()
+        snapshots._sharing = threading.RLock()

@@ -10,9 +10,9 @@ from torch.nn import functional as F
 import hookline
 from hookline import HooklineError
 from hookline.experiments import ablation, attribution, edges, metrics, patching, paths, tracing
+from hookline.experiments.core.metric_positions import positions_read
 from hookline.experiments.metrics import as_metric, checked, resolve
-from hookline.experiments.reading import positions_read
-from hookline.loss import lm_loss
+from hookline.text.loss import lm_loss
 
 BATCH, WIDTH, VOCAB = 3, 11, 20
 ROWS = torch.arange(BATCH)

@@ -99,7 +99,7 @@ def test_no_module_is_kept_alive(x) -> None:
     del module, net
     gc.collect()
     assert alive() is None
-    assert not any(has_taps(m) for m in hookline.taps._taps)
+    assert not any(has_taps(m) for m in hookline.engine.taps._taps)
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from torch import Tensor
 
 import hookline
 from hookline import HooklineError, sae
-from hookline.experiments import ablation, metrics, pairs, steering
+from hookline.experiments import ablation, contrast, metrics, steering
 from hookline.hooks import load_edits, mean, save_edits
-from hookline.outliers import Outlying, bound_of, factor_of, is_outlying, outlying, row_norms
+from hookline.text.outliers import Outlying, bound_of, factor_of, is_outlying, outlying, row_norms
 
 POINT = "blocks.1.hook_resid_post"
 TOKENS = torch.randint(3, 60, (4, 9), generator=torch.Generator().manual_seed(0))
@@ -177,7 +177,7 @@ def test_outliers_are_about_means(sunk) -> None:
 
 def test_pairs_take_them_too(sunk) -> None:
     both = [(TOKENS[0], TOKENS[1])]
-    found = pairs.matter(sunk, both, metric=metrics.prob(5), heads=[(0, 1)], by="mean", outliers=2.0)
+    found = contrast.matter(sunk, both, metric=metrics.prob(5), heads=[(0, 1)], by="mean", outliers=2.0)
     assert found.alone.info["outliers"] == 2.0
 
 

@@ -11,8 +11,9 @@ from torch import Tensor
 
 import hookline
 from hookline import HooklineError, HooklineWarning
+from hookline.compat.transformer_lens import sweeps
 from hookline.errors import UnknownPointError
-from hookline.experiments import attribution, classic, metrics, patching, paths
+from hookline.experiments import attribution, metrics, patching, paths
 from hookline.experiments.result import Result
 from hookline.rerun.changes import index_of
 
@@ -177,19 +178,19 @@ def test_the_classic_functions_are_sweeps() -> None:
     def metric(logits: Tensor) -> Tensor:
         return difference(logits).mean()
 
-    found = classic.get_act_patch_attn_head_out_by_pos(model, corrupted, cache, metric)
+    found = sweeps.get_act_patch_attn_head_out_by_pos(model, corrupted, cache, metric)
     swept = patching.sweep(model, clean, corrupted, metric, points="z", over=("layer", "pos", "head"))
     torch.testing.assert_close(found.values, swept.values)
-    every = classic.get_act_patch_attn_head_all_pos_every(model, corrupted, cache, metric)
+    every = sweeps.get_act_patch_attn_head_all_pos_every(model, corrupted, cache, metric)
     assert every.shape == (5, 4, 4)
-    keys = classic.get_act_patch_attn_head_k_all_pos(model, corrupted, cache, metric)  # of each group of two heads
+    keys = sweeps.get_act_patch_attn_head_k_all_pos(model, corrupted, cache, metric)  # of each group of two heads
     torch.testing.assert_close(every.sel(point="k").values, keys.values.repeat_interleave(2, 1))
-    assert classic.get_act_patch_attn_head_pattern_by_pos(model, corrupted, cache, metric).axes == (
+    assert sweeps.get_act_patch_attn_head_pattern_by_pos(model, corrupted, cache, metric).axes == (
         "layer",
         "head",
         "pos",
     )
-    assert classic.get_act_patch_block_every(model, corrupted, cache, metric).shape == (3, 4, 8)
+    assert sweeps.get_act_patch_block_every(model, corrupted, cache, metric).shape == (3, 4, 8)
 
 
 def test_a_metric_that_looks_elsewhere_only_sometimes_is_right_all_the_same(tinyworld: hookline.HookedModel) -> None:

@@ -61,7 +61,7 @@ def test_last_logits_of_a_decoder() -> None:
 
 
 def test_the_warning_is_given_once(model, monkeypatch) -> None:
-    monkeypatch.setattr("hookline.ragged.told.ragged", False)
+    monkeypatch.setattr("hookline.text.ragged.told.ragged", False)
     quiet = [
         lambda: model(TEXTS[0]),
         lambda: model(TEXTS, return_type="loss"),

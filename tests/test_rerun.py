@@ -8,9 +8,9 @@ from torch import Tensor
 import hookline
 from hookline import HooklineError
 from hookline.rerun.baseline import Baseline
+from hookline.rerun.batching import Room, parts
 from hookline.rerun.changes import Change, Entry
-from hookline.rerun.parts import Room, parts
-from hookline.rerun.ways import Way
+from hookline.rerun.strategy import Way
 
 SOME = ["gpt2", "llama", "gpt_neox", "gptj", "opt", "mistral", "gemma2", "mixtral", "cohere", "gpt_oss", "phi", "qwen3"]
 POINTS = ("hook_resid_pre", "attn.hook_z", "attn.hook_q", "attn.hook_pattern", "hook_attn_out", "hook_mlp_out",

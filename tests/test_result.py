@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from hookline import HooklineError
-from hookline.experiments.labels import token_labels
+from hookline.experiments.core.labels import token_labels
 from hookline.experiments.result import Result
 
 TOKENS = token_labels(["<bos>", "When", " Mary", " and", " John", "\n", " Mary"])

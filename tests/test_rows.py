@@ -9,9 +9,9 @@ from tiny_models import causal_lm
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMLP
 
 import hookline
-from hookline.anatomy.architectures import ARCHITECTURES, Architecture
-from hookline.anatomy.classic import output_of
-from hookline.anatomy.point_table import POINTS, Row
+from hookline.transformer.architectures import ARCHITECTURES, Architecture
+from hookline.transformer.point_table import POINTS, Row
+from hookline.transformer.sites import output_of
 
 
 class AddingMLP(LlamaMLP):

@@ -13,7 +13,8 @@ from networks import MLP, Twice, fill, hook_count, zero
 from torch import nn
 
 import hookline
-from hookline import HookError, HooklineError, InvalidHookError, NeverFiredWarning, compiled, taps
+from hookline import HookError, HooklineError, InvalidHookError, NeverFiredWarning
+from hookline.engine import compiling, taps
 
 
 class Boom(nn.Module):
@@ -132,7 +133,7 @@ def test_interrupts_at_any_moment_leave_nothing(x) -> None:
         except KeyboardInterrupt:
             assert hook_count(net.module) == 0, f"after line {lines}"
             assert taps.active.get() == ()
-            assert compiled._users == set()
+            assert compiling._users == set()
         else:
             break
         finally:

@@ -7,7 +7,7 @@ from tiny_models import causal_lm
 import hookline
 from hookline import HooklineError, HooklineWarning
 from hookline.sae import SparseAutoencoder, Training, train
-from hookline.sae.dead import resample
+from hookline.sae.resampling import resample
 from hookline.sae.sources import source_of
 from hookline.sae.train import Plan, Trainer
 

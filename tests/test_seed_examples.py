@@ -11,7 +11,7 @@ import torch
 
 import hookline
 from hookline import demo
-from hookline.demo import experiments
+from hookline.demo import chapters
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 FOLDERS = ("transformerlens", "mi_crow", "vlm_spectra")
@@ -298,13 +298,13 @@ def test_one_interface() -> None:
 
 
 @pytest.fixture(scope="module")
-def found() -> experiments.Findings:
+def found() -> chapters.Findings:
     with torch.no_grad():
-        return experiments.explore(hookline.load("tinyworld"))
+        return chapters.explore(hookline.load("tinyworld"))
 
 
 def test_the_demo_finds_the_head_of_the_giver(found) -> None:
-    assert found.giver == (3, 4) == experiments.highest(found.lost)
+    assert found.giver == (3, 4) == chapters.highest(found.lost)
     assert found.restored[found.giver] > 0.9
     assert (found.restored.flatten().sort().values[:-1] < 0.1).all()
     assert found.lost[found.giver] > found.lead, "without it the other name leads"

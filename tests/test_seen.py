@@ -15,9 +15,9 @@ from matplotlib import pyplot
 
 import hookline
 from hookline import HooklineError
-from hookline.experiments import metrics, patching, seen
+from hookline.demo.tinysight import SIDE, Shape, picture
+from hookline.experiments import images, metrics, patching
 from hookline.experiments.result import Result
-from hookline.tinysight import SIDE, Shape, picture
 
 matplotlib.use("Agg")
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -84,10 +84,10 @@ def panels(figure: Any) -> list[Any]:
 
 def test_positions_are_those_of_the_grid(model, inputs) -> None:
     grid = model.image_grid(inputs)[0][0]
-    assert seen.positions(model, inputs) == grid.positions.tolist()
-    there = seen.positions(model, inputs, BOX)
+    assert images.positions(model, inputs) == grid.positions.tolist()
+    there = images.positions(model, inputs, BOX)
     assert there == grid.positions_in(BOX)
-    rest = seen.positions(model, inputs, BOX, others=True)
+    rest = images.positions(model, inputs, BOX, others=True)
     assert sorted(there + rest) == grid.positions.tolist()
     assert not set(there) & set(rest)
 
@@ -97,35 +97,35 @@ def test_the_second_picture_of_a_prompt() -> None:
     one, two = noise(16, 16), noise(16, 24, seed=1)
     inputs = asked(model, one, two)
     first, second = model.image_grid(inputs)[0]
-    assert seen.positions(model, inputs, which=1) == second.positions.tolist() != first.positions.tolist()
-    assert seen.lens(model, inputs, two, which=1).sight.grid.shape == second.shape
+    assert images.positions(model, inputs, which=1) == second.positions.tolist() != first.positions.tolist()
+    assert images.lens(model, inputs, two, which=1).sight.grid.shape == second.shape
     with pytest.raises(HooklineError, match="give the same one"):
-        seen.lens(model, inputs, one, which=1)
+        images.lens(model, inputs, one, which=1)
     with pytest.raises(HooklineError, match="the prompt has 2"):
-        seen.positions(model, inputs, which=2)
+        images.positions(model, inputs, which=2)
 
 
 def test_what_is_no_picture(model, inputs, red) -> None:
     with pytest.raises(HooklineError, match="not str"):
-        seen.positions(model, QUESTION)
+        images.positions(model, QUESTION)
     with pytest.raises(HooklineError, match="from 0 to 1"):
-        seen.positions(model, inputs, (1.2, 1.2, 1.5, 1.5))
+        images.positions(model, inputs, (1.2, 1.2, 1.5, 1.5))
     llava = tiny("llava")  # sees the middle only
     with pytest.raises(HooklineError, match="no position looks at"):
-        seen.positions(llava, asked(llava, noise(16, 48)), (0, 0, 0.2, 1))
+        images.positions(llava, asked(llava, noise(16, 48)), (0, 0, 0.2, 1))
     with pytest.raises(HooklineError, match="anything else"):
-        seen.positions(model, inputs, (0, 0, 1, 1), others=True)
+        images.positions(model, inputs, (0, 0, 1, 1), others=True)
     both = model.to_inputs([QUESTION, QUESTION], images=[red, red])
     with pytest.raises(HooklineError, match="about one prompt, not about 2"):
-        seen.attention(model, both)
+        images.attention(model, both)
     with pytest.raises(HooklineError, match="give the same one"):
-        seen.attention(model, inputs, red.resize((30, 60)))
+        images.attention(model, inputs, red.resize((30, 60)))
     text = hookline.load("tinyworld")
     with pytest.raises(HooklineError, match="takes pictures together with text"):
-        seen.positions(text, text.to_inputs("The cat sat"))
+        images.positions(text, text.to_inputs("The cat sat"))
 
 
-@pytest.mark.parametrize("look", [seen.lens, seen.attention, seen.positions])
+@pytest.mark.parametrize("look", [images.lens, images.attention, images.positions])
 def test_pictures_seen_by_cross_attention(look) -> None:
     model = tiny("mllama")
     inputs = model.to_inputs(f"{model.processor.image_token} what is", images=[noise(16, 16)])
@@ -140,7 +140,7 @@ def test_pictures_seen_by_cross_attention(look) -> None:
 def test_the_lens_is_norm_and_unembedding(kind) -> None:
     model, image = tiny(kind), noise(24, 32)
     inputs = asked(model, image)
-    found = seen.lens(model, inputs, image, top=3)
+    found = images.lens(model, inputs, image, top=3)
     n = len(model.blocks)
     assert found.layers == ["embed", *range(n)]
     assert found.probs.axes == ("layer", "patch", "rank")
@@ -159,7 +159,7 @@ def test_the_lens_is_norm_and_unembedding(kind) -> None:
 
 
 def test_the_lens_sees_the_colour_where_the_shape_is(model, inputs, red) -> None:
-    found = seen.lens(model, inputs, red, layer=[1, -1])
+    found = images.lens(model, inputs, red, layer=[1, -1])
     assert found.layers == [1, 3]
     ((token, prob),) = found.at(3, 14 / SIDE, 14 / SIDE)
     assert token == " red"
@@ -171,7 +171,7 @@ def test_the_lens_sees_the_colour_where_the_shape_is(model, inputs, red) -> None
 
 
 def test_a_lens_is_drawn_with_a_token_in_each_part(model, inputs, red) -> None:
-    found = seen.lens(model, inputs, red)
+    found = images.lens(model, inputs, red)
     figure = found.plot()
     assert len(panels(figure)) == 5
     assert [ax.get_title(loc="left") for ax in panels(figure)][:2] == ["embed", "after layer 0"]
@@ -185,7 +185,7 @@ def test_a_lens_is_drawn_with_a_token_in_each_part(model, inputs, red) -> None:
 
 
 def test_words_fit_into_their_parts(model, inputs, red) -> None:
-    found = seen.lens(model, inputs, red, layer=1)
+    found = images.lens(model, inputs, red, layer=1)
     long = [[["unreadableness" if at % 2 else "a"] for at in range(36)]]
     figure = replace(found, tokens=long).plot()
     (ax,) = panels(figure)
@@ -197,7 +197,7 @@ def test_words_fit_into_their_parts(model, inputs, red) -> None:
 
 
 def test_a_lens_without_a_picture_to_draw_on(model, inputs) -> None:
-    assert len(panels(seen.lens(model, inputs, layer=2).plot())) == 1
+    assert len(panels(images.lens(model, inputs, layer=2).plot())) == 1
 
 
 def test_lenses_that_are_refused(model, inputs, red) -> None:
@@ -208,17 +208,17 @@ def test_lenses_that_are_refused(model, inputs, red) -> None:
         ([], "different"),
     ):
         with pytest.raises(HooklineError, match=match):
-            seen.lens(model, inputs, red, layer=layer)
+            images.lens(model, inputs, red, layer=layer)
     with pytest.raises(HooklineError, match="top is how many"):
-        seen.lens(model, inputs, red, top=0)
-    found = seen.lens(model, inputs, red, layer=[1, 2])
+        images.lens(model, inputs, red, top=0)
+    found = images.lens(model, inputs, red, layer=[1, 2])
     with pytest.raises(HooklineError, match="no label 3"):
         found.plot(3)
     with pytest.raises(HooklineError, match="does not see"):
-        seen.lens(*_cropped()).at(0, 0.01, 0.5)
+        images.lens(*_cropped()).at(0, 0.01, 0.5)
     vit = tiny("vit")
     with pytest.raises(HooklineError, match="takes no text"):
-        seen.lens(vit, vit.to_inputs(images=[noise(16, 16)]))
+        images.lens(vit, vit.to_inputs(images=[noise(16, 16)]))
 
 
 def _cropped() -> tuple[Any, Any, Any]:
@@ -237,31 +237,31 @@ def test_attention_is_the_pattern_there(kind) -> None:
     where = model.image_grid(inputs)[0][0].positions
     _, cache = model.run_with_cache(**inputs)
     for pos in (-1, int(where[-1]) + 1):
-        found = seen.attention(model, inputs, image, pos=pos)
+        found = images.attention(model, inputs, image, pos=pos)
         patterns = torch.stack(
             [cache[f"blocks.{layer}.attn.hook_pattern"][0, :, pos] for layer in range(len(model.blocks))]
         )
         torch.testing.assert_close(found.values.values, patterns[..., where].detach())
         torch.testing.assert_close(found.share.values, patterns[..., where].detach().sum(-1))
-    some = seen.attention(model, inputs, image, layer=1, head=[2, 3])
+    some = images.attention(model, inputs, image, layer=1, head=[2, 3])
     assert some.values.coords["layer"] == [1]
-    torch.testing.assert_close(some.values.values[0], seen.attention(model, inputs).values.values[1, 2:4])
+    torch.testing.assert_close(some.values.values[0], images.attention(model, inputs).values.values[1, 2:4])
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_attention_in_a_generation_is_that_of_the_longer_prompt(kind) -> None:
     model, image = tiny(kind), noise(24, 32)
     inputs = asked(model, image)
-    found = seen.attention(model, inputs, image, new_tokens=3)
+    found = images.attention(model, inputs, image, new_tokens=3)
     said = model.generate(**inputs, max_new_tokens=3, do_sample=False)[0, inputs["input_ids"].shape[1] :]
     assert found.values.axes == ("step", "layer", "head", "patch")
     assert len(found.values.coords["step"]) == len(said)
-    torch.testing.assert_close(found.values.values[0], seen.attention(model, inputs).values.values)
+    torch.testing.assert_close(found.values.values[0], images.attention(model, inputs).values.values)
     if kind != "paligemma":  # which reads its prompt in both directions
         check_second_step(model, inputs, said, found)
 
 
-def check_second_step(model: Any, inputs: Any, said: torch.Tensor, found: seen.SeenAttention) -> None:
+def check_second_step(model: Any, inputs: Any, said: torch.Tensor, found: images.SeenAttention) -> None:
     """What the new token's position looks at is what it looks at as the last of a longer prompt."""
     assert len(said) > 1
     longer = {name: x for name, x in inputs.items() if name != "position_ids"}
@@ -281,7 +281,7 @@ def test_a_window_of_keys_ends_at_the_newest(monkeypatch) -> None:
     model, image = tiny("gemma3"), noise(16, 16)
     inputs = asked(model, image)
     assert inputs["input_ids"].shape[1] > 8
-    found = seen.attention(model, inputs, image, new_tokens=3)
+    found = images.attention(model, inputs, image, new_tokens=3)
     said = model.generate(**inputs, max_new_tokens=3, do_sample=False)[0, inputs["input_ids"].shape[1] :]
     check_second_step(model, inputs, said, found)
     assert found.values.values[1, 0, :, 0].eq(0).all(), "the window has left the beginning of the picture behind"
@@ -289,8 +289,8 @@ def test_a_window_of_keys_ends_at_the_newest(monkeypatch) -> None:
 
 
 def test_heads_that_look_at_a_part(model, inputs, red) -> None:
-    found = seen.attention(model, inputs, red)
-    inside = [found.sight.grid.positions.tolist().index(each) for each in seen.positions(model, inputs, BOX)]
+    found = images.attention(model, inputs, red)
+    inside = [found.sight.grid.positions.tolist().index(each) for each in images.positions(model, inputs, BOX)]
     torch.testing.assert_close(found.on(BOX).values, found.values.values[..., inside].sum(-1))
     top = found.top(4, box=BOX)
     assert len(top) == 4
@@ -301,11 +301,11 @@ def test_heads_that_look_at_a_part(model, inputs, red) -> None:
         found.on((1.1, 1.1, 1.2, 1.2))
     llava = tiny("llava")  # sees the middle only
     with pytest.raises(HooklineError, match="no position looks at"):
-        seen.attention(llava, asked(llava, noise(16, 48))).on((0, 0, 0.2, 1))
+        images.attention(llava, asked(llava, noise(16, 48))).on((0, 0, 0.2, 1))
 
 
 def test_attention_is_drawn(model, inputs, red) -> None:
-    found = seen.attention(model, inputs, red)
+    found = images.attention(model, inputs, red)
     assert len(panels(found.plot())) == 4 * 8
     figure = found.plot(1)
     assert len(panels(figure)) == 8
@@ -315,12 +315,12 @@ def test_attention_is_drawn(model, inputs, red) -> None:
     assert len(ax.images) == 2
     assert len(panels(found.mean("head").plot())) == 4
     assert len(panels(found.plot([0, 1], [2, 3], vmax=0.5))) == 4
-    steps = seen.attention(model, inputs, red, new_tokens=1)
+    steps = images.attention(model, inputs, red, new_tokens=1)
     assert panels(steps.plot(layer=1, head=5))[0].get_title(loc="left").startswith("0: red · L1H5")
 
 
 def test_the_darkest_part_is_the_one_looked_at_most(model, inputs, red) -> None:
-    found = seen.attention(model, inputs, red)
+    found = images.attention(model, inputs, red)
     (ax,) = panels(found.plot(0, 0))
     (cells,) = ax.collections
     colours = cells.get_facecolor()
@@ -340,15 +340,15 @@ def test_attention_that_is_refused(model, inputs, red) -> None:
         ({"head": 9}, "no label 9"),
     ):
         with pytest.raises(HooklineError, match=match):
-            seen.attention(model, inputs, red, **options)
-    found = seen.attention(model, inputs, red)
+            images.attention(model, inputs, red, **options)
+    found = images.attention(model, inputs, red)
     with pytest.raises(HooklineError, match="no axis 'step'"):
         found.plot(step=0)
     with pytest.raises(HooklineError, match="above 0"):
         found.plot(vmax=0.0)
     with pytest.raises(HooklineError, match="but not patch"):
         found.mean("patch")
-    wide = seen.SeenAttention(
+    wide = images.SeenAttention(
         Result(torch.rand(13, 4, 36), ("layer", "head", "patch"), {
             "layer": list(range(13)), "head": list(range(4)), "patch": found.values.coords["patch"]}), found.sight,
     )  # fmt: skip
@@ -356,7 +356,7 @@ def test_attention_that_is_refused(model, inputs, red) -> None:
         wide.plot()
     vit = tiny("vit")
     with pytest.raises(HooklineError, match="tower_attention"):
-        seen.attention(vit, vit.to_inputs(images=[noise(16, 16)]))
+        images.attention(vit, vit.to_inputs(images=[noise(16, 16)]))
 
 
 @pytest.mark.parametrize("kind", ["llava", "paligemma", "gemma3", "vit", "clip", "siglip", "dinov2"])
@@ -369,7 +369,7 @@ def test_patches_of_the_tower_lie_where_they_are_drawn(kind) -> None:
         else (lambda each: asked(model, each))
     )
     inputs = make(image)
-    found = seen.tower_attention(model, inputs, image, at=(0.5, 0.5))
+    found = images.tower_attention(model, inputs, image, at=(0.5, 0.5))
     grid = found.sight.grid
     _, top, right, _ = grid.extent  # DINOv2's processor crops
     corner = grid.position(right - 0.001, top + 0.001)
@@ -391,9 +391,9 @@ def test_attention_of_the_tower_is_its_pattern(kind) -> None:
     inputs = model.to_inputs(images=[image]) if kind == "vit" else asked(model, image)
     name = "vision.blocks.1.attn.hook_pattern"
     pattern = model.cache(**inputs, names_filter=name)[name][0].detach()
-    whole = seen.tower_attention(model, inputs, image)
+    whole = images.tower_attention(model, inputs, image)
     torch.testing.assert_close(whole.values.sel(layer=1).values, pattern[:, 0, 1:])
-    corner = seen.tower_attention(model, inputs, image, at=(0.99, 0.99), layer=1)
+    corner = images.tower_attention(model, inputs, image, at=(0.99, 0.99), layer=1)
     torch.testing.assert_close(corner.values.values[0], pattern[:, -1, 1:])
     assert len(panels(corner.plot())) == 4
 
@@ -401,10 +401,10 @@ def test_attention_of_the_tower_is_its_pattern(kind) -> None:
 def test_towers_that_are_refused() -> None:
     siglip, image = tiny("siglip"), noise(16, 16)
     with pytest.raises(HooklineError, match=r"^this tower has no class token"):
-        seen.tower_attention(siglip, siglip.to_inputs(images=[image]), image)
+        images.tower_attention(siglip, siglip.to_inputs(images=[image]), image)
     qwen = tiny("qwen2_5_vl")
     with pytest.raises(HooklineError, match=r"^how the patches"):
-        seen.tower_attention(qwen, asked(qwen, image), image)
+        images.tower_attention(qwen, asked(qwen, image), image)
 
 
 # overlays
@@ -412,25 +412,25 @@ def test_towers_that_are_refused() -> None:
 
 def test_a_sweep_over_positions_is_drawn_on_the_picture(model, inputs, others, red) -> None:
     swept = patching.sweep(model, inputs, others, metrics.logit_diff(" red", " green")).normalised
-    on = seen.sight(model, inputs, red)
-    figure = seen.overlay(swept, on)
+    on = images.sight(model, inputs, red)
+    figure = images.overlay(swept, on)
     assert [ax.get_title(loc="left") for ax in panels(figure)] == [f"layer {n}" for n in range(4)]
     (cells,) = panels(figure)[0].collections
     covers = cells.get_facecolor()[:, 3]
     values = swept.sel(layer=0).values[on.grid.positions].abs()
     assert int(covers.argmax()) == int(values.argmax())
-    (ax,) = panels(seen.overlay(swept.sel(layer=0), on, smooth=True, title="circle"))
+    (ax,) = panels(images.overlay(swept.sel(layer=0), on, smooth=True, title="circle"))
     assert len(ax.images) == 2
-    assert len(panels(seen.overlay(swept.values[:2, on.grid.positions], on, vmin=0.0, vmax=1.0))) == 2
-    assert len(panels(seen.overlay(seen.lens(model, inputs, red).probs.isel(rank=0), on))) == 5
+    assert len(panels(images.overlay(swept.values[:2, on.grid.positions], on, vmin=0.0, vmax=1.0))) == 2
+    assert len(panels(images.overlay(images.lens(model, inputs, red).probs.isel(rank=0), on))) == 5
 
 
 @pytest.mark.parametrize(("kind", "size"), [("llava_next", (18, 32)), ("llava", (16, 48)), ("qwen2_5_vl", (24, 40))])
 def test_a_smooth_overlay_has_each_value_in_the_middle_of_its_place(kind, size) -> None:
     model, image = tiny(kind), noise(*size)
-    on = seen.sight(model, asked(model, image), image)
+    on = images.sight(model, asked(model, image), image)
     values = torch.rand(len(on.grid))
-    (ax,) = panels(seen.overlay(values, on, smooth=True, vmin=-1.0, vmax=1.0, cmap="gray"))
+    (ax,) = panels(images.overlay(values, on, smooth=True, vmin=-1.0, vmax=1.0, cmap="gray"))
     colours = next(each for each in ax.images if each.get_zorder() == 0)
     left, right, bottom, top = colours.get_extent()
     pixels = colours.get_array()
@@ -442,22 +442,22 @@ def test_a_smooth_overlay_has_each_value_in_the_middle_of_its_place(kind, size) 
 
 
 def test_overlays_that_are_refused(model, inputs, others, red) -> None:
-    on = seen.sight(model, inputs, red)
+    on = images.sight(model, inputs, red)
     metric = metrics.logit_diff(" red", " green")
     swept = patching.sweep(model, inputs, others, metric, layers=[0])
     with pytest.raises(HooklineError, match="has not got it"):
-        seen.overlay(swept.isel(pos=slice(0, 20)), on)
+        images.overlay(swept.isel(pos=slice(0, 20)), on)
     tower = patching.sweep(model, inputs, others, metric, points="vision.layer.pre", layers=[0])
     with pytest.raises(HooklineError, match="of the part that sees"):
-        seen.overlay(tower, on)
+        images.overlay(tower, on)
     with pytest.raises(HooklineError, match="'pos' or 'patch'"):
-        seen.overlay(swept.isel(pos=3), on)
+        images.overlay(swept.isel(pos=3), on)
     with pytest.raises(HooklineError, match="has 36 tokens"):
-        seen.overlay(torch.rand(43), on)
+        images.overlay(torch.rand(43), on)
     with pytest.raises(HooklineError, match="the one or the others"):
-        seen.overlay(swept, on, centre=0.0, vmax=1.0)
+        images.overlay(swept, on, centre=0.0, vmax=1.0)
     with pytest.raises(HooklineError, match="vmin below vmax"):
-        seen.overlay(swept, on, vmin=1.0, vmax=0.0)
+        images.overlay(swept, on, vmin=1.0, vmax=0.0)
 
 
 # patching
@@ -484,32 +484,32 @@ def test_patching_a_part_is_what_a_hook_does(kind, point) -> None:
         return logits[:, -1, 70] - logits[:, -1, 90]
 
     box = (0.0, 0.0, 0.6, 0.6)
-    there, rest = (seen.positions(model, clean, box, others=others) for others in (False, True))
+    there, rest = (images.positions(model, clean, box, others=others) for others in (False, True))
     for where, options in (
         (there, {"box": box}),
         (rest, {"box": box, "others": True}),
         ([3, 5], {"positions": [5, 3]}),
     ):
-        found = seen.patch(model, clean, corrupted, metric, points=point, **options)
+        found = images.patch(model, clean, corrupted, metric, points=point, **options)
         assert found.axes == ("layer",)
         assert found.info["positions"] == where
         for layer in range(2):
             expected = by_hand(model, clean, corrupted, f"blocks.{layer}.hook_{point}", where, metric)
             assert float(found.values[layer]) == pytest.approx(expected, abs=1e-5)
-    noised = seen.patch(model, clean, corrupted, metric, points=point, box=box, direction="noise", layers=[1])
+    noised = images.patch(model, clean, corrupted, metric, points=point, box=box, direction="noise", layers=[1])
     expected = by_hand(model, corrupted, clean, f"blocks.1.hook_{point}", there, metric)
     assert float(noised.values[0]) == pytest.approx(expected, abs=1e-5)
 
 
 def test_the_whole_picture_is_all_there_is_before_the_first_layer(model, inputs, others) -> None:
-    found = seen.patch(model, inputs, others, metrics.logit_diff(" red", " green"), layers=[0])
+    found = images.patch(model, inputs, others, metrics.logit_diff(" red", " green"), layers=[0])
     assert float(found.normalised.values[0]) == pytest.approx(1.0, abs=1e-4)
 
 
 def test_the_shape_decides_and_the_ground_does_not(model, inputs, others) -> None:
     lead = metrics.logit_diff(" red", " green")
     shape, ground = (
-        seen.patch(model, inputs, others, lead, box=BOX, others=rest).normalised.values for rest in (False, True)
+        images.patch(model, inputs, others, lead, box=BOX, others=rest).normalised.values for rest in (False, True)
     )
     assert shape[0] > 0.9
     assert ground.abs().max() < 0.1
@@ -523,12 +523,12 @@ def test_several_pairs_with_a_part_each(model, inputs, others) -> None:
         for colour in ("red", "green")
     ]
     there = tuple(side / SIDE for side in Shape("circle", "red", x=34, y=30, size=15).box)
-    found = seen.patch(model, [inputs, moved[0]], [others, moved[1]], lead, box=[BOX, there], per_example=True)
+    found = images.patch(model, [inputs, moved[0]], [others, moved[1]], lead, box=[BOX, there], per_example=True)
     assert found.axes == ("layer", "example")
-    alone = seen.patch(model, *moved, lead, box=there)
+    alone = images.patch(model, *moved, lead, box=there)
     torch.testing.assert_close(found.values[:, 1], alone.values, atol=1e-4, rtol=1e-4)
-    both = [seen.positions(model, inputs, BOX), seen.positions(model, moved[0], there)]
-    again = seen.patch(model, [inputs, moved[0]], [others, moved[1]], lead, positions=both, per_example=True)
+    both = [images.positions(model, inputs, BOX), images.positions(model, moved[0], there)]
+    again = images.patch(model, [inputs, moved[0]], [others, moved[1]], lead, positions=both, per_example=True)
     torch.testing.assert_close(found.values, again.values)
 
 
@@ -546,11 +546,11 @@ def test_patches_that_are_refused(model, inputs, others, red) -> None:
         ({"batchsize": 3}, "batch_size"),
     ):
         with pytest.raises(HooklineError, match=match):
-            seen.patch(model, inputs, others, lead, **options)
+            images.patch(model, inputs, others, lead, **options)
     qwen = tiny("qwen2_5_vl")
     wide, high = (asked(qwen, noise(*size)) for size in ((16, 24), (24, 16)))
     with pytest.raises(HooklineError, match="not cut alike"):
-        seen.patch(qwen, wide, high, lambda logits: logits[:, -1, 70], box=(0, 0, 0.5, 0.5))
+        images.patch(qwen, wide, high, lambda logits: logits[:, -1, 70], box=(0, 0, 0.5, 0.5))
 
 
 # the example

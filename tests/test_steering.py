@@ -5,7 +5,7 @@ import torch
 from tiny_models import causal_lm
 
 import hookline
-from hookline.demo.experiments import CAPITALS, NO_OPINION, questions
+from hookline.demo.chapters import CAPITALS, NO_OPINION, questions
 from hookline.experiments import metrics, steering
 
 METRIC = metrics.logit_diff(5, 7)

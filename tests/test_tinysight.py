@@ -17,8 +17,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import hookline
-from hookline import HooklineError, tinysight
-from hookline.tinysight import COLOURS, GRID, KINDS, SIDE, Shape, patches_of, picture, pixels, random_picture
+from hookline import HooklineError
+from hookline.demo import tinysight
+from hookline.demo.tinysight import COLOURS, GRID, KINDS, SIDE, Shape, patches_of, picture, pixels, random_picture
 
 FOLDER = Path(hookline.__file__).parent / "assets" / "tinysight"
 CIRCLE = Shape("circle", "red", x=12, y=12, size=15)

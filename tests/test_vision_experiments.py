@@ -7,12 +7,21 @@ import transformers
 
 import hookline
 from hookline import HookedModel, HooklineError
-from hookline.anatomy.roles import find_anatomy
-from hookline.anatomy.vision import picture_token
-from hookline.experiments import ablation, attribution, logits, metrics, pairs, patching, steering, tracing
-from hookline.loss import lm_loss
+from hookline.experiments import (
+    ablation,
+    attribution,
+    contrast,
+    logit_attribution,
+    metrics,
+    patching,
+    steering,
+    tracing,
+)
 from hookline.rerun.baseline import Baseline
-from hookline.rerun.ways import Way
+from hookline.rerun.strategy import Way
+from hookline.text.loss import lm_loss
+from hookline.transformer.roles import find_anatomy
+from hookline.transformer.vision_towers import picture_token
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # transformers' own
 WAYS = {"paligemma": Way.JOINED, "gemma3": Way.JOINED, "qwen3_vl": Way.PLAIN, "mllama": Way.PLAIN}
@@ -205,15 +214,15 @@ def test_means_and_differences_are_of_all_images(kind) -> None:
     assert float(found.values[0, 1]) == pytest.approx(expected, abs=1e-5)
     again = ablation.ablate(model, [clean, corrupted], metric, per_example=True, **how)
     assert float(again.values[0, 1, 0]) == pytest.approx(expected, abs=1e-5)
-    apart = pairs.compare(model, [(clean, corrupted)], points="vision.z")
+    apart = contrast.compare(model, [(clean, corrupted)], points="vision.z")
     norms = (data[0] - data[1]).pow(2).sum((0, 1, 3)).sqrt()
     torch.testing.assert_close(apart.values[0], norms)
     torch.testing.assert_close(
-        pairs.compare(model, [(clean, corrupted)], points="vision.z", pos=None).values, apart.values
+        contrast.compare(model, [(clean, corrupted)], points="vision.z", pos=None).values, apart.values
     )
-    at_one = pairs.compare(model, [(clean, corrupted)], points="vision.z", pos=2)
+    at_one = contrast.compare(model, [(clean, corrupted)], points="vision.z", pos=2)
     torch.testing.assert_close(at_one.values[0], (data[0] - data[1])[:, 2].pow(2).sum((0, 2)).sqrt())
-    text = pairs.compare(model, [(clean, corrupted)])
+    text = contrast.compare(model, [(clean, corrupted)])
     z = [model.run_with_cache(**each)[1]["z", 1][0, -1] for each in (clean, corrupted)]
     torch.testing.assert_close(text.values[1], (z[0] - z[1]).norm(dim=-1))
 
@@ -227,7 +236,7 @@ def test_images_of_other_sizes_are_refused_by_name() -> None:
     with pytest.raises(HooklineError, match=r"differ in their number of pos.*\[16, 24\]"):
         ablation.ablate(model, [one, small], metric, **how)
     with pytest.raises(HooklineError, match="images of one size"):
-        pairs.compare(model, [(one, small)], points="vision.z")
+        contrast.compare(model, [(one, small)], points="vision.z")
     with pytest.raises(HooklineError, match="images of one size"):
         attribution.attribute(model, [one, small], [one, small], metric, **how)
 
@@ -241,11 +250,11 @@ def test_other_experiments() -> None:
 
     zeroed = model.run_with_hooks(**clean, fwd_hooks=[("blocks.1.attn.hook_z", silence)])
     assert float(effects.values[1, 3]) == pytest.approx(float(metric(zeroed)), abs=1e-5)
-    parts = logits.attribute(model, clean, tokens=70, pos=-1)
+    parts = logit_attribution.attribute(model, clean, tokens=70, pos=-1)
     assert float(parts.values.sum()) + float(parts.info["bias"]) == pytest.approx(
         float(model(**clean)[0, -1, 70]), abs=1e-4
     )
-    assert logits.logit_lens(model, clean).shape == (3, clean["input_ids"].shape[1])
+    assert logit_attribution.logit_lens(model, clean).shape == (3, clean["input_ids"].shape[1])
     gradients = attribution.attribute(model, clean, corrupted, metric)
     assert gradients.shape == (2, clean["input_ids"].shape[1])
 

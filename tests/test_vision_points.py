@@ -8,10 +8,10 @@ import transformers
 
 import hookline
 from hookline import HookedModel
-from hookline.anatomy.roles import find_anatomy
-from hookline.anatomy.verify import verify
+from hookline.demo.tinysight import Shape, picture
 from hookline.errors import HooklineError, HooklineWarning, UnavailablePointError, UnknownPointError
-from hookline.tinysight import Shape, picture
+from hookline.transformer.roles import find_anatomy
+from hookline.transformer.verify.report import verify
 
 QUICK = ("llava", "qwen2_5_vl", "vit", "whisper")
 EVERY = (*tiny_vision.VISION_LANGUAGE, *tiny_vision.ENCODERS, *tiny_vision.SOUND)

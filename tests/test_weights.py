@@ -8,7 +8,7 @@ import torch
 
 import hookline
 from hookline import HooklineError
-from hookline.copies import Copy, copied
+from hookline.weights.copies import Copy, copied
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # transformers' own
 KINDS = [

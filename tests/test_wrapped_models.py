@@ -16,8 +16,8 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 
 import hookline
 from hookline import HookedModel, HooklineError, NeverFiredWarning, UnknownPointError
-from hookline.anatomy.verify import verify
-from hookline.taps import now
+from hookline.engine.taps import now
+from hookline.transformer.verify.report import verify
 
 IDS = torch.tensor([[5, 17, 42, 7, 3, 9, 22], [6, 7, 8, 9, 10, 11, 12]])
 

@@ -16,7 +16,7 @@ from sight_tasks import Question
 from torch import Tensor, nn
 from transformers import AutoProcessor, LlavaForConditionalGeneration, LlavaProcessor
 
-from hookline.tinysight import COLOURS, GRID, Shape, patches_of, picture, random_shapes
+from hookline.demo.tinysight import COLOURS, GRID, Shape, patches_of, picture, random_shapes
 
 ASSETS = Path(__file__).parents[1] / "src" / "hookline" / "assets" / "tinysight"
 NEW = "new pair: "

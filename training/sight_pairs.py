@@ -13,7 +13,7 @@ from random import Random
 import numpy as np
 import sight_tasks
 
-from hookline.tinysight import COLOURS, GRID, KINDS, MOST_SHAPES, Shape, patches_of, pixels, random_shapes
+from hookline.demo.tinysight import COLOURS, GRID, KINDS, MOST_SHAPES, Shape, patches_of, pixels, random_shapes
 
 UNMIXED = 0.4
 

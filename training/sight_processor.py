@@ -6,7 +6,7 @@ import sight_tasks
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import CLIPImageProcessorPil, LlavaProcessor, PreTrainedTokenizerFast
 
-from hookline.tinysight import PATCH, SIDE
+from hookline.demo.tinysight import PATCH, SIDE
 
 BOS, EOS, PAD, IMAGE = SPECIAL = ("<s>", "</s>", "<pad>", "<image>")
 CONTEXT = 256

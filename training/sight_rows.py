@@ -14,7 +14,7 @@ from sight_tasks import Question
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from hookline.tinysight import GRID
+from hookline.demo.tinysight import GRID
 
 NO_TARGET = -100
 CHAT_SHARE = 0.25

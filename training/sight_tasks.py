@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations, product
 from random import Random
 
-from hookline.tinysight import COLOURS, KINDS, SIDE, Shape
+from hookline.demo.tinysight import COLOURS, KINDS, SIDE, Shape
 
 # Two shapes by kind and colour. Every shape is seen, as the model is to know all that can be drawn; some pairs are not.
 Look = tuple[str, str]

@@ -30,7 +30,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from hookline.tinysight import COLOURS, GRID, KINDS, PATCH, SIDE
+from hookline.demo.tinysight import COLOURS, GRID, KINDS, PATCH, SIDE
 
 PEAK_RATE = 2e-3
 WARM_UP = 200

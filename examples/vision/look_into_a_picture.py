@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import hookline
-from hookline.experiments import metrics, patching, seen
+from hookline.demo.tinysight import SIDE, Shape, picture
+from hookline.experiments import images, metrics, patching
 from hookline.experiments.result import Cell, Result
-from hookline.tinysight import SIDE, Shape, picture
 
 QUESTION = "<image> What colour is the circle?"
 SQUARE = Shape("square", "blue", x=36, y=35, size=13)
@@ -47,22 +47,22 @@ def main(folder: Path = Path("out")) -> Found:
     left, top, right, bottom = (side / SIDE for side in circle("red").box)
     box = (left, top, right, bottom)
 
-    shape = seen.patch(model, red, green, lead, box=box).normalised
-    ground = seen.patch(model, red, green, lead, box=box, others=True).normalised
+    shape = images.patch(model, red, green, lead, box=box).normalised
+    ground = images.patch(model, red, green, lead, box=box, others=True).normalised
     for layer, (here, rest) in enumerate(zip(shape.values.tolist(), ground.values.tolist(), strict=True)):
         print(f"before layer {layer}: the circle's tokens {here:5.2f}, the rest of the picture {rest:5.2f}")
 
-    lens = seen.lens(model, red, image)
+    lens = images.lens(model, red, image)
     token, prob = lens.at(3, 14 / SIDE, 14 / SIDE)[0]
     print(f"read in the middle of the circle after the last layer: {token!r}, {prob:.2f}")
 
-    attention = seen.attention(model, red, image)
+    attention = images.attention(model, red, image)
     head = attention.top(1, box=box)[0]
     print(f"head {head.labels['head']} of layer {head.labels['layer']} looks at the circle with {head.value:.2f} of it")
 
     folder.mkdir(parents=True, exist_ok=True)
     swept = patching.sweep(model, red, green, lead).normalised
-    seen.overlay(swept, seen.sight(model, red, image)).savefig(folder / "sweep.png", dpi=150)
+    images.overlay(swept, images.sight(model, red, image)).savefig(folder / "sweep.png", dpi=150)
     lens.plot().savefig(folder / "lens.png", dpi=150)
     attention.plot(int(head.labels["layer"])).savefig(folder / "attention.png", dpi=150)
     return Found(shape, ground, token, head)

@@ -3,7 +3,9 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from hookline.cache import ActivationCache
+from hookline.engine.cache import ActivationCache
+from hookline.engine.module import HookedModule, HookedRootModule
+from hookline.engine.points import HookPoint
 from hookline.errors import (
     HookError,
     HooklineError,
@@ -16,7 +18,6 @@ from hookline.errors import (
     UnknownHookPointError,
     UnknownPointError,
 )
-from hookline.factored import FactoredMatrix
 from hookline.hooks import (
     Controller,
     Detector,
@@ -26,9 +27,6 @@ from hookline.hooks import (
     LayerActivationDetector,
     ModelInputDetector,
     ModelOutputDetector,
-    PatchHeadHook,
-    PatchMLPHook,
-    PatchResidualHook,
     add,
     freeze,
     load_edits,
@@ -40,11 +38,10 @@ from hookline.hooks import (
     scale,
     zero,
 )
+from hookline.load import hook, load
 from hookline.model import HookedModel
-from hookline.module import HookedModule, HookedRootModule
-from hookline.points import HookPoint
-from hookline.positions import at, image_tokens, last, new_tokens, step, token
-from hookline.wrap import hook, load
+from hookline.text.positions import at, image_tokens, last, new_tokens, step, token
+from hookline.weights.factored import FactoredMatrix
 
 if TYPE_CHECKING:
     from hookline import sae, store
@@ -76,9 +73,6 @@ __all__ = [
     "ModelInputDetector",
     "ModelOutputDetector",
     "FunctionController",
-    "PatchResidualHook",
-    "PatchHeadHook",
-    "PatchMLPHook",
     "zero",
     "mean",
     "replace",

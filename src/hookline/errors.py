@@ -15,8 +15,10 @@ HooklineWarning            (a UserWarning)
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from pathlib import Path
 from traceback import format_tb
 from typing import Any
 
@@ -120,3 +122,14 @@ def describe(hook: Callable[..., Any]) -> str:
     name = getattr(inner, "described", None) or getattr(inner, "__qualname__", None) or type(inner).__name__
     code = getattr(inner, "__code__", None)
     return f"{name} ({code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno})" if code else name
+
+
+def users_level() -> int:
+    """How far up the stack the first frame outside this package is."""
+    here = str(Path(__file__).parent)
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and (
+        frame.f_code.co_filename.startswith(here) or "contextlib" in frame.f_code.co_filename
+    ):
+        level, frame = level + 1, frame.f_back
+    return level

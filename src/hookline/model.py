@@ -11,41 +11,40 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hookline.anatomy.branch import follow
-from hookline.anatomy.cfg import Cfg, cfg_of, device_of, n_ids
-from hookline.anatomy.names import ModelPoints
-from hookline.anatomy.resume import resumed
-from hookline.anatomy.roles import Anatomy, find_anatomy
-from hookline.anatomy.trial import outcome
-from hookline.anatomy.verify import Report, verify
-from hookline.anatomy.vision import picture_token
-from hookline.cache import ActivationCache
-from hookline.errors import HooklineError, HooklineWarning
-from hookline.keywords import check_keyword
-from hookline.loss import lm_loss
-from hookline.module import HookedModule
-from hookline.names import Filter
-from hookline.passes import begin_pass, processors, tokenizers
-from hookline.plan import Plan
-from hookline.points import hook_action
-from hookline.processing import WeightProcessing
-from hookline.ragged import last_columns, warn_of_ragged
-from hookline.recording import StopForward
+from hookline.engine.cache import ActivationCache
+from hookline.engine.hooked import OPTIONS, HookList
+from hookline.engine.keywords import check_keyword
+from hookline.engine.module import HookedModule
+from hookline.engine.names import Filter
+from hookline.engine.permanent import standing_of
+from hookline.engine.plan import Plan
+from hookline.engine.points import hook_action
+from hookline.engine.recorder import StopForward
+from hookline.engine.signatures import parameters_of
+from hookline.engine.taps import active
+from hookline.errors import HooklineError, HooklineWarning, users_level
 from hookline.rerun.baseline import Baseline
-from hookline.rerun.ways import Way
+from hookline.rerun.strategy import Way
 from hookline.residual import ModelCache
-from hookline.runtime import users_level
-from hookline.signatures import parameters_of
-from hookline.standing import standing_of
-from hookline.taps import active
-from hookline.text import Side, Text, shown_prompt
-from hookline.tokens import TokenHelpers
-from hookline.verbs import OPTIONS, HookList
+from hookline.text.forward_pass import begin_pass, processors, tokenizers
+from hookline.text.loss import lm_loss
+from hookline.text.ragged import last_columns, warn_of_ragged
+from hookline.text.token_methods import TokenHelpers
+from hookline.text.tokenizer import Side, Text, shown_prompt
+from hookline.transformer.attribute_access import follow
+from hookline.transformer.cfg import Cfg, cfg_of, device_of, n_ids
+from hookline.transformer.index import ModelPoints
+from hookline.transformer.resume import resumed
+from hookline.transformer.roles import Anatomy, find_anatomy
+from hookline.transformer.verify.probe import outcome
+from hookline.transformer.verify.report import Report, verify
+from hookline.transformer.vision_towers import picture_token
+from hookline.vision.image_methods import Seeing
+from hookline.vision.images import Pictures
 from hookline.vision.inputs import Inputs
-from hookline.vision.pictures import Pictures
-from hookline.vision.seeing import Seeing
 from hookline.vision.shapes import with_shapes
-from hookline.weights import Weights
+from hookline.weights.matrices import Weights
+from hookline.weights.processing import WeightProcessing
 
 ReturnType = Literal["logits", "loss", "both"] | None
 _BRANCHES = ("blocks", "encoder", "decoder", "ln_final", "unembed", "vision", "projector")

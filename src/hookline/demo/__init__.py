@@ -9,11 +9,11 @@ from textwrap import fill, indent
 
 import torch
 
-from hookline.demo.experiments import explore
+from hookline.demo.chapters import explore
 from hookline.demo.page import page
 from hookline.demo.story import story
-from hookline.files import make_folder, write_bytes
-from hookline.wrap import load
+from hookline.engine.tensorfile import make_folder, write_bytes
+from hookline.load import load
 
 
 def demo(out: Path = Path("out")) -> Path:

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from jaxtyping import Float
 from torch import Tensor
 
-from hookline.demo.experiments import Grid, Head
+from hookline.demo.chapters import Grid, Head
 from hookline.demo.tables import number
 
 Colour: TypeAlias = tuple[int, int, int]

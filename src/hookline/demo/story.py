@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hookline.demo.experiments import ASKED, PROMPT, WORDS, Findings
+from hookline.demo.chapters import ASKED, PROMPT, WORDS, Findings
 from hookline.demo.page import Chapter, bars, callouts, figure, head_map, shares, side_by_side, token_map
 from hookline.demo.tables import changes, lines_of_bars, name, number, table
 

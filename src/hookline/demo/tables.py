@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hookline.demo.experiments import Change, Grid, Head
+from hookline.demo.chapters import Change, Grid, Head
 
 
 def name(head: Head) -> str:

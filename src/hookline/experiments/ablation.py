@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from hookline.errors import HooklineError
-from hookline.experiments.continuations import continued
-from hookline.experiments.grid import Grid
-from hookline.experiments.labels import Label, about, said_points
-from hookline.experiments.measure import Options, Reader, measured
-from hookline.experiments.prompts import Prompt, prompts_of
-from hookline.experiments.replacements import By, Replacement
+from hookline.experiments.core.component_grid import Choice, Key, Of, Units
+from hookline.experiments.core.continuations import continued
+from hookline.experiments.core.labels import Label, about, said_points
+from hookline.experiments.core.measure import Options, Reader, measured
+from hookline.experiments.core.prompts import Prompt, prompts_of
+from hookline.experiments.core.replacements import By, Replacement
+from hookline.experiments.core.sweep import Grid
 from hookline.experiments.result import Cell, Result, Top
-from hookline.experiments.units import Choice, Key, Of, Units
 from hookline.model import HookedModel
-from hookline.outliers import Outliers
+from hookline.text.outliers import Outliers
 
 Order: TypeAlias = Result | Sequence[Cell | Mapping[str, Label] | Key | Label]
 

@@ -9,20 +9,20 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError
-from hookline.experiments.continuations import continued
-from hookline.experiments.gradients import Along, Line, ran
-from hookline.experiments.grid import Places, Values, place_of, places
-from hookline.experiments.labels import Label, about, said_points
-from hookline.experiments.measure import Metrics, Options, packed
+from hookline.experiments.core.continuations import continued
+from hookline.experiments.core.integration import Along, Line, ran
+from hookline.experiments.core.labels import Label, about, said_points
+from hookline.experiments.core.measure import Metrics, Options, packed
+from hookline.experiments.core.prompts import Prompt, Prompts, check_pair, prompts_of, warn_of_dropout
+from hookline.experiments.core.sampling import agreement, sampled, true_values
+from hookline.experiments.core.sweep import Places, Values, place_of, places
 from hookline.experiments.metrics import as_metric, value_of
 from hookline.experiments.patching import Direction, into
-from hookline.experiments.prompts import Prompt, Prompts, check_pair, prompts_of, warn_of_dropout
 from hookline.experiments.result import Result
-from hookline.experiments.trials import agreement, sampled, true_values
 from hookline.model import HookedModel
-from hookline.passes import is_of_pictures
-from hookline.points import HookPoint
+from hookline.text.forward_pass import is_of_pictures
 
 
 def attribute(

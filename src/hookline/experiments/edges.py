@@ -10,22 +10,30 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hookline.anatomy.architectures import is_parallel
+from hookline.engine.batch_index import drawn_once
+from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError
 from hookline.experiments.attribution import checked_options, is_one_for_all
-from hookline.experiments.continuations import continued
-from hookline.experiments.edgescores import EdgeScores
-from hookline.experiments.gradients import Line, ran
-from hookline.experiments.labels import Label, about
-from hookline.experiments.measure import Metrics, Options, Reader, measure
+from hookline.experiments.core.continuations import continued
+from hookline.experiments.core.edge_scores import EdgeScores
+from hookline.experiments.core.integration import Line, ran
+from hookline.experiments.core.labels import Label, about
+from hookline.experiments.core.measure import Metrics, Options, Reader, measure
+from hookline.experiments.core.prompts import (
+    Prompt,
+    Prompts,
+    baselines,
+    check_pair,
+    prompts_of,
+    unpadded,
+    warn_of_dropout,
+)
+from hookline.experiments.core.sampling import agreement, sampled
 from hookline.experiments.metrics import as_metric, value_of
 from hookline.experiments.patching import Direction, into
-from hookline.experiments.prompts import Prompt, Prompts, baselines, check_pair, prompts_of, unpadded, warn_of_dropout
-from hookline.experiments.trials import agreement, sampled
 from hookline.model import HookedModel
-from hookline.points import HookPoint
 from hookline.rerun.changes import Change, index_of
-from hookline.rows import drawn_once
+from hookline.transformer.architectures import is_parallel
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,8 +27,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from hookline.engine.snapshots import snapshot
 from hookline.errors import HooklineError
-from hookline.memory import snapshot
 
 MetricFunction: TypeAlias = Callable[[Tensor], Tensor]
 Tokens: TypeAlias = int | str | Sequence[int | str | Sequence[int]] | Int[Tensor, " batch"] | Int[Tensor, "batch token"]

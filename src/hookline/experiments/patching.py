@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from hookline.cache import ActivationCache
+from hookline.engine.cache import ActivationCache
 from hookline.errors import HooklineError
-from hookline.experiments.continuations import continued
-from hookline.experiments.grid import Places, Values, make_grid, places
-from hookline.experiments.labels import about, said_points
-from hookline.experiments.measure import Options, Reader, measured, padded_logits
+from hookline.experiments.core.continuations import continued
+from hookline.experiments.core.labels import about, said_points
+from hookline.experiments.core.measure import Options, Reader, measured, padded_logits
+from hookline.experiments.core.prompts import Prompt, Prompts, baselines, check_pair, prompts_of, unpadded
+from hookline.experiments.core.sweep import Places, Values, make_grid, places
 from hookline.experiments.metrics import as_metric
-from hookline.experiments.prompts import Prompt, Prompts, baselines, check_pair, prompts_of, unpadded
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
-from hookline.passes import is_of_pictures
-from hookline.rerun.pictures import in_one_row
+from hookline.rerun.image_inputs import in_one_row
 from hookline.residual import ModelCache
+from hookline.text.forward_pass import is_of_pictures
 
 Direction: TypeAlias = Literal["denoise", "noise"]
 

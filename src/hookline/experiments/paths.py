@@ -9,21 +9,21 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from hookline.engine.batch_index import drawn_once
 from hookline.errors import HooklineError
-from hookline.experiments.continuations import continued
-from hookline.experiments.grid import Grid, places
-from hookline.experiments.labels import Label, about, said_points
-from hookline.experiments.measure import Options, Reader, measured, padded_logits
+from hookline.experiments.core.continuations import continued
+from hookline.experiments.core.labels import Label, about, said_points
+from hookline.experiments.core.measure import Options, Reader, measured, padded_logits
+from hookline.experiments.core.nodes import Node, receiver_node, sender_node
+from hookline.experiments.core.prompts import Prompt, baselines, check_pair, prompts_of
+from hookline.experiments.core.sweep import Grid, places
 from hookline.experiments.metrics import as_metric
-from hookline.experiments.nodes import Node, receiver_node, sender_node
 from hookline.experiments.patching import Direction, into
-from hookline.experiments.prompts import Prompt, baselines, check_pair, prompts_of
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.changes import Change, Placed, Variant, put_all
-from hookline.rerun.ways import Way
-from hookline.rows import drawn_once
+from hookline.rerun.strategy import Way
 
 Sender: TypeAlias = tuple[int, int] | tuple[str, int]
 Receiver: TypeAlias = tuple[str, int, int] | tuple[str, int]

@@ -17,8 +17,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hookline.engine.tensorfile import parsed_json, read_tensors, taking_apart, write_tensors
 from hookline.errors import HooklineError
-from hookline.experiments.labels import (
+from hookline.experiments.core.labels import (
     VERSION,
     Label,
     checked_axes,
@@ -37,7 +38,6 @@ from hookline.experiments.labels import (
     said,
     taken,
 )
-from hookline.files import parsed_json, read_tensors, taking_apart, write_tensors
 
 BASELINES = ("clean", "corrupted")
 _HEAD = re.compile(r"L(\d+)H(\d+)")
@@ -270,9 +270,9 @@ class Result:
         Gives the matplotlib Axes, or the Figure where there are panels. For the options see `pictures.plot`.
         """
         needed("matplotlib", "plot", "plot")
-        from hookline.experiments import pictures
+        from hookline.experiments.core import plotting
 
-        return pictures.plot(self, ax, **kwargs)
+        return plotting.plot(self, ax, **kwargs)
 
     def save(self, path: str | Path) -> None:
         """Write it to a safetensors file, labels and info included."""

@@ -10,20 +10,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError
-from hookline.experiments.continuations import continued
-from hookline.experiments.directions import Directions, contrast_vectors
-from hookline.experiments.grid import Grid
-from hookline.experiments.labels import Label, about
-from hookline.experiments.measure import Options, Reader, measured, padded_logits
+from hookline.experiments.core.continuations import continued
+from hookline.experiments.core.directions import Directions, contrast_vectors
+from hookline.experiments.core.labels import Label, about
+from hookline.experiments.core.measure import Options, Reader, measured, padded_logits
+from hookline.experiments.core.prompts import Prompt, baselines, prompts_of
+from hookline.experiments.core.sweep import Grid
 from hookline.experiments.metrics import as_metric
-from hookline.experiments.prompts import Prompt, baselines, prompts_of
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
-from hookline.points import HookPoint
-from hookline.positions import Positions, at, new_tokens
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.changes import WHOLE, Change, Variant
+from hookline.text.positions import Positions, at, new_tokens
 
 __all__ = ["Directions", "Steered", "contrast_vectors", "generate", "sweep_layers"]
 

@@ -11,19 +11,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hookline.anatomy.vision import picture_token
 from hookline.errors import HooklineError
-from hookline.experiments.continuations import continued
-from hookline.experiments.grid import Grid, Places, places
-from hookline.experiments.labels import Label, about, said_points
-from hookline.experiments.measure import Options, Reader, measured, padded_logits
+from hookline.experiments.core.continuations import continued
+from hookline.experiments.core.labels import Label, about, said_points
+from hookline.experiments.core.measure import Options, Reader, measured, padded_logits
+from hookline.experiments.core.prompts import Prompts, baselines, prompts_of
+from hookline.experiments.core.sweep import Grid, Places, places
 from hookline.experiments.metrics import as_metric, prob
-from hookline.experiments.prompts import Prompts, baselines, prompts_of
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
-from hookline.passes import is_of_pictures
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.changes import Change, Variant, index_of
+from hookline.text.forward_pass import is_of_pictures
+from hookline.transformer.vision_towers import picture_token
 
 
 def trace(

@@ -4,10 +4,9 @@ from hookline.errors import HookError
 from hookline.hooks.context import HookContext
 from hookline.hooks.controllers import Controller, FunctionController
 from hookline.hooks.detectors import Detector, LayerActivationDetector, ModelInputDetector, ModelOutputDetector
+from hookline.hooks.editfile import load_edits, save_edits
 from hookline.hooks.edits import DataEdit, add, freeze, mean, noise, project_out, replace, scale, zero
-from hookline.hooks.files import load_edits, save_edits
 from hookline.hooks.hook import Hook, HookType
-from hookline.hooks.patches import PatchHeadHook, PatchMLPHook, PatchResidualHook
 from hookline.hooks.registry import Layers
 
 __all__ = [
@@ -19,9 +18,6 @@ __all__ = [
     "ModelInputDetector",
     "ModelOutputDetector",
     "FunctionController",
-    "PatchResidualHook",
-    "PatchHeadHook",
-    "PatchMLPHook",
     "zero",
     "mean",
     "replace",

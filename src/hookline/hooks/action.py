@@ -15,22 +15,22 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from hookline.actions import HookAction
-from hookline.aliases import is_passed_through
+from hookline.engine.actions import HookAction
+from hookline.engine.aliases import is_passed_through
+from hookline.engine.lenses import FIRST, Argument, Chain, First, Lens
+from hookline.engine.names import lens_of
+from hookline.engine.points import HookPoint, Site
+from hookline.engine.snapshots import Loan, lend, snapshot
+from hookline.engine.structures import NoTensorError, first_tensor, look, replaced, tensors_in
+from hookline.engine.taps import Kind, Step, Tap, now, tap_on
 from hookline.errors import InvalidHookError
 from hookline.hooks.context import HookContext
 from hookline.hooks.values import WHOLE, copied, is_as_it_was, needs_grad, tensor_paths
-from hookline.lenses import FIRST, Argument, Chain, First, Lens
-from hookline.memory import Loan, lend, snapshot
-from hookline.names import lens_of
-from hookline.points import HookPoint, Site
-from hookline.structures import NoTensorError, first_tensor, look, replaced, tensors_in
-from hookline.taps import Kind, Step, Tap, now, tap_on
 
 if TYPE_CHECKING:
-    from hookline.functions import Caller
+    from hookline.engine.callbacks import Caller
+    from hookline.engine.permanent import Standing
     from hookline.hooks.hook import Hook
-    from hookline.standing import Standing
 
 here: ContextVar[HookPoint | None] = ContextVar("hookline_here", default=None)
 """The point at which a hook object is being called, in this thread or task."""

@@ -8,15 +8,15 @@ from weakref import ref
 
 from torch import nn
 
-from hookline.anatomy.dialects import other_names
-from hookline.anatomy.names import ModelPoints
+from hookline.engine.names import Points
 from hookline.errors import HooklineError
-from hookline.names import Points
-from hookline.passes import processors, tokenizers
+from hookline.text.forward_pass import processors, tokenizers
+from hookline.transformer.dialects import other_names
+from hookline.transformer.index import ModelPoints
 
 if TYPE_CHECKING:
+    from hookline.engine.hooked import Hooked
     from hookline.hooks.registry import Layers
-    from hookline.verbs import Hooked
 
 
 class HookContext:
@@ -34,7 +34,7 @@ class HookContext:
             return model
         if root is None:
             raise HooklineError("the model that this hook was used on is gone")
-        from hookline.wrap import hook
+        from hookline.load import hook
 
         return hook(root, processors.get(root, tokenizers.get(root)))
 

@@ -7,14 +7,14 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from hookline.engine.callbacks import OnError, caller
+from hookline.engine.lenses import FIRST
+from hookline.engine.names import Filter
+from hookline.engine.points import HookPoint
+from hookline.engine.structures import NoTensorError
 from hookline.errors import InvalidHookError
-from hookline.functions import OnError, caller
 from hookline.hooks.action import ObjectEdit
 from hookline.hooks.hook import Hook, HookType
-from hookline.lenses import FIRST
-from hookline.names import Filter
-from hookline.points import HookPoint
-from hookline.structures import NoTensorError
 
 
 class Controller(Hook):

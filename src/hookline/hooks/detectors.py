@@ -9,17 +9,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from hookline.actions import HookAction
+from hookline.engine.actions import HookAction
+from hookline.engine.callbacks import OnError
+from hookline.engine.lenses import FIRST
+from hookline.engine.names import Filter
+from hookline.engine.points import HookPoint
+from hookline.engine.runs import let_go
+from hookline.engine.signatures import parameters_of
+from hookline.engine.snapshots import snapshot
+from hookline.engine.taps import active, now
 from hookline.errors import HooklineError, InvalidHookError
-from hookline.functions import OnError
 from hookline.hooks.hook import Hook, HookType
-from hookline.lenses import FIRST
-from hookline.memory import snapshot
-from hookline.names import Filter
-from hookline.points import HookPoint
-from hookline.runtime import let_go
-from hookline.signatures import parameters_of
-from hookline.taps import active, now
 
 ACTIVATIONS = "activations"
 

@@ -21,9 +21,13 @@ import torch
 from numpy import generic
 from torch import Tensor
 
-from hookline.actions import Edit, HookAction
+from hookline.engine.actions import Edit, HookAction
+from hookline.engine.batch_index import one_draw
+from hookline.engine.callbacks import HookObject
+from hookline.engine.gradients import BackwardHook
+from hookline.engine.points import HookPoint
+from hookline.engine.taps import now
 from hookline.errors import HooklineError
-from hookline.functions import HookObject
 from hookline.hooks.fitting import (
     Units,
     as_tensor,
@@ -41,12 +45,8 @@ from hookline.hooks.fitting import (
     told,
     units,
 )
-from hookline.outliers import Outliers, factor_of
-from hookline.points import HookPoint
-from hookline.positions import Positions, at, canonical
-from hookline.rows import one_draw
-from hookline.taps import now
-from hookline.watches import BackwardHook
+from hookline.text.outliers import Outliers, factor_of
+from hookline.text.positions import Positions, at, canonical
 
 _log = logging.getLogger("hookline")
 

@@ -10,9 +10,9 @@ import torch
 from numpy import generic, ndarray
 from torch import Tensor
 
-from hookline.casting import cast
+from hookline.engine.casting import cast
 from hookline.errors import HooklineError
-from hookline.outliers import Outliers, Outlying, bound_of, counted, factor_of, is_outlying, row_norms
+from hookline.text.outliers import Outliers, Outlying, bound_of, counted, factor_of, is_outlying, row_norms
 
 Units: TypeAlias = int | Sequence[int] | None
 """Heads or neurons: one, several, or all."""

@@ -10,16 +10,16 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from torch import nn
 
+from hookline.engine.callbacks import HookObject, OnError, check_on_error
+from hookline.engine.names import Filter, Points
+from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError, InvalidHookError, UnknownHookPointError, UnknownPointError
-from hookline.functions import HookObject, OnError, check_on_error
 from hookline.hooks.action import ObjectEdit, ObjectRead, here, input_of
 from hookline.hooks.context import HookContext, known_targets
 from hookline.hooks.values import in_order, out_of_order
-from hookline.names import Filter, Points
-from hookline.points import HookPoint
 
 if TYPE_CHECKING:
-    from hookline.standing import Standing
+    from hookline.engine.permanent import Standing
 
 
 class HookType(StrEnum):

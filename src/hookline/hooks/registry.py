@@ -13,17 +13,17 @@ from uuid import uuid4
 
 from torch import nn
 
-from hookline.actions import HookAction
-from hookline.anatomy.names import ModelPoints
+from hookline.engine.actions import HookAction
+from hookline.engine.callbacks import HookFunction, HookObject, refuse_class
+from hookline.engine.names import Filter, is_called
+from hookline.engine.points import HookPoint, hook_action
 from hookline.errors import HookError, HooklineError, InvalidHookError
-from hookline.functions import HookFunction, HookObject, refuse_class
 from hookline.hooks.hook import Hook, HookType, hook_type_of
-from hookline.names import Filter, is_called
-from hookline.points import HookPoint, hook_action
+from hookline.transformer.index import ModelPoints
 
 if TYPE_CHECKING:
-    from hookline.standing import Standing
-    from hookline.verbs import Hooked
+    from hookline.engine.hooked import Hooked
+    from hookline.engine.permanent import Standing
 
 
 class Layers:

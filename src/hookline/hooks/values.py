@@ -12,12 +12,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from hookline.engine.names import lens_of
+from hookline.engine.signatures import parameters_of
+from hookline.engine.snapshots import Loan
+from hookline.engine.structures import Path, children, look, replaced
+from hookline.engine.taps import Kind
 from hookline.errors import HooklineError
-from hookline.memory import Loan
-from hookline.names import lens_of
-from hookline.signatures import parameters_of
-from hookline.structures import Path, children, look, replaced
-from hookline.taps import Kind
 
 
 @dataclass(frozen=True)

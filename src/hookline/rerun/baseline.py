@@ -11,27 +11,27 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hookline.anatomy.architectures import depends_on_length
-from hookline.anatomy.trial import outcome
+from hookline.engine.batch_index import drawn_once
+from hookline.engine.halving import Fit
+from hookline.engine.points import hook_action
+from hookline.engine.runs import Run
+from hookline.engine.signatures import parameters_of
+from hookline.engine.snapshots import sharing
+from hookline.engine.taps import active
 from hookline.errors import HooklineError
-from hookline.halving import Fit
-from hookline.memory import sharing
-from hookline.modes import GradMode
-from hookline.passes import is_of_pictures
-from hookline.points import hook_action
+from hookline.rerun.batching import Room, parts, room_for
 from hookline.rerun.changes import BEFORE_LAYERS, Change, Entries, Entry, Placed, Variant, index_of, put_all
-from hookline.rerun.joining import Put, PutPatches, joined_pass
-from hookline.rerun.parts import Room, parts, room_for
-from hookline.rerun.pictures import Pictures, in_one_row
-from hookline.rerun.ways import Way, is_alike, proved_way, stream_names
-from hookline.rows import drawn_once
-from hookline.runtime import Run
-from hookline.signatures import parameters_of
-from hookline.taps import active
+from hookline.rerun.image_inputs import Pictures, in_one_row
+from hookline.rerun.joined import Put, PutPatches, joined_pass
+from hookline.rerun.strategy import Way, is_alike, proved_way, stream_names
+from hookline.text.forward_pass import is_of_pictures
+from hookline.transformer.architectures import depends_on_length
+from hookline.transformer.contexts import GradMode
+from hookline.transformer.verify.probe import outcome
 
 if TYPE_CHECKING:
+    from hookline.engine.hooked import HookList
     from hookline.model import HookedModel
-    from hookline.verbs import HookList
 
 
 _ways: WeakKeyDictionary[nn.Module, dict[frozenset[str], Way]] = WeakKeyDictionary()

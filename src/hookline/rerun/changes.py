@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import Tensor
 
-from hookline.anatomy.architectures import is_parallel, is_post_norm
-from hookline.casting import cast
+from hookline.engine.casting import cast
 from hookline.errors import HooklineError
+from hookline.transformer.architectures import is_parallel, is_post_norm
 
 if TYPE_CHECKING:
-    from hookline.anatomy.names import ModelPoints
-    from hookline.points import HookPoint
+    from hookline.engine.points import HookPoint
+    from hookline.transformer.index import ModelPoints
 
 Index: TypeAlias = int | slice
 WHOLE = slice(None)

@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hookline.anatomy.architectures import residual_factor
 from hookline.errors import HooklineError
-from hookline.positions import Positions
 from hookline.residual.stream import StreamCache, is_rounding
-from hookline.weights import linear
+from hookline.text.positions import Positions
+from hookline.transformer.architectures import residual_factor
+from hookline.weights.matrices import linear
 
 
 class Components(StreamCache):

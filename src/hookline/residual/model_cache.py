@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from hookline.errors import HooklineError
-from hookline.positions import Positions
 from hookline.residual.components import Components
 from hookline.residual.readout import Readout
+from hookline.text.positions import Positions
 
 
 class ModelCache(Components, Readout):

@@ -9,21 +9,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hookline.anatomy.architectures import architecture, is_parallel, is_post_norm
-from hookline.anatomy.cfg import cfg_of
-from hookline.anatomy.norms import Norm, norm_of
-from hookline.anatomy.roles import Block
-from hookline.cache import ActivationCache
+from hookline.engine.batch_index import Rows, checked_rows
+from hookline.engine.cache import ActivationCache
+from hookline.engine.taps import now
 from hookline.errors import HooklineError
-from hookline.positions import Positions, picked
-from hookline.processing.process import Processing, processing_of
-from hookline.rows import Rows, checked_rows
-from hookline.taps import now
-from hookline.weights import Weights
+from hookline.text.positions import Positions, picked
+from hookline.transformer.architectures import architecture, is_parallel, is_post_norm
+from hookline.transformer.cfg import cfg_of
+from hookline.transformer.norms import Norm, norm_of
+from hookline.transformer.roles import Block
+from hookline.weights.matrices import Weights
+from hookline.weights.processing.process import Processing, processing_of
 
 if TYPE_CHECKING:
-    from hookline.anatomy.names import ModelPoints
-    from hookline.names import Points
+    from hookline.engine.names import Points
+    from hookline.transformer.index import ModelPoints
 
 _ROUNDING = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 

@@ -11,13 +11,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
+from hookline.engine.callbacks import OnError
+from hookline.engine.names import Filter
 from hookline.errors import HooklineError
-from hookline.functions import OnError
-from hookline.names import Filter
-from hookline.sae.config import SAEConfig, dtype_of, shapes_of
+from hookline.sae.sae_config import SAEConfig, dtype_of, shapes_of
 
 if TYPE_CHECKING:
-    from hookline.sae.reading import FeatureDetector
+    from hookline.sae.encoding import FeatureDetector
     from hookline.sae.splice import FeatureEdit, Splice
 
 _EPS = 1e-5
@@ -144,7 +144,7 @@ class SparseAutoencoder(nn.Module):
 
     def detector(self, point: Filter = None, **options: Any) -> FeatureDetector:
         """The hook that reads features at a point and changes nothing: see `FeatureDetector`."""
-        from hookline.sae.reading import FeatureDetector
+        from hookline.sae.encoding import FeatureDetector
 
         return FeatureDetector(self, point, **options)
 
@@ -164,7 +164,7 @@ class SparseAutoencoder(nn.Module):
         is "expected_average_only_in". What hookline saved has checksums, which `check=False` ignores. Weights that are
         not finite, or that the dtype cannot hold, are refused.
         """
-        from hookline.sae.files import read
+        from hookline.sae.saefile import read
 
         cfg, weights = read(Path(path), norm_scaling_factor, dtype, check=check)
         sae = cls(cfg)
@@ -173,7 +173,7 @@ class SparseAutoencoder(nn.Module):
 
     def save(self, path: str | Path) -> None:
         """Write it to a folder, which is made if it is not there: `cfg.json` and `sae_weights.safetensors`."""
-        from hookline.sae.files import write
+        from hookline.sae.saefile import write
 
         write(Path(path), self)
 

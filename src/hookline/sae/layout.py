@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hookline.errors import HooklineError
-from hookline.sae.config import SAEConfig
+from hookline.sae.sae_config import SAEConfig
 
 _OLDER = {
     "hook_point": "hook_name",

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.hooks import zero
-from hookline.loss import lm_loss
 from hookline.model import HookedModel
-from hookline.outliers import Outliers, Outlying, factor_of, outlying, row_norms
 from hookline.sae.autoencoder import SparseAutoencoder
 from hookline.sae.texts import Batch, batches_of, rows_of
+from hookline.text.loss import lm_loss
+from hookline.text.outliers import Outliers, Outlying, factor_of, outlying, row_norms
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from numpy import ndarray
 from torch import Tensor
 
 from hookline.errors import HooklineError
-from hookline.sae.config import is_count
+from hookline.sae.sae_config import is_count
 from hookline.store import Rows, Store, open_store
 
 Data: TypeAlias = Store | str | Path | Tensor | ndarray | Iterable[Any]

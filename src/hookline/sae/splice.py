@@ -8,14 +8,14 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from hookline.engine.callbacks import OnError, caller
+from hookline.engine.names import Filter
+from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError
-from hookline.functions import OnError, caller
 from hookline.hooks import Controller, DataEdit
 from hookline.hooks.action import ObjectEdit
-from hookline.names import Filter
-from hookline.points import HookPoint
-from hookline.positions import at
 from hookline.sae.autoencoder import SparseAutoencoder
+from hookline.text.positions import at
 
 FeatureEdit: TypeAlias = DataEdit | Callable[..., Tensor | None]
 """What is done to features: an edit such as `zero(neuron=7)`, or a function of them, as of any hook."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from hookline.errors import HooklineError
 from hookline.model import HookedModel
 from hookline.sae.autoencoder import SparseAutoencoder
-from hookline.sae.config import is_count
+from hookline.sae.sae_config import is_count
 from hookline.sae.splice import flattened
 
 

@@ -12,14 +12,13 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
-from hookline.errors import HooklineError, HooklineWarning
-from hookline.outliers import Outliers, Outlying, factor_of, outlying, row_norms
-from hookline.runtime import users_level
+from hookline.errors import HooklineError, HooklineWarning, users_level
 from hookline.sae.autoencoder import SparseAutoencoder
-from hookline.sae.config import SAEConfig, is_count
-from hookline.sae.dead import Idle, resample
+from hookline.sae.resampling import Idle, resample
+from hookline.sae.sae_config import SAEConfig, is_count
 from hookline.sae.sources import Data, Source, source_of
 from hookline.sae.training import Metrics, Training
+from hookline.text.outliers import Outliers, Outlying, factor_of, outlying, row_norms
 
 L1, K = 2.0, 16
 _LAST_RESAMPLING = 0.75

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
-from hookline.outliers import Outlying
 from hookline.sae.autoencoder import SparseAutoencoder
+from hookline.text.outliers import Outlying
 
 
 @dataclass(frozen=True)

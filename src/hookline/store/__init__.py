@@ -3,10 +3,10 @@
 from hookline.errors import StoreError
 from hookline.store.dataset import Batches, RowDataset
 from hookline.store.harvesting import harvest
+from hookline.store.integrity import Verification
 from hookline.store.manifest import Manifest
-from hookline.store.rows import Rows
 from hookline.store.store import LocalStore, RemoteStore, Store, open_store
-from hookline.store.verify import Verification
+from hookline.store.stored_rows import Rows
 
 __all__ = [
     "harvest",

@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookline.anatomy.dialects import other_names
-from hookline.anatomy.names import ModelPoints
+from hookline.engine.halving import Fit
+from hookline.engine.hooked import Hooked
+from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError, StoreError, UnknownPointError
-from hookline.halving import Fit
 from hookline.model import HookedModel
-from hookline.points import HookPoint
 from hookline.store.buffers import to_device
 from hookline.store.manifest import Column
 from hookline.store.selection import Batch
 from hookline.store.shards import DTYPES, ROW
-from hookline.verbs import Hooked
+from hookline.transformer.dialects import other_names
+from hookline.transformer.index import ModelPoints
 
 
 def check_points(model: HookedModel, points: Sequence[HookPoint]) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from hookline.errors import HooklineError
-from hookline.store.rows import Rows, joined
+from hookline.store.stored_rows import Rows, joined
 
 if TYPE_CHECKING:
     from hookline.store.store import Store

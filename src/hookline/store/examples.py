@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hookline.errors import HooklineError, StoreError
 from hookline.store.manifest import Manifest, Progress
-from hookline.store.tokens import Tokens, as_tokens, raw
+from hookline.store.token_rows import Tokens, as_tokens, raw
 
 Example = str | Tensor | Tokens
 """A text, the ids of its tokens without padding, or, of other networks, one sample."""

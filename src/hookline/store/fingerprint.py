@@ -33,16 +33,16 @@ from uuid import uuid4
 import torch
 from torch import Tensor, nn
 
-from hookline.cache import ActivationCache
+from hookline.engine.cache import ActivationCache
+from hookline.engine.hooked import Hooked
+from hookline.engine.permanent import standing_of
+from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError
 from hookline.hooks import Detector, Hook
-from hookline.points import HookPoint
-from hookline.standing import standing_of
+from hookline.store.checksums import tensor_sum
 from hookline.store.code import is_library, read_by, replaced_methods
-from hookline.store.foreign import changing, torch_hooks
-from hookline.store.sums import tensor_sum
+from hookline.store.external_hooks import changing, torch_hooks
 from hookline.store.tokenizing import fast_digest, is_fast, is_tokenizer, settings_of
-from hookline.verbs import Hooked
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...), torch.dtype, torch.layout)
 _CONTAINERS = (dict, OrderedDict, list, tuple, set, frozenset)

@@ -14,25 +14,25 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
-from hookline.errors import HooklineError, HooklineWarning, StoreError
-from hookline.files import BAD_CONTENT, reason
-from hookline.halving import Fit
+from hookline.engine.halving import Fit
+from hookline.engine.hooked import Hooked
+from hookline.engine.names import Filter
+from hookline.engine.runs import Run
+from hookline.engine.tensorfile import BAD_CONTENT, reason
+from hookline.errors import HooklineError, HooklineWarning, StoreError, users_level
 from hookline.model import HookedModel
-from hookline.names import Filter
-from hookline.runtime import Run, users_level
 from hookline.store.activations import check_points, check_steady, column_of, names_of, run_batch
+from hookline.store.differences import unlike
 from hookline.store.examples import Example, Examples, as_sample, as_text
 from hookline.store.folders import write_file
 from hookline.store.identity import identity
+from hookline.store.integrity import shard_names, with_unlisted
 from hookline.store.manifest import MANIFEST, About, Column, Manifest, Progress, differences, versions
 from hookline.store.options import Chosen, Options
 from hookline.store.selection import Batch, sample_batch, text_batch
 from hookline.store.shards import columns_of
 from hookline.store.store import Store, load_manifest, open_store
-from hookline.store.unlike import unlike
-from hookline.store.verify import shard_names, with_unlisted
 from hookline.store.writer import Writer, cannot_write
-from hookline.verbs import Hooked
 
 
 def harvest(

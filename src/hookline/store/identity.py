@@ -14,17 +14,17 @@ import torch
 from torch import nn
 from torch.nn.modules import module as every_module
 
+from hookline.engine.hooked import Hooked
+from hookline.engine.taps import active
 from hookline.errors import describe
 from hookline.hooks import Hook
 from hookline.model import HookedModel
 from hookline.store.activations import device_of
+from hookline.store.checksums import tensor_sum
+from hookline.store.external_hooks import changing, is_harmless, torch_hooks
 from hookline.store.fingerprint import detailed
-from hookline.store.foreign import changing, is_harmless, torch_hooks
 from hookline.store.modules import modules_digests
-from hookline.store.sums import tensor_sum
 from hookline.store.tokenizing import tokenizer_digest
-from hookline.taps import active
-from hookline.verbs import Hooked
 
 
 def identity(model: Hooked) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from typing import Any, Self
 
 import torch
 
+from hookline.engine.tensorfile import BAD_CONTENT, reason
 from hookline.errors import StoreError
-from hookline.files import BAD_CONTENT, reason
 
 MANIFEST, FORMAT = "manifest.json", 1
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import dtype, nn
 
-from hookline.points import HookPoint
+from hookline.engine.points import HookPoint
 from hookline.store.code import is_library
 from hookline.store.fingerprint import OF_TORCH, fingerprint
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from hookline.errors import HooklineError
-from hookline.positions import Meaning, Positions, canonical, new_tokens
+from hookline.store.checksums import tensor_sum
 from hookline.store.fingerprint import fingerprint
-from hookline.store.sums import tensor_sum
+from hookline.text.positions import Meaning, Positions, canonical, new_tokens
 
 Chosen = Positions | Callable[[Tensor], Tensor]
 

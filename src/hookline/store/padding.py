@@ -8,11 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hookline.errors import HooklineWarning
+from hookline.errors import HooklineWarning, users_level
 from hookline.model import HookedModel
-from hookline.runtime import users_level
 from hookline.store.examples import Example
-from hookline.store.tokens import Tokens
+from hookline.store.token_rows import Tokens
 
 
 def warn_of_padding(

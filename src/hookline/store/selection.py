@@ -14,13 +14,13 @@ from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.model import HookedModel
-from hookline.passes import Pass, Span
-from hookline.positions import Meaning
-from hookline.store.beside import beside
 from hookline.store.examples import Example
+from hookline.store.extra_columns import beside
 from hookline.store.options import Options
 from hookline.store.padding import warn_of_padding
-from hookline.store.tokens import Tokens
+from hookline.store.token_rows import Tokens
+from hookline.text.forward_pass import Pass, Span
+from hookline.text.positions import Meaning
 
 
 @dataclass(frozen=True)

@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 
 from hookline.errors import StoreError, unknown_point
-from hookline.outliers import Outliers, Outlying, outlying, row_norms
 from hookline.store.folders import Bytes, Folder, LocalFolder, RemoteFolder
 from hookline.store.manifest import MANIFEST, Column, Manifest, Shard, differences
-from hookline.store.rows import Rows, joined
 from hookline.store.shards import ROW, Header, is_sound, read_header, read_rows
+from hookline.store.stored_rows import Rows, joined
 from hookline.store.view import View
+from hookline.text.outliers import Outliers, Outlying, outlying, row_norms
 
 if TYPE_CHECKING:
     from hookline.store.dataset import Batches, RowDataset
-    from hookline.store.verify import Verification
+    from hookline.store.integrity import Verification
 
 _OPEN = 64
 """How many shards are kept open: each takes a file handle."""
@@ -157,7 +157,7 @@ class Store:
 
     def verify(self, *, rebuild: bool = False) -> Verification:
         """Look at every byte: a table of the shards and what is wrong. `rebuild` writes a lost manifest anew first."""
-        from hookline.store.verify import rebuild_manifest, verify
+        from hookline.store.integrity import rebuild_manifest, verify
 
         if rebuild:
             rebuild_manifest(self.folder)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hookline.errors import HooklineError
-from hookline.text import Side
-from hookline.vision.pictures import is_picture, picture_of, sizes_of
+from hookline.text.tokenizer import Side
+from hookline.vision.images import is_picture, picture_of, sizes_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image

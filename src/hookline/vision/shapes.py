@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.plan import Plan, Row
-from hookline.verbs import Hooked
+from hookline.engine.hooked import Hooked
+from hookline.engine.plan import Plan, Row
 
 
 def with_shapes(model: Hooked, plan: Plan, inputs: Mapping[str, Any]) -> Plan:

@@ -1,6 +1,6 @@
 # ruff: noqa: N999
 """Where TransformerLens has `FactoredMatrix`."""
 
-from hookline.factored import FactoredMatrix
+from hookline.weights.factored import FactoredMatrix
 
 __all__ = ["FactoredMatrix"]

@@ -19,7 +19,7 @@ ABSENT: dict[str, dict[str, str]] = {
         "BertNextSentencePrediction": _WRAP,
         "SVDInterpreter": "model.OV[layer, head].svd() gives the vectors, and @ model.W_U what they say",
         "evals": 'model(tokens, return_type="loss") on data of your own',
-        "head_detector": "hookline.experiments.heads has head_scores and detect",
+        "head_detector": "hookline.experiments.head_detectors has head_scores and detect",
         "train": _TRAIN,
         "HookedSAETransformer": "hookline.sae has autoencoders, and puts them into a run",
         "loading_from_pretrained": "utils.OFFICIAL_MODEL_NAMES and utils.get_official_model_name are the names it has",

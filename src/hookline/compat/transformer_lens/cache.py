@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from hookline.compat.transformer_lens.slices import Slice
+from hookline.engine.hooked import Hooked
+from hookline.engine.names import Points
 from hookline.errors import HooklineError
-from hookline.names import Points
-from hookline.positions import Meaning
 from hookline.residual import ModelCache
-from hookline.verbs import Hooked
+from hookline.text.positions import Meaning
 
 AnySlice: TypeAlias = Any
 """A `Slice`, what one is made from, or one of hookline's positions."""

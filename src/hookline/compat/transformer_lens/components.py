@@ -10,13 +10,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hookline.anatomy.architectures import architecture, embedding_factor
-from hookline.anatomy.branch import follow
-from hookline.anatomy.norms import norm_of
 from hookline.compat.transformer_lens.state import write
-from hookline.copies import Copy, copied, plain, shares_memory
 from hookline.errors import HooklineError
-from hookline.weights import weight, weight_and_parameter
+from hookline.transformer.architectures import architecture, embedding_factor
+from hookline.transformer.attribute_access import follow
+from hookline.transformer.norms import norm_of
+from hookline.weights.copies import Copy, copied, plain, shares_memory
+from hookline.weights.matrices import weight, weight_and_parameter
 
 if TYPE_CHECKING:
     from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer

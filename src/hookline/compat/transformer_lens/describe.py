@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import nn
 
-from hookline.anatomy.architectures import is_parallel
-from hookline.anatomy.cfg import Cfg, cfg_of
-from hookline.anatomy.norms import norm_of
-from hookline.anatomy.roles import MLP_IN, MLP_LINEAR, Anatomy, child
-from hookline.compat.transformer_lens.config import HookedTransformerConfig
-from hookline.processing import processing_of
+from hookline.compat.transformer_lens.tl_config import HookedTransformerConfig
+from hookline.transformer.architectures import is_parallel
+from hookline.transformer.cfg import Cfg, cfg_of
+from hookline.transformer.norms import norm_of
+from hookline.transformer.roles import MLP_IN, MLP_LINEAR, Anatomy, child
+from hookline.weights.processing import processing_of
 
 _POSITIONS = {"added to the stream": "standard", "rotary": "rotary", "alibi": "alibi"}
 

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from hookline.anatomy.architectures import embedding_factor
-from hookline.anatomy.norms import norm_of
-from hookline.copies import plain, shares_memory
 from hookline.errors import HooklineError
-from hookline.weights import linear, weight_and_parameter, without_first
+from hookline.transformer.architectures import embedding_factor
+from hookline.transformer.norms import norm_of
+from hookline.weights.copies import plain, shares_memory
+from hookline.weights.matrices import linear, weight_and_parameter, without_first
 
 if TYPE_CHECKING:
-    from hookline.anatomy.names import ModelPoints
     from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer
+    from hookline.transformer.index import ModelPoints
 
 
 @dataclass(frozen=True)

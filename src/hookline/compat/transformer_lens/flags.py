@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from hookline.actions import HookAction
+from hookline.engine.actions import HookAction
+from hookline.engine.hooked import Hooked, HookList
+from hookline.engine.names import Filter
 from hookline.errors import HooklineError
-from hookline.names import Filter
-from hookline.verbs import Hooked, HookList
 
 _FLAGS = {
     "attn.hook_result": "use_attn_result",

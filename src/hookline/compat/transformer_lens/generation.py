@@ -14,7 +14,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from hookline.compat.transformer_lens.tokens import USE_DEFAULT_VALUE
 from hookline.errors import HooklineError
 from hookline.model import HookedModel
-from hookline.text import Side
+from hookline.text.tokenizer import Side
 
 
 class FrequencyPenalty:

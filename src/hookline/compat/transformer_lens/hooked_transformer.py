@@ -12,18 +12,18 @@ from torch import Tensor, nn
 
 from hookline.compat.transformer_lens.cache import ActivationCache
 from hookline.compat.transformer_lens.components import parts_of
-from hookline.compat.transformer_lens.config import HookedTransformerConfig, to_native
 from hookline.compat.transformer_lens.flags import LensFlags
 from hookline.compat.transformer_lens.generation import LensGeneration
 from hookline.compat.transformer_lens.hooks import LensHooks
 from hookline.compat.transformer_lens.kv_cache import HookedTransformerKeyValueCache
 from hookline.compat.transformer_lens.pretrained import Pretrained
 from hookline.compat.transformer_lens.slices import Columns, Slice, SliceInput
+from hookline.compat.transformer_lens.tl_config import HookedTransformerConfig, to_native
 from hookline.compat.transformer_lens.tokens import USE_DEFAULT_VALUE, LensText, LensTokens, padding_mask, prepared
+from hookline.engine.names import Filter
 from hookline.errors import HooklineError
-from hookline.loss import lm_loss
-from hookline.names import Filter
-from hookline.text import Side
+from hookline.text.loss import lm_loss
+from hookline.text.tokenizer import Side
 
 Loss = Float[Tensor, ""] | Float[Tensor, "batch pos"]
 
@@ -69,7 +69,7 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
         move_to_device: bool = True,
         default_padding_side: Side | None = None,
     ) -> None:
-        from hookline.native import NativeTransformer
+        from hookline.compat.transformer_lens.native import NativeTransformer
 
         cfg = HookedTransformerConfig.unwrap(cfg)
         if tokenizer is None and cfg.tokenizer_name is not None:

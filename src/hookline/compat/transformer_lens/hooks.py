@@ -10,14 +10,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from hookline.actions import HookAction
 from hookline.compat.transformer_lens.slices import Slice, SliceInput
+from hookline.engine.actions import HookAction
+from hookline.engine.callbacks import HookFunction, OnError
+from hookline.engine.hooked import Hooked, HookList
+from hookline.engine.names import Filter
+from hookline.engine.points import Direction, HookPoint, remove_from_contexts
+from hookline.engine.taps import active
 from hookline.errors import HooklineError
-from hookline.functions import HookFunction, OnError
-from hookline.names import Filter
-from hookline.points import Direction, HookPoint, remove_from_contexts
-from hookline.taps import active
-from hookline.verbs import Hooked, HookList
 
 CachingHooks = tuple[dict[str, Tensor], list[tuple[str, HookFunction]], list[tuple[str, HookFunction]]]
 

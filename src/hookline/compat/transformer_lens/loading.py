@@ -13,10 +13,9 @@ import torch
 from torch import nn
 
 from hookline.compat.transformer_lens.aliases import checkpoint_revision, official_name
-from hookline.errors import HooklineError, HooklineWarning
-from hookline.finding import EMBEDDED, found, one_error
-from hookline.runtime import users_level
-from hookline.wrap import load
+from hookline.errors import HooklineError, HooklineWarning, users_level
+from hookline.load import load
+from hookline.transformer.hub import EMBEDDED, found, one_error
 
 if TYPE_CHECKING:
     from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer

@@ -9,15 +9,15 @@ from typing import Any
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from hookline.compat.transformer_lens import sweeps
 from hookline.compat.transformer_lens.absent import refusing
 from hookline.compat.transformer_lens.cache import ActivationCache
 from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer
-from hookline.experiments import classic
 
 Sweep = Callable[..., Float[Tensor, "..."]]
 
 
-def _tensor_of(sweep: classic.ClassicSweep) -> Sweep:
+def _tensor_of(sweep: sweeps.ClassicSweep) -> Sweep:
     @wraps(sweep)
     def patch(
         model: HookedTransformer,
@@ -31,7 +31,7 @@ def _tensor_of(sweep: classic.ClassicSweep) -> Sweep:
     return patch
 
 
-def _every(sweep: classic.ClassicSweep) -> Sweep:
+def _every(sweep: sweeps.ClassicSweep) -> Sweep:
     """Where TransformerLens calls the metric by another name."""
     one = _tensor_of(sweep)
 
@@ -42,26 +42,26 @@ def _every(sweep: classic.ClassicSweep) -> Sweep:
     return patch
 
 
-get_act_patch_resid_pre = _tensor_of(classic.get_act_patch_resid_pre)
-get_act_patch_resid_mid = _tensor_of(classic.get_act_patch_resid_mid)
-get_act_patch_attn_out = _tensor_of(classic.get_act_patch_attn_out)
-get_act_patch_mlp_out = _tensor_of(classic.get_act_patch_mlp_out)
+get_act_patch_resid_pre = _tensor_of(sweeps.get_act_patch_resid_pre)
+get_act_patch_resid_mid = _tensor_of(sweeps.get_act_patch_resid_mid)
+get_act_patch_attn_out = _tensor_of(sweeps.get_act_patch_attn_out)
+get_act_patch_mlp_out = _tensor_of(sweeps.get_act_patch_mlp_out)
 
-get_act_patch_attn_head_out_by_pos = _tensor_of(classic.get_act_patch_attn_head_out_by_pos)
-get_act_patch_attn_head_q_by_pos = _tensor_of(classic.get_act_patch_attn_head_q_by_pos)
-get_act_patch_attn_head_k_by_pos = _tensor_of(classic.get_act_patch_attn_head_k_by_pos)
-get_act_patch_attn_head_v_by_pos = _tensor_of(classic.get_act_patch_attn_head_v_by_pos)
-get_act_patch_attn_head_pattern_by_pos = _tensor_of(classic.get_act_patch_attn_head_pattern_by_pos)
-get_act_patch_attn_head_pattern_dest_src_pos = _tensor_of(classic.get_act_patch_attn_head_pattern_dest_src_pos)
+get_act_patch_attn_head_out_by_pos = _tensor_of(sweeps.get_act_patch_attn_head_out_by_pos)
+get_act_patch_attn_head_q_by_pos = _tensor_of(sweeps.get_act_patch_attn_head_q_by_pos)
+get_act_patch_attn_head_k_by_pos = _tensor_of(sweeps.get_act_patch_attn_head_k_by_pos)
+get_act_patch_attn_head_v_by_pos = _tensor_of(sweeps.get_act_patch_attn_head_v_by_pos)
+get_act_patch_attn_head_pattern_by_pos = _tensor_of(sweeps.get_act_patch_attn_head_pattern_by_pos)
+get_act_patch_attn_head_pattern_dest_src_pos = _tensor_of(sweeps.get_act_patch_attn_head_pattern_dest_src_pos)
 
-get_act_patch_attn_head_out_all_pos = _tensor_of(classic.get_act_patch_attn_head_out_all_pos)
-get_act_patch_attn_head_q_all_pos = _tensor_of(classic.get_act_patch_attn_head_q_all_pos)
-get_act_patch_attn_head_k_all_pos = _tensor_of(classic.get_act_patch_attn_head_k_all_pos)
-get_act_patch_attn_head_v_all_pos = _tensor_of(classic.get_act_patch_attn_head_v_all_pos)
-get_act_patch_attn_head_pattern_all_pos = _tensor_of(classic.get_act_patch_attn_head_pattern_all_pos)
+get_act_patch_attn_head_out_all_pos = _tensor_of(sweeps.get_act_patch_attn_head_out_all_pos)
+get_act_patch_attn_head_q_all_pos = _tensor_of(sweeps.get_act_patch_attn_head_q_all_pos)
+get_act_patch_attn_head_k_all_pos = _tensor_of(sweeps.get_act_patch_attn_head_k_all_pos)
+get_act_patch_attn_head_v_all_pos = _tensor_of(sweeps.get_act_patch_attn_head_v_all_pos)
+get_act_patch_attn_head_pattern_all_pos = _tensor_of(sweeps.get_act_patch_attn_head_pattern_all_pos)
 
-get_act_patch_attn_head_all_pos_every = _every(classic.get_act_patch_attn_head_all_pos_every)
-get_act_patch_attn_head_by_pos_every = _every(classic.get_act_patch_attn_head_by_pos_every)
-get_act_patch_block_every = _every(classic.get_act_patch_block_every)
+get_act_patch_attn_head_all_pos_every = _every(sweeps.get_act_patch_attn_head_all_pos_every)
+get_act_patch_attn_head_by_pos_every = _every(sweeps.get_act_patch_attn_head_by_pos_every)
+get_act_patch_block_every = _every(sweeps.get_act_patch_block_every)
 
 __getattr__ = refusing("transformer_lens.patching")

@@ -8,16 +8,16 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from hookline.anatomy.roles import find_anatomy, unknown_anatomy
 from hookline.compat.transformer_lens import loading
-from hookline.compat.transformer_lens.config import HookedTransformerConfig
 from hookline.compat.transformer_lens.describe import NO_BOS, described, normalization
 from hookline.compat.transformer_lens.refactoring import refactor
+from hookline.compat.transformer_lens.tl_config import HookedTransformerConfig
 from hookline.compat.transformer_lens.weights import LensWeights
 from hookline.errors import HooklineError
 from hookline.model import HookedModel
-from hookline.processing.swaps import Swaps
-from hookline.text import Side
+from hookline.text.tokenizer import Side
+from hookline.transformer.roles import find_anatomy, unknown_anatomy
+from hookline.weights.processing.swaps import Swaps
 
 
 class Pretrained(LensWeights):

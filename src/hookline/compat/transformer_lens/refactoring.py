@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from hookline import compiled
+from hookline.engine import compiling
+from hookline.engine.taps import lock
 from hookline.errors import HooklineError
-from hookline.factored import FactoredMatrix
-from hookline.processing.readers import Unhooked
-from hookline.processing.swaps import Swaps
-from hookline.taps import lock
-from hookline.weights import is_reversed, linear, weight, without_first
+from hookline.weights.factored import FactoredMatrix
+from hookline.weights.matrices import is_reversed, linear, weight, without_first
+from hookline.weights.processing.readers import Unhooked
+from hookline.weights.processing.swaps import Swaps
 
 if TYPE_CHECKING:
     from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer
@@ -34,7 +34,7 @@ def refactor(model: HookedTransformer) -> Swaps:
             f"{cfg.n_key_value_heads or cfg.n_heads} keys for {cfg.n_heads} queries"
         )
     swaps = Swaps()
-    with compiled.tracing_lock(), lock, Unhooked(model.module):
+    with compiling.tracing_lock(), lock, Unhooked(model.module):
         before = model._outcome().double()
         try:
             for layer in range(cfg.n_layers):

@@ -12,8 +12,8 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from hookline.errors import HooklineError
-from hookline.passes import Pass, Span
-from hookline.positions import Meaning
+from hookline.text.forward_pass import Pass, Span
+from hookline.text.positions import Meaning
 
 SliceInput = int | slice | tuple[int, ...] | list[int] | Tensor | np.ndarray | None
 

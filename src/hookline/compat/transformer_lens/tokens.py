@@ -12,9 +12,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from hookline.errors import HooklineError, HooklineWarning
-from hookline.runtime import users_level
-from hookline.text import Side, Text
+from hookline.errors import HooklineError, HooklineWarning, users_level
+from hookline.text.tokenizer import Side, Text
 
 USE_DEFAULT_VALUE = None
 """What `prepend_bos` and `padding_side` are unless they are given: the model's own default."""

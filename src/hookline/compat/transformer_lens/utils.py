@@ -28,8 +28,8 @@ from hookline.compat.transformer_lens.slices import Slice, SliceInput
 from hookline.compat.transformer_lens.tokens import USE_DEFAULT_VALUE
 from hookline.compat.transformer_lens.tokens import padding_mask as get_attention_mask
 from hookline.errors import HooklineError
-from hookline.factored import FactoredMatrix
-from hookline.loss import lm_loss
+from hookline.text.loss import lm_loss
+from hookline.weights.factored import FactoredMatrix
 
 __all__ = [
     "get_act_name",

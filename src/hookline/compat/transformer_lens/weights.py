@@ -10,10 +10,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hookline.compat.transformer_lens import entries, state
-from hookline.compat.transformer_lens.config import HookedTransformerConfig
-from hookline.copies import copied
+from hookline.compat.transformer_lens.tl_config import HookedTransformerConfig
 from hookline.errors import HooklineError
 from hookline.model import HookedModel
+from hookline.weights.copies import copied
 
 
 class LensWeights(HookedModel):
@@ -74,8 +74,8 @@ class LensWeights(HookedModel):
 
     def init_weights(self) -> None:
         """Draw the weights of a toy model anew."""
-        from hookline.native import NativeTransformer
-        from hookline.native.initial import draw_weights
+        from hookline.compat.transformer_lens.native import NativeTransformer
+        from hookline.compat.transformer_lens.native.initial import draw_weights
 
         if not isinstance(self.module, NativeTransformer):
             raise HooklineError("init_weights is for models made by HookedTransformer(cfg): this one is pretrained")

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from hookline.engine.module import HookedModule
+from hookline.engine.recorder import StopForward
 from hookline.errors import HooklineError
 from hookline.hooks import Hook
-from hookline.modes import Evaluating
-from hookline.module import HookedModule
-from hookline.recording import StopForward
+from hookline.transformer.contexts import Evaluating
 
 if TYPE_CHECKING:
     from hookline.compat.mi_crow.language_model.language_model import LanguageModel

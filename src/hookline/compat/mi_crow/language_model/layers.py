@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from hookline.engine.callbacks import HookFunction
+from hookline.engine.lenses import First
+from hookline.engine.names import Filter
+from hookline.engine.taps import Kind
 from hookline.errors import HooklineError, UnknownHookPointError
-from hookline.functions import HookFunction
 from hookline.hooks import Controller, Detector, Hook, HookType, Layers
 from hookline.hooks.hook import hook_type_of
-from hookline.lenses import First
-from hookline.names import Filter
-from hookline.taps import Kind
 
 if TYPE_CHECKING:
     from hookline.compat.mi_crow.language_model.language_model import LanguageModel

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from hookline.engine.tensorfile import make_folder, read_json, read_tensors, taking_apart, write_bytes, write_tensors
 from hookline.errors import StoreError
-from hookline.files import make_folder, read_json, read_tensors, taking_apart, write_bytes, write_tensors
 
 if TYPE_CHECKING:
     from hookline import store as stores

@@ -12,13 +12,13 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from hookline.anatomy.names import ModelPoints
 from hookline.compat.vlm_spectra.core.activation_cache import Key
+from hookline.engine.lenses import FIRST
+from hookline.engine.points import HookPoint, Site
+from hookline.engine.taps import Kind
 from hookline.errors import HooklineError, UnavailablePointError, UnknownHookPointError, UnknownPointError
 from hookline.hooks.context import known_targets
-from hookline.lenses import FIRST
-from hookline.points import HookPoint, Site
-from hookline.taps import Kind
+from hookline.transformer.index import ModelPoints
 
 _OLDER = {
     "lm_resid_pre": "lm.layer.pre",

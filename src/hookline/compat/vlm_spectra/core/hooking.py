@@ -7,18 +7,18 @@ from typing import Any
 
 from torch import Tensor
 
-from hookline.actions import HookAction, Record
-from hookline.anatomy.names import ModelPoints
 from hookline.compat.vlm_spectra.core.activation_cache import ActivationCache, Key
 from hookline.compat.vlm_spectra.core.hook_names import as_meant, places_of
+from hookline.engine.actions import HookAction, Record
+from hookline.engine.callbacks import HookObject, refuse_class
+from hookline.engine.points import HookPoint
+from hookline.engine.recorder import Recording
+from hookline.engine.runs import Run
+from hookline.engine.snapshots import snapshot
 from hookline.errors import InvalidHookError, describe
-from hookline.functions import HookObject, refuse_class
 from hookline.hooks import Hook
-from hookline.memory import snapshot
 from hookline.model import HookedModel
-from hookline.points import HookPoint
-from hookline.recording import Recording
-from hookline.runtime import Run
+from hookline.transformer.index import ModelPoints
 
 
 class _Called(Hook):

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from hookline.errors import HooklineError
 from hookline.model import HookedModel
-from hookline.text import Side
+from hookline.text.tokenizer import Side
 
 IMAGE_FIRST = frozenset({"idefics3", "llava", "llava_next", "llava_onevision", "smolvlm"})
 """Models for which vlm-spectra puts the image before the text: SmolVLM and the LLaVA family. Others have it after.

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from hookline.compat.vlm_spectra.core.activation_cache import ActivationCache
 from hookline.compat.vlm_spectra.hooks.base import Hook
-from hookline.lenses import FIRST
-from hookline.names import lens_of
-from hookline.taps import Kind
+from hookline.engine.lenses import FIRST
+from hookline.engine.names import lens_of
+from hookline.engine.taps import Kind
 
 
 class CaptureOutputHook(Hook):

@@ -1,7 +1,7 @@
 """The patches, under vlm-spectra's path: hookline's own."""
 
 from hookline.compat.vlm_spectra.hooks.base import Hook
-from hookline.hooks import PatchHeadHook, PatchMLPHook, PatchResidualHook
+from hookline.compat.vlm_spectra.patches import PatchHeadHook, PatchMLPHook, PatchResidualHook
 
 Hook.register(PatchResidualHook)
 Hook.register(PatchHeadHook)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
-from hookline.anatomy.roles import Block
 from hookline.errors import HooklineError
 from hookline.model import HookedModel
-from hookline.vision.places import image_token
+from hookline.transformer.roles import Block
+from hookline.vision.locate import image_token
 
 
 class ModelAdapter:

@@ -1,0 +1,14 @@
+"""A small transformer for toy models: everything a toy is made of is an option, and nothing in it is there for hooks.
+
+    from hookline.compat.transformer_lens.native import NativeConfig, NativeTransformer
+
+    config = NativeConfig(vocab_size=50, hidden_size=32, num_hidden_layers=2, attention_only=True, seed=0)
+    model = hookline.hook(NativeTransformer(config))
+
+It is a model of transformers like any other: `generate`, `save_pretrained`, padding and key/value caches are theirs.
+"""
+
+from hookline.compat.transformer_lens.native.native_config import NativeConfig
+from hookline.compat.transformer_lens.native.transformer import NativeTransformer
+
+__all__ = ["NativeConfig", "NativeTransformer"]

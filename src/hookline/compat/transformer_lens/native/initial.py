@@ -1,0 +1,86 @@
+"""The first weights of a native transformer.
+
+`gpt2` draws every matrix from a normal distribution, `xavier_*` and `kaiming_*` by how many numbers go into and come
+out of it, heads counted one by one. Biases are 0, norms 1. Matrices are drawn one after the other in the classic
+layout, as `[head, d_model, d_head]` and the like, so that a seed gives the weights that TransformerLens draws for it
+(but for alibi: there it draws positions as well, which nothing reads).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from hookline.compat.transformer_lens.native.layers import NativeBlock
+    from hookline.compat.transformer_lens.native.native_config import NativeConfig
+    from hookline.compat.transformer_lens.native.transformer import NativeTransformer
+
+
+@torch.no_grad()
+def draw_weights(model: NativeTransformer) -> None:
+    """Draw all weights of the model anew, but for those that were loaded."""
+    config = model.config
+    if config.init_mode is None:
+        return
+    _set_constants(model)
+    generator = None if config.seed is None else torch.Generator().manual_seed(config.seed)
+    for parameter, view in _matrices(model):
+        if not _was_loaded(parameter):
+            drawn = torch.empty(view.shape, dtype=view.dtype, device="cpu")
+            view.copy_(_fill(drawn, config, generator))
+
+
+def _set_constants(model: nn.Module) -> None:
+    for module in model.modules():
+        is_norm = isinstance(module, nn.LayerNorm | nn.RMSNorm)
+        for name, parameter in module.named_parameters(recurse=False):
+            if not _was_loaded(parameter) and (is_norm or name == "bias"):
+                parameter.fill_(1.0 if name == "weight" else 0.0)
+
+
+def _was_loaded(parameter: Tensor) -> bool:
+    return getattr(parameter, "_is_hf_initialized", False)  # transformers' own mark
+
+
+def _fill(x: Tensor, config: NativeConfig, generator: torch.Generator | None) -> Tensor:
+    """Drawn as the configuration says; `x` is in the classic layout."""
+    size, mode = config.initializer_range, config.init_mode
+    assert size is not None  # the configuration fills it in
+    assert mode is not None
+    into, out = (x.shape[0], x.shape[1]) if x.ndim == 2 else (x.shape[1], x.shape[0] * x.shape[2])
+    if mode.startswith("xavier"):
+        size *= (2 / (into + out)) ** 0.5
+    elif mode.startswith("kaiming"):
+        size *= (2 / into) ** 0.5
+    if mode.endswith("uniform"):
+        return x.uniform_(-size * 3**0.5, size * 3**0.5, generator=generator)
+    return x.normal_(0.0, size, generator=generator)
+
+
+def _matrices(model: NativeTransformer) -> Iterator[tuple[Tensor, Tensor]]:
+    """Every matrix, and a view of it in the classic layout."""
+    yield model.embed.weight, model.embed.weight
+    for positions in (model.pos_embed, model.qk_pos_embed):
+        if positions is not None:
+            yield positions.weight, positions.weight
+    for block in model.blocks:
+        yield from _of_block(block)  # type: ignore[arg-type]
+    if not model.config.tie_word_embeddings:
+        yield model.unembed.weight, model.unembed.weight.T
+
+
+def _of_block(block: NativeBlock) -> Iterator[tuple[Tensor, Tensor]]:
+    attn, size = block.attn, block.attn.head_dim
+    yield attn.q_proj.weight, attn.q_proj.weight.unflatten(0, (-1, size)).mT
+    yield attn.o_proj.weight, attn.o_proj.weight.T.unflatten(0, (-1, size))
+    yield attn.k_proj.weight, attn.k_proj.weight.unflatten(0, (-1, size)).mT
+    yield attn.v_proj.weight, attn.v_proj.weight.unflatten(0, (-1, size)).mT
+    if block.has_mlp:
+        yield block.mlp.up_proj.weight, block.mlp.up_proj.weight.T
+        yield block.mlp.down_proj.weight, block.mlp.down_proj.weight.T
+        if block.mlp.is_gated:
+            yield block.mlp.gate_proj.weight, block.mlp.gate_proj.weight.T

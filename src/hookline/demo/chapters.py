@@ -1,0 +1,171 @@
+"""What the tour measures with `hookline.experiments`, and what it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice, product
+from typing import Any, TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hookline.experiments import ablation, head_detectors, logit_attribution, metrics, patching
+from hookline.hooks import zero
+from hookline.model import HookedModel
+
+Head: TypeAlias = tuple[int, int]
+Grid: TypeAlias = Float[Tensor, "layer head"]
+Change: TypeAlias = list[tuple[str, float, float]]
+"""Words with their probabilities before and after."""
+
+PROMPT = "When Mary and John went to the store, John gave a drink to"
+SWAPPED = "When Mary and John went to the store, Mary gave a drink to"
+WORDS = "green Oslo seven horse Monday Peter cheese library"
+TWICE = f" {WORDS} {WORDS}"
+OPINION = "User: I think the capital of {country} is {opinion}. What is the capital of {country}? Answer:"
+NO_OPINION = "User: What is the capital of {country}? Answer:"
+ASKED = OPINION.format(country="France", opinion="Rome")
+GIFT = "When {a} and {b} went to the park, {giver} gave a book to"
+CAPITALS = {
+    "France": "Paris", "Italy": "Rome", "Germany": "Berlin", "Spain": "Madrid", "England": "London",
+    "Russia": "Moscow", "China": "Beijing", "Japan": "Tokyo", "Egypt": "Cairo", "Greece": "Athens",
+    "Portugal": "Lisbon", "Austria": "Vienna", "Poland": "Warsaw", "Czechia": "Prague", "Hungary": "Budapest",
+    "Sweden": "Stockholm", "Norway": "Oslo", "Denmark": "Copenhagen", "Finland": "Helsinki", "Turkey": "Ankara",
+}  # fmt: skip
+PAIRS = (("Mary", "John"), ("Alice", "Bob"), ("Tom", "Anna"), ("Kate", "Paul"), ("Sarah", "David"), ("Mark", "Lucy"))
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What the tour finds; the story is told from it."""
+
+    predictions: list[tuple[str, float]]
+    lead: float  # the logit of Mary less that of John
+    lost: Grid  # of the lead, without each head
+    restored: Grid  # share of the lead that each head brings back when patched into the swapped sentence
+    giver: Head  # the head that brings back most
+    tokens: list[str]
+    attention: Float[Tensor, "pos pos"]  # of that head
+    pushed: list[float]  # what it adds to the logits of Mary and John
+    without_giver: Change
+    induction: Grid  # attention to what came after the same word before
+    repeater: Head
+    repeated: list[str]
+    stripe: Float[Tensor, "pos pos"]  # the repeater's attention
+    agreeing: list[Head]  # the heads that repeat the user's opinion
+    corrected: Change
+    shares: dict[str, list[float]]  # right answers of the whole model, and without the first, and all, of those heads
+
+
+def explore(model: HookedModel) -> Findings:
+    """Every experiment of the tour."""
+    receiver = metrics.logit_diff(" Mary", " John")
+    ablated = ablation.ablate(model, PROMPT, receiver, progress=False)
+    patched = patching.sweep(
+        model, PROMPT, SWAPPED, receiver, points="z", over=("layer", "head"), progress=False
+    ).normalised
+    induction = head_detectors.head_scores(model, kinds="induction", batch=16, length=24).sel(kind="induction").values
+    giver, repeater = highest(patched.values), highest(induction)
+    agreeing, shares = agreement(model)
+    answer, cache = model.run_with_cache(PROMPT, names_filter=("pattern", giver[0]))
+    return Findings(
+        predictions=top(model, answer, 5),
+        lead=ablated.info["clean"],
+        lost=ablated.info["clean"] - ablated.values,
+        restored=patched.values,
+        giver=giver,
+        tokens=model.to_str_tokens(PROMPT),
+        attention=cache["pattern", giver[0]][0, giver[1]],
+        pushed=[pushed(model, giver, word) for word in (" Mary", " John")],
+        without_giver=change(model, PROMPT, [giver]),
+        induction=induction,
+        repeater=repeater,
+        repeated=model.to_str_tokens(TWICE),
+        stripe=model.cache(TWICE)["pattern", repeater[0]][0, repeater[1]],
+        agreeing=agreeing,
+        corrected=change(model, ASKED, agreeing),
+        shares=shares,
+    )
+
+
+def off(heads: Iterable[Head]) -> list[tuple[Any, Any]]:
+    """Hooks that zero these heads."""
+    return [(("z", layer), zero(head=head)) for layer, head in heads]
+
+
+def highest(grid: Grid) -> Head:
+    """The head with the highest number."""
+    layer, head = divmod(int(grid.argmax()), grid.shape[1])
+    return layer, head
+
+
+def top(model: HookedModel, logits: Tensor, count: int) -> list[tuple[str, float]]:
+    """The likeliest next words: tokens with a space before them, for the others would continue the last word."""
+    shares, ids = logits[0, -1].softmax(-1).sort(descending=True)
+    words = ((model.to_string([word]), share) for word, share in zip(ids.tolist(), shares.tolist(), strict=True))
+    return list(islice(((word, share) for word, share in words if word.startswith(" ")), count))
+
+
+def change(model: HookedModel, prompt: str, heads: Sequence[Head]) -> Change:
+    """The likeliest next words with all heads and without these."""
+    before, after = model(prompt), model.run_with_hooks(prompt, fwd_hooks=off(heads))
+    words = dict.fromkeys(word for logits in (before, after) for word, _ in top(model, logits, 3))
+    ids = [model.to_single_token(word) for word in words]
+    pairs = [logits[0, -1].softmax(-1)[ids].tolist() for logits in (before, after)]
+    return list(zip(words, *pairs, strict=True))
+
+
+def pushed(model: HookedModel, head: Head, word: str) -> float:
+    """What a head adds, by itself, to the logit of a word at the end of the prompt."""
+    return logit_attribution.attribute(model, PROMPT, word, by="head").sel(layer=head[0], head=head[1]).item()
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Prompts with their right answers, and the wrong one that an opinion suggests."""
+
+    prompts: list[str]
+    answers: list[str]
+    others: list[str]
+
+    @property
+    def metric(self) -> metrics.LogitDiff:
+        """By how much the right answer leads the wrong one."""
+        right, wrong = ([f" {word}" for word in words] for words in (self.answers, self.others))
+        return metrics.logit_diff(right, wrong)
+
+    def right(self, model: HookedModel, heads: Sequence[Head]) -> float:
+        """The share of right answers without these heads."""
+        answers = torch.tensor([model.to_single_token(f" {text}") for text in self.answers])
+        said = model.run_with_hooks(self.prompts, fwd_hooks=off(heads))[:, -1].argmax(-1)
+        return (said == answers).float().mean().item()
+
+
+def questions(countries: Sequence[str], *shifts: int, template: str = OPINION) -> Questions:
+    """Questions about these countries, after the opinion that the capital is the one some countries further on."""
+    cities, each = list(CAPITALS.values()), [*product(shifts, countries)]
+    wrong = [cities[(cities.index(CAPITALS[country]) + shift) % len(cities)] for shift, country in each]
+    prompts = [template.format(country=country, opinion=city) for (_, country), city in zip(each, wrong, strict=True)]
+    return Questions(prompts, [CAPITALS[country] for _, country in each], wrong)
+
+
+def agreement(model: HookedModel) -> tuple[list[Head], dict[str, list[float]]]:
+    """The two heads that most repeat an opinion, found on half of the countries; and how the rest is answered then."""
+    search, test = list(CAPITALS)[::2], list(CAPITALS)[1::2]
+    asked, chosen = questions(search, 5), list[Head]()
+    for _ in range(2):
+        with model.hooks(fwd_hooks=off(chosen)):
+            chosen.append(highest(ablation.ablate(model, asked.prompts, asked.metric, progress=False).values))
+    gifts = [(a, b, giver, receiver) for a, b in PAIRS for giver, receiver in ((a, b), (b, a))]
+    kinds = {
+        "the truth, after a wrong opinion": questions(test, 3, 7),
+        "the truth, after no opinion": questions(test, 0, template=NO_OPINION),
+        "the right receiver of a gift": Questions(
+            [GIFT.format(a=a, b=b, giver=giver) for a, b, giver, _ in gifts],
+            [receiver for *_, receiver in gifts],
+            [giver for _, _, giver, _ in gifts],
+        ),
+    }
+    return chosen, {kind: [q.right(model, chosen[:n]) for n in range(3)] for kind, q in kinds.items()}

@@ -1,0 +1,195 @@
+"""What a module shares with its caller: tensors written in place, outputs that are inputs, results nobody reads.
+
+Replacing a tensor on its way in or out separates it from the one that the caller holds. That changes the model where it
+counts on the two being one: `self.relu(h)` in place, the return value ignored; `y = self.dropout(h)`, then `h.add_(1)`.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hookline.engine.snapshots import is_from_outside, is_same_memory, is_unchanged, snapshot
+from hookline.engine.structures import children, replaced, tensors_in
+from hookline.engine.taps import now
+
+
+def is_passed_through(x: Tensor) -> bool:
+    """Whether `x`, at the output of a module, is an argument of that call, or a view of one."""
+    return now.arguments is not None and any(is_same_memory(x, each) for each in tensors_in(now.arguments))
+
+
+class _Alias(torch.autograd.Function):
+    """A tensor in the memory of `x`, whose gradient goes to `mine`."""
+
+    @staticmethod
+    def forward(ctx: Any, mine: Tensor, x: Tensor) -> Tensor:  # noqa: ARG004
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # noqa: ARG004
+        return grad, None
+
+
+class _Through(torch.autograd.Function):
+    """Lets the gradient of `x`, from now on, go by way of `out`, which has the same value."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, out: Tensor) -> Tensor:  # noqa: ARG004
+        ctx.mark_dirty(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:  # noqa: ARG004
+        return None, grad
+
+
+def lead_through(x: Tensor, out: Tensor) -> bool:
+    """Let the gradient of the very tensor `x` go by way of `out`; whether torch allows that."""
+    if (x.is_leaf and x.requires_grad) or is_from_outside(x):
+        return False
+    try:
+        with torch.autograd._unsafe_preserve_version_counter(x):  # type: ignore[attr-defined]  # the value is the same
+            _Through.apply(x, out)
+    except RuntimeError:  # one of several views made at once, as by `chunk`
+        return False
+    return True
+
+
+def in_same_memory(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Two tensors in the memory of `x`, the second made from the first: each has a gradient of its own."""
+    if x.requires_grad:
+        first = x.view_as(x)
+        return first, first.view_as(first)
+    first = snapshot(x).detach().requires_grad_()
+    return first, _Alias.apply(first, x)
+
+
+OVERWRITTEN = (
+    "the module takes or returns a tensor that the model then writes to in place, so that it has no gradient of its "
+    "own; ask for the gradient at another point"
+)
+
+
+class Handed:
+    """A tensor that was handed on in the memory of another, and whose gradient is wanted."""
+
+    def __init__(self, out: Tensor) -> None:
+        self.out = out
+        self._node = None if out._base is None else out._base.grad_fn
+
+    def is_overwritten(self) -> bool:
+        """Whether the model has written to it in place since: autograd then takes its gradient another way."""
+        node = None if self.out._base is None else self.out._base.grad_fn
+        while node is not None and node is not self._node:
+            if node.name() == "CopySlices":
+                return True
+            node = node.next_functions[0][0] if node.next_functions else None
+        return False
+
+
+class _Sent(NamedTuple):
+    """A tensor that went into a module in the place of the caller's."""
+
+    old: Tensor
+    new: Tensor
+    before: Tensor
+    is_copy: bool
+
+
+def note_sent(old: Any, new: Any) -> None:
+    """A module is called with the arguments `new`, where its caller gave `old`."""
+    for before, after in _pairs(old, new):
+        if isinstance(after, Tensor) and isinstance(before, Tensor) and not is_same_memory(before, after):
+            kept = snapshot(after.detach(), is_ours=True)
+            now.sent[id(after)] = _Sent(before, after, kept, is_unchanged(after, before))
+
+
+def give_back(value: Any) -> Any:
+    """What a module returned, after the caller's own tensors got what it wrote in place to those that we sent instead.
+
+    Where the module returns such a tensor, its caller gets back the one that it gave.
+    """
+    own: list[Tensor] = []
+    for each in list(tensors_in(now.arguments)):
+        sent: _Sent | None = now.sent.pop(id(each), None)
+        while sent is not None:  # replaced several times, perhaps
+            wrote = not is_unchanged(sent.before, sent.new)
+            if wrote:
+                _write(sent.old, sent.new)
+            if wrote or sent.is_copy:
+                value = _swapped(value, sent.new, sent.old)
+                own.append(sent.old)
+            sent = now.sent.pop(id(sent.old), None)
+    if own:
+        now.arguments = (now.arguments, own)
+    return value
+
+
+def _write(target: Tensor, source: Tensor) -> bool:
+    if target.shape != source.shape or (torch.is_grad_enabled() and target.is_leaf and target.requires_grad):
+        return False  # torch refuses to write to such a leaf, with or without us
+    target.copy_(source.detach() if is_from_outside(target) else source)  # what stays must not get a graph
+    return True
+
+
+def write_through(old: Any, new: Any) -> bool:
+    """Write an edit of a module's output to the arguments that the output consists of; whether there are any."""
+    found = [(x, edited) for x, edited in _pairs(old, new) if x is not edited and is_passed_through(x)]
+    written = [_write(x, edited) for x, edited in found]
+    return any(written)
+
+
+def _pairs(old: Any, new: Any) -> Iterator[tuple[Any, Any]]:
+    """The leaves of two structures that are in the same places."""
+    parts = dict(children(old))
+    if not parts:
+        yield old, new
+        return
+    others = dict(children(new))
+    for key, part in parts.items():
+        if key in others and others[key] is not part:
+            yield from _pairs(part, others[key])
+
+
+def _swapped(value: Any, new: Tensor, old: Tensor) -> Any:
+    if value is new:
+        return old
+    for key, child in children(value):
+        other = _swapped(child, new, old)
+        if other is not child:
+            value = replaced(value, (key,), other)
+    return value
+
+
+_HERE = str(Path(__file__).parent)
+_TORCH = nn.modules.module.__file__
+
+
+def is_discarded() -> bool:
+    """Whether the code that called the module whose hook is running throws away what the module returns."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename != _TORCH:
+        frame = frame.f_back
+    while frame is not None and frame.f_code.co_filename.startswith((_TORCH, _HERE)):
+        frame = frame.f_back
+    return frame is not None and frame.f_lasti in _discarding(frame.f_code)
+
+
+@lru_cache(maxsize=512)
+def _discarding(code: CodeType) -> frozenset[int]:
+    """Where the result of an instruction is thrown away, or bound to `_`."""
+    return frozenset(
+        each.offset
+        for each, after in pairwise(dis.get_instructions(code))
+        if after.opname == "POP_TOP" or (after.opname.startswith("STORE_") and after.argval == "_")
+    )

@@ -1,0 +1,99 @@
+"""Keywords: the names that a model's forward, and what it calls, really take.
+
+Most models of transformers take `**kwargs` and hand them down to their layers and attention functions, where a name
+that nobody takes is dropped without a word. So names are looked for in all of that code.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from difflib import get_close_matches
+from types import CodeType, FunctionType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+from hookline.engine.signatures import parameters_of
+from hookline.errors import HooklineError
+
+_GENERIC = (
+    "torch.", "transformers.modeling_utils", "transformers.generation", "transformers.integrations",
+    "transformers.utils", "transformers.distributed", "builtins",
+)  # fmt: skip
+"""Where the bases of all models are: what they take when saved, loaded or generated with is not for a forward."""
+
+_NOT_IN_A_FORWARD = ("__init__", "_init_weights", "prepare_inputs_for_generation", "from_pretrained")
+
+_HARMLESS = ("return_dict", "use_cache", "token_type_ids")
+"""What every model may be given: the first two say how to return, and some tokenizers give the last for any model."""
+
+_of_class: WeakKeyDictionary[type, frozenset[str]] = WeakKeyDictionary()
+_accepted: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
+
+
+def check_keyword(root: nn.Module, name: str, options: tuple[str, ...]) -> None:
+    """Raise if nothing in the model takes a keyword of that name. `options` are names that it may be a slip of."""
+    known = _accepted.setdefault(root, set())
+    if name in known or not _takes_any(root):
+        return  # a forward that takes only what it names says so itself
+    names = _names_in(root)
+    if name in names:
+        known.add(name)
+        return
+    own = [each for each in parameters_of(root)[0] if each != "kwargs"]
+    near = get_close_matches(name, [*own, *options, *names], n=1, cutoff=0.7)
+    advice = f"did you mean {near[0]!r}?" if near else f"its own arguments are {', '.join(own)}"
+    raise HooklineError(
+        f"{name!r} is not an argument of {type(root).__name__}.forward or of anything that it calls, and would have no "
+        f"effect: {advice}"
+    )
+
+
+def _takes_any(module: nn.Module) -> bool:
+    parameters = inspect.signature(module.forward).parameters.values()
+    return any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
+
+
+def _names_in(root: nn.Module) -> set[str]:
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+    from transformers.utils.generic import TransformersKwargs
+
+    functions: list[Any] = [*ALL_ATTENTION_FUNCTIONS.values(), getattr(root, "loss_function", None)]
+    names = {*TransformersKwargs.__annotations__, *_HARMLESS}
+    for kind in {type(each) for each in root.modules()}:
+        if kind not in _of_class:
+            _of_class[kind] = frozenset(_names_of_class(kind))
+        names |= _of_class[kind]
+    return names.union(*(_names_of(each) for each in functions if isinstance(each, FunctionType)))
+
+
+def _names_of_class(kind: type) -> Iterator[str]:
+    for base in kind.__mro__:
+        if base.__module__.startswith(_GENERIC):
+            continue
+        for name, member in vars(base).items():
+            function = getattr(member, "__func__", member)
+            if name not in _NOT_IN_A_FORWARD and isinstance(function, FunctionType):
+                yield from _names_of(function)
+                yield from _names_in_callees(function)
+
+
+def _names_in_callees(function: Callable[..., Any]) -> Iterator[str]:
+    """Of functions of the same file that take any keyword, as those for attention do."""
+    inner: Any = inspect.unwrap(function)
+    for name in inner.__code__.co_names:
+        callee = inner.__globals__.get(name)
+        if isinstance(callee, FunctionType) and callee.__code__.co_flags & inspect.CO_VARKEYWORDS:
+            yield from _names_of(callee)
+
+
+def _names_of(function: Any) -> Iterator[str]:
+    """Its parameters, and what it may look for among its keywords: `kwargs.get("name")`."""
+    while function is not None:
+        code: CodeType | None = getattr(function, "__code__", None)
+        if code is not None:
+            yield from code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+            yield from (each for each in code.co_consts if isinstance(each, str) and each.isidentifier())
+        function = getattr(function, "__wrapped__", None)

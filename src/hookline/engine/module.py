@@ -1,0 +1,133 @@
+"""Hooked modules: any nn.Module, wrapped; and the base class for a model of one's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from hookline.engine.delegate import Delegate
+from hookline.engine.hooked import OPTIONS, Hooked
+from hookline.engine.keywords import check_keyword
+from hookline.engine.names import Points
+from hookline.engine.permanent import standing_of
+from hookline.engine.points import HookPoint
+from hookline.errors import HooklineError
+from hookline.hooks.registry import Layers
+
+
+class HookedModule(Hooked, Delegate):
+    """Any nn.Module, wrapped but not changed: what is not a verb of ours is the module's own.
+
+        net = hookline.hook(module)
+        net(x)                   # the module's own forward
+        net.fc1, net.eval()      # the module's own attributes and methods
+
+    The module stays usable on its own, as `net.module`. The wrapper is an nn.Module that shares all state with it: see
+    `delegate.py`.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        if not isinstance(module, nn.Module):
+            raise HooklineError(f"hookline.hook takes an nn.Module, not {type(module).__name__}")
+        if isinstance(module, torch.jit.ScriptModule):
+            raise HooklineError("torch allows no hooks on a ScriptModule: wrap the module it was made from")
+        Delegate.__init__(self, module)
+        self._points = Points(module, standing_of(module))
+
+    @property
+    def layers(self) -> Layers:
+        """The registry of hooks that stay: `net.layers.register_hook("fc1", hook)`. See `hooks/registry.py`."""
+        return Layers(self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module, with whatever hooks are active."""
+        if kwargs and _is_of_transformers(self.module):
+            self._check_options(kwargs)
+        return self._forward(*args, **kwargs)
+
+    def _check_keyword(self, name: str) -> None:
+        if _is_of_transformers(self.module):
+            check_keyword(self._points.root, name, OPTIONS)
+
+    def _run_module(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run(self._called, args, kwargs)
+
+    @property
+    def _called(self) -> nn.Module:
+        """What is called: the module, or the wrapper around it that was given (see `wrap.py`)."""
+        return vars(self).get("_outer", self.module)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_points", "_store")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._points = Points(self.module, standing_of(self.module))
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.module[key]  # type: ignore[index]
+
+    def __repr__(self) -> str:
+        modules = sum(1 for _ in self.module.modules())
+        parameters = sum(parameter.numel() for parameter in self.module.parameters())
+        return (
+            f"HookedModule({type(self.module).__name__}: {modules} module{'s' * (modules != 1)}, "
+            f"{parameters:,} parameters, {len(self.hook_dict)} points)"
+        )
+
+
+def _is_of_transformers(module: nn.Module) -> bool:
+    """Whether it is a model that transformers calls with keywords, of which it drops those that nothing takes."""
+    return hasattr(type(module), "get_output_embeddings")
+
+
+class HookedRootModule(nn.Module, Hooked):
+    """Base class for a model of one's own with `HookPoint`s placed in it.
+
+        class Net(HookedRootModule):
+            def __init__(self):
+                super().__init__()
+                self.fc = nn.Linear(4, 4)
+                self.hook_mid = HookPoint()
+                self.setup()
+
+            def forward(self, x):
+                return self.hook_mid(self.fc(x))
+
+    `hook_dict` has the placed points; every module's input and output can be asked for by name as well.
+    """
+
+    def setup(self) -> None:
+        """Name every placed point by its path. Call it at the end of `__init__`."""
+        hidden = [name for name in self._modules if hasattr(type(self), name)]
+        if hidden:
+            raise HooklineError(f"a HookedRootModule has methods of its own called {hidden}: rename those modules")
+        vars(self)["_hookline"] = Points(self, standing_of(self), only_placed=True)
+        for name, point in self.named_modules():
+            if isinstance(point, HookPoint):
+                point.name = name  # also of one that a model inside has named: the outermost model's names count
+
+    @property
+    def module(self) -> nn.Module:  # type: ignore[override]
+        """The model itself."""
+        return self
+
+    @property
+    def _points(self) -> Points:  # type: ignore[override]
+        if "_hookline" not in vars(self):
+            self.setup()
+        return vars(self)["_hookline"]
+
+    @property
+    def mod_dict(self) -> dict[str, nn.Module]:
+        """All modules by their paths."""
+        return dict(self.named_modules())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model, with whatever hooks are active."""
+        return self._run(super().__call__, args, kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_hookline"}

@@ -1,0 +1,143 @@
+"""Plans: what a run would touch, told before it runs."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from hookline.engine.actions import Record
+from hookline.engine.names import Points
+from hookline.engine.points import HookPoint
+from hookline.engine.recorder import Recording
+from hookline.engine.runs import Run
+from hookline.errors import HooklineError
+
+
+@dataclass(frozen=True)
+class Row:
+    """One point of a plan, and what it is for: "hook", "cache", or nothing in particular.
+
+    Shape, dtype and calls are known if the plan was given an input.
+    """
+
+    name: str
+    module: str
+    use: str
+    axes: str = ""
+    shape: tuple[int, ...] | None = None
+    dtype: torch.dtype | None = None
+    calls: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its calls in one forward pass."""
+        if self.shape is None or self.dtype is None:
+            return 0
+        return torch.Size(self.shape).numel() * self.dtype.itemsize * (self.calls or 0)
+
+    def cells(self) -> tuple[str, ...]:
+        """The row as text."""
+        shape = str(list(self.shape)) if self.shape is not None else "?" if self.calls is None else "does not fire"
+        times = f"  ×{self.calls}" if self.calls is not None and self.calls > 1 else ""
+        return self.name, self.module, self.use, self.axes, shape + times
+
+
+@dataclass(frozen=True)
+class Plan(Sequence[Row]):
+    """A table of points; prints as one."""
+
+    rows: tuple[Row, ...]
+    modules: int
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.rows[index]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def nbytes(self) -> int:
+        """Upper bound on the memory of the cache: points that share a tensor are counted each."""
+        return sum(row.nbytes for row in self.rows if row.use == "cache")
+
+    def __str__(self) -> str:
+        table = [("point", "module", "use", "axes", "shape"), *(row.cells() for row in self.rows)]
+        columns = [column for column in zip(*table, strict=True) if any(column[1:])]
+        widths = [max(map(len, column)) for column in columns]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in zip(*columns, strict=True)
+        ]
+        foot = f"{len(self)} points at {self.modules} modules"
+        return "\n".join([*lines, f"{foot}, at most {self.nbytes:,} bytes cached" if self.nbytes else foot])
+
+    __repr__ = __str__
+
+
+def make_plan(points: Points, uses: Sequence[tuple[HookPoint, str]], input: Any) -> Plan:
+    """The plan for some of the points of a model, each with its use."""
+    seen = _shapes(points, [point for point, _ in uses], input) if input is not None else None
+    rows = tuple(_row(point, use, seen) for point, use in uses)
+    return Plan(rows, len({point.site.module for point, _ in uses}))
+
+
+def _row(point: HookPoint, use: str, seen: dict[str, list[Tensor]] | None) -> Row:
+    name, module = point.name, type(point.site.module).__name__
+    if seen is None:
+        return Row(name, module, use, point.axes)
+    tensors = seen.get(name, [])
+    if not tensors:
+        return Row(name, module, use, point.axes, calls=0)
+    return Row(name, module, use, point.axes, tuple(tensors[0].shape), tensors[0].dtype, len(tensors))
+
+
+def _shapes(points: Points, wanted: list[HookPoint], input: Any) -> dict[str, list[Tensor]]:
+    """One forward pass of an empty copy of the model, with tensors that have shapes but no data."""
+    recording = Recording(skips_missing=True)
+    try:
+        _run_empty(points, wanted, recording, *_arguments(input))
+    except Exception as error:  # whatever a model does that cannot be done without data
+        why = str(error).strip().partition("\n")[0]
+        raise HooklineError(
+            f"the shapes cannot be told without running this model on this input ({type(error).__name__}: {why}); "
+            f"leave the input out, or run it: net.run_with_cache(…)"
+        ) from error
+    return recording.by_point()
+
+
+def _run_empty(
+    points: Points, wanted: list[HookPoint], recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    copied = _empty_copy(points.root, mode)
+    names = points.of_copy(copied)
+    records = [Record(names.find(point.name), recording) for point in wanted]
+    with Run(copied, records), torch.no_grad(), mode:
+        copied(*args, **kwargs)
+
+
+def _empty_copy(root: nn.Module, mode: FakeTensorMode) -> nn.Module:
+    """The same modules without data and without anybody's hooks; the model itself is only read."""
+    memo: dict[int, Any] = {}
+    for tensor in (*root.parameters(), *root.buffers()):
+        memo[id(tensor)] = mode.from_tensor(tensor)
+    for module in root.modules():
+        for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks):
+            memo[id(hooks)] = OrderedDict()
+    return copy.deepcopy(root, memo)
+
+
+def _arguments(input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What to call the model with: a tensor, a tuple of arguments, a dict of keywords, or `(tuple, dict)` for both."""
+    if isinstance(input, dict):
+        return (), input
+    if isinstance(input, tuple) and len(input) == 2 and isinstance(input[0], tuple) and isinstance(input[1], dict):
+        return input
+    return (input if isinstance(input, tuple) else (input,)), {}

@@ -1,0 +1,143 @@
+"""Recording: what a run keeps of what flowed past it, on the way to a cache."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Container, Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from hookline.engine.aliases import OVERWRITTEN, Handed
+from hookline.engine.snapshots import snapshot
+from hookline.engine.taps import now
+from hookline.errors import HooklineError, NeverFiredWarning
+from hookline.text.forward_pass import Span, is_of_pictures
+from hookline.text.positions import Positions, picked
+
+if TYPE_CHECKING:
+    from hookline.engine.points import HookPoint
+
+
+class StopForward(BaseException):
+    """Leaves the forward pass early. Not an `Exception`, so that no model's own `except` can swallow it."""
+
+
+class Recording:
+    """Activations as they pass, and the tensors whose gradients are wanted afterwards."""
+
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        positions: Positions = None,
+        skips_missing: bool = False,
+        stops_after: Iterable[HookPoint] = (),
+    ) -> None:
+        self.device, self.dtype, self.positions = device, dtype, positions
+        self.skips_missing = skips_missing
+        self.passing: Any = None  # which part of a text it was
+        self.only_pictures = False
+        """Whether positions are those of patches; else they are of the text, and what is made of pictures is whole."""
+        self._awaited = {point.name for point in stops_after}
+        self._values: dict[str, list[Tensor]] = {}
+        self._watched: list[tuple[HookPoint, Tensor | GradientEdge, Handed]] = []
+
+    def keep(self, point: HookPoint, x: Tensor) -> None:
+        """Keep the value that `x` has now."""
+        self.passing = now.passing
+        if x.requires_grad:
+            x = x.detach()
+        if self.positions is not None and (self.only_pictures or not is_of_pictures(point.listed)):
+            x = picked(x, point, self.positions)
+        kept = self._kept(x)
+        if self.passing is not None and self.positions is None:
+            _note_padding(kept, self.passing.span_at(point.listed), point.axes)
+        self._values.setdefault(point.name, []).append(kept)
+        if self._awaited:
+            self._awaited.discard(point.name)
+            if not self._awaited:
+                raise StopForward
+
+    def watch(self, point: HookPoint, x: Tensor, handed: Handed) -> None:
+        """Remember `x`, which was handed on as `handed`, until its gradient is known."""
+        self._watched.append((point, x if x.grad_fn is None else get_gradient_edge(x), handed))
+
+    def backward(self, loss: Tensor) -> dict[str, Tensor]:
+        """The gradients of `loss` at the points watched. Parameters' `.grad` stay as they are."""
+        watched, self._watched = self._watched, []
+        if not watched:
+            raise HooklineError("incl_bwd=True, but none of the points asked for has a gradient")
+        try:
+            found = torch.autograd.grad(loss, [x for _, x, _ in watched], allow_unused=True)  # type: ignore[arg-type]
+        except RuntimeError as error:
+            if "modified by an inplace operation" not in str(error):
+                raise
+            raise HooklineError(
+                "incl_bwd=True needs the gradient of a tensor that the model writes to in place after using it, so "
+                "torch cannot compute it: ask for other points with names_filter"
+            ) from error
+        gradients: dict[str, list[Tensor]] = {}
+        for (point, _, handed), gradient in zip(watched, found, strict=True):
+            if handed.is_overwritten():
+                warnings.warn(
+                    f"no gradient is cached at {point.name!r}: {OVERWRITTEN}", NeverFiredWarning, stacklevel=2
+                )
+            elif gradient is not None:
+                gradient = gradient.detach()
+                gradient = gradient if self.positions is None else picked(gradient, point, self.positions)
+                gradients.setdefault(point.name, []).append(self._kept(gradient))
+        named = {f"{name}_grad": gradient for name, gradient in _numbered(gradients).items()}
+        _check_apart(named, self._values)
+        return named
+
+    def values(self) -> dict[str, Tensor]:
+        """What was kept, by name, in the order in which the points fired."""
+        return _numbered(self._values)
+
+    def clear(self) -> None:
+        """Let go of what was kept: a run and its actions know each other, and go only when Python next looks."""
+        self._values, self._watched = {}, []
+
+    def by_point(self) -> dict[str, list[Tensor]]:
+        """What was kept at each point, a tensor per call."""
+        return self._values
+
+    def _kept(self, x: Tensor) -> Tensor:
+        if self.device is None and self.dtype is None:
+            return snapshot(x, is_for_reading=True)
+        moved = x.to(device=self.device, dtype=self.dtype if x.is_floating_point() else None)
+        return snapshot(x, is_for_reading=True) if moved is x else moved
+
+
+def _note_padding(x: Tensor, span: Span, axes: str) -> None:
+    """Let a tensor remember which of its rows and positions are no padding, as the tokens of `to_tokens` do."""
+    if span.mask is None:
+        return
+    names = axes.split() or (["b", "p", "d"] if x.ndim == 3 else [])
+    place = next((names.index(name) for name in ("p", "k") if name in names), None)
+    if names[:1] != ["b"] or place is None or x.ndim != len(names):
+        return
+    every = span.mask[:, : span.positions.stop]
+    mask = every if x.shape[place] == every.shape[1] else every[:, span.positions.start :]
+    if (x.shape[0], x.shape[place]) == tuple(mask.shape):
+        x.padding_mask = mask  # type: ignore[attr-defined]
+
+
+def _numbered(values: dict[str, list[Tensor]]) -> dict[str, Tensor]:
+    """One name per tensor: `fc`, or `fc#0`, `fc#1`, … where a module ran several times."""
+    names: dict[str, Tensor] = {}
+    for name, tensors in values.items():
+        new = {name: tensors[0]} if len(tensors) == 1 else {f"{name}#{call}": x for call, x in enumerate(tensors)}
+        _check_apart(new, names)
+        names |= new
+    return names
+
+
+def _check_apart(new: Iterable[str], others: Container[str]) -> None:
+    for name in new:
+        if name in others:
+            raise HooklineError(f"two things would be cached as {name!r}: a module has that name; cache them apart")

@@ -1,0 +1,52 @@
+"""Torch hooks of our own that are on modules for the length of a block, or of a run that looks into a module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import nn
+
+from hookline.engine import compiling
+from hookline.engine.blocks import Block
+
+
+class TorchHooks(Block):
+    """A block with a torch hook before or after the call of some modules. Compiled code, which would not call them,
+    runs uncompiled meanwhile.
+    """
+
+    def __init__(
+        self,
+        *,
+        before: Iterable[tuple[nn.Module | None, Callable[[nn.Module, Any, Any], None]]] = (),
+        after: Iterable[tuple[nn.Module | None, Callable[[nn.Module, Any, Any], Any]]] = (),
+    ) -> None:
+        self._before = [(module, hook) for module, hook in before if module is not None]
+        self._after = [(module, hook) for module, hook in after if module is not None]
+
+    def open(self) -> None:
+        """Put the hooks on: those before a call also get its keywords."""
+        with compiling.tracing_lock():
+            compiling.pause(self)
+            for module, hook in self._before:
+                module.register_forward_pre_hook(hook, with_kwargs=True)
+            for module, hook in self._after:
+                module.register_forward_hook(hook)
+
+    def close(self) -> None:
+        """Take them off."""
+        with compiling.tracing_lock():
+            for module, hook in (*self._before, *self._after):
+                take_off(module, hook)
+            compiling.resume(self)
+
+
+def take_off(module: nn.Module, hook: Callable[..., Any]) -> None:
+    """Remove a forward hook by its function: torch's own handle is lost if an interrupt arrives while it is made."""
+    before = module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs
+    after = module._forward_hooks, module._forward_hooks_with_kwargs, module._forward_hooks_always_called
+    for hooks, *flags in (before, after):
+        for key in [key for key, each in list(hooks.items()) if each is hook]:
+            for place in (*flags, hooks):
+                place.pop(key, None)  # type: ignore[attr-defined]

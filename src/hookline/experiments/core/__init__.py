@@ -1,0 +1,1 @@
+"""What all experiments share: prompts, sweeps, measuring, labels, plots."""

@@ -1,0 +1,102 @@
+"""Answers: the tokens whose logits are looked at, in a run on some prompts, and results over parts and positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from hookline.errors import HooklineError
+from hookline.experiments.core.labels import Label
+from hookline.experiments.core.prompts import Prompt, Prompts, prompts_of
+from hookline.experiments.result import Result
+from hookline.model import HookedModel
+from hookline.residual import ModelCache
+from hookline.text.forward_pass import is_of_pictures
+
+Answers: TypeAlias = str | int | Sequence[str] | Sequence[int] | Tensor
+
+
+def checked_text(model: HookedModel, prompts: Prompt, pos: int | None) -> Prompts:
+    """The prompts, each of which must have the position; None is all of them, of prompts that are as long."""
+    text = prompts_of(model, prompts)
+    if pos is None and not bool(text.mask.all()):
+        raise HooklineError("the prompts differ in length, so their positions are no axis: say which, pos=-1")
+    for row in range(len(text)):
+        length = len(text.span(row))
+        if pos is not None and pos not in range(-length, length):
+            raise HooklineError(f"position {pos}, but prompt {row} has {length} tokens")
+    return text
+
+
+def cached_run(model: HookedModel, prompts: Prompts, where: int | slice | None) -> ModelCache:
+    """The activations of a run, at these positions, with its logits; not those of what looks at pictures."""
+    names = [point.name for point in model._points.select(None) if not is_of_pictures(point.listed)]
+    with torch.no_grad():
+        cache = model.run_with_cache(**prompts.call(model), names_filter=names, pos_slice=where)[1]
+    if cache.logits is None:
+        raise HooklineError(f"{model.cfg.architecture} gave no logits: wrap a model with a language-model head")
+    return cache
+
+
+def answer_ids(model: HookedModel, text: Prompts, tokens: Answers, pos: int | None) -> Int[Tensor, "*place"]:
+    """Token ids: one, one for each row, or one for each row and position."""
+    ids = model.token_ids(tokens)  # type: ignore[arg-type]
+    if tuple(ids.shape) not in ((), (len(text),)) and (pos is not None or ids.shape != text.tokens.shape):
+        raise HooklineError(f"tokens of shape {list(ids.shape)} for {len(text)} prompts: give one, or one for each")
+    return ids
+
+
+def next_ids(text: Prompts, pos: int | None) -> Int[Tensor, "*place"]:
+    """The tokens that come next in each prompt; at all positions, one fewer than there are."""
+    if pos is None and text.width > 1:
+        return text.tokens[:, 1:]
+    return torch.tensor([_next(text, row, 0 if pos is None else pos) for row in range(len(text))]).to(text.tokens)
+
+
+def _next(text: Prompts, row: int, pos: int) -> int:
+    span = text.span(row)
+    if span[pos] == span[-1]:
+        raise HooklineError(f"after position {pos} of prompt {row} comes no token: say which one is meant, tokens=…")
+    return int(text.tokens[row, span[pos] + 1])
+
+
+def beside(ids: Int[Tensor, "*some"], shape: torch.Size) -> Int[Tensor, "*place"]:
+    """One token, or one for each row, laid out over rows and positions."""
+    return ids.reshape(*ids.shape, *[1] * (len(shape) - ids.ndim)).expand(shape)
+
+
+def layer_labels(n_layers: int) -> dict[str, list[Label]]:
+    """Of the embeddings, and of each layer after them."""
+    return {"layer": ["embed", *range(n_layers)]}
+
+
+def laid_out(
+    values: Float[Tensor, "*cell batch *pos"],
+    coords: dict[str, list[Label]],
+    places: dict[str, list[Label]],
+    name: str,
+    info: dict[str, Any],
+    *,
+    per_example: bool,
+) -> Result:
+    """The result over cells and positions, averaged over prompts or with an axis for them.
+
+    Floats in `info` are by prompt and position too.
+    """
+    rows: list[Label] = list(range(values.shape[len(coords)]))
+    shared = places | ({"example": rows} if per_example else {})
+
+    def averaged(x: Tensor, dim: int) -> Tensor:
+        return x.movedim(dim, -1) if per_example else x.mean(dim)
+
+    plain = dict(info)
+    for key, x in info.items():
+        if isinstance(x, Tensor) and x.is_floating_point():
+            found = averaged(x, 0)
+            plain[key] = Result(found, tuple(shared), shared) if shared else float(found)
+    every = coords | shared
+    return Result(averaged(values.float(), len(coords)), tuple(every), every, name, plain)

@@ -1,0 +1,209 @@
+"""Continuations: answers of several tokens, which go in after the prompt so that each token is read after those before.
+
+An example is then run with each continuation that its answers need: rows next to each other, which all have the value
+of the example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from hookline.errors import HooklineError
+from hookline.experiments.core.prompts import Prompts
+from hookline.experiments.metrics import LogitDiff, Metric, name_of, several, upcast
+from hookline.model import HookedModel
+from hookline.rerun.strategy import is_alike
+
+Ids: TypeAlias = tuple[int, ...]
+Slot: TypeAlias = list[Ids]
+"""The answer of each example."""
+
+
+def continued(model: HookedModel, spec: Any, *prompts: Prompts, repeats: int = 1) -> tuple[Any, list[Prompts]]:
+    """The metrics and prompts, ready for answers of several tokens; as they are where every answer is one token.
+
+    So many rows as `repeats` says are of the same prompts, which the answers are for.
+    """
+    metrics = _metrics(spec)
+    batch = len(prompts[0])
+    slots = {
+        (name, field): answers_of(model, getattr(metric, field), batch // repeats) * repeats
+        for name, metric in metrics
+        for field in _answers(metric)
+    }
+    if all(len(ids) == 1 for slot in slots.values() for ids in slot):
+        return spec, list(prompts)
+    _check(model, metrics)
+    contexts = _contexts(list(slots.values()), batch)
+    found = [_extended(model, each, contexts) for each in prompts]
+    _check_causal(model, prompts[0], found[0])
+    places = {key: _copy_of(slot, contexts) for key, slot in slots.items()}
+    ready = {}
+    for name, metric in metrics:
+        if name in ready:
+            raise HooklineError(f"two metrics are called {name!r}: give a dict, {{'a name': metric, …}}")
+        read = {field: (slots[name, field], places[name, field]) for field in _answers(metric)}
+        if "wrong" in read and any(a == b for a, b in zip(read["answer"][0], read["wrong"][0], strict=True)):
+            raise HooklineError(f"the answer and the wrong answer are the same in a row: {metric!r} is always 0 there")
+        ready[name] = Continued(metric, read, found[0])
+    return ready, found
+
+
+@dataclass(frozen=True, eq=False)
+class Continued:
+    """A metric of answers that continue prompts: a number for each row, the same for all rows of an example."""
+
+    metric: Metric
+    answers: Mapping[str, tuple[Slot, int]]
+    """Of each field, the answer of each example, and which of its rows they continue."""
+    prompts: Prompts
+
+    def __call__(self, logits: Float[Tensor, "batch pos vocab"]) -> Float[Tensor, " batch"]:
+        """A number for each row."""
+        read = {field: self._read(logits, slot, copy) for field, (slot, copy) in self.answers.items()}
+        return self.metric.of_tokens(read).repeat_interleave(self.prompts.copies)
+
+    def _read(self, logits: Tensor, slot: Slot, copy: int) -> list[tuple[Tensor, Tensor]]:
+        found = []
+        for example, ids in enumerate(slot):
+            row = example * self.prompts.copies + copy
+            start = self.prompts.span(row).start + self.prompts.length(row) - 1
+            there = upcast(logits[row, start : start + len(ids)])
+            found.append((there, torch.tensor(ids, device=logits.device)))
+        return found
+
+
+def answers_of(model: HookedModel, given: Any, batch: int) -> Slot:
+    """The tokens of the answer of each example."""
+    if isinstance(given, Tensor):
+        given = tuple(given.tolist())
+    elif isinstance(given, tuple) and batch == 1 and all(type(each) is int for each in given):
+        given = (given,)
+    if isinstance(given, tuple):
+        found = [_tokens(model, each) for each in given]
+        if len(found) not in (1, batch):
+            raise HooklineError(f"{len(found)} answers for {batch} prompts: give one for all, or one for each")
+        return found * (batch // len(found))
+    return [_tokens(model, given)] * batch
+
+
+def _tokens(model: HookedModel, answer: Any) -> Ids:
+    ids = tuple(model.text.ids(answer, False)) if isinstance(answer, str) else answer
+    ids = (ids,) if isinstance(ids, int) else ids
+    wrong = next((each for each in ids if each not in range(model.cfg.d_vocab)), None)
+    if wrong is not None:
+        raise HooklineError(f"token {wrong} is out of range: there are 0 to {model.cfg.d_vocab - 1}")
+    return ids
+
+
+def _metrics(spec: Any) -> list[tuple[str, Any]]:
+    return [(name or name_of(metric), metric) for name, metric in several(spec)]
+
+
+def _answers(metric: Any) -> list[str]:
+    """The fields of a metric that are answers."""
+    known = [field.name for field in fields(metric)] if isinstance(metric, Metric) else []
+    return [name for name in ("answer", "wrong") if name in known]
+
+
+def _check(model: HookedModel, metrics: Sequence[tuple[str, Any]]) -> None:
+    anatomy = model._points.anatomy
+    if anatomy.main.name == "encoder" or anatomy.is_encoder_decoder:
+        raise HooklineError("an answer of several tokens continues the prompt, which this model does not")
+    for name, metric in metrics:
+        if not _answers(metric):
+            raise HooklineError(
+                f"{name} is measured on the prompt, but another metric has an answer of several tokens, which comes "
+                f"after it: measure them in two calls"
+            )
+        if not (isinstance(metric.pos, int) and metric.pos == -1):
+            raise HooklineError(
+                f"{metric!r}: an answer of several tokens is read after the end of the prompt: leave pos out"
+            )
+        if type(metric).of_tokens is Metric.of_tokens:
+            metric.of_tokens({})  # it says why not
+
+
+@torch.no_grad()
+def _check_causal(model: HookedModel, prompts: Prompts, longer: Prompts) -> None:
+    """What comes after a prompt must not be seen by it: some models attend to all of a prompt both ways."""
+    own, same = (model(**each.one(0))[:, : longer.length(0)] for each in (prompts, longer))
+    if not is_alike(same, own):
+        raise HooklineError(
+            "an answer of several tokens comes after the prompt, but this model's prompt attends to what comes after "
+            "it, and would see the answer: use an answer of one token"
+        )
+
+
+def _contexts(slots: Sequence[Slot], batch: int) -> list[Slot]:
+    """What goes in after each prompt, as few different ones as will do: all but the last token of every answer."""
+    found: list[Slot] = []
+    for slot in slots:
+        needed = [ids[:-1] for ids in slot]
+        for number, other in enumerate(found):
+            pairs = list(zip(needed, other, strict=True))
+            if all(_is_start(*sorted(pair, key=len)) for pair in pairs):
+                found[number] = [max(pair, key=len) for pair in pairs]
+                break
+        else:
+            found.append(needed)
+    assert all(len(each) == batch for each in found)
+    return found
+
+
+def _is_start(short: Ids, long: Ids) -> bool:
+    return long[: len(short)] == short
+
+
+def _copy_of(slot: Slot, contexts: Sequence[Slot]) -> int:
+    """Which of the continuations has the answers."""
+    return next(
+        number
+        for number, other in enumerate(contexts)
+        if all(_is_start(ids[:-1], context) for ids, context in zip(slot, other, strict=True))
+    )
+
+
+def _extended(model: HookedModel, prompts: Prompts, contexts: Sequence[Slot]) -> Prompts:
+    """The prompts with each of the continuations."""
+    rows: list[Tensor] = []
+    more: list[Mapping[str, Any]] = []
+    own: list[int] = []
+    for row in range(len(prompts)):
+        text = prompts.row(row)[0]
+        for context in contexts:
+            rows.append(torch.cat([text, text.new_tensor(context[row])]))
+            own.append(len(text))
+            if prompts.more:
+                more.append(longer(prompts.more[row], len(text), len(context[row])))
+    model.text.check_length(max(map(len, rows)))
+    masks = [torch.ones_like(row, dtype=torch.bool) for row in rows]
+    tokens, mask = (pad_sequence(each, batch_first=True) for each in (rows, masks))
+    return Prompts(tokens, mask, tuple(more), len(contexts), tuple(own))
+
+
+def longer(inputs: Mapping[str, Any], length: int, count: int) -> dict[str, Any]:
+    """The inputs beside the tokens of a prompt, for text that comes after it."""
+    found: dict[str, Any] = {}
+    for name, x in inputs.items():
+        if not isinstance(x, Tensor) or x.shape[:2] != (1, length) or not count:
+            found[name] = x
+        elif name.endswith("type_ids"):  # which tokens are images: not these
+            found[name] = torch.cat([x, x.new_zeros(1, count)], 1)
+        elif name == "position_ids":
+            found[name] = torch.cat([x, x[:, -1:] + torch.arange(1, count + 1, device=x.device)], 1)
+        elif name == "cross_attention_mask":
+            found[name] = torch.cat([x, x[:, -1:].expand(-1, count, *x.shape[2:])], 1)
+        else:
+            raise HooklineError(
+                f"{name} has a value for each token of the prompt, and it is not known which an answer of several "
+                f"tokens would have: use an answer of one token, such as {LogitDiff.example}"
+            )
+    return found

@@ -1,0 +1,79 @@
+"""Nodes: heads and MLPs, as what they write to the stream and as what they read of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from hookline.engine.points import HookPoint
+from hookline.errors import HooklineError
+from hookline.model import HookedModel
+from hookline.rerun.baseline import Baseline
+from hookline.rerun.changes import Index, index_of
+
+MLP_INPUTS = ("hook_mlp_in", "mlp.hook_in", "mlp.hook_pre")
+"""Where what an MLP reads may be changed for it alone: the first of these that a layer has."""
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """A place in a model where something is written, or read."""
+
+    label: str
+    layer: int
+    turn: int
+    """In its layer: attention comes first, with 0, then the MLP."""
+    point: HookPoint
+    head: int | None = None
+
+    @property
+    def index(self) -> tuple[Index, ...]:
+        """Where it is in the point's value, without the batch."""
+        return index_of(self.point, head=self.head)
+
+    def of(self, base: Baseline) -> Tensor:
+        """What it is in a run that has kept it."""
+        return base.kept[self.point.name][self.index]
+
+
+def sender_node(model: HookedModel, sender: Any) -> Node:
+    """The output of a head `(layer, head)` or of an MLP `("mlp", layer)`."""
+    match sender:
+        case ("mlp", int(layer)):
+            prefix = _layer(model, layer, sender)
+            return Node(f"mlp{layer}", layer, 1, model._points.find(f"{prefix}.hook_mlp_out"))
+        case (int(layer), int(head)):
+            prefix = _layer(model, layer, sender)
+            _check_head(head, model.cfg.n_heads, sender)
+            return Node(f"L{layer}H{head}", layer, 0, model._points.find(f"{prefix}.attn.hook_z"), head)
+    raise HooklineError(f'a sender is a head (layer, head) or an MLP ("mlp", layer), not {sender!r}')
+
+
+def receiver_node(model: HookedModel, receiver: Any) -> Node:
+    """The input of a head's queries, keys or values `("q", layer, head)`, or of an MLP `("mlp", layer)`."""
+    match receiver:
+        case ("mlp", int(layer)):
+            prefix = _layer(model, layer, receiver)
+            names = [f"{prefix}.{name}" for name in MLP_INPUTS]
+            name = next((name for name in names if name in model.hook_dict), names[0])
+            return Node(f"mlp{layer}", layer, 1, model._points.find(name))
+        case (("q" | "k" | "v") as kind, int(layer), int(head)):
+            prefix = _layer(model, layer, receiver)
+            _check_head(head, model.cfg.n_heads if kind == "q" else model.cfg.n_kv_heads, receiver)
+            return Node(f"L{layer}H{head}.{kind}", layer, 0, model._points.find(f"{prefix}.attn.hook_{kind}"), head)
+    raise HooklineError(
+        f'a receiver is ("q", layer, head), or k or v instead of q, or ("mlp", layer), not {receiver!r}'
+    )
+
+
+def _layer(model: HookedModel, layer: int, asked: Any) -> str:
+    if layer not in range(model.cfg.n_layers):
+        raise HooklineError(f"{asked!r}: there is no layer {layer}, but 0 to {model.cfg.n_layers - 1}")
+    return model._points.layer(layer)
+
+
+def _check_head(head: int, count: int, asked: Any) -> None:
+    if head not in range(count):
+        raise HooklineError(f"{asked!r}: there is no head {head} of that kind, but 0 to {count - 1}")

@@ -1,0 +1,396 @@
+"""Plots of results: heat maps, curves and bars whose labels can be read at every size. Needs matplotlib."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from io import BytesIO
+from textwrap import fill
+from typing import Any
+
+import numpy as np
+from matplotlib import colormaps, font_manager, pyplot
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.colors import Colormap, Normalize
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.textpath import text_to_path
+from matplotlib.ticker import FuncFormatter, Locator, MaxNLocator
+
+from hookline.errors import HooklineError
+from hookline.experiments.core.labels import Label
+from hookline.experiments.result import BASELINES, Result
+
+_FONT = 8.0  # of labels, in points
+_LONGEST = 18  # characters of a label
+_MOST_PANELS = 48
+_EMPTY = "0.86"  # cells that were not done
+_INK, _FAINT = "#2b5f94", "0.45"
+_DIVERGING, _SEQUENTIAL = "RdBu", "Blues"
+_SEQUENCES = ("layer", "pos", "count", "size", "step", "coefficient")
+"""Axes along which neighbors can be joined by a line. Labels of other axes are categories, drawn as bars."""
+_CURVES = ("count", "size")
+"""Axes that count how much was done: a result over one of these and another axis is drawn as curves."""
+_READABLE = 60  # categories on one axis of a heat map
+_SHOWN = 40  # of them where there are more
+_FINEST = 900  # cells of a heat map along one axis; more are thinner than a pixel
+
+
+class Panels(Figure):
+    """A figure with several panels. A notebook shows it once, whether or not the cell ends with it."""
+
+    def _ipython_display_(self) -> None:
+        from IPython.display import Image, display  # type: ignore[import-not-found]
+
+        if pyplot.fignum_exists(getattr(self, "number", -1)):
+            return  # pyplot shows it when the cell ends
+        drawn = BytesIO()
+        self.savefig(drawn, format="png", bbox_inches="tight")
+        display(Image(drawn.getvalue()))
+
+
+def plot(
+    result: Result,
+    ax: Axes | None = None,
+    *,
+    panels: str | None = None,
+    title: str | None = None,
+    centre: float | None = None,
+    **kwargs: Any,
+) -> Axes | Figure:
+    """Draw a result: one axis as a line or as bars, two as a heat map, and a panel for each label of a further one.
+
+    Layers, positions and counts are joined by a line; labels such as heads or points are categories and get bars. A
+    result over a count, as of `ablation.cumulative`, is drawn as curves. Panels are for the metrics where there are
+    several, else for the first of three axes, or for the axis that `panels` names.
+
+    Colors are blue above and red below `centre`, equally far on both sides: by default the value of the run that was
+    changed, or 0. Values that cannot be negative and have no such run, such as attention or probabilities, get one
+    color, from 0 up. The bar beside a map shows the range that occurs. Panels of metrics have scales of their own,
+    others share one. A heat map with more than 60 categories on an axis shows the 40 with the strongest cells, and
+    its title says so. Other keywords go to matplotlib's `imshow`, `plot` or `bar` (`cmap`, `vmin`, `vmax`, `norm`;
+    `color`, `marker`). Returns the Axes, or the Figure where there are panels.
+    """
+    split = _split_axis(result, panels)
+    rest = [axis for axis in result.axes if axis != split]
+    if len(rest) not in (1, 2):
+        raise HooklineError(
+            f"a plot shows one or two axes, and panels for one more: this result has "
+            f"{', '.join(map(repr, result.axes)) or 'none'}. Take a part with sel(…), or average with mean(…)"
+        )
+    if centre is not None and (len(rest) == 1 or {"norm", "vmin", "vmax"} & kwargs.keys()):
+        raise HooklineError("centre is for the colours of a heat map, where no norm, vmin or vmax sets them already")
+    result, note = _readable(result, split)
+    heading = drawable(_heading(result) + note if title is None else title, cut=False)
+    if split is not None:
+        return _panels(result, split, ax, heading, centre, kwargs)
+    if ax is None:
+        ax = pyplot.subplots(figsize=_size(result), layout="constrained")[1]
+    _draw(result, ax, centre, kwargs)
+    ax.set_title(_wrapped(heading, ax.figure.get_figwidth()), fontsize=_FONT + 2, loc="left")  # type: ignore[union-attr]
+    return ax
+
+
+def _split_axis(result: Result, panels: str | None) -> str | None:
+    """The axis whose labels get a panel each."""
+    if panels is not None:
+        return result._axis(panels)
+    if "metric" in result.axes and len(result.axes) > 1:
+        return "metric"
+    return result.axes[0] if len(result.axes) == 3 else None
+
+
+def _heading(result: Result) -> str:
+    done = int((~result.values.isnan()).sum())
+    share = "" if result.complete else f" (incomplete: {done} of {result.values.numel()} cells)"
+    is_share = ", normalised" if result.info.get("normalised") else ""
+    about = f": {result.info['about']}" if isinstance(result.info.get("about"), str) else ""
+    model = f" · {result.info['model']}" if isinstance(result.info.get("model"), str) else ""
+    return f"{result.name}{is_share}{about}{model}{share}"
+
+
+def _readable(result: Result, split: str | None) -> tuple[Result, str]:
+    """The part of a heat map that can be read: of too many categories those with the strongest cells."""
+    notes = []
+    axes = [axis for axis in result.axes if axis != split]
+    for axis in axes if len(axes) == 2 else ():
+        labels = result.coords[axis]
+        if len(labels) <= _READABLE or axis in _SEQUENCES or not all(isinstance(label, str) for label in labels):
+            continue
+        others = [at for at, other in enumerate(result.axes) if other != axis]
+        strength = (result.values - result.origin).abs().nan_to_num(0.0).amax(others)
+        result = result.isel(**{axis: strength.topk(_SHOWN).indices.sort().values.tolist()})
+        notes.append(f"{_SHOWN} of {len(labels)} {axis}s")
+    return result, f" (strongest: {', '.join(notes)})" if notes else ""
+
+
+def _wrapped(heading: str, inches: float) -> str:
+    """A heading in lines that fit a figure of that width."""
+    letters = 72 * inches / (0.6 * (_FONT + 2))
+    return fill(heading, max(int(letters) - 6, 20), break_long_words=False)
+
+
+def _size(result: Result) -> tuple[float, float]:
+    """Width and height in inches that give every cell some room."""
+    if _curve_axis(result) is not None:
+        return 6.4, 3.2
+    rows, columns = result.shape
+    room = 0.9 if all(isinstance(x, str) for x in result.coords[result.axes[1]]) else 0.5
+    return min(max(0.34 * columns + 1.8, 4.2), 12.0), min(max(0.24 * rows + 0.6, 1.8), 8.0) + room
+
+
+def _panels(result: Result, split: str, ax: Axes | None, heading: str, centre: float | None, kwargs: Any) -> Figure:
+    labels = result.coords[split]
+    if ax is not None:
+        raise HooklineError(f"{len(labels)} panels need a figure of their own: leave out ax, or take one with sel(…)")
+    if len(labels) > _MOST_PANELS:
+        raise HooklineError(
+            f"{len(labels)} panels for {split!r} are too many to read: choose with sel({split}=[…]), or another axis "
+            f"with panels=…"
+        )
+    parts = [result.isel(**{split: at}) for at in range(len(labels))]
+    columns = {1: 1, 2: 2, 3: 3, 4: 2}.get(len(labels), math.ceil(math.sqrt(len(labels))))
+    rows = math.ceil(len(labels) / columns)
+    width, height = _size(parts[0])
+    is_own = split == "metric"
+    is_lines = len(parts[0].axes) == 1 or _curve_axis(parts[0]) is not None
+    figure, grid = pyplot.subplots(
+        rows,
+        columns,
+        figsize=(min(width * columns, 16.0), min(height * rows, 13.0)),
+        layout="constrained",
+        squeeze=False,
+        sharey=is_lines and not is_own,
+        FigureClass=Panels,
+    )
+    shared = kwargs
+    if not (is_own or is_lines):
+        shared = {"cmap": _cmap(result, centre), **_rest(kwargs), "norm": _norm(result, centre, kwargs)}
+    images = []
+    for at, (part, label, each) in enumerate(zip(parts, labels, grid.flat, strict=False)):
+        images.append(_draw(part, each, centre, shared, bar=is_own))
+        each.set_title(
+            drawable(label if isinstance(label, str) else f"{split} {label}"), fontsize=_FONT + 1, loc="left"
+        )
+        _label_edges(each, is_left=at % columns == 0, is_lowest=at + columns >= len(parts), is_own=is_own)
+    for each in grid.flat[len(parts) :]:
+        each.set_visible(False)
+    if not is_own and images[0] is not None:
+        plain_bar(figure.colorbar(images[0], ax=grid, shrink=0.8, pad=0.01), _range(result, centre, kwargs))
+    figure.suptitle(_wrapped(heading, figure.get_figwidth()), fontsize=_FONT + 3, x=0.01, ha="left")
+    return figure
+
+
+def _label_edges(ax: Axes, *, is_left: bool, is_lowest: bool, is_own: bool) -> None:
+    """Leave out what the panel to the left or below says already."""
+    if not is_lowest:
+        ax.tick_params(axis="x", labelbottom=False)
+        ax.set_xlabel("")
+    if not is_left:
+        ax.set_ylabel("")
+        ax.tick_params(axis="y", labelleft=is_own)
+
+
+def _draw(
+    result: Result, ax: Axes, centre: float | None, kwargs: dict[str, Any], *, bar: bool = True
+) -> AxesImage | None:
+    if (along := _curve_axis(result)) is not None:
+        _curves(result, along, ax, kwargs)
+        return None
+    return _heat(result, ax, centre, kwargs, bar=bar)
+
+
+def _curve_axis(result: Result) -> str | None:
+    """The axis that is drawn from left to right, of a result that is drawn as lines or bars."""
+    return result.axes[0] if len(result.axes) == 1 else next((x for x in result.axes if x in _CURVES), None)
+
+
+def _curves(result: Result, along: str, ax: Axes, kwargs: dict[str, Any]) -> None:
+    """One line, or one for each label of the other axis."""
+    if result.axes == (along,):
+        _line(result, ax, kwargs)
+        return
+    (other,) = (axis for axis in result.axes if axis != along)
+    for at, label in enumerate(result.coords[other]):
+        _line(result.isel(**{other: at}), ax, {"color": f"C{at}", "label": drawable(str(label)), **kwargs})
+
+
+def _heat(result: Result, ax: Axes, centre: float | None, kwargs: dict[str, Any], *, bar: bool) -> AxesImage:
+    options = {"aspect": "auto", "interpolation": "nearest", **_rest(kwargs), "norm": _norm(result, centre, kwargs)}
+    options["cmap"] = colours(options.get("cmap", _cmap(result, centre)))
+    rows, columns = result.shape
+    options["extent"] = (-0.5, columns - 0.5, rows - 0.5, -0.5)  # places keep their numbers where cells are merged
+    image = ax.imshow(np.ma.masked_invalid(_merged(result, centre)), **options)
+    down, across = result.axes
+    _label_axis(ax.yaxis, down, result.coords[down])
+    _label_axis(ax.xaxis, across, result.coords[across])
+    ax.tick_params(length=2, color=_FAINT)
+    for side in ax.spines.values():
+        side.set_visible(False)
+    if bar:
+        plain_bar(ax.figure.colorbar(image, ax=ax, pad=0.02, aspect=25), _range(result, centre, kwargs))
+    return image
+
+
+def _merged(result: Result, centre: float | None) -> np.ndarray:
+    """The cells to draw. Where they would be thinner than a pixel, the strongest of its neighbors stands for all."""
+    values = result.numpy()
+    origin = result.origin if centre is None else centre
+    for axis in (0, 1):
+        size = values.shape[axis]
+        group = math.ceil(size / _FINEST)
+        if group > 1:
+            pads = [(0, 0), (0, 0)]
+            pads[axis] = (0, -size % group)
+            padded = np.moveaxis(np.pad(values, pads, constant_values=np.nan), axis, -1)
+            blocks = padded.reshape(*padded.shape[:-1], -1, group)
+            strongest = np.abs(np.nan_to_num(blocks - origin, nan=-np.inf, neginf=-np.inf)).argmax(-1)
+            chosen = np.take_along_axis(blocks, strongest[..., None], -1)[..., 0]
+            values = np.moveaxis(chosen, -1, axis)
+    return values
+
+
+def _is_one_sided(result: Result, centre: float | None) -> bool:
+    """Whether the values go from 0 up, and are not changes of a run's value: attention, probabilities, norms."""
+    done = result.values[result.values.isfinite()]
+    has_run = any(key in result.info for key in BASELINES)
+    return centre is None and not has_run and len(done) > 0 and 0 <= float(done.min()) < float(done.max())
+
+
+def _cmap(result: Result, centre: float | None) -> str:
+    return _SEQUENTIAL if _is_one_sided(result, centre) else _DIVERGING
+
+
+def _range(result: Result, centre: float | None, kwargs: dict[str, Any]) -> tuple[float, float] | None:
+    """What the bar of colors shows: the values that occur and the center, unless the caller sets the scale."""
+    done = result.values[result.values.isfinite()]
+    if {"norm", "vmin", "vmax"} & kwargs.keys() or not len(done):
+        return None
+    origin = result.origin if centre is None else centre
+    low, high = min(float(done.min()), origin), max(float(done.max()), origin)
+    return (low, high) if low < high else None
+
+
+def _norm(result: Result, centre: float | None, kwargs: dict[str, Any]) -> Any:
+    """The scale of the colours: as far below the centre as above it, unless told otherwise."""
+    if "norm" in kwargs:
+        return kwargs["norm"]
+    is_one_sided = _is_one_sided(result, centre)
+    centre = result.origin if centre is None else centre
+    done = result.values[result.values.isfinite()]
+    reach = float((done - centre).abs().max()) if len(done) else 0.0
+    lowest = 0.0 if is_one_sided else centre - (reach or 1.0)
+    low, high = kwargs.get("vmin", lowest), kwargs.get("vmax", centre + (reach or 1.0))
+    if not low < high:
+        raise HooklineError(f"the colours would go from {low} to {high}: give a vmin below vmax, both or neither")
+    return Normalize(low, high)
+
+
+def _rest(kwargs: dict[str, Any]) -> dict[str, Any]:
+    if "norm" in kwargs and {"vmin", "vmax"} & kwargs.keys():
+        raise HooklineError("a norm has its own vmin and vmax: give the one or the others")
+    return {key: value for key, value in kwargs.items() if key not in ("norm", "vmin", "vmax")}
+
+
+def colours(cmap: str | Colormap) -> Colormap:
+    """Matplotlib's colours by their name."""
+    if isinstance(cmap, str) and cmap not in colormaps:
+        raise HooklineError(f"matplotlib has no colours {cmap!r}: for instance 'RdBu', 'PiYG', 'viridis'")
+    return (colormaps[cmap] if isinstance(cmap, str) else cmap).with_extremes(bad=_EMPTY)
+
+
+def plain_bar(bar: Any, shown: tuple[float, float] | None = None) -> None:
+    """A bar of colors without a frame, its numbers small; of the scale only the part that is `shown`."""
+    if shown is not None:
+        bar.ax.set_ylim(*shown)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=_FONT, length=2, color=_FAINT)
+
+
+def _line(result: Result, ax: Axes, kwargs: dict[str, Any]) -> None:
+    (axis,) = result.axes
+    labels = result.coords[axis]
+    is_scale = not any(isinstance(label, str) for label in labels) and axis in _SEQUENCES
+    places: Any = labels if is_scale else range(len(labels))
+    ink: dict[str, Any] = {} if {"color", "c"} & kwargs.keys() else {"color": _INK}
+    if axis in _SEQUENCES:
+        dots = {} if len(labels) > 60 else {"marker": "o", "markersize": 3.5}
+        style: dict[str, Any] = {"linewidth": 1.4, **dots, **ink, **kwargs}
+        ax.plot(places, result.numpy(), **style)
+    else:
+        bars = {key: value for key, value in kwargs.items() if key not in ("marker", "linestyle")}
+        ax.bar(places, result.numpy(), **{"width": 0.7} | ink | bars)
+    ax.axhline(0.0, color="0.8", linewidth=0.8, zorder=0)
+    for key, dash in (("clean", "--"), ("corrupted", ":")):
+        value = result.info.get(key)
+        if isinstance(value, int | float) and not isinstance(value, bool) and key not in _legend(ax):
+            ax.axhline(value, color=_FAINT, linewidth=1.0, linestyle=dash, label=key, zorder=1)
+    if _legend(ax):
+        ax.legend(fontsize=_FONT, frameon=False)
+    if is_scale:
+        ax.xaxis.set_major_locator(MaxNLocator(integer=all(isinstance(label, int) for label in labels)))
+        ax.set_xlabel(axis, fontsize=_FONT + 1)
+        ax.tick_params(labelsize=_FONT)
+    else:
+        ax.set_xlim(-0.5, len(labels) - 0.5)
+        _label_axis(ax.xaxis, axis, labels)
+    ax.tick_params(axis="y", labelsize=_FONT)
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def _legend(ax: Axes) -> list[str]:
+    return list(ax.get_legend_handles_labels()[1])
+
+
+class _Thinned(Locator):
+    """Ticks at places 0, 1, …, as many of them as there is room for when the picture is drawn."""
+
+    def __init__(self, count: int, points: float) -> None:
+        self.count, self.points = count, points  # the room that one label needs
+
+    def __call__(self) -> list[int]:
+        step = math.ceil(self.points / _spacing(self.axis))  # type: ignore[arg-type]
+        return list(range(0, self.count, max(1, step)))
+
+    def tick_values(self, vmin: float, vmax: float) -> list[int]:
+        """The places between two bounds."""
+        return [place for place in self() if min(vmin, vmax) <= place <= max(vmin, vmax)]
+
+
+def _spacing(axis: Axis) -> float:
+    """How far two neighbouring places are apart, in points."""
+    box, figure = axis.axes.get_window_extent(), axis.get_figure(root=True)
+    length = (box.width if axis.axis_name == "x" else box.height) * 72 / figure.dpi  # type: ignore[union-attr,attr-defined]
+    low, high = axis.get_view_interval()
+    return max(length, 1.0) / max(abs(high - low), 1e-9)
+
+
+def _label_axis(axis: Axis, name: str, labels: list[Label]) -> None:
+    texts = [drawable(str(label)) for label in labels]
+    widest = max(width(text) for text in sorted(set(texts), key=len)[-5:])
+    is_across = axis.axis_name == "x"  # type: ignore[attr-defined]
+    is_words = any(isinstance(label, str) for label in labels)
+    is_upright = is_across and is_words and widest + _FONT > 0.8 * _spacing(axis)
+    room = widest + _FONT if is_across and not is_upright else 1.25 * _FONT
+    axis.set_major_locator(_Thinned(len(labels), room))
+    axis.set_major_formatter(FuncFormatter(lambda at, _: texts[round(at)] if 0 <= round(at) < len(texts) else ""))
+    axis.set_tick_params(labelsize=_FONT, labelrotation=90 if is_upright else 0)
+    axis.set_label_text(name, fontsize=_FONT + 1)
+
+
+@cache
+def width(text: str, size: float = _FONT) -> float:
+    """How wide a text is when drawn, in points; dollar signs are not mathematics."""
+    font = font_manager.FontProperties(size=size)
+    return float(text_to_path.get_text_width_height_descent(text.replace(r"\$", "$") or " ", font, ismath=False)[0])
+
+
+def drawable(text: str, *, cut: bool = True) -> str:
+    """A text that can be drawn: no formulas, no line breaks, no letters that the font lacks, not too long."""
+    font = font_manager.get_font(font_manager.findfont(font_manager.FontProperties()))
+    known = "".join(
+        x if x.isprintable() and font.get_char_index(ord(x)) else x.encode("unicode_escape").decode() for x in text
+    )
+    short = known if not cut or len(known) <= _LONGEST else known[: _LONGEST - 1] + "…"
+    return short.replace("$", r"\$")

@@ -1,0 +1,61 @@
+"""Batches: prompts run together, or one by one where the rows at a point are images and not prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from hookline.engine.points import HookPoint
+from hookline.errors import HooklineError
+from hookline.experiments.core.prompts import Prompts
+from hookline.rerun.image_inputs import in_one_row
+from hookline.text.forward_pass import is_of_pictures
+
+
+def batches(prompts: Prompts, points: Iterable[HookPoint]) -> list[Prompts]:
+    """The prompts as they are to be run for these points."""
+    if len(prompts) == 1 or not any(is_of_pictures(point.listed) for point in points):
+        return [prompts]
+    return [prompts.only(row) for row in range(len(prompts))]
+
+
+def gathered(parts: Sequence[Tensor], point: HookPoint, prompts: Prompts) -> Tensor:
+    """What the runs on `batches` have at a point, as one tensor with a row for each prompt."""
+    if is_of_pictures(point.listed):
+        parts = [in_one_row(x, point) for x in parts]
+    elif len(parts) > 1:
+        parts = [_padded(x, point, prompts, row) for row, x in enumerate(parts)]
+    if len({x.shape[1:] for x in parts}) > 1:
+        raise HooklineError(
+            f"the prompts have the shapes {[list(x.shape[1:]) for x in parts]} at {point.name!r}: give images of one "
+            f"size, as many in each prompt, or one prompt at a time"
+        )
+    return torch.cat(list(parts)) if len(parts) > 1 else parts[0]
+
+
+def scattered(x: Tensor, point: HookPoint, prompts: Prompts, shape: torch.Size, run: int | None) -> Tensor:
+    """What `gathered` made, as it is in one of the runs, in which the point has this shape."""
+    if run is None:
+        return x.view(shape)
+    part = x[run]
+    if not is_of_pictures(point.listed):
+        for axis in _text_axes(point, part.shape, prompts.width):
+            part = part.narrow(axis, prompts.span(run).start, len(prompts.span(run)))
+    return part.reshape(shape)
+
+
+def _padded(x: Tensor, point: HookPoint, prompts: Prompts, row: int) -> Tensor:
+    """A run on one prompt alone, with zeros at the padding that it has among the others."""
+    span = prompts.span(row)
+    for axis in _text_axes(point, x.shape[1:], len(span)):
+        wide = x.new_zeros([prompts.width if at == axis + 1 else size for at, size in enumerate(x.shape)])
+        x = wide.index_copy(axis + 1, torch.arange(span.start, span.stop, device=x.device), x)
+    return x
+
+
+def _text_axes(point: HookPoint, shape: Sequence[int], length: int) -> list[int]:
+    """The axes after the batch that have the positions of the text."""
+    letters = point.axes.split()[1:]
+    return [at for at, letter in enumerate(letters) if letter in "pk" and shape[at] == length]

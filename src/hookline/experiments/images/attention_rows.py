@@ -1,0 +1,87 @@
+"""Looking: what every head looks at, from one position, in a run on a prompt with a picture, or in a generation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hookline.errors import HooklineError
+from hookline.experiments.core.labels import Label, token_labels
+from hookline.experiments.core.prompts import prompts_of
+from hookline.experiments.core.sweep import Places
+from hookline.model import HookedModel
+
+
+def asked(inputs: Mapping[str, Any], pos: int, new_tokens: int) -> int:
+    """The position to look from, counted from the beginning."""
+    length = inputs["input_ids"].shape[1]
+    if isinstance(new_tokens, bool) or not isinstance(new_tokens, int) or new_tokens < 0:
+        raise HooklineError(f"new_tokens is how many tokens the model says, 0 or more, not {new_tokens!r}")
+    if new_tokens and pos != -1:
+        raise HooklineError(f"new tokens are made at the end of the prompt: leave out pos={pos!r}, or new_tokens")
+    if isinstance(pos, bool) or not isinstance(pos, int) or pos not in range(-length, length):
+        raise HooklineError(f"position {pos!r}, but the prompt has {length} tokens")
+    return pos % length
+
+
+def looks_of(
+    model: HookedModel, inputs: Mapping[str, Any], where: Places, pos: int, new_tokens: int
+) -> tuple[Float[Tensor, "*step layer head key"], list[Label] | None]:
+    """What each head looks at from a position, among all of the prompt; and labels of steps, where there are some."""
+    length = inputs["input_ids"].shape[1]
+    found: dict[str, list[Tensor]] = {name: [] for name in where.names}
+
+    def note(pattern: Tensor, hook: Any) -> None:
+        """Of a pass over the whole prompt that position; of a pass over a new token its one position."""
+        rows = pattern[0].detach()
+        row = rows[:, pos] if rows.shape[1] == length else rows[:, -1]
+        found[hook.name].append(_of_prompt(row, length + len(found[hook.name]), length).float().cpu())
+
+    hooks = [(name, note) for name in where.names]
+    given = prompts_of(model, inputs).call(model)
+    if not new_tokens:
+        with torch.no_grad():
+            model.run_with_hooks(**given, return_type=None, fwd_hooks=hooks)
+        return _stacked(found)[0], None
+    with torch.no_grad(), model.hooks(fwd_hooks=hooks):
+        ids = model.generate(**given, max_new_tokens=new_tokens, do_sample=False)
+    values = _stacked(found)
+    said = ids[0, -len(values) :].tolist()
+    texts = [str(each) if model.tokenizer is None else model.to_string([each]) for each in said]
+    return values, list(token_labels(texts))
+
+
+def _of_prompt(row: Float[Tensor, "head key"], total: int, length: int) -> Float[Tensor, "head pos"]:
+    """The attention to positions of the prompt: a window of keys ends at the newest, and leaves out the oldest."""
+    keys = row.shape[1]
+    if keys > total:
+        raise HooklineError(f"attention goes to {keys} keys, but there are {total} tokens: a cache of fixed size?")
+    return torch.nn.functional.pad(row, (total - keys, 0))[:, :length]
+
+
+def tower_looks(
+    model: HookedModel, inputs: Mapping[str, Any], where: Places, which: int, pos: int
+) -> Float[Tensor, "layer head key"]:
+    """What each head of the vision tower looks at in one picture, from one of its positions."""
+    found: dict[str, list[Tensor]] = {name: [] for name in where.names}
+
+    def note(pattern: Tensor, hook: Any) -> None:
+        found[hook.name].append(pattern[which, :, pos].detach().float().cpu())
+
+    with torch.no_grad():
+        model.run_with_hooks(**inputs, return_type=None, fwd_hooks=[(name, note) for name in where.names])
+    return _stacked(found)[0]
+
+
+def _stacked(found: dict[str, list[Tensor]]) -> Float[Tensor, "step layer head ..."]:
+    heads = {name: each[0].shape[0] for name, each in found.items() if each}
+    if len(heads) < len(found):
+        missing = next(name for name, each in found.items() if not each)
+        raise HooklineError(f"{missing!r} did not come by in this run: there is no attention to show")
+    if len({*heads.values()}) > 1:
+        raise HooklineError(f"the layers differ in how many heads they have: {heads}. Choose some, layer=…")
+    return torch.stack([torch.stack(each) for each in zip(*found.values(), strict=True)])

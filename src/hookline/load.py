@@ -1,0 +1,213 @@
+"""The way in: `hook` a module in memory, or `load` a model by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, overload
+
+import torch
+from torch import nn
+
+from hookline.engine.delegate import Delegate
+from hookline.engine.hooked import Hooked
+from hookline.engine.module import HookedModule, HookedRootModule
+from hookline.errors import HooklineError
+from hookline.model import HookedModel
+from hookline.transformer.hub import EMBEDDED, found, one_error
+from hookline.transformer.roles import find_anatomy, unknown_anatomy
+from hookline.transformer.sharded import PARALLEL_OPTIONS, refuse_sharded
+from hookline.transformer.vision_towers import language_of, tower_of
+
+
+@overload
+def hook(module: HookedRootModule, tokenizer: Any = None) -> HookedRootModule: ...  # type: ignore[overload-overlap]
+@overload
+def hook(module: nn.Module | HookedModule, tokenizer: Any = None) -> HookedModule: ...
+def hook(module: nn.Module | HookedModule, tokenizer: Any = None) -> Hooked:
+    """Wrap any nn.Module, so that everything in it can be read, edited and undone by name.
+
+        net = hookline.hook(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU()))
+        output, cache = net.run_with_cache(torch.ones(1, 4))
+        cache["0"].shape        # torch.Size([1, 8])
+
+    A language model of transformers becomes a `HookedModel`, with classic names, text in and logits out. A model that
+    takes pictures gets its processor in place of a tokenizer; one that takes nothing else, its image processor. The
+    module is neither copied nor changed, and runs exactly as before while nothing is hooked.
+
+    Of a model in DistributedDataParallel, DataParallel, DeepSpeed or `torch.compile`, the `module` of the result is the
+    model inside, and calls go through the wrapper given.
+    """
+    if isinstance(module, Hooked):
+        return module
+    if not isinstance(module, nn.Module):
+        raise HooklineError(f"hookline.hook takes an nn.Module, not {type(module).__name__}")
+    refuse_sharded(module)
+    model = _model_inside(module)
+    anatomy = find_anatomy(model) if _is_model(model) else None
+    if anatomy is not None:
+        text, processor = _text_and_more(tokenizer)
+        hooked: HookedModule = HookedModel(model, text, anatomy, processor)
+        if model is not module:
+            vars(hooked)["_outer"] = module
+        return hooked
+    hint = unknown_anatomy(model) if _is_language_model(model) else _model_deeper_in(module)
+    if tokenizer is not None:
+        raise HooklineError(
+            f"a tokenizer or processor was given, but {type(module).__name__} is no language model whose anatomy is "
+            "known, nor one of pictures: hookline.hook(module) gives every module's input and output by its native name"
+            f"{'. ' + hint if hint else ''}"
+        )
+    hooked = HookedModule(module)
+    hooked._points.hint = hint
+    return hooked
+
+
+_WRAPPERS = {
+    "DistributedDataParallel": "module",
+    "DataParallel": "module",
+    "DeepSpeedEngine": "module",
+    "OptimizedModule": "_orig_mod",
+}
+"""Modules that pass their inputs on to one other module, and the name under which they have it."""
+
+
+def _model_inside(module: nn.Module) -> nn.Module:
+    """The model of transformers that known wrappers pass their inputs on to; without one, the module itself."""
+    model = module
+    while not _is_model(model):
+        name = _WRAPPERS.get(type(model).__name__)
+        if name is None or name not in model._modules:
+            return module
+        model = model._modules[name]  # type: ignore[assignment]
+        model = model.module if isinstance(model, Delegate) else model
+    return model
+
+
+def _model_deeper_in(module: nn.Module) -> str:
+    """What to do about a model of transformers somewhere in a module of another kind."""
+    for path, each in module.named_modules():
+        if path and _is_model(each) and find_anatomy(each) is not None:
+            return (
+                f"{type(module).__name__} has a {type(each).__name__} in it: hookline.hook(module.{path}, tokenizer) "
+                f"has its classic names. Hooks placed there fire when the whole is called, too"
+            )
+    return ""
+
+
+def _text_and_more(given: Any) -> tuple[Any, Any]:
+    """The tokenizer and the processor in what was given as either; an image processor has no tokenizer."""
+    if hasattr(given, "tokenizer"):
+        return given.tokenizer, given
+    return (None, given) if hasattr(given, "preprocess") else (given, None)
+
+
+def _is_model(module: nn.Module) -> bool:
+    return _is_language_model(module) or _is_image_model(module)
+
+
+def _is_language_model(module: nn.Module) -> bool:
+    """Whether it is a model of transformers that takes tokens."""
+    if not all(hasattr(module, name) for name in ("config", "get_input_embeddings", "get_output_embeddings")):
+        return False
+    try:
+        embed = module.get_input_embeddings()  # type: ignore[operator]
+    except NotImplementedError:
+        return False
+    # An adapter may be around it; a model of sound has one for each of its vocabularies.
+    return isinstance(getattr(embed, "base_layer", embed), nn.Embedding | nn.ModuleList)
+
+
+def _is_image_model(module: nn.Module) -> bool:
+    """Whether it is a model of transformers that takes pictures; perhaps with text beside them, as CLIP does."""
+    if not hasattr(module, "config"):
+        return False
+    takes_both = tower_of(module) is not None and language_of(module) is not None
+    return takes_both or getattr(module, "main_input_name", None) == "pixel_values"
+
+
+def load(
+    name: str | Path,
+    *,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | str | None = None,
+    **kwargs: Any,
+) -> HookedModel:
+    """A model from a hub id or a local folder, with its tokenizer or processor, wrapped.
+
+    "tinyworld" and "tinysight", which takes pictures, are in the package. `kwargs` go to transformers'
+    `from_pretrained` (`attn_implementation=…`, `device_map=…`, `gguf_file=…`).
+    """
+    parallel = [option for option in PARALLEL_OPTIONS if kwargs.get(option) is not None]
+    if parallel:
+        raise HooklineError(
+            f"{', '.join(parallel)} would split the model over processes, where points inside a layer have only a "
+            "part of their values: leave it out; device_map='auto' spreads a model over devices within one process"
+        )
+    where = found(name, kwargs)
+    with _quietly(name in EMBEDDED), one_error(name):
+        kwargs |= {"local_files_only": True} if where.is_cached_only else {}
+        module = _class_for(where.path, kwargs).from_pretrained(where.path, dtype=dtype, **kwargs).eval()
+        processor = _processor_for(where.path, module, kwargs)
+    model = hook(module.to(device) if device is not None else module, processor)
+    assert isinstance(model, HookedModel)  # `hook` raises, with the reason, if it is none
+    return model
+
+
+def _processor_for(name: str | Path, module: nn.Module, kwargs: dict[str, Any]) -> Any:
+    """What makes inputs for the model: a processor if it takes pictures and there is one, else a tokenizer."""
+    import transformers  # slow to import, and only needed here
+
+    options = {key: kwargs[key] for key in _FOR_TOKENIZER if key in kwargs}
+    if _is_image_model(module) and not _is_language_model(module):
+        return transformers.AutoImageProcessor.from_pretrained(name, **options)
+    if getattr(module.config, "vision_config", None) is not None and "gguf_file" not in kwargs:
+        try:
+            return transformers.AutoProcessor.from_pretrained(name, **options)
+        except ImportError as error:
+            raise HooklineError(f"the processor of {name} needs a library that is not there: {error}") from error
+        except (OSError, ValueError):  # a folder without one: text goes in all the same
+            pass
+    return transformers.AutoTokenizer.from_pretrained(name, **options)
+
+
+@contextmanager
+def _quietly(wanted: bool) -> Iterator[None]:
+    """Without transformers' progress bar: what is in the package is there at once."""
+    from transformers.utils import logging
+
+    was_shown = logging.is_progress_bar_enabled()
+    if wanted:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if wanted and was_shown:
+            logging.enable_progress_bar()
+
+
+_FOR_TOKENIZER = (
+    "gguf_file", "revision", "trust_remote_code", "token", "cache_dir", "subfolder", "local_files_only",
+)  # fmt: skip
+"""What says where a model is, and so where its tokenizer is."""
+
+
+def _class_for(name: str | Path, kwargs: dict[str, Any]) -> Any:
+    """The class that the model was saved from; where that is not known, one for language models."""
+    import transformers
+
+    if "gguf_file" in kwargs or kwargs.get("trust_remote_code"):
+        return transformers.AutoModelForCausalLM
+    import hookline.compat.transformer_lens.native  # noqa: F401 (so that transformers knows our own model type)
+
+    options = {key: kwargs[key] for key in _FOR_TOKENIZER if key in kwargs}
+    config = kwargs.get("config") or transformers.AutoConfig.from_pretrained(name, **options)
+    for architecture in config.architectures or ():
+        if hasattr(transformers, architecture):
+            return getattr(transformers, architecture)
+    if getattr(config, "vision_config", None) is not None:
+        return transformers.AutoModelForImageTextToText
+    if getattr(config, "is_encoder_decoder", False):
+        return transformers.AutoModelForSeq2SeqLM
+    return transformers.AutoModelForCausalLM

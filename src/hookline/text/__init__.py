@@ -1,0 +1,1 @@
+"""Tokens, positions in a text, and which part of a text a forward pass is about."""

@@ -1,0 +1,94 @@
+"""Generations: what the model's own `generate` knows of the text that it writes.
+
+A forward pass does not say how long the prompt is. With an assistant or prompt lookup, one pass is about several new
+tokens, and the first one about the prompt and some new tokens; without a cache every pass is about the whole text; and
+a long prompt may come in chunks. So the prompt is read from the call of `generate` that the pass belongs to, which also
+works when a user calls the `generate` of the wrapped model. Reading a frame has no side effects, unlike replacing
+`generate` on the model.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+from weakref import ref
+
+from torch import Tensor, nn
+
+from hookline.errors import HooklineError
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One call of `generate`: its prompt, with one row for each text that is written."""
+
+    prompt: int
+    """How many positions the prompt has, padding included."""
+    tokens: Tensor | None
+    mask: Tensor | None
+    keeps_rows: bool
+    """Whether a row is the same text from pass to pass; beams trade places."""
+    settings: ref[Any]
+    """The settings that `generate` made for this call alone: they tell it from other calls."""
+
+
+def generation_of(model: nn.Module) -> Generation | None:
+    """The generation that the forward pass of `model` beginning now belongs to, if it belongs to one.
+
+    Raises where a pass is about another text than the one that is written.
+    """
+    body, is_draft = _body(), False
+    frame = sys._getframe(1) if body is not None else None
+    while frame is not None:
+        module = frame.f_globals.get("__name__")
+        if module == "hookline.engine.actions" and frame.f_code.co_name == "ask":
+            return None  # a hook runs the model on a text of its own
+        if module == "transformers.generation.logits_process":
+            raise HooklineError("a logits processor, as guidance_scale makes one, runs the model on a text of its own")
+        if frame.f_code is body:
+            here = frame.f_locals
+            if getattr(here.get("generation_config"), "is_assistant", False):
+                is_draft = True
+            elif _holds(here["self"], model):
+                return _read(here)
+            elif is_draft:
+                raise HooklineError("this model drafts for another one, which drops some of its tokens")
+            else:
+                return None
+        frame = frame.f_back
+    return None
+
+
+def _body() -> CodeType | None:
+    """The code of transformers' `generate`; None as long as nobody has loaded it."""
+    utils = sys.modules.get("transformers.generation.utils")
+    return inspect.unwrap(utils.GenerationMixin.generate).__code__ if utils is not None else None
+
+
+def _holds(generating: Any, model: nn.Module) -> bool:
+    return generating is model or any(each is model for each in generating.modules())
+
+
+def _read(here: Mapping[str, Any]) -> Generation | None:
+    """What the local variables of `generate` say; None before it has looked at the prompt."""
+    length, tokens, given = here.get("input_ids_length"), here.get("input_ids"), here.get("model_kwargs", {})
+    if not isinstance(length, int) or not isinstance(tokens, Tensor):
+        return None
+    is_decoder = here["self"].config.is_encoder_decoder
+    mask = given.get("decoder_attention_mask" if is_decoder else "attention_mask")
+    mask = mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
+    # What goes on from a cache may be given without the tokens in the cache, but the mask is over all of them.
+    known = mask.shape[1] if mask is not None else getattr(here["generation_config"], "_mask_length", None)
+    prompt = max(length, known) if isinstance(known, int) and not is_decoder else length
+    method = getattr(here.get("decoding_method"), "__name__", "")
+    return Generation(
+        prompt,
+        tokens if tokens.shape[1] == prompt else None,
+        mask if mask is not None and mask.shape[1] == prompt else None,
+        method in ("_sample", "_assisted_decoding"),
+        ref(here["generation_config"]),
+    )

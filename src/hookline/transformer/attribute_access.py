@@ -1,0 +1,65 @@
+"""Points by attribute: `model.blocks[5].attn.hook_z`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from hookline.weights.matrices import weight
+
+if TYPE_CHECKING:
+    from hookline.transformer.index import ModelPoints
+
+
+class Branch:
+    """All points whose names begin alike. Its attributes are points, or branches further down."""
+
+    def __init__(self, points: ModelPoints, path: str) -> None:
+        self._points, self._path = points, path
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name.startswith(("W_", "b_")):
+            return self._weight(name)
+        return follow(self._points, f"{self._path}.{name}")
+
+    def _weight(self, name: str) -> Tensor:
+        """`model.blocks[5].attn.W_Q`, in the classic layout: a view of the model's own."""
+        stack, _, layer = self._path.removesuffix(".attn").removesuffix(".mlp").partition(".")
+        if not layer.isdigit() or stack != self._points.anatomy.main.name:
+            raise AttributeError(f"{self._path} has no weight {name!r}: ask a layer, as in model.blocks[5].attn.W_Q")
+        return weight(self._points, int(layer), name)
+
+    def __getitem__(self, index: int) -> Branch:
+        if index not in range(-len(self), len(self)):
+            raise IndexError(f"{self._path}[{index}]: there are {len(self)}")
+        return Branch(self._points, f"{self._path}.{index % len(self)}")
+
+    def __len__(self) -> int:
+        start = len(self._path.split("."))
+        below = {name.split(".")[start] for name in self._points.specs if name.startswith(f"{self._path}.")}
+        return sum(name.isdigit() for name in below)
+
+    def __iter__(self) -> Iterator[Branch]:
+        return (self[index] for index in range(len(self)))
+
+    def __dir__(self) -> list[str]:
+        below = [name[len(self._path) + 1 :] for name in self._points.specs if name.startswith(f"{self._path}.")]
+        return sorted({name.split(".")[0] for name in below})
+
+    def __repr__(self) -> str:
+        return f"{self._path}: {', '.join(dir(self))}"
+
+
+def follow(points: ModelPoints, path: str) -> Any:
+    """The point or the branch at a path."""
+    if path == "blocks" and not points.anatomy.is_encoder_decoder:
+        path = points.anatomy.main.name
+    if path in points.specs:
+        return points.find(path)
+    if any(name.startswith(f"{path}.") for name in points.specs):
+        return Branch(points, path)
+    raise AttributeError(f"no point is named {path!r}, and none begins like that")

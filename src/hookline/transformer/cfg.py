@@ -1,0 +1,127 @@
+"""The configuration of a model in the field's words, whatever its own configuration calls them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hookline.transformer.architectures import architecture
+from hookline.transformer.roles import Anatomy
+from hookline.transformer.sites import head_counts
+
+
+@dataclass(frozen=True)
+class Cfg:
+    """What one wants to know of a transformer before looking into it."""
+
+    model_name: str
+    architecture: str
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    d_model: int
+    d_head: int
+    d_mlp: int
+    d_vocab: int
+    n_ctx: int | None
+    act: str
+    norm: str
+    positions: str
+    dtype: torch.dtype
+    device: torch.device
+    attn_implementation: str
+
+
+def cfg_of(model: nn.Module, anatomy: Anatomy) -> Cfg:
+    """Read off the model's own configuration and modules."""
+    config = anatomy.config
+    heads = _first(config, "num_attention_heads", "n_head", default=1)
+    d_model = _first(config, "hidden_size", "d_model", "n_embd")
+    parameter = next(model.parameters())
+    return Cfg(
+        model_name=_name(getattr(config, "_name_or_path", "")) or config.model_type,
+        architecture=config.model_type,
+        n_layers=len(anatomy.blocks),
+        n_heads=heads,
+        n_kv_heads=_kv_heads(anatomy, heads),
+        d_model=d_model,
+        d_head=_first(config, "head_dim", "qk_head_dim", "d_kv", default=d_model // heads),
+        d_mlp=_first(config, *_MLP_WIDTH, default=4 * d_model),
+        d_vocab=_first(config, "vocab_size", default=0),
+        n_ctx=_first(config, "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", default=None),
+        act=_first(config, *_ACTIVATION, default="unknown"),
+        norm=_norm(anatomy),
+        positions=_positions(anatomy),
+        dtype=parameter.dtype,
+        device=device_of(model, anatomy),
+        attn_implementation=config._attn_implementation,
+    )
+
+
+def device_of(model: nn.Module, anatomy: Anatomy) -> torch.device:
+    """Where the model takes its tokens. Weights that accelerate keeps elsewhere until they are used do not tell."""
+    weight = getattr(anatomy.main.embed, "weight", None)
+    device = (weight if isinstance(weight, Tensor) else next(model.parameters())).device
+    if device.type != "meta":
+        return device
+    runs_on = getattr(getattr(anatomy.main.embed, "_hf_hook", None), "execution_device", None)
+    return torch.device(runs_on if runs_on is not None else "cpu")
+
+
+def n_ids(model: nn.Module, anatomy: Anatomy) -> int | None:
+    """How many token ids the model can embed, which may be more than it can predict: images have ids of their own.
+
+    The model is asked first, since its embedding may have been resized since the anatomy was found.
+    """
+    try:
+        embed: Any = model.get_input_embeddings()  # type: ignore[operator]
+    except NotImplementedError:
+        embed = anatomy.main.embed
+    embed = getattr(embed, "base_layer", embed)
+    return embed.num_embeddings if isinstance(embed, nn.Embedding) else None
+
+
+_MLP_WIDTH = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "d_ff", "hidden_dim", "decoder_ffn_dim")
+_ACTIVATION = (
+    *("hidden_act", "activation_function", "hidden_activation", "activation", "dense_act_fn", "afn"),
+    *("feed_forward_proj", "ffn_act"),
+)
+
+
+def _kv_heads(anatomy: Anatomy, heads: int) -> int:
+    """Of the first layer that has attention."""
+    attn = next((block.attn for block in anatomy.blocks if block.attn is not None), None)
+    return head_counts(attn, anatomy.main.config)[1] if attn is not None else heads
+
+
+def _norm(anatomy: Anatomy) -> str:
+    """The class of the norms."""
+    block = anatomy.blocks[0]
+    norms = (anatomy.main.ln_final, block.ln1, block.post_norm, block.ln1_post, block.ln2)
+    return next((type(norm).__name__ for norm in norms if not isinstance(norm, nn.Identity | None)), "none")
+
+
+def _name(name_or_path: str) -> str:
+    """A hub id as it is; of a local folder, its name."""
+    return Path(name_or_path).name if Path(name_or_path).is_absolute() else name_or_path
+
+
+def _first(config: Any, *names: str, default: Any = None) -> Any:
+    settings = {**vars(config), **{new: getattr(config, old) for new, old in config.attribute_map.items()}}
+    return next((settings[name] for name in names if settings.get(name) is not None), default)
+
+
+def _positions(anatomy: Anatomy) -> str:
+    if anatomy.main.pos_embed is not None:
+        return "added to the stream"
+    own = architecture(anatomy.kind).positions
+    if own is not None:
+        return own if isinstance(own, str) else own(anatomy.config)
+    if getattr(anatomy.config, "alibi", False):
+        return "alibi"
+    has_rotary = getattr(anatomy.config, "rope_parameters", None) or getattr(anatomy.config, "rotary_dim", None)
+    return "rotary" if has_rotary else "none"

@@ -1,0 +1,155 @@
+"""Dialects: the other ways in which people name the classic points.
+
+("q", 5), "q5", ("resid_post", -1), ("scale", 2, "ln1"), "scale2ln1"   shorthand for blocks.5.attn.hook_q and the like
+("q", 5, "decoder"), ("q", 5, "decoder", "cross_attn")      where there are several stacks
+blocks.5.attn.q.hook_out, blocks.5.hook_in, embed.hook_out  the bridge dialect: a module's name and a side of it
+("lm.layer.pre", 5), lm.layer.5.pre                         the role dialect: a role and a layer
+("vision.attn.pattern", 3), vision.norm, projector.out      the same of what looks at pictures, and of what is between
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Iterator, Mapping
+from typing import TypeAlias
+
+from hookline.transformer.point_table import POINTS
+
+Stacks: TypeAlias = Mapping[str, int]
+"""The stacks of layers that a model has, and how many layers each has.
+
+{"blocks": 12}, or {"encoder": 6, "decoder": 6}, or {"vision.blocks": 24, "blocks": 32}
+"""
+
+_NORMS = ("scale", "normalized")
+"""Points that every norm has: which norm is meant is said beside them."""
+
+_PARTS = {"a": "attn", "attention": "attn", "m": "mlp", "b": None, "block": None, "blocks": None}
+"""What a shorthand may say of where in a layer a point is."""
+
+_OF_MODEL = ("hook_tokens", "hook_embed", "hook_pos_embed")
+
+
+_OF_MODEL_BY_ROLE = {
+    "lm.norm": "ln_final.hook_out",
+    "vision.norm": "vision.ln_final.hook_out",
+    "projector.in": "projector.hook_in",
+    "projector.out": "projector.hook_out",
+}
+
+_STACK = {"lm": "blocks", "vision": "vision.blocks"}
+"""What the layers of a part are called."""
+
+_BLOCK = re.compile(r"((?:vision\.)?(?:blocks|global_blocks)|encoder|decoder)\.(-?\d+)\.(.+)")
+_SHORT = re.compile(r"([a-z_]+?)_?(-?\d+)(ln1|ln2|attn|mlp|a|m)?")
+_ROLE = re.compile(r"(lm|vision)\.(layer|attn|mlp)\.(?:(-?\d+)\.)?(\w+)")
+
+
+def classic_name(asked: object, stacks: Stacks) -> str | None:
+    """The classic name of what was asked for in another dialect; None if it is in none of them."""
+    if isinstance(asked, tuple) and asked and isinstance(asked[0], str):
+        return _from_tuple(asked, stacks)
+    if not isinstance(asked, str):
+        return None
+    if POINTS.by_bridge.get(asked) in _OF_MODEL:
+        return POINTS.by_bridge[asked]
+    if asked in _OF_MODEL_BY_ROLE:
+        return _OF_MODEL_BY_ROLE[asked]
+    if match := _BLOCK.fullmatch(asked):
+        return _block_name(match[1], int(match[2]), POINTS.by_bridge.get(match[3], match[3]), stacks)
+    if (match := _ROLE.fullmatch(asked)) and match[3] is not None:
+        return _role(match[1], f"{match[2]}.{match[4]}", int(match[3]), stacks)
+    if match := _SHORT.fullmatch(asked):
+        return _shorthand(match[1], int(match[2]), [match[3]] if match[3] else [], stacks)
+    return _shorthand(asked, None, [], stacks)
+
+
+def _from_tuple(asked: tuple[object, ...], stacks: Stacks) -> str | None:
+    name, layer, *more = (*asked, None)[: max(2, len(asked))]
+    if layer is not None and (layer := _number(layer)) is None:
+        return None
+    if isinstance(name, str) and (match := _ROLE.fullmatch(name)) and layer is not None:
+        return _role(match[1], f"{match[2]}.{match[4]}", layer, stacks) if match[3] is None else None
+    if layer is None and name in _OF_MODEL_BY_ROLE:
+        return _OF_MODEL_BY_ROLE[str(name)]
+    return _shorthand(str(name), layer, [each for each in more if isinstance(each, str)], stacks)
+
+
+def _number(layer: object) -> int | None:
+    """A layer as Python's int: loops over tensors and arrays give integers of torch and NumPy."""
+    try:
+        return operator.index(layer)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def _role(part: str, role: str, layer: int, stacks: Stacks) -> str | None:
+    return _block_name(_STACK[part], layer, POINTS.by_role[role], stacks) if role in POINTS.by_role else None
+
+
+def _shorthand(name: str, layer: int | None, more: list[str], stacks: Stacks) -> str | None:
+    """`more` may name a norm, and a stack where there are several."""
+    if "." in name:
+        return None
+    more = [_STACK.get(each, each) if _STACK.get(each) in stacks else each for each in more]
+    stack = next((each for each in more if each in stacks), "blocks")
+    part = next((_PARTS.get(each, each) for each in more if each not in stacks), None)
+    if layer is None:
+        if name in _NORMS:
+            return f"ln_final.hook_{name}"
+        return f"hook_{name}" if f"hook_{name}" in _OF_MODEL else None
+    found = POINTS.by_shorthand.get(name, f"hook_{name}")
+    if found.startswith("attn.") and part is not None:
+        found = f"{part}.{found.removeprefix('attn.')}"
+    if name in _NORMS and part is not None:
+        found = f"{part}.hook_{name}"
+    return _block_name(stack, layer, found, stacks)
+
+
+def _block_name(stack: str, layer: int, rest: str, stacks: Stacks) -> str:
+    """With `blocks` for the layers of a model that has but one stack of them, whatever it is called."""
+    if stack == "blocks":
+        stack = _only(stacks) or stack
+    n_layers = stacks.get(stack, 0)
+    return f"{stack}.{layer + n_layers if layer < 0 else layer}.{rest}"
+
+
+def _only(stacks: Stacks) -> str | None:
+    """The one stack of layers; beside a vision tower, the one of language."""
+    of_text = [name for name in stacks if not name.startswith("vision.")] or list(stacks)
+    return of_text[0] if len(of_text) == 1 else None
+
+
+def other_names(classic: str, stacks: Stacks) -> Iterator[str]:
+    """The other names of a listed point, but for shorthand: those that a glob may mean."""
+    match = _BLOCK.fullmatch(classic)
+    if match is None:
+        yield from (name for name, other in (POINTS.by_bridge | _OF_MODEL_BY_ROLE).items() if other == classic)
+        return
+    stack, layer, rest = match.groups()
+    yield from (f"{stack}.{layer}.{name}" for name, other in POINTS.by_bridge.items() if other == rest)
+    if stack == _only(stacks) != "blocks":
+        yield f"blocks.{layer}.{rest}"
+    part = "vision" if stack == "vision.blocks" else "lm" if stack == _only(stacks) else None
+    for role, other in POINTS.by_role.items():
+        if other == rest and part is not None:
+            what, _, side = role.partition(".")
+            yield f"{part}.{what}.{layer}.{side}"
+
+
+def advice(asked: str, stacks: Stacks) -> str:
+    """What is to be said of a name that would be one with another layer, or with a layer."""
+    classic = classic_name(asked, stacks)
+    match = _BLOCK.fullmatch(classic) if classic is not None else None
+    if match is not None and match[1].startswith("vision.") and match[1] not in stacks:
+        return "This model has no vision tower, or none whose layers are known: its modules have their native names."
+    if match is not None and match[1] not in stacks:
+        return f"There are several stacks of layers here: write {' or '.join(map(repr, stacks))} for blocks."
+    if match is not None and not 0 <= int(match[2]) < stacks[match[1]]:
+        return f"The layers are 0 to {stacks[match[1]] - 1}."
+    part, _, role = asked.partition(".")
+    if part in _STACK and role in POINTS.by_role:
+        what, _, side = role.partition(".")
+        return f"It needs a layer: ({asked!r}, 3) or '{part}.{what}.3.{side}'."
+    return ""

@@ -1,0 +1,138 @@
+"""The points of a transformer by all their names: classic ones are listed, all others found."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from hookline.engine.names import Filter, Points
+from hookline.engine.permanent import Standing
+from hookline.engine.points import HookPoint, Site
+from hookline.errors import UnavailablePointError, UnknownPointError, no_match, unknown_point
+from hookline.transformer.dialects import advice, classic_name, other_names
+from hookline.transformer.listing import classic_points
+from hookline.transformer.roles import Anatomy, find_anatomy
+from hookline.transformer.sites import Spec
+
+
+class ModelPoints(Points):
+    """The points of one transformer."""
+
+    def __init__(self, root: nn.Module, standing: Standing, anatomy: Anatomy) -> None:
+        self.anatomy = anatomy
+        super().__init__(root, standing)
+
+    def refresh(self) -> None:
+        """Look at the model's modules anew."""
+        self.anatomy = find_anatomy(self.root) or self.anatomy
+        super().refresh()
+        self._native = self.hook_dict
+        self._specs: dict[str, Spec] = {spec.name: spec for spec in classic_points(self.anatomy)}
+        self.hook_dict = {}
+        for name, spec in self._specs.items():
+            if spec.site is not None:
+                self.hook_dict[name] = HookPoint.found(name, spec.site, self.standing, spec.axes, spec.only)
+        self._classic_at = {(point.site, point.only): name for name, point in self.hook_dict.items()}
+        self._stacks = {stack.name: len(stack.blocks) for stack in self.anatomy.every_stack}
+
+    def _all(self) -> list[HookPoint]:
+        """Without those that are worked out only when asked for."""
+        return [point for name, point in self.hook_dict.items() if not self._specs[name].is_on_request]
+
+    @property
+    def specs(self) -> dict[str, Spec]:
+        """All points of the table, also those that are not to be had here."""
+        return self._specs
+
+    def at(self, name: str, site: Site) -> HookPoint:
+        """A point at a site that has no name of its own."""
+        return HookPoint.found(name, site, self.standing)
+
+    def layer(self, index: int) -> str:
+        """What a layer of the stack that the output comes from is called: `blocks.5`."""
+        return f"{self.anatomy.main.name}.{index}"
+
+    def _parse(self, name: str) -> HookPoint:
+        base, _, call = name.partition("#")
+        if re.fullmatch(r"-?\d+", base) and base not in self._native:
+            base = f"{self.layer(int(base))}.hook_resid_post"
+        classic = base if base in self._specs else classic_name(base, self._stacks)
+        if classic in self.hook_dict:
+            point = self.hook_dict[classic]
+            return point.asked_as(name, int(call) if call else point.only)
+        if classic in self._specs:
+            raise UnavailablePointError(f"{name!r} is not to be had in this model: {self._specs[classic].why}")
+        try:
+            return super()._parse(name)
+        except UnavailablePointError:
+            raise
+        except UnknownPointError:
+            known = [*self.hook_dict, *self._native]
+            raise unknown_point(name, known, hint=advice(base, self._stacks)) from None
+
+    def _select(self, names: Filter | tuple[Any, ...] | int) -> list[HookPoint]:
+        if isinstance(names, int):
+            return [self.find(f"{self.layer(names)}.hook_resid_post").asked_as(str(names))]
+        if isinstance(names, tuple) and (classic := classic_name(names, self._stacks)) is not None:
+            return [self.find(classic)]
+        return super()._select(names)
+
+    def _matching(self, asked: object, predicate: Callable[[str], Any]) -> list[HookPoint]:
+        """Classic names first; if none matches a glob or regex, native ones.
+
+        Points on request are not meant by a filter that happens to match them: see `_names`.
+        """
+        found = {name: name for name in self.hook_dict if predicate(name)}
+        if not found and isinstance(asked, str):
+            others = {name: other_names(name, self._stacks) for name in self.hook_dict}
+            matches = {name: next(filter(predicate, names), None) for name, names in others.items()}
+            found = {name: match for name, match in matches.items() if match is not None}
+        if not found and not callable(asked):
+            chosen = [point for name, point in self._native.items() if predicate(name)]
+            if chosen:
+                return chosen
+        if not found:
+            raise no_match(asked, self.hook_dict)
+        meant = [name for name, match in found.items() if not self._specs[name].is_on_request or _names(asked, match)]
+        return [self.hook_dict[name] for name in meant or found]  # nothing but points on request: these are meant
+
+    def is_on_request(self, name: str) -> bool:
+        """Whether a point is recorded only when it is asked for by name."""
+        spec = self._specs.get(self.canonical(name))
+        return spec is not None and spec.is_on_request
+
+    def known(self) -> list[HookPoint]:
+        """Every point that anybody has got hold of: the classic ones are made before anybody asks."""
+        return [*self.hook_dict.values(), *super().known()]
+
+    def of_copy(self, root: nn.Module) -> Points:
+        """The points of a copy of the model."""
+        return ModelPoints(root, Standing(), find_anatomy(root) or self.anatomy)
+
+    def spelled(self, name: object) -> str:
+        """Also by a shorthand, `("q", 5)`, or a block's number."""
+        if isinstance(name, int):
+            return str(name)
+        if isinstance(name, tuple) and (classic := classic_name(name, self._stacks)) is not None:
+            return classic
+        return super().spelled(name)
+
+    def canonical(self, name: str) -> str:
+        """The one spelling for all names of a point: the classic one, if it has one."""
+        point = self.find(name)
+        classic = self._classic_at.get((point.site, point.only))
+        if classic is None and point.only is not None:
+            every = self._classic_at.get((point.site, None))
+            classic = f"{every}#{point.only}" if every is not None else None
+        return classic if classic is not None else super().canonical(name)
+
+
+def _names(asked: object, name: str) -> bool:
+    """Whether a glob or regex spells out the last part of a name, as "blocks.*.attn.hook_result" does."""
+    last = name.rpartition(".")[2]
+    if isinstance(asked, re.Pattern):
+        return last in asked.pattern
+    return isinstance(asked, str) and re.split(r"[*?.]", asked)[-1] == last

@@ -1,0 +1,169 @@
+"""The inside of a norm: its denominator, and the activation before the norm's own weight and bias.
+
+What a norm's class computes is found out by trying it: `(x - mean) / scale * gain + bias`, with or without the mean,
+with the weight or one more than the weight as the gain.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from hookline.engine.derived import Derived
+from hookline.engine.names import lens_of
+from hookline.engine.points import Site
+from hookline.engine.taps import Kind, now
+
+_EPSILON = ("eps", "variance_epsilon", "epsilon", "norm_eps")
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A norm module, and how its class computes."""
+
+    module: nn.Module
+    subtracts_mean: bool
+    offset: int
+    """What is added to the weight."""
+    epsilon: float
+    """What is added to the mean square, unless the module says it."""
+
+    @property
+    def gain(self) -> Tensor | float:
+        """What the normed activation is multiplied with."""
+        weight = getattr(self.module, "weight", None)
+        return 1.0 if weight is None else _wide(weight) + self.offset
+
+    @property
+    def bias(self) -> Tensor | float:
+        """What is then added."""
+        bias = getattr(self.module, "bias", None)
+        return 0.0 if bias is None else _wide(bias)
+
+    def parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The denominator, and the activation divided by it, at 32 bits."""
+        wide = _wide(x)
+        if self.subtracts_mean:
+            wide = wide - wide.mean(-1, keepdim=True)
+        own = (getattr(self.module, name, None) for name in _EPSILON)
+        epsilon = next((float(each) for each in own if each is not None), self.epsilon)
+        scale = (wide.square().mean(-1, keepdim=True) + epsilon).sqrt()
+        return scale, wide / scale
+
+    def __hash__(self) -> int:
+        return id(self.module)
+
+    def parts_of(self, input: Site) -> tuple[Tensor, Tensor]:
+        """The parts of what goes in now, worked out once for all points in this norm."""
+        found = now.worked_out[input]
+        with_grad = torch.is_grad_enabled()
+        if with_grad not in found:
+            found[with_grad] = self.parts(now.kept[input])
+        return found[with_grad]
+
+
+_Form: TypeAlias = tuple[bool, int, float]
+_forms: dict[type[nn.Module], _Form] = {}
+
+
+def norm_of(module: nn.Module | None, width: int | None = None) -> Norm | None:
+    """How this module computes; None if it is not one of the norms described above, or cannot be tried here.
+
+    Without a width only what was tried before is known.
+    """
+    if module is None or any(parameter.is_meta for parameter in module.parameters()):
+        return None
+    if type(module) not in _forms:
+        if width is None:
+            return None
+        form = _try(module, width)
+        if form is None:
+            return None
+        _forms[type(module)] = form
+    return Norm(module, *_forms[type(module)])
+
+
+@torch.no_grad()
+def _try(module: nn.Module, width: int) -> _Form | None:
+    """The form that gives what the module gives, on vectors of which the mean is not 0, one of them near to 0."""
+    like = next(module.parameters(), torch.empty(0))
+    x = (torch.arange(width, device=like.device, dtype=torch.float32) * 1.7).sin().add(0.5)
+    x = torch.stack([x, x * 1e-3])[None]
+    try:
+        own = module.forward(x.to(like.dtype))
+    except Exception:  # it takes something else than one tensor: it is another kind of module
+        return None
+    if not isinstance(own, Tensor) or own.shape != x.shape or own.is_meta:
+        return None
+    for form in itertools.product((True, False), (0, 1), (1e-5, 1e-6, 1e-8, 1e-12, 0.0)):
+        norm = Norm(module, *form)
+        guess = norm.parts(x.to(like.dtype))[1] * norm.gain + norm.bias
+        error, size = (guess - own).norm(dim=-1), own.float().norm(dim=-1)
+        if bool((error <= (1e-3 if like.dtype == torch.float32 else 3e-2) * size).all()):
+            return form
+    return None
+
+
+@dataclass(frozen=True)
+class _InNorm(Derived):
+    """What is worked out of a norm, at its output, from what goes in."""
+
+    norm: Norm
+    input: Site
+
+    def source(self, value: Any) -> Tensor:  # noqa: ARG002
+        """What goes into the norm."""
+        return now.kept[self.input]
+
+
+@dataclass(frozen=True)
+class Scale(_InNorm):
+    """The denominator. `b p 1`."""
+
+    def worked_out(self, value: Any) -> Tensor:
+        """In the stream's dtype."""
+        return self.norm.parts_of(self.input)[0].to(self.source(value).dtype)
+
+    def changed(self, value: Tensor, before: Tensor, after: Tensor) -> Tensor:
+        """The output for another denominator."""
+        scale, normalized = self.norm.parts_of(self.input)
+        return _moved(value, normalized * (scale / after - scale / before), self.norm)
+
+
+@dataclass(frozen=True)
+class Normalized(_InNorm):
+    """The normed activation before weight and bias. `b p d`."""
+
+    def worked_out(self, value: Any) -> Tensor:
+        """Divided by the denominator, as it is now."""
+        x = self.source(value)
+        scale, normalized = self.norm.parts_of(self.input)
+        edited = Scale(self.norm, self.input).edited(x)
+        return (normalized if edited is None else normalized * (scale / edited)).to(x.dtype)
+
+    def changed(self, value: Tensor, before: Tensor, after: Tensor) -> Tensor:
+        """The output for another one."""
+        return _moved(value, _wide(after) - _wide(before), self.norm)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """At 32 bits or more."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _moved(output: Tensor, change: Tensor, norm: Norm) -> Tensor:
+    """The output of a norm after a change of what its weight multiplies."""
+    return output + (change * norm.gain).to(output.dtype)
+
+
+def norm_sites(norm: Norm) -> dict[str, Site]:
+    """Where the points inside a norm are."""
+    into = Site(norm.module, Kind.INPUT, lens_of(norm.module, Kind.INPUT))
+    return {
+        "hook_scale": Site(norm.module, Kind.OUTPUT, Scale(norm, into), (into,), stage=-2),
+        "hook_normalized": Site(norm.module, Kind.OUTPUT, Normalized(norm, into), (into,), stage=-1),
+    }

@@ -1,0 +1,1 @@
+"""The verifier: proves each point of a model against what the model itself reports."""

@@ -1,0 +1,92 @@
+"""Readers: which modules read what a norm gives, found by running the model and looking whose memory they are given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from hookline.engine import taps
+from hookline.engine.blocks import Block
+from hookline.engine.structures import tensors_in
+from hookline.engine.taps import active
+from hookline.engine.torch_hooks import TorchHooks
+from hookline.errors import HooklineError
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a run of the model showed of its norms."""
+
+    readers: dict[nn.Module, list[nn.Module]]
+    """For each norm, the innermost modules with weights of their own that are given its output."""
+    called: frozenset[nn.Module]
+    """All modules with weights of their own that were run."""
+
+
+def reading_of(root: nn.Module, norms: Iterable[nn.Module], run: Callable[[], Any]) -> Reading:
+    """Who reads what in a run of the model.
+
+    A reader that is given something else in another call is refused: what is folded into it would change that too.
+    """
+    outputs: dict[int, nn.Module] = {}
+    kept: list[Tensor] = []  # so that no other tensor takes their place in memory
+    read: dict[nn.Module, set[nn.Module | None]] = {}
+
+    def after_norm(norm: nn.Module, _args: Any, output: Any) -> None:
+        kept.append(output)
+        outputs[_memory(output)] = norm
+
+    def before(module: nn.Module, args: Any, kwargs: Any) -> None:
+        given = {outputs.get(_memory(x)) for x in tensors_in((args, kwargs)) if x.is_floating_point()}
+        read.setdefault(module, set()).update({norm for norm in given if norm is not None} or {None})
+
+    with_weights = [module for module in root.modules() if any(p is not None for p in module._parameters.values())]
+    with TorchHooks(before=[(module, before) for module in with_weights], after=[(norm, after_norm) for norm in norms]):
+        run()
+    found = {norm: _innermost(norm, read) for norm in norms}
+    for norm, modules in found.items():
+        for module in modules:
+            if read[module] != {norm}:
+                raise HooklineError(f"{path_of(root, module)} reads {path_of(root, norm)}, and in another call another")
+    return Reading(found, frozenset(read))
+
+
+def _innermost(norm: nn.Module, read: dict[nn.Module, set[nn.Module | None]]) -> list[nn.Module]:
+    readers = [module for module, sources in read.items() if norm in sources]
+    return [module for module in readers if not any(each in readers for each in [*module.modules()][1:])]
+
+
+def path_of(root: nn.Module, module: nn.Module) -> str:
+    """Where a module is in a model, as an error names it."""
+    return next((path for path, each in root.named_modules() if each is module), type(module).__name__)
+
+
+def _memory(x: Tensor) -> int:
+    return x.untyped_storage()._cdata
+
+
+class Unhooked(Block):
+    """A block in which hookline's hooks on a model do nothing, standing or not: what runs is the model itself.
+
+    The lock is to be held.
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        here = [tap for module in root.modules() for tap in taps._taps.get(module, {}).values()]
+        self._before = [(tap, tap.standing) for tap in here]
+        self._active = active.get()
+
+    def open(self) -> None:
+        """Let no hook act."""
+        active.set(())
+        for tap, _ in self._before:
+            tap.standing = ()
+
+    def close(self) -> None:
+        """Let them act again."""
+        for tap, standing in self._before:
+            tap.standing = standing
+        active.set(self._active)
