@@ -19,9 +19,9 @@ from hookline.experiments import (
 )
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.strategy import Way
+from hookline.text.image_tokens import image_token_id
 from hookline.text.loss import lm_loss
 from hookline.transformer.roles import find_anatomy
-from hookline.transformer.vision_towers import picture_token
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # transformers' own
 WAYS = {"paligemma": Way.JOINED, "gemma3": Way.JOINED, "qwen3_vl": Way.PLAIN, "mllama": Way.PLAIN}
@@ -379,7 +379,7 @@ def test_what_pictures_cannot_be_in() -> None:
 )
 def test_the_loss_leaves_image_tokens_out_as_the_models_own_does(kind) -> None:
     model, inputs = seeing(kind), pair(kind)
-    image = picture_token(model.module.config)
+    image = image_token_id(model.module.config)
     labels = [each["input_ids"].masked_fill(each["input_ids"] == image, -100) for each in inputs]
     with torch.no_grad():
         own = [float(model.module(**each, labels=y).loss) for each, y in zip(inputs, labels, strict=True)]

@@ -4,7 +4,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from hookline.engine.cache import ActivationCache
-from hookline.engine.module import HookedModule, HookedRootModule
 from hookline.engine.points import HookPoint
 from hookline.errors import (
     HookError,
@@ -38,6 +37,7 @@ from hookline.hooks import (
     scale,
     zero,
 )
+from hookline.hooks.hooked_module import HookedModule, HookedRootModule
 from hookline.load import hook, load
 from hookline.model import HookedModel
 from hookline.text.positions import at, image_tokens, last, new_tokens, step, token

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any, overload
 
@@ -12,8 +13,9 @@ from torch import nn
 
 from hookline.engine.delegate import Delegate
 from hookline.engine.hooked import Hooked
-from hookline.engine.module import HookedModule, HookedRootModule
 from hookline.errors import HooklineError
+from hookline.hooks.context import HookContext
+from hookline.hooks.hooked_module import HookedModule, HookedRootModule
 from hookline.model import HookedModel
 from hookline.transformer.hub import EMBEDDED, found, one_error
 from hookline.transformer.roles import find_anatomy, unknown_anatomy
@@ -193,14 +195,18 @@ _FOR_TOKENIZER = (
 """What says where a model is, and so where its tokenizer is."""
 
 
+_MODEL_TYPES = ("hookline.compat.transformer_lens.native",)
+"""Modules that register model types of their own with transformers. By name: they are above this one."""
+
+
 def _class_for(name: str | Path, kwargs: dict[str, Any]) -> Any:
     """The class that the model was saved from; where that is not known, one for language models."""
     import transformers
 
     if "gguf_file" in kwargs or kwargs.get("trust_remote_code"):
         return transformers.AutoModelForCausalLM
-    import hookline.compat.transformer_lens.native  # noqa: F401 (so that transformers knows our own model type)
-
+    for module in _MODEL_TYPES:
+        import_module(module)
     options = {key: kwargs[key] for key in _FOR_TOKENIZER if key in kwargs}
     config = kwargs.get("config") or transformers.AutoConfig.from_pretrained(name, **options)
     for architecture in config.architectures or ():
@@ -211,3 +217,6 @@ def _class_for(name: str | Path, kwargs: dict[str, Any]) -> Any:
     if getattr(config, "is_encoder_decoder", False):
         return transformers.AutoModelForSeq2SeqLM
     return transformers.AutoModelForCausalLM
+
+
+HookContext.wrap = staticmethod(hook)

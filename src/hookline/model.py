@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from hookline.engine.cache import ActivationCache
 from hookline.engine.hooked import OPTIONS, HookList
 from hookline.engine.keywords import check_keyword
-from hookline.engine.module import HookedModule
 from hookline.engine.names import Filter
 from hookline.engine.permanent import standing_of
 from hookline.engine.plan import Plan
@@ -27,22 +26,23 @@ from hookline.rerun.baseline import Baseline
 from hookline.rerun.strategy import Way
 from hookline.residual import ModelCache
 from hookline.text.forward_pass import begin_pass, processors, tokenizers
+from hookline.text.image_tokens import image_token_id
 from hookline.text.loss import lm_loss
 from hookline.text.ragged import last_columns, warn_of_ragged
 from hookline.text.token_methods import TokenHelpers
 from hookline.text.tokenizer import Side, Text, shown_prompt
-from hookline.transformer.attribute_access import follow
 from hookline.transformer.cfg import Cfg, cfg_of, device_of, n_ids
 from hookline.transformer.index import ModelPoints
 from hookline.transformer.resume import resumed
 from hookline.transformer.roles import Anatomy, find_anatomy
 from hookline.transformer.verify.probe import outcome
 from hookline.transformer.verify.report import Report, verify
-from hookline.transformer.vision_towers import picture_token
+from hookline.transformer.wrapped import WrappedTransformer
 from hookline.vision.image_methods import Seeing
 from hookline.vision.images import Pictures
 from hookline.vision.inputs import Inputs
 from hookline.vision.shapes import with_shapes
+from hookline.weights.attribute_access import follow
 from hookline.weights.matrices import Weights
 from hookline.weights.processing import WeightProcessing
 
@@ -50,7 +50,7 @@ ReturnType = Literal["logits", "loss", "both"] | None
 _BRANCHES = ("blocks", "encoder", "decoder", "ln_final", "unembed", "vision", "projector")
 
 
-class HookedModel(HookedModule, TokenHelpers, Seeing, Weights, WeightProcessing):
+class HookedModel(WrappedTransformer, TokenHelpers, Seeing, Weights, WeightProcessing):
     """A language model, wrapped but not changed.
 
         model = hookline.hook(hf_model, tokenizer)
@@ -376,7 +376,7 @@ class HookedModel(HookedModule, TokenHelpers, Seeing, Weights, WeightProcessing)
 
     def _image_positions(self, tokens: Tensor) -> Tensor | None:
         """True where a token stands for an image; None for a model without a vision tower."""
-        picture = picture_token(self.module.config) if self._anatomy.towers else None
+        picture = image_token_id(self.module.config) if self._anatomy.towers else None
         return tokens == picture if picture is not None else None
 
     def last_logits(

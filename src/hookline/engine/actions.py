@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import _StopRecomputationError
 
+from hookline.engine import passes
 from hookline.engine.aliases import is_discarded, is_passed_through, write_through
 from hookline.engine.callbacks import Caller, OnError, caller
 from hookline.engine.casting import cast, choices_at
@@ -27,8 +28,6 @@ from hookline.engine.snapshots import Loan, begin_sharing, end_sharing, is_part_
 from hookline.engine.structures import NoTensorError
 from hookline.engine.taps import Count, Kind, Step, Tap, has_foreign_hooks, now, tap_on
 from hookline.errors import HookError, HooklineError, NeverFiredWarning, UnavailablePointError, describe
-from hookline.text.forward_pass import begin_encoder, begin_pass
-from hookline.text.unreached import Missed
 
 if TYPE_CHECKING:
     from hookline.engine.permanent import Standing
@@ -109,9 +108,14 @@ class Begin(Action):
             self.count.begin(self.tap, self.module)
             now.starts_with_grad = torch.is_grad_enabled()
             begin_sharing(self.module, value)
-            args, kwargs = value
-            begin_pass(self.module, dict(zip(parameters_of(self.module)[0], args, strict=False)) | kwargs)
+            passes.text().begin(self.module, _by_name(self.module, value))
         return value
+
+
+def _by_name(module: nn.Module, given: tuple[tuple[Any, ...], dict[str, Any]]) -> dict[str, Any]:
+    """The arguments of a call by the names of the parameters."""
+    args, kwargs = given
+    return dict(zip(parameters_of(module)[0], args, strict=False)) | kwargs
 
 
 class BeginEncoder(Action):
@@ -132,7 +136,9 @@ class BeginEncoder(Action):
         """Note the text, unless the whole model is running and has done so."""
         if not now.is_second_run and not self.count.is_on():
             args, kwargs = value
-            begin_encoder(self.root, dict(zip(parameters_of(self.module)[0], args, strict=False)) | kwargs)
+            passes.text().begin_encoder(
+                self.root, dict(zip(parameters_of(self.module)[0], args, strict=False)) | kwargs
+            )
         return value
 
 
@@ -231,7 +237,7 @@ class HookAction(PointAction):
     """Another object each time that it fires, where that is to be told from run to run."""
     partial: Any = None
     """The hook, if it is for some positions only: it says whether it acted. See `positions.at`."""
-    missed: Missed | None = None
+    missed: passes.Unreached | None = None
     level: int | None = None
     """How deep in other contexts its own is, where removing hooks also removes those of open contexts."""
     _is_on, _switches = True, 0
@@ -251,7 +257,7 @@ class HookAction(PointAction):
 
     def only_at(self, partial: Any) -> None:
         """It is for some positions only."""
-        self.partial, self.missed = partial, Missed(partial.where)
+        self.partial, self.missed = partial, passes.text().unreached(partial.where)
 
     def note_whether_it_acted(self) -> None:
         """A hook for some positions only has fired when it came by one of them."""

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from hookline.errors import HooklineError
-from hookline.text.forward_pass import Earlier, Pass, Span
 
 Rows: TypeAlias = int | slice | Sequence[int] | Tensor
 """Which rows of a batch: one, without its axis then; or several."""
@@ -57,17 +55,3 @@ def of_rows(x: Tensor, name: str, which: Any, count: int) -> Tensor:
     raise HooklineError(
         f"{name!r} has the shape {list(x.shape)}: its first axis is not that of the {count} rows, so leave it out"
     )
-
-
-def text_of_rows(passing: Pass | None, which: Any) -> Pass | None:
-    """What is known of the text, of some rows of it."""
-    if passing is None:
-        return None
-    kept = [which] if isinstance(which, int) else which
-
-    def of(span: Span) -> Span:
-        tokens, mask, text = (x[kept] if x is not None else None for x in (span.tokens, span.mask, span.text()))
-        rows = len(torch.arange(span.rows)[kept])
-        return replace(span, rows=rows, tokens=tokens, mask=mask, earlier=Earlier(None, 0, text))
-
-    return replace(passing, span=of(passing.span), encoder=of(passing.encoder) if passing.encoder is not None else None)

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
-from hookline.engine.batch_index import Rows, checked_rows, of_rows, text_of_rows
+from hookline.engine import passes
+from hookline.engine.batch_index import Rows, checked_rows, of_rows
 from hookline.engine.grouping import grouped
 from hookline.engine.snapshots import address
 from hookline.engine.tensorfile import parsed_json, read_tensors, write_tensors
@@ -27,7 +28,6 @@ from hookline.errors import (
     unknown_point,
     users_level,
 )
-from hookline.text.forward_pass import is_of_pictures
 
 if TYPE_CHECKING:
     from hookline.engine.hooked import Hooked
@@ -153,12 +153,16 @@ class ActivationCache(Mapping[str, Tensor]):
         kept = self._tensors if count == 1 else self._of_text()
         new = self._with({name: of_rows(x, name, which, count) for name, x in kept.items()})
         new.has_batch_dim = not isinstance(which, int)
-        new.passing = text_of_rows(self.passing, which)
+        new.passing = passes.text().rows(self.passing, which)
         return new
+
+    def _is_of_images(self, name: str) -> bool:
+        base = name.removesuffix("_grad")
+        return self._points is not None and self._points.find(base).stream == "image"
 
     def _of_text(self) -> dict[str, Tensor]:
         """Without what is made of pictures, which need not be one for each row; says so, if there is some."""
-        kept = {name: x for name, x in self._tensors.items() if self.passing is None or not is_of_pictures(name)}
+        kept = {name: x for name, x in self._tensors.items() if self.passing is None or not self._is_of_images(name)}
         if len(kept) < len(self._tensors):
             warnings.warn(
                 f"{len(self._tensors) - len(kept)} activations of pictures (vision.…, projector.…) are left out: which "

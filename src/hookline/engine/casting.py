@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from hookline.engine.taps import Kind
 from hookline.errors import HooklineError
-from hookline.transformer.router import expert_count
 
 
 def cast(value: Tensor, like: Tensor) -> Tensor:
@@ -46,9 +45,8 @@ class Choices:
 
 def choices_at(point: Any) -> Choices | None:
     """Of a point that has chosen experts, or ids that go into an embedding; None of any other."""
-    experts = expert_count(point)
-    if experts is not None:
-        return Choices("expert", experts)
+    if point.site.choices is not None:
+        return point.site.choices
     if point.site.kind is not Kind.INPUT:
         return None
     embed = getattr(point.site.module, "base_layer", point.site.module)

@@ -26,10 +26,9 @@ from hookline.engine.recorder import Recording, StopForward
 from hookline.engine.runs import Run, let_go, not_current, report_missed, report_silent
 from hookline.engine.signatures import parameters_of
 from hookline.engine.snapshots import begin_sharing, end_sharing, snapshot
+from hookline.engine.structures import with_each
 from hookline.engine.taps import active, now
 from hookline.errors import HookError, HooklineError
-from hookline.text.forward_pass import is_of_pictures
-from hookline.text.positions import Positions
 
 HookList: TypeAlias = Iterable[tuple[Filter, HookFunction] | HookObject]
 """Hooks, each with the name of its point; a hook object that says itself where it belongs may stand alone."""
@@ -170,7 +169,7 @@ class Hooked:
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         remove_batch_dim: bool = False,
-        pos_slice: Positions = None,
+        pos_slice: Any = None,
         incl_bwd: bool = False,
         loss_fn: Callable[[Any], Tensor] | None = None,
         fwd_hooks: HookList = (),
@@ -192,7 +191,7 @@ class Hooked:
             raise HooklineError("loss_fn says what to differentiate: pass incl_bwd=True with it")
         points = self._points.select(names_filter)
         recording = Recording(device=device, dtype=dtype, positions=pos_slice, skips_missing=names_filter is None)
-        recording.only_pictures = all(is_of_pictures(point.listed) for point in points)
+        recording.only_pictures = all(point.stream == "image" for point in points)
         hooks = self._actions(fwd_hooks, bwd_hooks, on_error)
         actions: list[Action] = [*hooks]
         actions += [Record(point, recording) for point in points]
@@ -215,7 +214,7 @@ class Hooked:
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         remove_batch_dim: bool = False,
-        pos_slice: Positions = None,
+        pos_slice: Any = None,
         **kwargs: Any,
     ) -> ActivationCache:
         """The activations only. With `stop_early` nothing runs after every point asked for has fired once.
@@ -231,7 +230,7 @@ class Hooked:
             skips_missing=names_filter is None,
             stops_after=points if stop_early else (),
         )
-        recording.only_pictures = all(is_of_pictures(point.listed) for point in points)
+        recording.only_pictures = all(point.stream == "image" for point in points)
         with self._one_pass([Record(point, recording) for point in points]), suppress(StopForward):
             self(*args, **kwargs)
         return self._cache(recording, recording.values(), remove_batch_dim=remove_batch_dim)
@@ -458,8 +457,6 @@ def _check_grad_mode() -> None:
 
 def _own_copy(output: Any) -> Any:
     """The output as snapshots: a function that writes to it must not change what the run returns."""
-    from hookline.hooks.values import with_each  # hook objects import the verbs
-
     return with_each(output, snapshot)
 
 

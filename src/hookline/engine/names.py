@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from fnmatch import translate
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 from weakref import ref
@@ -118,7 +119,11 @@ class Points:
         name = self._name(path, kind)
         if isinstance(module, HookPoint):
             return module.join(name, self.standing)
-        return HookPoint.found(name, Site(module, kind, lens_of(module, kind)), self.standing)
+        return HookPoint.found(name, self._site(module, kind, lens_of(module, kind)), self.standing)
+
+    def _site(self, module: nn.Module, kind: Kind, lens: Lens) -> Site:
+        """Where a native point is."""
+        return Site(module, kind, lens)
 
     def _name(self, path: str, kind: Kind) -> str:
         if kind is Kind.OUTPUT and path:
@@ -151,7 +156,7 @@ class Points:
         only = int(match["call"]) if match["call"] else None
         if not keys:
             return point.asked_as(name, only)
-        site = Site(point.site.module, point.site.kind, lens_of(point.site.module, point.site.kind, keys))
+        site = replace(point.site, lens=lens_of(point.site.module, point.site.kind, keys))
         return HookPoint.found(name, site, self.standing).asked_as(name, only)
 
     def _event(self, base: str) -> tuple[str, Kind] | None:
@@ -189,6 +194,14 @@ class Points:
     def has(self, module: nn.Module) -> bool:
         """Whether the module is, or was when last looked at, in this model."""
         return module in self._paths or module in self._past
+
+    def blocks(self) -> list[nn.Module] | None:
+        """The layers of a transformer, in order; None for a network without known layers."""
+        return None
+
+    def targets(self) -> str:
+        """What a hook object may declare as its `hook_point` in this model, in words."""
+        return "no layers by role; its points are " + ", ".join(map(repr, list(self.hook_dict)[:8]))
 
     def is_on_request(self, name: str) -> bool:  # noqa: ARG002
         """Whether a point is recorded only when it is asked for by name. Of a plain network, none is."""

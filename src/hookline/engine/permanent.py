@@ -75,7 +75,7 @@ class Standing(Routes):
     def missed(self) -> list[tuple[HookAction, str]]:
         """The hooks that fired in this run, but not at all of their positions, and which they missed."""
         active = [hook for hook in self.hooks() if hook.fired and hook.is_enabled()]
-        return [(hook, told) for hook in active if hook.missed is not None and (told := hook.missed.told())]
+        return [(hook, told) for hook in active if hook.missed is not None and (told := hook.missed.message())]
 
     def add(self, hook: HookAction) -> None:
         """One hook more."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -12,13 +12,12 @@ from torch import Tensor, nn
 from hookline.engine import taps
 from hookline.engine.actions import UNKNOWN, Edit, HookAction
 from hookline.engine.callbacks import HookObject
+from hookline.engine.casting import Choices
 from hookline.engine.gradients import BackwardHook
 from hookline.engine.lenses import FIRST, Lens
+from hookline.engine.passes import Stream
 from hookline.engine.permanent import Standing
 from hookline.errors import HooklineError
-from hookline.text.forward_pass import Pass, is_of_pictures
-from hookline.transformer.attention import AttentionTap
-from hookline.transformer.router import RouterTap
 
 if TYPE_CHECKING:
     from hookline.engine.derived import Consequence
@@ -40,6 +39,12 @@ class Site:
     needs: tuple[Site, ...] = ()
     effects: tuple[Consequence, ...] = ()
     stage: int = 0
+    stream: Stream = field(default="text", compare=False)
+    """What the positions of its value are of."""
+    choices: Choices | None = field(default=None, compare=False)
+    """Of a value that has indices: what they choose from."""
+    tap_type: type[taps.Tap] = field(default=taps.Tap, compare=False)
+    """What listens there: something of its own for events inside a module."""
 
     def __hash__(self) -> int:
         return id(self.module) ^ self.stage
@@ -47,13 +52,7 @@ class Site:
     @cached_property
     def tap(self) -> taps.Tap:
         """The tap on that event."""
-        return taps.tap_on(self.module, self.kind, make=_tap_class(self.kind))
-
-
-def _tap_class(kind: taps.Kind) -> type[taps.Tap]:
-    if not kind.is_inner:
-        return taps.Tap
-    return RouterTap if kind is taps.Kind.ROUTER else AttentionTap
+        return taps.tap_on(self.module, self.kind, make=self.tap_type)
 
 
 class HookPoint(nn.Module):
@@ -134,6 +133,11 @@ class HookPoint(nn.Module):
         return self._listed or self.name
 
     @property
+    def stream(self) -> Stream:
+        """What the positions of its value are of: "text", "encoder" (beside a decoder), or "image" (patches)."""
+        return self.site.stream
+
+    @property
     def step(self) -> int:
         """Which pass of a generation a running hook sees: 0 is the prompt, 1 the first new token, and so on."""
         return self._passing().known_step()
@@ -141,13 +145,13 @@ class HookPoint(nn.Module):
     @property
     def positions(self) -> range:
         """Which positions of the text a running hook sees: the whole prompt, or just the newest one."""
-        if is_of_pictures(self.listed):
+        if self.stream == "image":
             raise HooklineError(f"{self.name!r} is about pictures: its positions are patches, none of the text")
         passing = self._passing()
         passing.check("positions")
-        return passing.span_at(self.listed).positions
+        return passing.span_at(self.stream).positions
 
-    def _passing(self) -> Pass:
+    def _passing(self) -> Any:
         passing = taps.now.asked if taps.now.hooks else taps.now.passing
         if passing is None:
             raise HooklineError(f"the step and positions of {self.name!r} are known while a language model runs")

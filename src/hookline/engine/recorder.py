@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from hookline.engine import passes
 from hookline.engine.aliases import OVERWRITTEN, Handed
 from hookline.engine.snapshots import snapshot
 from hookline.engine.taps import now
 from hookline.errors import HooklineError, NeverFiredWarning
-from hookline.text.forward_pass import Span, is_of_pictures
-from hookline.text.positions import Positions, picked
 
 if TYPE_CHECKING:
     from hookline.engine.points import HookPoint
@@ -33,7 +32,7 @@ class Recording:
         *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        positions: Positions = None,
+        positions: Any = None,
         skips_missing: bool = False,
         stops_after: Iterable[HookPoint] = (),
     ) -> None:
@@ -51,11 +50,11 @@ class Recording:
         self.passing = now.passing
         if x.requires_grad:
             x = x.detach()
-        if self.positions is not None and (self.only_pictures or not is_of_pictures(point.listed)):
-            x = picked(x, point, self.positions)
+        if self.positions is not None and (self.only_pictures or point.stream != "image"):
+            x = passes.text().pick(x, point, self.positions)
         kept = self._kept(x)
         if self.passing is not None and self.positions is None:
-            _note_padding(kept, self.passing.span_at(point.listed), point.axes)
+            _note_padding(kept, self.passing.span_at(point.stream), point.axes)
         self._values.setdefault(point.name, []).append(kept)
         if self._awaited:
             self._awaited.discard(point.name)
@@ -88,7 +87,7 @@ class Recording:
                 )
             elif gradient is not None:
                 gradient = gradient.detach()
-                gradient = gradient if self.positions is None else picked(gradient, point, self.positions)
+                gradient = gradient if self.positions is None else passes.text().pick(gradient, point, self.positions)
                 gradients.setdefault(point.name, []).append(self._kept(gradient))
         named = {f"{name}_grad": gradient for name, gradient in _numbered(gradients).items()}
         _check_apart(named, self._values)
@@ -113,7 +112,7 @@ class Recording:
         return snapshot(x, is_for_reading=True) if moved is x else moved
 
 
-def _note_padding(x: Tensor, span: Span, axes: str) -> None:
+def _note_padding(x: Tensor, span: Any, axes: str) -> None:
     """Let a tensor remember which of its rows and positions are no padding, as the tokens of `to_tokens` do."""
     if span.mask is None:
         return

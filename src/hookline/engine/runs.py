@@ -163,7 +163,7 @@ class Run(Routes, Block):
             wanted = [action for action in silent if isinstance(action, PointAction) and action.must_fire]
             report_silent(wanted, has_run=all(bound.fired for bound in self._bounds))
         fired = [action for action in self.actions if action.fired and isinstance(action, HookAction)]
-        missed = [(action, told) for action in fired if action.missed and (told := action.missed.told())]
+        missed = [(action, told) for action in fired if action.missed and (told := action.missed.message())]
         report_missed(missed + (standing_of(self.root).missed() if self._is_outermost() else []))
 
     def _is_outermost(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any, TypeAlias
 
 from torch import Tensor
@@ -106,3 +106,21 @@ def _with_child(value: Any, key: Key, child: Any) -> Any:
     else:
         object.__setattr__(new, str(key), child)  # a frozen dataclass too: `new` is nobody else's yet
     return new
+
+
+def tensor_paths(value: Any) -> Iterator[Path]:
+    """The paths to all tensors in a value."""
+    if isinstance(value, Tensor):
+        yield ()
+        return
+    for key, child in children(value):
+        yield from ((key, *path) for path in tensor_paths(child))
+
+
+def with_each(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The value with every tensor changed, in containers of its own."""
+    if isinstance(value, Tensor):
+        return change(value)
+    for path in list(tensor_paths(value)):
+        value = replaced(value, path, change(look(value, path)))
+    return value

@@ -22,7 +22,6 @@ from hookline.experiments.metrics import as_metric, value_of
 from hookline.experiments.patching import Direction, into
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
-from hookline.text.forward_pass import is_of_pictures
 
 
 def attribute(
@@ -182,7 +181,7 @@ def _effects(
 def _summed(product: Tensor, point: HookPoint, inner: Sequence[str], prompts: Prompts) -> Tensor:
     """Over all that a cell covers, [batch, *cell]; padding counts nothing."""
     for place, letter in enumerate(point.axes.split()):
-        if letter in "pk" and product.shape[place] == prompts.width and not is_of_pictures(point.listed):
+        if letter in "pk" and product.shape[place] == prompts.width and point.stream != "image":
             shape = [len(prompts), *(prompts.width if at == place else 1 for at in range(1, product.ndim))]
             product = product * prompts.mask.to(product).reshape(shape)
     kept = [1 + place_of(point, axis) for axis in inner]
@@ -194,7 +193,7 @@ def _summed(product: Tensor, point: HookPoint, inner: Sequence[str], prompts: Pr
 def _labels(where: Places, shape: Sequence[int], positions: list[Label]) -> dict[str, list[Label]]:
     """The labels of each axis of the grid."""
     found: dict[str, list[Label]] = {}
-    of_text = not any(is_of_pictures(point.listed) for point in where.points.values())
+    of_text = not any(point.stream == "image" for point in where.points.values())
     for axis, size in zip(where.over, shape, strict=True):
         numbers: list[Label] = list(range(size))
         found[axis] = where.coords.get(axis, positions if axis in ("pos", "src") and of_text else numbers)

@@ -25,7 +25,6 @@ from hookline.experiments.metrics import Rank, Read
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
 from hookline.rerun.changes import index_of
-from hookline.text.forward_pass import is_of_pictures
 from hookline.text.outliers import Outliers
 from hookline.text.positions import Meaning, Positions, is_one_per_row, last
 
@@ -114,7 +113,7 @@ def _apart(
     caches = {seen: [_cached(model, each, where, pos, of_images=seen) for each in given] for seen in (False, True)}
     norms = []
     for point in where.points.values():
-        of_images = is_of_pictures(point.listed)
+        of_images = point.stream == "image"
         a, b = (cache[point.name].float() for cache in caches[of_images])
         if a.shape != b.shape and of_images:
             raise HooklineError(
@@ -141,7 +140,7 @@ def _apart(
 
 def _cached(model: HookedModel, prompt: Prompts, where: Places, pos: Positions, *, of_images: bool) -> Any:
     """What a prompt has at the points of images, or at the others."""
-    names = [point.name for point in where.points.values() if is_of_pictures(point.listed) == of_images]
+    names = [point.name for point in where.points.values() if (point.stream == "image") == of_images]
     if not names:
         return {}
     with torch.no_grad():

@@ -17,7 +17,6 @@ from hookline.experiments.result import Result
 from hookline.model import HookedModel
 from hookline.rerun.image_inputs import in_one_row
 from hookline.residual import ModelCache
-from hookline.text.forward_pass import is_of_pictures
 
 Direction: TypeAlias = Literal["denoise", "noise"]
 
@@ -138,7 +137,7 @@ def _row_of(cache: ActivationCache, names: Sequence[str], prompts: Prompts, row:
     for name in names:
         assert cache._points is not None  # or it would not know the name
         x, point = cache[name] if cache.has_batch_dim else cache[name][None], cache._points.find(name)
-        if len(prompts) == 1 and is_of_pictures(point.listed):
+        if len(prompts) == 1 and point.stream == "image":
             x = in_one_row(x, point)
         if x.shape[0] != len(prompts):
             raise HooklineError(

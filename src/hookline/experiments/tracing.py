@@ -22,8 +22,7 @@ from hookline.experiments.result import Result
 from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.changes import Change, Variant, index_of
-from hookline.text.forward_pass import is_of_pictures
-from hookline.transformer.vision_towers import picture_token
+from hookline.text.image_tokens import image_token_id
 
 
 def trace(
@@ -103,13 +102,13 @@ def subject_positions(model: HookedModel, text: Prompts, subject: str | int | Se
 
 def _check_no_picture(model: HookedModel, text: Prompts, positions: list[int], where: Places) -> None:
     """Noise goes onto the embeddings of tokens, in whose place pictures come in later."""
-    picture = picture_token(model.module.config) if text.more else None
+    picture = image_token_id(model.module.config) if text.more else None
     if picture is not None and bool((text.tokens[0, positions] == picture).any()):
         raise HooklineError(
             "the subject is a picture: noise on the embeddings of its tokens would do nothing, as the picture comes in "
             "their place. Patch from another picture: patching.sweep, seen.patch"
         )
-    if any(is_of_pictures(point.listed) for point in where.points.values()):
+    if any(point.stream == "image" for point in where.points.values()):
         raise HooklineError("tracing restores activations of the text: points of pictures are not noised")
 
 

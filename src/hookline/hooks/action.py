@@ -21,11 +21,11 @@ from hookline.engine.lenses import FIRST, Argument, Chain, First, Lens
 from hookline.engine.names import lens_of
 from hookline.engine.points import HookPoint, Site
 from hookline.engine.snapshots import Loan, lend, snapshot
-from hookline.engine.structures import NoTensorError, first_tensor, look, replaced, tensors_in
+from hookline.engine.structures import NoTensorError, first_tensor, look, replaced, tensor_paths, tensors_in
 from hookline.engine.taps import Kind, Step, Tap, now, tap_on
 from hookline.errors import InvalidHookError
 from hookline.hooks.context import HookContext
-from hookline.hooks.values import WHOLE, copied, is_as_it_was, needs_grad, tensor_paths
+from hookline.hooks.values import WHOLE, copied, is_as_it_was, needs_grad
 
 if TYPE_CHECKING:
     from hookline.engine.callbacks import Caller

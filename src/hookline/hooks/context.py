@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from torch import nn
 
-from hookline.engine.names import Points
 from hookline.errors import HooklineError
 from hookline.text.forward_pass import processors, tokenizers
-from hookline.transformer.dialects import other_names
-from hookline.transformer.index import ModelPoints
 
 if TYPE_CHECKING:
     from hookline.engine.hooked import Hooked
@@ -21,6 +17,9 @@ if TYPE_CHECKING:
 
 class HookContext:
     """The model that a hook object is used on. It keeps no model alive."""
+
+    wrap: Any
+    """The function that wraps a model: set by `hookline.load`, which knows all kinds of models."""
 
     def __init__(self, root: nn.Module, model: Hooked | None = None) -> None:
         self._root = ref(root)
@@ -34,9 +33,7 @@ class HookContext:
             return model
         if root is None:
             raise HooklineError("the model that this hook was used on is gone")
-        from hookline.load import hook
-
-        return hook(root, processors.get(root, tokenizers.get(root)))
+        return self.wrap(root, processors.get(root, tokenizers.get(root)))
 
     language_model = model
 
@@ -61,21 +58,3 @@ class HookContext:
     def hooks(self) -> list[Any]:
         """All registered hooks."""
         return self.layers.hooks()
-
-
-def known_targets(points: Points) -> str:
-    """What a hook object may declare as its `hook_point` in this model."""
-    if not isinstance(points, ModelPoints):
-        return "no layers by role; its points are " + ", ".join(map(repr, list(points.hook_dict)[:8]))
-    stacks = {stack.name: len(stack.blocks) for stack in points.anatomy.every_stack}
-    names = [name for name, spec in points.specs.items() if spec.site is not None]
-    roles = dict.fromkeys(
-        re.sub(r"\.\d+\.", ".", other)
-        for name in names
-        for other in other_names(name, stacks)
-        if other.startswith(("lm.", "vision.", "projector.")) and ".blocks." not in other
-    )
-    if not roles:
-        return f"several stacks of layers: declare the name of a point, such as {names[-1]!r}, and no layer"
-    depth = ", ".join(f"0 to {n - 1}" + (f" ({name})" if len(stacks) > 1 else "") for name, n in stacks.items())
-    return f"{', '.join(map(repr, roles))}, with a layer from {depth}, and every point by its name alone"

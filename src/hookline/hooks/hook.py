@@ -15,7 +15,7 @@ from hookline.engine.names import Filter, Points
 from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError, InvalidHookError, UnknownHookPointError, UnknownPointError
 from hookline.hooks.action import ObjectEdit, ObjectRead, here, input_of
-from hookline.hooks.context import HookContext, known_targets
+from hookline.hooks.context import HookContext
 from hookline.hooks.values import in_order, out_of_order
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ class Hook(HookObject):
             name = target if self.layer is None else target[0]
             raise UnknownHookPointError(
                 f"{type(self).__name__} declares hook_point={name!r} and layer={self.layer!r}, which this "
-                f"model has not: {why} It has {known_targets(points)}."
+                f"model has not: {why} It has {points.targets()}."
             ) from error
 
     def _check_same(self, declared: list[HookPoint], given: list[HookPoint], asked: Any) -> None:

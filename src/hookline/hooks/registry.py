@@ -19,7 +19,6 @@ from hookline.engine.names import Filter, is_called
 from hookline.engine.points import HookPoint, hook_action
 from hookline.errors import HookError, HooklineError, InvalidHookError
 from hookline.hooks.hook import Hook, HookType, hook_type_of
-from hookline.transformer.index import ModelPoints
 
 if TYPE_CHECKING:
     from hookline.engine.hooked import Hooked
@@ -177,8 +176,8 @@ class Layers:
         """The layers themselves, for those who mean them."""
         points = self._model._points
         own = getattr(points.root, "layers", None)
-        if own is None and isinstance(points, ModelPoints):
-            own = [block.module for block in points.anatomy.blocks]
+        if own is None:
+            own = points.blocks()
         if own is None:
             raise HooklineError(
                 f"a {type(points.root).__name__} has no `layers` of its own; `layers` is the registry of its hooks: "
@@ -188,7 +187,7 @@ class Layers:
 
     def _point(self, layer_signature: Filter, hook: Any) -> HookPoint:
         points = self._model._points
-        if isinstance(layer_signature, int) and not isinstance(points, ModelPoints):
+        if isinstance(layer_signature, int) and points.blocks() is None:
             raise HooklineError(
                 f"a number is that of a language model's block, and none are known here: give the name of a module, "
                 f"such as {self.list_layers()[0]!r}, not {layer_signature!r}"

@@ -6,7 +6,7 @@ Arguments of a call are a pair `(args, kwargs)`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hookline.engine.names import lens_of
 from hookline.engine.signatures import parameters_of
 from hookline.engine.snapshots import Loan
-from hookline.engine.structures import Path, children, look, replaced
+from hookline.engine.structures import children, look, tensor_paths, with_each
 from hookline.engine.taps import Kind
 from hookline.errors import HooklineError
 
@@ -34,24 +34,6 @@ class Whole:
 
 
 WHOLE = Whole()
-
-
-def tensor_paths(value: Any) -> Iterator[Path]:
-    """The paths to all tensors in a value."""
-    if isinstance(value, Tensor):
-        yield ()
-        return
-    for key, child in children(value):
-        yield from ((key, *path) for path in tensor_paths(child))
-
-
-def with_each(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The value with every tensor changed, in containers of its own."""
-    if isinstance(value, Tensor):
-        return change(value)
-    for path in list(tensor_paths(value)):
-        value = replaced(value, path, change(look(value, path)))
-    return value
 
 
 def copied(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hookline.engine.actions import Action
 from hookline.engine.batch_index import drawn_once
 from hookline.engine.halving import Fit
 from hookline.engine.points import hook_action
@@ -24,14 +25,13 @@ from hookline.rerun.changes import BEFORE_LAYERS, Change, Entries, Entry, Placed
 from hookline.rerun.image_inputs import Pictures, in_one_row
 from hookline.rerun.joined import Put, PutPatches, joined_pass
 from hookline.rerun.strategy import Way, is_alike, proved_way, stream_names
-from hookline.text.forward_pass import is_of_pictures
 from hookline.transformer.architectures import depends_on_length
 from hookline.transformer.contexts import GradMode
 from hookline.transformer.verify.probe import outcome
 
 if TYPE_CHECKING:
     from hookline.engine.hooked import HookList
-    from hookline.model import HookedModel
+    from hookline.transformer.wrapped import WrappedTransformer
 
 
 _ways: WeakKeyDictionary[nn.Module, dict[frozenset[str], Way]] = WeakKeyDictionary()
@@ -55,7 +55,7 @@ class Baseline:
 
     def __init__(
         self,
-        model: HookedModel,
+        model: WrappedTransformer,
         tokens: Tensor,
         *,
         inputs: Mapping[str, Any] | None = None,
@@ -141,7 +141,7 @@ class Baseline:
     def _check_positions(self) -> None:
         """Places are found by their position in the text: that must be their position at a point too."""
         for name, value in self.kept.items():
-            if is_of_pictures(self._points.find(name).listed):
+            if self._points.find(name).stream == "image":
                 continue
             axes = zip(self._points.find(name).axes.split()[1:], value.shape, strict=False)
             size = next((size for letter, size in axes if letter in "pk" and size != self.tokens.shape[1]), None)
@@ -156,7 +156,7 @@ class Baseline:
         point = self._points.find(name)
         if not isinstance(value, Tensor):
             raise HooklineError(f"the value to put in at {name!r} is a tensor, not {value!r}")
-        if is_of_pictures(point.listed):
+        if point.stream == "image":
             return Change(point, index_of(point, pos=pos, **at), value)
         length = self.tokens.shape[1]
         if pos is not None and pos not in range(-length, length):
@@ -202,7 +202,7 @@ class Baseline:
         way = self.way
         if any(entry.layer == BEFORE_LAYERS for entry in entries.values()):
             way = Way.PLAIN
-        if any(is_of_pictures(change.point.listed) for variant in variants for change in variant):
+        if any(change.point.stream == "image" for variant in variants for change in variant):
             most_rows = 1  # pictures of several texts may be one row
         can_be_cut = self.is_causal and way != Way.PLAIN and not depends_on_length(self._points.anatomy.config)
         can_be_cut = can_be_cut and (self.pictures is None or way == Way.RESUMED)  # each picture has its tokens
@@ -238,15 +238,16 @@ class Baseline:
                 placed.setdefault(change.point.listed, []).append((row, change))
         text = range(self.tokens.shape[1])
         own = self.model._hook_actions(self._hooks, ())
-        puts = [
-            hook_action(self._points.find(name), PutPatches(each) if is_of_pictures(name) else Put(each, text), "fwd")
-            for name, each in placed.items()
-        ]
+        puts = [self._put(name, each, text) for name, each in placed.items()]
         more = {} if self.pictures is None else self.pictures.repeated(len(some))
         inputs = {"input_ids": self.tokens.expand(len(some), -1), **more}
         run = Run(self._points.root, [*own, *puts], is_one_pass=True)
         with run, sharing(self._points.root, inputs), drawn_once(len(some)):
             return outcome(self._points.root(**inputs))[:, where]
+
+    def _put(self, name: str, changes: list[Placed], text: range) -> Action:
+        point = self._points.find(name)
+        return hook_action(point, PutPatches(changes) if point.stream == "image" else Put(changes, text), "fwd")
 
     def _check_hooks(self, count: int) -> None:
         """Variants are rows of a batch, run at different times: hooks must do the same to every row, every time."""

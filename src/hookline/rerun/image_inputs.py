@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from hookline.engine.skipping import Give
 from hookline.engine.torch_hooks import TorchHooks
 from hookline.errors import HooklineError
-from hookline.text.forward_pass import is_of_pictures
 from hookline.transformer.vision_towers import language_of, tower_of
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ def in_one_row(x: Tensor, point: HookPoint) -> Tensor:
     if x.shape[0] == 1:
         return x
     letters = point.axes.split()
-    if not is_of_pictures(point.listed) or letters[1:2] != ["p"] or "k" in letters:
+    if point.stream != "image" or letters[1:2] != ["p"] or "k" in letters:
         raise HooklineError(
             f"{point.name!r} has {x.shape[0]} rows in one run, for images or tiles of an image, and no axis that all "
             f"of their patches could be along: use run_with_hooks"

@@ -17,9 +17,9 @@ from hookline.rerun.changes import Change, Variant
 from hookline.transformer.architectures import architecture, chooses_keys
 
 if TYPE_CHECKING:
-    from hookline.model import HookedModel
     from hookline.rerun.baseline import Baseline
     from hookline.transformer.index import ModelPoints
+    from hookline.transformer.wrapped import WrappedTransformer
 
 
 class Way(Enum):
@@ -41,7 +41,7 @@ def stream_names(points: ModelPoints) -> list[str]:
 
 
 def proved_way(
-    model: HookedModel, run: Callable[..., Baseline], tokens: Tensor, inputs: Mapping[str, Any] | None = None
+    model: WrappedTransformer, run: Callable[..., Baseline], tokens: Tensor, inputs: Mapping[str, Any] | None = None
 ) -> Way:
     """The fastest way that gives, on these tokens, what the plain way gives; `run` makes a baseline."""
     points = model._points

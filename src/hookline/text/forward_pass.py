@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
+from hookline.engine.passes import Stream
 from hookline.engine.taps import now
 from hookline.errors import HooklineError
 from hookline.text.generation import Generation, generation_of
@@ -152,24 +153,22 @@ class Pass:
             parts.append((replace(self, step=place - self.prompt + 1), one))
         return parts
 
-    def span_at(self, point: str) -> Span:
-        """What a point with that name is about; nothing of the text, if it is about pictures."""
-        if is_of_pictures(point):
+    def span_at(self, stream: Stream) -> Span:
+        """What a point of that stream is about; nothing of the text, if it is about images."""
+        if stream == "image":
             return Span(range(0), 0, None, None)
-        is_encoders = point.startswith("encoder.") or point.endswith(_OF_THE_ENCODER)
-        return self.encoder if is_encoders and self.encoder is not None else self.span
+        return self.encoder if stream == "encoder" and self.encoder is not None else self.span
 
+    def of_rows(self, which: Any) -> Pass:
+        """What is known of some rows of the batch."""
+        kept = [which] if isinstance(which, int) else which
 
-_TOWERS = {"vision", "visual", "vision_tower", "vision_model", "projector", "multi_modal_projector", "connector"}
+        def of(span: Span) -> Span:
+            tokens, mask, text = (x[kept] if x is not None else None for x in (span.tokens, span.mask, span.text()))
+            rows = len(torch.arange(span.rows)[kept])
+            return replace(span, rows=rows, tokens=tokens, mask=mask, earlier=Earlier(None, 0, text))
 
-
-def is_of_pictures(point: str) -> bool:
-    """Whether a point with that name is in the part of a model that looks at pictures, before they are tokens."""
-    is_attended_to = point.startswith("blocks.") and point.endswith(_OF_THE_ENCODER)  # by text that looks at pictures
-    return is_attended_to or not _TOWERS.isdisjoint(point.split("."))
-
-
-_OF_THE_ENCODER = ("cross_attn.hook_k", "cross_attn.hook_v", "cross_attn.hook_rot_k")
+        return replace(self, span=of(self.span), encoder=of(self.encoder) if self.encoder is not None else None)
 
 
 class Progress(NamedTuple):

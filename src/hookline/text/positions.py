@@ -30,9 +30,9 @@ from hookline.engine.callbacks import caller
 from hookline.engine.casting import cast
 from hookline.engine.taps import now
 from hookline.errors import HooklineError
-from hookline.text.forward_pass import Pass, Span, is_of_pictures, tokenizers
+from hookline.text.forward_pass import Pass, Span, tokenizers
+from hookline.text.image_tokens import mask_in
 from hookline.text.tokenizer import single_token
-from hookline.vision.locate import mask_in
 
 
 @dataclass(frozen=True)
@@ -303,7 +303,7 @@ def _axis(axes: str, x: Tensor) -> int:
 
 def _passing(positions: Positions, point: Any, rows: int, n: int) -> tuple[Pass, Span]:
     """The forward pass going on, and the positions of it that the point sees."""
-    if is_of_pictures(point.listed):
+    if point.stream == "image":
         if isinstance(positions, _Last | _Token | _Images):
             raise HooklineError(
                 f"{positions!r} is a place in the prompt, but the positions of {point.name!r} are places in pictures: "
@@ -321,7 +321,7 @@ def _passing(positions: Positions, point: Any, rows: int, n: int) -> tuple[Pass,
         return Pass(0, span, None, lambda: None, True), span  # type: ignore[arg-type]
     if isinstance(positions, Meaning) or point.axes:
         text.check(repr(positions))
-    span = text.span_at(point.listed)
+    span = text.span_at(point.stream)
     if len(span.positions) != n == span.positions.stop:  # keys: of this step and of all before it
         span = replace(span, positions=range(n), tokens=span.text(), earlier=None)
     if len(span.positions) != n:

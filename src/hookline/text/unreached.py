@@ -15,7 +15,7 @@ from torch import Tensor
 from hookline.engine.taps import now
 
 
-class Missed(threading.local):
+class UnreachedPositions(threading.local):
     """What a hook for some positions has missed so far, of all texts that ran: in each thread its own."""
 
     def __init__(self, positions: Any) -> None:
@@ -34,7 +34,7 @@ class Missed(threading.local):
         passing = now.passing
         if (self._wanted is None and self._token is None) or passing is None or passing.is_only:
             return
-        span = passing.span_at(point.listed)
+        span = passing.span_at(point.stream)
         is_first = not passing.number and not span.positions.start
         if is_first and not _goes_on(self._tokens, span.tokens):  # another text
             self._closed |= self._open
@@ -57,7 +57,7 @@ class Missed(threading.local):
             return [int(self._wanted[row])] if row < len(self._wanted) else []
         return self._wanted or []
 
-    def told(self) -> str | None:
+    def message(self) -> str | None:
         """What never came by, in words; None if all did."""
         parts = [*(self._closed | self._open).values()]
         if not parts:

@@ -8,14 +8,17 @@ from typing import Any
 
 from torch import nn
 
+from hookline.engine.lenses import Lens
 from hookline.engine.names import Filter, Points
 from hookline.engine.permanent import Standing
 from hookline.engine.points import HookPoint, Site
+from hookline.engine.taps import Kind
 from hookline.errors import UnavailablePointError, UnknownPointError, no_match, unknown_point
 from hookline.transformer.dialects import advice, classic_name, other_names
 from hookline.transformer.listing import classic_points
 from hookline.transformer.roles import Anatomy, find_anatomy
 from hookline.transformer.sites import Spec
+from hookline.transformer.vision_towers import image_modules
 
 
 class ModelPoints(Points):
@@ -28,6 +31,7 @@ class ModelPoints(Points):
     def refresh(self) -> None:
         """Look at the model's modules anew."""
         self.anatomy = find_anatomy(self.root) or self.anatomy
+        self._of_images = image_modules(self.root, self.anatomy)
         super().refresh()
         self._native = self.hook_dict
         self._specs: dict[str, Spec] = {spec.name: spec for spec in classic_points(self.anatomy)}
@@ -37,6 +41,10 @@ class ModelPoints(Points):
                 self.hook_dict[name] = HookPoint.found(name, spec.site, self.standing, spec.axes, spec.only)
         self._classic_at = {(point.site, point.only): name for name, point in self.hook_dict.items()}
         self._stacks = {stack.name: len(stack.blocks) for stack in self.anatomy.every_stack}
+
+    def _site(self, module: nn.Module, kind: Kind, lens: Lens) -> Site:
+        """With the stream that the module is in."""
+        return Site(module, kind, lens, stream="image" if module in self._of_images else "text")
 
     def _all(self) -> list[HookPoint]:
         """Without those that are worked out only when asked for."""
@@ -98,6 +106,25 @@ class ModelPoints(Points):
             raise no_match(asked, self.hook_dict)
         meant = [name for name, match in found.items() if not self._specs[name].is_on_request or _names(asked, match)]
         return [self.hook_dict[name] for name in meant or found]  # nothing but points on request: these are meant
+
+    def blocks(self) -> list[nn.Module]:
+        """The layers of the stack that the output comes from."""
+        return [block.module for block in self.anatomy.blocks]
+
+    def targets(self) -> str:
+        """What a hook object may declare as its `hook_point` in this model, in words."""
+        stacks = {stack.name: len(stack.blocks) for stack in self.anatomy.every_stack}
+        names = [name for name, spec in self.specs.items() if spec.site is not None]
+        roles = dict.fromkeys(
+            re.sub(r"\.\d+\.", ".", other)
+            for name in names
+            for other in other_names(name, stacks)
+            if other.startswith(("lm.", "vision.", "projector.")) and ".blocks." not in other
+        )
+        if not roles:
+            return f"several stacks of layers: declare the name of a point, such as {names[-1]!r}, and no layer"
+        depth = ", ".join(f"0 to {n - 1}" + (f" ({name})" if len(stacks) > 1 else "") for name, n in stacks.items())
+        return f"{', '.join(map(repr, roles))}, with a layer from {depth}, and every point by its name alone"
 
     def is_on_request(self, name: str) -> bool:
         """Whether a point is recorded only when it is asked for by name."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from hookline.engine.derived import EachRow
 from hookline.engine.lenses import FIRST, Chain, Flat, Item, OneRow, Patches
+from hookline.engine.passes import Stream
 from hookline.engine.points import Site
 from hookline.engine.taps import Kind
 from hookline.transformer.architectures import architecture
@@ -19,6 +20,8 @@ from hookline.transformer.roles import Anatomy, Projector, Stack, Tower
 from hookline.transformer.sites import Spec, entry_points, final_points, input_of, layer_points, norm_points, output_of
 
 UNPROVED = Path(__file__).with_name("unproved.json")
+_ATTENDED_TO = ("cross_attn.hook_k", "cross_attn.hook_v", "cross_attn.hook_rot_k")
+"""Points of a layer whose positions are those of what cross-attention reads."""
 _IN_LAYER = re.compile(r"(?P<stack>[a-z_.]+)\.(?P<layer>\d+)\.(?P<point>.+)")
 
 
@@ -50,17 +53,20 @@ def kind_of(name: str) -> str:
 
 def _all_points(anatomy: Anatomy) -> Iterator[Spec]:
     if isinstance(anatomy.main, Tower):
-        yield from _tower_points(anatomy.main)
+        yield from _in_stream("image", _tower_points(anatomy.main))
         return
     if architecture(anatomy.config.model_type).vision_first:
-        yield from _seeing_points(anatomy)
+        yield from _in_stream("image", _seeing_points(anatomy))
     for stack in anatomy.stacks:
         prefix = f"{stack.name}." if anatomy.is_encoder_decoder else ""
-        yield from _prefixed(prefix, entry_points(stack, _nth_call(anatomy, stack)))
+        own: Stream = "encoder" if stack.name == "encoder" else "text"
+        other: Stream = "encoder" if anatomy.is_encoder_decoder else "image"
+        yield from _in_stream(own, _prefixed(prefix, entry_points(stack, _nth_call(anatomy, stack))))
         if not architecture(anatomy.config.model_type).vision_first:
-            yield from _seeing_points(anatomy)
-        yield from _prefixed(f"{stack.name}.", layer_points(stack))
-        yield from _prefixed(prefix, final_points(stack))
+            yield from _in_stream("image", _seeing_points(anatomy))
+        for spec in _prefixed(f"{stack.name}.", layer_points(stack)):
+            yield from _in_stream(other if spec.name.endswith(_ATTENDED_TO) else own, (spec,))
+        yield from _in_stream(own, _prefixed(prefix, final_points(stack)))
     if anatomy.unembed is not None:
         yield Spec.of("unembed.hook_in", input_of(anatomy.unembed))
         yield Spec.of("unembed.hook_out", output_of(anatomy.unembed))
@@ -148,6 +154,11 @@ def _as_batch(spec: Spec) -> Spec:
         return spec
     more = (Flat(),) if spec.name.startswith("projector") else ()
     return replace(spec, site=replace(spec.site, lens=Chain((spec.site.lens, OneRow(len(spec.axes.split())), *more))))
+
+
+def _in_stream(stream: Stream, specs: Iterable[Spec]) -> Iterator[Spec]:
+    for spec in specs:
+        yield spec if spec.site is None else replace(spec, site=replace(spec.site, stream=stream))
 
 
 def _prefixed(prefix: str, specs: Iterator[Spec]) -> Iterator[Spec]:

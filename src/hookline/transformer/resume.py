@@ -14,9 +14,9 @@ from hookline.engine.runs import Run
 from hookline.engine.skipping import Give, Skipping
 from hookline.engine.taps import active
 from hookline.errors import HooklineError
+from hookline.text.image_tokens import image_token_id
 from hookline.transformer.architectures import architecture
 from hookline.transformer.index import ModelPoints
-from hookline.transformer.vision_towers import picture_token
 
 
 def resumed(
@@ -54,7 +54,7 @@ def resumed(
 
 def _check_pictures(root: nn.Module, tokens: Tensor | None, others: Mapping[str, Any]) -> None:
     """Positions, masks and what later layers get of pictures go by more than the stream."""
-    token = picture_token(root.config)
+    token = image_token_id(root.config)
     if tokens is None:
         raise HooklineError(
             "a model that takes pictures starts at a layer with tokens= beside the stream, and with all other inputs "

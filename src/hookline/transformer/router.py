@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 from torch.nn import functional as F
 
+from hookline.engine.casting import Choices
 from hookline.engine.inner import InnerTap, Watching
 from hookline.engine.taps import Kind
 
@@ -36,11 +37,13 @@ class RouterTap(InnerTap):
     watch = WatchingRouter
 
 
-def expert_count(point: Any) -> int | None:
-    """How many experts there are to choose from, at a point that has the chosen ones; else None."""
-    if not point.listed.endswith("hook_expert_indices"):
-        return None
-    experts = point.site.module
+def choices_of(experts: nn.Module) -> Choices | None:
+    """The experts there are to choose from; None if their number is not known."""
+    count = _count(experts)
+    return Choices("expert", count) if count is not None else None
+
+
+def _count(experts: nn.Module) -> int | None:
     if isinstance(known := getattr(experts, "num_experts", None), int):
         return known
     weights = [parameter.shape[0] for parameter in experts.parameters(recurse=False) if parameter.ndim == 3]

@@ -20,6 +20,7 @@ from hookline.transformer.architectures import (
     is_post_norm,
     residual_factor,
 )
+from hookline.transformer.attention import AttentionTap
 from hookline.transformer.norms import norm_of, norm_sites
 from hookline.transformer.per_head import ThroughNorm, result_site, splits
 from hookline.transformer.point_table import POINTS, Row, inside
@@ -36,6 +37,7 @@ from hookline.transformer.roles import (
     Stack,
     child,
 )
+from hookline.transformer.router import RouterTap, choices_of
 
 
 @dataclass(frozen=True)
@@ -220,7 +222,7 @@ def _expert_points(block: Block, resid_pre: Site) -> Iterator[Spec]:
         for point in ("router", "expert_weights", "expert_indices"):
             yield Spec.of(f"mlp.hook_{point}", why="this layer is no mixture of experts")
         return
-    yield Spec.of("mlp.hook_router", Site(router, Kind.ROUTER, Rows(resid_pre), (resid_pre,)))
+    yield Spec.of("mlp.hook_router", Site(router, Kind.ROUTER, Rows(resid_pre), (resid_pre,), tap_type=RouterTap))
     parameters = getattr(lens_of(experts, Kind.INPUT), "parameters", ())
     for point, word in (("hook_expert_weights", "weights"), ("hook_expert_indices", "ind")):
         name = next((name for name in parameters if word in name), None)
@@ -228,7 +230,8 @@ def _expert_points(block: Block, resid_pre: Site) -> Iterator[Spec]:
             yield Spec.of(f"mlp.{point}", why="this layer's experts are not called with it")
         else:
             lens = chained(lens_of(experts, Kind.INPUT, (name,)), Rows(resid_pre))
-            yield Spec.of(f"mlp.{point}", Site(experts, Kind.INPUT, lens, (resid_pre,)))
+            choices = choices_of(experts) if point == "hook_expert_indices" else None
+            yield Spec.of(f"mlp.{point}", Site(experts, Kind.INPUT, lens, (resid_pre,), choices=choices))
 
 
 def _attn_out(block: Block, config: Any) -> Site | None:
@@ -276,16 +279,21 @@ def _inside_attention(prefix: str, attn: nn.Module, o: nn.Module | None, config:
     yield Spec.of(f"{prefix}.hook_in", input_of(attn))
     heads, groups = head_counts(attn, config)
     sites = dict(_projections(attn, config, heads, groups))
-    key = Site(attn, Kind.KEY, HeadsFirst(groups))
-    sites["rot_q"], sites["rot_k"] = Site(attn, Kind.QUERY, HeadsFirst(heads)), key
+    key = _inner(attn, Kind.KEY, HeadsFirst(groups))
+    sites["rot_q"], sites["rot_k"] = _inner(attn, Kind.QUERY, HeadsFirst(heads)), key
     keys = (key,) if architecture(config.model_type).attention_sinks else ()
-    sites["attn_scores"] = Site(attn, Kind.SCORES, Keys(heads, *keys), needs=keys)
-    sites["pattern"] = Site(attn, Kind.PATTERN, Keys(heads, *keys), needs=keys)
+    sites["attn_scores"] = _inner(attn, Kind.SCORES, Keys(heads, *keys), keys)
+    sites["pattern"] = _inner(attn, Kind.PATTERN, Keys(heads, *keys), keys)
     if o is not None:
         sites["z"] = input_of(o, Heads(heads))
         sites["result"] = result_site(o, sites["z"])
     for name in inside(prefix):
         yield Spec.of(f"{prefix}.hook_{name}", sites.get(name), "this attention has no projection of that kind")
+
+
+def _inner(attn: nn.Module, kind: Kind, lens: Lens, needs: tuple[Site, ...] = ()) -> Site:
+    """A place inside an attention module, while it runs."""
+    return Site(attn, kind, lens, needs, tap_type=AttentionTap)
 
 
 def head_counts(attn: nn.Module, config: Any) -> tuple[int, int]:

@@ -63,6 +63,15 @@ def language_of(model: nn.Module) -> nn.Module | None:
     return child(_inside(model), LANGUAGE)
 
 
+def image_modules(model: nn.Module, anatomy: Anatomy) -> frozenset[nn.Module]:
+    """All modules whose values are of images: those of the vision tower, and of what makes tokens of its output."""
+    if isinstance(anatomy.main, Tower):
+        return frozenset(model.modules())
+    tower = tower_of(model)
+    roots = [*([tower] if tower is not None and anatomy.towers else []), *(each.module for each in anatomy.projectors)]
+    return frozenset(module for root in roots for module in root.modules())
+
+
 def _inside(model: nn.Module) -> nn.Module:
     """The module that has the tower: the model without its head, and without an adapter around it."""
     while child(model, TOWER) is None:
@@ -71,12 +80,6 @@ def _inside(model: nn.Module) -> nn.Module:
             break
         model = inner
     return model
-
-
-def picture_token(config: Any) -> int | None:
-    """The token in whose place a picture goes into the text; None for a model that takes no pictures with text."""
-    ids = (getattr(config, name, None) for name in ("image_token_id", "image_token_index"))
-    return next((each for each in ids if isinstance(each, int)), None)
 
 
 def _has_text(model: nn.Module) -> bool:

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 from hookline.engine.signatures import parameters_of
 from hookline.errors import HooklineError
+from hookline.text.image_tokens import mask_in
 from hookline.text.tokenizer import Side, Text, check_no_mapping, shown_prompt
 from hookline.vision.grid import ImageGrid
 from hookline.vision.images import Pictures, as_dtype, is_picture, picture_of, sizes_of
 from hookline.vision.inputs import Inputs, framed_place, of_pictures, place_of, processed
 from hookline.vision.layouts import Seen
-from hookline.vision.locate import grids_in, mask_in, places_in
+from hookline.vision.locate import grids_in, places_in
 from hookline.vision.tower_layouts import patch_boxes
 
 

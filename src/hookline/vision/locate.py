@@ -6,34 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from hookline.errors import HooklineError
-from hookline.transformer.vision_towers import picture_token
+from hookline.text.image_tokens import mask_in
 from hookline.vision.families import family, layouts_of, layouts_of_encoder
 from hookline.vision.grid import ImageGrid
 from hookline.vision.layouts import Seen, Size
-
-
-def image_token(config: Any) -> int:
-    """The id of the token that a picture's places in the prompt have; an error for a model that has no such places."""
-    token = picture_token(config)
-    if token is None:
-        raise HooklineError(
-            "positions of pictures are for a model that takes pictures together with text: this one does not"
-        )
-    if getattr(config.get_text_config(), "cross_attention_layers", None):
-        raise HooklineError(
-            "no position of this model's input is a picture's: its text looks at pictures through cross-attention, in "
-            f"the layers {list(config.get_text_config().cross_attention_layers)}"
-        )
-    return token
-
-
-def mask_in(tokens: Tensor, config: Any) -> Bool[Tensor, "batch pos"]:
-    """True where a picture is, in rows of tokens."""
-    return tokens == image_token(config)
 
 
 def grids_in(

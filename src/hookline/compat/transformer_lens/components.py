@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from hookline.compat.transformer_lens.state import write
 from hookline.errors import HooklineError
 from hookline.transformer.architectures import architecture, embedding_factor
-from hookline.transformer.attribute_access import follow
 from hookline.transformer.norms import norm_of
+from hookline.weights.attribute_access import follow
 from hookline.weights.copies import Copy, copied, plain, shares_memory
 from hookline.weights.matrices import weight, weight_and_parameter
 

@@ -247,7 +247,7 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
         loss = lm_loss(logits, ids, mask, per_token=per_token)
         return loss if return_type == "loss" else Output(logits, loss)
 
-    def run_with_cache(  # type: ignore[override]
+    def run_with_cache(
         self,
         *model_args: Any,
         names_filter: Filter = None,

@@ -24,7 +24,6 @@ from hookline.errors import HooklineError, InvalidHookError
 from hookline.hooks.action import ObjectEdit, here
 from hookline.hooks.fitting import Units, told, units
 from hookline.hooks.hook import Hook
-from hookline.text.forward_pass import is_of_pictures
 from hookline.text.positions import Positions, at, canonical, is_one_per_row, mask_of
 
 
@@ -61,7 +60,7 @@ class Patch(Hook):
     def action(self, point: HookPoint, dir: str, *, prepend: bool = False) -> ObjectEdit:
         """What is done for it at `point`."""
         action = super().action(point, dir, prepend=prepend)
-        if self.token_idx is not None and not is_of_pictures(point.listed):
+        if self.token_idx is not None and point.stream != "image":
             action.only_at(self)
         return action
 
@@ -112,8 +111,8 @@ class Patch(Hook):
 
     def _of_all(self, value: Tensor, x: Tensor, hook: HookPoint) -> Tensor | None:
         """For all positions of a text: in a later step of a generation, those that the replacement still has."""
-        passing = None if is_of_pictures(hook.listed) else now.passing
-        start = 0 if passing is None else passing.span_at(hook.listed).positions.start
+        passing = None if hook.stream == "image" else now.passing
+        start = 0 if passing is None else passing.span_at(hook.stream).positions.start
         length = value.shape[-2]
         if not start or length == 1:
             return self._fit(value, x)

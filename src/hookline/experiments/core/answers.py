@@ -15,7 +15,6 @@ from hookline.experiments.core.prompts import Prompt, Prompts, prompts_of
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
 from hookline.residual import ModelCache
-from hookline.text.forward_pass import is_of_pictures
 
 Answers: TypeAlias = str | int | Sequence[str] | Sequence[int] | Tensor
 
@@ -34,7 +33,7 @@ def checked_text(model: HookedModel, prompts: Prompt, pos: int | None) -> Prompt
 
 def cached_run(model: HookedModel, prompts: Prompts, where: int | slice | None) -> ModelCache:
     """The activations of a run, at these positions, with its logits; not those of what looks at pictures."""
-    names = [point.name for point in model._points.select(None) if not is_of_pictures(point.listed)]
+    names = [point.name for point in model._points.select(None) if point.stream != "image"]
     with torch.no_grad():
         cache = model.run_with_cache(**prompts.call(model), names_filter=names, pos_slice=where)[1]
     if cache.logits is None:

@@ -26,7 +26,6 @@ from hookline.rerun.baseline import Baseline
 from hookline.rerun.changes import Change, Variant, adds_up, index_of
 from hookline.rerun.strategy import stream_names
 from hookline.residual.stream import is_rounding
-from hookline.text.forward_pass import is_of_pictures
 from hookline.text.positions import Meaning, canonical, image_tokens
 
 Of: TypeAlias = Literal["heads", "attention", "mlps", "layers", "neurons"]
@@ -121,7 +120,7 @@ class Units:
             place = axes.index("layer")
             axes = axes[:place] + axes[place + 1 :]
             units = {key[:place] + key[place + 1 :]: unit for key, unit in units.items()}
-        if pos is not None and any(is_of_pictures(point.listed) for point in points):
+        if pos is not None and any(point.stream == "image" for point in points):
             raise HooklineError("pos=… is a place in the text, but these points are of pictures: leave it out")
         positions = None if pos is None else [_positions(model, prompts, pos, row) for row in range(len(prompts))]
         if pos is not None and "pos" in axes:
@@ -164,7 +163,7 @@ class Units:
 
     def _made(self, row: int, point: HookPoint, at: dict[str, int | None]) -> list[Change]:
         span, inside = self.prompts.span(row), dict(at)
-        for axis in ("pos", "src") if not is_of_pictures(point.listed) else ():
+        for axis in ("pos", "src") if point.stream != "image" else ():
             column = inside.get(axis)
             if column is not None and column not in span:
                 return []  # padding
@@ -182,7 +181,7 @@ def _change(point: HookPoint, given: Tensor, base: Baseline, at: dict[str, int |
     value, before = given[where], base.kept[point.name][where]
     pos = at.get("pos")
     first = pos if pos is not None else _first(point, where, value != before)
-    first = 0 if is_of_pictures(point.listed) else first  # pictures come before the text
+    first = 0 if point.stream == "image" else first  # pictures come before the text
     return Change(point, where, value, first, before)
 
 
@@ -245,7 +244,7 @@ def _units(
     (each,) = rows
     inner = [axis for axis in each.over if axis not in each.coords]
     sizes = {axis: axis_size(each, bases, axis, prompts.width) for axis in inner}
-    of_text = not any(is_of_pictures(point.listed) for point in each.points.values())
+    of_text = not any(point.stream == "image" for point in each.points.values())
     own = each.coords | {
         axis: labels if axis in ("pos", "src") and of_text else list(range(sizes[axis])) for axis in inner
     }

@@ -16,7 +16,6 @@ from hookline.engine.tensorfile import read_tensors, taking_apart, write_tensors
 from hookline.errors import HooklineError
 from hookline.experiments.core.prompts import Prompt, prompts_of, warn_of_dropout
 from hookline.model import HookedModel
-from hookline.text.forward_pass import is_of_pictures
 from hookline.text.outliers import Outliers, Outlying, outlying, row_norms
 from hookline.text.positions import Positions
 
@@ -115,7 +114,7 @@ def contrast_vectors(
     sinks, are left out of that average; `info` says how many, `outliers="include"` counts them, and a number takes the
     place of the 10. With `normalise` every vector has length 1. The two kinds need not be as many.
     """
-    if is_of_pictures(points):
+    if points.startswith(("vision.", "projector.")):
         raise HooklineError(f"steering vectors are of the language part, and points={points!r} is of what sees")
     wanted = list(range(model.cfg.n_layers)) if layers is None else list(layers)
     wrong = next((each for each in wanted if each not in range(model.cfg.n_layers)), None)
@@ -139,7 +138,7 @@ def contrast_vectors(
 
 def _point(model: HookedModel, kind: str, layer: int) -> HookPoint:
     point = model._points.find(model._points.spelled((kind, layer)))
-    if is_of_pictures(point.listed):
+    if point.stream == "image":
         raise HooklineError(f"steering vectors are of the language part, and {point.name!r} is of what sees")
     if point.axes != "b p d":
         raise HooklineError(

@@ -11,19 +11,18 @@ from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError
 from hookline.experiments.core.prompts import Prompts
 from hookline.rerun.image_inputs import in_one_row
-from hookline.text.forward_pass import is_of_pictures
 
 
 def batches(prompts: Prompts, points: Iterable[HookPoint]) -> list[Prompts]:
     """The prompts as they are to be run for these points."""
-    if len(prompts) == 1 or not any(is_of_pictures(point.listed) for point in points):
+    if len(prompts) == 1 or not any(point.stream == "image" for point in points):
         return [prompts]
     return [prompts.only(row) for row in range(len(prompts))]
 
 
 def gathered(parts: Sequence[Tensor], point: HookPoint, prompts: Prompts) -> Tensor:
     """What the runs on `batches` have at a point, as one tensor with a row for each prompt."""
-    if is_of_pictures(point.listed):
+    if point.stream == "image":
         parts = [in_one_row(x, point) for x in parts]
     elif len(parts) > 1:
         parts = [_padded(x, point, prompts, row) for row, x in enumerate(parts)]
@@ -40,7 +39,7 @@ def scattered(x: Tensor, point: HookPoint, prompts: Prompts, shape: torch.Size, 
     if run is None:
         return x.view(shape)
     part = x[run]
-    if not is_of_pictures(point.listed):
+    if point.stream != "image":
         for axis in _text_axes(point, part.shape, prompts.width):
             part = part.narrow(axis, prompts.span(run).start, len(prompts.span(run)))
     return part.reshape(shape)

@@ -19,7 +19,6 @@ from hookline.errors import HooklineError, HooklineWarning, users_level
 from hookline.experiments.core.labels import token_labels
 from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline
-from hookline.text.forward_pass import is_of_pictures
 
 Prompt: TypeAlias = str | Sequence[str | int | Sequence[int]] | Tensor | Mapping[str, Any] | Sequence[Mapping[str, Any]]
 """Text, texts, token ids (a tensor, a list, or a list for each text);
@@ -244,7 +243,7 @@ def _is_random(module: nn.Module) -> bool:
 
 def unpadded(value: Tensor, point: HookPoint, span: range, width: int) -> Tensor:
     """The value of one row of a batch, without its padding; that of images has none."""
-    if is_of_pictures(point.listed):
+    if point.stream == "image":
         return value
     for place, letter in enumerate(point.axes.split()[1:]):
         if letter in "pk" and value.shape[place] == width:

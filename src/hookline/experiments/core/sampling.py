@@ -18,7 +18,6 @@ from hookline.experiments.result import Result
 from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.changes import Change, Variant, index_of
-from hookline.text.forward_pass import is_of_pictures
 
 Cell = tuple[int, ...]
 
@@ -73,7 +72,7 @@ def patch(where: Places, cell: Cell, given: Values, prompts: Prompts, base: Base
     point = where.points[tuple(labels[at[axis]] for axis, labels in _outer(where))]
     span = prompts.span(row)
     inside = {axis: number for axis, number in at.items() if axis not in where.coords}
-    is_text = not is_of_pictures(point.listed)
+    is_text = point.stream != "image"
     for axis in ("pos", "src") if is_text else ():
         if axis in inside and inside[axis] not in span:
             return ()

@@ -17,7 +17,6 @@ from hookline.experiments.core.prompts import Prompts
 from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.changes import LETTERS, Change, Index, Variant, index_of
-from hookline.text.forward_pass import is_of_pictures
 
 INSIDE = tuple(LETTERS)
 """The axes of a point that a sweep may go along, beside `layer` and `point`."""
@@ -147,7 +146,7 @@ def make_grid(
     """Cells that put what is `given`, for each prompt, into runs on the prompts."""
     inner = [axis for axis in rows.over if axis not in rows.coords]
     sizes = {axis: axis_size(rows, bases, axis, prompts.width) for axis in inner}
-    of_text = not any(is_of_pictures(point.listed) for point in rows.points.values())
+    of_text = not any(point.stream == "image" for point in rows.points.values())
     coords = rows.coords | {
         axis: list(labels) if axis in ("pos", "src") and of_text else list(range(sizes[axis])) for axis in inner
     }
@@ -166,7 +165,7 @@ def make_grid(
 
 def axis_size(rows: Places, bases: Sequence[Baseline], axis: str, width: int) -> int:
     """How many labels an axis inside the points has. Where heads share keys and values, as many as there are heads."""
-    if axis in ("pos", "src") and not any(is_of_pictures(point.listed) for point in rows.points.values()):
+    if axis in ("pos", "src") and not any(point.stream == "image" for point in rows.points.values()):
         for point in rows.points.values():
             index_of(point, **{axis: 0})  # it must have one
         return width
@@ -198,7 +197,7 @@ class _Maker:
         inner = list(sizes)
         self.value, self.before = _alike(point, given[point.name], base.kept[point.name])
         self.places = [place_of(point, axis) for axis in inner]
-        self.is_text = [axis in ("pos", "src") and not is_of_pictures(point.listed) for axis in inner]
+        self.is_text = [axis in ("pos", "src") and point.stream != "image" for axis in inner]
         self.at_position = inner.index("pos") if "pos" in inner else None
         self.shared = [  # by how many labels an index is shared: heads of one group have the same keys
             1 if text else size // self.value.shape[place]
@@ -234,7 +233,7 @@ class _Maker:
         if not (changed[position] if position is not None else changed.any()):
             return ()
         first = position if isinstance(position, int) else int(changed.argmax())
-        first = 0 if is_of_pictures(self.point.listed) else first  # pictures come before the text
+        first = 0 if self.point.stream == "image" else first  # pictures come before the text
         index = tuple(where)
         return (Change(self.point, index, self.value[index], first, self.before[index]),)
 

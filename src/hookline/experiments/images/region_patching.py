@@ -21,7 +21,6 @@ from hookline.experiments.result import Result
 from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.changes import WHOLE, Change, Variant
-from hookline.text.forward_pass import is_of_pictures
 from hookline.vision.grid import Box
 
 Seen = Mapping[str, Any] | Sequence[Mapping[str, Any]]
@@ -72,7 +71,7 @@ def patch(
 
 def _check_points(where: Places) -> None:
     for point in where.points.values():
-        if is_of_pictures(point.listed) or "p" not in point.axes.split()[1:]:
+        if point.stream == "image" or "p" not in point.axes.split()[1:]:
             raise HooklineError(
                 f"{point.name!r} has no positions of the prompt: patch a part of a picture where the language part has "
                 "it, points='resid_pre'; for the part that sees there is patching.sweep"

@@ -13,14 +13,13 @@ from hookline.engine.cache import ActivationCache
 from hookline.engine.names import lens_of
 from hookline.engine.points import HookPoint, Site
 from hookline.engine.taps import Kind
-from hookline.text.forward_pass import is_of_pictures
 from hookline.transformer.architectures import architecture, is_post_norm
 from hookline.transformer.contexts import ReportingAttention
 from hookline.transformer.roles import Block, Stack
 from hookline.transformer.vision_towers import tower_of
 
 if TYPE_CHECKING:
-    from hookline.model import HookedModel
+    from hookline.transformer.wrapped import WrappedTransformer
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Layer:
 class Trial:
     """The runs that the checks look at."""
 
-    def __init__(self, model: HookedModel, inputs: dict[str, Any]) -> None:
+    def __init__(self, model: WrappedTransformer, inputs: dict[str, Any]) -> None:
         self.model, self.inputs = model, inputs
         self.names = [name for name in model.hook_dict if not self.is_unseen(name)]
         self.mixes_otherwise = architecture(model._points.anatomy.kind).gated_values
@@ -70,7 +69,9 @@ class Trial:
         if not anatomy.towers or self._has_pictures():
             return False
         skipped = [f"{anatomy.main.name}.{n}." for n, block in enumerate(anatomy.blocks) if _only_crosses(block)]
-        return is_of_pictures(name) or name.startswith(tuple(skipped))  # layers that look at nothing else are skipped
+        return self.model._points.find(name).stream == "image" or name.startswith(
+            tuple(skipped)
+        )  # layers that look at nothing else are skipped
 
     def _has_pictures(self) -> bool:
         return any(name.startswith(("pixel_values", "input_features")) for name in self.inputs)

@@ -13,7 +13,7 @@ from hookline.transformer.verify.checks import CHECKS, Check
 from hookline.transformer.verify.probe import Trial
 
 if TYPE_CHECKING:
-    from hookline.model import HookedModel
+    from hookline.transformer.wrapped import WrappedTransformer
 
 Status = Literal["proved", "unavailable", "failed"]
 
@@ -57,7 +57,7 @@ def _table(verdicts: Sequence[Verdict]) -> list[str]:
     return [f"{each.name:<{width}}  {each.status:<11}  {each.why}".rstrip() for each in verdicts]
 
 
-def verify(model: HookedModel, inputs: dict[str, Any]) -> Report:
+def verify(model: WrappedTransformer, inputs: dict[str, Any]) -> Report:
     """Check every point of `model` on `inputs`, the keyword arguments of its forward."""
     trial = Trial(model, inputs)
     found = dict(_failures(trial))

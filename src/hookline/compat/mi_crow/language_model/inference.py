@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hookline.engine.module import HookedModule
 from hookline.engine.recorder import StopForward
 from hookline.errors import HooklineError
 from hookline.hooks import Hook
+from hookline.hooks.hooked_module import HookedModule
 from hookline.transformer.contexts import Evaluating
 
 if TYPE_CHECKING:

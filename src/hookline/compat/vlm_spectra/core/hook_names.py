@@ -17,7 +17,6 @@ from hookline.engine.lenses import FIRST
 from hookline.engine.points import HookPoint, Site
 from hookline.engine.taps import Kind
 from hookline.errors import HooklineError, UnavailablePointError, UnknownHookPointError, UnknownPointError
-from hookline.hooks.context import known_targets
 from hookline.transformer.index import ModelPoints
 
 _OLDER = {
@@ -69,7 +68,7 @@ def places_of(name: Any, points: ModelPoints) -> list[HookPoint]:
     except UnavailablePointError:
         raise
     except UnknownPointError as error:
-        raise UnknownHookPointError(f"{error} It has {known_targets(points)}.") from error
+        raise UnknownHookPointError(f"{error} It has {points.targets()}.") from error
     return [as_meant(point, points) for point in found]
 
 

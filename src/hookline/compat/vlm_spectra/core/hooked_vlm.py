@@ -15,10 +15,10 @@ from hookline.compat.vlm_spectra.core.hook_names import cached_places
 from hookline.compat.vlm_spectra.core.hooking import caching, hooking
 from hookline.compat.vlm_spectra.core.messages import InputsError, Template, chat_of, inputs_of, rendered
 from hookline.compat.vlm_spectra.models.base_adapter import ModelAdapter
-from hookline.engine.module import HookedModule
 from hookline.engine.points import HookPoint
 from hookline.engine.runs import Run
 from hookline.errors import HooklineError
+from hookline.hooks.hooked_module import HookedModule
 from hookline.model import HookedModel
 from hookline.transformer.contexts import Evaluating, ReportingAttention
 

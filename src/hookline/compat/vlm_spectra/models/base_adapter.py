@@ -6,8 +6,8 @@ from torch import nn
 
 from hookline.errors import HooklineError
 from hookline.model import HookedModel
+from hookline.text.image_tokens import image_token
 from hookline.transformer.roles import Block
-from hookline.vision.locate import image_token
 
 
 class ModelAdapter:

@@ -1,0 +1,40 @@
+"""What the engine is told about texts: see `hookline.engine.passes`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from hookline.engine import passes
+from hookline.text.forward_pass import begin_encoder, begin_pass
+from hookline.text.positions import picked
+from hookline.text.unreached import UnreachedPositions
+
+
+class Texts:
+    """Answers from the forward pass going on in this thread."""
+
+    def begin(self, model: nn.Module, inputs: Mapping[str, Any]) -> None:
+        """Note what a forward pass is about."""
+        begin_pass(model, inputs)
+
+    def begin_encoder(self, model: nn.Module, inputs: Mapping[str, Any]) -> None:
+        """Note what the encoder of a model runs on."""
+        begin_encoder(model, inputs)
+
+    def pick(self, x: Tensor, point: Any, positions: Any) -> Tensor:
+        """What an activation has at some positions."""
+        return picked(x, point, positions)
+
+    def unreached(self, positions: Any) -> UnreachedPositions:
+        """What keeps track of positions that a hook is for."""
+        return UnreachedPositions(positions)
+
+    def rows(self, passing: Any, which: Any) -> Any:
+        """What is known of a pass, of some rows of its batch."""
+        return None if passing is None else passing.of_rows(which)
+
+
+passes.use(Texts())

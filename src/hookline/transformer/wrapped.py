@@ -1,0 +1,12 @@
+"""A wrapped transformer, as the packages below `hookline.model` know it."""
+
+from __future__ import annotations
+
+from hookline.hooks.hooked_module import HookedModule
+from hookline.transformer.index import ModelPoints
+
+
+class WrappedTransformer(HookedModule):
+    """A module whose points are those of a transformer. `HookedModel` adds text, generation and weights."""
+
+    _points: ModelPoints

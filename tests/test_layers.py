@@ -1,0 +1,56 @@
+"""The packages form layers: each imports only those before it in this list; lazy imports and those for types count."""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "src" / "hookline"
+LAYERS = (
+    *("errors", "engine", "text", "hooks", "transformer", "weights", "vision", "residual", "rerun", "model", "load"),
+    *("experiments", "store", "sae", "compat", "demo", "cli"),
+)
+MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
+SEVERAL_PLACES = ("compat",)
+"""Packages whose modules have other libraries' names."""
+
+
+def imported(path: Path) -> Iterator[tuple[int, str]]:
+    """The packages of ours that a module imports, with the lines."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.split(".")[0] == "hookline":
+            parts = node.module.split(".")
+            names = [parts[1]] if len(parts) > 1 else [alias.name for alias in node.names]
+            yield from ((node.lineno, name) for name in names)
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.startswith("hookline."):
+                    yield node.lineno, alias.name.split(".")[1]
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_package_imports_only_those_before_it(layer: str) -> None:
+    allowed = {*LAYERS[: LAYERS.index(layer) + 1], "__version__"}
+    upward = [
+        f"{name}:{line} imports {other}"
+        for name, path in MODULES.items()
+        if name.split(".")[0] == layer
+        for line, other in imported(path)
+        if other not in allowed
+    ]
+    assert not upward, "\n".join(upward)
+
+
+def test_every_module_is_in_a_layer() -> None:
+    assert {name.split(".")[0] for name in MODULES} == {*LAYERS, "__init__", "__main__"}
+
+
+def test_no_two_modules_have_one_name() -> None:
+    found = defaultdict(list)
+    for name in MODULES:
+        *parents, stem = name.split(".")
+        if stem not in ("__init__", "__main__") and (not parents or parents[0] not in SEVERAL_PLACES):
+            found[stem].append(name)
+    assert [names for names in found.values() if len(names) > 1] == []
