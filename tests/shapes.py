@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import re
@@ -61,6 +62,8 @@ def install(package: str = "hookline") -> None:
 
 def _wrap_methods(cls: type) -> None:
     for key, value in list(vars(cls).items()):
+        if key == "__init__" and dataclasses.is_dataclass(cls):
+            continue  # made by dataclass; what is wrong is said by `__post_init__`
         if inspect.isfunction(value):
             new: Any = _checked(value)
         elif isinstance(value, property) and value.fget is not None:

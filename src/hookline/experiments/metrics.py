@@ -24,7 +24,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hookline.engine.snapshots import snapshot
@@ -207,7 +207,7 @@ def as_metric(
     clean_logits: Float[Tensor, "batch pos vocab"],
     corrupted_logits: Float[Tensor, "batch pos vocab"] | None,
     clean_tokens: Int[Tensor, "batch pos"],
-    mask: Int[Tensor, "batch pos"] | None = None,
+    mask: Bool[Tensor, "batch pos"] | Int[Tensor, "batch pos"] | None = None,
 ) -> dict[str, MetricFunction]:
     """The metrics that are asked for, by name, ready to be called and tried on the runs there are.
 
@@ -246,7 +246,10 @@ def _check_padding(name: str, metric: MetricFunction, logits: Tensor, mask: Tens
 
 
 def resolve(
-    metric: MetricFunction, model: Any, tokens: Int[Tensor, "batch pos"], mask: Int[Tensor, "batch pos"] | None = None
+    metric: MetricFunction,
+    model: Any,
+    tokens: Int[Tensor, "batch pos"],
+    mask: Bool[Tensor, "batch pos"] | Int[Tensor, "batch pos"] | None = None,
 ) -> MetricFunction:
     """The metric with text turned into ids and positions into columns of these prompts, all of it checked.
 
@@ -269,12 +272,12 @@ def resolve(
     return replace(metric, **changes)
 
 
-def value_of(metric: MetricFunction, logits: Float[Tensor, "batch pos vocab"], name: str) -> Float[Tensor, ...]:
+def value_of(metric: MetricFunction, logits: Float[Tensor, "batch pos vocab"], name: str) -> Float[Tensor, "..."]:
     """The checked value of a metric, which gets a snapshot of the logits: it may write to them."""
     return checked(metric(snapshot(logits, is_ours=True)), len(logits), name)
 
 
-def checked(value: Any, batch: int, name: str = "the metric") -> Float[Tensor, ...]:
+def checked(value: Any, batch: int, name: str = "the metric") -> Float[Tensor, "..."]:
     """What a metric gave, as floats: one number for each row, or one for all; else an error that says what it gave."""
     needs = f"a metric gives one number for each of the {batch} rows, a tensor of shape [{batch}], or one, of shape []"
     if isinstance(value, int | float | np.number) and not isinstance(value, bool):

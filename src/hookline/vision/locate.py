@@ -46,7 +46,7 @@ def places_in(
     return [_runs(row) for row in _columns(inputs, config)]
 
 
-def _columns(inputs: Mapping[str, Any], config: Any) -> list[Int[Tensor, " token"]]:
+def _columns(inputs: Mapping[str, Any], config: Any) -> list[Int[Tensor, " _"]]:
     """The positions of all pictures of each row."""
     if not isinstance(inputs.get("input_ids"), Tensor):
         raise HooklineError(f"there are no input_ids among these inputs, which are {', '.join(inputs)}")

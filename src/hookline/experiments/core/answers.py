@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Num
 from torch import Tensor
 
 from hookline.errors import HooklineError
@@ -63,7 +63,7 @@ def _next(text: Prompts, row: int, pos: int) -> int:
     return int(text.tokens[row, span[pos] + 1])
 
 
-def beside(ids: Int[Tensor, "*some"], shape: torch.Size) -> Int[Tensor, "*place"]:
+def beside(ids: Num[Tensor, "*some"], shape: torch.Size) -> Num[Tensor, "*place"]:
     """One token, or one for each row, laid out over rows and positions."""
     return ids.reshape(*ids.shape, *[1] * (len(shape) - ids.ndim)).expand(shape)
 
