@@ -4,11 +4,11 @@ import gc
 from collections.abc import Iterator
 
 import pytest
-import shapes
+import shape_checks
 import torch
 from torch import nn
 
-shapes.install()
+shape_checks.install()
 
 from networks import MLP, has_taps  # noqa: E402 (after the import hook, or its shapes would not be checked)
 

@@ -372,7 +372,7 @@ def test_the_same_twice_is_the_same_bytes(model, tmp_path) -> None:
 
 
 def test_names_are_lazy_but_there() -> None:
-    assert hookline.harvest is hookline.store.harvesting
+    assert hookline.harvest is hookline.store.harvest
     assert hookline.store.LocalStore is LocalStore
 
 

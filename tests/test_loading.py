@@ -14,7 +14,7 @@ import hookline
 from hookline import HooklineError
 from hookline.cli import app
 
-ASSETS = Path(hookline.__file__).parent / "assets" / "tinyworld"
+ASSETS = Path(hookline.__file__).parent / "demo" / "assets" / "tinyworld"
 
 
 @pytest.fixture

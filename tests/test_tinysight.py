@@ -21,7 +21,7 @@ from hookline import HooklineError
 from hookline.demo import tinysight
 from hookline.demo.tinysight import COLOURS, GRID, KINDS, SIDE, Shape, patches_of, picture, pixels, random_picture
 
-FOLDER = Path(hookline.__file__).parent / "assets" / "tinysight"
+FOLDER = Path(hookline.__file__).parent / "demo" / "assets" / "tinysight"
 CIRCLE = Shape("circle", "red", x=12, y=12, size=15)
 SQUARE = Shape("square", "blue", x=36, y=36, size=12)
 

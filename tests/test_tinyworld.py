@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import hookline
 
-FOLDER = Path(hookline.__file__).parent / "assets" / "tinyworld"
+FOLDER = Path(hookline.__file__).parent / "demo" / "assets" / "tinyworld"
 TEXT_TASKS = [task for task in check.BARS if task != "repeated tokens"]
 
 

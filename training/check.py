@@ -16,7 +16,7 @@ from tasks import Prompt
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-ASSETS = Path(__file__).parents[1] / "src" / "hookline" / "assets" / "tinyworld"
+ASSETS = Path(__file__).parents[1] / "src" / "hookline" / "demo" / "assets" / "tinyworld"
 BARS = {
     "indirect object": 0.98,
     "fact": 0.98,

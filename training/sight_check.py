@@ -18,7 +18,7 @@ from transformers import AutoProcessor, LlavaForConditionalGeneration, LlavaProc
 
 from hookline.demo.tinysight import COLOURS, GRID, Shape, patches_of, picture, random_shapes
 
-ASSETS = Path(__file__).parents[1] / "src" / "hookline" / "assets" / "tinysight"
+ASSETS = Path(__file__).parents[1] / "src" / "hookline" / "demo" / "assets" / "tinysight"
 NEW = "new pair: "
 BARS = {"colour": 0.95, "shape": 0.95, "count": 0.95, f"{NEW}colour": 0.95, f"{NEW}shape": 0.95}
 # It is taught places too, but has not learned them: shown, without a bar.

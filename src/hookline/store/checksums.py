@@ -42,7 +42,7 @@ def _parts(x: Tensor) -> Iterator[Tensor]:
     yield x.resolve_conj().resolve_neg()
 
 
-def _reduced(x: Tensor) -> tuple[Tensor, "..."]:
+def _reduced(x: Tensor) -> tuple[Tensor, ...]:
     """The sums of the rows and of the columns of its bytes, as a table of whole numbers; and what is left over.
 
     They stay where the tensor is. Any value that changes changes its row's sum, and two that change places their

@@ -82,7 +82,7 @@ def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
     if not shaped or inspect.isgeneratorfunction(function):
         return function
     signature = inspect.signature(function)
-    space, resolved = function.__globals__, dict[str, Any]()  # type: ignore[attr-defined]
+    space, resolved = inspect.unwrap(function).__globals__, dict[str, Any]()  # type: ignore[attr-defined]
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
