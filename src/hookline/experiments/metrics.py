@@ -257,6 +257,7 @@ def resolve(
     """
     if not isinstance(metric, Metric):
         return metric
+    check_vocabulary(metric.name, model)
     given = {field.name: getattr(metric, field.name) for field in fields(metric)}
     changes: dict[str, Any] = {key: _ids(given[key], model, len(tokens)) for key in ("answer", "wrong") if key in given}
     if given.get("pos") is not None:
@@ -272,12 +273,22 @@ def resolve(
     return replace(metric, **changes)
 
 
-def value_of(metric: MetricFunction, logits: Float[Tensor, "batch pos vocab"], name: str) -> Float[Tensor, "*any"]:
+def check_vocabulary(name: str, model: Any) -> None:
+    """Raise if a metric of tokens is asked of a model that has no logits of tokens."""
+    if model._anatomy.unembed is None:
+        raise HooklineError(
+            f"the metric {name} is computed from logits over the vocabulary, but {model.cfg.architecture} has no "
+            f"unembedding: its output is the last hidden state. Load the model with its language-model head "
+            f"(AutoModelForCausalLM, AutoModelForMaskedLM), or give a function of that output: lambda out: …"
+        )
+
+
+def value_of(metric: MetricFunction, logits: Float[Tensor, "batch pos vocab"], name: str) -> Float[Tensor, "..."]:
     """The checked value of a metric, which gets a snapshot of the logits: it may write to them."""
     return checked(metric(snapshot(logits, is_ours=True)), len(logits), name)
 
 
-def checked(value: Any, batch: int, name: str = "the metric") -> Float[Tensor, "*any"]:
+def checked(value: Any, batch: int, name: str = "the metric") -> Float[Tensor, "..."]:
     """What a metric gave, as floats: one number for each row, or one for all; else an error that says what it gave."""
     needs = f"a metric gives one number for each of the {batch} rows, a tensor of shape [{batch}], or one, of shape []"
     if isinstance(value, int | float | np.number) and not isinstance(value, bool):
