@@ -61,7 +61,7 @@ SEEING = {
     "norms": ("ln1.", "ln2.", "ln1_post.", "ln2_post."),
     "projector": ("projector.",),
 }
-"""The families of points of what looks at pictures."""
+"""The families of points of what looks at images."""
 PARTS = {
     "Causal language models": (tiny_models.CAUSAL, tiny_models.causal_lm),
     "Encoders": (tiny_models.ENCODERS, tiny_models.encoder),
@@ -94,7 +94,7 @@ def reports(kinds: list[str], make: Callable[[str], Any]) -> dict[str, Report | 
 
 
 def seen() -> dict[str, Report]:
-    """The verdicts on models that see or hear, each with a picture or a sound."""
+    """The verdicts on models that see or hear, each with an image or a sound."""
     found = {}
     for kind in tiny_vision.CONFIGS:
         model = hookline.hook(tiny_vision.module_of(kind))
@@ -103,10 +103,10 @@ def seen() -> dict[str, Report]:
     return found
 
 
-def part_of(report: Report, *, of_pictures: bool) -> Report:
-    """The verdicts on what looks at pictures, or on what reads."""
+def part_of(report: Report, *, encode_images: bool) -> Report:
+    """The verdicts on what looks at images, or on what reads."""
     prefixes = ("vision.", "projector.")
-    verdicts = [each for each in report.verdicts if each.name.startswith(prefixes) == of_pictures]
+    verdicts = [each for each in report.verdicts if each.name.startswith(prefixes) == encode_images]
     return Report(report.architecture, tuple(verdicts))
 
 
@@ -148,17 +148,17 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     unproved().clear()  # every point is tried, whatever was known before
     found = {title: reports(*part) for title, part in PARTS.items()}
-    pictures = seen()
+    images = seen()
     by_type: dict[str, dict[str, str]] = {}
-    every = [report for part in (*found.values(), pictures) for report in part.values() if report is not None]
+    every = [report for part in (*found.values(), images) for report in part.values() if report is not None]
     for report in every:
         for verdict in report.failed():
             by_type.setdefault(report.architecture, {})[kind_of(verdict.name)] = verdict.why
     UNPROVED.write_text(json.dumps(by_type, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
-    head = HEAD.format(version=transformers.__version__, n=sum(map(len, (*found.values(), pictures))))
-    reading = {kind: part_of(report, of_pictures=False) for kind, report in pictures.items()}
+    head = HEAD.format(version=transformers.__version__, n=sum(map(len, (*found.values(), images))))
+    reading = {kind: part_of(report, encode_images=False) for kind, report in images.items()}
     reading = {kind: report for kind, report in reading.items() if report.verdicts}
-    seeing = {kind: part_of(report, of_pictures=True) for kind, report in pictures.items() if kind != "whisper"}
+    seeing = {kind: part_of(report, encode_images=True) for kind, report in images.items() if kind != "whisper"}
     text = head + "".join(table(*part) for part in found.items())
     text += table("Models that see or hear: the language part", reading)
     text += table("Models that see: the vision tower and the projector", seeing, SEEING)

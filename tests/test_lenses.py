@@ -170,14 +170,14 @@ def test_rows() -> None:
         (Flat(), numbers(2, 5, 8), (2, 5, 8)),
     ],
 )
-def test_layouts_of_pictures(lens, value, shape) -> None:
+def test_layouts_of_images(lens, value, shape) -> None:
     assert lens.get(value).shape == shape
     check_laws(lens, value)
 
 
 def test_patches_are_read_row_by_row() -> None:
-    picture = numbers(1, 8, 3, 5)
-    assert torch.equal(Patches().get(picture)[0, 7], picture[0, :, 1, 2])
+    image = numbers(1, 8, 3, 5)
+    assert torch.equal(Patches().get(image)[0, 7], image[0, :, 1, 2])
 
 
 def test_tiles_joined() -> None:

@@ -28,7 +28,7 @@ def demo(out: Path = Path("out")) -> Path:
         print(f"\n{number}. {chapter.title}\n\n{fill(chapter.text, 100)}\n\n{indent(chapter.table, '  ')}")
     path = out / "demo.html"
     write_bytes(path, page(chapters).encode(), "the page of the demo")
-    print(f"\nThe same with pictures: {path}")
+    print(f"\nThe same with images: {path}")
     return path
 
 

@@ -1,4 +1,4 @@
-"""The tour as one HTML page, with its pictures drawn in it."""
+"""The tour as one HTML page, with its images drawn in it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Chapter:
 
 
 def page(chapters: Sequence[Chapter]) -> str:
-    """The whole story as one HTML page with its pictures in it."""
+    """The whole story as one HTML page with its images in it."""
     parts = [
         f"<section><h2><b>{number}</b>{escape(chapter.title)}</h2><p>{escape(chapter.text)}</p>{chapter.figure}"
         f"<pre>{escape(dedent(chapter.code).strip())}</pre></section>"
@@ -42,7 +42,7 @@ def page(chapters: Sequence[Chapter]) -> str:
 <title>hookline: inside a small language model</title><style>{STYLE}</style></head><body>
 <header><h1>Inside a small language model</h1><p>tinyworld has 4 layers of 8 attention heads and ships with hookline.
 Everything below was read, or changed, while it ran: by name, and without changing the model. The code that does it
-is under each picture.</p></header>
+is under each image.</p></header>
 {"".join(parts)}
 </body></html>
 """
@@ -69,9 +69,9 @@ td, th { padding: .3rem .8rem .3rem 0 } th:first-child { width: 5rem } .wide th:
 """
 
 
-def figure(caption: str, picture: str) -> str:
-    """A picture with a caption."""
-    return f"<figure><figcaption>{escape(caption)}</figcaption>{picture}</figure>"
+def figure(caption: str, image: str) -> str:
+    """An image with a caption."""
+    return f"<figure><figcaption>{escape(caption)}</figcaption>{image}</figure>"
 
 
 def side_by_side(*figures: str) -> str:
@@ -162,7 +162,7 @@ def outline(x: float, y: float, wide: float, high: float) -> str:
 
 
 def label(text: str, x: float, y: float, anchor: str = "end", ink: str = "#5a6274") -> str:
-    """A word in a picture."""
+    """A word in an image."""
     return f'<text x="{x}" y="{y}" text-anchor="{anchor}" font-size="12" fill="{ink}">{escape(text)}</text>'
 
 

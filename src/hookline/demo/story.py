@@ -117,7 +117,7 @@ def a_head_that_repeats(found: Findings) -> Chapter:
     return Chapter(
         "A head that repeats",
         f"Some words that make no sense, twice. When a word comes for the second time, head {name(head)} looks at the "
-        "word that followed it the first time: the diagonal stripe in the picture. That is how the model can continue "
+        "word that followed it the first time: the diagonal stripe in the image. That is how the model can continue "
         f"what it has seen but once. On random tokens repeated, {scores[head]:.0f} % of this head's attention is on "
         "the stripe.",
         f"attention on the stripe, in %\n{table(scores, 0, head)}",

@@ -1,10 +1,10 @@
-"""The pictures that tinysight, the vision-language model in the package, was taught to see.
+"""The images that tinysight, the vision-language model in the package, was taught to see.
 
-A picture has 48×48 pixels: one to three shapes on a grey, slightly noisy ground. The model cuts it into 6×6 patches of
+An image has 48×48 pixels: one to three shapes on a grey, slightly noisy ground. The model cuts it into 6×6 patches of
 8×8 pixels, row by row, and each patch becomes one image token.
 
-    shapes, image = random_picture(seed=3)
-    image = picture([Shape("circle", "red", x=14, y=20, size=15)])
+    shapes, image = random_image(seed=3)
+    image = draw([Shape("circle", "red", x=14, y=20, size=15)])
     patches_of(shapes[0])               # the patches, and so the image tokens, in which that shape is
 """
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 SIDE = 48
-"""Pixels of a picture from left to right, and from top to bottom."""
+"""Pixels of an image from left to right, and from top to bottom."""
 PATCH = 8
 """Pixels of a patch, likewise."""
 GRID = SIDE // PATCH
-"""Patches of a picture, likewise."""
+"""Patches of an image, likewise."""
 KINDS = ("circle", "square", "triangle", "cross", "diamond")
 COLOURS = {
     "red": (220, 40, 40),
@@ -39,7 +39,7 @@ COLOURS = {
     "orange": (240, 140, 30),
 }
 SIZES = range(11, 18)
-"""How wide a shape of a random picture is; no shape reaches over more than 3×3 patches."""
+"""How wide a shape of a random image is; no shape reaches over more than 3×3 patches."""
 MOST_SHAPES = 3
 
 
@@ -59,7 +59,7 @@ class Shape:
         if self.colour not in COLOURS:
             raise HooklineError(f"There is no colour {self.colour!r}. Take one of: {', '.join(COLOURS)}.")
         if self.size < 1 or min(self.box) < 0 or max(self.box) > SIDE:
-            raise HooklineError(f"{self} does not fit into a picture of {SIDE}×{SIDE} pixels. Move it, or shrink it.")
+            raise HooklineError(f"{self} does not fit into an image of {SIDE}×{SIDE} pixels. Move it, or shrink it.")
 
     @property
     def box(self) -> tuple[int, int, int, int]:
@@ -91,10 +91,10 @@ def _inside(kind: str, x: NDArray, y: NDArray, radius: float) -> NDArray[np.bool
 
 
 def pixels(shapes: Sequence[Shape], seed: int = 0) -> NDArray[np.uint8]:
-    """The shapes as a picture: [y, x, red-green-blue]. A later shape lies over an earlier one.
+    """The shapes as an image: [y, x, red-green-blue]. A later shape lies over an earlier one.
 
     The seed decides the ground's grey, the noise on every pixel, and a slight shift of the first, second … shape's
-    colour, whatever the shapes are: two pictures of one seed differ where their shapes do and nowhere else.
+    colour, whatever the shapes are: two images of one seed differ where their shapes do and nowhere else.
     """
     rng = np.random.default_rng(seed)
     grey = rng.uniform(60, 190)
@@ -105,23 +105,23 @@ def pixels(shapes: Sequence[Shape], seed: int = 0) -> NDArray[np.uint8]:
     return (drawn + noise).clip(0, 255).astype(np.uint8)
 
 
-def picture(shapes: Sequence[Shape], seed: int = 0) -> Image:
+def draw(shapes: Sequence[Shape], seed: int = 0) -> Image:
     """The same as an image of Pillow, which is what processors like best."""
     from PIL import Image  # an extra, and only needed here
 
     return Image.fromarray(pixels(shapes, seed))
 
 
-def random_picture(seed: int, count: int | None = None) -> tuple[tuple[Shape, ...], Image]:
-    """Random shapes, and the picture of them; the same for the same seed. For `count` see `random_shapes`."""
+def random_image(seed: int, count: int | None = None) -> tuple[tuple[Shape, ...], Image]:
+    """Random shapes, and the image of them; the same for the same seed. For `count` see `random_shapes`."""
     shapes = random_shapes(Random(seed), count)
-    return shapes, picture(shapes, seed)
+    return shapes, draw(shapes, seed)
 
 
 def random_shapes(rng: Random, count: int | None = None) -> tuple[Shape, ...]:
     """So many shapes (one to three, if you do not say) of different kinds and colours, no two in the same patch."""
     if count is not None and not 1 <= count <= MOST_SHAPES:
-        raise HooklineError(f"A random picture has 1 to {MOST_SHAPES} shapes, not {count}.")
+        raise HooklineError(f"A random image has 1 to {MOST_SHAPES} shapes, not {count}.")
     count = count or rng.randint(1, MOST_SHAPES)
     looks = list(zip(rng.sample(KINDS, count), rng.sample(list(COLOURS), count), strict=True))
     while True:

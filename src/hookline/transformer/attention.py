@@ -88,7 +88,7 @@ class WatchingAttention(Watching):
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module, (Kind.QUERY, Kind.KEY, Kind.SCORES, Kind.PATTERN), AttentionTap)
         self.has_met = False  # queries and keys
-        self.lengths: list[int] | None = None  # of the pictures or windows in one row, each attending to itself alone
+        self.lengths: list[int] | None = None  # of the images or windows in one row, each attending to itself alone
         self.shifted: tuple[Tensor, Tensor] | None = None  # scores, and what is left of them less each row's maximum
 
     def __torch_function__(
@@ -129,7 +129,7 @@ class WatchingAttention(Watching):
         return call.mix(pattern)
 
     def _split(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Pictures, or windows of them, in one row are attended to one by one: here all at once, so that there is one
+        """Images, or windows of them, in one row are attended to one by one: here all at once, so that there is one
         pattern for all of them, with nothing between one and another.
         """
         given = dict(zip(("tensor", "sizes", "dim"), args, strict=False))
@@ -159,7 +159,7 @@ class WatchingAttention(Watching):
         return given if scores is before else scores - scores.max(-1, keepdim=True).values
 
     def _apart(self, scores: Tensor) -> Tensor:
-        """Scores in which pictures that are in one row do not see each other."""
+        """Scores in which images that are in one row do not see each other."""
         if self.lengths is None:
             return scores
         owner = torch.repeat_interleave(torch.tensor(self.lengths, device=scores.device))

@@ -4,7 +4,7 @@
 ("q", 5, "decoder"), ("q", 5, "decoder", "cross_attn")      where there are several stacks
 blocks.5.attn.q.hook_out, blocks.5.hook_in, embed.hook_out  the bridge dialect: a module's name and a side of it
 ("lm.layer.pre", 5), lm.layer.5.pre                         the role dialect: a role and a layer
-("vision.attn.pattern", 3), vision.norm, projector.out      the same of what looks at pictures, and of what is between
+("vision.attn.pattern", 3), vision.norm, projector.out      the same of what looks at images, and of what is between
 """
 
 from __future__ import annotations

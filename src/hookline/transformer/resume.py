@@ -41,7 +41,7 @@ def resumed(
             f"later layers of {anatomy.kind} look at the embeddings again: give tokens= beside the stream"
         )
     if anatomy.towers:
-        _check_pictures(points.root, tokens, others)
+        _check_images(points.root, tokens, others)
     first = layer + n_layers if layer < 0 else layer
     resid = _checked(stream, anatomy.width)
     _check_nothing_before(points, first)
@@ -52,18 +52,18 @@ def resumed(
     return Skipping(points.root, skipped), _entering(points, first, resid), inputs
 
 
-def _check_pictures(root: nn.Module, tokens: Tensor | None, others: Mapping[str, Any]) -> None:
-    """Positions, masks and what later layers get of pictures go by more than the stream."""
+def _check_images(root: nn.Module, tokens: Tensor | None, others: Mapping[str, Any]) -> None:
+    """Positions, masks and what later layers get of images go by more than the stream."""
     token = image_token_id(root.config)
     if tokens is None:
         raise HooklineError(
-            "a model that takes pictures starts at a layer with tokens= beside the stream, and with all other inputs "
+            "a model that takes images starts at a layer with tokens= beside the stream, and with all other inputs "
             "of that run: inputs = model.to_inputs(text, images=…); model(stream, start_at_layer=…, tokens=inputs.pop("
             "'input_ids'), **inputs)"
         )
     if token is not None and bool((tokens == token).any()) and "pixel_values" not in others:
         raise HooklineError(
-            f"there are pictures in these tokens ({token} stands for them), so the other inputs are needed too: "
+            f"there are images in these tokens ({token} stands for them), so the other inputs are needed too: "
             f"model(stream, start_at_layer=…, tokens=…, **inputs) with the rest of model.to_inputs(text, images=…)"
         )
 

@@ -205,12 +205,12 @@ class Stack:
 
 @dataclass(frozen=True)
 class Tower(Stack):
-    """The layers that look at pictures."""
+    """The layers that look at images."""
 
     ln_pre: nn.Module | None = None
     """The norm of the stream before the first layer."""
     is_packed: bool = False
-    """All pictures are one long row of patches, without an axis for the batch."""
+    """All images are one long row of patches, without an axis for the batch."""
     read: int | None = None
     """How many of the layers count for the model's output, if not all of them do."""
 
@@ -236,7 +236,7 @@ class Anatomy:
     stacks: tuple[Stack, ...]
     unembed: nn.Module | None
     towers: tuple[Tower, ...] = ()
-    """Of a model that also takes text: what looks at its pictures."""
+    """Of a model that also takes text: what looks at its images."""
     projectors: tuple[Projector, ...] = ()
 
     @property
@@ -267,12 +267,12 @@ class Anatomy:
 
 def find_anatomy(model: nn.Module) -> Anatomy | None:
     """The anatomy of a Hugging Face model, or None if its layers are not where they usually are."""
-    from hookline.transformer.vision_towers import find_seeing  # it is made of what is in this file
+    from hookline.transformer.vision_towers import find_vlm  # it is made of what is in this file
 
-    return find_seeing(model) or _find_reading(model)
+    return find_vlm(model) or _find_lm(model)
 
 
-def _find_reading(model: nn.Module) -> Anatomy | None:
+def _find_lm(model: nn.Module) -> Anatomy | None:
     """The anatomy of a model that takes text, or sound and text."""
     config = model.config.get_text_config(decoder=True)  # type: ignore[union-attr, operator]
     head = model.get_output_embeddings()  # type: ignore[operator]

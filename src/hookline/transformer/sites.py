@@ -153,7 +153,7 @@ def _block_points(block: Block, config: Any, width: int) -> Iterator[Spec]:
 
 
 def _cross_points(block: Block, config: Any, resid_mid: Site | None, is_pre_norm: bool, width: int) -> Iterator[Spec]:
-    """A decoder's attention to the encoder, or to pictures, and the stream after it."""
+    """A decoder's attention to the encoder, or to images, and the stream after it."""
     cross = block.cross
     if cross is None or resid_mid is None:
         return
@@ -257,7 +257,7 @@ def _resid_mid(block: Block, config: Any, resid_pre: Site, attn_out: Site) -> Sp
 def _mlp_out(block: Block, config: Any, factor: float) -> Site | None:
     """What the MLP adds to the stream."""
     is_more = architecture(config.model_type).several_mlps or (block.attn is None and block.gains is not None)
-    if is_more and block.ln2 is not None:  # of several modules, or masked where there is no picture to attend to
+    if is_more and block.ln2 is not None:  # of several modules, or masked where there is no image to attend to
         stream = input_of(block.ln2)
         return Site(block.module, Kind.OUTPUT, Difference(stream, FIRST), needs=(stream,), stage=-1)
     if block.ln2_post is not None:

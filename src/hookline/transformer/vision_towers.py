@@ -1,4 +1,4 @@
-"""The parts of models that see: the tower that looks at pictures, and what makes tokens of what it sees.
+"""The parts of models that see: the tower that looks at images, and what makes tokens of what it sees.
 
 As in `roles.py`, a new architecture that uses other names is a new name in a table here.
 """
@@ -34,8 +34,8 @@ PATCHES = ("embeddings.patch_embedding", "embeddings.patch_embeddings", "patch_e
 PRE_NORM = ("pre_layrnorm", "ln_pre")
 
 
-def find_seeing(model: nn.Module) -> Anatomy | None:
-    """The anatomy of a model that takes pictures; None of any other."""
+def find_vlm(model: nn.Module) -> Anatomy | None:
+    """The anatomy of a model that takes images; None of any other."""
     if getattr(model, "main_input_name", None) == "pixel_values" and not _has_text(model):
         towers = _towers(model, None)
         return Anatomy(towers[0].config.model_type, towers[0].config, towers, None) if len(towers) == 1 else None
@@ -54,12 +54,12 @@ def find_seeing(model: nn.Module) -> Anatomy | None:
 
 
 def tower_of(model: nn.Module) -> nn.Module | None:
-    """What looks at the pictures of a model that also takes text."""
+    """What looks at the images of a model that also takes text."""
     return child(_inside(model), TOWER)
 
 
 def language_of(model: nn.Module) -> nn.Module | None:
-    """What reads the text of a model that also takes pictures."""
+    """What reads the text of a model that also takes images."""
     return child(_inside(model), LANGUAGE)
 
 
@@ -93,7 +93,7 @@ def _with_end(stack: Stack, root: nn.Module) -> Stack:
 
 
 def _towers(root: nn.Module, feature_layer: int | list[int] | None) -> tuple[Tower, ...]:
-    """The stacks in a vision tower, one after the other; the second, if there is one, sees the picture as a whole."""
+    """The stacks in a vision tower, one after the other; the second, if there is one, sees the image as a whole."""
     found = stacks_of_layers(root)
     names = ("vision.blocks", "vision.global_blocks")
     if not 1 <= len(found) <= len(names) or (embed := child(root, PATCHES)) is None:

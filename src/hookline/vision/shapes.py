@@ -1,4 +1,4 @@
-"""Shapes of a plan, from a run: what models do with pictures depends on the data, so that it cannot be left out."""
+"""Shapes of a plan, taken from a real run: with images, shapes depend on the data and cannot be inferred."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from hookline.engine.plan import Plan, Row
 
 
 def with_shapes(model: Hooked, plan: Plan, inputs: Mapping[str, Any]) -> Plan:
-    """The plan with the shapes that its points have in a run on these inputs; no activation is kept."""
+    """The plan with the shapes its points have in a run on these inputs; no activation is kept."""
     names = {row.name for row in plan.rows}
     with torch.no_grad():
         _, cache = model.run_with_cache(**inputs, names_filter=lambda name: name in names, device="meta")
     calls: dict[str, list[Tensor]] = {}
     for name, value in cache.items():
-        calls.setdefault(name.partition("#")[0], []).append(value)  # a module that ran several times has a # for each
+        calls.setdefault(name.partition("#")[0], []).append(
+            value
+        )  # name#n: the n-th call of a module that ran several times
     return Plan(tuple(_with_shape(row, calls.get(row.name, [])) for row in plan.rows), plan.modules)
 
 

@@ -106,7 +106,7 @@ def _logits_of(output: Any) -> Any:
 class LensGeneration(HookedModel):
     """Generation of a HookedTransformer. A mixin."""
 
-    def generate(  # type: ignore[override]  # text only: a HookedTransformer takes no pictures
+    def generate(  # type: ignore[override]  # text only: a HookedTransformer takes no images
         self,
         input: str | Sequence[str] | Tensor = "",
         max_new_tokens: int = 10,

@@ -58,22 +58,22 @@ class Trial:
         anatomy = model._points.anatomy
         own = self._own_report()
         self.logits = own["logits"]
-        seen = self._seen() if anatomy.towers and self._has_pictures() else {}
+        seen = self._seen() if anatomy.towers and self._has_images() else {}
         of_tower = seen if len(anatomy.towers) == 1 else {}
         reports = [(stack, of_tower if stack in anatomy.towers else own) for stack in anatomy.every_stack]
         self.layers = [layer for stack, report in reports for layer in self._layers(stack, report)]
 
     def is_unseen(self, name: str) -> bool:
-        """Whether the point is about pictures, and there are none."""
+        """Whether the point is about images, and there are none."""
         anatomy = self.model._points.anatomy
-        if not anatomy.towers or self._has_pictures():
+        if not anatomy.towers or self._has_images():
             return False
         skipped = [f"{anatomy.main.name}.{n}." for n, block in enumerate(anatomy.blocks) if _only_crosses(block)]
         return self.model._points.find(name).stream == "image" or name.startswith(
             tuple(skipped)
         )  # layers that look at nothing else are skipped
 
-    def _has_pictures(self) -> bool:
+    def _has_images(self) -> bool:
         return any(name.startswith(("pixel_values", "input_features")) for name in self.inputs)
 
     def _layers(self, stack: Stack, own: dict[str, Any]) -> Iterator[Layer]:
@@ -148,7 +148,7 @@ class Trial:
             return {**_reported(module, module, (), self.inputs), "logits": outcome(module(**self.inputs))}
 
     def _seen(self) -> dict[str, Any]:
-        """What the part that looks at pictures says of its inside, run by itself on what it gets in the model."""
+        """What the part that looks at images says of its inside, run by itself on what it gets in the model."""
         module: Any = self.model.module
         tower: Any = tower_of(module)
         calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
@@ -185,7 +185,7 @@ def _reported(model: Any, part: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def outcome(output: Any) -> Tensor:
-    """The logits; of a model that compares pictures and texts, how alike they are; else the last hidden state."""
+    """The logits; of a model that compares images and texts, how alike they are; else the last hidden state."""
     if isinstance(output, Tensor):  # of a wrapped model inside another wrapper, as peft's
         return output
     return next(output[name] for name in ("logits", "logits_per_image", "last_hidden_state") if name in output)

@@ -66,7 +66,7 @@ def verify(model: WrappedTransformer, inputs: dict[str, Any]) -> Report:
         if spec.site is None:
             verdicts.append(Verdict(name, "unavailable", spec.why))
         elif trial.is_unseen(name):
-            verdicts.append(Verdict(name, "unavailable", "not tried: no picture was given"))
+            verdicts.append(Verdict(name, "unavailable", "not tried: no image was given"))
         else:
             verdicts.append(Verdict(name, "failed" if name in found else "proved", found.get(name, "")))
     return Report(model._points.anatomy.kind, tuple(verdicts))

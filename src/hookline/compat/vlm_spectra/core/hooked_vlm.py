@@ -56,7 +56,7 @@ class HookedVLM:
 
     @classmethod
     def from_model(cls, model: nn.Module, processor: Any = None, default_prompt: Template = None) -> Self:
-        """A model that is in memory already, with its processor, or its tokenizer if it takes no pictures."""
+        """A model that is in memory already, with its processor, or its tokenizer if it takes no images."""
         hooked = hookline.hook(model, processor)
         if not isinstance(hooked, HookedModel):
             raise HooklineError(f"{type(model).__name__} is no language model whose anatomy is known")
@@ -154,7 +154,7 @@ class HookedVLM:
         return_text: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """The inputs of a chat with a task and a picture; with `return_text`, and the prompt.
+        """The inputs of a chat with a task and an image; with `return_text`, and the prompt.
 
         The answer begins with `assistant_prefill`, and `append_text` comes after everything.
         """
@@ -169,9 +169,9 @@ class HookedVLM:
         assistant_prefill: str | None = "",
         return_text: bool = False,
     ) -> Any:
-        """The inputs of several chats, each with its picture; padded on the left."""
+        """The inputs of several chats, each with its image; padded on the left."""
         if len(tasks) != len(images):
-            raise InputsError(f"{len(tasks)} tasks, but {len(images)} pictures: give one for each")
+            raise InputsError(f"{len(tasks)} tasks, but {len(images)} images: give one for each")
         inputs, texts = self._prepared(tasks, images, self.prompt, append_text, assistant_prefill, return_text=True)
         texts = texts if isinstance(texts, list) else [texts]
         return (inputs, texts) if return_text else inputs
@@ -185,13 +185,13 @@ class HookedVLM:
         return self.generate(self._batch(inputs_list, tasks, images), **kwargs)
 
     def get_image_token_range(self, inputs: Mapping[str, Any]) -> tuple[int, int]:
-        """The first and the last position that a picture takes, in inputs of one row."""
+        """The first and the last position that an image takes, in inputs of one row."""
         places = self.hooked.image_token_mask(inputs)
         if len(places) > 1:
             raise InputsError(f"there are {len(places)} rows: hooked.image_token_mask(inputs) tells of each")
         found = places[0].nonzero().flatten().tolist()
         if not found:
-            raise InputsError("there is no picture in these inputs")
+            raise InputsError("there is no image in these inputs")
         return found[0], found[-1]
 
     def _prepared(

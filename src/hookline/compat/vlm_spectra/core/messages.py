@@ -1,4 +1,4 @@
-"""Messages: tasks and pictures as the inputs of a model, written by its own chat template."""
+"""Messages: tasks and images as the inputs of a model, written by its own chat template."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Template: TypeAlias = str | Callable[[str], str] | None
 
 
 class InputsError(HooklineError, ValueError):
-    """Tasks, pictures or inputs that do not belong together."""
+    """Tasks, images or inputs that do not belong together."""
 
 
 def rendered(task: str, template: Template) -> str:
@@ -43,7 +43,7 @@ def chat_of(hooked: HookedModel, task: str, *, has_image: bool, append_text: str
     owner = hooked.processor if getattr(hooked.processor, "chat_template", None) else hooked.tokenizer
     if not getattr(owner, "chat_template", None):
         if has_image:
-            raise HooklineError("there is no chat template to put the picture in: write the prompt, and use hooked")
+            raise HooklineError("there is no chat template to put the image in: write the prompt, and use hooked")
         return task + (assistant_prefill or "") + append_text
     config: Any = hooked.module.config
     is_image_first = config.model_type in IMAGE_FIRST

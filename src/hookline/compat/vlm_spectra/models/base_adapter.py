@@ -76,7 +76,7 @@ class ModelAdapter:
         return _there(self._hooked._anatomy.unembed, "head", None)
 
     def get_image_token_id(self) -> int:
-        """The id of the token that stands for pictures."""
+        """The id of the token that stands for images."""
         return image_token(self.model.config)
 
     def _block(self, index: int) -> Block:

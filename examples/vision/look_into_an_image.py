@@ -1,7 +1,7 @@
-"""Look into a picture: which of its tokens decide an answer, what is written in them, and who reads them.
+"""Look into an image: which of its tokens decide an answer, what is written in them, and who reads them.
 
-Two pictures differ in the colour of a circle. Patching the circle's tokens from one into the other gives the other's
-answer, and patching all the rest of the picture does nothing. The logit lens reads the colour at the circle's tokens
+Two images differ in the colour of a circle. Patching the circle's tokens from one into the other gives the other's
+answer, and patching all the rest of the image does nothing. The logit lens reads the colour at the circle's tokens
 after a layer or two. From where the answer is made, some head looks at the circle and nowhere else.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import hookline
-from hookline.demo.tinysight import SIDE, Shape, picture
+from hookline.demo.tinysight import SIDE, Shape, draw
 from hookline.experiments import images, metrics, patching
 from hookline.experiments.result import Cell, Result
 
@@ -23,9 +23,9 @@ class Found(NamedTuple):
     """What was seen."""
 
     shape: Result
-    """What patching the circle's tokens does at each layer: 1 is all that the other picture does."""
+    """What patching the circle's tokens does at each layer: 1 is all that the other image does."""
     ground: Result
-    """The same of the rest of the picture."""
+    """The same of the rest of the image."""
     token: str
     """What the lens reads in the middle of the circle at the end."""
     head: Cell
@@ -33,16 +33,16 @@ class Found(NamedTuple):
 
 
 def circle(colour: str) -> Shape:
-    """The circle of both pictures."""
+    """The circle of both images."""
     return Shape("circle", colour, x=14, y=14, size=15)
 
 
 def main(folder: Path = Path("out")) -> Found:
     """Print and return what is found, and draw it into three files."""
     model = hookline.load("tinysight")
-    image = picture([circle("red"), SQUARE])
+    image = draw([circle("red"), SQUARE])
     red = model.to_inputs(QUESTION, images=[image])
-    green = model.to_inputs(QUESTION, images=[picture([circle("green"), SQUARE])])
+    green = model.to_inputs(QUESTION, images=[draw([circle("green"), SQUARE])])
     lead = metrics.logit_diff(" red", " green")
     left, top, right, bottom = (side / SIDE for side in circle("red").box)
     box = (left, top, right, bottom)
@@ -50,7 +50,7 @@ def main(folder: Path = Path("out")) -> Found:
     shape = images.patch(model, red, green, lead, box=box).normalised
     ground = images.patch(model, red, green, lead, box=box, others=True).normalised
     for layer, (here, rest) in enumerate(zip(shape.values.tolist(), ground.values.tolist(), strict=True)):
-        print(f"before layer {layer}: the circle's tokens {here:5.2f}, the rest of the picture {rest:5.2f}")
+        print(f"before layer {layer}: the circle's tokens {here:5.2f}, the rest of the image {rest:5.2f}")
 
     lens = images.lens(model, red, image)
     token, prob = lens.at(3, 14 / SIDE, 14 / SIDE)[0]
@@ -62,7 +62,7 @@ def main(folder: Path = Path("out")) -> Found:
 
     folder.mkdir(parents=True, exist_ok=True)
     swept = patching.sweep(model, red, green, lead).normalised
-    images.overlay(swept, images.sight(model, red, image)).savefig(folder / "sweep.png", dpi=150)
+    images.overlay(swept, images.place_image(model, red, image)).savefig(folder / "sweep.png", dpi=150)
     lens.plot().savefig(folder / "lens.png", dpi=150)
     attention.plot(int(head.labels["layer"])).savefig(folder / "attention.png", dpi=150)
     return Found(shape, ground, token, head)
