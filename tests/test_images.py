@@ -458,7 +458,7 @@ def test_errors_of_runs(llava) -> None:
 def test_a_text_among_images_that_a_processor_would_garble() -> None:
     model = seeing("paligemma")
     texts = ["<image> what is", "what is red"]
-    with pytest.raises(HooklineError, match="prompt 1 has no image .*PaliGemmaProcessor"):
+    with pytest.raises(HooklineError, match=r"prompt 1 has no image .*PaliGemmaProcessor"):
         model.to_inputs(texts, images=[[noise()], []])
     with pytest.raises(HooklineError, match="prompt 0 has no image"):
         model(texts[::-1], images=[[], [noise()]])

@@ -42,11 +42,11 @@ def test_a_name_that_is_nearly_right(name, meant) -> None:
         ("./nowhere", "there is no folder nowhere"),
         ("~/nowhere-at-all", "there is no folder .*/nowhere-at-all"),
         ("a/b/c", "there is no folder a/b/c"),
-        (str(ASSETS / "config.json"), "is a file: a model is loaded from the folder"),
-        (str(ASSETS.parent.parent), "has no weights in it"),
-        ("", "the name given is empty"),
-        (torch.nn.Linear(2, 2), r"hookline\.hook wraps a module"),
-        ("not a name", "cannot be a hub id"),
+        (str(ASSETS / "config.json"), "is a file"),
+        (str(ASSETS.parent.parent), "contains no weights"),
+        ("", "empty name"),
+        (torch.nn.Linear(2, 2), r"hookline\.hook"),
+        ("not a name", "not a valid hub id"),
     ],
 )
 def test_names_that_are_nowhere(name, message) -> None:
@@ -55,7 +55,7 @@ def test_names_that_are_nowhere(name, message) -> None:
 
 
 def test_a_hub_that_cannot_be_reached(no_hub, tmp_path, caplog) -> None:
-    with pytest.raises(HooklineError, match="was downloaded before, and the hub cannot be reached") as caught:
+    with pytest.raises(HooklineError, match="the hub is unreachable") as caught:
         hookline.load("someone/something", cache_dir=tmp_path)
     assert caught.value.__cause__ is not None
     assert "Retrying" not in caplog.text

@@ -216,7 +216,7 @@ def test_starting_at_a_layer_with_images() -> None:
         stream = model(**inputs, stop_at_layer=1)
         whole = model(**inputs)
         others = {name: x for name, x in inputs.items() if name != "input_ids"}
-        with pytest.raises(HooklineError, match="tokens= beside the stream"):
+        with pytest.raises(HooklineError, match="needs tokens="):
             model(stream, start_at_layer=1)
         with pytest.raises(HooklineError, match="other inputs are needed too"):
             model(stream, start_at_layer=1, tokens=inputs["input_ids"])

@@ -179,7 +179,7 @@ class Family:
     tokens: Callable[[LayoutInputs], list[Layout]] | None = None
     """Returns the layout of each image's tokens in the prompt; None for a vision encoder, which has no prompt."""
     patches: Literal["rows", "groups"] | None = None
-    """Order of the tower's patches: "rows", one batch row per image; "groups", all images in one row, by merge group."""
+    """Order of the tower's patches: "rows", one row per image; "groups", all images in one row, by merge group."""
     before: int | None = None
     """For a vision encoder: the number of stream positions before the first patch."""
 

@@ -15,7 +15,7 @@ from torch import nn
 from hookline.compat.transformer_lens.aliases import checkpoint_revision, official_name
 from hookline.errors import HooklineError, HooklineWarning, users_level
 from hookline.load import load
-from hookline.transformer.hub import EMBEDDED, found, one_error
+from hookline.transformer.hub import EMBEDDED, as_hookline_error, find_model
 
 if TYPE_CHECKING:
     from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer
@@ -83,8 +83,8 @@ def _shortened(name: str, n_layers: int, kwargs: dict[str, Any]) -> Any:
     options = {
         key: kwargs[key] for key in ("revision", "trust_remote_code", "cache_dir", "local_files_only") if key in kwargs
     }
-    where = found(name, kwargs)
-    with one_error(name):
+    where = find_model(name, kwargs)
+    with as_hookline_error(name):
         options |= {"local_files_only": True} if where.is_cached_only else {}
         config = kwargs.get("config") or AutoConfig.from_pretrained(where.path, **options)
     whole = config.num_hidden_layers

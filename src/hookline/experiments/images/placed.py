@@ -89,7 +89,7 @@ def positions(
     if not found:
         raise HooklineError(
             f"no position covers {'anything else' if others else box}: the model receives "
-            f"{tuple(round(each, 3) for each in grid.extent)} of this image, as {grid.shape[0]} × {grid.shape[1]} tokens"
+            f"{tuple(round(each, 3) for each in grid.extent)} of this image as {grid.shape[0]} × {grid.shape[1]} tokens"
         )
     return found
 

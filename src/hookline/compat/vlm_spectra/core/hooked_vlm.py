@@ -20,7 +20,7 @@ from hookline.engine.runs import Run
 from hookline.errors import HooklineError
 from hookline.hooks.hooked_module import HookedModule
 from hookline.model import HookedModel
-from hookline.transformer.contexts import Evaluating, ReportingAttention
+from hookline.transformer.contexts import EagerAttention, EvalMode
 
 
 class HookedVLM:
@@ -234,8 +234,8 @@ class HookedVLM:
     def _running(self, require_grads: bool, options: Mapping[str, Any]) -> Iterator[None]:
         if require_grads:
             self.model.requires_grad_(True)
-        attention = ReportingAttention(self.model) if options.get("output_attentions") else nullcontext()
-        with torch.set_grad_enabled(require_grads), Evaluating(self.model), attention:
+        attention = EagerAttention(self.model) if options.get("output_attentions") else nullcontext()
+        with torch.set_grad_enabled(require_grads), EvalMode(self.model), attention:
             yield
 
     def __repr__(self) -> str:
