@@ -788,7 +788,7 @@ def test_from_pretrained_and_text_alone() -> None:
     assert torch.equal(new[:, : inputs["input_ids"].shape[1]], inputs["input_ids"])
     with pytest.raises(HooklineError, match=r"takes none|chat template"):
         model.prepare_messages("what", image())
-    with pytest.raises(HooklineError, match="anatomy"):
+    with pytest.raises(HooklineError, match="supported"):
         HookedVLM.from_model(nn.Linear(2, 2))
 
 

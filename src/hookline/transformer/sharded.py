@@ -20,9 +20,9 @@ def refuse_sharded(module: nn.Module) -> None:
         raise HooklineError(
             f"{type(module).__name__} is sharded over processes ({how}): inside attention, MLPs and experts each "
             "process has only its own part, so points there, weights (W_Q, …) and verify would be wrong. Load it "
-            f"without {', '.join(PARALLEL_OPTIONS[:3])}; device_map='auto' spreads a model over devices within one process. "
-            "hookline.HookedModule(model) offers native points with the values of this process: the output of a whole "
-            "layer is complete, that of a sharded projection is not"
+            f"without {', '.join(PARALLEL_OPTIONS[:3])}; device_map='auto' spreads a model over devices within one "
+            "process. hookline.HookedModule(model) offers native points with the values of this process: the output of "
+            "a whole layer is complete, that of a sharded projection is not"
         )
     if isinstance(module, nn.DataParallel) and len(module.device_ids) > 1:
         raise HooklineError(
