@@ -95,8 +95,8 @@ def test_what_is_no_image(tmp_path) -> None:
     Image.fromarray(noise(99, 99)).save(tmp_path / "whole.png")
     (tmp_path / "cut.png").write_bytes((tmp_path / "whole.png").read_bytes()[:900])
     for given, message in (
-        (str(tmp_path / "none.png"), "there is no file"),
-        (tmp_path, "there is no file"),
+        (str(tmp_path / "none.png"), "does not exist"),
+        (tmp_path, "does not exist"),
         (tmp_path / "a.png", "cannot be read as an image"),
         (tmp_path / "cut.png", "cannot be read as an image"),
         ("https://a.b/c.png", "not downloaded"),
@@ -135,7 +135,7 @@ def test_images_and_places_are_matched() -> None:
         (a, [0], "the prompt has no image placeholders, but got 1 image: write '<image>'"),
         ([[a], [a]], [1, 2], "prompt 1 has 2 image placeholders, but got 1 image"),
         ([a, b], [2, 0], r"2 prompts with 2, 0 image placeholders"),
-        ([a], [1, 1], "2 prompts with 1, 1 places .* a list of 1 image"),
+        ([a], [1, 1], "2 prompts with 1, 1 image placeholders.* list of 1 image"),
     ):
         with pytest.raises(HooklineError, match=message):
             images_per_prompt(images, places, "<image>")
@@ -370,7 +370,7 @@ def test_images_side_by_side_are_told_apart(llava) -> None:
 def test_models_without_such_positions_say_so(name) -> None:
     module, processor, inputs = tiny_vision(name)
     model = hookline.hook(module, processor)
-    message = "through cross-attention, in the layers" if name == "mllama" else "for a model that takes images"
+    message = "through cross-attention, in the layers" if name == "mllama" else "for a model that takes"
     tokens = inputs["input_ids" if name == "mllama" else "decoder_input_ids"]
     with pytest.raises(HooklineError, match=message):
         model.image_token_mask(tokens)
@@ -406,7 +406,7 @@ def test_a_chat_without_a_template(llava) -> None:
     with pytest.raises(HooklineError, match="no chat template"):
         model.to_chat("what ?", images=1)
     model.processor.chat_template = "{{ messages[0]['role'] }}"
-    with pytest.raises(HooklineError, match="writes 0 places for 1 images"):
+    with pytest.raises(HooklineError, match="writes 0 placeholders for 1 images"):
         model.to_chat("what ?", images=1)
 
 
@@ -433,14 +433,14 @@ def test_one_beginning_however_it_came_about(llava) -> None:
 def test_errors_of_runs(llava) -> None:
     image = noise()
     for call, message in (
-        (lambda: llava("what is red ?", images=[image]), "put '<image>' where each image belongs"),
+        (lambda: llava("what is red ?", images=[image]), "write '<image>' where each image belongs"),
         (lambda: llava("<image> <image>", images=[image]), "2 image placeholders, but got 1 image"),
         (lambda: llava("<image>", images=[image, image]), "1 image placeholder, but got 2 images"),
         (lambda: llava("red", images=[]), "images is empty"),
         (lambda: llava(["red", "red"], images=[[], []]), "no prompt has an image"),
         (lambda: llava(images=[image]), "images need a prompt with '<image>'"),
         (lambda: llava(torch.ones(1, 3, dtype=torch.long), images=[image]), "pass the prompt as text"),
-        (lambda: llava("<image>", images=["none.png"]), "image 0: there is no file 'none.png'"),
+        (lambda: llava("<image>", images=["none.png"]), "image 0: file 'none.png'"),
         (lambda: llava(["<image>", "<image>"], images=[image, "none.png"]), "image 0 of prompt 1"),
         (lambda: llava("<image>", images=image, pixel_values=torch.ones(1)), "omit them: pixel_values"),
         (lambda: llava("<image>", images=image, attention_mask=torch.ones(1, 3)), "attention_mask too"),
@@ -526,7 +526,7 @@ def test_the_place_to_type_is_named_in_the_models_words() -> None:
     model = seeing("qwen2_vl")
     with pytest.raises(HooklineError, match=r"write '<\|vision_start\|><\|image_pad\|><\|vision_end\|>' where"):
         model("what ?", images=noise())
-    with pytest.raises(HooklineError, match="put '<start_of_image>' where"):
+    with pytest.raises(HooklineError, match="write '<start_of_image>' where"):
         seeing("gemma3")("what ?", images=noise())
 
 

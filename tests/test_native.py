@@ -490,7 +490,7 @@ def test_options_that_cannot_be_had_are_refused_by_name(options, why) -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"d_head": 7}, "no multiple"),
+        ({"d_head": 7}, "not a multiple"),
         ({"act_fn": None}, "act_fn"),
         ({"use_local_attn": True}, "window_size"),
         ({"num_experts": 2}, "go together"),
