@@ -52,7 +52,7 @@ class Part:
             return copied(found, f"this model has no {self._path}.{name}, and zeros stand for it")
         if shares_memory(found, own):
             return found
-        return copied(found, f"the model has {name} in a layout of which it is no view; {self._assign(name)}")
+        return copied(found, f"the model has {name} in another layout, so this is a copy; {self._assign(name)}")
 
     def _assign(self, name: str) -> str:
         return f"assign it instead: {self._short}.{name} = …"
@@ -147,7 +147,7 @@ class LayerNorm(Part):
         if own is not None:
             return own
         filled = torch.full((self._model._anatomy.width,), value, device=self._model._device)
-        return copied(filled, f"this model has no {self._path}.{name}, and {value:g} stands for it")
+        return copied(filled, f"this model has no {self._path}.{name}, so this is a constant {value:g}")
 
 
 class Attention(Part):

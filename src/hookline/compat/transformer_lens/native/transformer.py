@@ -91,7 +91,7 @@ class NativeTransformer(PreTrainedModel, GenerationMixin):
     ) -> CausalLMOutputWithPast:
         """The output of a transformers language model; unknown options raise."""
         if (input_ids is None) == (inputs_embeds is None):
-            raise HooklineError("pass either input_ids or inputs_embeds")
+            raise HooklineError("pass either input_ids or inputs_embeds, not both")
         self._check_can_report(output_attentions)
         stream: Tensor = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
         cache = self._cache(past_key_values, use_cache)
