@@ -318,7 +318,7 @@ def test_loading_states() -> None:
         {"unembed.b_U": state["unembed.b_U"], "blocks.0.attn.IGNORE": torch.zeros(())}, strict=False
     )
     assert "embed.W_E" in keys.missing_keys
-    with pytest.raises(HooklineError, match="unembedding is its embedding"):
+    with pytest.raises(HooklineError, match="are tied"):
         model.load_state_dict({**state, "unembed.W_U": state["unembed.W_U"] + 1})
     with pytest.raises(HooklineError, match="assign"):
         model.load_state_dict(state, assign=True)

@@ -437,7 +437,7 @@ def test_a_token_is_replaced_and_no_other(model, kind, patch) -> None:
 
 
 @pytest.mark.parametrize("kind", ["llava", "qwen2_5_vl"])
-def test_patches_of_the_picture(model, kind) -> None:
+def test_patches_of_the_image(model, kind) -> None:
     inputs = inputs_of(kind)
     start, end = model.get_image_token_range(inputs)
     other = cached(model, inputs_of(kind, seed=5), "lm.layer.post")[("lm.layer.post", 0)][0, start : end + 1]
@@ -733,47 +733,47 @@ def test_the_parts_of_the_model(model) -> None:
         adapter.get_lm_mlp(99)
 
 
-def picture(seed: int = 0) -> np.ndarray:
+def image(seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (20, 28, 3), dtype=np.uint8)
 
 
 @pytest.mark.parametrize("kind", ["llava", "qwen2_5_vl"])
 def test_messages(model) -> None:
-    inputs, text = model.prepare_messages("what is here", picture(), return_text=True)
+    inputs, text = model.prepare_messages("what is here", image(), return_text=True)
     is_image_first = text.index(model.processor.image_token) < text.index("what is here")
     assert is_image_first == (model.model.config.model_type == "llava")
     start, end = model.get_image_token_range(inputs)
     assert bool((inputs["input_ids"][0, start : end + 1] == model.adapter.get_image_token_id()).all())
     assert model.get_image_token_range(inputs.to(model.device)) == (start, end)
     assert model.forward(inputs).logits.shape[1] == inputs["input_ids"].shape[1]
-    _, text = model.prepare_messages("what", picture(), append_text=" red", assistant_prefill="it is", return_text=True)
+    _, text = model.prepare_messages("what", image(), append_text=" red", assistant_prefill="it is", return_text=True)
     assert text.endswith("it is red")
-    _, text = model.prepare_inputs("red", picture(), prompt_template="describe {text}", return_text=True)
+    _, text = model.prepare_inputs("red", image(), prompt_template="describe {text}", return_text=True)
     assert "describe red" in text
     model.prompt = str.upper
-    assert "RED" in model.prepare_messages("red", picture(), return_text=True)[1]
+    assert "RED" in model.prepare_messages("red", image(), return_text=True)[1]
     with pytest.raises(HooklineError, match="text"):
-        model.prepare_inputs("red", picture(), prompt_template="{nothing}")
-    with pytest.raises(ValueError, match="no picture"):
+        model.prepare_inputs("red", image(), prompt_template="{nothing}")
+    with pytest.raises(ValueError, match="no image"):
         model.get_image_token_range({"input_ids": torch.tensor([[50, 51]])})
 
 
 @pytest.mark.parametrize("kind", ["llava", "qwen2_5_vl"])
 def test_batches(model) -> None:
-    tasks, pictures = ["what is here", "describe the red circle here"], [picture(), picture(1)]
-    inputs = model.prepare_messages_batch(tasks, pictures)
+    tasks, images = ["what is here", "describe the red circle here"], [image(), image(1)]
+    inputs = model.prepare_messages_batch(tasks, images)
     assert not bool(inputs["attention_mask"].all())
     together = model.forward_batch(inputs).logits
-    for row, (task, image) in enumerate(zip(tasks, pictures, strict=True)):
-        alone = model.forward(model.prepare_messages(task, image)).logits
+    for row, (task, each) in enumerate(zip(tasks, images, strict=True)):
+        alone = model.forward(model.prepare_messages(task, each)).logits
         assert torch.allclose(together[row, -alone.shape[1] :], alone[0], atol=1e-4)
-    new = model.generate_batch(tasks=tasks, images=pictures, max_new_tokens=2, min_new_tokens=2).sequences
+    new = model.generate_batch(tasks=tasks, images=images, max_new_tokens=2, min_new_tokens=2).sequences
     assert new.shape == (2, inputs["input_ids"].shape[1] + 2)
     for wrong in ({}, {"tasks": tasks}, {"inputs_list": [inputs, inputs]}, {"inputs_list": inputs, "tasks": tasks}):
         with pytest.raises(ValueError, match=r"inputs"):
             model.forward_batch(**wrong)
     with pytest.raises(ValueError, match="2 tasks"):
-        model.prepare_messages_batch(tasks, pictures[:1])
+        model.prepare_messages_batch(tasks, images[:1])
     with pytest.raises(ValueError, match="2 rows"):
         model.get_image_token_range(inputs)
 
@@ -787,8 +787,8 @@ def test_from_pretrained_and_text_alone() -> None:
     new = model.generate(inputs, max_new_tokens=2).sequences
     assert torch.equal(new[:, : inputs["input_ids"].shape[1]], inputs["input_ids"])
     with pytest.raises(HooklineError, match=r"takes none|chat template"):
-        model.prepare_messages("what", picture())
-    with pytest.raises(HooklineError, match="anatomy"):
+        model.prepare_messages("what", image())
+    with pytest.raises(HooklineError, match="supported"):
         HookedVLM.from_model(nn.Linear(2, 2))
 
 

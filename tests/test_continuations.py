@@ -172,7 +172,7 @@ def test_answers_as_text():
 
 @pytest.mark.parametrize("kind", ["llava", "qwen2_5_vl"])
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
-def test_after_pictures(kind):
+def test_after_images(kind):
     module = tiny_vision.module_of(kind)
     model = HookedModel(module, None, find_anatomy(module))
     one, other = (tiny_vision.inputs_of(kind, rows=1) for _ in range(2))

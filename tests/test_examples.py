@@ -116,7 +116,7 @@ def test_cnn_feature_maps(load, tmp_path) -> None:
 def test_switching_a_channel_off_is_giving_it_no_weight(load) -> None:
     """The hook does what changing the network itself would do."""
     script = load("cnn_feature_maps")
-    net, (x, y) = script.hookline.hook(script.train(20)), script.pictures(60, seed=2)
+    net, (x, y) = script.hookline.hook(script.train(20)), script.images(60, seed=2)
     hooked = script.accuracy_without_each(net, "relu2", x, y)
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     for channel, expected in enumerate(hooked):
@@ -133,7 +133,7 @@ def test_demo(load, tmp_path, capsys) -> None:
     assert found.lost[found.layer][found.channel] > 0.1
     assert found.before.argmax() != found.after.argmax()
     assert found.changed > 0
-    assert found.saliency.shape == found.picture.shape
+    assert found.saliency.shape == found.image.shape
     assert found.saliency.max() > 0
     width, height = png_size(path)
     assert 800 < width < 2000

@@ -284,12 +284,12 @@ def test_a_declared_target_that_does_not_exist(gpt2, net, x) -> None:
         gpt2.run_with_hooks(TOKENS, fwd_hooks=[Bad()])
     assert isinstance(caught.value, UnknownPointError)
     Bad.hook_point, Bad.layer = "lm.mlp.out", 4
-    with pytest.raises(ValueError, match=r"layer=4.*The layers are 0 to 3"):
+    with pytest.raises(ValueError, match=r"layer=4.*Layers are 0 to 3"):
         gpt2.hooks([Bad()])
     with pytest.raises(ValueError, match="which this model has not"):
         net.run_with_hooks(x, fwd_hooks=[Bad()])
     several = hookline.hook(seq2seq("t5"))
-    with pytest.raises(ValueError, match="several stacks of layers: declare the name of a point"):
+    with pytest.raises(ValueError, match="several stacks of layers"):
         several.hooks([Bad()])
     with pytest.raises(InvalidHookError, match="does not say where it belongs"):
         net.run_with_hooks(x, fwd_hooks=[Plus()])

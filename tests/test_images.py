@@ -1,4 +1,4 @@
-"""Pictures as input: what goes in, what comes of it, and what is said when it cannot."""
+"""Images as input: what goes in, what comes of it, and what is said when it cannot."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ import hookline
 from hookline import at, image_tokens
 from hookline.cli import app
 from hookline.errors import HooklineError
-from hookline.vision.images import picture_of
-from hookline.vision.inputs import rows_of
+from hookline.vision.images import as_image
+from hookline.vision.inputs import images_per_prompt
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # in PaliGemma's own
 IN_STREAM = [name for name in VISION_LANGUAGE if name != "mllama"]
@@ -44,10 +44,10 @@ def place(model: Any) -> str:
     return model.processor.image_token
 
 
-# Pictures
+# Images
 
 
-def test_all_that_is_a_picture(tmp_path) -> None:
+def test_all_that_is_an_image(tmp_path) -> None:
     array = noise()
     Image.fromarray(array).save(tmp_path / "a.png")
     tensor = torch.from_numpy(array)
@@ -55,7 +55,7 @@ def test_all_that_is_a_picture(tmp_path) -> None:
     kinds += [array / 255, (array / 255).astype(np.float32), array.transpose(2, 0, 1)]
     kinds += [tensor, tensor.permute(2, 0, 1), tensor.float() / 255, (tensor.double() / 255).permute(2, 0, 1)]
     for given in kinds:
-        image = picture_of(given)
+        image = as_image(given)
         assert image.mode == "RGB"
         assert np.array_equal(np.asarray(image), array)
 
@@ -63,13 +63,13 @@ def test_all_that_is_a_picture(tmp_path) -> None:
 @pytest.mark.parametrize("mode", ["L", "1", "P", "RGBA", "LA", "CMYK", "YCbCr", "RGB"])
 def test_every_mode_of_eight_bits(mode) -> None:
     given = Image.fromarray(noise()).convert(mode)
-    assert np.array_equal(np.asarray(picture_of(given)), np.asarray(given.convert("RGB")))
+    assert np.array_equal(np.asarray(as_image(given)), np.asarray(given.convert("RGB")))
 
 
 def test_grey_arrays() -> None:
     grey = noise()[..., 0]
     for given in (grey, grey[..., None], grey[None], torch.from_numpy(grey)):
-        assert np.array_equal(np.asarray(picture_of(given)), np.repeat(grey[..., None], 3, 2))
+        assert np.array_equal(np.asarray(as_image(given)), np.repeat(grey[..., None], 3, 2))
 
 
 @pytest.mark.parametrize("turned", range(1, 9))
@@ -80,90 +80,90 @@ def test_a_file_that_says_how_it_is_turned(tmp_path, turned) -> None:
     with Image.open(tmp_path / "a.png") as given:
         assert given.size == (28, 20)
         upright = ImageOps.exif_transpose(given)
-        assert picture_of(given) == picture_of(tmp_path / "a.png") == picture_of(upright) == upright
+        assert as_image(given) == as_image(tmp_path / "a.png") == as_image(upright) == upright
     assert upright.size == ((28, 20) if turned < 5 else (20, 28))
 
 
 def test_alpha_is_left_out() -> None:
     clear = np.concatenate([noise(), np.zeros((20, 28, 1), np.uint8)], 2)
     for given in (clear, Image.fromarray(clear)):
-        assert np.array_equal(np.asarray(picture_of(given)), noise())
+        assert np.array_equal(np.asarray(as_image(given)), noise())
 
 
-def test_what_is_no_picture(tmp_path) -> None:
-    (tmp_path / "a.png").write_text("not a picture")
+def test_what_is_no_image(tmp_path) -> None:
+    (tmp_path / "a.png").write_text("not an image")
     Image.fromarray(noise(99, 99)).save(tmp_path / "whole.png")
     (tmp_path / "cut.png").write_bytes((tmp_path / "whole.png").read_bytes()[:900])
     for given, message in (
-        (str(tmp_path / "none.png"), "there is no file"),
-        (tmp_path, "there is no file"),
-        (tmp_path / "a.png", "cannot be read as a picture"),
-        (tmp_path / "cut.png", "cannot be read as a picture"),
-        ("https://a.b/c.png", "nothing is downloaded"),
+        (str(tmp_path / "none.png"), "does not exist"),
+        (tmp_path, "does not exist"),
+        (tmp_path / "a.png", "cannot be read as an image"),
+        (tmp_path / "cut.png", "cannot be read as an image"),
+        ("https://a.b/c.png", "not downloaded"),
         (None, "is a NoneType: give a PIL image"),
         (7, "is a int: give a PIL image"),
         (noise()[None], r"list\(array\)"),
-        (np.zeros(5, np.uint8), "a picture is height"),
+        (np.zeros(5, np.uint8), "expected height"),
         (np.zeros((8, 9, 5), np.uint8), "no axis of 1, 3 or 4 colours"),
         (np.zeros((3, 9, 3), np.uint8), "first or last"),
         (np.zeros((0, 9, 3), np.uint8), "is empty"),
-        (noise().astype(np.int64), "array of int64: give uint8"),
-        (noise().astype(np.float32), "floats go from 0 to 1"),
-        (np.full((5, 5, 3), np.nan), "floats go from 0 to 1"),
+        (noise().astype(np.int64), "array of int64"),
+        (noise().astype(np.float32), "expected 0 to 1"),
+        (np.full((5, 5, 3), np.nan), "expected 0 to 1"),
         (np.full((5, 5, 3), -0.5), "floats from -0.5 to -0.5"),
         (Image.fromarray(np.full((4, 5), 40000, np.uint16)), "more than 8 bits"),
         (Image.fromarray(np.ones((4, 5), np.float32)), "more than 8 bits"),
-        (Image.new("La", (4, 5)), "PIL's mode 'La': give it in RGB"),
+        (Image.new("La", (4, 5)), "PIL mode 'La'"),
     ):
         with pytest.raises(HooklineError, match=message) as error:
-            picture_of(given, "picture 3")
-        assert str(error.value).startswith("picture 3")
+            as_image(given, "image 3")
+        assert str(error.value).startswith("image 3")
 
 
-def test_pictures_and_places_are_matched() -> None:
+def test_images_and_places_are_matched() -> None:
     a, b = noise(), noise(seed=1)
-    assert [len(row) for row in rows_of(a, [1])] == [1]
-    assert [len(row) for row in rows_of([a, b], [2])] == [2]
-    assert [len(row) for row in rows_of([[a, b]], [2])] == [2]
-    assert [len(row) for row in rows_of([a, b], [1, 1])] == [1, 1]
-    assert [len(row) for row in rows_of([[a, b], []], [2, 0])] == [2, 0]
+    assert [len(row) for row in images_per_prompt(a, [1])] == [1]
+    assert [len(row) for row in images_per_prompt([a, b], [2])] == [2]
+    assert [len(row) for row in images_per_prompt([[a, b]], [2])] == [2]
+    assert [len(row) for row in images_per_prompt([a, b], [1, 1])] == [1, 1]
+    assert [len(row) for row in images_per_prompt([[a, b], []], [2, 0])] == [2, 0]
     for images, places, message in (
-        ([], [1], "empty list"),
-        ([a, [b]], [1, 1], "pictures and lists of pictures"),
-        ([[a]], [1, 1], "2 prompts, but 1 lists"),
-        ([a, b], [1], "the prompt has 1 place for pictures, but 2 pictures are given"),
-        (a, [0], "the prompt has no places for pictures, but 1 picture is given for it: put '<image>'"),
-        ([[a], [a]], [1, 2], "prompt 1 has 2 places for pictures, but 1 picture is given"),
-        ([a, b], [2, 0], r"2 prompts with 2, 0 places .* give a list for each prompt"),
-        ([a], [1, 1], "2 prompts with 1, 1 places .* a list of 1 picture"),
+        ([], [1], "images is empty"),
+        ([a, [b]], [1, 1], "images and lists of images"),
+        ([[a]], [1, 1], "2 prompts but 1 lists"),
+        ([a, b], [1], "the prompt has 1 image placeholder, but got 2 images"),
+        (a, [0], "the prompt has no image placeholders, but got 1 image: write '<image>'"),
+        ([[a], [a]], [1, 2], "prompt 1 has 2 image placeholders, but got 1 image"),
+        ([a, b], [2, 0], r"2 prompts with 2, 0 image placeholders"),
+        ([a], [1, 1], "2 prompts with 1, 1 image placeholders.* list of 1 image"),
     ):
         with pytest.raises(HooklineError, match=message):
-            rows_of(images, places, "'<image>'")
+            images_per_prompt(images, places, "<image>")
 
 
 # Runs
 
 
 @pytest.mark.parametrize("name", VISION_LANGUAGE)
-def test_a_prompt_with_pictures_is_what_the_processor_makes_of_it(name) -> None:
+def test_a_prompt_with_images_is_what_the_processor_makes_of_it(name) -> None:
     model = seeing(name)
-    text, picture = f"what is {place(model)} here ?", noise()
-    made = model.processor(text=text, images=[[Image.fromarray(picture)]], return_tensors="pt")
+    text, image = f"what is {place(model)} here ?", noise()
+    made = model.processor(text=text, images=[[Image.fromarray(image)]], return_tensors="pt")
     made.pop("labels", None)  # PaliGemma's, for training
     if name == "mllama":  # its processor and its tokenizer both put a beginning first
         made = model.processor(
-            text=text, images=[[Image.fromarray(picture)]], return_tensors="pt", add_special_tokens=False
+            text=text, images=[[Image.fromarray(image)]], return_tensors="pt", add_special_tokens=False
         )
     with torch.no_grad():
         wanted = model.module(**made).logits
-        assert torch.equal(model(text, images=[picture]), wanted)
-        assert torch.equal(model(text, images=picture), wanted)
-        assert torch.equal(model(**model.to_inputs(text, images=picture)), wanted)
-        assert torch.equal(model.run_with_hooks(text, images=picture), wanted)
-        logits, cache = model.run_with_cache(text, images=picture)
+        assert torch.equal(model(text, images=[image]), wanted)
+        assert torch.equal(model(text, images=image), wanted)
+        assert torch.equal(model(**model.to_inputs(text, images=image)), wanted)
+        assert torch.equal(model.run_with_hooks(text, images=image), wanted)
+        logits, cache = model.run_with_cache(text, images=image)
         assert torch.equal(logits, wanted)
         assert cache["blocks.0.hook_resid_pre"].shape[:2] == wanted.shape[:2]
-        assert not torch.allclose(model(text, images=255 - picture), wanted)
+        assert not torch.allclose(model(text, images=255 - image), wanted)
 
 
 @pytest.mark.parametrize("name", [name for name in VISION_LANGUAGE if name != "mllama"])
@@ -171,48 +171,48 @@ def test_a_prompt_with_pictures_is_what_the_processor_makes_of_it(name) -> None:
 def test_rows_of_a_batch_are_as_they_are_alone(name, side) -> None:
     model = seeing(name)
     one, two = f"what is {place(model)} here ?", f"{place(model)} and {place(model)} are"
-    pictures, texts = [[noise()], [noise(40, 20), noise(16, 16)]], [one, two]
-    if name != "paligemma":  # that takes no prompt without a picture among others
-        pictures, texts = [*pictures, []], [*texts, "what is red ?"]
-    inputs = model.to_inputs(texts, images=pictures, padding_side=side)
+    images, texts = [[noise()], [noise(40, 20), noise(16, 16)]], [one, two]
+    if name != "paligemma":  # that takes no prompt without an image among others
+        images, texts = [*images, []], [*texts, "what is red ?"]
+    inputs = model.to_inputs(texts, images=images, padding_side=side)
     with torch.no_grad():
         together = model(**inputs)
         for row, text in enumerate(texts):
-            alone = model(text, images=pictures[row]) if pictures[row] else model(text)
+            alone = model(text, images=images[row]) if images[row] else model(text)
             here = together[row][inputs["attention_mask"][row].bool()]
             assert torch.allclose(here, alone[0], atol=2e-5), row
 
 
 @pytest.mark.parametrize("name", VISION_LANGUAGE)
-def test_generation_with_pictures_under_hooks(name) -> None:
+def test_generation_with_images_under_hooks(name) -> None:
     model = seeing(name)
     texts = [f"what is {place(model)} here ?", f"{place(model)} and the colour of {place(model)} ?"]
-    pictures = [[noise()], [noise(40, 20), noise(16, 16)]]
+    images = [[noise()], [noise(40, 20), noise(16, 16)]]
     seen: list[int] = []
     with model.hooks([("blocks.1.hook_resid_post", lambda x: seen.append(x.shape[1]))]):
         ids = model.generate(
-            **model.to_inputs(texts, images=pictures, padding_side="left"), max_new_tokens=3, do_sample=False
+            **model.to_inputs(texts, images=images, padding_side="left"), max_new_tokens=3, do_sample=False
         )
     assert seen[1:] == [1] * (len(seen) - 1)
     assert seen[0] + len(seen) == ids.shape[1]
-    texts_out = model.generate(texts, 3, images=pictures, do_sample=False)
+    texts_out = model.generate(texts, 3, images=images, do_sample=False)
     assert texts_out == model.tokenizer.batch_decode(ids, skip_special_tokens=True)
-    alone = model.generate(texts[0], 3, images=pictures[0], do_sample=False)
+    alone = model.generate(texts[0], 3, images=images[0], do_sample=False)
     assert isinstance(alone, str)
 
     def push(x: torch.Tensor) -> torch.Tensor:
         return x + 20 * torch.randn(x.shape[-1], generator=torch.Generator().manual_seed(1))
 
     with model.hooks([("blocks.1.hook_resid_post", push)]):
-        assert model.generate(texts, 3, images=pictures, do_sample=False) != texts_out
+        assert model.generate(texts, 3, images=images, do_sample=False) != texts_out
 
 
-def test_plans_take_pictures(llava) -> None:
+def test_plans_take_images(llava) -> None:
     table = llava.points(None, "what is <image> ?", images=[noise()])
     _, cache = llava.run_with_cache("what is <image> ?", images=[noise()])
     assert {row.name: row.shape for row in table} == {name: tuple(value.shape) for name, value in cache.items()}
     plan = llava.plan("blocks.0.hook_resid_pre", input="what is <image> ?", images=[noise()])
-    assert plan.rows[0].shape == (1, 20, 32)  # 16 of the picture, and 4 of the text
+    assert plan.rows[0].shape == (1, 20, 32)  # 16 of the image, and 4 of the text
     assert plan.nbytes == 20 * 32 * 4
 
 
@@ -235,28 +235,28 @@ def test_pixels_take_the_models_type() -> None:
 @pytest.mark.parametrize("name", ENCODERS)
 def test_a_model_that_only_sees(name) -> None:
     model = seeing(name)
-    pictures = [noise(), noise(40, 20)]
-    pixels = model.processor(images=[Image.fromarray(each) for each in pictures], return_tensors="pt")["pixel_values"]
+    images = [noise(), noise(40, 20)]
+    pixels = model.processor(images=[Image.fromarray(each) for each in images], return_tensors="pt")["pixel_values"]
     with torch.no_grad():
         wanted = model.module(pixel_values=pixels)[0]
-        assert torch.equal(model(images=pictures), wanted)
+        assert torch.equal(model(images=images), wanted)
         assert torch.equal(model(pixel_values=pixels), wanted)
-        assert torch.equal(model(None, images=pictures[0]), model(images=[pictures[0]]))
-    with pytest.raises(HooklineError, match="takes pictures and no text"):
-        model("what ?", images=pictures)
-    with pytest.raises(HooklineError, match="has lists in it"):
-        model(images=[pictures])
-    with pytest.raises(HooklineError, match="for a model that takes pictures together with text"):
+        assert torch.equal(model(None, images=images[0]), model(images=[images[0]]))
+    with pytest.raises(HooklineError, match="takes images but no text"):
+        model("what ?", images=images)
+    with pytest.raises(HooklineError, match="contains lists"):
+        model(images=[images])
+    with pytest.raises(HooklineError, match="together with text"):
         model.image_token_mask(torch.ones(1, 4, dtype=torch.long))
     for given in (None, processor_of("llava").tokenizer):
-        with pytest.raises(HooklineError, match=r"wrapped without what .*AutoImageProcessor"):
-            hookline.hook(model.module, given)(images=pictures)
+        with pytest.raises(HooklineError, match=r"without a processor .*AutoImageProcessor"):
+            hookline.hook(model.module, given)(images=images)
     whole = processor_of("llava")  # with a tokenizer, that is of no use here
     whole.image_processor = model.processor
-    assert torch.equal(hookline.hook(model.module, whole)(images=pictures), wanted)
+    assert torch.equal(hookline.hook(model.module, whole)(images=images), wanted)
 
 
-# Where pictures are
+# Where images are
 
 
 @pytest.mark.parametrize("name", IN_STREAM)
@@ -274,12 +274,12 @@ def test_image_tokens_are_where_the_mask_says(name) -> None:
     hooks += [("blocks.0.hook_resid_pre", lambda x: kept.append((x == 0).all(-1)))]
     model.run_with_hooks(**inputs, fwd_hooks=hooks)
     assert torch.equal(kept[0], mask)
-    changed = (model(**inputs, stop_at_layer=0) - model(**_other_pictures(inputs), stop_at_layer=0)).abs().amax(-1) > 0
+    changed = (model(**inputs, stop_at_layer=0) - model(**_other_images(inputs), stop_at_layer=0)).abs().amax(-1) > 0
     assert not (changed & ~mask).any()
     assert changed.sum() > mask.sum() / 2  # all but the ends of rows, in some models
 
 
-def test_positions_in_the_tower_are_places_in_pictures(llava) -> None:
+def test_positions_in_the_tower_are_places_in_images(llava) -> None:
     point, text = "vision.blocks.1.hook_resid_post", "red " * 16  # as many tokens as the tower has positions
     zeroed = llava.run_with_cache(
         f"<image> {text}", images=[noise()], fwd_hooks=[(point, at([0, 5], torch.zeros_like))]
@@ -288,7 +288,7 @@ def test_positions_in_the_tower_are_places_in_pictures(llava) -> None:
     assert empty.nonzero().flatten().tolist() == [0, 5]
     for where in (hookline.last, image_tokens, hookline.token(4)):
         for name in (point, "model.vision_tower.encoder.layers.1"):
-            with pytest.raises(HooklineError, match="are places in pictures"):
+            with pytest.raises(HooklineError, match="are places in"):
                 llava.run_with_hooks("<image> red", images=[noise()], fwd_hooks=[(name, at(where, torch.zeros_like))])
     with pytest.raises(hookline.HookError, match="its positions are patches"):
         llava.run_with_hooks("<image> red", images=[noise()], fwd_hooks=[(point, lambda x, hook: hook.positions)])
@@ -300,8 +300,8 @@ def test_positions_in_the_tower_are_places_in_pictures(llava) -> None:
     assert cache["vision.blocks.0.hook_resid_post"].shape == (1, 1, 40)
 
 
-def test_a_token_that_is_made_is_no_picture() -> None:
-    """A model that writes the token of pictures: there is none at the place of what it wrote."""
+def test_a_token_that_is_made_is_no_image() -> None:
+    """A model that writes the token of images: there is none at the place of what it wrote."""
     model = seeing("llava")
     seen: list[int] = []
 
@@ -319,7 +319,7 @@ def test_a_token_that_is_made_is_no_picture() -> None:
     assert seen == [0]
 
 
-def test_pictures_of_a_later_turn_are_found() -> None:
+def test_images_of_a_later_turn_are_found() -> None:
     model = seeing("llava")
     first = model.to_inputs("what is <image>", images=noise())
     later = model.to_inputs("and <image>", images=noise(seed=1), prepend_bos=False)
@@ -338,13 +338,13 @@ def test_pictures_of_a_later_turn_are_found() -> None:
     assert torch.equal(masks[1], model.image_token_mask(later))
 
 
-def _other_pictures(inputs: dict[str, Any]) -> dict[str, Any]:
+def _other_images(inputs: dict[str, Any]) -> dict[str, Any]:
     return {**inputs, "pixel_values": inputs["pixel_values"].flip(-1)}
 
 
-def test_the_last_inputs_with_pictures(llava) -> None:
+def test_the_last_inputs_with_images(llava) -> None:
     fresh = hookline.hook(llava.module, llava.processor)
-    with pytest.raises(HooklineError, match="no inputs with pictures"):
+    with pytest.raises(HooklineError, match="no inputs with images"):
         fresh.image_token_range(0)
     llava("what <image> is <image>", images=[noise(), noise(40, 20)])
     llava("what is red")  # has none
@@ -353,14 +353,14 @@ def test_the_last_inputs_with_pictures(llava) -> None:
     inputs = llava.to_inputs(["<image> red", "red <image>"], images=[noise(), noise()], padding_side="right")
     assert llava.image_token_range(0, inputs, row=1) == range(2, 18)
     assert llava.image_token_range(0, "red red <image>", images=noise()) == range(3, 19)
-    with pytest.raises(HooklineError, match="picture 2 is asked for, but row 0 has 1"):
+    with pytest.raises(HooklineError, match="image 2 is out of range: row 0 has 1"):
         llava.image_token_range(2, inputs)
-    with pytest.raises(HooklineError, match="row 5 is asked for, but the inputs have 2"):
+    with pytest.raises(HooklineError, match="row 5 is out of range: the inputs have 2"):
         llava.image_token_range(0, inputs, row=5)
     assert llava._last_inputs["pixel_values"].is_meta
 
 
-def test_pictures_side_by_side_are_told_apart(llava) -> None:
+def test_images_side_by_side_are_told_apart(llava) -> None:
     inputs = llava.to_inputs("<image><image> red", images=[noise(), noise()])
     assert llava.image_token_range(0, inputs) == range(1, 17)
     assert llava.image_token_range(1, inputs) == range(17, 33)
@@ -370,7 +370,7 @@ def test_pictures_side_by_side_are_told_apart(llava) -> None:
 def test_models_without_such_positions_say_so(name) -> None:
     module, processor, inputs = tiny_vision(name)
     model = hookline.hook(module, processor)
-    message = "through cross-attention, in the layers" if name == "mllama" else "for a model that takes pictures"
+    message = "through cross-attention, in the layers" if name == "mllama" else "for a model that takes"
     tokens = inputs["input_ids" if name == "mllama" else "decoder_input_ids"]
     with pytest.raises(HooklineError, match=message):
         model.image_token_mask(tokens)
@@ -396,7 +396,7 @@ def test_chats(name) -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "red"}, {"type": "image"}]}]
     assert place(model) in model.to_chat(messages)
     assert "what is it ?" in model.to_chat("what is it ?")
-    with pytest.raises(HooklineError, match="leave images out"):
+    with pytest.raises(HooklineError, match="omit images"):
         model.to_chat(messages, images=1)
 
 
@@ -406,7 +406,7 @@ def test_a_chat_without_a_template(llava) -> None:
     with pytest.raises(HooklineError, match="no chat template"):
         model.to_chat("what ?", images=1)
     model.processor.chat_template = "{{ messages[0]['role'] }}"
-    with pytest.raises(HooklineError, match="writes 0 places for 1 pictures"):
+    with pytest.raises(HooklineError, match="writes 0 placeholders for 1 images"):
         model.to_chat("what ?", images=1)
 
 
@@ -431,42 +431,42 @@ def test_one_beginning_however_it_came_about(llava) -> None:
 
 
 def test_errors_of_runs(llava) -> None:
-    picture = noise()
+    image = noise()
     for call, message in (
-        (lambda: llava("what is red ?", images=[picture]), "put '<image>' where each picture belongs"),
-        (lambda: llava("<image> <image>", images=[picture]), "2 places for pictures, but 1 picture"),
-        (lambda: llava("<image>", images=[picture, picture]), "1 place for pictures, but 2 pictures"),
-        (lambda: llava("red", images=[]), "empty list"),
-        (lambda: llava(["red", "red"], images=[[], []]), "no prompt has a picture"),
-        (lambda: llava(images=[picture]), "pictures go in with a prompt that has '<image>'"),
-        (lambda: llava(torch.ones(1, 3, dtype=torch.long), images=[picture]), "pictures go in with text"),
-        (lambda: llava("<image>", images=["none.png"]), "picture 0: there is no file 'none.png'"),
-        (lambda: llava(["<image>", "<image>"], images=[picture, "none.png"]), "picture 0 of prompt 1"),
-        (lambda: llava("<image>", images=picture, pixel_values=torch.ones(1)), "beside them: pixel_values"),
-        (lambda: llava("<image>", images=picture, attention_mask=torch.ones(1, 3)), "attention_mask too"),
-        (lambda: llava("<image>", images=picture, start_at_layer=1), "go in at the first layer"),
-        (lambda: llava.generate("red", images=picture), "no places for pictures"),
+        (lambda: llava("what is red ?", images=[image]), "write '<image>' where each image belongs"),
+        (lambda: llava("<image> <image>", images=[image]), "2 image placeholders, but got 1 image"),
+        (lambda: llava("<image>", images=[image, image]), "1 image placeholder, but got 2 images"),
+        (lambda: llava("red", images=[]), "images is empty"),
+        (lambda: llava(["red", "red"], images=[[], []]), "no prompt has an image"),
+        (lambda: llava(images=[image]), "images need a prompt with '<image>'"),
+        (lambda: llava(torch.ones(1, 3, dtype=torch.long), images=[image]), "pass the prompt as text"),
+        (lambda: llava("<image>", images=["none.png"]), "image 0: file 'none.png'"),
+        (lambda: llava(["<image>", "<image>"], images=[image, "none.png"]), "image 0 of prompt 1"),
+        (lambda: llava("<image>", images=image, pixel_values=torch.ones(1)), "omit them: pixel_values"),
+        (lambda: llava("<image>", images=image, attention_mask=torch.ones(1, 3)), "attention_mask too"),
+        (lambda: llava("<image>", images=image, start_at_layer=1), "go in at the first layer"),
+        (lambda: llava.generate("red", images=image), "no image placeholders"),
         (lambda: llava.generate(), "give the prompt once"),
         (lambda: llava.generate("red", input_ids=torch.ones(1, 3, dtype=torch.long)), "give the prompt once"),
-        (lambda: llava.run_with_cache("red", images=picture), "no places for pictures"),
-        (lambda: llava.to_inputs("<image>", picture, padding_side="up"), 'padding_side must be "left" or "right"'),
+        (lambda: llava.run_with_cache("red", images=image), "no image placeholders"),
+        (lambda: llava.to_inputs("<image>", image, padding_side="up"), 'padding_side must be "left" or "right"'),
     ):
         with pytest.raises(HooklineError, match=message):
             call()
 
 
-def test_a_text_among_pictures_that_a_processor_would_garble() -> None:
+def test_a_text_among_images_that_a_processor_would_garble() -> None:
     model = seeing("paligemma")
     texts = ["<image> what is", "what is red"]
-    with pytest.raises(HooklineError, match="prompt 1 has no picture and others have one: PaliGemmaProcessor garbles"):
+    with pytest.raises(HooklineError, match=r"prompt 1 has no image .*PaliGemmaProcessor"):
         model.to_inputs(texts, images=[[noise()], []])
-    with pytest.raises(HooklineError, match="prompt 0 has no picture"):
+    with pytest.raises(HooklineError, match="prompt 0 has no image"):
         model(texts[::-1], images=[[], [noise()]])
     assert model(texts[1]).shape[1] == 3
 
 
 @pytest.mark.parametrize("name", VISION_LANGUAGE)
-def test_pictures_that_were_forgotten(name) -> None:
+def test_images_that_were_forgotten(name) -> None:
     model = seeing(name)
     text = f"what {place(model)} colour"
     for call in (
@@ -476,20 +476,20 @@ def test_pictures_that_were_forgotten(name) -> None:
         *(lambda: model.verify(text), lambda: model.baseline(text), lambda: model.image_token_mask(text)),
         *(lambda: model.image_token_range(0, text), lambda: model.image_grid(text)),
     ):
-        with pytest.raises(HooklineError, match=r"has a place for a picture, .* no pictures are given: images="):
+        with pytest.raises(HooklineError, match=r"has an image placeholder, .*: images="):
             call()
     with torch.no_grad():
         assert torch.equal(model(model.to_tokens(text)), model(input_ids=model.to_tokens(text)))
         assert model("what colour").shape[0] == 1
-    alone = hookline.hook(model.module, model.tokenizer)  # has nothing to make inputs of pictures with
+    alone = hookline.hook(model.module, model.tokenizer)  # has nothing to make inputs of images with
     assert alone(text).shape[0] == 1
 
 
-def test_texts_without_a_picture_have_no_grid(llava) -> None:
+def test_texts_without_an_image_have_no_grid(llava) -> None:
     for given in ("what is red", ["what", "red"], llava.to_inputs("what is red")):
-        with pytest.raises(HooklineError, match=r"no picture in these inputs: give model\.to_inputs"):
+        with pytest.raises(HooklineError, match=r"no image: pass model\.to_inputs"):
             llava.image_grid(given)
-        with pytest.raises(HooklineError, match=r"no picture in these inputs: give model\.to_inputs"):
+        with pytest.raises(HooklineError, match=r"no image: pass model\.to_inputs"):
             llava.image_token_range(0, given)
         assert not llava.image_token_mask(given).any()
 
@@ -510,10 +510,10 @@ def test_keyword_inputs_in_place_of_a_prompt(llava) -> None:
         assert len(str(error.value)) < 130
 
 
-def test_pictures_in_place_of_a_prompt(llava) -> None:
+def test_images_in_place_of_a_prompt(llava) -> None:
     image = Image.fromarray(noise())
     for given in (image, [image], noise(), [noise()], torch.zeros(1, 3, 16, 16)):
-        with pytest.raises(HooklineError, match=r"pictures go in beside a prompt: model\(prompt, images="):
+        with pytest.raises(HooklineError, match=r"model\(prompt, images="):
             llava(given)
         for name in ENCODERS:
             model = hookline.hook(module_of(name))
@@ -524,16 +524,16 @@ def test_pictures_in_place_of_a_prompt(llava) -> None:
 
 def test_the_place_to_type_is_named_in_the_models_words() -> None:
     model = seeing("qwen2_vl")
-    with pytest.raises(HooklineError, match=r"put '<\|vision_start\|><\|image_pad\|><\|vision_end\|>' where"):
+    with pytest.raises(HooklineError, match=r"write '<\|vision_start\|><\|image_pad\|><\|vision_end\|>' where"):
         model("what ?", images=noise())
-    with pytest.raises(HooklineError, match="put '<start_of_image>' where"):
+    with pytest.raises(HooklineError, match="write '<start_of_image>' where"):
         seeing("gemma3")("what ?", images=noise())
 
 
-def test_models_that_take_no_pictures(llava) -> None:
+def test_models_that_take_no_images(llava) -> None:
     model = hookline.hook(causal_lm("llama", vocab_size=200), llava.tokenizer)
     assert model.processor is None
-    with pytest.raises(HooklineError, match="LlamaForCausalLM takes none: it is a model of text"):
+    with pytest.raises(HooklineError, match="LlamaForCausalLM takes none"):
         model("<image> red", images=noise())
     with pytest.raises(HooklineError, match="takes none"):
         model.generate("<image> red", images=noise())
@@ -551,7 +551,7 @@ def test_a_model_wrapped_with_a_tokenizer_alone(llava) -> None:
     inputs = inputs_of("llava")
     assert model.image_token_mask(inputs).sum(1).tolist() == [16, 16]
     assert model.image_token_range(0, inputs) == range(4, 20)
-    with pytest.raises(HooklineError, match="depends on the processor"):
+    with pytest.raises(HooklineError, match="depend on the processor"):
         model.image_grid(inputs)
 
 
@@ -599,14 +599,14 @@ def test_text_goes_in_as_before(llava) -> None:
         assert torch.equal(llava(**inputs), llava(["what is red ?", "red"], padding_side="left"))
 
 
-def test_points_of_the_tower_are_proved_with_pictures(llava) -> None:
+def test_points_of_the_tower_are_proved_with_images(llava) -> None:
     def tried(report: Any) -> set[str]:
         assert report.failed() == []
         return {verdict.name for verdict in report.verdicts if verdict.status == "proved"}
 
     seen = tried(llava.verify("what is <image> ?", images=[noise()]))
     assert seen == tried(llava.verify(llava.to_inputs("what is <image> ?", images=[noise()])))
-    assert seen == tried(llava.verify())  # with a picture of its own
+    assert seen == tried(llava.verify())  # with an image of its own
     of_text = tried(llava.verify("what is red ?"))
     assert {name for name in seen - of_text if not name.startswith(("vision.", "projector."))} == set()
     assert "vision.blocks.0.hook_resid_post" in seen - of_text
@@ -615,11 +615,11 @@ def test_points_of_the_tower_are_proved_with_pictures(llava) -> None:
 
 
 def test_the_model_in_the_package_sees() -> None:
-    from hookline.demo.tinysight import SIDE, patches_of, random_picture
+    from hookline.demo.tinysight import SIDE, patches_of, random_image
 
     model = hookline.load("tinysight")
     for seed in range(5):
-        shapes, image = random_picture(seed)
+        shapes, image = random_image(seed)
         prompt = f"<image> What colour is the {shapes[0].kind}?"
         inputs = model.to_inputs(prompt, images=[image])
         with torch.no_grad():
@@ -661,7 +661,7 @@ def test_damaged_files_are_read_or_refused(kind, tmp_path) -> None:
             data[at_byte] ^= 1 << random.integers(8)
         path.write_bytes(data)
         try:
-            picture_of(path, "the image")
+            as_image(path, "the image")
         except HooklineError:
             refused += 1
     assert refused > 20

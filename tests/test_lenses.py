@@ -10,21 +10,21 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
-from hookline.engine.derived import Added, Difference, Joined, Keys, Rows
+from hookline.engine.derived import Added, Difference, Keys, MergeTiles, Rows
 from hookline.engine.lenses import (
     FIRST,
+    AddBatchAxis,
     Argument,
     Chain,
     Flat,
-    Gained,
     Heads,
     HeadsFirst,
     Interleaved,
     Item,
-    OneRow,
-    Part,
     Patches,
-    Scaled,
+    Slice,
+    Times,
+    TimesParameter,
 )
 from hookline.engine.points import Site
 from hookline.engine.structures import NoTensorError, children, tensors_in
@@ -104,7 +104,7 @@ def test_heads(n: int, each: int, positions: int) -> None:
 
 @given(st.integers(0, 6), st.integers(1, 6))
 def test_part(start: int, length: int) -> None:
-    check_laws(Part(start, start + length), numbers(2, 12)[:, : start + length + 2])
+    check_laws(Slice(start, start + length), numbers(2, 12)[:, : start + length + 2])
 
 
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(2, 3), st.integers(1, 4))
@@ -123,7 +123,7 @@ def test_heads_first(n: int, repeats: int, flat: bool) -> None:
 
 @pytest.mark.parametrize("factor", [0.5, 2.0, -4.0])  # powers of two, so that the laws hold to the last bit
 def test_scaled(factor) -> None:
-    check_laws(Scaled(factor), numbers(2, 3))
+    check_laws(Times(factor), numbers(2, 3))
 
 
 def kept(tensor: Tensor) -> Site:
@@ -162,26 +162,26 @@ def test_rows() -> None:
 @pytest.mark.parametrize(
     ("lens", "value", "shape"),
     [
-        (OneRow(3), numbers(6, 4), (1, 6, 4)),
-        (OneRow(3), numbers(2, 6, 4), (2, 6, 4)),
+        (AddBatchAxis(3), numbers(6, 4), (1, 6, 4)),
+        (AddBatchAxis(3), numbers(2, 6, 4), (2, 6, 4)),
         (Patches(), numbers(2, 8, 3, 5), (2, 15, 8)),
         (Patches(), numbers(2, 15, 8), (2, 15, 8)),
         (Flat(), numbers(2, 1, 4, 5, 8), (8, 5, 8)),
         (Flat(), numbers(2, 5, 8), (2, 5, 8)),
     ],
 )
-def test_layouts_of_pictures(lens, value, shape) -> None:
+def test_layouts_of_images(lens, value, shape) -> None:
     assert lens.get(value).shape == shape
     check_laws(lens, value)
 
 
 def test_patches_are_read_row_by_row() -> None:
-    picture = numbers(1, 8, 3, 5)
-    assert torch.equal(Patches().get(picture)[0, 7], picture[0, :, 1, 2])
+    image = numbers(1, 8, 3, 5)
+    assert torch.equal(Patches().get(image)[0, 7], image[0, :, 1, 2])
 
 
 def test_tiles_joined() -> None:
-    lens, value = Joined(kept(numbers(2, 3, 8))), numbers(8, 5, 4, 6)
+    lens, value = MergeTiles(kept(numbers(2, 3, 8))), numbers(8, 5, 4, 6)
     assert lens.get(value).shape == (2, 20, 4, 6)
     check_laws(lens, value)
 
@@ -193,16 +193,16 @@ def test_gained(name) -> None:
     layer.register_parameter(name, nn.Parameter(gain if name == "lambda_1" else gain[:1], requires_grad=False))
     value = numbers(2, 3)
     factor = gain if name == "lambda_1" else torch.tanh(gain[:1])
-    assert torch.equal(Gained(layer, name).get(value), value * factor)
+    assert torch.equal(TimesParameter(layer, name).get(value), value * factor)
     if name == "lambda_1":
-        check_laws(Gained(layer, name), value)
+        check_laws(TimesParameter(layer, name), value)
 
 
 @given(st.data())
 def test_chain(data) -> None:
     value, path = wrap(data.draw, numbers(2, 3, 24), data.draw(st.integers(0, 3)))
     start = 8 * data.draw(st.integers(0, 2))
-    check_laws(Chain((Item(path), Part(start, start + 8), Heads(4))), value)
+    check_laws(Chain((Item(path), Slice(start, start + 8), Heads(4))), value)
 
 
 def test_the_first_argument_by_a_name_it_had() -> None:

@@ -31,22 +31,22 @@ def no_hub(monkeypatch) -> None:
     [("tinywrld", "tinyworld"), ("TinyWorld", "tinyworld"), ("tiny-world", "tinyworld"), ("tinysigth", "tinysight")],
 )
 def test_a_name_that_is_nearly_right(name, meant) -> None:
-    with pytest.raises(HooklineError, match=f"no folder '{name}': did you mean '{meant}'"):
+    with pytest.raises(HooklineError, match=f"folder named '{name}': did you mean '{meant}'"):
         hookline.load(name)
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("/nowhere", "there is no folder /nowhere"),
-        ("./nowhere", "there is no folder nowhere"),
-        ("~/nowhere-at-all", "there is no folder .*/nowhere-at-all"),
-        ("a/b/c", "there is no folder a/b/c"),
-        (str(ASSETS / "config.json"), "is a file: a model is loaded from the folder"),
-        (str(ASSETS.parent.parent), "has no weights in it"),
-        ("", "the name given is empty"),
-        (torch.nn.Linear(2, 2), r"hookline\.hook wraps a module"),
-        ("not a name", "cannot be a hub id"),
+        ("/nowhere", "folder /nowhere"),
+        ("./nowhere", "folder nowhere"),
+        ("~/nowhere-at-all", "/nowhere-at-all"),
+        ("a/b/c", "folder a/b/c"),
+        (str(ASSETS / "config.json"), "is a file"),
+        (str(ASSETS.parent.parent), "contains no weights"),
+        ("", "empty name"),
+        (torch.nn.Linear(2, 2), r"hookline\.hook"),
+        ("not a name", "not a valid hub id"),
     ],
 )
 def test_names_that_are_nowhere(name, message) -> None:
@@ -55,7 +55,7 @@ def test_names_that_are_nowhere(name, message) -> None:
 
 
 def test_a_hub_that_cannot_be_reached(no_hub, tmp_path, caplog) -> None:
-    with pytest.raises(HooklineError, match="was downloaded before, and the hub cannot be reached") as caught:
+    with pytest.raises(HooklineError, match="the hub is unreachable") as caught:
         hookline.load("someone/something", cache_dir=tmp_path)
     assert caught.value.__cause__ is not None
     assert "Retrying" not in caplog.text
@@ -92,7 +92,7 @@ def test_damaged_folders_and_the_commands(tmp_path) -> None:
         whole = (ASSETS / name).read_bytes()
         for each in contents:
             (tmp_path / "model" / name).write_bytes(each)
-            with pytest.raises(HooklineError, match="model cannot be loaded") as caught:
+            with pytest.raises(HooklineError, match="cannot load") as caught:
                 hookline.load(tmp_path / "model")
             assert "\n" not in str(caught.value)
             assert caught.value.__cause__ is not None

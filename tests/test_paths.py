@@ -153,7 +153,7 @@ def test_the_giver_gets_its_answer_from_the_sentence() -> None:
     assert values.values[0] > 0.3
 
 
-def test_a_picture_and_a_file(models, tmp_path) -> None:
+def test_an_image_and_a_file(models, tmp_path) -> None:
     result = path_patch(models["gpt2"], tokens(0), tokens(1), METRIC, receivers=[("q", 3, 1)])
     result.save(tmp_path / "paths.safetensors")
     again = type(result).load(tmp_path / "paths.safetensors")

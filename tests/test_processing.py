@@ -115,7 +115,7 @@ def test_tied_embeddings_are_untied_and_tied_again() -> None:
         ("minicpm3", "fold_ln", "no module was seen to read"),
         ("phimoe", "fold_ln", "nowhere to put it"),
         ("phimoe", "center_writing_weights", "not one linear map"),
-        ("deepseek_v3", "fold_value_biases", "no projection of that kind"),
+        ("deepseek_v3", "fold_value_biases", "no such projection"),
     ],
 )
 def test_what_is_not_exact_is_refused_and_changes_nothing(kind, step, why) -> None:

@@ -10,7 +10,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMLP
 
 import hookline
 from hookline.transformer.architectures import ARCHITECTURES, Architecture
-from hookline.transformer.point_table import POINTS, Row
+from hookline.transformer.point_table import POINTS, PointRow
 from hookline.transformer.sites import output_of
 
 
@@ -48,9 +48,9 @@ def test_an_architecture_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def gate() -> Iterator[Row]:
+def gate() -> Iterator[PointRow]:
     """The gate of a gated MLP, under a name of its own."""
-    row = Row(
+    row = PointRow(
         "mlp.hook_gate",
         "b p m",
         short=("gate",),
@@ -63,7 +63,7 @@ def gate() -> Iterator[Row]:
     POINTS.remove(row.name)
 
 
-def test_a_point_is_one_row(gate: Row) -> None:
+def test_a_point_is_one_row(gate: PointRow) -> None:
     model = hookline.hook(causal_lm("llama"))
     tokens = torch.tensor([[1, 2, 3]])
     with torch.no_grad():

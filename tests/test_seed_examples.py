@@ -307,7 +307,7 @@ def test_the_demo_finds_the_head_of_the_giver(found) -> None:
     assert found.giver == (3, 4) == chapters.highest(found.lost)
     assert found.restored[found.giver] > 0.9
     assert (found.restored.flatten().sort().values[:-1] < 0.1).all()
-    assert found.lost[found.giver] > found.lead, "without it the other name leads"
+    assert found.lost[found.giver] > found.logit_diff, "without it the other name leads"
     assert found.attention[-1].argmax() == 9, "the second John"
     mary, john = found.pushed
     assert john < mary < 0

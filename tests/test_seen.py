@@ -1,4 +1,4 @@
-"""Experiments over pictures: their numbers against plain caches and hooks, and their drawings by what is in them."""
+"""Experiments over images: their numbers against plain caches and hooks, and their drawings by what is in them."""
 
 import importlib.util
 from dataclasses import replace
@@ -15,7 +15,7 @@ from matplotlib import pyplot
 
 import hookline
 from hookline import HooklineError
-from hookline.demo.tinysight import SIDE, Shape, picture
+from hookline.demo.tinysight import SIDE, Shape, draw
 from hookline.experiments import images, metrics, patching
 from hookline.experiments.result import Result
 
@@ -43,12 +43,12 @@ def model() -> Any:
 
 @pytest.fixture(scope="module")
 def red() -> Any:
-    return picture([CIRCLE, SQUARE])
+    return draw([CIRCLE, SQUARE])
 
 
 @pytest.fixture(scope="module")
 def green() -> Any:
-    return picture([Shape("circle", "green", x=14, y=14, size=15), SQUARE])
+    return draw([Shape("circle", "green", x=14, y=14, size=15), SQUARE])
 
 
 @pytest.fixture
@@ -69,9 +69,9 @@ def noise(height: int, width: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
-def asked(model: Any, *pictures: Any) -> Any:
-    places = " and ".join([model.processor.image_token] * len(pictures))
-    return model.to_inputs(f"what is {places} here ?", images=list(pictures))
+def asked(model: Any, *images: Any) -> Any:
+    places = " and ".join([model.processor.image_token] * len(images))
+    return model.to_inputs(f"what is {places} here ?", images=list(images))
 
 
 def panels(figure: Any) -> list[Any]:
@@ -92,41 +92,41 @@ def test_positions_are_those_of_the_grid(model, inputs) -> None:
     assert not set(there) & set(rest)
 
 
-def test_the_second_picture_of_a_prompt() -> None:
+def test_the_second_image_of_a_prompt() -> None:
     model = tiny("qwen2_5_vl")
     one, two = noise(16, 16), noise(16, 24, seed=1)
     inputs = asked(model, one, two)
     first, second = model.image_grid(inputs)[0]
     assert images.positions(model, inputs, which=1) == second.positions.tolist() != first.positions.tolist()
-    assert images.lens(model, inputs, two, which=1).sight.grid.shape == second.shape
-    with pytest.raises(HooklineError, match="give the same one"):
+    assert images.lens(model, inputs, two, which=1).placed.grid.shape == second.shape
+    with pytest.raises(HooklineError, match="pass the same image"):
         images.lens(model, inputs, one, which=1)
     with pytest.raises(HooklineError, match="the prompt has 2"):
         images.positions(model, inputs, which=2)
 
 
-def test_what_is_no_picture(model, inputs, red) -> None:
+def test_what_is_no_image(model, inputs, red) -> None:
     with pytest.raises(HooklineError, match="not str"):
         images.positions(model, QUESTION)
     with pytest.raises(HooklineError, match="from 0 to 1"):
         images.positions(model, inputs, (1.2, 1.2, 1.5, 1.5))
     llava = tiny("llava")  # sees the middle only
-    with pytest.raises(HooklineError, match="no position looks at"):
+    with pytest.raises(HooklineError, match="no position covers"):
         images.positions(llava, asked(llava, noise(16, 48)), (0, 0, 0.2, 1))
     with pytest.raises(HooklineError, match="anything else"):
         images.positions(model, inputs, (0, 0, 1, 1), others=True)
     both = model.to_inputs([QUESTION, QUESTION], images=[red, red])
-    with pytest.raises(HooklineError, match="about one prompt, not about 2"):
+    with pytest.raises(HooklineError, match="one prompt, got 2"):
         images.attention(model, both)
-    with pytest.raises(HooklineError, match="give the same one"):
+    with pytest.raises(HooklineError, match="pass the same image"):
         images.attention(model, inputs, red.resize((30, 60)))
     text = hookline.load("tinyworld")
-    with pytest.raises(HooklineError, match="takes pictures together with text"):
+    with pytest.raises(HooklineError, match="together with text"):
         images.positions(text, text.to_inputs("The cat sat"))
 
 
 @pytest.mark.parametrize("look", [images.lens, images.attention, images.positions])
-def test_pictures_seen_by_cross_attention(look) -> None:
+def test_images_seen_by_cross_attention(look) -> None:
     model = tiny("mllama")
     inputs = model.to_inputs(f"{model.processor.image_token} what is", images=[noise(16, 16)])
     with pytest.raises(HooklineError, match="cross-attention"):
@@ -159,12 +159,12 @@ def test_the_lens_is_norm_and_unembedding(kind) -> None:
 
 
 def test_the_lens_sees_the_colour_where_the_shape_is(model, inputs, red) -> None:
-    found = images.lens(model, inputs, red, layer=[1, -1])
+    found = images.lens(model, inputs, red, layers=[1, -1])
     assert found.layers == [1, 3]
     ((token, prob),) = found.at(3, 14 / SIDE, 14 / SIDE)
     assert token == " red"
     assert prob == pytest.approx(
-        float(found.probs.sel(layer=3, rank=0, patch=found.sight.grid.position(0.3, 0.3)).values)
+        float(found.probs.sel(layer=3, rank=0, patch=found.placed.grid.position(0.3, 0.3)).values)
     )
     assert found.at(3, 0.05, 0.95)[0][0] != " red"
     assert "' red' ×" in repr(found)
@@ -185,7 +185,7 @@ def test_a_lens_is_drawn_with_a_token_in_each_part(model, inputs, red) -> None:
 
 
 def test_words_fit_into_their_parts(model, inputs, red) -> None:
-    found = images.lens(model, inputs, red, layer=1)
+    found = images.lens(model, inputs, red, layers=1)
     long = [[["unreadableness" if at % 2 else "a"] for at in range(36)]]
     figure = replace(found, tokens=long).plot()
     (ax,) = panels(figure)
@@ -196,25 +196,25 @@ def test_words_fit_into_their_parts(model, inputs, red) -> None:
     assert ax.texts[0].get_fontsize() > ax.texts[1].get_fontsize()
 
 
-def test_a_lens_without_a_picture_to_draw_on(model, inputs) -> None:
-    assert len(panels(images.lens(model, inputs, layer=2).plot())) == 1
+def test_a_lens_without_an_image_to_draw_on(model, inputs) -> None:
+    assert len(panels(images.lens(model, inputs, layers=2).plot())) == 1
 
 
 def test_lenses_that_are_refused(model, inputs, red) -> None:
     for layer, match in (
-        (4, "there are 0 to 3"),
-        ("first", "there are 0 to 3"),
-        ([1, 1], "different"),
-        ([], "different"),
+        (4, "layers are 0 to 3"),
+        ("first", "layers are 0 to 3"),
+        ([1, 1], "distinct"),
+        ([], "distinct"),
     ):
         with pytest.raises(HooklineError, match=match):
-            images.lens(model, inputs, red, layer=layer)
-    with pytest.raises(HooklineError, match="top is how many"):
+            images.lens(model, inputs, red, layers=layer)
+    with pytest.raises(HooklineError, match="number of tokens to keep"):
         images.lens(model, inputs, red, top=0)
-    found = images.lens(model, inputs, red, layer=[1, 2])
+    found = images.lens(model, inputs, red, layers=[1, 2])
     with pytest.raises(HooklineError, match="no label 3"):
         found.plot(3)
-    with pytest.raises(HooklineError, match="does not see"):
+    with pytest.raises(HooklineError, match="no position covers"):
         images.lens(*_cropped()).at(0, 0.01, 0.5)
     vit = tiny("vit")
     with pytest.raises(HooklineError, match="takes no text"):
@@ -222,7 +222,7 @@ def test_lenses_that_are_refused(model, inputs, red) -> None:
 
 
 def _cropped() -> tuple[Any, Any, Any]:
-    """A model that looks at the centre of a wide picture."""
+    """A model that looks at the center of a wide image."""
     model, image = tiny("llava"), noise(16, 48)
     return model, asked(model, image), image
 
@@ -243,7 +243,7 @@ def test_attention_is_the_pattern_there(kind) -> None:
         )
         torch.testing.assert_close(found.values.values, patterns[..., where].detach())
         torch.testing.assert_close(found.share.values, patterns[..., where].detach().sum(-1))
-    some = images.attention(model, inputs, image, layer=1, head=[2, 3])
+    some = images.attention(model, inputs, image, layers=1, head=[2, 3])
     assert some.values.coords["layer"] == [1]
     torch.testing.assert_close(some.values.values[0], images.attention(model, inputs).values.values[1, 2:4])
 
@@ -261,7 +261,7 @@ def test_attention_in_a_generation_is_that_of_the_longer_prompt(kind) -> None:
         check_second_step(model, inputs, said, found)
 
 
-def check_second_step(model: Any, inputs: Any, said: torch.Tensor, found: images.SeenAttention) -> None:
+def check_second_step(model: Any, inputs: Any, said: torch.Tensor, found: images.ImageAttention) -> None:
     """What the new token's position looks at is what it looks at as the last of a longer prompt."""
     assert len(said) > 1
     longer = {name: x for name, x in inputs.items() if name != "position_ids"}
@@ -270,7 +270,7 @@ def check_second_step(model: Any, inputs: Any, said: torch.Tensor, found: images
     for name in fills.keys() & longer.keys():
         longer[name] = torch.cat([longer[name], fills[name][None].to(longer[name])], 1)
     _, cache = model.run_with_cache(**longer)
-    where = found.sight.grid.positions
+    where = found.placed.grid.positions
     expected = torch.stack([cache[f"blocks.{n}.attn.hook_pattern"][0, :, -1, where] for n in range(len(model.blocks))])
     torch.testing.assert_close(found.values.values[1], expected.detach(), atol=1e-5, rtol=1e-4)
 
@@ -284,13 +284,13 @@ def test_a_window_of_keys_ends_at_the_newest(monkeypatch) -> None:
     found = images.attention(model, inputs, image, new_tokens=3)
     said = model.generate(**inputs, max_new_tokens=3, do_sample=False)[0, inputs["input_ids"].shape[1] :]
     check_second_step(model, inputs, said, found)
-    assert found.values.values[1, 0, :, 0].eq(0).all(), "the window has left the beginning of the picture behind"
+    assert found.values.values[1, 0, :, 0].eq(0).all(), "the window has left the beginning of the image behind"
     assert found.values.values[1, 1, :, 0].gt(0).all()
 
 
 def test_heads_that_look_at_a_part(model, inputs, red) -> None:
     found = images.attention(model, inputs, red)
-    inside = [found.sight.grid.positions.tolist().index(each) for each in images.positions(model, inputs, BOX)]
+    inside = [found.placed.grid.positions.tolist().index(each) for each in images.positions(model, inputs, BOX)]
     torch.testing.assert_close(found.on(BOX).values, found.values.values[..., inside].sum(-1))
     top = found.top(4, box=BOX)
     assert len(top) == 4
@@ -300,7 +300,7 @@ def test_heads_that_look_at_a_part(model, inputs, red) -> None:
     with pytest.raises(HooklineError, match="from 0 to 1"):
         found.on((1.1, 1.1, 1.2, 1.2))
     llava = tiny("llava")  # sees the middle only
-    with pytest.raises(HooklineError, match="no position looks at"):
+    with pytest.raises(HooklineError, match="no position covers"):
         images.attention(llava, asked(llava, noise(16, 48))).on((0, 0, 0.2, 1))
 
 
@@ -326,7 +326,7 @@ def test_the_darkest_part_is_the_one_looked_at_most(model, inputs, red) -> None:
     colours = cells.get_facecolor()
     most = int(found.values.sel(layer=0, head=0).values.argmax())
     assert colours[:, 3].argmax() == most
-    x0, y0, x1, y1 = found.sight.grid.boxes[most].tolist()
+    x0, y0, x1, y1 = found.placed.grid.boxes[most].tolist()
     corners = cells.get_paths()[most].get_extents()
     assert (corners.x0, corners.y0, corners.x1, corners.y1) == pytest.approx((x0, y0, x1, y1))
 
@@ -334,23 +334,23 @@ def test_the_darkest_part_is_the_one_looked_at_most(model, inputs, red) -> None:
 def test_attention_that_is_refused(model, inputs, red) -> None:
     for options, match in (
         ({"pos": 99}, "43 tokens"),
-        ({"pos": 3, "new_tokens": 2}, "leave out pos=3"),
+        ({"pos": 3, "new_tokens": 2}, "omit pos=3"),
         ({"new_tokens": -1}, "0 or more"),
-        ({"layer": 7}, "the model has 4"),
+        ({"layers": 7}, "the model has 4"),
         ({"head": 9}, "no label 9"),
     ):
         with pytest.raises(HooklineError, match=match):
             images.attention(model, inputs, red, **options)
     found = images.attention(model, inputs, red)
-    with pytest.raises(HooklineError, match="no axis 'step'"):
+    with pytest.raises(HooklineError, match="the axes are"):
         found.plot(step=0)
-    with pytest.raises(HooklineError, match="above 0"):
+    with pytest.raises(HooklineError, match="must be positive"):
         found.plot(vmax=0.0)
     with pytest.raises(HooklineError, match="but not patch"):
         found.mean("patch")
-    wide = images.SeenAttention(
+    wide = images.ImageAttention(
         Result(torch.rand(13, 4, 36), ("layer", "head", "patch"), {
-            "layer": list(range(13)), "head": list(range(4)), "patch": found.values.coords["patch"]}), found.sight,
+            "layer": list(range(13)), "head": list(range(4)), "patch": found.values.coords["patch"]}), found.placed,
     )  # fmt: skip
     with pytest.raises(HooklineError, match="52 panels are too many"):
         wide.plot()
@@ -370,7 +370,7 @@ def test_patches_of_the_tower_lie_where_they_are_drawn(kind) -> None:
     )
     inputs = make(image)
     found = images.tower_attention(model, inputs, image, at=(0.5, 0.5))
-    grid = found.sight.grid
+    grid = found.placed.grid
     _, top, right, _ = grid.extent  # DINOv2's processor crops
     corner = grid.position(right - 0.001, top + 0.001)
     assert corner == int(grid.positions[grid.main[0, -1]]), "rows go from left to right"
@@ -393,26 +393,26 @@ def test_attention_of_the_tower_is_its_pattern(kind) -> None:
     pattern = model.cache(**inputs, names_filter=name)[name][0].detach()
     whole = images.tower_attention(model, inputs, image)
     torch.testing.assert_close(whole.values.sel(layer=1).values, pattern[:, 0, 1:])
-    corner = images.tower_attention(model, inputs, image, at=(0.99, 0.99), layer=1)
+    corner = images.tower_attention(model, inputs, image, at=(0.99, 0.99), layers=1)
     torch.testing.assert_close(corner.values.values[0], pattern[:, -1, 1:])
     assert len(panels(corner.plot())) == 4
 
 
 def test_towers_that_are_refused() -> None:
     siglip, image = tiny("siglip"), noise(16, 16)
-    with pytest.raises(HooklineError, match=r"^this tower has no class token"):
+    with pytest.raises(HooklineError, match=r"has no class token"):
         images.tower_attention(siglip, siglip.to_inputs(images=[image]), image)
     qwen = tiny("qwen2_5_vl")
-    with pytest.raises(HooklineError, match=r"^how the patches"):
+    with pytest.raises(HooklineError, match=r"vision-tower patches"):
         images.tower_attention(qwen, asked(qwen, image), image)
 
 
 # overlays
 
 
-def test_a_sweep_over_positions_is_drawn_on_the_picture(model, inputs, others, red) -> None:
+def test_a_sweep_over_positions_is_drawn_on_the_image(model, inputs, others, red) -> None:
     swept = patching.sweep(model, inputs, others, metrics.logit_diff(" red", " green")).normalised
-    on = images.sight(model, inputs, red)
+    on = images.place_image(model, inputs, red)
     figure = images.overlay(swept, on)
     assert [ax.get_title(loc="left") for ax in panels(figure)] == [f"layer {n}" for n in range(4)]
     (cells,) = panels(figure)[0].collections
@@ -428,7 +428,7 @@ def test_a_sweep_over_positions_is_drawn_on_the_picture(model, inputs, others, r
 @pytest.mark.parametrize(("kind", "size"), [("llava_next", (18, 32)), ("llava", (16, 48)), ("qwen2_5_vl", (24, 40))])
 def test_a_smooth_overlay_has_each_value_in_the_middle_of_its_place(kind, size) -> None:
     model, image = tiny(kind), noise(*size)
-    on = images.sight(model, asked(model, image), image)
+    on = images.place_image(model, asked(model, image), image)
     values = torch.rand(len(on.grid))
     (ax,) = panels(images.overlay(values, on, smooth=True, vmin=-1.0, vmax=1.0, cmap="gray"))
     colours = next(each for each in ax.images if each.get_zorder() == 0)
@@ -442,21 +442,21 @@ def test_a_smooth_overlay_has_each_value_in_the_middle_of_its_place(kind, size) 
 
 
 def test_overlays_that_are_refused(model, inputs, others, red) -> None:
-    on = images.sight(model, inputs, red)
+    on = images.place_image(model, inputs, red)
     metric = metrics.logit_diff(" red", " green")
     swept = patching.sweep(model, inputs, others, metric, layers=[0])
-    with pytest.raises(HooklineError, match="has not got it"):
+    with pytest.raises(HooklineError, match="not on the axis"):
         images.overlay(swept.isel(pos=slice(0, 20)), on)
     tower = patching.sweep(model, inputs, others, metric, points="vision.layer.pre", layers=[0])
-    with pytest.raises(HooklineError, match="of the part that sees"):
+    with pytest.raises(HooklineError, match="to the vision tower"):
         images.overlay(tower, on)
     with pytest.raises(HooklineError, match="'pos' or 'patch'"):
         images.overlay(swept.isel(pos=3), on)
     with pytest.raises(HooklineError, match="has 36 tokens"):
         images.overlay(torch.rand(43), on)
-    with pytest.raises(HooklineError, match="the one or the others"):
-        images.overlay(swept, on, centre=0.0, vmax=1.0)
-    with pytest.raises(HooklineError, match="vmin below vmax"):
+    with pytest.raises(HooklineError, match="not both"):
+        images.overlay(swept, on, center=0.0, vmax=1.0)
+    with pytest.raises(HooklineError, match="vmin must be below vmax"):
         images.overlay(swept, on, vmin=1.0, vmax=0.0)
 
 
@@ -501,7 +501,7 @@ def test_patching_a_part_is_what_a_hook_does(kind, point) -> None:
     assert float(noised.values[0]) == pytest.approx(expected, abs=1e-5)
 
 
-def test_the_whole_picture_is_all_there_is_before_the_first_layer(model, inputs, others) -> None:
+def test_the_whole_image_is_all_there_is_before_the_first_layer(model, inputs, others) -> None:
     found = images.patch(model, inputs, others, metrics.logit_diff(" red", " green"), layers=[0])
     assert float(found.normalised.values[0]) == pytest.approx(1.0, abs=1e-4)
 
@@ -519,7 +519,7 @@ def test_the_shape_decides_and_the_ground_does_not(model, inputs, others) -> Non
 def test_several_pairs_with_a_part_each(model, inputs, others) -> None:
     lead = metrics.logit_diff(" red", " green")
     moved = [
-        model.to_inputs(QUESTION, images=[picture([Shape("circle", colour, x=34, y=30, size=15)])])
+        model.to_inputs(QUESTION, images=[draw([Shape("circle", colour, x=34, y=30, size=15)])])
         for colour in ("red", "green")
     ]
     there = tuple(side / SIDE for side in Shape("circle", "red", x=34, y=30, size=15).box)
@@ -535,13 +535,13 @@ def test_several_pairs_with_a_part_each(model, inputs, others) -> None:
 def test_patches_that_are_refused(model, inputs, others, red) -> None:
     lead = metrics.logit_diff(" red", " green")
     for options, match in (
-        ({"box": BOX, "positions": [3]}, "give the part to patch once"),
+        ({"box": BOX, "positions": [3]}, "either box or positions"),
         ({"positions": []}, "nothing to patch"),
         ({"positions": [99]}, "43 tokens"),
-        ({"positions": range(1, 37), "others": True}, "all of it"),
+        ({"positions": range(1, 37), "others": True}, "cover the whole image"),
         ({"box": [BOX, BOX]}, "2 entries for 1 prompts"),
         ({"box": (0.5, 0.5, 0.1, 0.1)}, "a box is"),
-        ({"points": "vision.layer.pre"}, "no positions of the prompt"),
+        ({"points": "vision.layer.pre"}, "no prompt positions"),
         ({"direction": "both"}, "direction is"),
         ({"batchsize": 3}, "batch_size"),
     ):
@@ -549,16 +549,16 @@ def test_patches_that_are_refused(model, inputs, others, red) -> None:
             images.patch(model, inputs, others, lead, **options)
     qwen = tiny("qwen2_5_vl")
     wide, high = (asked(qwen, noise(*size)) for size in ((16, 24), (24, 16)))
-    with pytest.raises(HooklineError, match="not cut alike"):
+    with pytest.raises(HooklineError, match="different grids"):
         images.patch(qwen, wide, high, lambda logits: logits[:, -1, 70], box=(0, 0, 0.5, 0.5))
 
 
 # the example
 
 
-def test_look_into_a_picture(tmp_path) -> None:
-    path = ROOT / "examples" / "vision" / "look_into_a_picture.py"
-    spec = importlib.util.spec_from_file_location("look_into_a_picture", path)
+def test_look_into_an_image(tmp_path) -> None:
+    path = ROOT / "examples" / "vision" / "look_into_an_image.py"
+    spec = importlib.util.spec_from_file_location("look_into_an_image", path)
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     found = script.main(tmp_path)

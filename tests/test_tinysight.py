@@ -1,4 +1,4 @@
-"""The embedded vision-language model: its folder, its pictures, its accuracy on held-out ones, and where it looks."""
+"""The embedded vision-language model: its folder, its images, its accuracy on held-out ones, and where it looks."""
 
 from collections import Counter
 from dataclasses import replace
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import hookline
 from hookline import HooklineError
 from hookline.demo import tinysight
-from hookline.demo.tinysight import COLOURS, GRID, KINDS, SIDE, Shape, patches_of, picture, pixels, random_picture
+from hookline.demo.tinysight import COLOURS, GRID, KINDS, SIDE, Shape, draw, patches_of, pixels, random_image
 
 FOLDER = Path(hookline.__file__).parent / "demo" / "assets" / "tinysight"
 CIRCLE = Shape("circle", "red", x=12, y=12, size=15)
@@ -58,7 +58,7 @@ def test_the_shape(model, processor):
 
 @pytest.mark.parametrize("form", [sight_tasks.prompt, sight_tasks.chat])
 @pytest.mark.parametrize("task", sight_check.BARS)
-def test_held_out_pictures(model, processor, task, form):
+def test_held_out_images(model, processor, task, form):
     examples = sight_check.held_out(task, 200)
     assert sight_check.accuracy(model, processor, examples, form) >= sight_check.BARS[task]
 
@@ -86,7 +86,7 @@ def test_every_phrasing_is_understood(model, processor, task):
 
 
 def test_an_answer_is_one_word_and_then_the_end(model, processor):
-    batch = processor(text="<image> What colour is the circle?", images=picture([CIRCLE, SQUARE]), return_tensors="pt")
+    batch = processor(text="<image> What colour is the circle?", images=draw([CIRCLE, SQUARE]), return_tensors="pt")
     made = model.generate(**batch, max_new_tokens=5, do_sample=False)[0, batch["input_ids"].shape[1] :]
     assert processor.tokenizer.decode(made) == " red</s>"
 
@@ -95,12 +95,12 @@ def test_the_chat_template_writes_what_was_learned(model, processor):
     content = [{"type": "image"}, {"type": "text", "text": "What shape is blue?"}]
     text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
     assert text == sight_tasks.chat("What shape is blue?")
-    batch = processor(text=text, images=picture([CIRCLE, SQUARE]), return_tensors="pt")
+    batch = processor(text=text, images=draw([CIRCLE, SQUARE]), return_tensors="pt")
     assert processor.tokenizer.decode(sight_check.said(model, batch)) == " square"
 
 
-def test_pictures_go_in_as_they_are(processor):
-    image = picture([CIRCLE], seed=4)
+def test_images_go_in_as_they_are(processor):
+    image = draw([CIRCLE], seed=4)
     batch = processor(text="<image> Where is the circle?", images=image, return_tensors="pt")
     expected = torch.tensor(pixels([CIRCLE], seed=4)).permute(2, 0, 1) / 127.5 - 1
     torch.testing.assert_close(batch["pixel_values"][0], expected)
@@ -123,7 +123,7 @@ def test_every_answer_is_one_token(processor, word):
 
 @pytest.fixture(scope="module")
 def exchange(model, processor):
-    """Of 100 pairs of pictures, alike but for the asked shape's colour: all that the tests of patching need."""
+    """Of 100 pairs of images, alike but for the asked shape's colour: all that the tests of patching need."""
     return Exchange(model, processor, count=100)
 
 
@@ -142,7 +142,7 @@ class Exchange:
 
     @torch.no_grad()
     def said(self, patches):
-        """The answers with these patches' image tokens, as they enter the decoder, taken from the other pictures."""
+        """The answers with these patches' image tokens, as they enter the decoder, taken from the other images."""
         _, cache = self.hooked.run_with_cache(**self.other, names_filter="blocks.0.hook_resid_pre")
         where = torch.zeros_like(self.is_image)
         where[self.is_image] = patches.flatten()
@@ -170,10 +170,10 @@ def test_the_check_says_the_same_of_patching(exchange, model, processor):
     assert unmoved >= sight_check.UNMOVED
 
 
-def test_a_picture_is_the_same_for_the_same_seed():
-    (shapes, image), (again, image_again) = random_picture(7), random_picture(7)
+def test_an_image_is_the_same_for_the_same_seed():
+    (shapes, image), (again, image_again) = random_image(7), random_image(7)
     assert shapes == again
-    assert image.tobytes() == image_again.tobytes() != random_picture(8)[1].tobytes()
+    assert image.tobytes() == image_again.tobytes() != random_image(8)[1].tobytes()
 
 
 @given(st.integers(0, 10_000))
@@ -219,7 +219,7 @@ def test_what_cannot_be_drawn_is_refused(change, said):
 @pytest.mark.parametrize("count", [0, 4])
 def test_a_wrong_number_of_shapes_is_refused(count):
     with pytest.raises(HooklineError, match="1 to 3"):
-        random_picture(1, count)
+        random_image(1, count)
 
 
 def test_held_out_pairs_are_never_seen_together():

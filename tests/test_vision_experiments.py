@@ -1,4 +1,4 @@
-"""Experiments on texts with pictures, against plain runs with hooks."""
+"""Experiments on texts with images, against plain runs with hooks."""
 
 import pytest
 import tiny_vision
@@ -25,7 +25,7 @@ from hookline.transformer.roles import find_anatomy
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # transformers' own
 WAYS = {"paligemma": Way.JOINED, "gemma3": Way.JOINED, "qwen3_vl": Way.PLAIN, "mllama": Way.PLAIN}
-"""How variants are run, where it is not by resuming: pictures seen both ways, features added on the way, tiles."""
+"""How variants are run, where it is not by resuming: images seen both ways, features added on the way, tiles."""
 QUICK = ("llava", "qwen2_5_vl", "paligemma", "mllama")
 
 
@@ -40,7 +40,7 @@ def seeing(kind: str) -> HookedModel:
 
 
 def pair(kind: str) -> tuple[dict, dict]:
-    """The same text with two pictures."""
+    """The same text with two images."""
     one, other = (tiny_vision.inputs_of(kind, rows=1) for _ in range(2))
     other["pixel_values"] = 0.3 - other["pixel_values"]
     return one, other
@@ -76,7 +76,7 @@ def test_a_sweep_is_what_hooks_one_by_one_give(kind) -> None:
     assert float(heads.values[0, 2]) == pytest.approx(patched("blocks.0.attn.hook_z", slice(None), 2), abs=1e-5)
     assert swept.info["clean"] == pytest.approx(float(metric(model(**clean))), abs=1e-5)
     assert swept.info["corrupted"] == pytest.approx(float(metric(model(**corrupted))), abs=1e-5)
-    if kind != "mllama":  # whose text gets nothing of the picture before its first cross-attention
+    if kind != "mllama":  # whose text gets nothing of the image before its first cross-attention
         assert swept.values[0].std() > 0
 
 
@@ -108,7 +108,7 @@ def test_the_vision_tower_can_be_swept(kind) -> None:
 
 
 def two_images() -> tuple[dict, dict]:
-    """A text with two pictures, and with two others."""
+    """A text with two images, and with two others."""
     first, second = (tiny_vision.inputs_of("llava", rows=1, seed=seed) for seed in (0, 1))
     ids = torch.cat([first["input_ids"], second["input_ids"][:, 1:]], 1)
     both = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -117,7 +117,7 @@ def two_images() -> tuple[dict, dict]:
 
 
 SEVERAL = {"llava": two_images, "llava_next": lambda: pair("llava_next"), "qwen2_5_vl": lambda: pair("qwen2_5_vl")}
-"""Prompts whose pictures, or tiles of a picture, are several rows of the tower; and one with all patches in a row."""
+"""Prompts whose images, or tiles of an image, are several rows of the tower; and one with all patches in a row."""
 
 
 @pytest.mark.parametrize("kind", SEVERAL)
@@ -272,7 +272,7 @@ def test_several_prompts_of_different_lengths() -> None:
     torch.testing.assert_close(found.values[..., 1], alone.values)
 
 
-def test_resampled_from_the_same_text_with_another_picture() -> None:
+def test_resampled_from_the_same_text_with_another_image() -> None:
     model, (one, other) = seeing("llava"), pair("llava")
     found = ablation.ablate(model, one, metric, of="heads", by="resample", data=[other])
     assert found.shape == (2, 4)
@@ -288,8 +288,8 @@ def test_what_is_no_prompt() -> None:
         ablation.ablate(model, {"pixel_values": both["pixel_values"]}, metric, of="heads")
 
 
-def picture_first(kind: str) -> tuple[dict, dict]:
-    """The same with the picture at the very beginning: what it does may reach back from there."""
+def image_first(kind: str) -> tuple[dict, dict]:
+    """The same with the image at the very beginning: what it does may reach back from there."""
 
     def cut(inputs: dict) -> dict:
         length = inputs["input_ids"].shape[1]
@@ -299,14 +299,14 @@ def picture_first(kind: str) -> tuple[dict, dict]:
 
 
 @pytest.mark.parametrize("kind", ["qwen3_vl", "gemma3", "paligemma", "qwen2_5_vl", "llava"])
-def test_a_picture_at_the_beginning(kind) -> None:
-    model, (clean, corrupted) = seeing(kind), picture_first(kind)
+def test_an_image_at_the_beginning(kind) -> None:
+    model, (clean, corrupted) = seeing(kind), image_first(kind)
     swept = patching.sweep(model, clean, corrupted, metric, points="resid_pre", over=("layer",))
     name = "blocks.0.hook_resid_pre"
     _, cache = model.run_with_cache(**clean, names_filter=name)
     patched = model.run_with_hooks(**corrupted, fwd_hooks=[(name, lambda x: cache[name])])
     assert float(swept.values[0]) == pytest.approx(float(metric(patched)), abs=1e-5)
-    if kind != "qwen3_vl":  # whose pictures come in at later layers too
+    if kind != "qwen3_vl":  # whose images come in at later layers too
         assert float(swept.values[0]) == pytest.approx(swept.info["clean"], abs=1e-4)
     effects = ablation.ablate(model, clean, metric, of="heads")
 
@@ -341,7 +341,7 @@ def test_parts_of_the_tower_are_ablated(kind) -> None:
     assert effects.shape[1] == patches
 
 
-def test_the_whole_picture_is_ablated() -> None:
+def test_the_whole_image_is_ablated() -> None:
     model, (inputs, _) = seeing("llava"), pair("llava")
     found = ablation.ablate(model, inputs, metric, of="mlps", pos=hookline.image_tokens)
     seen = inputs["input_ids"][0] == tiny_vision.IMAGE
@@ -353,10 +353,10 @@ def test_the_whole_picture_is_ablated() -> None:
     assert float(found.values[1]) == pytest.approx(float(metric(zeroed)), abs=1e-5)
 
 
-def test_what_pictures_cannot_be_in() -> None:
+def test_what_images_cannot_be_in() -> None:
     model, (inputs, _) = seeing("llava"), pair("llava")
     place = int((inputs["input_ids"][0] == tiny_vision.IMAGE).nonzero()[0])
-    with pytest.raises(HooklineError, match="the subject is a picture"):
+    with pytest.raises(HooklineError, match="the subject is"):
         tracing.trace(model, inputs, subject=[place], metric=metric)
     with pytest.raises(HooklineError, match="restores activations of the text"):
         tracing.trace(model, inputs, subject=[1], metric=metric, points="vision.layer.post")

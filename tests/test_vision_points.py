@@ -8,7 +8,7 @@ import transformers
 
 import hookline
 from hookline import HookedModel
-from hookline.demo.tinysight import Shape, picture
+from hookline.demo.tinysight import Shape, draw
 from hookline.errors import HooklineError, HooklineWarning, UnavailablePointError, UnknownPointError
 from hookline.transformer.roles import find_anatomy
 from hookline.transformer.verify.report import verify
@@ -56,7 +56,7 @@ def test_every_point_is_what_its_name_says(kind) -> None:
     stacks = (*stacks, "blocks.1") if kind in tiny_vision.VISION_LANGUAGE else stacks
     proved = {verdict.name for verdict in report.verdicts if verdict.status == "proved"}
     for stack in stacks:
-        if (kind, stack) == ("mllama", "blocks.1"):  # that layer looks at the picture alone
+        if (kind, stack) == ("mllama", "blocks.1"):  # that layer looks at the image alone
             stack = "blocks.0"
             assert {"blocks.1.cross_attn.hook_pattern", "blocks.1.hook_cross_attn_out"} <= proved
         inside = ("attn.hook_q", "attn.hook_k", "attn.hook_v", "attn.hook_z", "attn.hook_pattern", "hook_mlp_out")
@@ -120,14 +120,14 @@ def test_a_model_without_eyes_says_so() -> None:
 
 
 @pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
-def test_pictures_in_one_row_do_not_see_each_other(kind) -> None:
-    model, inputs = seeing(kind)  # two pictures of 24 patches each
+def test_images_in_one_row_do_not_see_each_other(kind) -> None:
+    model, inputs = seeing(kind)  # two images of 24 patches each
     _, cache = model.run_with_cache(**inputs, names_filter="vision.blocks.*.attn.hook_pattern")
     for layer, pattern in enumerate(cache.values()):
         assert pattern.shape == (1, 5, 48, 48)
         torch.testing.assert_close(pattern.sum(-1), torch.ones(1, 5, 48))
         assert not pattern[..., :24, 24:].any()
-        is_windowed = kind == "qwen2_5_vl" and layer != 1  # that layer sees whole pictures
+        is_windowed = kind == "qwen2_5_vl" and layer != 1  # that layer sees whole images
         assert bool((pattern[..., :24, :24] == 0).any()) == is_windowed
 
 
@@ -210,13 +210,13 @@ def test_points_by_attribute() -> None:
     assert not torch.equal(changed, model(**inputs))
 
 
-def test_starting_at_a_layer_with_pictures() -> None:
+def test_starting_at_a_layer_with_images() -> None:
     for kind in ("qwen2_5_vl", "gemma3", "mllama"):
         model, inputs = seeing(kind)
         stream = model(**inputs, stop_at_layer=1)
         whole = model(**inputs)
         others = {name: x for name, x in inputs.items() if name != "input_ids"}
-        with pytest.raises(HooklineError, match="tokens= beside the stream"):
+        with pytest.raises(HooklineError, match="needs tokens="):
             model(stream, start_at_layer=1)
         with pytest.raises(HooklineError, match="other inputs are needed too"):
             model(stream, start_at_layer=1, tokens=inputs["input_ids"])
@@ -224,7 +224,7 @@ def test_starting_at_a_layer_with_pictures() -> None:
         torch.testing.assert_close(again, whole)
 
 
-def test_rows_of_a_batch_have_no_pictures() -> None:
+def test_rows_of_a_batch_have_no_images() -> None:
     model, inputs = seeing("llava")
     _, cache = model.run_with_cache(
         **inputs, names_filter=["vision.blocks.0.hook_resid_pre", "blocks.0.hook_resid_pre"]
@@ -234,10 +234,10 @@ def test_rows_of_a_batch_have_no_pictures() -> None:
     assert list(second) == ["blocks.0.hook_resid_pre"]
     inputs = tiny_vision.inputs_of("llava", rows=1)
     _, cache = model.run_with_cache(**inputs, names_filter="vision.blocks.0.hook_resid_pre")
-    assert cache.rows(0)["vision.blocks.0.hook_resid_pre"].shape == (17, 40)  # all pictures are of the one row
+    assert cache.rows(0)["vision.blocks.0.hook_resid_pre"].shape == (17, 40)  # all images are of the one row
 
 
-def test_positions_in_the_text_and_in_pictures() -> None:
+def test_positions_in_the_text_and_in_images() -> None:
     model, inputs = seeing("llava")
     seen, read = "vision.blocks.0.hook_resid_pre", "blocks.0.hook_resid_pre"
     _, both = model.run_with_cache(**inputs, names_filter=[seen, read], pos_slice=3)
@@ -255,7 +255,7 @@ def test_positions_in_the_text_and_in_pictures() -> None:
 
 def test_steps_at_the_tower() -> None:
     model = hookline.load("tinysight")
-    image = picture([Shape("circle", "red", x=14, y=14, size=15)])
+    image = draw([Shape("circle", "red", x=14, y=14, size=15)])
     steps = []
     with model.hooks([("vision.blocks.0.hook_resid_post", lambda x, hook: steps.append(hook.step))]):
         for _ in range(2):
@@ -277,7 +277,7 @@ def test_the_loss_is_that_of_text() -> None:
     assert bool((per_token[~seen] > 0).all())
     torch.testing.assert_close(model(**inputs, return_type="loss"), per_token[~seen].mean())
     only = torch.full((1, 16), tiny_vision.IMAGE)
-    with pytest.raises(HooklineError, match="only pictures"):
+    with pytest.raises(HooklineError, match="none after the first position"):
         model(input_ids=only, pixel_values=inputs["pixel_values"][:1], return_type="loss")
 
 
@@ -292,7 +292,7 @@ def test_what_the_projector_gives_is_in_the_order_of_the_text() -> None:
 def test_both_halves_are_wrapped(kind) -> None:
     model, inputs = both_halves(kind)
     assert isinstance(hookline.hook(model.module), HookedModel)
-    assert model(**inputs).shape == (2, 2)  # how alike each text and each picture are
+    assert model(**inputs).shape == (2, 2)  # how alike each text and each image are
 
 
 READS = {"model_type": "mistral"} | tiny_vision.TEXT

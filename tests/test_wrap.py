@@ -1,4 +1,4 @@
-"""What `hookline.hook` makes of a model inside somebody else's wrapper, and of one that is split over processes."""
+"""What `hookline.hook` makes of a model inside somebody else's wrapper, and of one that is sharded over processes."""
 
 import copy
 import os
@@ -108,9 +108,9 @@ def test_parameters_that_torch_has_split_are_refused(make) -> None:
     module, mesh = make(), init_device_mesh("cpu", (1,))
     linear = next(each for each in module.modules() if isinstance(each, nn.Linear))
     parallelize_module(linear, mesh, ColwiseParallel())
-    with pytest.raises(HooklineError, match=r"split over processes \(.*weight is a DTensor"):
+    with pytest.raises(HooklineError, match=r"sharded over processes \(.*weight is a DTensor"):
         hookline.hook(module)
-    with pytest.raises(HooklineError, match="split over processes"):
+    with pytest.raises(HooklineError, match="sharded over processes"):
         hookline.hook(Unknown(module))
 
 
@@ -171,5 +171,5 @@ def test_a_tensor_parallel_model_is_refused(llama, tmp_path) -> None:
         whole = hookline.hook(llama).run_with_cache(IDS)[1]["blocks.1.hook_resid_post"]
     for _ in range(2):
         _, said, seen = answers.get()
-        assert "split over processes (tp_size=2)" in said
+        assert "sharded over processes (tp_size=2)" in said
         assert torch.allclose(torch.tensor(seen), whole, atol=1e-5), "the output of a whole layer is whole, as is said"

@@ -21,7 +21,7 @@ TEXT |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 SEEN = {"hidden_size": 40, "intermediate_size": 56, "num_hidden_layers": 3, "num_attention_heads": 4}
 SEEN |= {"image_size": 16, "patch_size": 4}
 IMAGE, VIDEO, START, END, FAKE, GLOBAL = 4, 5, 6, 7, 8, 9
-"""The ids of the tokens that stand for pictures, and around them."""
+"""The ids of the tokens that stand for images, and around them."""
 
 OUTSIDE = TEXT["vocab_size"]
 """The id of an image in Llama 3.2 Vision: the embedding has 8 rows more than the vocabulary that is predicted."""
@@ -119,7 +119,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 ENCODERS = ("vit", "clip", "siglip", "dinov2")
-"""Those that take a picture and no text; of CLIP and SigLIP, the half that sees."""
+"""Those that take an image and no text; of CLIP and SigLIP, the half that sees."""
 SOUND = ("whisper",)
 VISION_LANGUAGE = tuple(name for name in CONFIGS if name not in ENCODERS + SOUND)
 
@@ -143,16 +143,16 @@ def module_of(name: str) -> PreTrainedModel:
 
 
 def inputs_of(name: str, *, rows: int = 2, seed: int = 0) -> dict[str, Tensor]:
-    """Keyword inputs for one forward pass, made by hand: in each row some text, one picture, and more text."""
+    """Keyword inputs for one forward pass, made by hand: in each row some text, one image, and more text."""
     generator = torch.Generator().manual_seed(seed)
 
     def noise(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator)
 
-    def prompt(picture: list[int]) -> dict[str, Tensor]:
+    def prompt(image: list[int]) -> dict[str, Tensor]:
         words = torch.randint(60, 190, (rows, 8), generator=generator)
         ids = torch.cat([torch.ones(rows, 1, dtype=torch.long), words[:, :3]], 1)
-        ids = torch.cat([ids, torch.tensor([picture] * rows), words[:, 3:]], 1)
+        ids = torch.cat([ids, torch.tensor([image] * rows), words[:, 3:]], 1)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
     match name:
@@ -166,7 +166,7 @@ def inputs_of(name: str, *, rows: int = 2, seed: int = 0) -> dict[str, Tensor]:
             if name == "paligemma":
                 given["token_type_ids"] = torch.zeros_like(given["input_ids"])
             return given | {"pixel_values": noise(rows, 3, 16, 16)}
-        case "llava_next" | "llava_onevision":  # 16 of the whole picture, 2 x 1 tiles of 4 x 4, a newline in each row
+        case "llava_next" | "llava_onevision":  # 16 of the whole image, 2 x 1 tiles of 4 x 4, a newline in each row
             tokens = 16 + 4 * (8 + 1)
             return prompt([IMAGE] * tokens) | {
                 "pixel_values": noise(rows, 3, 3, 16, 16),
@@ -198,7 +198,7 @@ def inputs_of(name: str, *, rows: int = 2, seed: int = 0) -> dict[str, Tensor]:
     return {"pixel_values": noise(rows, 3, 16, 16)}
 
 
-WORDS = "what colour is the circle square red green blue here there a and of picture describe it in two Here are some"
+WORDS = "what colour is the circle square red green blue here there a and of image describe it in two Here are some"
 WORDS += " original image crops to help you see better"
 SPECIAL: dict[str, dict[str, str]] = {  # the ids IMAGE, VIDEO, START, END, FAKE, GLOBAL in each family's words
     "qwen": {"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"}

@@ -16,7 +16,7 @@ from sight_tasks import Question
 from torch import Tensor, nn
 from transformers import AutoProcessor, LlavaForConditionalGeneration, LlavaProcessor
 
-from hookline.demo.tinysight import COLOURS, GRID, Shape, patches_of, picture, random_shapes
+from hookline.demo.tinysight import COLOURS, GRID, Shape, draw, patches_of, random_shapes
 
 ASSETS = Path(__file__).parents[1] / "src" / "hookline" / "demo" / "assets" / "tinysight"
 NEW = "new pair: "
@@ -29,7 +29,7 @@ UNMOVED = 0.95
 
 @dataclass(frozen=True)
 class Example:
-    """A picture, the shape that is asked about, and the question."""
+    """An image, the shape that is asked about, and the question."""
 
     shapes: tuple[Shape, ...]
     asked: Shape
@@ -43,7 +43,7 @@ def load(folder: Path = ASSETS) -> tuple[LlavaForConditionalGeneration, LlavaPro
 
 
 def held_out(task: str, count: int) -> list[Example]:
-    """That many questions about pictures that training does not draw; a "new pair" has two shapes held out."""
+    """That many questions about images that training does not draw; a "new pair" has two shapes held out."""
     rng = Random(f"held out: {task}")
     return [_example(rng, task) for _ in range(count)]
 
@@ -60,7 +60,7 @@ def _example(rng: Random, task: str) -> Example:
 def inputs(processor: LlavaProcessor, examples: Sequence[Example], form: Callable[[str], str]) -> dict[str, Tensor]:
     """The examples as a padded batch."""
     texts = [form(example.question.text) for example in examples]
-    images = [[picture(example.shapes, example.seed)] for example in examples]
+    images = [[draw(example.shapes, example.seed)] for example in examples]
     return dict(processor(text=texts, images=images, padding=True, return_tensors="pt"))
 
 
@@ -90,7 +90,7 @@ def accuracy(
 
 
 def recoloured(count: int) -> list[tuple[Example, Example]]:
-    """Questions for a colour, each about two pictures that differ in the colour of the asked shape alone."""
+    """Questions for a colour, each about two images that differ in the colour of the asked shape alone."""
     rng = Random("recoloured")
     found = []
     for example in (_example(rng, "colour") for _ in range(count)):

@@ -15,9 +15,9 @@ import hookline
 
 
 def moved(folder: Path, count: int) -> dict[str, list[float]]:
-    """By where the stream was patched, and before which layer: how often the answer became the other picture's colour.
+    """By where the stream was patched, and before which layer: how often the answer became the other image's colour.
 
-    The two pictures of a pair differ in the colour of the shape that is asked about.
+    The two images of a pair differ in the colour of the shape that is asked about.
     """
     module, processor = sight_check.load(folder)
     model: Any = hookline.hook(module, processor.tokenizer)
@@ -61,7 +61,7 @@ def positions(tokens: Tensor, image_token: int, examples: list[sight_check.Examp
 
 def main(
     folder: Annotated[Path, typer.Argument(help="The model's folder.")] = sight_check.ASSETS,
-    count: Annotated[int, typer.Option(help="Pairs of pictures.")] = 300,
+    count: Annotated[int, typer.Option(help="Pairs of images.")] = 300,
 ) -> None:
     """Print the table."""
     found = moved(folder, count)

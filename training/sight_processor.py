@@ -1,4 +1,4 @@
-"""The processor of tinysight: a byte-level tokenizer that knows the words of its questions, and how pictures go in."""
+"""The processor of tinysight: a byte-level tokenizer that knows the words of its questions, and how images go in."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ CHAT_TEMPLATE = """\
 
 
 def build() -> LlavaProcessor:
-    """The processor: pictures of any size are resized to 48×48 pixels, `<image>` stands for 36 image tokens."""
-    pictures = CLIPImageProcessorPil(
+    """The processor: images of any size are resized to 48×48 pixels, `<image>` stands for 36 image tokens."""
+    images = CLIPImageProcessorPil(
         size={"height": SIDE, "width": SIDE},
         crop_size={"height": SIDE, "width": SIDE},
         do_center_crop=False,
@@ -44,7 +44,7 @@ def build() -> LlavaProcessor:
         image_std=[0.5] * 3,
     )
     return LlavaProcessor(
-        image_processor=pictures,
+        image_processor=images,
         tokenizer=tokenizer(),
         patch_size=PATCH,
         vision_feature_select_strategy="default",

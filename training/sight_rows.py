@@ -1,4 +1,4 @@
-"""Questions about a picture as rows of tokens: the picture once, then several questions that do not see each other."""
+"""Questions about an image as rows of tokens: the image once, then several questions that do not see each other."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Writer:
         return row
 
     def batch(self, rng: Random, asked: Sequence[Sequence[Question]], device: str | torch.device) -> Rows:
-        """A row of each picture's questions, all in one form, padded on the right."""
+        """A row of each image's questions, all in one form, padded on the right."""
         form = sight_tasks.chat if rng.random() < CHAT_SHARE else sight_tasks.prompt
         rows = [self.row(questions, form, rng.random() < BOS_SHARE) for questions in asked]
         width = max(len(row.tokens) for row in rows)

@@ -1,4 +1,4 @@
-"""What tinysight is asked about a picture, what is right, and which shapes training never shows together."""
+"""What tinysight is asked about an image, what is right, and which shapes training never shows together."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CLEARLY = 5
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked after a picture, and the one word that answers it."""
+    """What is asked after an image, and the one word that answers it."""
 
     text: str
     answer: str
@@ -72,7 +72,7 @@ def questions(task: str, shapes: Sequence[Shape], asked: Shape) -> list[Question
 
 
 def question(rng: Random, shapes: Sequence[Shape]) -> Question:
-    """Any question that this picture answers."""
+    """Any question that this image answers."""
     (task,) = rng.choices(TASKS, weights=(4, 3, 2, 1))
     found = questions(task, shapes, rng.choice(shapes))
     return rng.choice(found) if found else question(rng, shapes)

@@ -82,58 +82,58 @@ class Naming(nn.Module):
         self.colour = nn.Linear(width, 1 + len(COLOURS))
 
     def loss(self, features: Tensor, labels: Tensor) -> Tensor:
-        """How badly they name what is in the patches; labels: [picture, kind or colour, patch]."""
+        """How badly they name what is in the patches; labels: [image, kind or colour, patch]."""
         kinds, colours = self.kind(features), self.colour(features)
         return F.cross_entropy(kinds.mT, labels[:, 0]) + F.cross_entropy(colours.mT, labels[:, 1])
 
 
 @dataclass(frozen=True)
-class Pictures:
-    """Pairs of pictures, drawn: [pair, picture, colour, y, x], and what is in their patches."""
+class Images:
+    """Pairs of images, drawn: [pair, image, colour, y, x], and what is in their patches."""
 
     pairs: list[Pair]
     drawn: Tensor
     labels: Tensor
 
     def of(self, chosen: list[int]) -> tuple[Tensor, Tensor]:
-        """The first pictures of these pairs and then the second, as they go into the model, and their labels."""
+        """The first images of these pairs and then the second, as they go into the model, and their labels."""
         drawn, labels = self.drawn[chosen], self.labels[chosen]
         return drawn.transpose(0, 1).flatten(0, 1) / 127.5 - 1, labels.transpose(0, 1).flatten(0, 1)
 
 
-def draw(seed: int, count: int, device: str) -> Pictures:
+def draw(seed: int, count: int, device: str) -> Images:
     """That many pairs, drawn by all the cores there are."""
     rng = Random(seed)
     pairs = [sight_pairs.pair(rng) for _ in range(count)]
     with ProcessPoolExecutor() as workers:
         drawn = np.stack(list(workers.map(Pair.pixels, pairs, chunksize=500)))
     labels = np.stack([pair.labels() for pair in pairs])
-    return Pictures(pairs, torch.from_numpy(drawn).to(device), torch.from_numpy(labels).to(device))
+    return Images(pairs, torch.from_numpy(drawn).to(device), torch.from_numpy(labels).to(device))
 
 
 def seeing(
-    model: LlavaForConditionalGeneration, naming: Naming, pictures: Pictures, size: int, seed: int
+    model: LlavaForConditionalGeneration, naming: Naming, images: Images, size: int, seed: int
 ) -> Iterator[Tensor]:
     """The vision tower's losses on batches without end: it is to know in each patch what is there."""
     rng = Random(seed)
     while True:
-        pixels, labels = pictures.of(rng.choices(range(len(pictures.pairs)), k=size))
+        pixels, labels = images.of(rng.choices(range(len(images.pairs)), k=size))
         yield naming.loss(model.model.vision_tower(pixels).last_hidden_state[:, 1:], labels)
 
 
 def answering(
-    model: LlavaForConditionalGeneration, naming: Naming, pictures: Pictures, size: int, seed: int
+    model: LlavaForConditionalGeneration, naming: Naming, images: Images, size: int, seed: int
 ) -> Iterator[Tensor]:
-    """The whole model's losses on questions about mixed pictures, without end; the vision tower's are added."""
+    """The whole model's losses on questions about mixed images, without end; the vision tower's are added."""
     rng = Random(seed)
     writer = sight_rows.Writer(sight_processor.tokenizer())
     while True:
-        chosen = rng.choices(range(len(pictures.pairs)), k=size)
-        mixed = [sight_pairs.mix(rng, pictures.pairs[at]) for at in chosen]
+        chosen = rng.choices(range(len(images.pairs)), k=size)
+        mixed = [sight_pairs.mix(rng, images.pairs[at]) for at in chosen]
         asked = [[sight_tasks.question(rng, shapes) for _ in range(QUESTIONS)] for shapes, _ in mixed]
         rows = writer.batch(rng, asked, model.device)
         is_second = torch.tensor([which for _, which in mixed], device=model.device)
-        pixels, labels = pictures.of(chosen)
+        pixels, labels = images.of(chosen)
         yield answer_loss(model, naming, pixels, labels, is_second, rows)
 
 
@@ -145,7 +145,7 @@ def answer_loss(
     is_second: Tensor,
     rows: sight_rows.Rows,
 ) -> Tensor:
-    """The loss on the answers after the image tokens of two pictures were mixed into one, and that of naming."""
+    """The loss on the answers after the image tokens of two images were mixed into one, and that of naming."""
     named = []
 
     def mixed(_module: nn.Module, args: tuple[Tensor], features: Tensor) -> Tensor:
@@ -192,10 +192,10 @@ def fit(parts: nn.Module, losses: Iterator[Tensor], steps: int) -> None:
 def main(
     out: Annotated[Path, typer.Option(help="The folder to write.")] = ASSETS,
     steps: Annotated[int, typer.Option(help="Batches of questions to learn from.")] = 1_500,
-    first: Annotated[int, typer.Option(help="Batches of pictures that the vision tower sees before.")] = 3_000,
-    size: Annotated[int, typer.Option(help="Pairs of pictures in a batch.")] = 32,
-    pairs: Annotated[int, typer.Option(help="Pairs of pictures to draw.")] = 20_000,
-    seed: Annotated[int, typer.Option(help="Of the pictures, the questions, and the first weights.")] = 1,
+    first: Annotated[int, typer.Option(help="Batches of images that the vision tower sees before.")] = 3_000,
+    size: Annotated[int, typer.Option(help="Pairs of images in a batch.")] = 32,
+    pairs: Annotated[int, typer.Option(help="Pairs of images to draw.")] = 20_000,
+    seed: Annotated[int, typer.Option(help="Of the images, the questions, and the first weights.")] = 1,
     device: Annotated[str, typer.Option(help="cpu or cuda; the GPU if there is one.")] = "",
 ) -> None:
     """Build the processor, train the model and write both as a Hugging Face folder."""
@@ -205,10 +205,10 @@ def main(
     processor = sight_processor.build()
     model = new_model(processor.tokenizer).to(device)
     naming = Naming(model.config.vision_config.hidden_size).to(device)
-    pictures = draw(seed, pairs, device)
-    typer.echo(f"{model.num_parameters():,} parameters, {2 * pairs:,} pictures, on {device}")
-    fit(nn.ModuleList([model.model.vision_tower, naming]), seeing(model, naming, pictures, size, seed), first)
-    fit(nn.ModuleList([model, naming]), answering(model, naming, pictures, size, seed), steps)
+    images = draw(seed, pairs, device)
+    typer.echo(f"{model.num_parameters():,} parameters, {2 * pairs:,} images, on {device}")
+    fit(nn.ModuleList([model.model.vision_tower, naming]), seeing(model, naming, images, size, seed), first)
+    fit(nn.ModuleList([model, naming]), answering(model, naming, images, size, seed), steps)
     model.cpu().save_pretrained(out)
     processor.save_pretrained(out)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure, SubFigure
-from shapes import CLASSES, pictures, train
+from shapes import CLASSES, images, train
 from torch import Tensor
 
 import hookline
@@ -26,7 +26,7 @@ def zero_channel(maps: Tensor, channel: int) -> None:
 
 
 def accuracy(net: hookline.HookedModule, x: Tensor, y: Tensor) -> float:
-    """The share of pictures that the network names correctly, with whatever hooks are active."""
+    """The share of images that the network names correctly, with whatever hooks are active."""
     with torch.no_grad():
         return (net(x).argmax(1) == y).float().mean().item()
 
@@ -42,11 +42,11 @@ def accuracy_without_each(net: hookline.HookedModule, point: str, x: Tensor, y: 
 
 
 def draw_maps(figure: SubFigure, layer: str, x: Tensor, maps: Tensor, without: list[float]) -> None:
-    """A row for each picture: the picture, then its maps, all channels on one scale."""
+    """A row for each image: the image, then its maps, all channels on one scale."""
     figure.suptitle(f"{layer}: under each channel, the accuracy without it", x=0.01, ha="left", weight="bold")
     axes = figure.subplots(len(x), 1 + maps.shape[1])
-    for row, picture, channels in zip(axes, x, maps, strict=True):
-        row[0].imshow(picture[0].numpy(), cmap="gray")
+    for row, image, channels in zip(axes, x, maps, strict=True):
+        row[0].imshow(image[0].numpy(), cmap="gray")
         for ax, channel in zip(row[1:], channels, strict=True):
             ax.imshow(channel.numpy(), cmap="magma", vmin=0, vmax=maps.max().item())
     for ax in axes.flat:
@@ -63,10 +63,10 @@ def main(out: Path = Path("out")) -> tuple[Path, float, dict[str, list[float]]]:
     """Draw the page; return its path, the accuracy, and the accuracies without each channel of each layer."""
     torch.set_num_threads(1)
     net = hookline.hook(train(progress=True))
-    x, y = pictures(600, seed=2)
+    x, y = images(600, seed=2)
     whole = accuracy(net, x, y)
     without = {layer: accuracy_without_each(net, point, x, y) for layer, point in LAYERS.items()}
-    print(f"accuracy on {len(x)} new pictures: {whole:.1%}")
+    print(f"accuracy on {len(x)} new images: {whole:.1%}")
     for layer, values in without.items():
         print(f"{layer}, without each channel: {' '.join(f'{value:.0%}' for value in values)}")
 

@@ -13,7 +13,7 @@ import torch
 from cnn_feature_maps import LAYERS, accuracy, accuracy_without_each, zero_channel
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from shapes import CLASSES, pictures, train
+from shapes import CLASSES, images, train
 from torch import Tensor
 
 import hookline
@@ -29,7 +29,7 @@ class Findings:
     lost: dict[str, list[float]]  # for each layer, how much accuracy is lost without each of its channels
     layer: str  # the channel that matters most
     channel: int
-    picture: Tensor  # one whose answer hangs on that channel
+    image: Tensor  # one whose answer hangs on that channel
     before: Tensor  # its probabilities, with the channel and without
     after: Tensor
     changed: int  # how many answers change without the channel
@@ -38,7 +38,7 @@ class Findings:
 
 
 def explore(net: hookline.HookedModule, x: Tensor, y: Tensor) -> Findings:
-    """Find the channel that matters most, a picture that needs it, and what the network sees in that picture."""
+    """Find the channel that matters most, an image that needs it, and what the network sees in that image."""
     whole = accuracy(net, x, y)
     lost = {
         layer: [whole - without for without in accuracy_without_each(net, point, x, y)]
@@ -51,14 +51,14 @@ def explore(net: hookline.HookedModule, x: Tensor, y: Tensor) -> Findings:
         after = net.run_with_hooks(x, fwd_hooks=[switch_off]).softmax(1)
     changes = before.argmax(1) != after.argmax(1)
     chosen = int((changes & (before.argmax(1) == y)).nonzero()[0])
-    label, picture = y[chosen], x[chosen : chosen + 1]
-    _, cache = net.run_with_cache(picture, incl_bwd=True, loss_fn=lambda scores: scores[0, label])
+    label, image = y[chosen], x[chosen : chosen + 1]
+    _, cache = net.run_with_cache(image, incl_bwd=True, loss_fn=lambda scores: scores[0, label])
     return Findings(
         accuracy=whole,
         lost=lost,
         layer=layer,
         channel=channel,
-        picture=picture[0, 0],
+        image=image[0, 0],
         before=before[chosen],
         after=after[chosen],
         changed=int(changes.sum()),
@@ -69,7 +69,7 @@ def explore(net: hookline.HookedModule, x: Tensor, y: Tensor) -> Findings:
 
 def tell(found: Findings, count: int) -> None:
     """The findings in words and bars."""
-    print(f"\nAccuracy on {count} new pictures: {found.accuracy:.1%}. Lost when one channel is switched off:\n")
+    print(f"\nAccuracy on {count} new images: {found.accuracy:.1%}. Lost when one channel is switched off:\n")
     for layer, values in found.lost.items():
         for channel, value in enumerate(values):
             print(f"  {layer} channel {channel}  {value:6.1%}  {'█' * round(100 * value)}".rstrip())
@@ -80,14 +80,14 @@ def tell(found: Findings, count: int) -> None:
 
 
 def draw(found: Findings) -> Figure:
-    """The page: a picture and its answers, then the maps of each layer over the worth of its channels."""
+    """The page: an image and its answers, then the maps of each layer over the worth of its channels."""
     figure = Figure(figsize=(11, 10), layout="constrained")
     name = CLASSES[found.before.argmax()]
     figure.suptitle(f"A {name} inside a small network, and the channel it hangs on", size="x-large", weight="bold")
     top, *layers = figure.subfigures(3, height_ratios=(1.15, 1, 1), hspace=0.05)
     shown, salient, answers = top.subplots(1, 3, width_ratios=(1, 1, 1.6))
-    shown.imshow(found.picture.numpy(), cmap="gray")
-    shown.set(title="picture", xticks=[], yticks=[])
+    shown.imshow(found.image.numpy(), cmap="gray")
+    shown.set(title="image", xticks=[], yticks=[])
     salient.imshow(found.saliency.numpy(), cmap="magma")
     salient.set(title="gradient at the input", xticks=[], yticks=[])
     draw_answers(answers, found)
@@ -136,11 +136,11 @@ def main(out: Path = Path("out")) -> tuple[Path, Findings]:
     torch.set_num_threads(1)
     print(f"A network learns to tell a {CLASSES[0]}, a {CLASSES[1]} and a {CLASSES[2]} apart.")
     net = hookline.hook(train(progress=True))
-    x, y = pictures(600, seed=2)
+    x, y = images(600, seed=2)
 
     print("\nThese are its points, for a batch of one:\n")
     print(net.points(input=x[:1]))
-    print("\nIts answers to three pictures:\n")
+    print("\nIts answers to three images:\n")
     for scores, label in zip(net(x[:3]).softmax(1), y, strict=False):
         print(
             f"  a {CLASSES[label]:9}" + "  ".join(f"{name} {p:6.1%}" for name, p in zip(CLASSES, scores, strict=True))
@@ -151,7 +151,7 @@ def main(out: Path = Path("out")) -> tuple[Path, Findings]:
     out.mkdir(parents=True, exist_ok=True)
     path = out / "demo.png"
     draw(found).savefig(path, dpi=110, bbox_inches="tight", pad_inches=0.25)
-    print(f"\nThe page with the picture, the feature maps, the saliency and the channels: {path}")
+    print(f"\nThe page with the image, the feature maps, the saliency and the channels: {path}")
     return path, found
 
 

@@ -1,4 +1,4 @@
-"""Pictures of circles, squares and triangles, and a small convolutional network that tells them apart."""
+"""Images of circles, squares and triangles, and a small convolutional network that tells them apart."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ CLASSES = ("circle", "square", "triangle")
 SIZE = 28
 
 
-def pictures(count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """`count` noisy pictures of shapes anywhere, of any size and turned at will: `[count, 1, 28, 28]`, and labels."""
+def images(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """`count` noisy images of shapes anywhere, of any size and turned at will: `[count, 1, 28, 28]`, and labels."""
     generator = torch.Generator().manual_seed(seed)
 
     def uniform(low: float, high: float) -> Tensor:
@@ -60,10 +60,10 @@ class ShapeNet(nn.Module):
 
 
 def train(steps: int = 300, *, progress: bool = False) -> ShapeNet:
-    """A network that has seen `steps` batches of pictures."""
+    """A network that has seen `steps` batches of images."""
     torch.manual_seed(0)
     net = ShapeNet()
-    x, y = pictures(3000, seed=1)
+    x, y = images(3000, seed=1)
     optimizer = torch.optim.AdamW(net.parameters())
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=steps)
     bar = trange(steps, desc="training", unit="batch", disable=not progress)

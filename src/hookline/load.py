@@ -17,7 +17,7 @@ from hookline.errors import HooklineError
 from hookline.hooks.context import HookContext
 from hookline.hooks.hooked_module import HookedModule, HookedRootModule
 from hookline.model import HookedModel
-from hookline.transformer.hub import EMBEDDED, found, one_error
+from hookline.transformer.hub import EMBEDDED, as_hookline_error, find_model
 from hookline.transformer.roles import find_anatomy, unknown_anatomy
 from hookline.transformer.sharded import PARALLEL_OPTIONS, refuse_sharded
 from hookline.transformer.vision_towers import language_of, tower_of
@@ -147,8 +147,8 @@ def load(
             f"{', '.join(parallel)} would split the model over processes, where points inside a layer have only a "
             "part of their values: leave it out; device_map='auto' spreads a model over devices within one process"
         )
-    where = found(name, kwargs)
-    with _quietly(name in EMBEDDED), one_error(name):
+    where = find_model(name, kwargs)
+    with _quietly(name in EMBEDDED), as_hookline_error(name):
         kwargs |= {"local_files_only": True} if where.is_cached_only else {}
         module = _class_for(where.path, kwargs).from_pretrained(where.path, dtype=dtype, **kwargs).eval()
         processor = _processor_for(where.path, module, kwargs)

@@ -38,8 +38,8 @@ from hookline.transformer.roles import Anatomy, find_anatomy
 from hookline.transformer.verify.probe import outcome
 from hookline.transformer.verify.report import Report, verify
 from hookline.transformer.wrapped import WrappedTransformer
-from hookline.vision.image_methods import Seeing
-from hookline.vision.images import Pictures
+from hookline.vision.image_methods import ImageMethods
+from hookline.vision.images import Images
 from hookline.vision.inputs import Inputs
 from hookline.vision.shapes import with_shapes
 from hookline.weights.attribute_access import follow
@@ -50,7 +50,7 @@ ReturnType = Literal["logits", "loss", "both"] | None
 _BRANCHES = ("blocks", "encoder", "decoder", "ln_final", "unembed", "vision", "projector")
 
 
-class HookedModel(WrappedTransformer, TokenHelpers, Seeing, Weights, WeightProcessing):
+class HookedModel(WrappedTransformer, TokenHelpers, ImageMethods, Weights, WeightProcessing):
     """A language model, wrapped but not changed.
 
         model = hookline.hook(hf_model, tokenizer)
@@ -132,7 +132,7 @@ class HookedModel(WrappedTransformer, TokenHelpers, Seeing, Weights, WeightProce
         stop_at_layer: int | None = None,
         tokens: Tensor | None = None,
         decoder_input: str | Sequence[str] | Tensor | None = None,
-        images: Pictures | None = None,
+        images: Images | None = None,
         **kwargs: Any,
     ) -> Any:
         """Run the model on text, token ids, or its own keyword inputs; give logits, the loss, both, or nothing.
@@ -157,7 +157,7 @@ class HookedModel(WrappedTransformer, TokenHelpers, Seeing, Weights, WeightProce
         if images is not None:
             if not (attention_mask is None and start_at_layer is None):
                 raise HooklineError("images make all inputs, their attention_mask too, and go in at the first layer")
-            kwargs |= self._with_pictures(input, images, prepend_bos, padding_side, kwargs)
+            kwargs |= self._with_images(input, images, prepend_bos, padding_side, kwargs)
             kwargs |= {"stop_at_layer": stop_at_layer, "tokens": tokens, "decoder_input": decoder_input}
             return self(None, return_type, loss_per_token=loss_per_token, **kwargs)
         if start_at_layer is not None:
@@ -267,7 +267,7 @@ class HookedModel(WrappedTransformer, TokenHelpers, Seeing, Weights, WeightProce
         self,
         input: str | Tensor | Mapping[str, Any],
         *,
-        images: Pictures | None = None,
+        images: Images | None = None,
         fwd_hooks: HookList = (),
         keep: Sequence[str] = (),
         way: Way | None = None,
@@ -300,7 +300,7 @@ class HookedModel(WrappedTransformer, TokenHelpers, Seeing, Weights, WeightProce
         bwd_hooks: HookList = (),
         input: Any = None,
         *,
-        images: Pictures | None = None,
+        images: Images | None = None,
     ) -> Plan:
         """What a run would touch, without running. The input may be text or tokens, as for a run.
 
@@ -310,7 +310,7 @@ class HookedModel(WrappedTransformer, TokenHelpers, Seeing, Weights, WeightProce
             return super().plan(names_filter, fwd_hooks, bwd_hooks, self._for_plan(input))
         return with_shapes(self, super().plan(names_filter, fwd_hooks, bwd_hooks), self.to_inputs(input, images))
 
-    def points(self, names_filter: Filter = None, input: Any = None, *, images: Pictures | None = None) -> Plan:
+    def points(self, names_filter: Filter = None, input: Any = None, *, images: Images | None = None) -> Plan:
         """The points as a table; with an input, text, tokens or text with images (see `plan`), also their shapes."""
         if images is None:
             return super().points(names_filter, self._for_plan(input))
@@ -376,8 +376,8 @@ class HookedModel(WrappedTransformer, TokenHelpers, Seeing, Weights, WeightProce
 
     def _image_positions(self, tokens: Tensor) -> Tensor | None:
         """True where a token stands for an image; None for a model without a vision tower."""
-        picture = image_token_id(self.module.config) if self._anatomy.towers else None
-        return tokens == picture if picture is not None else None
+        image = image_token_id(self.module.config) if self._anatomy.towers else None
+        return tokens == image if image is not None else None
 
     def last_logits(
         self,
@@ -386,7 +386,7 @@ class HookedModel(WrappedTransformer, TokenHelpers, Seeing, Weights, WeightProce
         attention_mask: Tensor | None = None,
         prepend_bos: bool | None = None,
         padding_side: Side | None = None,
-        images: Pictures | None = None,
+        images: Images | None = None,
         **kwargs: Any,
     ) -> Float[Tensor, "batch d_vocab"]:
         """The logits at each row's last real token, whatever the padding: those of what comes after each text.
@@ -399,7 +399,7 @@ class HookedModel(WrappedTransformer, TokenHelpers, Seeing, Weights, WeightProce
         if given.get("stop_at_layer") is not None or given.get("start_at_layer") is not None:
             raise HooklineError("last_logits runs all layers, on text, tokens or keyword inputs")
         if images is not None:
-            given |= self._with_pictures(input, images, prepend_bos, padding_side, given)
+            given |= self._with_images(input, images, prepend_bos, padding_side, given)
         elif input is not None and not isinstance(input, Mapping):
             ids, mask = self._inputs(input, prepend_bos, padding_side, has_mask=attention_mask is not None)
             given |= {"input_ids": ids} | ({} if "position_ids" in given else self._positions(mask))
@@ -438,7 +438,7 @@ class HookedModel(WrappedTransformer, TokenHelpers, Seeing, Weights, WeightProce
         max_new_tokens: int = 20,
         *,
         attention_mask: Tensor | None = None,
-        images: Pictures | None = None,
+        images: Images | None = None,
         **kwargs: Any,
     ) -> Any:
         """Continue the prompt with the model's own generation, hooks and all. Text gives text, ids give ids.
@@ -456,7 +456,7 @@ class HookedModel(WrappedTransformer, TokenHelpers, Seeing, Weights, WeightProce
         if images is not None:
             if attention_mask is not None:
                 raise HooklineError("images make all inputs, their attention_mask too")
-            kwargs |= self._with_pictures(input, images, None, "left", kwargs)
+            kwargs |= self._with_images(input, images, None, "left", kwargs)
         given = kwargs.pop("input_ids", None)
         if (given is None) == (input is None or images is not None):
             raise HooklineError("give the prompt once: as text or tokens, or as input_ids= with other keyword inputs")
@@ -496,9 +496,7 @@ class HookedModel(WrappedTransformer, TokenHelpers, Seeing, Weights, WeightProce
                 f"the prompt and the new tokens are {length}, but this model's context has room for {cfg.n_ctx}"
             )
 
-    def verify(
-        self, input: str | Tensor | Mapping[str, Any] | None = None, *, images: Pictures | None = None
-    ) -> Report:
+    def verify(self, input: str | Tensor | Mapping[str, Any] | None = None, *, images: Images | None = None) -> Report:
         """Prove every point on this model: a table of what is proved, what is not to be had, and what fails.
 
         The input is text, tokens or keyword inputs; points of the part that sees are tried if there are `images` in it.

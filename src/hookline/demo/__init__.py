@@ -1,4 +1,4 @@
-"""The demo: a tour of the embedded model, told in the terminal and drawn on one page that needs nothing else."""
+"""The demo: a guided tour of tinyworld, in the terminal and as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from hookline.load import load
 
 
 def demo(out: Path = Path("out")) -> Path:
-    """Take the tour on tinyworld: tell it in the terminal, write `demo.html` into the folder `out`, return its path."""
+    """Print the tour of tinyworld, write `demo.html` to the folder `out`, and return its path."""
     make_folder(out, "the page of the demo")
-    print("Loading tinyworld, the model inside the package.")
+    print("Loading tinyworld, the model that ships with the package.")
     model = load("tinyworld")
     with one_thread(), torch.no_grad():
         found = explore(model)
@@ -28,13 +28,13 @@ def demo(out: Path = Path("out")) -> Path:
         print(f"\n{number}. {chapter.title}\n\n{fill(chapter.text, 100)}\n\n{indent(chapter.table, '  ')}")
     path = out / "demo.html"
     write_bytes(path, page(chapters).encode(), "the page of the demo")
-    print(f"\nThe same with pictures: {path}")
+    print(f"\nThe same with figures: {path}")
     return path
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Torch on one thread, which is the quickest for a model this small."""
+    """Run torch on one thread, which is fastest for a model this small."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,4 +1,4 @@
-"""What the tour measures with `hookline.experiments`, and what it finds."""
+"""The experiments of the tour, run with `hookline.experiments`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hookline.model import HookedModel
 Head: TypeAlias = tuple[int, int]
 Grid: TypeAlias = Float[Tensor, "layer head"]
 Change: TypeAlias = list[tuple[str, float, float]]
-"""Words with their probabilities before and after."""
+"""Words with their probabilities before and after a change."""
 
 PROMPT = "When Mary and John went to the store, John gave a drink to"
 SWAPPED = "When Mary and John went to the store, Mary gave a drink to"
@@ -39,28 +39,28 @@ PAIRS = (("Mary", "John"), ("Alice", "Bob"), ("Tom", "Anna"), ("Kate", "Paul"), 
 
 @dataclass(frozen=True)
 class Findings:
-    """What the tour finds; the story is told from it."""
+    """The results of the tour, from which the story is written."""
 
     predictions: list[tuple[str, float]]
-    lead: float  # the logit of Mary less that of John
-    lost: Grid  # of the lead, without each head
-    restored: Grid  # share of the lead that each head brings back when patched into the swapped sentence
-    giver: Head  # the head that brings back most
+    logit_diff: float  # the logit of Mary minus that of John
+    lost: Grid  # decrease of the logit difference without each head
+    restored: Grid  # fraction of the logit difference that each head restores when patched into the swapped sentence
+    giver: Head  # the head that restores most
     tokens: list[str]
     attention: Float[Tensor, "pos pos"]  # of that head
-    pushed: list[float]  # what it adds to the logits of Mary and John
+    pushed: list[float]  # its contributions to the logits of Mary and John
     without_giver: Change
-    induction: Grid  # attention to what came after the same word before
+    induction: Grid  # attention to the token after the previous occurrence
     repeater: Head
     repeated: list[str]
     stripe: Float[Tensor, "pos pos"]  # the repeater's attention
     agreeing: list[Head]  # the heads that repeat the user's opinion
     corrected: Change
-    shares: dict[str, list[float]]  # right answers of the whole model, and without the first, and all, of those heads
+    shares: dict[str, list[float]]  # accuracy with all heads, without the first, and without both of those heads
 
 
 def explore(model: HookedModel) -> Findings:
-    """Every experiment of the tour."""
+    """Run every experiment of the tour."""
     receiver = metrics.logit_diff(" Mary", " John")
     ablated = ablation.ablate(model, PROMPT, receiver, progress=False)
     patched = patching.sweep(
@@ -72,7 +72,7 @@ def explore(model: HookedModel) -> Findings:
     answer, cache = model.run_with_cache(PROMPT, names_filter=("pattern", giver[0]))
     return Findings(
         predictions=top(model, answer, 5),
-        lead=ablated.info["clean"],
+        logit_diff=ablated.info["clean"],
         lost=ablated.info["clean"] - ablated.values,
         restored=patched.values,
         giver=giver,
@@ -102,7 +102,7 @@ def highest(grid: Grid) -> Head:
 
 
 def top(model: HookedModel, logits: Tensor, count: int) -> list[tuple[str, float]]:
-    """The likeliest next words: tokens with a space before them, for the others would continue the last word."""
+    """The likeliest next words: tokens that begin with a space; others would continue the last word."""
     shares, ids = logits[0, -1].softmax(-1).sort(descending=True)
     words = ((model.to_string([word]), share) for word, share in zip(ids.tolist(), shares.tolist(), strict=True))
     return list(islice(((word, share) for word, share in words if word.startswith(" ")), count))
@@ -118,13 +118,13 @@ def change(model: HookedModel, prompt: str, heads: Sequence[Head]) -> Change:
 
 
 def pushed(model: HookedModel, head: Head, word: str) -> float:
-    """What a head adds, by itself, to the logit of a word at the end of the prompt."""
+    """The direct contribution of a head to the logit of a word at the end of the prompt."""
     return logit_attribution.attribute(model, PROMPT, word, by="head").sel(layer=head[0], head=head[1]).item()
 
 
 @dataclass(frozen=True)
 class Questions:
-    """Prompts with their right answers, and the wrong one that an opinion suggests."""
+    """Prompts with their correct answers, and the wrong answers that an opinion suggests."""
 
     prompts: list[str]
     answers: list[str]
@@ -132,19 +132,19 @@ class Questions:
 
     @property
     def metric(self) -> metrics.LogitDiff:
-        """By how much the right answer leads the wrong one."""
+        """The logit difference between the correct and the wrong answer."""
         right, wrong = ([f" {word}" for word in words] for words in (self.answers, self.others))
         return metrics.logit_diff(right, wrong)
 
     def right(self, model: HookedModel, heads: Sequence[Head]) -> float:
-        """The share of right answers without these heads."""
+        """The accuracy without these heads."""
         answers = torch.tensor([model.to_single_token(f" {text}") for text in self.answers])
         said = model.run_with_hooks(self.prompts, fwd_hooks=off(heads))[:, -1].argmax(-1)
         return (said == answers).float().mean().item()
 
 
 def questions(countries: Sequence[str], *shifts: int, template: str = OPINION) -> Questions:
-    """Questions about these countries, after the opinion that the capital is the one some countries further on."""
+    """Questions about these countries, each after an opinion that names the capital of another country."""
     cities, each = list(CAPITALS.values()), [*product(shifts, countries)]
     wrong = [cities[(cities.index(CAPITALS[country]) + shift) % len(cities)] for shift, country in each]
     prompts = [template.format(country=country, opinion=city) for (_, country), city in zip(each, wrong, strict=True)]
@@ -152,7 +152,7 @@ def questions(countries: Sequence[str], *shifts: int, template: str = OPINION) -
 
 
 def agreement(model: HookedModel) -> tuple[list[Head], dict[str, list[float]]]:
-    """The two heads that most repeat an opinion, found on half of the countries; and how the rest is answered then."""
+    """The two heads that repeat an opinion most, found on half of the countries, and the accuracy on the rest."""
     search, test = list(CAPITALS)[::2], list(CAPITALS)[1::2]
     asked, chosen = questions(search, 5), list[Head]()
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""The tour as one HTML page, with its pictures drawn in it."""
+"""The tour as one HTML page with inline figures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INK = "#1e2430"
 
 @dataclass(frozen=True)
 class Chapter:
-    """One finding: in words, as a table for the terminal, as a figure for the page, and the code to do it oneself."""
+    """One finding: a text, a table for the terminal, a figure for the page, and the code to reproduce it."""
 
     title: str
     text: str
@@ -31,7 +31,7 @@ class Chapter:
 
 
 def page(chapters: Sequence[Chapter]) -> str:
-    """The whole story as one HTML page with its pictures in it."""
+    """The whole story as one HTML page with inline figures."""
     parts = [
         f"<section><h2><b>{number}</b>{escape(chapter.title)}</h2><p>{escape(chapter.text)}</p>{chapter.figure}"
         f"<pre>{escape(dedent(chapter.code).strip())}</pre></section>"
@@ -42,7 +42,7 @@ def page(chapters: Sequence[Chapter]) -> str:
 <title>hookline: inside a small language model</title><style>{STYLE}</style></head><body>
 <header><h1>Inside a small language model</h1><p>tinyworld has 4 layers of 8 attention heads and ships with hookline.
 Everything below was read, or changed, while it ran: by name, and without changing the model. The code that does it
-is under each picture.</p></header>
+is under each image.</p></header>
 {"".join(parts)}
 </body></html>
 """
@@ -69,35 +69,35 @@ td, th { padding: .3rem .8rem .3rem 0 } th:first-child { width: 5rem } .wide th:
 """
 
 
-def figure(caption: str, picture: str) -> str:
-    """A picture with a caption."""
-    return f"<figure><figcaption>{escape(caption)}</figcaption>{picture}</figure>"
+def figure(caption: str, image: str) -> str:
+    """A figure with a caption."""
+    return f"<figure><figcaption>{escape(caption)}</figcaption>{image}</figure>"
 
 
 def side_by_side(*figures: str) -> str:
-    """Figures beside each other where there is room."""
+    """Figures side by side, if there is room."""
     return f'<div class="side">{"".join(figures)}</div>'
 
 
 def callouts(values: dict[str, str]) -> str:
-    """A few numbers, written large."""
+    """A few numbers in large type."""
     return "".join(f'<div class="callout"><b>{escape(value)}</b> {escape(key)}</div>' for key, value in values.items())
 
 
 def bars(rows: Sequence[tuple[str, Sequence[float]]], columns: Sequence[str]) -> str:
-    """Words with a bar for each probability: one column before a change, and one after."""
+    """Words with a bar per probability: one column before a change, one after."""
     cells = [(word.strip(), [bar(share, 1, is_new=n > 0) for n, share in enumerate(row)]) for word, row in rows]
     return f"<figure>{_table(cells, columns)}</figure>"
 
 
 def shares(rows: dict[str, list[float]], columns: Sequence[str]) -> str:
-    """Kinds of questions with a bar for each share of right answers."""
+    """Kinds of questions with a bar per accuracy."""
     cells = [(kind, [bar(share, 0, is_new=n > 0) for n, share in enumerate(row)]) for kind, row in rows.items()]
     return f'<div class="wide">{_table(cells, columns)}</div>'
 
 
 def bar(share: float, digits: int, *, is_new: bool) -> str:
-    """A share as a bar."""
+    """A fraction as a bar."""
     kind = "bar new" if is_new else "bar"
     return f'<div class="{kind}"><i style="width:{75 * share:.1f}%"></i>{share:.{digits}%}</div>'
 
@@ -109,7 +109,7 @@ def _table(rows: Sequence[tuple[str, Sequence[str]]], columns: Sequence[str]) ->
 
 
 def head_map(grid: Grid, digits: int, marked: Head) -> str:
-    """A heat map of heads with their numbers: warm for what is above zero, cold for what is below."""
+    """A heat map of heads with their values: warm colors above zero, cold colors below."""
     wide, high, left, up = 46, 34, 56, 24
     most = float(grid.abs().max())
     parts = [label("head", left - 8, up - 8)]
@@ -126,7 +126,7 @@ def head_map(grid: Grid, digits: int, marked: Head) -> str:
 
 
 def token_map(pattern: Float[Tensor, "pos pos"], tokens: Sequence[str], marked: tuple[int, int] | None = None) -> str:
-    """A heat map of attention: who looks, in rows, at whom, in columns."""
+    """A heat map of attention: queries in rows, keys in columns."""
     size, left, up = 26, 74, 66
     words = [token.strip() for token in tokens]
     parts = [label(word, left - 8, up + size * (row + 0.5) + 3) for row, word in enumerate(words)]
@@ -143,31 +143,31 @@ def token_map(pattern: Float[Tensor, "pos pos"], tokens: Sequence[str], marked: 
 
 
 def colour(share: float, warm: Colour = WARM) -> str:
-    """From almost white at 0 to a warm colour at 1, or to a cold one at -1."""
+    """A color from almost white at 0 to warm at 1 or cold at -1."""
     full = warm if share >= 0 else COLD
     return "#" + "".join(f"{round(244 + (part - 244) * min(abs(share), 1.0)):02x}" for part in full)
 
 
 def cell(place: tuple[float, float], size: tuple[float, float], fill: str, tip: str) -> str:
-    """A square of a heat map, which says what it is to who points at it."""
+    """A cell of a heat map, with a tooltip."""
     (x, y), (wide, high) = place, size
     shape = f'x="{x}" y="{y}" width="{wide - 2}" height="{high - 2}" rx="4"'
     return f'<rect {shape} fill="{fill}"><title>{escape(tip)}</title></rect>'
 
 
 def outline(x: float, y: float, wide: float, high: float) -> str:
-    """A frame around a square."""
+    """A frame around a cell."""
     shape = f'x="{x}" y="{y}" width="{wide - 2}" height="{high - 2}" rx="4"'
     return f'<rect {shape} fill="none" stroke="{INK}" stroke-width="2"/>'
 
 
 def label(text: str, x: float, y: float, anchor: str = "end", ink: str = "#5a6274") -> str:
-    """A word in a picture."""
+    """A word in a figure."""
     return f'<text x="{x}" y="{y}" text-anchor="{anchor}" font-size="12" fill="{ink}">{escape(text)}</text>'
 
 
 def svg(width: float, height: float, parts: Sequence[str]) -> str:
-    """A drawing that is never wider than it was made for."""
+    """An SVG that is never wider than its natural size."""
     return (
         f'<svg viewBox="-2 -2 {width + 4} {height + 4}" style="max-width:{width}px" role="img" '
         f'xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'

@@ -1,4 +1,4 @@
-"""What is told of what the tour finds, chapter by chapter."""
+"""The story of the tour, chapter by chapter."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hookline.demo.tables import changes, lines_of_bars, name, number, table
 
 
 def story(found: Findings) -> list[Chapter]:
-    """The findings as chapters. Their code runs as it stands, one after the other."""
+    """The findings as chapters. Their code examples run one after the other."""
     return [
         what_comes_next(found),
         which_heads(found),
@@ -45,7 +45,7 @@ def which_heads(found: Findings) -> Chapter:
         "Which heads does the answer hang on?",
         "A head is a small part of the model that looks back at some earlier words and passes on what it finds; there "
         f"are {layers} layers of {heads}. Two experiments on each. First: switch it off, and see how much is lost of "
-        f"Mary's lead over John (the difference of their scores, which is {found.lead:.1f} with all heads on). Second: "
+        f"Mary's lead over John (the difference of their scores, {found.logit_diff:.1f} with all heads on). Second: "
         "let Mary give, so that John must receive, but hand one head what it had in the first sentence, and see how "
         f"much of Mary's lead comes back. Head {name(head)} (layer {head[0]}, head {head[1]}) stands out in both: "
         f"without it {lost[head]:.1f} are lost, and it alone brings back {restored[head]:.0f} %.",
@@ -117,7 +117,7 @@ def a_head_that_repeats(found: Findings) -> Chapter:
     return Chapter(
         "A head that repeats",
         f"Some words that make no sense, twice. When a word comes for the second time, head {name(head)} looks at the "
-        "word that followed it the first time: the diagonal stripe in the picture. That is how the model can continue "
+        "word that followed it the first time: the diagonal stripe in the image. That is how the model can continue "
         f"what it has seen but once. On random tokens repeated, {scores[head]:.0f} % of this head's attention is on "
         "the stripe.",
         f"attention on the stripe, in %\n{table(scores, 0, head)}",

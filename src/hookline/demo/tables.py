@@ -1,4 +1,4 @@
-"""The tour's numbers as text, for the terminal."""
+"""The numbers of the tour as text, for the terminal."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from hookline.demo.chapters import Change, Grid, Head
 
 
 def name(head: Head) -> str:
-    """A head as people write it: layer.head."""
+    """A head as layer.head."""
     return f"{head[0]}.{head[1]}"
 
 
 def number(value: float, digits: int, sign: str = "-") -> str:
-    """A number with a real minus, and no minus before nothing."""
+    """A number with a typographic minus, and without a negative zero."""
     return f"{round(value, digits) + 0.0:{sign}.{digits}f}".replace("-", "−")
 
 
 def lines_of_bars(rows: Sequence[tuple[str, float]]) -> str:
-    """Words with their shares as text."""
+    """Words with their probabilities as text bars."""
     return "\n".join(f"{word.strip():8} {share:6.1%}  {'█' * round(40 * share)}".rstrip() for word, share in rows)
 
 

@@ -1,11 +1,11 @@
-"""The pictures that tinysight, the vision-language model in the package, was taught to see.
+"""Images for tinysight, the vision-language model that ships with the package.
 
-A picture has 48×48 pixels: one to three shapes on a grey, slightly noisy ground. The model cuts it into 6×6 patches of
-8×8 pixels, row by row, and each patch becomes one image token.
+An image has 48×48 pixels: one to three shapes on a gray, slightly noisy background. The model splits it into 6×6
+patches of 8×8 pixels, row by row, and each patch becomes one image token.
 
-    shapes, image = random_picture(seed=3)
-    image = picture([Shape("circle", "red", x=14, y=20, size=15)])
-    patches_of(shapes[0])               # the patches, and so the image tokens, in which that shape is
+    shapes, image = random_image(seed=3)
+    image = draw([Shape("circle", "red", x=14, y=20, size=15)])
+    patches_of(shapes[0])               # the patches (image tokens) that contain the shape
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 SIDE = 48
-"""Pixels of a picture from left to right, and from top to bottom."""
+"""Width and height of an image in pixels."""
 PATCH = 8
-"""Pixels of a patch, likewise."""
+"""Width and height of a patch in pixels."""
 GRID = SIDE // PATCH
-"""Patches of a picture, likewise."""
+"""Patches per row and per column."""
 KINDS = ("circle", "square", "triangle", "cross", "diamond")
 COLOURS = {
     "red": (220, 40, 40),
@@ -39,13 +39,13 @@ COLOURS = {
     "orange": (240, 140, 30),
 }
 SIZES = range(11, 18)
-"""How wide a shape of a random picture is; no shape reaches over more than 3×3 patches."""
+"""Sizes of random shapes; no shape covers more than 3×3 patches."""
 MOST_SHAPES = 3
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A coloured shape around the pixel (`x`, `y`), as high as it is wide; y grows downwards."""
+    """A colored shape centered at the pixel (`x`, `y`), as high as it is wide; y points down."""
 
     kind: str
     colour: str
@@ -55,20 +55,20 @@ class Shape:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise HooklineError(f"There is no kind {self.kind!r} of shape. Take one of: {', '.join(KINDS)}.")
+            raise HooklineError(f"unknown shape {self.kind!r}: use one of {', '.join(KINDS)}")
         if self.colour not in COLOURS:
-            raise HooklineError(f"There is no colour {self.colour!r}. Take one of: {', '.join(COLOURS)}.")
+            raise HooklineError(f"unknown color {self.colour!r}: use one of {', '.join(COLOURS)}")
         if self.size < 1 or min(self.box) < 0 or max(self.box) > SIDE:
-            raise HooklineError(f"{self} does not fit into a picture of {SIDE}×{SIDE} pixels. Move it, or shrink it.")
+            raise HooklineError(f"{self} does not fit into an image of {SIDE}×{SIDE} pixels: move or shrink it")
 
     @property
     def box(self) -> tuple[int, int, int, int]:
-        """The pixels at its left, top, right and bottom end; the last two are the first ones outside."""
+        """Left, top, right and bottom pixel; right and bottom are exclusive."""
         left, top = self.x - self.size // 2, self.y - self.size // 2
         return left, top, left + self.size, top + self.size
 
     def mask(self) -> NDArray[np.bool_]:
-        """Which pixels are in it: [y, x]."""
+        """Mask of its pixels: [y, x]."""
         left, top, right, bottom = self.box
         middle = (self.size - 1) / 2
         found = np.zeros((SIDE, SIDE), dtype=bool)
@@ -78,7 +78,7 @@ class Shape:
 
 
 def _inside(kind: str, x: NDArray, y: NDArray, radius: float) -> NDArray[np.bool_]:
-    """Where a shape of that radius around the origin is."""
+    """Whether points are inside a shape of that radius around the origin."""
     if kind == "circle":
         return x**2 + y**2 <= radius**2
     if kind == "square":
@@ -91,10 +91,10 @@ def _inside(kind: str, x: NDArray, y: NDArray, radius: float) -> NDArray[np.bool
 
 
 def pixels(shapes: Sequence[Shape], seed: int = 0) -> NDArray[np.uint8]:
-    """The shapes as a picture: [y, x, red-green-blue]. A later shape lies over an earlier one.
+    """The shapes as an array: [y, x, RGB]. Later shapes cover earlier ones.
 
-    The seed decides the ground's grey, the noise on every pixel, and a slight shift of the first, second … shape's
-    colour, whatever the shapes are: two pictures of one seed differ where their shapes do and nowhere else.
+    The seed determines the gray of the background, the noise of every pixel, and a slight shift of the first, second, …
+    shape's color, independent of the shapes: two images with the same seed differ only where their shapes differ.
     """
     rng = np.random.default_rng(seed)
     grey = rng.uniform(60, 190)
@@ -105,23 +105,23 @@ def pixels(shapes: Sequence[Shape], seed: int = 0) -> NDArray[np.uint8]:
     return (drawn + noise).clip(0, 255).astype(np.uint8)
 
 
-def picture(shapes: Sequence[Shape], seed: int = 0) -> Image:
-    """The same as an image of Pillow, which is what processors like best."""
-    from PIL import Image  # an extra, and only needed here
+def draw(shapes: Sequence[Shape], seed: int = 0) -> Image:
+    """The shapes as a PIL image."""
+    from PIL import Image  # optional dependency
 
     return Image.fromarray(pixels(shapes, seed))
 
 
-def random_picture(seed: int, count: int | None = None) -> tuple[tuple[Shape, ...], Image]:
-    """Random shapes, and the picture of them; the same for the same seed. For `count` see `random_shapes`."""
+def random_image(seed: int, count: int | None = None) -> tuple[tuple[Shape, ...], Image]:
+    """Random shapes and their image, determined by the seed. For `count` see `random_shapes`."""
     shapes = random_shapes(Random(seed), count)
-    return shapes, picture(shapes, seed)
+    return shapes, draw(shapes, seed)
 
 
 def random_shapes(rng: Random, count: int | None = None) -> tuple[Shape, ...]:
-    """So many shapes (one to three, if you do not say) of different kinds and colours, no two in the same patch."""
+    """`count` shapes (by default one to three) of different kinds and colors, no two in the same patch."""
     if count is not None and not 1 <= count <= MOST_SHAPES:
-        raise HooklineError(f"A random picture has 1 to {MOST_SHAPES} shapes, not {count}.")
+        raise HooklineError(f"a random image has 1 to {MOST_SHAPES} shapes, not {count}")
     count = count or rng.randint(1, MOST_SHAPES)
     looks = list(zip(rng.sample(KINDS, count), rng.sample(list(COLOURS), count), strict=True))
     while True:
@@ -138,13 +138,13 @@ def _anywhere(rng: Random, kind: str, colour: str) -> Shape:
 
 
 def _patches_around(shape: Shape) -> list[int]:
-    """The patches of the square around it, which is more than a shape with a missing corner covers."""
+    """The patches of its bounding box."""
     left, top, right, bottom = shape.box
     rows, columns = (range(low // PATCH, (high - 1) // PATCH + 1) for low, high in ((top, bottom), (left, right)))
     return [row * GRID + column for row in rows for column in columns]
 
 
 def patches_of(shape: Shape) -> list[int]:
-    """The patches with at least one of its pixels, in order: patch `row * GRID + column`, from the top left."""
+    """The patches that contain at least one of its pixels, in order: `row * GRID + column`, from the top left."""
     patches = shape.mask().reshape(GRID, PATCH, GRID, PATCH).any(axis=(1, 3))
     return [int(patch) for patch in patches.flatten().nonzero()[0]]

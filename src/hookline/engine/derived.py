@@ -88,7 +88,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Joined:
+class MergeTiles:
     """A tensor with several rows for each row of the batch, `(b n) p …`, seen as one: `b (n p) …`."""
 
     like: Site
@@ -103,7 +103,7 @@ class Joined:
 
 
 @dataclass(frozen=True)
-class EachRow:
+class ExpandBatch:
     """A tensor that is the same for every row, `1 p d` or `p d`, seen as `b p d`; `like` tells how many there are."""
 
     like: Site

@@ -191,7 +191,7 @@ class Hooked:
             raise HooklineError("loss_fn says what to differentiate: pass incl_bwd=True with it")
         points = self._points.select(names_filter)
         recording = Recording(device=device, dtype=dtype, positions=pos_slice, skips_missing=names_filter is None)
-        recording.only_pictures = all(point.stream == "image" for point in points)
+        recording.only_images = all(point.stream == "image" for point in points)
         hooks = self._actions(fwd_hooks, bwd_hooks, on_error)
         actions: list[Action] = [*hooks]
         actions += [Record(point, recording) for point in points]
@@ -230,7 +230,7 @@ class Hooked:
             skips_missing=names_filter is None,
             stops_after=points if stop_early else (),
         )
-        recording.only_pictures = all(point.stream == "image" for point in points)
+        recording.only_images = all(point.stream == "image" for point in points)
         with self._one_pass([Record(point, recording) for point in points]), suppress(StopForward):
             self(*args, **kwargs)
         return self._cache(recording, recording.values(), remove_batch_dim=remove_batch_dim)

@@ -21,20 +21,20 @@ from hookline.engine.torch_hooks import take_off
 class InnerTap(Tap):
     """A tap inside a module; there while the module's gate is."""
 
-    watch: ClassVar[type[Watching]]
+    interceptor: ClassVar[type[FunctionInterceptor]]
 
     def acquire(self, module: nn.Module, user: object) -> None:
         """Look into `module` for `user`."""
         self.users.add(id(user))
-        gate_of(module).acquire(module, self.watch, (self, user))
+        scope_of(module).acquire(module, self.interceptor, (self, user))
 
     def release(self, module: nn.Module, user: object) -> None:
         """Undo `acquire`."""
         self.users.discard(id(user))
-        gate_of(module).release((self, user))
+        scope_of(module).release((self, user))
 
 
-class Watching(TorchFunctionMode):
+class FunctionInterceptor(TorchFunctionMode):
     """Sees every call of a torch function in one module."""
 
     ignored: ClassVar[frozenset[str]] = frozenset()
@@ -43,12 +43,12 @@ class Watching(TorchFunctionMode):
     def __init__(self, module: nn.Module, kinds: tuple[Kind, ...], make: type[InnerTap]) -> None:
         super().__init__()
         self.module = module
-        self.away = 0  # in how many of those children it is; it watches nothing while it is in any
+        self.muted = 0  # in how many of those children it is; it watches nothing while it is in any
         self.is_over = False
         self.taps = {kind: tap_on(module, kind, make=make) for kind in kinds}
 
 
-class Gate:
+class InterceptScope:
     """Torch hooks around a module, between which the calls of torch are watched."""
 
     def __init__(self) -> None:
@@ -56,21 +56,21 @@ class Gate:
         self._hooks: list[tuple[nn.Module, Any]] = []
         self._is_whole = False
 
-    def acquire(self, module: nn.Module, watch: type[Watching], user: tuple[Tap, object]) -> None:
+    def acquire(self, module: nn.Module, watch: type[FunctionInterceptor], user: tuple[Tap, object]) -> None:
         """Be around `module` for one more user."""
         self.users.add((id(user[0]), id(user[1])))
         if self._is_whole:
             return
         self._take_off()
         children = [module.get_submodule(name) for name in watch.ignored & module._modules.keys()]
-        enter, away, back = partial(_enter, watch), partial(_look_away, 1), partial(_look_away, -1)
+        enter, muted, back = partial(_enter, watch), partial(_mute, 1), partial(_mute, -1)
         # Noted before they are put on, so that an interrupt in the middle leaves nothing that `release` does not find.
         self._hooks = [(module, enter), (module, _leave)]
-        self._hooks += [(child, hook) for child in children for hook in (away, back)]
+        self._hooks += [(child, hook) for child in children for hook in (muted, back)]
         module.register_forward_pre_hook(enter)
         module.register_forward_hook(_leave, prepend=True, always_call=True)
         for child in children:
-            child.register_forward_pre_hook(away)
+            child.register_forward_pre_hook(muted)
             child.register_forward_hook(back, always_call=True)
         self._is_whole = True
 
@@ -88,29 +88,29 @@ class Gate:
 
 
 def _enter(watch: type[Any], module: nn.Module, _args: Any) -> None:
-    watching = watch(module)
-    now.watches.append(watching)
-    watching.__enter__()
+    interceptor = watch(module)
+    now.watches.append(interceptor)
+    interceptor.__enter__()
 
 
 def _leave(module: nn.Module, _args: Any, _output: Any) -> None:
     mine = [depth for depth, watch in enumerate(now.watches) if watch.module is module]
     if mine:
-        stop_watching(mine[-1])
+        stop_intercepting(mine[-1])
 
 
-def _look_away(more: int, *_: Any) -> None:
+def _mute(more: int, *_: Any) -> None:
     if now.watches:
-        now.watches[-1].away += more
+        now.watches[-1].muted += more
 
 
-def stop_watching(depth: int) -> None:
+def stop_intercepting(depth: int) -> None:
     """Leave every module entered since there were `depth` of them; some may have ended in an interrupt."""
     while len(now.watches) > depth:
-        watching = now.watches[-1]
+        interceptor = now.watches[-1]
         # Torch takes a mode off its stack while it is called, and an interrupt in that moment brings it back late:
         # when the traceback is freed. It must do nothing then.
-        watching.is_over, watching.away = True, 1
+        interceptor.is_over, interceptor.muted = True, 1
         sweep()
         now.watches.pop()
 
@@ -118,18 +118,20 @@ def stop_watching(depth: int) -> None:
 def sweep() -> None:
     """Take what is over from torch's stack of modes, wherever in it an interrupt may have left it."""
     above: list[Any] = []
-    while any(isinstance(mode, Watching) and mode.is_over for mode in overrides._get_current_function_mode_stack()):
+    while any(
+        isinstance(mode, FunctionInterceptor) and mode.is_over for mode in overrides._get_current_function_mode_stack()
+    ):
         top = overrides._pop_mode()
-        if not (isinstance(top, Watching) and top.is_over):
+        if not (isinstance(top, FunctionInterceptor) and top.is_over):
             above.append(top)
     while above:
         overrides._push_mode(above.pop())
 
 
-_gates: WeakKeyDictionary[nn.Module, Gate] = WeakKeyDictionary()
+_scopes: WeakKeyDictionary[nn.Module, InterceptScope] = WeakKeyDictionary()
 
 
-def gate_of(module: nn.Module) -> Gate:
+def scope_of(module: nn.Module) -> InterceptScope:
     """The one gate of a module."""
     with lock:
-        return _gates.setdefault(module, Gate())
+        return _scopes.setdefault(module, InterceptScope())

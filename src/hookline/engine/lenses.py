@@ -116,7 +116,7 @@ class Argument:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Slice:
     """A range of the last axis: the query third of a fused projection."""
 
     start: int
@@ -202,7 +202,7 @@ class HeadsFirst:
 
 
 @dataclass(frozen=True, slots=True)
-class Scaled:
+class Times:
     """A tensor times a number, where the model multiplies it on the way to what the point is about."""
 
     factor: float
@@ -217,7 +217,7 @@ class Scaled:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Gained:
+class TimesParameter:
     """A tensor times a parameter of a layer, where the layer multiplies it so before it adds it.
 
     A gate is a single number, and what multiplies is its hyperbolic tangent.
@@ -245,14 +245,14 @@ class Gained:
         return gain.tanh() if "gate" in self.name else gain
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Gained) and self.module is other.module and self.name == other.name
+        return isinstance(other, TimesParameter) and self.module is other.module and self.name == other.name
 
     def __hash__(self) -> int:
         return hash((id(self.module), self.name))
 
 
 @dataclass(frozen=True, slots=True)
-class OneRow:
+class AddBatchAxis:
     """A tensor without an axis for the batch, seen as a batch of one; `n` is how many axes there are to be."""
 
     n: int

@@ -39,7 +39,7 @@ class Recording:
         self.device, self.dtype, self.positions = device, dtype, positions
         self.skips_missing = skips_missing
         self.passing: Any = None  # which part of a text it was
-        self.only_pictures = False
+        self.only_images = False
         """Whether positions are those of patches; else they are of the text, and what is made of pictures is whole."""
         self._awaited = {point.name for point in stops_after}
         self._values: dict[str, list[Tensor]] = {}
@@ -50,7 +50,7 @@ class Recording:
         self.passing = now.passing
         if x.requires_grad:
             x = x.detach()
-        if self.positions is not None and (self.only_pictures or point.stream != "image"):
+        if self.positions is not None and (self.only_images or point.stream != "image"):
             x = passes.text().pick(x, point, self.positions)
         kept = self._kept(x)
         if self.passing is not None and self.positions is None:

@@ -15,7 +15,7 @@ from hookline.engine import compiling
 from hookline.engine.actions import Action, HookAction, PointAction, bounds
 from hookline.engine.blocks import Block, covered
 from hookline.engine.derived import with_needs
-from hookline.engine.inner import stop_watching, sweep
+from hookline.engine.inner import stop_intercepting, sweep
 from hookline.engine.permanent import standing_of
 from hookline.engine.snapshots import stop_sharing
 from hookline.engine.taps import Routes, Tap, active, lock, now
@@ -114,7 +114,7 @@ class Run(Routes, Block):
         # Not a reset to what it was before: contexts may be left in another order than they were entered.
         active.set(tuple(run for run in active.get() if run is not self))
         if self.is_here:
-            stop_watching(self._depth)
+            stop_intercepting(self._depth)
         self.release(self)
         let_go()
         if self._on_exit is not None:

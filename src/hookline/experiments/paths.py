@@ -174,8 +174,8 @@ def _received(base: Baseline, variants: Sequence[Variant], layer: int, goals: Se
     how: dict[str, Any] = {"names_filter": names, "fwd_hooks": hooks}
     tokens = base.tokens.expand(n, -1)
     with torch.no_grad(), drawn_once(n):
-        if base.pictures is not None:
-            _, cache = base.model.run_with_cache(input_ids=tokens, **base.pictures.repeated(n), **how)
+        if base.image_inputs is not None:
+            _, cache = base.model.run_with_cache(input_ids=tokens, **base.image_inputs.repeated(n), **how)
         elif base.way == Way.PLAIN:
             _, cache = base.model.run_with_cache(tokens, **how)
         else:

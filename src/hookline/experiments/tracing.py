@@ -60,7 +60,7 @@ def trace(
     where = places(model, points, ("layer", "pos"))
     windows = _windows(where, window, model.cfg.n_layers)
     positions = subject_positions(model, text, subject)
-    _check_no_picture(model, text, positions, where)
+    _check_no_image(model, text, positions, where)
     clean = baselines(model, text, keep=[*where.names, "hook_embed"])[0]
     added, spread = _noise(model, clean, positions, noise, samples, seed)
     count = len(added)
@@ -100,13 +100,13 @@ def subject_positions(model: HookedModel, text: Prompts, subject: str | int | Se
     return sorted({each % length for each in wanted})
 
 
-def _check_no_picture(model: HookedModel, text: Prompts, positions: list[int], where: Places) -> None:
+def _check_no_image(model: HookedModel, text: Prompts, positions: list[int], where: Places) -> None:
     """Noise goes onto the embeddings of tokens, in whose place pictures come in later."""
-    picture = image_token_id(model.module.config) if text.more else None
-    if picture is not None and bool((text.tokens[0, positions] == picture).any()):
+    image = image_token_id(model.module.config) if text.more else None
+    if image is not None and bool((text.tokens[0, positions] == image).any()):
         raise HooklineError(
             "the subject is a picture: noise on the embeddings of its tokens would do nothing, as the picture comes in "
-            "their place. Patch from another picture: patching.sweep, seen.patch"
+            "their place. Patch from another picture: patching.sweep, images.patch"
         )
     if any(point.stream == "image" for point in where.points.values()):
         raise HooklineError("tracing restores activations of the text: points of pictures are not noised")

@@ -22,7 +22,7 @@ from hookline.engine.taps import active
 from hookline.errors import HooklineError
 from hookline.rerun.batching import Room, parts, room_for
 from hookline.rerun.changes import BEFORE_LAYERS, Change, Entries, Entry, Placed, Variant, index_of, put_all
-from hookline.rerun.image_inputs import Pictures, in_one_row
+from hookline.rerun.image_inputs import ImageInputs, in_one_row
 from hookline.rerun.joined import Put, PutPatches, joined_pass
 from hookline.rerun.strategy import Way, is_alike, proved_way, stream_names
 from hookline.transformer.architectures import depends_on_length
@@ -72,7 +72,7 @@ class Baseline:
             )
         self.model, self.tokens = model, tokens
         self._points = model._points
-        self.pictures = Pictures(self._points.root, inputs) if inputs else None
+        self.image_inputs = ImageInputs(self._points.root, inputs) if inputs else None
         self._hooks = list(fwd_hooks)
         self._entries = Entries(self._points)
         self._n_layers = len(self._points.anatomy.blocks)
@@ -92,10 +92,10 @@ class Baseline:
         if active.get() or self._points.standing.steps or not self._hooks_come_first():
             return Way.PLAIN
         found = _ways.setdefault(self.model.module, {})
-        if self.pictures is None:
+        if self.image_inputs is None:
             key, tokens, inputs = frozenset[str](), self.model.example_tokens()[:1], None
         else:
-            key, tokens, inputs = frozenset(self.pictures.inputs), self.tokens, self.pictures.inputs
+            key, tokens, inputs = frozenset(self.image_inputs.inputs), self.tokens, self.image_inputs.inputs
         if key not in found:
             found[key] = proved_way(self.model, Baseline, tokens, inputs)
         return found[key]
@@ -112,8 +112,12 @@ class Baseline:
         inputs = {"past_key_values": past, "use_cache": True} if past is not None else {}
         wanted = list(dict.fromkeys([*names, *keep]))
         cache: Mapping[str, Tensor] = {}
-        given = {"input": self.tokens} if self.pictures is None else {"input_ids": self.tokens, **self.pictures.inputs}
-        with self.pictures.noted() if self.pictures is not None else nullcontext():
+        given = (
+            {"input": self.tokens}
+            if self.image_inputs is None
+            else {"input_ids": self.tokens, **self.image_inputs.inputs}
+        )
+        with self.image_inputs.noted() if self.image_inputs is not None else nullcontext():
             if wanted:
                 run = {"names_filter": wanted, "fwd_hooks": self._hooks, **inputs}
                 logits, cache = self.model.run_with_cache(**given, **run)
@@ -205,7 +209,7 @@ class Baseline:
         if any(change.point.stream == "image" for variant in variants for change in variant):
             most_rows = 1  # pictures of several texts may be one row
         can_be_cut = self.is_causal and way != Way.PLAIN and not depends_on_length(self._points.anatomy.config)
-        can_be_cut = can_be_cut and (self.pictures is None or way == Way.RESUMED)  # each picture has its tokens
+        can_be_cut = can_be_cut and (self.image_inputs is None or way == Way.RESUMED)  # each picture has its tokens
         can_be_cut = can_be_cut and not any(_goes_by_length(change) for variant in variants for change in variant)
         stop = where[-1] + 1 if can_be_cut else length
         # A pass that resumes at a position leaves those before it as they were, also where it may not be cut.
@@ -239,7 +243,7 @@ class Baseline:
         text = range(self.tokens.shape[1])
         own = self.model._hook_actions(self._hooks, ())
         puts = [self._put(name, each, text) for name, each in placed.items()]
-        more = {} if self.pictures is None else self.pictures.repeated(len(some))
+        more = {} if self.image_inputs is None else self.image_inputs.repeated(len(some))
         inputs = {"input_ids": self.tokens.expand(len(some), -1), **more}
         run = Run(self._points.root, [*own, *puts], is_one_pass=True)
         with run, sharing(self._points.root, inputs), drawn_once(len(some)):
@@ -277,7 +281,7 @@ class Baseline:
             self._sort(layer, [some[row] for row in members], members[0], joins[layer], span, placed)
         inputs = self._inputs(span, where)
         read = [each - span.start for each in where if each in span]
-        seen = self.pictures.skipped() if self.pictures is not None else {}
+        seen = self.image_inputs.skipped() if self.image_inputs is not None else {}
         logits = outcome(joined_pass(self._points, joins, placed, span, inputs, read=read, skipped=seen))
         if "logits_to_keep" not in inputs:
             logits = logits[:, read]
@@ -311,9 +315,9 @@ class Baseline:
         """What the model is called with, for these positions."""
         known = parameters_of(self._points.root)[0]
         inputs: dict[str, Any] = {"input_ids": self.tokens[:, span.start : span.stop]}
-        positions = self.pictures.positions if self.pictures is not None else None
-        if self.pictures is not None and self.way == Way.JOINED:
-            inputs |= self.pictures.inputs
+        positions = self.image_inputs.positions if self.image_inputs is not None else None
+        if self.image_inputs is not None and self.way == Way.JOINED:
+            inputs |= self.image_inputs.inputs
         elif positions is not None and "position_ids" in known:
             inputs["position_ids"] = positions[..., span.start : span.stop]
         if "use_cache" in known:

@@ -33,7 +33,7 @@ def in_one_row(x: Tensor, point: HookPoint) -> Tensor:
     return x.flatten(0, 1)[None]
 
 
-class Pictures:
+class ImageInputs:
     """The keyword inputs of a run beside its tokens, with what the vision tower gave for them.
 
     A variant that differs in the language part only need not look at the pictures again.

@@ -81,7 +81,7 @@ def _trial_variants(base: Baseline) -> list[list[Change]]:
     at = _places(base)
     layers = (0, n_layers // 2, n_layers)
     places = [(stream_names(points)[layer], layer, at[pos]) for layer, pos in zip(layers, (3, 5, 6), strict=True)]
-    if base.pictures is not None:  # what they bring in may reach back: from the first position on, and among them
+    if base.image_inputs is not None:  # what they bring in may reach back: from the first position on, and among them
         places += [(stream_names(points)[layer], layer, at[pos]) for layer in (0, n_layers // 2) for pos in (0, 1, 2)]
     some = {0, n_layers // 3, 2 * n_layers // 3, n_layers - 1}
     places += [(f"{points.layer(layer)}.hook_attn_out", layer, at[4]) for layer in sorted(some)]

@@ -1,1 +1,1 @@
-"""Anatomy: which module of a transformer plays which role, as data, and the proof that it does."""
+"""Transformers: the role of each module, the points of a model by name, and their verification."""

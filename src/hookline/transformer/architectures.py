@@ -1,7 +1,7 @@
-"""What some architectures do differently, one row each.
+"""Architectures that differ from the usual pre-norm transformer, one row each.
 
-Most models need no row. A model whose modules have other names needs a word in `roles.py`; one whose arithmetic differs
-needs a row here. `python docs/make_models.py` then says what is proved on it.
+Most models need no row. If only module names differ, add them in `roles.py`; if the arithmetic differs, add a row here.
+`python docs/make_models.py` then reports which points are proved.
 """
 
 from __future__ import annotations
@@ -11,57 +11,57 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 Flag: TypeAlias = bool | Callable[[Any], bool]
-"""Yes or no, or a function of the model's config that says so."""
+"""A bool, or a function of the model's config that returns one."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """How one architecture differs from the usual pre-norm transformer. The defaults are those of most."""
+    """How an architecture differs from the usual pre-norm transformer, which has the default values."""
 
     parallel: Flag = False
-    """Attention and MLP read the same stream and are added together; there is no stream in between."""
+    """Attention and MLP read the same stream; there is no stream in between."""
     post_norm: Flag = False
-    """The stream itself is normalized after each addition. (BERT's kind is recognized by where its norms are.)"""
+    """The stream itself is normalized after each addition. (BERT is recognized by its module names.)"""
     residual_in_attention: bool = False
-    """The attention module adds the stream itself: what it adds is the output of its projection."""
+    """The attention module adds the residual itself: `hook_attn_out` is the output of its projection."""
     residual_in_mlp: bool = False
-    """The MLP module adds the stream itself."""
+    """The MLP module adds the residual itself."""
     several_mlps: bool = False
-    """What is added after the attention is the sum of several modules."""
+    """The output added after attention is the sum of several modules."""
     flattened_rows: bool = False
-    """The MLP works on batch and positions as one axis."""
+    """The MLP flattens batch and positions into one axis."""
     attention_sinks: bool = False
-    """The softmax may have one more column than there are keys, for a learned sink."""
+    """The softmax may have an extra column for a learned sink."""
     gated_values: bool = False
     """A gate, a norm or a factor comes between the mixed values and the output projection."""
     gate_in_query: bool = False
-    """The query projection also returns a gate, beside the query of each head."""
+    """The query projection also returns a gate for each head."""
     fused_by_head: bool = False
-    """The fused projection has query, key and value of one head side by side (where heads share no keys)."""
+    """The fused projection is grouped by head: query, key, value of head 0, then of head 1 (without GQA)."""
     fused_groups: int | None = None
-    """The fused projection has query, value and key of that many groups of heads."""
+    """The fused projection has this many groups of heads, each with query, value, key."""
     kv_heads: Callable[[Any], int] | None = None
-    """The number of key/value heads, where neither the module nor `config.num_key_value_heads` says it."""
+    """Returns the number of key/value heads, if it is not in the module or `config.num_key_value_heads`."""
     returns_tuple: bool = False
     """A layer returns a tuple, with the stream as its first item."""
     more_than_stream: bool = False
-    """A layer gets more from the one before than the stream, so a run cannot start in the middle."""
+    """Layers pass on more than the stream, so a run cannot start in the middle."""
     rereads_embeddings: bool = False
     """Some later layers read the embeddings again."""
     vision_first: bool = False
-    """The vision tower runs before the tokens are embedded; elsewhere it runs after."""
+    """The vision tower runs before the tokens are embedded; by default it runs after."""
     separate_tiles: bool = False
-    """What cross-attention reads comes as one row for each tile of an image."""
+    """Keys and values of cross-attention have one batch row per image tile."""
     pooled_norm: bool = False
-    """The norm after the last layer is of the class token alone."""
+    """The final norm applies to the class token only."""
     adds_between_layers: bool = False
-    """Features of earlier layers of the vision tower are added to the stream between the first layers."""
+    """Vision features are added to the stream between the first layers (DeepStack)."""
     residual_factor: Callable[[Any], float] | None = None
-    """What a block's additions are multiplied by, where `config.residual_multiplier` does not say it."""
+    """Returns the factor of residual additions, if it is not `config.residual_multiplier`."""
     embedding_factor: Callable[[Any], float] | None = None
-    """What embeddings are multiplied by outside their module, where `config.embedding_multiplier` does not say it."""
+    """Returns the factor applied to embeddings outside their module, if not `config.embedding_multiplier`."""
     positions: str | Callable[[Any], str] | None = None
-    """How positions come in, for `cfg.positions`, where it cannot be read off the modules."""
+    """The kind of position encoding for `cfg.positions`, if it cannot be derived from the modules."""
 
 
 def _falcon_kv_heads(config: Any) -> int:

@@ -1,4 +1,4 @@
-"""The configuration of a model in the field's words, whatever its own configuration calls them."""
+"""Cfg: the configuration of a model under uniform names (n_layers, d_model, …)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hookline.transformer.sites import head_counts
 
 @dataclass(frozen=True)
 class Cfg:
-    """What one wants to know of a transformer before looking into it."""
+    """The sizes and conventions of a transformer, under the names that TransformerLens uses."""
 
     model_name: str
     architecture: str
@@ -37,7 +37,7 @@ class Cfg:
 
 
 def cfg_of(model: nn.Module, anatomy: Anatomy) -> Cfg:
-    """Read off the model's own configuration and modules."""
+    """The Cfg of a model, from its Hugging Face config and its modules."""
     config = anatomy.config
     heads = _first(config, "num_attention_heads", "n_head", default=1)
     d_model = _first(config, "hidden_size", "d_model", "n_embd")
@@ -63,7 +63,7 @@ def cfg_of(model: nn.Module, anatomy: Anatomy) -> Cfg:
 
 
 def device_of(model: nn.Module, anatomy: Anatomy) -> torch.device:
-    """Where the model takes its tokens. Weights that accelerate keeps elsewhere until they are used do not tell."""
+    """The device that the model takes tokens on, also if accelerate offloads the weights."""
     weight = getattr(anatomy.main.embed, "weight", None)
     device = (weight if isinstance(weight, Tensor) else next(model.parameters())).device
     if device.type != "meta":
@@ -73,9 +73,9 @@ def device_of(model: nn.Module, anatomy: Anatomy) -> torch.device:
 
 
 def n_ids(model: nn.Module, anatomy: Anatomy) -> int | None:
-    """How many token ids the model can embed, which may be more than it can predict: images have ids of their own.
+    """The number of token ids that the model can embed, which may exceed d_vocab: image tokens have their own ids.
 
-    The model is asked first, since its embedding may have been resized since the anatomy was found.
+    Reads the current embedding, which may have been resized after the model was wrapped.
     """
     try:
         embed: Any = model.get_input_embeddings()  # type: ignore[operator]
@@ -93,20 +93,20 @@ _ACTIVATION = (
 
 
 def _kv_heads(anatomy: Anatomy, heads: int) -> int:
-    """Of the first layer that has attention."""
+    """The number of key/value heads of the first layer with attention."""
     attn = next((block.attn for block in anatomy.blocks if block.attn is not None), None)
     return head_counts(attn, anatomy.main.config)[1] if attn is not None else heads
 
 
 def _norm(anatomy: Anatomy) -> str:
-    """The class of the norms."""
+    """The class name of the norms."""
     block = anatomy.blocks[0]
     norms = (anatomy.main.ln_final, block.ln1, block.post_norm, block.ln1_post, block.ln2)
     return next((type(norm).__name__ for norm in norms if not isinstance(norm, nn.Identity | None)), "none")
 
 
 def _name(name_or_path: str) -> str:
-    """A hub id as it is; of a local folder, its name."""
+    """A hub id unchanged; the last part of a local path."""
     return Path(name_or_path).name if Path(name_or_path).is_absolute() else name_or_path
 
 

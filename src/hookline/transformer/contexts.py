@@ -1,4 +1,4 @@
-"""Modes: what a model is switched to for a while, and is switched back from."""
+"""Context managers that change a model's mode and restore it: eval mode, eager attention, gradients."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from torch import nn
 from hookline.engine.blocks import Block
 
 
-class Evaluating(Block):
-    """A block without dropout; afterwards every module is in the mode it was in."""
+class EvalMode(Block):
+    """Eval mode inside the block; afterwards every module has its previous mode."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._training = [module for module in model.modules() if module.training]
 
     def open(self) -> None:
-        """Evaluate."""
+        """Switch the model to eval mode."""
         self._model.eval()
 
     def close(self) -> None:
-        """Train what was training."""
+        """Switch modules that were training back to training mode."""
         for module in self._training:
             module.training = True
 
 
-class ReportingAttention(Block):
-    """A block with the one implementation of attention that reports its patterns; afterwards each part has its own."""
+class EagerAttention(Block):
+    """Eager attention inside the block, the only implementation that reports patterns; restored afterwards."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -38,28 +38,28 @@ class ReportingAttention(Block):
         self._own = {name: each for name, each in own.items() if each is not None}
 
     def open(self) -> None:
-        """Switch."""
+        """Switch to eager attention."""
         self._model.set_attn_implementation("eager")
 
     def close(self) -> None:
-        """Switch back."""
+        """Restore the attention implementation of each submodel."""
         self._model.set_attn_implementation(self._own)
 
 
 class GradMode(ContextDecorator, Block):
-    """A block with gradients on or off, as `torch.set_grad_enabled`, whose own undoing an interrupt can skip."""
+    """`torch.set_grad_enabled` that restores the mode even if an interrupt arrives on exit."""
 
     def __init__(self, is_on: bool) -> None:
         self._wanted, self._before = is_on, torch.is_grad_enabled()
 
     def _recreate_cm(self) -> Self:
-        """A block of its own for each call of a decorated function."""
+        """A new context for each call of a decorated function."""
         return type(self)(self._wanted)
 
     def open(self) -> None:
-        """Switch."""
+        """Set the gradient mode."""
         torch._C._set_grad_enabled(self._wanted)
 
     def close(self) -> None:
-        """Switch back."""
+        """Restore the gradient mode."""
         torch._C._set_grad_enabled(self._before)

@@ -1,10 +1,10 @@
-"""Dialects: the other ways in which people name the classic points.
+"""Dialects: other ways to name the classic points.
 
 ("q", 5), "q5", ("resid_post", -1), ("scale", 2, "ln1"), "scale2ln1"   shorthand for blocks.5.attn.hook_q and the like
-("q", 5, "decoder"), ("q", 5, "decoder", "cross_attn")      where there are several stacks
+("q", 5, "decoder"), ("q", 5, "decoder", "cross_attn")      if there are several stacks
 blocks.5.attn.q.hook_out, blocks.5.hook_in, embed.hook_out  the bridge dialect: a module's name and a side of it
 ("lm.layer.pre", 5), lm.layer.5.pre                         the role dialect: a role and a layer
-("vision.attn.pattern", 3), vision.norm, projector.out      the same of what looks at pictures, and of what is between
+("vision.attn.pattern", 3), vision.norm, projector.out      the same for the vision tower and the projector
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Stacks: TypeAlias = Mapping[str, int]
 """
 
 _NORMS = ("scale", "normalized")
-"""Points that every norm has: which norm is meant is said beside them."""
+"""Points that every norm has; the norm is named separately."""
 
 _PARTS = {"a": "attn", "attention": "attn", "m": "mlp", "b": None, "block": None, "blocks": None}
-"""What a shorthand may say of where in a layer a point is."""
+"""The parts of a layer that a shorthand may name."""
 
 _OF_MODEL = ("hook_tokens", "hook_embed", "hook_pos_embed")
 
@@ -39,7 +39,7 @@ _OF_MODEL_BY_ROLE = {
 }
 
 _STACK = {"lm": "blocks", "vision": "vision.blocks"}
-"""What the layers of a part are called."""
+"""The stack of each part in the role dialect."""
 
 _BLOCK = re.compile(r"((?:vision\.)?(?:blocks|global_blocks)|encoder|decoder)\.(-?\d+)\.(.+)")
 _SHORT = re.compile(r"([a-z_]+?)_?(-?\d+)(ln1|ln2|attn|mlp|a|m)?")
@@ -47,7 +47,7 @@ _ROLE = re.compile(r"(lm|vision)\.(layer|attn|mlp)\.(?:(-?\d+)\.)?(\w+)")
 
 
 def classic_name(asked: object, stacks: Stacks) -> str | None:
-    """The classic name of what was asked for in another dialect; None if it is in none of them."""
+    """The classic name of a name in another dialect; None if it is not one."""
     if isinstance(asked, tuple) and asked and isinstance(asked[0], str):
         return _from_tuple(asked, stacks)
     if not isinstance(asked, str):
@@ -77,7 +77,7 @@ def _from_tuple(asked: tuple[object, ...], stacks: Stacks) -> str | None:
 
 
 def _number(layer: object) -> int | None:
-    """A layer as Python's int: loops over tensors and arrays give integers of torch and NumPy."""
+    """A layer index as an int, also from an integer of torch or NumPy."""
     try:
         return operator.index(layer)  # type: ignore[arg-type]
     except TypeError:
@@ -89,7 +89,7 @@ def _role(part: str, role: str, layer: int, stacks: Stacks) -> str | None:
 
 
 def _shorthand(name: str, layer: int | None, more: list[str], stacks: Stacks) -> str | None:
-    """`more` may name a norm, and a stack where there are several."""
+    """`more` may name a norm, and a stack if there are several."""
     if "." in name:
         return None
     more = [_STACK.get(each, each) if _STACK.get(each) in stacks else each for each in more]
@@ -108,7 +108,7 @@ def _shorthand(name: str, layer: int | None, more: list[str], stacks: Stacks) ->
 
 
 def _block_name(stack: str, layer: int, rest: str, stacks: Stacks) -> str:
-    """With `blocks` for the layers of a model that has but one stack of them, whatever it is called."""
+    """The name of a point in a layer; `blocks` also means the only stack of a model, whatever its name."""
     if stack == "blocks":
         stack = _only(stacks) or stack
     n_layers = stacks.get(stack, 0)
@@ -116,13 +116,13 @@ def _block_name(stack: str, layer: int, rest: str, stacks: Stacks) -> str:
 
 
 def _only(stacks: Stacks) -> str | None:
-    """The one stack of layers; beside a vision tower, the one of language."""
+    """The only stack of layers, not counting vision towers; None if there are several."""
     of_text = [name for name in stacks if not name.startswith("vision.")] or list(stacks)
     return of_text[0] if len(of_text) == 1 else None
 
 
 def other_names(classic: str, stacks: Stacks) -> Iterator[str]:
-    """The other names of a listed point, but for shorthand: those that a glob may mean."""
+    """The other names of a classic point that a glob can match: all but shorthand."""
     match = _BLOCK.fullmatch(classic)
     if match is None:
         yield from (name for name, other in (POINTS.by_bridge | _OF_MODEL_BY_ROLE).items() if other == classic)
@@ -139,15 +139,15 @@ def other_names(classic: str, stacks: Stacks) -> Iterator[str]:
 
 
 def advice(asked: str, stacks: Stacks) -> str:
-    """What is to be said of a name that would be one with another layer, or with a layer."""
+    """A hint for a name that would be valid with another layer, or with a layer."""
     classic = classic_name(asked, stacks)
     match = _BLOCK.fullmatch(classic) if classic is not None else None
     if match is not None and match[1].startswith("vision.") and match[1] not in stacks:
-        return "This model has no vision tower, or none whose layers are known: its modules have their native names."
+        return "This model has no vision tower, or one with unknown layers: use native module names."
     if match is not None and match[1] not in stacks:
-        return f"There are several stacks of layers here: write {' or '.join(map(repr, stacks))} for blocks."
+        return f"This model has several stacks of layers: write {' or '.join(map(repr, stacks))} instead of 'blocks'."
     if match is not None and not 0 <= int(match[2]) < stacks[match[1]]:
-        return f"The layers are 0 to {stacks[match[1]] - 1}."
+        return f"Layers are 0 to {stacks[match[1]] - 1}."
     part, _, role = asked.partition(".")
     if part in _STACK and role in POINTS.by_role:
         what, _, side = role.partition(".")

@@ -1,4 +1,4 @@
-"""Where a model is that is asked for by name: in the package, in a folder, or on the hub."""
+"""Locate a model by name: in the package, in a folder, or on the hub."""
 
 from __future__ import annotations
 
@@ -13,66 +13,62 @@ import torch
 from hookline.errors import HooklineError
 
 EMBEDDED = ("tinyworld", "tinysight")
-"""The models that are in the package."""
+"""Models that ship with the package."""
 
 _WEIGHTS = (".safetensors", ".bin", ".gguf")
 _TIMEOUT = 10.0
-"""How many seconds the hub has to answer that it is there."""
+"""Seconds to wait for the hub."""
 
 
-class Found(NamedTuple):
-    """What transformers is given for a name."""
+class ModelSource(NamedTuple):
+    """What to pass to `from_pretrained` for a name."""
 
     path: str | Path
     is_cached_only: bool = False
-    """Whether the hub cannot be reached, but the model was downloaded before."""
+    """Whether the hub is unreachable, but the model is in the download cache."""
 
 
-def found(name: str | Path, options: Mapping[str, Any]) -> Found:
-    """Where the model is; an error that says what could have been meant if it is nowhere.
+def find_model(name: str | Path, options: Mapping[str, Any]) -> ModelSource:
+    """The location of a model; raises with a suggestion if it does not exist.
 
-    `options` are those of transformers' `from_pretrained`; some say where on the hub a model is.
+    `options` are those of transformers' `from_pretrained`, such as `revision` and `token`.
     """
     if not isinstance(name, str | Path):
-        raise HooklineError(
-            f"a model is loaded by a hub id or a folder, not {name!r:.60}; hookline.hook wraps a module"
-        )
+        raise HooklineError(f"load takes a hub id or a folder, not {name!r:.60}; to wrap a module use hookline.hook")
     if name in EMBEDDED:
-        return Found(Path(__file__).parent.parent / "demo" / "assets" / name)
+        return ModelSource(Path(__file__).parent.parent / "demo" / "assets" / name)
     if not str(name):
-        raise HooklineError("a model is loaded by a hub id or a folder, and the name given is empty")
+        raise HooklineError("load takes a hub id or a folder, got an empty name")
     if _is_folder(Path(name).expanduser(), is_sure=str(name).startswith((".", "~", "/"))):
-        return Found(Path(name).expanduser())
+        return ModelSource(Path(name).expanduser())
     hub_id = str(name)
     meant = [] if "/" in hub_id else get_close_matches(hub_id.lower(), EMBEDDED, n=1, cutoff=0.75)
     if meant:
-        raise HooklineError(f"there is no model and no folder {hub_id!r}: did you mean {meant[0]!r}?")
+        raise HooklineError(f"no model or folder named {hub_id!r}: did you mean {meant[0]!r}?")
     if options.get("local_files_only"):
-        return Found(hub_id)
+        return ModelSource(hub_id)
     return _on_hub(hub_id, options)
 
 
 def _is_folder(path: Path, *, is_sure: bool) -> bool:
-    """Whether it is a folder, which must have a model in it; an error if it can be nothing else and is not one."""
+    """Whether the path is a folder with weights; raises if it can only be a path (`is_sure`) and does not exist."""
     try:
         if path.is_dir():
             if not any(file.suffix in _WEIGHTS for file in path.iterdir()):
-                raise HooklineError(
-                    f"the folder {path} has no weights in it: no {', '.join(f'*{x}' for x in _WEIGHTS)}"
-                )
+                raise HooklineError(f"folder {path} contains no weights ({', '.join(f'*{x}' for x in _WEIGHTS)})")
             return True
         is_file = path.is_file()
     except (OSError, ValueError) as error:
-        raise HooklineError(f"the folder {path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        raise HooklineError(f"cannot read folder {path}: {getattr(error, 'strerror', None) or error}") from error
     if is_file:
-        raise HooklineError(f"{path} is a file: a model is loaded from the folder that it is in")
+        raise HooklineError(f"{path} is a file: pass the folder that contains it")
     if is_sure or path.is_absolute() or len(path.parts) > 2:
-        raise HooklineError(f"there is no folder {path}")
+        raise HooklineError(f"folder {path} does not exist")
     return False
 
 
-def _on_hub(hub_id: str, options: Mapping[str, Any]) -> Found:
-    """Ask the hub once: transformers asks for each file, and each time waits and asks again five times."""
+def _on_hub(hub_id: str, options: Mapping[str, Any]) -> ModelSource:
+    """Check the hub once; transformers would retry five times for each file."""
     from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -86,37 +82,37 @@ def _on_hub(hub_id: str, options: Mapping[str, Any]) -> Found:
     try:
         HfApi().model_info(hub_id, revision=revision, timeout=_TIMEOUT, token=options.get("token"), expand=["sha"])
     except HFValidationError as error:
-        raise HooklineError(f"there is no folder {hub_id!r}, and it cannot be a hub id: {error}") from error
+        raise HooklineError(f"folder {hub_id!r} does not exist, and it is not a valid hub id: {error}") from error
     except RevisionNotFoundError as error:
-        raise HooklineError(f"the model {hub_id!r} has no revision {revision!r} on the hub") from error
+        raise HooklineError(f"model {hub_id!r} has no revision {revision!r} on the hub") from error
     except GatedRepoError:
-        pass  # its files may be downloaded already, or be open; if not, transformers says what to do
+        pass  # files may be cached or public; otherwise transformers explains how to get access
     except RepositoryNotFoundError as error:
         raise HooklineError(
-            f"there is no folder {hub_id!r}, and no such model on the hub (or it is private: token=…). "
-            f"{', '.join(EMBEDDED)} are in the package"
+            f"{hub_id!r} is neither a folder nor a model on the hub (if it is private, pass token=…). "
+            f"{', '.join(EMBEDDED)} ship with the package"
         ) from error
     except HfHubHTTPError:
-        pass  # the hub is there, and may answer when asked for the files
-    except Exception as error:  # it cannot be reached: the type depends on the HTTP library that this version uses
+        pass  # the hub is reachable, and may still serve the files
+    except Exception as error:  # unreachable: the type depends on the HTTP library
         file = "/".join(filter(None, (options.get("subfolder"), options.get("gguf_file") or "config.json")))
         cached = try_to_load_from_cache(hub_id, file, cache_dir=options.get("cache_dir"), revision=revision)
         if not isinstance(cached, str):
             raise HooklineError(
-                f"there is no folder {hub_id!r}, no model of that name was downloaded before, and the hub cannot be "
-                f"reached ({error}). {', '.join(EMBEDDED)} are in the package"
+                f"{hub_id!r} is neither a folder nor in the download cache, and the hub is unreachable ({error}). "
+                f"{', '.join(EMBEDDED)} ship with the package"
             ) from error
-        return Found(hub_id, is_cached_only=True)
-    return Found(hub_id)
+        return ModelSource(hub_id, is_cached_only=True)
+    return ModelSource(hub_id)
 
 
 @contextmanager
-def one_error(name: str | Path) -> Iterator[None]:
-    """Whatever transformers raises, which on a damaged folder can be anything, as one error of ours."""
+def as_hookline_error(name: str | Path) -> Iterator[None]:
+    """Convert whatever transformers raises while loading into a HooklineError."""
     try:
         yield
     except (HooklineError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         why = " ".join(str(error).split())
-        raise HooklineError(f"{name} cannot be loaded: {type(error).__name__}: {why}") from error
+        raise HooklineError(f"cannot load {name}: {type(error).__name__}: {why}") from error

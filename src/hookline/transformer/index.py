@@ -1,4 +1,4 @@
-"""The points of a transformer by all their names: classic ones are listed, all others found."""
+"""ModelPoints: the points of a transformer, by their names in all dialects."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hookline.errors import (
 from hookline.transformer.dialects import advice, classic_name, other_names
 from hookline.transformer.listing import classic_points
 from hookline.transformer.roles import Anatomy, find_anatomy
-from hookline.transformer.sites import Spec
+from hookline.transformer.sites import PointSpec
 from hookline.transformer.vision_towers import image_modules
 
 
@@ -38,12 +38,12 @@ class ModelPoints(Points):
         super().__init__(root, standing)
 
     def refresh(self) -> None:
-        """Look at the model's modules anew."""
+        """Find the points again after the model's modules changed."""
         self.anatomy = find_anatomy(self.root) or self.anatomy
         self._of_images = image_modules(self.root, self.anatomy)
         super().refresh()
         self._native = self.hook_dict
-        self._specs: dict[str, Spec] = {spec.name: spec for spec in classic_points(self.anatomy)}
+        self._specs: dict[str, PointSpec] = {spec.name: spec for spec in classic_points(self.anatomy)}
         self.hook_dict = {}
         for name, spec in self._specs.items():
             if spec.site is not None:
@@ -52,24 +52,24 @@ class ModelPoints(Points):
         self._stacks = {stack.name: len(stack.blocks) for stack in self.anatomy.every_stack}
 
     def _site(self, module: nn.Module, kind: Kind, lens: Lens) -> Site:
-        """With the stream that the module is in."""
+        """A site whose stream is that of its module."""
         return Site(module, kind, lens, stream="image" if module in self._of_images else "text")
 
     def _all(self) -> list[HookPoint]:
-        """Without those that are worked out only when asked for."""
+        """All points except those on request."""
         return [point for name, point in self.hook_dict.items() if not self._specs[name].is_on_request]
 
     @property
-    def specs(self) -> dict[str, Spec]:
-        """All points of the table, also those that are not to be had here."""
+    def specs(self) -> dict[str, PointSpec]:
+        """All points of the table, including unavailable ones."""
         return self._specs
 
     def at(self, name: str, site: Site) -> HookPoint:
-        """A point at a site that has no name of its own."""
+        """A point at a site without a classic name."""
         return HookPoint.found(name, site, self.standing)
 
     def layer(self, index: int) -> str:
-        """What a layer of the stack that the output comes from is called: `blocks.5`."""
+        """The name of a layer of the main stack: `blocks.5`."""
         return f"{self.anatomy.main.name}.{index}"
 
     def _parse(self, name: str) -> HookPoint:
@@ -81,7 +81,7 @@ class ModelPoints(Points):
             point = self.hook_dict[classic]
             return point.asked_as(name, int(call) if call else point.only)
         if classic in self._specs:
-            raise UnavailablePointError(f"{name!r} is not to be had in this model: {self._specs[classic].why}")
+            raise UnavailablePointError(f"{name!r} is not available on this model: {self._specs[classic].why}")
         try:
             return super()._parse(name)
         except UnavailablePointError:
@@ -118,9 +118,9 @@ class ModelPoints(Points):
         return super()._select(names)
 
     def _matching(self, asked: object, predicate: Callable[[str], Any]) -> list[HookPoint]:
-        """Classic names first; if none matches a glob or regex, native ones.
+        """Points with a matching classic name; if there are none, points with a matching native name.
 
-        Points on request are not meant by a filter that happens to match them: see `_names`.
+        Points on request match only a filter that spells out their last part: see `_names`.
         """
         found = {name: name for name in self.hook_dict if predicate(name)}
         if not found and isinstance(asked, str):
@@ -141,11 +141,11 @@ class ModelPoints(Points):
         return [self.hook_dict[name] for name in meant]
 
     def blocks(self) -> list[nn.Module]:
-        """The layers of the stack that the output comes from."""
+        """The modules of the layers of the main stack."""
         return [block.module for block in self.anatomy.blocks]
 
     def targets(self) -> str:
-        """What a hook object may declare as its `hook_point` in this model, in words."""
+        """The valid values of `hook_point` of a hook object on this model, as a sentence."""
         stacks = {stack.name: len(stack.blocks) for stack in self.anatomy.every_stack}
         names = [name for name, spec in self.specs.items() if spec.site is not None]
         roles = dict.fromkeys(
@@ -155,17 +155,17 @@ class ModelPoints(Points):
             if other.startswith(("lm.", "vision.", "projector.")) and ".blocks." not in other
         )
         if not roles:
-            return f"several stacks of layers: declare the name of a point, such as {names[-1]!r}, and no layer"
+            return f"several stacks of layers: declare a full point name, such as {names[-1]!r}, without a layer"
         depth = ", ".join(f"0 to {n - 1}" + (f" ({name})" if len(stacks) > 1 else "") for name, n in stacks.items())
-        return f"{', '.join(map(repr, roles))}, with a layer from {depth}, and every point by its name alone"
+        return f"{', '.join(map(repr, roles))}, with a layer from {depth}, and every point by its full name"
 
     def is_on_request(self, name: str) -> bool:
-        """Whether a point is recorded only when it is asked for by name."""
+        """Whether a point is recorded only if requested by name."""
         spec = self._specs.get(self.canonical(name))
         return spec is not None and spec.is_on_request
 
     def known(self) -> list[HookPoint]:
-        """Every point that anybody has got hold of: the classic ones are made before anybody asks."""
+        """Every point that exists as an object: all classic points, and native points that were requested."""
         return [*self.hook_dict.values(), *super().known()]
 
     def of_copy(self, root: nn.Module) -> Points:
@@ -173,7 +173,7 @@ class ModelPoints(Points):
         return ModelPoints(root, Standing(), find_anatomy(root) or self.anatomy)
 
     def spelled(self, name: object) -> str:
-        """Also by a shorthand, `("q", 5)`, or a block's number."""
+        """The name of a point given as a name, a shorthand tuple `("q", 5)`, or the index of a block."""
         if isinstance(name, int):
             return str(name)
         if isinstance(name, tuple) and (classic := classic_name(name, self._stacks)) is not None:
@@ -181,7 +181,7 @@ class ModelPoints(Points):
         return super().spelled(name)
 
     def canonical(self, name: str) -> str:
-        """The one spelling for all names of a point: the classic one, if it has one."""
+        """The canonical name of a point: the classic name if it has one."""
         point = self.find(name)
         classic = self._classic_at.get((point.site, point.only))
         if classic is None and point.only is not None:

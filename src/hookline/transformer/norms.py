@@ -1,7 +1,7 @@
-"""The inside of a norm: its denominator, and the activation before the norm's own weight and bias.
+"""Derived points of a norm: its denominator, and the normalized activation before weight and bias.
 
-What a norm's class computes is found out by trying it: `(x - mean) / scale * gain + bias`, with or without the mean,
-with the weight or one more than the weight as the gain.
+The formula of a norm class is determined by running it: `(x - mean) / scale * gain + bias`, with or without
+subtracting the mean, with `weight` or `1 + weight` as the gain.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ _EPSILON = ("eps", "variance_epsilon", "epsilon", "norm_eps")
 
 @dataclass(frozen=True)
 class Norm:
-    """A norm module, and how its class computes."""
+    """A norm module and its formula."""
 
     module: nn.Module
     subtracts_mean: bool
     offset: int
-    """What is added to the weight."""
+    """Added to the weight: 0 or 1."""
     epsilon: float
-    """What is added to the mean square, unless the module says it."""
+    """Added to the mean square, unless the module has its own epsilon."""
 
     @property
     def gain(self) -> Tensor | float:
-        """What the normed activation is multiplied with."""
+        """The factor of the normalized activation."""
         weight = getattr(self.module, "weight", None)
         return 1.0 if weight is None else _wide(weight) + self.offset
 
     @property
     def bias(self) -> Tensor | float:
-        """What is then added."""
+        """The bias; 0 if there is none."""
         bias = getattr(self.module, "bias", None)
         return 0.0 if bias is None else _wide(bias)
 
     def parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The denominator, and the activation divided by it, at 32 bits."""
+        """The denominator and the normalized activation, in float32 or wider."""
         wide = _wide(x)
         if self.subtracts_mean:
             wide = wide - wide.mean(-1, keepdim=True)
@@ -58,7 +58,7 @@ class Norm:
         return id(self.module)
 
     def parts_of(self, input: Site) -> tuple[Tensor, Tensor]:
-        """The parts of what goes in now, worked out once for all points in this norm."""
+        """The parts of the current input, computed once for all points of this norm."""
         found = now.worked_out[input]
         with_grad = torch.is_grad_enabled()
         if with_grad not in found:
@@ -71,9 +71,9 @@ _forms: dict[type[nn.Module], _Form] = {}
 
 
 def norm_of(module: nn.Module | None, width: int | None = None) -> Norm | None:
-    """How this module computes; None if it is not one of the norms described above, or cannot be tried here.
+    """The formula of a norm module; None if it is not a norm of a known form, or has no data to run it on.
 
-    Without a width only what was tried before is known.
+    Without a width, only classes that were tried before are known.
     """
     if module is None or any(parameter.is_meta for parameter in module.parameters()):
         return None
@@ -89,13 +89,13 @@ def norm_of(module: nn.Module | None, width: int | None = None) -> Norm | None:
 
 @torch.no_grad()
 def _try(module: nn.Module, width: int) -> _Form | None:
-    """The form that gives what the module gives, on vectors of which the mean is not 0, one of them near to 0."""
+    """The form whose output matches the module, on two vectors with nonzero mean, one of them small."""
     like = next(module.parameters(), torch.empty(0))
     x = (torch.arange(width, device=like.device, dtype=torch.float32) * 1.7).sin().add(0.5)
     x = torch.stack([x, x * 1e-3])[None]
     try:
         own = module.forward(x.to(like.dtype))
-    except Exception:  # it takes something else than one tensor: it is another kind of module
+    except Exception:  # it does not take a single tensor: not a norm
         return None
     if not isinstance(own, Tensor) or own.shape != x.shape or own.is_meta:
         return None
@@ -110,58 +110,58 @@ def _try(module: nn.Module, width: int) -> _Form | None:
 
 @dataclass(frozen=True)
 class _InNorm(Derived):
-    """What is worked out of a norm, at its output, from what goes in."""
+    """A point of a norm, derived at its output from its input."""
 
     norm: Norm
     input: Site
 
     def source(self, value: Any) -> Tensor:  # noqa: ARG002
-        """What goes into the norm."""
+        """The input of the norm."""
         return now.kept[self.input]
 
 
 @dataclass(frozen=True)
 class Scale(_InNorm):
-    """The denominator. `b p 1`."""
+    """`hook_scale`, the denominator. `b p 1`."""
 
     def worked_out(self, value: Any) -> Tensor:
-        """In the stream's dtype."""
+        """The denominator, in the dtype of the stream."""
         return self.norm.parts_of(self.input)[0].to(self.source(value).dtype)
 
     def changed(self, value: Tensor, before: Tensor, after: Tensor) -> Tensor:
-        """The output for another denominator."""
+        """The output of the norm with another denominator."""
         scale, normalized = self.norm.parts_of(self.input)
         return _moved(value, normalized * (scale / after - scale / before), self.norm)
 
 
 @dataclass(frozen=True)
 class Normalized(_InNorm):
-    """The normed activation before weight and bias. `b p d`."""
+    """`hook_normalized`, the activation before weight and bias. `b p d`."""
 
     def worked_out(self, value: Any) -> Tensor:
-        """Divided by the denominator, as it is now."""
+        """The normalized activation, after edits of `hook_scale`."""
         x = self.source(value)
         scale, normalized = self.norm.parts_of(self.input)
         edited = Scale(self.norm, self.input).edited(x)
         return (normalized if edited is None else normalized * (scale / edited)).to(x.dtype)
 
     def changed(self, value: Tensor, before: Tensor, after: Tensor) -> Tensor:
-        """The output for another one."""
+        """The output of the norm with another normalized activation."""
         return _moved(value, _wide(after) - _wide(before), self.norm)
 
 
 def _wide(x: Tensor) -> Tensor:
-    """At 32 bits or more."""
+    """In float32 or wider."""
     return x if x.dtype == torch.float64 else x.float()
 
 
 def _moved(output: Tensor, change: Tensor, norm: Norm) -> Tensor:
-    """The output of a norm after a change of what its weight multiplies."""
+    """The output of a norm after a change of its normalized activation."""
     return output + (change * norm.gain).to(output.dtype)
 
 
 def norm_sites(norm: Norm) -> dict[str, Site]:
-    """Where the points inside a norm are."""
+    """The sites of `hook_scale` and `hook_normalized`."""
     into = Site(norm.module, Kind.INPUT, lens_of(norm.module, Kind.INPUT))
     return {
         "hook_scale": Site(norm.module, Kind.OUTPUT, Scale(norm, into), (into,), stage=-2),

@@ -1,6 +1,7 @@
-"""Points of each head, as wide as the model: what a head adds, and the copy of the stream that it alone reads.
+"""Derived points per head, of width d_model: the output of each head, and each head's own input.
 
-No model computes these. They are worked out when somebody hooks them, and only for the heads that an edit changes.
+Models do not compute these. They are computed only when hooked, and re-projected only for the heads that an edit
+changes.
 """
 
 from __future__ import annotations
@@ -20,39 +21,39 @@ from hookline.transformer.norms import Normalized, Scale, norm_of
 
 
 @dataclass(frozen=True)
-class Result(Derived):
-    """What each head gives to the output projection's output. `b p h d`."""
+class HeadResult(Derived):
+    """`hook_result`, the contribution of each head to the output projection. `b p h d`."""
 
     projection: nn.Module
     z: Site
 
     def source(self, value: Any) -> Tensor:  # noqa: ARG002
-        """The heads' mixes of values."""
+        """`hook_z`."""
         return now.kept[self.z]
 
     def worked_out(self, value: Any) -> Tensor:
-        """From the mix that went in."""
+        """The projection of each head's `z`."""
         return self.of(self.source(value))
 
     def of(self, z: Tensor) -> Tensor:
-        """Head by head: the projection of that head's mix alone, without the bias."""
+        """The projection of each head's `z` alone, without the bias."""
         heads = z.shape[-2]
         weight = linear_weight(self.projection)
         if weight is not None:
             return torch.einsum("...he,dhe->...hd", z, weight.unflatten(1, (heads, -1)))
-        alone = torch.diag_embed(z.transpose(-1, -2)).movedim(-3, -1)  # [..., head, the heads' places, e]
+        alone = torch.diag_embed(z.transpose(-1, -2)).movedim(-3, -1)  # [..., head, head, e], zero off the diagonal
         nothing = self.projection.forward(torch.zeros_like(z.flatten(-2)))
         return self.projection.forward(alone.flatten(-2)) - nothing.unsqueeze(-2)
 
     def changed(self, value: Any, before: Tensor, after: Tensor) -> Any:
-        """The sum over heads changes as they do."""
+        """Add the change, summed over heads, to the projection's output."""
         return FIRST.put(value, FIRST.get(value) + (after - before).sum(-2))
 
 
 def linear_weight(module: nn.Module) -> Tensor | None:
-    """The matrix `[out, in]` of a linear map; None for anything else, be it only a class derived from one.
+    """The weight `[out, in]` of a plain linear module; None for any other class, subclasses included.
 
-    And None where the weight is quantised, or not there: kept elsewhere until the module runs.
+    Also None if the weight is quantized, or offloaded until the module runs.
     """
     if type(getattr(module, "weight", None)) is not nn.Parameter or module.weight.is_meta:
         return None
@@ -62,52 +63,52 @@ def linear_weight(module: nn.Module) -> Tensor | None:
 
 
 @dataclass(frozen=True)
-class Copies(Derived):
-    """The stream as it enters the attention, a copy for each head. `b p n d`.
+class PerHeadInput(Derived):
+    """`hook_attn_in`, `hook_q_input` and so on: the input of attention, repeated per head. `b p n d`.
 
-    An edit changes nothing there; it shows where the projections of those heads come out.
+    An edit takes effect at the outputs of the projections: see `ReprojectHeads`.
     """
 
     stream: Lens
     n: int
-    of: Copies | None = None
-    """Copies that these are copies of."""
+    of: PerHeadInput | None = None
+    """The input that this one is derived from: `hook_attn_in` for `hook_q_input`."""
     what: str = "qkv"
-    """Whose they are."""
+    """Which projections read it."""
 
     def source(self, value: Any) -> Tensor:
-        """The stream."""
+        """The input of attention."""
         return self.stream.get(value)
 
     def worked_out(self, value: Any) -> Tensor:
-        """The same for each head, unless the copies that they are made from are edited."""
+        """The stream repeated per head, or the edited input that this one is derived from."""
         stream = self.source(value)
         edited = self.of.edited(stream) if self.of is not None else None
         return stream.unsqueeze(-2).repeat_interleave(self.n, -2) if edited is None else edited
 
     def changed(self, value: Any, before: Tensor, after: Tensor) -> Any:  # noqa: ARG002
-        """Nothing, here."""
+        """Unchanged: the edit takes effect at the projections."""
         return value
 
 
 @dataclass(frozen=True)
-class Split:
-    """At the output of a projection: each head's part, from that head's own copy of the stream."""
+class ReprojectHeads:
+    """At the output of a projection: replace the slices of heads whose inputs were edited."""
 
     module: nn.Module
     part: Lens
-    copies: Copies
+    copies: PerHeadInput
     stream: Site
     norm: nn.Module | None
     norm_points: tuple[Derived, ...] = ()
 
     def __call__(self, output: Any) -> Any:
-        """The output with the parts of edited copies anew."""
+        """The output, re-projected for each head with an edited input."""
         stream = now.kept.get(self.stream)
         copies = self._edited(stream)
         if stream is None or copies is None or now.kept.get(self) is copies:
             return output
-        now.kept[self] = copies  # done: another run that waits here need not do it again
+        now.kept[self] = copies  # done: other runs need not repeat it
         self._check_norm(stream)
         heads = self._changed_heads(copies, stream)
         if not heads:
@@ -141,32 +142,37 @@ class Split:
     def _check_norm(self, stream: Tensor) -> None:
         if any(_is_changed(point, stream) for point in self.norm_points):
             raise HooklineError(
-                "the norm's inside (hook_scale, hook_normalized) and a head's own copy of the stream (hook_attn_in, "
-                "hook_q_input, …) are hooked in one layer: each copy would have a norm of its own; hook one of them"
+                "a norm (hook_scale, hook_normalized) and a per-head input (hook_attn_in, hook_q_input, …) are edited "
+                "in the same layer, where each head would need its own norm: edit only one of them"
             )
 
 
 def _is_changed(point: Derived, source: Tensor) -> bool:
-    """Whether a hook made it something else; one that only reads puts back what it found."""
+    """Whether a hook changed the value of a derived point."""
     edited = point.edited(source)
     return edited is not None and not torch.equal(edited, point.worked_out(None))
 
 
 def result_site(projection: nn.Module, z: Site) -> Site:
-    """Where the heads' results are."""
-    return Site(projection, Kind.OUTPUT, Result(projection, z), (z,), stage=-1)
+    """The site of `hook_result`."""
+    return Site(projection, Kind.OUTPUT, HeadResult(projection, z), (z,), stage=-1)
 
 
-def splits(stream: Site, norm: nn.Module | None, parts: dict[str, Site], heads: int, groups: int) -> dict[str, Site]:
-    """Where the copies of the stream are that feed each head, and each head's queries, keys and values."""
+def per_head_inputs(
+    stream: Site, norm: nn.Module | None, parts: dict[str, Site], heads: int, groups: int
+) -> dict[str, Site]:
+    """The sites of `hook_attn_in`, `hook_q_input`, `hook_k_input` and `hook_v_input`."""
     if set(parts) != {"q", "k", "v"}:
         return {}
     counts = {"q": heads, "k": groups, "v": groups}
     known = norm_of(norm)
     inside = (Scale(known, stream), Normalized(known, stream)) if known is not None else ()
-    together = Copies(stream.lens, heads) if heads == groups else None
-    copies = {name: Copies(stream.lens, n, together, name) for name, n in counts.items()}
-    effects = {name: Split(parts[name].module, parts[name].lens, copies[name], stream, norm, inside) for name in counts}
+    together = PerHeadInput(stream.lens, heads) if heads == groups else None
+    copies = {name: PerHeadInput(stream.lens, n, together, name) for name, n in counts.items()}
+    effects = {
+        name: ReprojectHeads(parts[name].module, parts[name].lens, copies[name], stream, norm, inside)
+        for name in counts
+    }
     sites = {
         f"hook_{name}_input": Site(stream.module, stream.kind, copies[name], (stream,), (effects[name],), stage=2)
         for name in counts
@@ -178,21 +184,21 @@ def splits(stream: Site, norm: nn.Module | None, parts: dict[str, Site], heads: 
 
 @dataclass(frozen=True)
 class ThroughNorm(Derived):
-    """The stream that feeds the MLP alone, where one norm serves the attention and the MLP. `b p d`."""
+    """`hook_mlp_in` where attention and MLP share one norm: the stream as only the MLP reads it. `b p d`."""
 
     norm: nn.Module
     stream: Site
     input: Lens
 
     def source(self, value: Any) -> Tensor:  # noqa: ARG002
-        """What goes into the norm."""
+        """The input of the norm."""
         return now.kept[self.stream]
 
     def worked_out(self, value: Any) -> Tensor:
-        """The stream itself."""
+        """The input of the norm."""
         return self.source(value)
 
     def changed(self, value: Any, before: Tensor, after: Tensor) -> Any:
-        """The MLP's input changes as the norm's output would."""
+        """Add the change of the norm's output to the MLP's input."""
         change = self.norm.forward(after) - self.norm.forward(before)
         return self.input.put(value, self.input.get(value) + change)

@@ -1,7 +1,7 @@
-"""Roles: the modules of a transformer by what they do, found by the names that models give them.
+"""Roles: the modules of a transformer by function, found by name.
 
-A new architecture that uses other names is a new name in a table here; one that computes something in another way is
-a row in `architectures.py`.
+For a new architecture with other module names, add the names to the tables here; if its arithmetic differs, add a row
+to `architectures.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import nn
 
 from hookline.transformer.architectures import is_post_norm
 
-# Attention in name, but without a softmax: known by what they have.
+# Modules called attention that have no softmax, recognized by their attributes.
 LINEAR_ATTENTION = (
     "A_log",
     "slope_rate",
@@ -134,11 +134,11 @@ POSITIONS = (
 )
 EMBEDDING_NORM = ("word_embeddings_layernorm",)
 GAINS = (("lambda_1", "lambda_2"), ("gate_attn", "gate_ffn"), ("cross_attn_attn_gate", "cross_attn_mlp_gate"))
-"""Parameters of a layer that what its attention gives, and its MLP, are multiplied with before they are added."""
+"""Names of parameters that multiply the outputs of attention and MLP before they are added."""
 
 
 def child(module: nn.Module, names: tuple[str, ...]) -> nn.Module | None:
-    """The first of these names that the module has, dotted ones included."""
+    """The submodule with the first of these (dotted) names that exists; None if none does."""
     for name in names:
         found: Any = module
         for part in name.split("."):
@@ -150,7 +150,7 @@ def child(module: nn.Module, names: tuple[str, ...]) -> nn.Module | None:
 
 @dataclass(frozen=True)
 class Block:
-    """One layer: its module, and those in it that play a role. None where there is no such module."""
+    """One layer: its module, and its submodules by role; None for a role that it does not have."""
 
     module: nn.Module
     attn: nn.Module | None
@@ -163,68 +163,68 @@ class Block:
     ln2: nn.Module | None
     ln2_post: nn.Module | None
     post_norm: nn.Module | None
-    """BERT's kind: the norm of the stream after the attention's addition, and after the MLP's."""
+    """The norm of the stream after attention, as in BERT; `post_norm_2` is the one after the MLP."""
     post_norm_2: nn.Module | None
     adds_in_attention: bool
-    """The module around the attention adds the stream itself."""
+    """Whether the module around attention adds the residual itself."""
     cross: CrossAttention | None = None
     gains: tuple[str, str] | None = None
-    """The names of parameters that multiply what is added by the attention and by the MLP."""
+    """Names of the parameters that multiply the outputs of attention and MLP."""
 
 
 @dataclass(frozen=True)
 class CrossAttention:
-    """The attention of a decoder's layer to the encoder's output."""
+    """The cross-attention of a decoder layer."""
 
     attn: nn.Module
     o: nn.Module | None
     norm: nn.Module | None
-    """Before it; or, in a model that normalises the stream itself, after it."""
+    """The norm before it; in a post-norm model, after it."""
     post_norm: nn.Module | None
-    """Of what it gives, before that is added."""
+    """The norm of its output, before that is added to the stream."""
     stream_norm: nn.Module | None
-    """BERT's kind: the norm of the stream after the addition."""
+    """The norm of the stream after the addition, as in BERT."""
 
 
 @dataclass(frozen=True)
 class Stack:
-    """Layers one after the other, with what comes before and after them."""
+    """A stack of layers, with its embeddings and final norm."""
 
     name: str
-    """What its layers are called: blocks; or encoder, decoder."""
+    """The prefix of its layers: "blocks", "encoder" or "decoder"."""
     config: Any
     blocks: tuple[Block, ...]
     embed: nn.Module
     pos_embed: nn.Module | None
     ln_final: nn.Module | None
     width: int
-    """How many numbers the stream has at each position."""
+    """The width of the stream."""
     embed_norm: nn.Module | None = field(default=None, kw_only=True)
     """The norm of the token embeddings, before they enter the stream."""
 
 
 @dataclass(frozen=True)
 class Tower(Stack):
-    """The layers that look at pictures."""
+    """The layers of a vision tower."""
 
     ln_pre: nn.Module | None = None
     """The norm of the stream before the first layer."""
     is_packed: bool = False
-    """All pictures are one long row of patches, without an axis for the batch."""
+    """Whether all images are packed into one row of patches, without a batch axis."""
     read: int | None = None
-    """How many of the layers count for the model's output, if not all of them do."""
+    """The number of layers that affect the model's output, if not all do."""
 
 
 @dataclass(frozen=True)
 class Projector:
-    """What makes tokens of what the tower sees."""
+    """The module that maps vision features to the language model's embedding space."""
 
     name: str
     module: nn.Module
     after: int | None = None
-    """The layer of the tower that it reads, if that is not the last."""
+    """The layer of the tower that it reads, if not the last."""
     ordered_by: nn.Module | None = None
-    """What puts its tokens into the order of the text, if it gives them in another."""
+    """The module that restores the order of its tokens, if it returns them in another order."""
 
 
 @dataclass(frozen=True)
@@ -236,44 +236,44 @@ class Anatomy:
     stacks: tuple[Stack, ...]
     unembed: nn.Module | None
     towers: tuple[Tower, ...] = ()
-    """Of a model that also takes text: what looks at its pictures."""
+    """The vision towers of a vision-language model."""
     projectors: tuple[Projector, ...] = ()
 
     @property
     def main(self) -> Stack:
-        """The stack that the model's output comes from."""
+        """The stack that produces the output."""
         return self.stacks[-1]
 
     @property
     def blocks(self) -> tuple[Block, ...]:
-        """The layers of that."""
+        """The layers of the main stack."""
         return self.main.blocks
 
     @property
     def width(self) -> int:
-        """How many numbers the stream has at each position."""
+        """The width of the stream."""
         return self.main.width
 
     @property
     def every_stack(self) -> tuple[Stack, ...]:
-        """All stacks, of language and of vision."""
+        """All stacks, including vision towers."""
         return (*self.towers, *self.stacks)
 
     @property
     def is_encoder_decoder(self) -> bool:
-        """Whether there are two stacks."""
+        """Whether the model has an encoder and a decoder."""
         return len(self.stacks) > 1
 
 
 def find_anatomy(model: nn.Module) -> Anatomy | None:
-    """The anatomy of a Hugging Face model, or None if its layers are not where they usually are."""
-    from hookline.transformer.vision_towers import find_seeing  # it is made of what is in this file
+    """The anatomy of a Hugging Face model; None if its layers are not found."""
+    from hookline.transformer.vision_towers import find_vlm  # it imports this module
 
-    return find_seeing(model) or _find_reading(model)
+    return find_vlm(model) or _find_lm(model)
 
 
-def _find_reading(model: nn.Module) -> Anatomy | None:
-    """The anatomy of a model that takes text, or sound and text."""
+def _find_lm(model: nn.Module) -> Anatomy | None:
+    """The anatomy of a language model or a speech model."""
     config = model.config.get_text_config(decoder=True)  # type: ignore[union-attr, operator]
     head = model.get_output_embeddings()  # type: ignore[operator]
     if getattr(model.config, "is_encoder_decoder", False):
@@ -288,23 +288,23 @@ def _find_reading(model: nn.Module) -> Anatomy | None:
 
 
 def unknown_anatomy(model: nn.Module) -> str:
-    """What was not found in a language model without a known anatomy, and how to make it known."""
+    """The error message for a language model whose layers are not found."""
     lists = [
         f"{path} ({len(module)} × {type(module[0]).__name__})"
         for path, module in model.named_modules()
         if isinstance(module, nn.ModuleList) and len(module)
     ]
     return (
-        f"{type(model).__name__} has its modules under native names only: of {', '.join(lists[:4]) or 'its modules'} "
-        f"it is not known which is its stack of layers. The names by which layers and their parts are known are in "
-        f"hookline/anatomy/roles.py (docs/transformers.md: An architecture that is not known)."
+        f"{type(model).__name__} has native points only: its stack of layers was not recognized among "
+        f"{', '.join(lists[:4]) or 'its modules'}. The module names of known architectures are listed in "
+        f"hookline/transformer/roles.py (docs/transformers.md: Unsupported architectures)."
     )
 
 
-def stack_in(name: str, root: nn.Module, config: Any, *, sees_another: bool = False) -> Stack | None:
-    """The stack of layers in a module; as long as the configuration says, if that is known.
+def stack_in(name: str, root: nn.Module, config: Any, *, cross_attends: bool = False) -> Stack | None:
+    """The stack of layers in a module, of the length in the config if there is one.
 
-    With `sees_another` its layers may attend to what another stack gives, as a decoder's do.
+    With `cross_attends`, its layers may have cross-attention, as in a decoder.
     """
     layers = _layers(root, config)
     config = config if config is not None else _config_of(root, name)
@@ -315,7 +315,7 @@ def stack_in(name: str, root: nn.Module, config: Any, *, sees_another: bool = Fa
     return Stack(
         name,
         config,
-        tuple(block_of(layer, config, has_encoder=sees_another or name == "decoder") for layer in stack),
+        tuple(block_of(layer, config, has_encoder=cross_attends or name == "decoder") for layer in stack),
         root.get_input_embeddings(),  # type: ignore[operator]
         child(parent, POSITIONS) or _position_embedding_beside(root, path),
         child(parent, FINAL_NORM),
@@ -325,18 +325,18 @@ def stack_in(name: str, root: nn.Module, config: Any, *, sees_another: bool = Fa
 
 
 def _config_of(root: nn.Module, name: str) -> Any:
-    """The configuration of an encoder or a decoder."""
+    """The config of an encoder or a decoder."""
     config: Any = getattr(root, "config", None)
     return config.get_text_config(decoder=name == "decoder") if config is not None else None
 
 
 def named(stack: Stack, model: nn.Module) -> Stack:
-    """The stack under the name that its kind has: where each position sees those after it too, it is an encoder."""
+    """The stack, renamed to "encoder" if its attention is bidirectional."""
     return stack if _is_causal(model, stack) else replace(stack, name="encoder")
 
 
 def _is_causal(model: nn.Module, stack: Stack) -> bool:
-    """Whether each position sees only those before it."""
+    """Whether attention is causal."""
     if model.can_generate():  # type: ignore[operator]
         return True
     attn = next((block.attn for block in stack.blocks if block.attn is not None), None)
@@ -347,7 +347,7 @@ def _is_causal(model: nn.Module, stack: Stack) -> bool:
 
 
 def _layers(model: nn.Module, config: Any) -> tuple[str, nn.ModuleList] | None:
-    """The stack of layers: as long as the configuration says, and nearest to the top."""
+    """The outermost stack of layers of the length in the config."""
     stacks = stacks_of_layers(model)
     right = [found for found in stacks if config is None or len(found[1]) == config.num_hidden_layers]
     if len({len(path.split(".")) for path, _ in right}) > 1 or len(right) == 1:
@@ -369,7 +369,7 @@ def _is_layer(module: nn.Module) -> bool:
 
 
 def _position_embedding_beside(model: nn.Module, path: str) -> nn.Module | None:
-    """BERT keeps its position embeddings in a module beside the encoder."""
+    """The position embeddings in a module next to the encoder, as in BERT."""
     parent, _, _ = path.rpartition(".")
     while parent:
         parent = parent.rpartition(".")[0]
@@ -380,16 +380,16 @@ def _position_embedding_beside(model: nn.Module, path: str) -> nn.Module | None:
 
 
 def block_of(layer: nn.Module, config: Any, *, has_encoder: bool) -> Block:
-    """One layer, by the names of what is in it."""
+    """The roles of the submodules of one layer."""
     attn = child(layer, ATTENTION)
     linear = attn if attn is not None and any(hasattr(attn, name) for name in LINEAR_ATTENTION) else None
     attn = None if linear is not None else attn if attn is not None else _attention_among_mixers(layer)
     mlp = child(layer, MLP)
-    if isinstance(mlp, nn.Linear):  # ALBERT calls the first of two linear maps so
+    if isinstance(mlp, nn.Linear):  # ALBERT: the first of two linear layers has this name
         mlp = None
     cross = _cross(layer, has_other=attn is not None) if has_encoder else None
     norms = _norms(layer)
-    if is_post_norm(config):  # what is after the attention, and after the MLP, is of the stream itself
+    if is_post_norm(config):  # norms after attention and MLP normalize the stream itself
         before, after, before_mlp, after_mlp = norms
         norms = before or after, None, before_mlp or after_mlp or child(layer, ("output.LayerNorm",)), None
     return Block(
@@ -412,7 +412,7 @@ def block_of(layer: nn.Module, config: Any, *, has_encoder: bool) -> Block:
 
 
 def _attention_among_mixers(layer: nn.Module) -> nn.Module | None:
-    """Where layers of several kinds have what mixes positions under one name, some of them may be attention."""
+    """The mixer of a hybrid layer, if it is softmax attention."""
     mixer = child(layer, MIXER)
     if mixer is None or any(hasattr(mixer, name) for name in LINEAR_ATTENTION):
         return None
@@ -420,7 +420,7 @@ def _attention_among_mixers(layer: nn.Module) -> nn.Module | None:
 
 
 def _cross(layer: nn.Module, *, has_other: bool) -> CrossAttention | None:
-    """Beside another attention, or in its place: then the layer's first norm is the one before it."""
+    """The cross-attention of a layer; without self-attention (`has_other`), it follows the first norm."""
     attn = child(layer, CROSS_ATTENTION)
     if attn is None:
         return None
@@ -434,10 +434,10 @@ def _cross(layer: nn.Module, *, has_other: bool) -> CrossAttention | None:
 
 
 def _norms(layer: nn.Module) -> tuple[nn.Module | None, ...]:
-    """Before and after the attention, before and after the MLP.
+    """The norms before and after attention, before and after the MLP.
 
-    `post_attention_layernorm` is the norm before the MLP, unless there is another one for that, or the layer has no
-    norm before the attention but one after the MLP: then it means what it says.
+    `post_attention_layernorm` is the norm before the MLP, unless the layer has another norm there, or has no norm
+    before attention but one after the MLP: then it is the norm after attention.
     """
     before_attention, before_mlp = child(layer, NORM_BEFORE_ATTENTION), child(layer, NORM_BEFORE_MLP)
     after_attention, after_mlp = child(layer, NORM_AFTER_ATTENTION), child(layer, NORM_AFTER_MLP)

@@ -1,4 +1,4 @@
-"""Mixtures of experts: the tap inside a router, on its logits before it chooses; and which choices there are."""
+"""Mixtures of experts: the tap on router logits, and the range of valid expert indices."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from torch import nn
 from torch.nn import functional as F
 
 from hookline.engine.casting import Choices
-from hookline.engine.inner import InnerTap, Watching
+from hookline.engine.inner import FunctionInterceptor, InnerTap
 from hookline.engine.taps import Kind
 
 
-class WatchingRouter(Watching):
-    """Watches one router. Its first linear map gives the logits."""
+class RouterInterceptor(FunctionInterceptor):
+    """Intercepts the first linear call of a router, which returns the logits."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module, (Kind.ROUTER,), RouterTap)
-        self.has_seen = False
+        self.seen_logits = False
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Called by torch instead of `func`."""
         result = func(*args, **(kwargs or {}))
-        if func is not F.linear or self.has_seen or self.away:
+        if func is not F.linear or self.seen_logits or self.muted:
             return result
-        self.has_seen = True
+        self.seen_logits = True
         return self.taps[Kind.ROUTER].flow(result)
 
 
 class RouterTap(InnerTap):
     """A tap inside a router."""
 
-    watch = WatchingRouter
+    interceptor = RouterInterceptor
 
 
 def choices_of(experts: nn.Module) -> Choices | None:
-    """The experts there are to choose from; None if their number is not known."""
+    """The valid expert indices; None if the number of experts is not known."""
     count = _count(experts)
     return Choices("expert", count) if count is not None else None
 

@@ -1,4 +1,4 @@
-"""Models that are split over processes: which of them cannot be hooked, and why."""
+"""Models that are sharded over processes: which of them cannot be hooked, and why."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from torch import nn
 from hookline.errors import HooklineError
 
 PARALLEL_OPTIONS = ("tp_plan", "tp_size", "distributed_config", "device_mesh")
-"""Options of `from_pretrained` that split a model over processes."""
+"""Options of `from_pretrained` that shard a model over processes."""
 
 
 def refuse_sharded(module: nn.Module) -> None:
-    """Raise if each process has only a part of the values inside the model."""
+    """Raise if each process computes only a part of the values inside the model."""
     how = _parallelism(module)
     if how is not None:
         raise HooklineError(
-            f"{type(module).__name__} is split over processes ({how}): inside attention, MLPs and experts each process "
-            "has only its own part, so points there, weights (W_Q, …) and verify would be wrong. Load it without "
-            f"{', '.join(PARALLEL_OPTIONS[:3])}; device_map='auto' spreads a model over devices within one process. "
-            "hookline.HookedModule(model) gives native points, which have what this process computes: the output of a "
-            "whole layer is whole, that of a sharded projection is not"
+            f"{type(module).__name__} is sharded over processes ({how}): inside attention, MLPs and experts each "
+            "process has only its own part, so points there, weights (W_Q, …) and verify would be wrong. Load it "
+            f"without {', '.join(PARALLEL_OPTIONS[:3])}; device_map='auto' spreads a model over devices within one "
+            "process. hookline.HookedModule(model) offers native points with the values of this process: the output of "
+            "a whole layer is complete, that of a sharded projection is not"
         )
     if isinstance(module, nn.DataParallel) and len(module.device_ids) > 1:
         raise HooklineError(
-            f"nn.DataParallel on {len(module.device_ids)} devices copies the model for every call, and hooks do not "
-            "follow: hook the model inside it (model.module), or use DistributedDataParallel"
+            f"nn.DataParallel on {len(module.device_ids)} devices replicates the model for every call without its "
+            "hooks: hook the model inside it (model.module), or use DistributedDataParallel"
         )
 
 
@@ -43,7 +43,7 @@ def _parallelism(module: nn.Module) -> str | None:
 
 
 def _sharded_parameter(module: nn.Module) -> str | None:
-    """A parameter that torch has split, unless FSDP has: that puts each together before it is used."""
+    """The first DTensor parameter; FSDP's do not count, because FSDP gathers them before use."""
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return None
     from torch.distributed.fsdp import FSDPModule

@@ -1,6 +1,6 @@
-"""The parts of models that see: the tower that looks at pictures, and what makes tokens of what it sees.
+"""Vision-language models: the vision tower and the projector, found by name.
 
-As in `roles.py`, a new architecture that uses other names is a new name in a table here.
+For a new architecture with other module names, add the names to the tables here.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ TOWER = ("visual", "vision_tower", "vision_model")
 LANGUAGE = ("language_model", "text_model")
 PROJECTOR = ("multi_modal_projector", "connector", "visual.merger")
 EARLY_PROJECTORS = ("visual.deepstack_merger_list",)
-"""Those that read what leaves layers before the last."""
+"""Projectors that read earlier layers of the tower."""
 PATCHES = ("embeddings.patch_embedding", "embeddings.patch_embeddings", "patch_embed", "patch_embedding", "patch_conv")
 PRE_NORM = ("pre_layrnorm", "ln_pre")
 
 
-def find_seeing(model: nn.Module) -> Anatomy | None:
-    """The anatomy of a model that takes pictures; None of any other."""
+def find_vlm(model: nn.Module) -> Anatomy | None:
+    """The anatomy of a vision-language model or a vision encoder; None for any other model."""
     if getattr(model, "main_input_name", None) == "pixel_values" and not _has_text(model):
         towers = _towers(model, None)
         return Anatomy(towers[0].config.model_type, towers[0].config, towers, None) if len(towers) == 1 else None
@@ -44,7 +44,7 @@ def find_seeing(model: nn.Module) -> Anatomy | None:
         return None
     whole: Any = model.config
     config = whole.get_text_config(decoder=True)
-    stack = stack_in("blocks", language, config, sees_another=True)
+    stack = stack_in("blocks", language, config, cross_attends=True)
     towers = _towers(tower, getattr(whole, "vision_feature_layer", getattr(whole, "vision_feature_layers", None)))
     if stack is None or not towers:
         return None
@@ -54,17 +54,17 @@ def find_seeing(model: nn.Module) -> Anatomy | None:
 
 
 def tower_of(model: nn.Module) -> nn.Module | None:
-    """What looks at the pictures of a model that also takes text."""
+    """The vision tower of a vision-language model."""
     return child(_inside(model), TOWER)
 
 
 def language_of(model: nn.Module) -> nn.Module | None:
-    """What reads the text of a model that also takes pictures."""
+    """The language model of a vision-language model."""
     return child(_inside(model), LANGUAGE)
 
 
 def image_modules(model: nn.Module, anatomy: Anatomy) -> frozenset[nn.Module]:
-    """All modules whose values are of images: those of the vision tower, and of what makes tokens of its output."""
+    """All modules in the image stream: those of the vision tower and of the projectors."""
     if isinstance(anatomy.main, Tower):
         return frozenset(model.modules())
     tower = tower_of(model)
@@ -73,7 +73,7 @@ def image_modules(model: nn.Module, anatomy: Anatomy) -> frozenset[nn.Module]:
 
 
 def _inside(model: nn.Module) -> nn.Module:
-    """The module that has the tower: the model without its head, and without an adapter around it."""
+    """The module that contains the tower: the model without its head and without adapters."""
     while child(model, TOWER) is None:
         inner = model._modules.get("base_model") or model._modules.get("model")
         if inner is None:
@@ -88,12 +88,12 @@ def _has_text(model: nn.Module) -> bool:
 
 
 def _with_end(stack: Stack, root: nn.Module) -> Stack:
-    """CLIP's text has its final norm beside the layers' module, not in it."""
+    """The stack with the final norm of `root`, if it has none (CLIP's text model)."""
     return stack if stack.ln_final is not None else replace(stack, ln_final=child(root, FINAL_NORM))
 
 
 def _towers(root: nn.Module, feature_layer: int | list[int] | None) -> tuple[Tower, ...]:
-    """The stacks in a vision tower, one after the other; the second, if there is one, sees the picture as a whole."""
+    """The stacks of layers in a vision tower, in order; a second stack attends globally."""
     found = stacks_of_layers(root)
     names = ("vision.blocks", "vision.global_blocks")
     if not 1 <= len(found) <= len(names) or (embed := child(root, PATCHES)) is None:
@@ -126,21 +126,22 @@ def _tower(
         embed,
         positions if is_first and isinstance(positions, nn.Embedding) else None,
         (child(parent, FINAL_NORM) or child(root, FINAL_NORM)) if is_first else None,
-        gain.shape[0] if gain is not None else config.hidden_size,  # which in Qwen2-VL is the language part's
+        gain.shape[0] if gain is not None else config.hidden_size,  # in Qwen2-VL the width of the language model
         child(root, PRE_NORM) if is_first else None,
-        blocks[0].attn is not None and "cu_seqlens" in parameters_of(blocks[0].attn)[0],  # lengths, in one long row
+        blocks[0].attn is not None
+        and "cu_seqlens" in parameters_of(blocks[0].attn)[0],  # lengths of images packed into one row
         None if feature_layer is None else _layers_read(feature_layer, len(layers)),
     )
 
 
 def _layers_read(feature_layer: int | list[int], n: int) -> int:
-    """How many layers count, where the model reads the stream after some layer, counted with what enters the first."""
+    """The number of layers that matter, from an index into the hidden states (embeddings first)."""
     each = [feature_layer] if isinstance(feature_layer, int) else feature_layer
     return max(index % (n + 1) for index in each)
 
 
 def _projectors(root: nn.Module, tower: Tower) -> tuple[Projector, ...]:
-    """In the order in which they are run."""
+    """The projectors, in the order in which they run."""
     root = _inside(root)
     early: Any = child(root, EARLY_PROJECTORS) or ()
     layers = getattr(tower.config, "deepstack_visual_indexes", ())

@@ -1,4 +1,4 @@
-"""A wrapped transformer, as the packages below `hookline.model` know it."""
+"""The type of a wrapped transformer, for packages that `hookline.model` imports."""
 
 from __future__ import annotations
 

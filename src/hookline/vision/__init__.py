@@ -1,4 +1,4 @@
-"""Pictures as input: what goes in, and which position of the prompt stands for which place in a picture."""
+"""Images as model input, and the mapping between token positions and image regions."""
 
 from hookline.vision.grid import ImageGrid
 from hookline.vision.inputs import Inputs

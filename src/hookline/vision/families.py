@@ -1,7 +1,7 @@
-"""Families: which rectangles of a picture a model looks at, and in which order its tokens come.
+"""Vision-language model families: which image region each token and each tower patch covers, and in which order.
 
-What a family's image processor cuts, and how its tokens follow each other, is written here; a new family is a row in
-`FAMILIES`, and one in the tests, which compare it with what moves the model's tokens.
+To support a new family, add a row to `FAMILIES` and one to the tests, which change pixels and compare the regions
+with the tokens that change.
 """
 
 from __future__ import annotations
@@ -13,124 +13,140 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.vision.grid import Box
-from hookline.vision.layouts import WHOLE, Layout, Seen, Size, cells, nowhere, one_look, region_seen, tiles
+from hookline.vision.layouts import (
+    WHOLE,
+    Layout,
+    LayoutInputs,
+    Size,
+    cells,
+    nowhere,
+    single_grid,
+    tiles,
+    visible_region,
+)
 
 
-def patches(seen: Seen) -> Size:
-    """Rows and columns of patches that the vision tower makes of one picture or tile."""
-    patch = getattr(seen.config, "vision_config", seen.config).patch_size
+def patches(given: LayoutInputs) -> Size:
+    """Rows and columns of patches that the vision tower computes for one image or tile."""
+    patch = getattr(given.config, "vision_config", given.config).patch_size
     high, wide = patch if isinstance(patch, list | tuple) else (patch, patch)
-    height, width = seen.inputs["pixel_values"].shape[-2:]
+    height, width = given.inputs["pixel_values"].shape[-2:]
     return height // high, width // wide
 
 
-def _plain(seen: Seen) -> list[Layout]:
-    """One look at each picture, patch by patch; a token for the whole of it may come first."""
-    rows, cols = patches(seen)
-    n = len(seen.inputs["pixel_values"])
-    before = seen.n_tokens // n - rows * cols
+def _plain(given: LayoutInputs) -> list[Layout]:
+    """LLaVA and PaliGemma: one grid per image, a token per patch, possibly after a class token."""
+    rows, cols = patches(given)
+    n = len(given.inputs["pixel_values"])
+    before = given.n_tokens // n - rows * cols
     if before not in (0, 1):
-        raise _cannot(seen, rows * cols * n)
-    return [one_look(region, rows, cols, before) for region in regions(seen, n)]
+        raise _token_count_error(given, rows * cols * n)
+    return single_grids(given, before)
 
 
-def regions(seen: Seen, n: int) -> list[Box]:
-    """The part of each of `n` pictures that is looked at."""
-    looks = seen.looks
-    if seen.sizes is None and not looks.do_center_crop and {*dict(looks.size)} >= {"height", "width"}:
-        return [WHOLE] * n  # whatever their sizes were
-    return [region_seen(looks, size) for size in seen.flat_sizes]
+def regions(given: LayoutInputs, n: int) -> list[Box]:
+    """The region of each of `n` images that the model receives."""
+    processor = given.image_processor
+    if given.sizes is None and not processor.do_center_crop and {*dict(processor.size)} >= {"height", "width"}:
+        return [WHOLE] * n  # independent of the image sizes
+    return [visible_region(processor, size) for size in given.flat_sizes]
 
 
-def _merged(seen: Seen) -> list[Layout]:
-    """Qwen: one look at its own resolution, of patches that are merged into tokens."""
-    merge = seen.config.vision_config.spatial_merge_size
-    return [one_look(WHOLE, high // merge, wide // merge) for _, high, wide in seen.inputs["image_grid_thw"].tolist()]
+def _merged(given: LayoutInputs) -> list[Layout]:
+    """Qwen: one grid at the native resolution; several patches are merged into one token."""
+    merge = given.config.vision_config.spatial_merge_size
+    return [
+        single_grid(WHOLE, high // merge, wide // merge) for _, high, wide in given.inputs["image_grid_thw"].tolist()
+    ]
 
 
-def _pooled(seen: Seen) -> list[Layout]:
-    """Gemma 3: one look, its patches pooled."""
-    side = math.isqrt(seen.config.mm_tokens_per_image)
-    return [one_look(region, side, side) for region in regions(seen, len(seen.inputs["pixel_values"]))]
+def _pooled(given: LayoutInputs) -> list[Layout]:
+    """Gemma 3: one grid of pooled patches."""
+    side = math.isqrt(given.config.mm_tokens_per_image)
+    return [single_grid(region, side, side) for region in regions(given, len(given.inputs["pixel_values"]))]
 
 
-def _shuffled(seen: Seen) -> list[Layout]:
-    """Idefics 3 and SmolVLM: tiles row by row, then the whole; or the whole alone."""
-    rows, _ = patches(seen)
-    side = rows // seen.config.scale_factor
-    return [tiles(*_rows_and_cols(seen.looks, size), side) for size in seen.flat_sizes]
+def _shuffled(given: LayoutInputs) -> list[Layout]:
+    """Idefics 3 and SmolVLM: tiles row by row, then the whole image; or the whole image only."""
+    rows, _ = patches(given)
+    side = rows // given.config.scale_factor
+    return [tiles(*_rows_and_cols(given.image_processor, size), side) for size in given.flat_sizes]
 
 
-def _rows_and_cols(looks: Any, size: Size) -> tuple[int, int]:
-    """Into how many tiles a picture is cut, as the image processor itself says of a blank one."""
+def _rows_and_cols(processor: Any, size: Size) -> tuple[int, int]:
+    """Rows and columns of tiles for an image of this size, from the image processor itself, run on a blank image."""
     from PIL import Image
 
-    made = looks(images=[[Image.new("RGB", (size[1], size[0]))]], return_row_col_info=True, return_tensors="pt")
+    made = processor(images=[[Image.new("RGB", (size[1], size[0]))]], return_row_col_info=True, return_tensors="pt")
     return made["rows"][0][0], made["cols"][0][0]
 
 
-def _cropped(seen: Seen) -> list[Layout]:
-    """InternVL: tiles row by row, then the whole; or the whole alone."""
-    side = math.isqrt(seen.config.image_seq_length)
-    looks = seen.looks
-    if not (seen.option("crop_to_patches") and looks.max_patches > 1):
-        return [one_look(WHOLE, side, side) for _ in seen.inputs["pixel_values"]]
-    canvas = vars(sys.modules[type(looks).__module__])["get_optimal_tiled_canvas"]
-    tile = (dict(looks.size)["height"], dict(looks.size)["width"])
+def _cropped(given: LayoutInputs) -> list[Layout]:
+    """InternVL: tiles row by row, then the whole image; or the whole image only."""
+    side = math.isqrt(given.config.image_seq_length)
+    processor = given.image_processor
+    if not (given.option("crop_to_patches") and processor.max_patches > 1):
+        return [single_grid(WHOLE, side, side) for _ in given.inputs["pixel_values"]]
+    canvas = vars(sys.modules[type(processor).__module__])["get_optimal_tiled_canvas"]
+    tile = (dict(processor.size)["height"], dict(processor.size)["width"])
     layouts = []
-    for size in seen.flat_sizes:
-        cols, rows = canvas(size, tile, looks.min_patches, looks.max_patches)
+    for size in given.flat_sizes:
+        cols, rows = canvas(size, tile, processor.min_patches, processor.max_patches)
         layouts.append(tiles(rows, cols, side))
     return layouts
 
 
-def _anyres(seen: Seen) -> list[Layout]:
-    """LLaVA-NeXT and LLaVA-OneVision: the whole, then tiles as one grid without its padding, each row with an end."""
-    sizes = [tuple(size) for size in seen.inputs["image_sizes"].tolist()]
-    check_number(seen, len(sizes))
-    if seen.sizes is not None and seen.flat_sizes != sizes:
-        raise HooklineError(f"the inputs are of pictures of {_shown(sizes)} pixels, not of {_shown(seen.flat_sizes)}")
+def _anyres(given: LayoutInputs) -> list[Layout]:
+    """LLaVA-NeXT and LLaVA-OneVision: the whole image, then all tiles as one grid, unpadded, with a newline per row."""
+    sizes = [tuple(size) for size in given.inputs["image_sizes"].tolist()]
+    check_number(given, len(sizes))
+    if given.sizes is not None and given.flat_sizes != sizes:
+        raise HooklineError(
+            f"the inputs were made from images of {_shown(sizes)} pixels, not {_shown(given.flat_sizes)}"
+        )
     alone = [True] * len(sizes)
-    if "batch_num_images" in seen.inputs:  # several pictures in a prompt are not cut
-        alone = [n == 1 for n in seen.inputs["batch_num_images"].tolist() for _ in range(n)]
-    return [_cut(seen, size) if cut else _square(seen, size) for size, cut in zip(sizes, alone, strict=True)]
+    if "batch_num_images" in given.inputs:  # several images in one prompt are not tiled
+        alone = [n == 1 for n in given.inputs["batch_num_images"].tolist() for _ in range(n)]
+    return [_cut(given, size) if cut else _square(given, size) for size, cut in zip(sizes, alone, strict=True)]
 
 
-def _square(seen: Seen, size: Size) -> Layout:
-    """The picture on a square, and one token more."""
-    rows, cols = patches(seen)
+def _square(given: LayoutInputs, size: Size) -> Layout:
+    """The image padded to a square, followed by one newline token."""
+    rows, cols = patches(given)
     height, width = size
     side = max(size)
     x, y = (side - width) // 2, (side - height) // 2
-    look = one_look((-x / width, -y / height, (side - x) / width, (side - y) / height), rows, cols)
-    return Layout(torch.cat([look.boxes, nowhere()]), look.main)
+    layout = single_grid((-x / width, -y / height, (side - x) / width, (side - y) / height), rows, cols)
+    return Layout(torch.cat([layout.boxes, nowhere()]), layout.main)
 
 
-def _cut(seen: Seen, size: Size) -> Layout:
+def _cut(given: LayoutInputs, size: Size) -> Layout:
     from transformers.image_processing_utils import select_best_resolution
 
-    side, _ = patches(seen)
-    pixels = seen.inputs["pixel_values"].shape[-1]
-    canvas_h, canvas_w = select_best_resolution(size, seen.config.image_grid_pinpoints)
+    side, _ = patches(given)
+    pixels = given.inputs["pixel_values"].shape[-1]
+    canvas_h, canvas_w = select_best_resolution(size, given.config.image_grid_pinpoints)
     grid_h, grid_w = canvas_h // pixels * side, canvas_w // pixels * side
     off_y, off_x = _padding(size, (grid_h, grid_w))
     x0, y0, x1, y1 = _region_on(size, (canvas_h, canvas_w))
     per_x, per_y = (x1 - x0) / grid_w, (y1 - y0) / grid_h
     region = (x0 + off_x * per_x, y0 + off_y * per_y, x1 - off_x * per_x, y1 - off_y * per_y)
-    rows, cols = _at_most(seen.config, grid_h - 2 * off_y, grid_w - 2 * off_x, side)
+    rows, cols = _at_most(given.config, grid_h - 2 * off_y, grid_w - 2 * off_x, side)
     fine = cells(region, rows, cols).view(rows, cols, 4)
     fine = torch.cat([fine, nowhere(rows)[:, None]], 1).flatten(0, 1)
     main = torch.arange(rows * (cols + 1)).view(rows, cols + 1)[:, :cols] + side * side
-    if not rows or not cols:  # of a very long or wide image the model drops every fine cell with the padding
+    if not rows or not cols:  # unpadding removes every fine cell of a very long or wide image
         main = torch.arange(side * side).view(side, side)
     return Layout(torch.cat([cells(WHOLE, side, side), fine]), main)
 
 
 def _region_on(size: Size, canvas: Size) -> Box:
-    """What of the picture the canvas shows that it is fitted into: all of it, with padding at two sides."""
+    """The canvas in image coordinates, after the image is fitted into it and padded on two sides."""
     (height, width), (canvas_h, canvas_w) = size, canvas
     scale_w, scale_h = canvas_w / width, canvas_h / height
     new_h = min(math.ceil(height * scale_w), canvas_h) if scale_w < scale_h else canvas_h
@@ -140,7 +156,7 @@ def _region_on(size: Size, canvas: Size) -> Box:
 
 
 def _padding(size: Size, grid: Size) -> Size:
-    """How many rows and columns of tokens the model takes away at each side, as all padding."""
+    """Rows and columns of padding tokens that the model removes on each side."""
     (height, width), (rows, cols) = size, grid
     if width / height > cols / rows:
         return (rows - int(round(height * (cols / width), 7))) // 2, 0
@@ -148,7 +164,7 @@ def _padding(size: Size, grid: Size) -> Size:
 
 
 def _at_most(config: Any, rows: int, cols: int, side: int) -> Size:
-    """LLaVA-OneVision shrinks a grid of too many tokens."""
+    """The grid after LLaVA-OneVision has shrunk it to its maximum number of tokens."""
     limit = getattr(config, "vision_aspect_ratio", None)
     if limit is None:
         return rows, cols
@@ -158,14 +174,14 @@ def _at_most(config: Any, rows: int, cols: int, side: int) -> Size:
 
 @dataclass(frozen=True)
 class Family:
-    """How one family of models places the parts of an image: in the prompt, and in the stream of its vision tower."""
+    """Where a model family puts the parts of an image: in the prompt, and in the stream of its vision tower."""
 
-    tokens: Callable[[Seen], list[Layout]] | None = None
-    """The layout of the tokens that each image takes in the prompt; None for a vision encoder, which has no prompt."""
+    tokens: Callable[[LayoutInputs], list[Layout]] | None = None
+    """Returns the layout of each image's tokens in the prompt; None for a vision encoder, which has no prompt."""
     patches: Literal["rows", "groups"] | None = None
-    """Patches in the tower: each image in a row of its own, row by row; all in one row, by groups merged later."""
+    """Order of the tower's patches: "rows", one row per image; "groups", all images in one row, by merge group."""
     before: int | None = None
-    """Of a vision encoder: how many positions of its stream come before the patches."""
+    """For a vision encoder: the number of stream positions before the first patch."""
 
 
 FAMILIES: dict[str, Family] = {
@@ -190,58 +206,53 @@ FAMILIES: dict[str, Family] = {
 
 
 def family(model_type: str) -> Family:
-    """What is known of a family; nothing, of one that has no row."""
+    """The row of a family; an empty row if the family is unknown."""
     return FAMILIES.get(model_type, Family())
 
 
 def families_with(patches: str) -> list[str]:
-    """The families whose towers place patches in this way."""
+    """The families whose towers order patches in this way."""
     return [name for name, each in FAMILIES.items() if each.patches == patches]
 
 
 def rows_before(config: Any) -> int | None:
-    """How many positions come before the patches in the stream of a tower of rows; None if that is not known."""
+    """Number of positions before the patches in a tower of kind "rows"; None for any other tower."""
     if family(config.model_type).patches != "rows":
         return None
     return family(getattr(config, "vision_config", config).model_type).before
 
 
-def layouts_of_encoder(seen: Seen) -> list[Layout]:
-    """The same of a model without text, whose tokens are those of its stream."""
-    return looks_in_one_piece(seen, rows_before(seen.config) or 0)
+def single_grids(given: LayoutInputs, before: int) -> list[Layout]:
+    """One grid of patches per image, after `before` positions that cover no region."""
+    rows, cols = patches(given)
+    n = len(given.inputs["pixel_values"])
+    check_number(given, n)
+    return [single_grid(region, rows, cols, before) for region in regions(given, n)]
 
 
-def looks_in_one_piece(seen: Seen, before: int) -> list[Layout]:
-    """One look of the tower at each picture, patch by patch; `before` positions come first and stand for no place."""
-    rows, cols = patches(seen)
-    n = len(seen.inputs["pixel_values"])
-    check_number(seen, n)
-    return [one_look(region, rows, cols, before) for region in regions(seen, n)]
-
-
-def layouts_of(seen: Seen) -> list[Layout]:
-    """The layout of each picture, in order; an error if they do not add up to the tokens that there are."""
-    kind = seen.config.model_type
+def layouts_of(given: LayoutInputs) -> list[Layout]:
+    """The layout of each image's tokens in the prompt, in order; raises if the counts do not match the prompt."""
+    kind = given.config.model_type
     tokens = family(kind).tokens
     if tokens is None:
         known = [name for name, each in FAMILIES.items() if each.tokens is not None]
         raise HooklineError(
-            f"what the tokens of a picture look at is not known of a {kind!r} model: it is of {', '.join(known)}. "
-            "model.image_token_mask(inputs) says where they are"
+            f"the image regions of tokens are not known for {kind!r} models, only for {', '.join(known)}. "
+            "model.image_token_mask(inputs) returns the positions of image tokens"
         )
-    layouts = tokens(seen)
-    check_number(seen, len(layouts))
+    layouts = tokens(given)
+    check_number(given, len(layouts))
     expected = sum(len(layout.boxes) for layout in layouts)
-    if expected != seen.n_tokens:
-        raise _cannot(seen, expected)
+    if expected != given.n_tokens:
+        raise _token_count_error(given, expected)
     return layouts
 
 
-def check_number(seen: Seen, n: int) -> None:
-    """Pictures that are given beside inputs must be as many as those in them."""
-    if seen.sizes is not None and len(seen.flat_sizes) != n:
+def check_number(given: LayoutInputs, n: int) -> None:
+    """Raise if the images passed along with inputs are not as many as those in the inputs."""
+    if given.sizes is not None and len(given.flat_sizes) != n:
         raise HooklineError(
-            f"{len(seen.flat_sizes)} pictures are given beside inputs that were made of {n}: give the same ones"
+            f"got {len(given.flat_sizes)} images, but the inputs were made from {n}: pass the same images"
         )
 
 
@@ -249,8 +260,37 @@ def _shown(sizes: list[Size]) -> str:
     return ", ".join(f"{width} × {height}" for height, width in sizes)
 
 
-def _cannot(seen: Seen, expected: int) -> HooklineError:
+def _token_count_error(given: LayoutInputs, expected: int) -> HooklineError:
     return HooklineError(
-        f"the prompt has {seen.n_tokens} tokens for pictures, but by the processor that the model was wrapped with "
-        f"there would be {expected}: were these inputs made by another, with other options, or of other pictures?"
+        f"the prompt has {given.n_tokens} image tokens, but this model's processor would produce {expected}: these "
+        "inputs may come from another processor, other options, or other images"
     )
+
+
+def patch_boxes(given: LayoutInputs) -> Float[Tensor, "row patch 4"]:
+    """The region of each position of the `vision.` points, in the tower's order; NaN where there is none."""
+    kind = given.config.model_type
+    if family(kind).patches == "groups":
+        grids = given.inputs["image_grid_thw"].tolist()
+        check_number(given, len(grids))
+        return torch.cat([_grouped(given.config.vision_config, *grid) for grid in grids])[None]
+    before = rows_before(given.config)
+    if before is None:
+        known = ", ".join((*families_with("groups"), *families_with("rows")))
+        raise HooklineError(
+            f"the image regions of vision-tower patches are not known for {kind!r} models, only for {known}. "
+            "model.image_grid(inputs) returns the regions of prompt positions"
+        )
+    return torch.stack([layout.boxes for layout in single_grids(given, before)])
+
+
+def _grouped(config: Any, frames: int, rows: int, cols: int) -> Float[Tensor, "patch 4"]:
+    """One image in Qwen's tower: merge groups row by row; in Qwen2.5-VL window by window."""
+    side = config.spatial_merge_size
+    boxes = cells(WHOLE, rows, cols).view(rows // side, side, cols // side, side, 4).transpose(1, 2)
+    groups = boxes.reshape(rows // side, cols // side, side * side, 4)
+    if getattr(config, "window_size", None) is None:
+        return groups.flatten(0, 2).repeat(frames, 1)
+    wide = config.window_size // side // config.patch_size
+    windows = [window for band in groups.split(wide) for window in band.split(wide, 1)]
+    return torch.cat([window.flatten(0, 2) for window in windows]).repeat(frames, 1)

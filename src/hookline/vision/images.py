@@ -1,4 +1,4 @@
-"""Pictures: whatever a user has, as RGB images."""
+"""Conversion of images in any supported form (PIL, array, tensor, path) to RGB."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from hookline.errors import HooklineError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-Picture: TypeAlias = "Image | np.ndarray[Any, Any] | Tensor | str | Path"
-Pictures: TypeAlias = "Picture | Sequence[Picture] | Sequence[Sequence[Picture]]"
-"""One picture, several of one prompt or one for each prompt, or a list for each prompt."""
+ImageLike: TypeAlias = "Image | np.ndarray[Any, Any] | Tensor | str | Path"
+Images: TypeAlias = "ImageLike | Sequence[ImageLike] | Sequence[Sequence[ImageLike]]"
+"""One image; a list of images, for one prompt or one per prompt; or a list of images per prompt."""
 
-_KINDS = "a PIL image, an array of height × width × colours, or the path of a file"
+_KINDS = "a PIL image, an array of height × width × channels, or the path of a file"
 _DEEPER = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
-"""PIL's modes whose values may not fit into eight bits."""
+"""PIL modes with more than 8 bits per channel."""
 
 
-def picture_of(given: Any, what: str = "the picture") -> Image:
-    """One picture as an RGB image, turned as its EXIF says; alpha is left out. `what` is how an error names it."""
+def as_image(given: Any, what: str = "the image") -> Image:
+    """One image as RGB, rotated according to its EXIF data, without alpha. `what` names the image in errors."""
     from_pil = _pil()
     if isinstance(given, from_pil.Image):
         image = given
@@ -36,13 +36,13 @@ def picture_of(given: Any, what: str = "the picture") -> Image:
     else:
         raise HooklineError(f"{what} is a {type(given).__name__}: give {_KINDS}")
     if image.mode in _DEEPER:
-        raise HooklineError(f"{what} has PIL's mode {image.mode!r}, of more than 8 bits: scale it to 0 … 255 first")
+        raise HooklineError(f"{what} has PIL mode {image.mode!r}, with more than 8 bits: scale it to 0 … 255 first")
     if 0 in image.size:
         raise HooklineError(f"{what} is empty: it has {image.size[0]} × {image.size[1]} pixels")
     try:
         return _upright(image).convert("RGB")
     except ValueError as error:
-        raise HooklineError(f"{what} has PIL's mode {image.mode!r}: give it in RGB. PIL says: {error}") from error
+        raise HooklineError(f"{what} has PIL mode {image.mode!r}, which cannot be converted to RGB: {error}") from error
 
 
 def _upright(image: Image) -> Image:
@@ -51,8 +51,8 @@ def _upright(image: Image) -> Image:
     return ImageOps.exif_transpose(image)
 
 
-def is_picture(given: Any) -> bool:
-    """Whether it is meant as one picture, and not as several."""
+def is_one_image(given: Any) -> bool:
+    """Whether this is a single image, not a list."""
     return not isinstance(given, list | tuple)
 
 
@@ -60,7 +60,7 @@ def _pil() -> Any:
     try:
         from PIL import Image
     except ImportError as error:
-        raise HooklineError('pictures need Pillow: pip install "hookline[vision]"') from error
+        raise HooklineError('images require Pillow: pip install "hookline[vision]"') from error
     return Image
 
 
@@ -68,63 +68,63 @@ def _opened(path: str | Path, what: str) -> Image:
     from PIL import Image, UnidentifiedImageError
 
     if str(path).startswith(("http://", "https://")):
-        raise HooklineError(f"{what} is an address, {str(path)!r}: nothing is downloaded here. Give the file itself")
+        raise HooklineError(f"{what} is a URL, {str(path)!r}: images are not downloaded. Pass a local file")
     if not Path(path).is_file():
-        raise HooklineError(f"{what}: there is no file {str(path)!r}")
+        raise HooklineError(f"{what}: file {str(path)!r} does not exist")
     try:
         with Image.open(path) as image:
             image.load()
             return image
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError, EOFError) as error:
-        # PIL calls a broken PNG a SyntaxError, and others whatever their decoder ran into.
-        raise HooklineError(f"{what}: the file {str(path)!r} cannot be read as a picture: {error}") from error
+        # PIL raises SyntaxError for a broken PNG, and other types depending on the decoder.
+        raise HooklineError(f"{what}: file {str(path)!r} cannot be read as an image: {error}") from error
 
 
 def _pixels(given: np.ndarray[Any, Any] | Tensor, what: str) -> np.ndarray[Any, Any]:
-    """An array as PIL takes it: height × width, or height × width × 3 or 4, of 0 … 255."""
-    if isinstance(given, Tensor):  # numpy knows no bfloat16
+    """An array as PIL accepts it: height × width, or height × width × 3 or 4, with values 0 … 255."""
+    if isinstance(given, Tensor):  # NumPy has no bfloat16
         given = (given.float() if given.is_floating_point() else given).detach().cpu().numpy()
     array = _channels_last(given, what)
     if array.size == 0:
-        raise HooklineError(f"{what} is empty: it has the shape {list(given.shape)}")
+        raise HooklineError(f"{what} is empty: it has shape {list(given.shape)}")
     if array.dtype == np.uint8:
         return array
     if not np.issubdtype(array.dtype, np.floating):
-        raise HooklineError(f"{what} is an array of {array.dtype}: give uint8 (0 … 255) or floats (0 … 1)")
+        raise HooklineError(f"{what} is an array of {array.dtype}: expected uint8 (0 … 255) or floats (0 … 1)")
     low, high = float(array.min()), float(array.max())
     if not (low >= 0 and high <= 1):
         raise HooklineError(
-            f"{what} has floats from {low:.3g} to {high:.3g}: floats go from 0 to 1. For 0 … 255 give uint8; what a "
-            "processor has normalised goes in as pixel_values="
+            f"{what} has floats from {low:.3g} to {high:.3g}: expected 0 to 1. For 0 … 255 use uint8; pass values "
+            "already normalized by a processor as pixel_values="
         )
     scaled: np.ndarray[Any, Any] = np.rint(array * 255).astype(np.uint8)
     return scaled
 
 
 def _channels_last(array: np.ndarray[Any, Any], what: str) -> np.ndarray[Any, Any]:
-    """Height × width × colours, also of colours × height × width."""
+    """Height × width × channels, converted from channels × height × width if needed."""
     shape = list(array.shape)
     if array.ndim == 4:
-        raise HooklineError(f"{what} has the shape {shape}, that of several: give them as a list, list(array)")
+        raise HooklineError(f"{what} has shape {shape}, a batch of images: pass a list, list(array)")
     if array.ndim == 2:
         return array
     if array.ndim != 3:
-        raise HooklineError(f"{what} has the shape {shape}: a picture is height × width × 3, or 3 × height × width")
+        raise HooklineError(f"{what} has shape {shape}: expected height × width × 3, or 3 × height × width")
     last, first = shape[2] in (1, 3, 4), shape[0] in (1, 3, 4)
     if last == first:
-        problem = "may have its colours first or last" if last else "has no axis of 1, 3 or 4 colours"
-        raise HooklineError(f"{what} has the shape {shape} and {problem}: give a PIL image")
+        problem = "could have its channels first or last" if last else "has no axis of 1, 3 or 4 channels"
+        raise HooklineError(f"{what} has shape {shape}, which {problem}: pass a PIL image")
     array = np.ascontiguousarray(array if last else array.transpose(1, 2, 0))
     return array[..., 0] if array.shape[2] == 1 else array
 
 
 def sizes_of(rows: Sequence[Sequence[Image]]) -> list[list[tuple[int, int]]]:
-    """Height and width of every picture."""
+    """Height and width of every image."""
     return [[(image.height, image.width) for image in row] for row in rows]
 
 
 def as_dtype(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
-    """A tensor on a device, floats in that type; what is no tensor as it is."""
+    """A tensor moved to a device, with floats cast to `dtype`; any other value unchanged."""
     if not isinstance(value, Tensor):
         return value
     return value.to(device=device, dtype=dtype if value.is_floating_point() else None)

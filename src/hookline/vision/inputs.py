@@ -1,4 +1,4 @@
-"""Inputs: prompts and pictures, as the keyword inputs that a model takes, made by its own processor."""
+"""Inputs: prompts and images as the keyword inputs of a model, made by its processor."""
 
 from __future__ import annotations
 
@@ -7,82 +7,77 @@ from typing import TYPE_CHECKING, Any
 
 from hookline.errors import HooklineError
 from hookline.text.tokenizer import Side
-from hookline.vision.images import is_picture, picture_of, sizes_of
+from hookline.vision.images import as_image, is_one_image, sizes_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
 class Inputs(dict[str, Any]):
-    """Keyword inputs of a model that remember how large the pictures were: `model(**inputs)`."""
+    """Keyword inputs of a model, `model(**inputs)`, that also record the sizes of the original images."""
 
     sizes: list[list[tuple[int, int]]] | None = None
-    """Height and width of each picture, in a list for each prompt."""
+    """Height and width of each image: one list per prompt."""
 
 
-def place_of(processor: Any) -> str:
-    """The text that stands for a picture in a prompt, and is to be typed."""
-    place = getattr(processor, "image_token", None)
-    if not isinstance(place, str):
-        raise HooklineError(f"{type(processor).__name__} has no text that stands for a picture in a prompt")
-    return place
+def placeholder_of(processor: Any) -> str:
+    """The text that marks the place of an image in a prompt, such as "<image>"."""
+    token = getattr(processor, "image_token", None)
+    if not isinstance(token, str):
+        raise HooklineError(f"{type(processor).__name__} has no image placeholder (image_token)")
+    return token
 
 
-def shown_place(processor: Any) -> str:
-    """The same as an error shows it, with what belongs around it."""
-    return repr(framed_place(processor))
-
-
-def framed_place(processor: Any) -> str:
-    """The text that stands for a picture, with what belongs around it."""
-    place = place_of(processor)
+def framed_placeholder(processor: Any) -> str:
+    """The image placeholder with the tokens that must surround it, such as "<|vision_start|>"."""
+    token = placeholder_of(processor)
     around = [getattr(processor, f"vision_{end}_token", None) for end in ("start", "end")]
-    if place == "<|image_pad|>":  # all models that have it want it framed, but only some of their processors know
+    if token == "<|image_pad|>":  # always framed, but only some processors have the tokens as attributes
         around = ["<|vision_start|>", "<|vision_end|>"]
-    return f"{around[0]}{place}{around[1]}" if all(around) else place
+    return f"{around[0]}{token}{around[1]}" if all(around) else token
 
 
-def rows_of(images: Any, places: Sequence[int] | None, shown: str = "") -> list[list[Image]]:
-    """The pictures of each prompt, whose numbers of places are `places`; None if there are no prompts.
+def images_per_prompt(images: Any, places: Sequence[int] | None, placeholder: str = "") -> list[list[Image]]:
+    """The images of each prompt; `places` is the number of placeholders in each, None if there are no prompts.
 
-    They are checked against the places before any of them is opened.
+    The counts are checked before any image is opened.
     """
     nested = _nested(images, places)
-    for row, (pictures, wanted) in enumerate(zip(nested, places or (), strict=False)):
-        if len(pictures) != wanted:
+    for row, (here, wanted) in enumerate(zip(nested, places or (), strict=False)):
+        if len(here) != wanted:
             where = f"prompt {row} has" if len(nested) > 1 else "the prompt has"
             raise HooklineError(
-                f"{where} {_count(wanted, 'place')} for pictures, but {_count(len(pictures), 'picture')} "
-                f"{'is' if len(pictures) == 1 else 'are'} given for it: put {shown} where each picture belongs"
+                f"{where} {_count(wanted, 'image placeholder')}, but got {_count(len(here), 'image')}: write "
+                f"{placeholder!r} where each image belongs"
             )
     many = len(nested) > 1 and places is not None
     return [
-        [picture_of(each, f"picture {i}" + (f" of prompt {row}" if many else "")) for i, each in enumerate(pictures)]
-        for row, pictures in enumerate(nested)
+        [as_image(each, f"image {i}" + (f" of prompt {row}" if many else "")) for i, each in enumerate(here)]
+        for row, here in enumerate(nested)
     ]
 
 
 def _nested(images: Any, places: Sequence[int] | None) -> list[list[Any]]:
-    given = [images] if is_picture(images) else list(images)
+    given = [images] if is_one_image(images) else list(images)
     if not given:
-        raise HooklineError("images is an empty list: leave it out if there is no picture")
-    lists = [not is_picture(each) for each in given]
+        raise HooklineError("images is empty: omit it for a prompt without images")
+    lists = [not is_one_image(each) for each in given]
     if any(lists) and not all(lists):
-        raise HooklineError("images has pictures and lists of pictures in it: give one list for each prompt")
+        raise HooklineError("images mixes images and lists of images: pass one list per prompt")
     if places is None:
         if any(lists):
-            raise HooklineError("images has lists in it: a model without text takes a list of pictures")
+            raise HooklineError("images contains lists: a model without text takes a flat list of images")
         return [[each] for each in given]
     if all(lists):
         if len(given) != len(places):
-            raise HooklineError(f"{len(places)} prompts, but {len(given)} lists of pictures: give one for each prompt")
+            raise HooklineError(f"got {len(places)} prompts but {len(given)} lists of images: pass one list per prompt")
         return [list(each) for each in given]
     if len(places) == 1:
         return [given]
     if any(wanted != 1 for wanted in places) or len(given) != len(places):
         raise HooklineError(
-            f"{len(places)} prompts with {', '.join(map(str, places))} places for pictures, and a list of "
-            f"{_count(len(given), 'picture')}: give a list for each prompt, images=[[…], […]]"
+            f"{len(places)} prompts with {', '.join(map(str, places))} image placeholders, but a flat list of "
+            f"{_count(len(given), 'image')}: pass one list per prompt, images=[[…], […]]"
         )
     return [[each] for each in given]
 
@@ -91,7 +86,7 @@ def _count(n: int, thing: str) -> str:
     return f"{n or 'no'} {thing}{'' if n == 1 else 's'}"
 
 
-def processed(
+def encode_prompts(
     processor: Any,
     prompts: Sequence[str],
     images: Any,
@@ -99,15 +94,15 @@ def processed(
     prepend_bos: bool | None = None,
     padding_side: Side | None = None,
 ) -> Inputs:
-    """What the processor makes of prompts and pictures, on the CPU."""
-    place = place_of(processor)
-    rows = rows_of(images, [prompt.count(place) for prompt in prompts], shown_place(processor))
+    """Run the processor on prompts and images; the tensors are on the CPU."""
+    token = placeholder_of(processor)
+    rows = images_per_prompt(images, [prompt.count(token) for prompt in prompts], framed_placeholder(processor))
     if not any(rows):
-        raise HooklineError("no prompt has a picture: leave images out")
-    if not all(rows) and _wants_a_picture_each(processor):
+        raise HooklineError("no prompt has an image: omit images")
+    if not all(rows) and _needs_image_per_prompt(processor):
         raise HooklineError(
-            f"prompt {rows.index([])} has no picture and others have one: {type(processor).__name__} garbles the text "
-            "of such a prompt. Make the inputs of those with pictures and of those without by themselves"
+            f"prompt {rows.index([])} has no image but others do: {type(processor).__name__} garbles the text of such "
+            "a prompt. Call to_inputs separately for prompts with and without images"
         )
     options: dict[str, Any] = {"return_tensors": "pt", "padding": len(prompts) > 1}
     if padding_side not in ("left", "right", None):
@@ -129,8 +124,8 @@ def processed(
     return inputs
 
 
-def _wants_a_picture_each(processor: Any) -> bool:
-    """PaliGemma's puts the token of the beginning after the last picture, and after six letters if there is none."""
+def _needs_image_per_prompt(processor: Any) -> bool:
+    """PaliGemma's processor inserts BOS after the last image; without an image it inserts BOS into the text."""
     return any(kind.__name__ == "PaliGemmaProcessor" for kind in type(processor).__mro__)
 
 
@@ -138,7 +133,7 @@ def _call(processor: Any, texts: list[str], rows: list[list[Image]], options: di
     try:
         return processor(text=texts, images=rows, **options)
     except ValueError as error:
-        raise HooklineError(f"{type(processor).__name__} refuses these prompts and pictures: {error}") from error
+        raise HooklineError(f"{type(processor).__name__} rejected these prompts and images: {error}") from error
 
 
 def _with_bos(tokenizer: Any) -> str:
@@ -148,7 +143,7 @@ def _with_bos(tokenizer: Any) -> str:
 
 
 def _extra_bos(made: Any, texts: Sequence[str], tokenizer: Any) -> list[bool]:
-    """Of which texts the tokenizer has put a beginning before one that was there: a chat's, or the processor's own."""
+    """For each text, whether the tokenizer added a BOS token to one that a chat template or the processor had added."""
     if tokenizer.bos_token_id is None:
         return [False] * len(texts)
     is_bos = (made["input_ids"] == tokenizer.bos_token_id) & made["attention_mask"].bool()
@@ -156,9 +151,9 @@ def _extra_bos(made: Any, texts: Sequence[str], tokenizer: Any) -> list[bool]:
     return [n > max(1, text.count(tokenizer.bos_token)) for n, text in zip(counts, texts, strict=True)]
 
 
-def of_pictures(processor: Any, images: Any) -> Inputs:
-    """What an image processor makes of pictures, for a model without text."""
-    rows = rows_of(images, None)
+def encode_images(processor: Any, images: Any) -> Inputs:
+    """Run an image processor on images, for a model without text."""
+    rows = images_per_prompt(images, None)
     inputs = Inputs(processor(images=[row[0] for row in rows], return_tensors="pt"))
     inputs.sizes = sizes_of(rows)
     return inputs

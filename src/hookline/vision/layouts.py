@@ -1,7 +1,7 @@
-"""Layouts: what of a picture each of its tokens looks at.
+"""Layouts: which region of an image each of its tokens covers.
 
-A model looks at one or more rectangles of a picture (the whole of it, a crop, tiles), each as a grid of tokens. Which
-ones, and in which order, is in `families.py`.
+A model receives one or more rectangles of an image (the whole image, a crop, tiles), each as a grid of tokens.
+`families.py` says which ones, and in which order.
 """
 
 from __future__ import annotations
@@ -22,51 +22,51 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True)
 class Layout:
-    """The tokens of one picture, in order: the box of each, and which of them are the main grid."""
+    """The tokens of one image, in order: the box of each token, and the token of each cell of the main grid."""
 
     boxes: Float[Tensor, "token 4"]
     main: Int[Tensor, "rows cols"]
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What a layout can depend on."""
+class LayoutInputs:
+    """What the layout of image tokens depends on: config, processor, model inputs and image sizes."""
 
     config: Any
     processor: Any
     inputs: dict[str, Any]
     sizes: list[list[Size]] | None
     n_tokens: int
-    """Of all pictures together."""
+    """Image tokens in the prompt, for all images together."""
 
     @property
-    def looks(self) -> Any:
-        """The part of the processor that is about pictures."""
+    def image_processor(self) -> Any:
+        """The image processor, which is the processor itself for a model without text."""
         if self.processor is None:
             raise HooklineError(
-                "what a position shows depends on the processor: wrap the model as hookline.hook(model, processor)"
+                "image regions depend on the processor: wrap the model as hookline.hook(model, processor)"
             )
         return getattr(self.processor, "image_processor", self.processor)
 
     def option(self, name: str) -> Any:
-        """What the processor sets an option of its image processor to, or else the image processor itself."""
+        """The value of an option of the image processor; the processor's own default takes precedence."""
         of_kind = getattr(self.processor, "valid_processor_kwargs", None)
         defaults = {} if of_kind is None else of_kind._defaults.get("images_kwargs", {})
-        return defaults[name] if name in defaults else getattr(self.looks, name)
+        return defaults[name] if name in defaults else getattr(self.image_processor, name)
 
     @property
     def flat_sizes(self) -> list[Size]:
-        """Height and width of every picture, in order."""
+        """Height and width of every image, in order."""
         if self.sizes is None:
             raise HooklineError(
-                "what a position shows depends on the pictures' sizes: give what model.to_inputs(prompt, images=…) "
-                "made, or the pictures themselves beside other inputs, images=…"
+                "image regions depend on the image sizes: pass the inputs that model.to_inputs(prompt, images=…) "
+                "returned, or pass images=… along with other inputs"
             )
         return [size for row in self.sizes for size in row]
 
 
 def cells(region: Box, rows: int, cols: int) -> Float[Tensor, "token 4"]:
-    """A rectangle of the picture cut into a grid, row by row; NaN for what is all beside the picture."""
+    """The boxes of a region split into a grid, row by row; NaN for a cell that lies outside the image."""
     x0, y0, x1, y1 = region
     xs = torch.linspace(x0, x1, cols + 1, dtype=torch.float64)
     ys = torch.linspace(y0, y1, rows + 1, dtype=torch.float64)
@@ -79,37 +79,37 @@ def cells(region: Box, rows: int, cols: int) -> Float[Tensor, "token 4"]:
 
 
 def nowhere(n: int = 1) -> Float[Tensor, "token 4"]:
-    """Boxes of tokens that stand for no place."""
+    """Boxes of `n` tokens that cover no region: NaN."""
     return torch.full((n, 4), torch.nan)
 
 
-def one_look(region: Box, rows: int, cols: int, before: int = 0) -> Layout:
-    """One look; `before` tokens of it come first and stand for no place."""
+def single_grid(region: Box, rows: int, cols: int, before: int = 0) -> Layout:
+    """One grid of tokens, after `before` tokens that cover no region."""
     boxes = torch.cat([nowhere(before), cells(region, rows, cols)])
     return Layout(boxes, torch.arange(rows * cols).view(rows, cols) + before)
 
 
 def tiles(rows: int, cols: int, side: int) -> Layout:
-    """Tiles of the picture, row by row, each a square grid of tokens; then the whole picture, if it was cut at all."""
+    """Tiles of the image, row by row, each a square grid of tokens; then the whole image if there are several."""
     if rows * cols <= 1:
-        return one_look(WHOLE, side, side)
+        return single_grid(WHOLE, side, side)
     regions = [(c / cols, r / rows, (c + 1) / cols, (r + 1) / rows) for r in range(rows) for c in range(cols)]
     boxes = torch.cat([cells(region, side, side) for region in [*regions, WHOLE]])
     main = torch.arange(rows * cols * side * side).view(rows, cols, side, side)
     return Layout(boxes, main.transpose(1, 2).reshape(rows * side, cols * side))
 
 
-def region_seen(looks: Any, size: Size) -> Box:
-    """The part of a picture that is left after an image processor's padding, resizing and cropping at the centre."""
+def visible_region(processor: Any, size: Size) -> Box:
+    """The region of an image that remains after the image processor has padded, resized and center-cropped it."""
     height, width = size
-    x, y, canvas_h, canvas_w = 0.0, 0.0, float(height), float(width)  # where the picture lies, on what canvas
-    if getattr(looks, "do_pad", None) and hasattr(looks, "pad_to_square"):
+    x, y, canvas_h, canvas_w = 0.0, 0.0, float(height), float(width)  # position of the image, size of the canvas
+    if getattr(processor, "do_pad", None) and hasattr(processor, "pad_to_square"):
         side = max(height, width)
         x, y, canvas_h, canvas_w = (side - width) // 2, (side - height) // 2, side, side
-    new_h, new_w = _resized(looks, (int(canvas_h), int(canvas_w))) if looks.do_resize else (canvas_h, canvas_w)
+    new_h, new_w = _resized(processor, (int(canvas_h), int(canvas_w))) if processor.do_resize else (canvas_h, canvas_w)
     top, left, crop_h, crop_w = 0, 0, new_h, new_w
-    if looks.do_center_crop:
-        wanted = dict(looks.crop_size)
+    if processor.do_center_crop:
+        wanted = dict(processor.crop_size)
         crop_h, crop_w = wanted["height"], wanted["width"]
         top, left = (new_h - crop_h) // 2, (new_w - crop_w) // 2
     per_x, per_y = canvas_w / new_w, canvas_h / new_h
@@ -121,12 +121,12 @@ def region_seen(looks: Any, size: Size) -> Box:
     )
 
 
-def _resized(looks: Any, size: Size) -> Size:
-    wanted = {name: value for name, value in dict(looks.size).items() if value}
+def _resized(processor: Any, size: Size) -> Size:
+    wanted = {name: value for name, value in dict(processor.size).items() if value}
     if {*wanted} == {"height", "width"}:
         return wanted["height"], wanted["width"]
     if {*wanted} == {"shortest_edge"}:
         height, width = size
         short, long = wanted["shortest_edge"], int(wanted["shortest_edge"] * max(size) / min(size))
         return (short, long) if height <= width else (long, short)
-    raise HooklineError(f"an image processor with size={wanted} is not known here: boxes cannot be told")
+    raise HooklineError(f"image regions are not supported for an image processor with size={wanted}")

@@ -1,4 +1,4 @@
-"""Shapes of a plan, from a run: what models do with pictures depends on the data, so that it cannot be left out."""
+"""Shapes of a plan, taken from a real run: with images, shapes depend on the data and cannot be inferred."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ def with_shapes(model: Hooked, plan: Plan, inputs: Mapping[str, Any]) -> Plan:
         _, cache = model.run_with_cache(**inputs, names_filter=names, device="meta")
     calls: dict[str, list[Tensor]] = {}
     for name, value in cache.items():
-        calls.setdefault(name.partition("#")[0], []).append(value)  # a module that ran several times has a # for each
+        calls.setdefault(name.partition("#")[0], []).append(
+            value
+        )  # name#n: the n-th call of a module that ran several times
     return Plan(tuple(_with_shape(row, calls.get(row.name, [])) for row in plan.rows), plan.modules)
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hookline.transformer.index import ModelPoints
 
 
-class Branch:
+class PointPath:
     """All points whose names begin alike. Its attributes are points, or branches further down."""
 
     def __init__(self, points: ModelPoints, path: str) -> None:
@@ -33,17 +33,17 @@ class Branch:
             raise AttributeError(f"{self._path} has no weight {name!r}: ask a layer, as in model.blocks[5].attn.W_Q")
         return weight(self._points, int(layer), name)
 
-    def __getitem__(self, index: int) -> Branch:
+    def __getitem__(self, index: int) -> PointPath:
         if index not in range(-len(self), len(self)):
             raise IndexError(f"{self._path}[{index}]: there are {len(self)}")
-        return Branch(self._points, f"{self._path}.{index % len(self)}")
+        return PointPath(self._points, f"{self._path}.{index % len(self)}")
 
     def __len__(self) -> int:
         start = len(self._path.split("."))
         below = {name.split(".")[start] for name in self._points.specs if name.startswith(f"{self._path}.")}
         return sum(name.isdigit() for name in below)
 
-    def __iter__(self) -> Iterator[Branch]:
+    def __iter__(self) -> Iterator[PointPath]:
         return (self[index] for index in range(len(self)))
 
     def __dir__(self) -> list[str]:
@@ -61,5 +61,5 @@ def follow(points: ModelPoints, path: str) -> Any:
     if path in points.specs:
         return points.find(path)
     if any(name.startswith(f"{path}.") for name in points.specs):
-        return Branch(points, path)
+        return PointPath(points, path)
     raise AttributeError(f"no point is named {path!r}, and none begins like that")

@@ -1,5 +1,5 @@
 # ruff: noqa: N999
-"""Where TransformerLens has `ActivationCache`."""
+"""`ActivationCache` at the module path of TransformerLens."""
 
 from hookline.compat.transformer_lens.cache import ActivationCache
 

@@ -1,5 +1,5 @@
 # ruff: noqa: N999
-"""Where TransformerLens has `FactoredMatrix`."""
+"""`FactoredMatrix` at the module path of TransformerLens."""
 
 from hookline.weights.factored import FactoredMatrix
 

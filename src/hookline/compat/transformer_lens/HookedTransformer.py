@@ -1,5 +1,5 @@
 # ruff: noqa: N999
-"""Where TransformerLens has `HookedTransformer`."""
+"""`HookedTransformer` at the module path of TransformerLens."""
 
 from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer
 

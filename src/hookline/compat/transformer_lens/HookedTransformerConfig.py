@@ -1,5 +1,5 @@
 # ruff: noqa: N999
-"""Where TransformerLens has `HookedTransformerConfig`."""
+"""`HookedTransformerConfig` at the module path of TransformerLens."""
 
 from hookline.compat.transformer_lens.tl_config import HookedTransformerConfig
 

@@ -1,4 +1,4 @@
-"""Names of TransformerLens that are left out here, by module, and what to use instead."""
+"""Names of TransformerLens that are not available, by module, and what to use instead."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ ABSENT: dict[str, dict[str, str]] = {
 
 
 class AbsentNameError(HooklineError, ImportError):
-    """A name of TransformerLens that is not here; the message says what is."""
+    """A name of TransformerLens that is not available; the message says what to use instead."""
 
 
 def refusing(module: str) -> Callable[[str], Any]:
-    """A module's `__getattr__`: it raises, for what is left out on purpose with what to use instead."""
+    """A module's `__getattr__` that raises, with what to use instead for names that are not available."""
 
     def refuse(name: str) -> Any:
         if name in ABSENT[module]:

@@ -1,4 +1,4 @@
-"""The short names that TransformerLens has for models, and what they are called where they are kept."""
+"""The short model names of TransformerLens, and their names on the hub."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ IRREGULAR: dict[str, str] = {
     **{f"Llama-2-{size}": f"meta-llama/Llama-2-{size}-hf" for size in ("7b", "13b", "70b")},
     **{f"Llama-2-{size}-chat": f"meta-llama/Llama-2-{size}-chat-hf" for size in ("7b", "13b", "70b")},
 }
-"""Names of their own."""
+"""Short names that differ from the name on the hub."""
 
 OWNERS: dict[str, str] = {
     "pythia-": "EleutherAI",
@@ -54,18 +54,18 @@ OWNERS: dict[str, str] = {
     "stablelm-": "stabilityai",
     "Yi-": "01-ai",
 }
-"""Whose models begin like that, where the short name is only without the owner."""
+"""Owners by prefix, for short names that only omit the owner."""
 
 PYTHIA_SIZES = {"19m": "70m", "125m": "160m", "350m": "410m", "800m": "1b", "1.3b": "1.4b", "2.7b": "2.8b",
                 "6.7b": "6.9b", "13b": "12b"}  # fmt: skip
-"""What Pythia's models were called before they were counted anew."""
+"""Former sizes in the names of Pythia models."""
 
 NOT_TRANSFORMERS = ("attn-only-", "gelu-", "solu-", "redwood_attn_2l", "othello-gpt", "neel")
 """Models that were published in TransformerLens's own format, or under other names."""
 
 
 def official_name(name: str) -> str:
-    """What a model is called where it is kept: `EleutherAI/pythia-70m` for `pythia-70m`. Other names stay as they are.
+    """The hub id of a model: `EleutherAI/pythia-70m` for `pythia-70m`. Other names are unchanged.
 
     TransformerLens's own small models are not in the format of transformers: they are refused.
     """
@@ -81,15 +81,15 @@ def official_name(name: str) -> str:
         return name
     if name.startswith(NOT_TRANSFORMERS):
         raise HooklineError(
-            f"{name!r} is published in TransformerLens's own format: make it with HookedTransformer(cfg), and read its "
-            f"weights with load_state_dict"
+            f"{name!r} is published in TransformerLens's own format: create it with HookedTransformer(cfg), and load "
+            f"its weights with load_state_dict"
         )
     owner = next((owner for prefix, owner in OWNERS.items() if name.startswith(prefix)), None)
     return f"{owner}/{name}" if owner is not None else name
 
 
 def checkpoint_revision(name: str, value: int | None, index: int | None) -> str:
-    """The revision under which a checkpoint from training is kept."""
+    """The revision of a training checkpoint."""
     if "pythia" in name:
         steps = [0, *(2**power for power in range(10)), *range(1000, 143001, 1000)]
         if index is not None:

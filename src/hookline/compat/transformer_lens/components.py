@@ -1,4 +1,4 @@
-"""The parts of a model as TransformerLens has them: `model.blocks[0].attn.W_Q`, `model.unembed(model.ln_final(x))`."""
+"""The components of TransformerLens: `model.blocks[0].attn.W_Q`, `model.unembed(model.ln_final(x))`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Part:
-    """A part of the model: its points are attributes, and it can be called by itself."""
+    """A component of the model: its points are attributes, and it can be called on its own."""
 
     def __init__(self, model: HookedTransformer, path: str, module: nn.Module | None = None) -> None:
         vars(self).update(_model=model, _path=path, _module=module)
@@ -39,33 +39,33 @@ class Part:
         raise AttributeError(f"{self._path} has no {name!r}")
 
     def __setattr__(self, name: str, value: Tensor) -> None:
-        """Write other values into a weight."""
+        """Overwrite a weight."""
         target = getattr(self, name)
         if not isinstance(target, Tensor):
-            raise HooklineError(f"{self._path}.{name} is no weight: it cannot be replaced")
+            raise HooklineError(f"{self._path}.{name} is not a weight and cannot be assigned")
         write(self._model, f"{self._path}.{name}", value)
 
     def _of_layer(self, name: str) -> Tensor:
-        """A view of the model's own; where that cannot be, a copy which says how to write it."""
+        """A view of the model's parameter; if that is impossible, a read-only copy that says how to change it."""
         found, own = weight_and_parameter(self._model._points, int(self._path.split(".")[1]), name)
         if own is None:
             return copied(found, f"this model has no {self._path}.{name}, and zeros stand for it")
         if shares_memory(found, own):
             return found
-        return copied(found, f"the model has {name} in a layout of which it is no view; {self._assign(name)}")
+        return copied(found, f"the model has {name} in another layout, so this is a copy; {self._assign(name)}")
 
     def _assign(self, name: str) -> str:
         return f"assign it instead: {self._short}.{name} = …"
 
     @property
     def _short(self) -> str:
-        """How it is reached: model.blocks[0].attn."""
+        """Its path: model.blocks[0].attn."""
         return "model." + re.sub(r"\.(\d+)", r"[\1]", self._path)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """What the module gives for `x`, hooks and all."""
+        """The output of the module for `x`, with hooks."""
         if self._module is None:
-            raise HooklineError(f"no one module of this model is {self._path}: it cannot be called by itself")
+            raise HooklineError(f"no single module of this model corresponds to {self._path}: it cannot be called")
         return self._module(x)
 
     def __repr__(self) -> str:
@@ -76,7 +76,7 @@ class Embed(Part):
     """The token embedding."""
 
     def __call__(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
-        """What enters the stream for these tokens."""
+        """The embeddings of these tokens, as they enter the stream."""
         stack = self._model._anatomy.main
         found = super().__call__(tokens)
         found = found if stack.embed_norm is None else stack.embed_norm(found)
@@ -84,17 +84,17 @@ class Embed(Part):
 
     @property
     def W_E(self) -> Tensor:  # noqa: N802
-        """One row for each token."""
+        """One row per token."""
         return self._model.W_E
 
 
 class PosEmbed(Part):
-    """The position embedding, where it is added to the stream."""
+    """The position embedding, if it is added to the stream."""
 
     def __call__(
         self, tokens: Int[Tensor, "batch pos"], past_kv_pos_offset: int = 0, attention_mask: Tensor | None = None
     ) -> Float[Tensor, "batch pos d_model"]:
-        """What is added for the positions of these tokens; padding on the left does not count."""
+        """The position embeddings of these tokens; left padding does not count."""
         places = torch.arange(past_kv_pos_offset, past_kv_pos_offset + tokens.shape[1]).expand(tokens.shape)
         if attention_mask is not None:
             places = (attention_mask.cumsum(1) - 1).clamp(min=0)[:, past_kv_pos_offset:]
@@ -102,21 +102,21 @@ class PosEmbed(Part):
 
     @property
     def W_pos(self) -> Tensor:  # noqa: N802
-        """One row for each position."""
+        """One row per position."""
         return self._model.W_pos
 
 
 class Unembed(Part):
-    """From the normed stream to the logits; a soft cap or a factor comes after it."""
+    """The unembedding, without a soft cap or factor that follows it."""
 
     @property
     def W_U(self) -> Tensor:  # noqa: N802
-        """One column for each token."""
+        """One column per token."""
         return self._model.W_U
 
     @property
     def b_U(self) -> Tensor:  # noqa: N802
-        """Zeros if there is none."""
+        """The bias; zeros if there is none."""
         return self._model.b_U
 
 
@@ -125,7 +125,7 @@ class LayerNorm(Part):
 
     @property
     def w(self) -> Tensor:
-        """What the normed activation is multiplied with; ones, if there is nothing."""
+        """The gain of the norm; ones if it has none."""
         norm = self._norm()
         own = getattr(self._module, "weight", None)
         if own is None or not norm.offset:
@@ -134,20 +134,20 @@ class LayerNorm(Part):
 
     @property
     def b(self) -> Tensor:
-        """What is added to it; zeros likewise."""
+        """The bias of the norm; zeros if it has none."""
         return self._or(getattr(self._norm().module, "bias", None), 0.0, "b")
 
     def _norm(self) -> Any:
         norm = norm_of(self._module, self._model._anatomy.width)
         if norm is None:
-            raise HooklineError(f"{self._path} is no norm of a known form: it has no w and b")
+            raise HooklineError(f"{self._path} is not a norm of a known form, and has no w and b")
         return norm
 
     def _or(self, own: Tensor | None, value: float, name: str) -> Tensor:
         if own is not None:
             return own
         filled = torch.full((self._model._anatomy.width,), value, device=self._model._device)
-        return copied(filled, f"this model has no {self._path}.{name}, and {value:g} stands for it")
+        return copied(filled, f"this model has no {self._path}.{name}, so this is a constant {value:g}")
 
 
 class Attention(Part):
@@ -168,18 +168,18 @@ class Attention(Part):
 
     @property
     def OV(self) -> Any:  # noqa: N802
-        """What each head writes for what it reads."""
+        """The OV circuit of each head."""
         return self._model.OV[self._layer]
 
     @property
     def QK(self) -> Any:  # noqa: N802
-        """What each head's queries look for in its keys."""
+        """The QK circuit of each head."""
         return self._model.QK[self._layer]
 
     def __call__(  # type: ignore[override]
         self, query_input: Tensor, key_input: Tensor, value_input: Tensor, *, attention_mask: Tensor | None = None
     ) -> Float[Tensor, "batch pos d_model"]:
-        """What the output projection gives for these inputs (normed; each the same for all heads, or one for each)."""
+        """The output of attention for normalized inputs, shared by all heads or one per head."""
         model, layer, found = self._model, self._layer, []
         inputs = {"q": query_input, "k": key_input, "v": value_input}
         own = {name: self._projected(name, x) for name, x in inputs.items()}
@@ -207,10 +207,10 @@ class MLP(Part):
         return self._of_layer(name) if _is_weight(name) else super()._weight(name)
 
     def __call__(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
-        """What it gives for the normed stream."""
+        """The output for the normalized stream."""
         kind = self._model._anatomy.kind
         if architecture(kind).residual_in_mlp:
-            raise HooklineError(f"the MLP of {kind} adds the stream itself: it cannot be called with its input alone")
+            raise HooklineError(f"the MLP of {kind} adds the residual itself, and cannot be called on its own")
         return super().__call__(x)
 
 
@@ -229,7 +229,7 @@ class Block(Part):
         return super().__getattr__(name)
 
     def __call__(self, resid_pre: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """The stream that leaves the layer, for one that enters it."""
+        """The output stream of the layer for an input stream."""
         layer = int(self._path.split(".")[1])
         return self._model(resid_pre, start_at_layer=layer, stop_at_layer=layer + 1, attention_mask=attention_mask)
 
@@ -247,7 +247,7 @@ class Blocks:
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(len(self)))]
         if index not in range(-len(self), len(self)):
-            raise IndexError(f"blocks[{index}]: there are {len(self)}")
+            raise IndexError(f"blocks[{index}] is out of range: the model has {len(self)} layers")
         layer = index % len(self)
         return Block(self._model, self._model._points.layer(layer), self._model._anatomy.blocks[layer].module)
 
@@ -263,7 +263,7 @@ def _is_weight(name: str) -> bool:
 
 
 def parts_of(model: HookedTransformer) -> dict[str, Any]:
-    """The parts at the top: what the model's attributes of these names are."""
+    """The top-level components, by attribute name."""
     anatomy = model._anatomy
     parts: dict[str, Any] = {"embed": Embed(model, "embed", anatomy.main.embed), "blocks": Blocks(model)}
     if anatomy.main.pos_embed is not None:

@@ -1,4 +1,4 @@
-"""Datasets of text as rows of tokens, all of one length."""
+"""Text datasets as rows of tokens of equal length."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hookline.errors import HooklineError
 
 
 def keep_single_column(dataset: Any, col_name: str) -> Any:
-    """The dataset with no other column."""
+    """The dataset with only this column."""
     if dataset.column_names is not None and col_name not in dataset.column_names:
-        raise HooklineError(f"the dataset has no column {col_name!r}, but {dataset.column_names}")
+        raise HooklineError(f"the dataset has no column {col_name!r}, only {dataset.column_names}")
     return dataset.remove_columns([name for name in dataset.column_names or () if name != col_name])
 
 
@@ -28,7 +28,7 @@ def tokenize_and_concatenate(
     num_proc: int = 10,
     set_format: bool = True,
 ) -> Any:
-    """A dataset (of Hugging Face's `datasets`) of rows `tokens`, each of `max_length`, from one of texts."""
+    """Tokenize a text dataset (of Hugging Face `datasets`) into rows `tokens` of `max_length`."""
 
     def rows(examples: dict[str, list[str]]) -> dict[str, np.ndarray]:
         return {"tokens": token_rows(examples[column_name], tokenizer, max_length, add_bos_token)}
@@ -43,12 +43,12 @@ def tokenize_and_concatenate(
 def token_rows(
     texts: Sequence[str], tokenizer: Any, max_length: int, add_bos_token: bool = True
 ) -> Int[np.ndarray, "row max_length"]:
-    """The texts as tokens, one after the other with the end token in between, in rows of one length.
+    """The texts as one sequence of tokens, separated by the EOS token, split into rows of equal length.
 
     What is left over at the end is dropped; only if there are too few tokens for one row is it padded.
     """
     if tokenizer.eos_token_id is None or (add_bos_token and tokenizer.bos_token_id is None):
-        raise HooklineError("the tokenizer has no token for the end, or none for the beginning: set them first")
+        raise HooklineError("the tokenizer has no EOS or no BOS token: set them first")
     width = max_length - 1 if add_bos_token else max_length
     if width < 1:
         raise HooklineError(f"max_length={max_length} leaves no room for tokens")

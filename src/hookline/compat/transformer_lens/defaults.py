@@ -1,4 +1,4 @@
-"""Small things of TransformerLens's `utils` about models, tokenizers and files."""
+"""Helpers of TransformerLens's `utils` for models, tokenizers and files."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer
 
 OFFICIAL_MODEL_NAMES: list[str] = list(dict.fromkeys(IRREGULAR.values()))
-"""What the models with short names of their own are called where they are kept."""
+"""Hub ids of models with short names."""
 
 
 @contextmanager
 def LocallyOverridenDefaults(model: HookedTransformer, **overrides: Any) -> Iterator[None]:  # noqa: N802
-    """Other defaults for `prepend_bos` and `padding_side`, for as long as the context is entered."""
+    """Override the defaults of `prepend_bos` and `padding_side` inside a context."""
     if unknown := set(overrides) - {"prepend_bos", "padding_side"}:
-        raise HooklineError(f"{sorted(unknown)} have no default: prepend_bos and padding_side do")
+        raise HooklineError(f"{sorted(unknown)} have no default; only prepend_bos and padding_side do")
     bos, side = overrides.get("prepend_bos"), overrides.get("padding_side")
     if bos not in (None, True, False) or side not in (None, "left", "right"):
-        raise HooklineError(f'prepend_bos is True or False, and padding_side "left" or "right", not {overrides}')
+        raise HooklineError(f'prepend_bos must be True or False, and padding_side "left" or "right", not {overrides}')
     if side is not None and model.tokenizer is None:
-        raise HooklineError("padding_side is for a tokenizer, and this model has none")
+        raise HooklineError("padding_side needs a tokenizer, and this model has none")
     before = model.cfg.default_prepend_bos, side and model.tokenizer.padding_side
     model.cfg.default_prepend_bos = before[0] if bos is None else bos
     if side is not None:
@@ -43,7 +43,7 @@ def LocallyOverridenDefaults(model: HookedTransformer, **overrides: Any) -> Iter
 
 
 def get_tokenizer_with_bos(tokenizer: Any) -> Any:
-    """The tokenizer, beginning each text with its beginning token; one that has none, or does so, as it is."""
+    """The tokenizer with a BOS token at the start of each text; unchanged if it has none, or adds it already."""
     if tokenizer.bos_token is None or tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]:
         return tokenizer
     from transformers import AutoTokenizer
@@ -65,7 +65,7 @@ def download_file_from_hf(
     force_is_torch: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """What is in a file of a repository on the hub, if it is torch's or JSON; else where it was put."""
+    """The content of a torch or JSON file on the hub; the local path of any other file."""
     from huggingface_hub import hf_hub_download
 
     folder = None if subfolder == "." else subfolder
@@ -76,6 +76,6 @@ def download_file_from_hf(
 
 
 def print_gpu_mem(step_name: str = "") -> None:
-    """Print how much memory of the GPU is in use."""
+    """Print the GPU memory in use."""
     in_use = torch.cuda.memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
     print(f"{step_name} ~ {in_use:.2f} GiB allocated on the GPU")

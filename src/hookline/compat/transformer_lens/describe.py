@@ -1,4 +1,4 @@
-"""A HookedTransformerConfig that says of a pretrained model what TransformerLens would."""
+"""The HookedTransformerConfig of a pretrained model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hookline.weights.processing import processing_of
 _POSITIONS = {"added to the stream": "standard", "rotary": "rotary", "alibi": "alibi"}
 
 NO_BOS = frozenset({"bloom", "gpt_neox", "phi", "qwen", "qwen2", "qwen3"})
-"""Architectures whose text TransformerLens 3.5 does not begin with a beginning-of-sequence token by default."""
+"""Architectures for which TransformerLens 3.5 does not prepend BOS by default."""
 
 NO_BOS_IN_BRIDGE = frozenset(
     {
@@ -36,11 +36,11 @@ _FIXED: dict[str, dict[str, Any]] = {
     "codegen": {"rotary_adjacent_pairs": True},
     "gpt_neo": {"use_attn_scale": False},
 }
-"""What the configuration of an architecture does not say, since its code is always like that."""
+"""Fixed properties of architectures that are not in their configs."""
 
 
 def described(module: nn.Module, anatomy: Anatomy, **known: Any) -> HookedTransformerConfig:
-    """What can be read off the model; `known` is what cannot, such as the name it was asked for by."""
+    """The config of a model; `known` are values that the model does not contain, such as the requested name."""
     cfg, config = cfg_of(module, anatomy), anatomy.config
     fields: dict[str, Any] = {
         "n_layers": cfg.n_layers,
@@ -82,7 +82,7 @@ def described(module: nn.Module, anatomy: Anatomy, **known: Any) -> HookedTransf
 
 
 def normalization(module: nn.Module, anatomy: Anatomy) -> str | None:
-    """`LN` or `RMS`, with `Pre` if the norms have no weights, or these are folded elsewhere; None without norms."""
+    """`LN` or `RMS`, with `Pre` if the norms have no weights or these are folded; None without norms."""
     norm = norm_of(anatomy.main.ln_final, anatomy.width)
     if norm is None or isinstance(anatomy.main.ln_final, nn.Identity):
         return None
@@ -106,7 +106,7 @@ def _rotary_dim(cfg: Cfg, config: Any) -> int | None:
 
 
 def _rotary_bases(config: Any) -> dict[str, float]:
-    """The base of the rotary frequencies; where layers with a window have another, theirs too."""
+    """The base of the rotary frequencies, and that of layers with a window if it differs."""
     parameters = getattr(config, "rope_parameters", None) or {}
     own = parameters.get("full_attention", parameters)
     found = {"rotary_base": own.get("rope_theta"), "rotary_base_local": None}
@@ -116,7 +116,7 @@ def _rotary_bases(config: Any) -> dict[str, float]:
 
 
 def _windows(config: Any, n_layers: int) -> dict[str, Any]:
-    """Which layers attend to the last few positions only, and to how many."""
+    """The layers with sliding-window attention, and the window."""
     size = getattr(config, "sliding_window", None) or getattr(config, "window_size", None)
     kinds = getattr(config, "attention_layers", None) or getattr(config, "layer_types", None)
     is_used = getattr(config, "use_sliding_window", None)
@@ -136,7 +136,7 @@ def _experts(config: Any) -> dict[str, int]:
 
 
 def _attention_scale(anatomy: Anatomy, d_head: int) -> dict[str, Any]:
-    """What scores are divided by, where it is not the root of the heads' width."""
+    """The divisor of scores, if it is not sqrt(d_head)."""
     if getattr(anatomy.config, "scale_attn_weights", True) is False:
         return {"use_attn_scale": False}
     factor: Any = getattr(anatomy.blocks[0].attn, "scaling", None)

@@ -25,25 +25,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Entry:
-    """A weight: a view of the model's own parameter, and what that is multiplied with and added to."""
+    """A weight: a view of a parameter of the model, with a factor and an offset."""
 
     own: Tensor
     parameter: Tensor | None
-    """What this is all or part of; None where the model has no such parameter, and zeros stand for it."""
+    """The parameter that this is a view of; None if the model has none, and zeros stand in for it."""
     factor: float = 1.0
     offset: float = 0.0
     put: Callable[[Tensor], None] | None = None
-    """How to write it, where it is no view: of a fused projection that has the heads' parts side by side."""
+    """How to write it if it is not a view, as in a fused projection grouped by head."""
 
     @property
     def value(self) -> Tensor:
-        """As TransformerLens has it."""
+        """The value in TransformerLens's layout."""
         is_same = self.factor == 1.0 and self.offset == 0.0
         return self.own if is_same else self.own * self.factor + self.offset
 
     @property
     def is_the_parameter(self) -> bool:
-        """Whether it has the parameter's very numbers in the same order; a bias may be cut into heads."""
+        """Whether it has the same layout as the parameter; a bias may be split into heads."""
         is_laid_out_alike = self.parameter is not None and (
             self.own is self.parameter
             or (self.parameter.ndim == 1 and self.own.is_contiguous() and self.own.numel() == self.parameter.numel())
@@ -52,7 +52,7 @@ class Entry:
 
 
 def weights_of(model: HookedTransformer) -> dict[str, Entry]:
-    """All weights by name, but for those of norms that do nothing since they are folded into what reads them."""
+    """All weights by name, except weights of norms that are folded."""
     is_folded = (model.cfg.normalization_type or "").endswith("Pre")
     return {name: entry for name, entry in all_entries(model).items() if not (is_folded and _is_neutral(name, entry))}
 
@@ -64,16 +64,16 @@ def all_entries(model: HookedTransformer) -> dict[str, Entry]:
 
 
 def _is_neutral(name: str, entry: Entry) -> bool:
-    """Whether it is a norm's gain of 1, or bias of 0, that folding leaves."""
+    """Whether this is the gain 1 or the bias 0 of a folded norm."""
     is_norm = name.rpartition(".")[0].endswith(("ln1", "ln2", "ln_final", "mlp.ln"))
     return is_norm and bool((entry.value == (1 if name.endswith(".w") else 0)).all())
 
 
 def _named(model: HookedTransformer) -> Iterator[tuple[str, Entry]]:
-    """Those that TransformerLens has names for."""
+    """The weights with a TransformerLens name."""
     anatomy = model._anatomy
     if not isinstance(anatomy.main.embed, nn.Embedding):
-        raise HooklineError(f"{type(anatomy.main.embed).__name__} is no plain embedding: it has no one matrix to give")
+        raise HooklineError(f"{type(anatomy.main.embed).__name__} is not a plain embedding and has no single matrix")
     own = anatomy.main.embed.weight
     yield "embed.W_E", Entry(own, own, token_scale(model))
     yield from _of_norm("embed.ln", _embedding_norm(model))
@@ -110,7 +110,7 @@ def _of_layer(model: HookedTransformer, layer: int) -> Iterator[tuple[str, Entry
 
 
 def _of_map(points: ModelPoints, layer: int, name: str) -> Iterator[Entry]:
-    """The weight of that name, if there is one: a mixture of experts, or a fused gate, has none."""
+    """The weight of that name, if it exists: a mixture of experts or a fused gate has none."""
     try:
         own, parameter = weight_and_parameter(points, layer, name)
     except HooklineError:
@@ -140,7 +140,7 @@ def _of_norm(name: str, module: Any) -> Iterator[tuple[str, Entry]]:
 
 
 def _left_over(model: HookedTransformer, known: dict[str, Entry]) -> Iterator[tuple[str, Tensor]]:
-    """What the model keeps and no weight has all of: biases of gates, experts, OPT's positions for padding."""
+    """Parameters that no weight covers: biases of gates, experts, OPT's padding positions."""
     covered: dict[tuple[int, int], int] = {}
     for entry in known.values():
         if entry.parameter is not None:
@@ -153,28 +153,28 @@ def _left_over(model: HookedTransformer, known: dict[str, Entry]) -> Iterator[tu
 
 
 def _place(own: Tensor) -> tuple[int, int]:
-    """Where its numbers are, which is the same for what is tied."""
+    """The memory of a tensor, which is the same for tied tensors."""
     return own.untyped_storage()._cdata, int(own.storage_offset())
 
 
 def stored(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """What a model is saved with, by its own names: its parameters, and the buffers that are kept."""
+    """The parameters and persistent buffers of the model, by its own names."""
     return [(name, own) for name, own in module.state_dict(keep_vars=True).items() if isinstance(own, Tensor)]
 
 
 def _embedding_norm(model: HookedTransformer) -> Any:
-    """The norm of the embeddings of tokens, where they have one."""
+    """The norm of the token embeddings, if there is one."""
     return getattr(model._anatomy.main.embed, "ln", None) or model._anatomy.main.embed_norm
 
 
 def token_scale(model: HookedTransformer) -> float:
-    """What the embeddings of tokens are multiplied with, in their module or after it, before they enter the stream."""
+    """The factor of the token embeddings, applied in their module or after it."""
     inside: Any = getattr(model._anatomy.main.embed, "embed_scale", 1.0)
     return float(inside) * embedding_factor(model._anatomy.main.config)
 
 
 def position_embedding(model: HookedTransformer) -> nn.Module | None:
-    """What has the learned positions: added to the stream or, in a shortformer, read by queries and keys alone."""
+    """The module of learned positions: added to the stream, or in a shortformer to queries and keys."""
     own = model._anatomy.main.pos_embed
     own = own if own is not None else getattr(model.module, "qk_pos_embed", None)
     return own if isinstance(getattr(own, "weight", None), Tensor) else None

@@ -1,4 +1,4 @@
-"""The flags that TransformerLens wants set before some points can be used: here they are there anyway."""
+"""The flags that TransformerLens requires for some points; hookline offers these points without flags."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FLAGS = {
     "hook_mlp_in": "use_hook_mlp_in",
     "hook_tokens": "use_hook_tokens",
 }
-"""The points that TransformerLens has by flag only, and the flag: without it they are used if asked for by name."""
+"""Points that TransformerLens has only with a flag; without it, they are available by name."""
 
 _OTHERS = ("ln_final.hook_in", "ln_final.hook_out", "attn.hook_in", "mlp.hook_in", "mlp.hook_router")
 """Points that a HookedTransformer of TransformerLens does not have."""
@@ -33,23 +33,23 @@ class LensFlags(Hooked):
     _others: ClassVar[tuple[str, ...]] = _OTHERS
 
     def set_use_attn_result(self, use_attn_result: bool) -> None:
-        """Whether each head's output is cached along with all else."""
+        """Include the output of each head in caches without a filter."""
         self.cfg.use_attn_result = use_attn_result
 
     def set_use_split_qkv_input(self, use_split_qkv_input: bool) -> None:
-        """Whether the copies of the stream for each head's queries, keys and values are."""
+        """Likewise for the inputs of each head's queries, keys and values."""
         self.cfg.use_split_qkv_input = use_split_qkv_input
 
     def set_use_attn_in(self, use_attn_in: bool) -> None:
-        """Whether the copy of the stream for each head is."""
+        """Likewise for the input of each head."""
         self.cfg.use_attn_in = use_attn_in
 
     def set_use_hook_mlp_in(self, use_hook_mlp_in: bool) -> None:
-        """Whether the copy of the stream for the MLP is."""
+        """Likewise for the input of the MLP."""
         self.cfg.use_hook_mlp_in = use_hook_mlp_in
 
     def set_ungroup_grouped_query_attention(self, ungroup_grouped_query_attention: bool) -> None:
-        """Refused where heads share their keys and values: they are computed once for each group."""
+        """Raises if heads share keys and values, which are computed once per group."""
         if ungroup_grouped_query_attention and self.cfg.n_key_value_heads is not None:
             raise HooklineError(
                 f"keys and values are computed once for each of {self.cfg.n_key_value_heads} groups of heads, not for "
@@ -59,7 +59,7 @@ class LensFlags(Hooked):
         self.cfg.ungroup_grouped_query_attention = ungroup_grouped_query_attention
 
     def _meant(self, names: Filter) -> Filter:
-        """What a predicate selects of the points that TransformerLens would have now, with the flags as they are set.
+        """The points that a predicate selects among those of TransformerLens with the current flags.
 
         If a predicate selects nothing but other points, they are meant.
         """
@@ -69,7 +69,7 @@ class LensFlags(Hooked):
         return [name for name in found if self._is_usual(name)] or found or names
 
     def _is_usual(self, name: str) -> bool:
-        """Whether TransformerLens has this point now: by its flag, if it has one."""
+        """Whether TransformerLens has this point with the current flags."""
         flag = next((flag for ending, flag in _FLAGS.items() if name.endswith(ending)), None)
         if flag is not None:
             return getattr(self.cfg, flag)
@@ -77,7 +77,7 @@ class LensFlags(Hooked):
         return not name.endswith(self._others) and (not is_rotated or self.cfg.positional_embedding_type == "rotary")
 
     def _to_cache(self, names_filter: Filter, start: int | None, stop: int | None) -> Filter:
-        """The filter for what is to be cached in a run of these layers; without one, all usual points."""
+        """The filter for a run of these layers; by default, all usual points."""
         is_all = names_filter is None
         if is_all and not any(getattr(self.cfg, flag) for flag in set(_FLAGS.values()) - {"use_hook_tokens"}):
             return None
@@ -91,7 +91,7 @@ class LensFlags(Hooked):
         return super()._hook_actions(self._meant_each(fwd_hooks), self._meant_each(bwd_hooks))
 
     def _meant_each(self, pairs: HookList) -> HookList:
-        """The same hooks; what is no list of pairs is for others to refuse."""
+        """The same hooks; anything but a list of pairs is checked elsewhere."""
         if not isinstance(pairs, list | tuple):
             return pairs
         is_pair = [isinstance(pair, tuple | list) and len(pair) == 2 and callable(pair[1]) for pair in pairs]
@@ -99,7 +99,7 @@ class LensFlags(Hooked):
 
 
 def _runs(name: str, layers: range, start: int | None, stop: int | None) -> bool:
-    """Whether a point is in what is run."""
+    """Whether a point is in the layers that run."""
     part, _, rest = name.partition(".")
     if part == "blocks":
         return int(rest.partition(".")[0]) in layers

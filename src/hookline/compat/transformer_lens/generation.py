@@ -1,4 +1,4 @@
-"""Generation with TransformerLens's options, by the generation of transformers."""
+"""Generation with the options of TransformerLens, by transformers' `generate`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hookline.text.tokenizer import Side
 
 
 class FrequencyPenalty:
-    """Takes from each logit as often as its token has come."""
+    """Subtracts a penalty from each logit per occurrence of its token."""
 
     def __init__(self, penalty: float) -> None:
         self.penalty = penalty
@@ -26,26 +26,26 @@ class FrequencyPenalty:
     def __call__(
         self, input_ids: Int[Tensor, "batch pos"], scores: Float[Tensor, "batch vocab"]
     ) -> Float[Tensor, "batch vocab"]:
-        """The logits, less the penalties."""
+        """The logits minus the penalties."""
         counts = torch.zeros_like(scores).scatter_add_(1, input_ids, torch.ones_like(input_ids, dtype=scores.dtype))
         return scores - self.penalty * counts
 
 
 class _Progress:
-    """Shows how far it is, and changes nothing."""
+    """Advances a progress bar; leaves the logits unchanged."""
 
     def __init__(self, bar: Any) -> None:
         self.bar = bar
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # noqa: ARG002
-        """One more token."""
+        """Advance by one token."""
         self.bar.update()
         return scores
 
 
 @contextmanager
 def progress(total: int, options: dict[str, Any], *, is_shown: bool) -> Iterator[None]:
-    """A bar while tokens are generated, and transformers' own kind of list for what is done to their logits."""
+    """A progress bar, and the list of logits processors for transformers."""
     from transformers import LogitsProcessorList
 
     with tqdm(total=total, disable=not is_shown) as bar:
@@ -61,9 +61,9 @@ def sampling(
     temperature: float,
     freq_penalty: float,
 ) -> dict[str, Any]:
-    """The options of transformers' `generate` for these. A temperature of 0 takes the most likely token."""
+    """The matching options of transformers' `generate`. A temperature of 0 means greedy decoding."""
     if top_k is not None and top_k < 1:
-        raise HooklineError(f"top_k={top_k}: at least one token must be left")
+        raise HooklineError(f"top_k={top_k}: it must be at least 1")
     if top_p is not None and not 0 < top_p <= 1:
         raise HooklineError(f"top_p={top_p} must be more than 0 and at most 1")
     if temperature < 0:
@@ -83,21 +83,19 @@ def sampling(
 
 
 def stopping(model: HookedModel, stop_at_eos: bool, eos_token_id: int | Sequence[int] | None) -> dict[str, Any]:
-    """The options that say where to stop."""
+    """The stopping options."""
     own = model.tokenizer.eos_token_id if model.tokenizer is not None else None
     if not stop_at_eos:
         return {"eos_token_id": None, "pad_token_id": own if own is not None else 0}
     stops = own if eos_token_id is None else eos_token_id
     if stops is None:
-        raise HooklineError(
-            "give eos_token_id, or stop_at_eos=False: without a tokenizer it is not known where to stop"
-        )
+        raise HooklineError("without a tokenizer, pass eos_token_id or stop_at_eos=False")
     ends = [stops] if isinstance(stops, int) else list(stops)
     return {"eos_token_id": ends, "pad_token_id": own if own is not None else ends[0]}
 
 
 def _logits_of(output: Any) -> Any:
-    """The tokens and the logits, without the rest that transformers returns."""
+    """The tokens and the logits of transformers' output."""
     from transformers.generation.utils import GenerateDecoderOnlyOutput
 
     return GenerateDecoderOnlyOutput(sequences=output.sequences, logits=output.logits)
@@ -106,7 +104,7 @@ def _logits_of(output: Any) -> Any:
 class LensGeneration(HookedModel):
     """Generation of a HookedTransformer. A mixin."""
 
-    def generate(  # type: ignore[override]  # text only: a HookedTransformer takes no pictures
+    def generate(  # type: ignore[override]  # text only: a HookedTransformer takes no images
         self,
         input: str | Sequence[str] | Tensor = "",
         max_new_tokens: int = 10,
@@ -124,7 +122,7 @@ class LensGeneration(HookedModel):
         verbose: bool = True,
         **kwargs: Any,
     ) -> Any:
-        """Continue a prompt by the model's own generation, hooks and all. Several texts are padded on the left.
+        """Continue a prompt with transformers' `generate`, with hooks. Several texts are padded on the left.
 
         With `output_logits=True` it returns transformers' `GenerateDecoderOnlyOutput`: all tokens as `sequences`, and
         as `logits` those of each step, [batch, d_vocab], before sampling changes them.
@@ -132,9 +130,9 @@ class LensGeneration(HookedModel):
         if return_type not in ("input", "str", "tokens"):
             raise HooklineError(f'return_type must be "input", "str" or "tokens", not {return_type!r}')
         if isinstance(input, Tensor) and prepend_bos:
-            raise HooklineError("prepend_bos=True is for text: tokens are taken as they are")
+            raise HooklineError("prepend_bos=True applies to text only: tokens are used as they are")
         if padding_side == "right" and not isinstance(input, str):
-            raise HooklineError('new tokens cannot come after padding: leave out padding_side, or say "left"')
+            raise HooklineError('generation needs left padding: omit padding_side, or pass "left"')
         given = (
             input if isinstance(input, Tensor) else self.to_tokens(input, prepend_bos=prepend_bos, padding_side="left")
         )

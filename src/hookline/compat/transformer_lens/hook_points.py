@@ -1,4 +1,4 @@
-"""Points, and the base class for a model of one's own, where TransformerLens has them."""
+"""HookPoint and HookedRootModule at the module path of TransformerLens."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["HookPoint", "HookedRootModule"]
 
 
 class HookedRootModule(LensHooks, _HookedRootModule):
-    """Base class for a model of one's own with `HookPoint`s placed in it; call `self.setup()` when they are."""
+    """Base class for your own model with `HookPoint`s; call `self.setup()` after creating them."""
 
     def setup(self) -> None:
-        """Name every placed point by its path. Call it at the end of `__init__`."""
+        """Name every HookPoint by its path. Call it at the end of `__init__`."""
         super().setup()
         self._points.standing.raises_own = True
 

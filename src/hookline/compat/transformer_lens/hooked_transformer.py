@@ -1,4 +1,4 @@
-"""HookedTransformer: TransformerLens's model class, over a model of transformers that stays as it is."""
+"""HookedTransformer: TransformerLens's model class, around an unmodified transformers model."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ NOT_HERE = {
         ),
         "load_state_dict writes weights into the model, and process_weights_(…) processes them there",
     ),
-    "generate_stream": "generate(…) gives all of it; hooks fire at every step",
+    "generate_stream": "generate(…) returns the whole text; hooks fire at every step",
     **dict.fromkeys(
         ("sample_datapoint", "load_sample_training_dataset"), "load a dataset, and tokenise it with to_tokens(…)"
     ),
     "get_residual": "model(tokens, stop_at_layer=0) is the stream that enters the first layer",
 }
-"""Methods of TransformerLens that are left out, and what to do instead."""
+"""Methods of TransformerLens that are not available, and what to use instead."""
 
 
 class Output(NamedTuple):
-    """What `return_type="both"` gives."""
+    """The result of `return_type="both"`."""
 
     logits: Float[Tensor, "batch pos d_vocab"]
     loss: Loss
@@ -78,7 +78,7 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
             tokenizer = AutoTokenizer.from_pretrained(cfg.tokenizer_name)
         if cfg.d_vocab == -1:
             if tokenizer is None:
-                raise HooklineError("give cfg.d_vocab, or a tokenizer to take it from")
+                raise HooklineError("pass cfg.d_vocab, or a tokenizer")
             cfg.d_vocab = max(tokenizer.get_vocab().values()) + 1
             cfg.d_vocab_out = cfg.d_vocab if cfg.d_vocab_out == -1 else cfg.d_vocab_out
         module: nn.Module = NativeTransformer(to_native(cfg))
@@ -86,11 +86,11 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
         if tokenizer is not None:
             self.set_tokenizer(tokenizer, default_padding_side)
         elif default_padding_side is not None:
-            raise HooklineError("default_padding_side is for a tokenizer, and there is none")
+            raise HooklineError("default_padding_side needs a tokenizer")
 
     @property  # type: ignore[override]
     def cfg(self) -> HookedTransformerConfig:
-        """The model's sizes and kinds, and the defaults that can be set."""
+        """The config of the model, including settable defaults."""
         return self._cfg
 
     @cfg.setter
@@ -100,11 +100,11 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
 
     @cached_property
     def text(self) -> LensText:
-        """The tokenizer's side of things."""
+        """Conversion between text and tokens."""
         return LensText(self.tokenizer, self._cfg)
 
     def set_tokenizer(self, tokenizer: Any, default_padding_side: Side | None = None) -> None:
-        """Have this tokenizer; one without a beginning or a padding token takes its end token for them."""
+        """Set the tokenizer; its EOS token replaces a missing BOS or padding token."""
         self.tokenizer = prepared(tokenizer, default_padding_side)
         begins = self.tokenizer("")["input_ids"]
         self._cfg.tokenizer_prepends_bos = list(begins[:1]) == [self.tokenizer.bos_token_id]
@@ -118,7 +118,7 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
                 raise AttributeError(f"this model has no {name}")
             return parts[name]
         if name in NOT_HERE:
-            raise AttributeError(f"{name} is not here: {NOT_HERE[name]}")
+            raise AttributeError(f"{name} is not available: {NOT_HERE[name]}")
         return super().__getattr__(name)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -143,17 +143,17 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
         past_kv_cache: HookedTransformerKeyValueCache | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Logits, the loss, both or nothing, for text or tokens; with `stop_at_layer` the stream that enters it.
+        """The logits, the loss, both or None, for text or tokens; with `stop_at_layer`, the stream at its input.
 
         `prepend_bos` is about text. With `past_kv_cache` the run goes on where the last one on it ended.
         """
         if shortformer_pos_embed is not None:
-            raise HooklineError("leave out shortformer_pos_embed: the model's own positions are used, in any layer")
+            raise HooklineError("omit shortformer_pos_embed: every layer uses the model's own positions")
         given: Any = input
         if start_at_layer is None and not isinstance(input, Tensor | None):
             given = self.to_tokens(input, prepend_bos, padding_side)
         elif prepend_bos:
-            raise HooklineError("prepend_bos=True is for text: tokens are taken as they are")
+            raise HooklineError("prepend_bos=True applies to text only: tokens are used as they are")
         options: dict[str, Any] = {"start_at_layer": start_at_layer, "stop_at_layer": stop_at_layer, "tokens": tokens}
         options |= {"return_type": return_type if stop_at_layer is None else "logits", **kwargs}
         if past_kv_cache is not None:
@@ -165,7 +165,7 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
         return Output(*found) if options["return_type"] == "both" else found
 
     def _result(self, logits: Tensor, inputs: dict[str, Any], return_type: Any, per_token: bool) -> Any:
-        """The loss also of logits for fewer tokens than there are: the next ones must be among them."""
+        """The loss, also if there are logits for fewer tokens than the vocabulary."""
         is_other = logits.ndim == 3 and logits.shape[-1] == self._cfg.d_vocab_out != self._cfg.d_vocab
         if return_type in (None, "logits") or not is_other or logits.shape[1] < 2 or "input_ids" not in inputs:
             return super()._result(logits, inputs, return_type, per_token)
@@ -197,7 +197,7 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
         padding_side: Side | None = USE_DEFAULT_VALUE,
         attention_mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, None, Tensor | None]:
-        """The stream that enters the first layer, the tokens, None, and the mask: to go on with at layer 0."""
+        """The stream at the input of layer 0, the tokens, None, and the mask, for `start_at_layer=0`."""
         given = input if isinstance(input, Tensor) else self.to_tokens(input, prepend_bos, padding_side)
         ids, mask, _ = self._masked(given, attention_mask, padding_side)
         return self(ids, attention_mask=mask, stop_at_layer=0), ids, None, mask
@@ -205,7 +205,7 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
     def _masked(
         self, ids: Tensor, mask: Tensor | None, side: Side | None
     ) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
-        """Tokens with their mask, which may be known or, on the left, be told by the padding; and their positions."""
+        """The tokens, their mask and their positions; left padding is detected."""
         if mask is None:
             ids, mask = self._inputs(ids, None, side)
         return ids, mask, self._positions(mask)
@@ -214,7 +214,7 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
         self, input: str | Sequence[str] | Tensor, prepend_bos: bool | None, padding_side: Side | None, *,
         has_mask: bool = False,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        """Tokens and their mask. Tokens that begin with padding are masked there, if that is the side for it."""
+        """The tokens and their mask; leading padding is masked if the padding side is left."""
         is_known = not isinstance(input, Tensor) or hasattr(input, "padding_mask")
         side = padding_side or (self.tokenizer.padding_side if self.tokenizer is not None else None)
         is_guessed = not has_mask and not is_known and side == "left" and self.tokenizer is not None
@@ -233,9 +233,9 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
         per_token: bool,
         options: dict[str, Any],
     ) -> Any:
-        """A run with what was kept of those before it."""
+        """A run with the keys and values of earlier runs."""
         if options["start_at_layer"] is not None or not isinstance(input, Tensor):
-            raise HooklineError("past_kv_cache is for runs from the first layer, on text or tokens")
+            raise HooklineError("past_kv_cache needs text or tokens, and a run from the first layer")
         return_type = options.pop("return_type")
         ids, found = self._inputs(input, None, side, has_mask=mask is not None)
         mask = mask if mask is not None else found
@@ -259,7 +259,7 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
     ) -> tuple[Any, Any]:
         """The output and an ActivationCache; with `return_cache_object=False` a dict. Positions are columns."""
         if not reset_hooks_end:
-            raise HooklineError("reset_hooks_end=False would keep on caching: add_caching_hooks does that")
+            raise HooklineError("reset_hooks_end=False would continue caching: use add_caching_hooks")
         where = None if pos_slice is None else Columns(Slice.unwrap(pos_slice))
         chosen = self._to_cache(names_filter, kwargs.get("start_at_layer"), kwargs.get("stop_at_layer"))
         output, cache = super().run_with_cache(*model_args, names_filter=chosen, pos_slice=where, **kwargs)

@@ -1,4 +1,4 @@
-"""Hooks as TransformerLens adds and removes them: hookline's verbs, with that library's arguments in their order."""
+"""Hook methods with the arguments of TransformerLens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hookline.errors import HooklineError
 CachingHooks = tuple[dict[str, Tensor], list[tuple[str, HookFunction]], list[tuple[str, HookFunction]]]
 
 _open: ContextVar[tuple[nn.Module, ...]] = ContextVar("hookline_lens_contexts", default=())
-"""The models whose contexts are open in this thread or task, the outermost first."""
+"""Models with open contexts in this thread or task, outermost first."""
 
 
 class LensHooks(Hooked):
@@ -37,12 +37,12 @@ class LensHooks(Hooked):
 
     @property
     def context_level(self) -> int:
-        """How many contexts of this model are open in this thread or task, each in another."""
+        """The number of nested contexts of this model in this thread or task."""
         return sum(root is self._points.root for root in _open.get())
 
     @contextmanager
     def _context(self, *, resets: bool) -> Iterator[None]:
-        """One level deeper; at the end, if it `resets`, no hook of this level is left."""
+        """Enter a level; on exit, with `resets`, remove all hooks of this level."""
         before = _open.get()
         _open.set((*before, self._points.root))
         level = self.context_level
@@ -67,7 +67,7 @@ class LensHooks(Hooked):
         reset_hooks_end: bool = True,
         clear_contexts: bool = False,
     ) -> Iterator[Any]:
-        """A context in which these hooks are active; it gives the model."""
+        """A context manager in which these hooks are active; returns the model."""
         clears = clear_contexts and reset_hooks_end  # contexts are cleared when hooks are reset
         with (
             self._context(resets=reset_hooks_end),
@@ -97,7 +97,7 @@ class LensHooks(Hooked):
         level: int | None = None,
         prepend: bool = False,
     ) -> Callable[[], None]:
-        """Keep a hook at a point, or at all that a filter selects, until it is removed or reset."""
+        """Add a hook at a point, or at all points of a filter, until it is removed or reset."""
         _check_level(level)
         return super().add_hook(self._meant(name), hook, dir, is_permanent=is_permanent, prepend=prepend)
 
@@ -110,7 +110,7 @@ class LensHooks(Hooked):
         is_permanent: bool = False,  # noqa: ARG002
         prepend: bool = False,  # noqa: ARG002
     ) -> None:
-        """Raise if there is no such point. No flag need be set for any."""
+        """Raise if the point does not exist. No flags are required."""
         self.point(hook_point_name)
 
     def check_and_add_hook(
@@ -127,7 +127,7 @@ class LensHooks(Hooked):
         including_permanent: bool = False,
         level: int | None = None,
     ) -> None:
-        """Remove every hook that was added and stays, and those of the contexts open in this thread."""
+        """Remove every added hook, and the hooks of open contexts in this thread."""
         _check_level(level)
         super().remove_all_hook_fns(direction, including_permanent=including_permanent)
         remove_from_contexts(lambda hook: self._points.has(hook.module) and direction in (hook.dir, "both"))
@@ -147,13 +147,13 @@ class LensHooks(Hooked):
 
     @property
     def mod_dict(self) -> dict[str, Any]:
-        """All points by name, and the modules that they are in by their paths."""
+        """All points by name, and their modules by path."""
         return {**dict(self.module.named_modules()), **self.hook_dict}
 
     def list_hooks(
         self, name_filter: Filter = None, dir: Literal["fwd", "bwd", "both"] = "both", including_permanent: bool = True
     ) -> dict[str, list[HookFunction]]:
-        """The hooks that there are now, those of open contexts included, by the name of their point."""
+        """The current hooks by point name, including those of open contexts."""
         chosen = {point.listed for point in self._points.select(name_filter)} if name_filter is not None else None
         found: dict[str, list[HookFunction]] = {}
         of_contexts = [each for run in active.get() if run.is_open for each in run.actions]
@@ -167,7 +167,7 @@ class LensHooks(Hooked):
         return found
 
     def _meant(self, names: Filter) -> Filter:
-        """What a filter is for."""
+        """The points of a filter."""
         return names
 
     def get_caching_hooks(
@@ -222,7 +222,7 @@ class LensHooks(Hooked):
 
 def _check_level(level: int | None) -> None:
     if level is not None:
-        raise HooklineError(f"level={level}: contexts remove their own hooks here, and no others; leave it out")
+        raise HooklineError(f"level={level}: contexts remove only their own hooks; omit it")
 
 
 def _saver(cache: dict[str, Tensor], suffix: str, device: Any, remove_batch_dim: bool, where: Slice) -> HookFunction:

@@ -1,4 +1,4 @@
-"""Keys and values kept from one run for the next, in a cache of transformers' own."""
+"""The key/value cache, backed by a cache of transformers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hookline.errors import HooklineError
 
 @dataclass(frozen=True)
 class HookedTransformerKeyValueCacheEntry:
-    """What one layer keeps."""
+    """The keys and values of one layer."""
 
     past_keys: Float[Tensor, "batch pos head d_head"]
     past_values: Float[Tensor, "batch pos head d_head"]
@@ -41,20 +41,20 @@ class HookedTransformerKeyValueCache:
 
     @classmethod
     def init_cache(cls, cfg: Any, device: torch.device | str | None, batch_size: int = 1) -> Self:
-        """An empty one."""
+        """An empty cache."""
         return cls(cfg, device, batch_size)
 
     def freeze(self) -> None:
-        """Let later runs read it, and add nothing."""
+        """Freeze: later runs read it, but do not add to it."""
         self.frozen = True
 
     def unfreeze(self) -> None:
-        """Let later runs add to it again."""
+        """Unfreeze: later runs add to it again."""
         self.frozen = False
 
     @property
     def entries(self) -> list[HookedTransformerKeyValueCacheEntry]:
-        """What each layer keeps; rotary models keep their keys rotated."""
+        """The keys and values of each layer; rotary models store rotated keys."""
         return [self[layer] for layer in range(self.cfg.n_layers)]
 
     def __len__(self) -> int:
@@ -69,7 +69,7 @@ class HookedTransformerKeyValueCache:
         return HookedTransformerKeyValueCacheEntry(kept.keys.transpose(1, 2), kept.values.transpose(1, 2))
 
     def append_attention_mask(self, attention_mask: Int[Tensor, "batch new"]) -> Int[Tensor, "batch pos"]:
-        """The mask over all positions so far and these; it is kept, unless this is frozen."""
+        """The mask over all positions so far and these; stored unless frozen."""
         whole = torch.cat([self.previous_attention_mask.to(attention_mask), attention_mask], 1)
         if not self.frozen:
             self.previous_attention_mask = whole
@@ -77,9 +77,9 @@ class HookedTransformerKeyValueCache:
 
     @contextmanager
     def going_on(self, config: Any, mask: Int[Tensor, "batch new"]) -> Iterator[dict[str, Any]]:
-        """The inputs for a run that goes on from here. What it adds is kept once it is over."""
+        """The inputs of a run that continues from here; new keys and values are stored when it ends."""
         if len(mask) != self.batch_size:
-            raise HooklineError(f"this cache was made for a batch of {self.batch_size}, but there are {len(mask)} rows")
+            raise HooklineError(f"this cache has batch size {self.batch_size}, but got {len(mask)} rows")
         whole = torch.cat([self.previous_attention_mask.to(mask), mask], 1)
         positions = (whole.cumsum(1) - 1).clamp(min=0)[:, -mask.shape[1] :]
         kept = _copied(self._kept, config)
@@ -93,7 +93,7 @@ TransformerLensKeyValueCacheEntry = HookedTransformerKeyValueCacheEntry
 
 
 def _copied(kept: Any, config: Any) -> Any:
-    """A cache that can be added to without changing the other: tensors are replaced there, never written to."""
+    """A shallow copy that can grow without changing the original: tensors are replaced, never overwritten."""
     from transformers import DynamicCache
 
     if kept is None:

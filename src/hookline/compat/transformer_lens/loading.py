@@ -1,4 +1,4 @@
-"""Loading a model as `HookedTransformer.from_pretrained` does: by short names, cut short, with weights processed."""
+"""Loading for `HookedTransformer.from_pretrained`: short names, first layers only, processed weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import nn
 from hookline.compat.transformer_lens.aliases import checkpoint_revision, official_name
 from hookline.errors import HooklineError, HooklineWarning, users_level
 from hookline.load import load
-from hookline.transformer.hub import EMBEDDED, found, one_error
+from hookline.transformer.hub import EMBEDDED, as_hookline_error, find_model
 
 if TYPE_CHECKING:
     from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer
@@ -30,12 +30,12 @@ def dtype_of(dtype: torch.dtype | str) -> torch.dtype:
     """A dtype by its name."""
     found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not isinstance(found, torch.dtype):
-        raise HooklineError(f"dtype={dtype!r} is no dtype of torch: float32, bfloat16, float16 or float64")
+        raise HooklineError(f"dtype={dtype!r} is not a torch dtype: use float32, bfloat16, float16 or float64")
     return found
 
 
 def refuse(**options: Any) -> None:
-    """Raise for the first of these options that is set, with what can be done instead."""
+    """Raise for the first of these options that is set, with an alternative."""
     for name, (is_set, instead) in options.items():
         if is_set:
             raise HooklineError(f"{name} is not supported here: {instead}")
@@ -64,7 +64,7 @@ def from_name(
 
 @contextmanager
 def _without_report(wanted: bool) -> Iterator[None]:
-    """Without transformers' table of weights that are not used: those of the later layers are not meant to be."""
+    """Suppress transformers' report of unused weights, which are those of the omitted layers."""
     from transformers.utils import logging
 
     level = logging.get_verbosity()
@@ -77,19 +77,19 @@ def _without_report(wanted: bool) -> Iterator[None]:
 
 
 def _shortened(name: str, n_layers: int, kwargs: dict[str, Any]) -> Any:
-    """The configuration of the model without its later layers."""
+    """The config of the model with only its first layers."""
     from transformers import AutoConfig
 
     options = {
         key: kwargs[key] for key in ("revision", "trust_remote_code", "cache_dir", "local_files_only") if key in kwargs
     }
-    where = found(name, kwargs)
-    with one_error(name):
+    where = find_model(name, kwargs)
+    with as_hookline_error(name):
         options |= {"local_files_only": True} if where.is_cached_only else {}
         config = kwargs.get("config") or AutoConfig.from_pretrained(where.path, **options)
     whole = config.num_hidden_layers
     if n_layers not in range(1, whole + 1):
-        raise HooklineError(f"first_n_layers={n_layers}, but {name} has {whole} layers")
+        raise HooklineError(f"first_n_layers={n_layers} is out of range: {name} has {whole} layers")
     for key, value in list(vars(config).items()):
         if key in ("layer_types", "mlp_layer_types", "attention_layers") and isinstance(value, list):
             setattr(config, key, value[:n_layers])
@@ -98,17 +98,17 @@ def _shortened(name: str, n_layers: int, kwargs: dict[str, Any]) -> Any:
 
 
 def from_memory(module: nn.Module, *, device: torch.device | str | None, dtype: torch.dtype) -> nn.Module:
-    """The model itself, on that device; a copy, if it has another dtype. It stays usable, and is not copied else."""
+    """The model on that device; a copy only if the dtype differs."""
     if next(module.parameters()).dtype != dtype:
         module = copy.deepcopy(module).to(dtype)
     return module if device is None else module.to(device)
 
 
 def process(model: HookedTransformer, **options: bool) -> None:
-    """Process the weights; what is not exact on this model is left out, and one warning says so."""
+    """Process the weights; steps that are not exact on this model are skipped with a warning."""
     if model.processing is not None:
         raise HooklineError(
-            "the weights are processed already, by this HookedTransformer or another around the same model: "
+            "the weights are already processed, by this HookedTransformer or another around the same model: "
             "restore_weights() there first, or pass a copy of hf_model"
         )
     if not any(options.values()):

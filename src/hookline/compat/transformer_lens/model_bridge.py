@@ -1,4 +1,4 @@
-"""TransformerBridge: TransformerLens's later way in, where weights are as they were loaded unless one asks."""
+"""TransformerBridge: weights are not processed by default."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hookline.compat.transformer_lens.hooked_transformer import HookedTransforme
 
 
 class TransformerBridge(HookedTransformer):
-    """A HookedTransformer whose weights are not processed. Points go by the names of both, always.
+    """A HookedTransformer without weight processing. Both naming schemes always work.
 
     bridge = TransformerBridge.boot_transformers("gpt2", device="cpu")
     logits, cache = bridge.run_with_cache("Hello, world")
@@ -40,7 +40,7 @@ class TransformerBridge(HookedTransformer):
         checkpoint_value: int | None = None,
         **kwargs: Any,
     ) -> Self:
-        """A model by name, from a folder, or around one in memory."""
+        """Load a model by name or from a folder, or wrap one in memory."""
         loading.refuse(
             load_weights=(not load_weights, "make the model from its configuration, and pass it as hf_model"),
             **dict.fromkeys(kwargs, (True, "boot_transformers takes what TransformerLens 3.5 documents for it")),
@@ -61,7 +61,7 @@ class TransformerBridge(HookedTransformer):
 
     @property
     def original_model(self) -> nn.Module:
-        """The model of transformers inside."""
+        """The transformers model inside."""
         return self.module
 
     def enable_compatibility_mode(
@@ -74,7 +74,7 @@ class TransformerBridge(HookedTransformer):
         fold_value_biases: bool = True,
         refactor_factored_attn_matrices: bool = False,
     ) -> None:
-        """Process the weights as a HookedTransformer's are. The names of both resolve before and after."""
+        """Process the weights as in HookedTransformer. Both naming schemes work before and after."""
         self.compatibility_mode = True
         if not no_processing:
             self.process_weights_(

@@ -1,4 +1,4 @@
-"""Activation patching by TransformerLens's names, giving tensors; `hookline.experiments` has the labelled results."""
+"""Activation patching by TransformerLens's names, returning tensors; `hookline.experiments` returns labeled results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _tensor_of(sweep: sweeps.ClassicSweep) -> Sweep:
 
 
 def _every(sweep: sweeps.ClassicSweep) -> Sweep:
-    """Where TransformerLens calls the metric by another name."""
+    """Accept TransformerLens's name of the metric argument."""
     one = _tensor_of(sweep)
 
     @wraps(sweep)

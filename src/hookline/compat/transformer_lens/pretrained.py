@@ -1,4 +1,4 @@
-"""Pretrained models as TransformerLens loads them: `from_pretrained`, with weights processed or not."""
+"""`from_pretrained` with and without weight processing."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from hookline.weights.processing.swaps import Swaps
 
 
 class Pretrained(LensWeights):
-    """How a HookedTransformer is made around a model that there is, and what becomes of its weights. A mixin."""
+    """Constructors of HookedTransformer and weight processing. A mixin."""
 
     _refactored: Swaps | None = None
     _no_bos: ClassVar[frozenset[str]] = NO_BOS
 
     def set_tokenizer(self, tokenizer: Any, default_padding_side: Side | None = None) -> None:
-        """Have this tokenizer."""
+        """Set the tokenizer."""
         raise NotImplementedError
 
     def _wrap(self, module: nn.Module, cfg: HookedTransformerConfig | None = None, **known: Any) -> None:
@@ -36,7 +36,7 @@ class Pretrained(LensWeights):
             raise HooklineError(unknown_anatomy(module))
         if anatomy.is_encoder_decoder or anatomy.main.name != "blocks":
             raise HooklineError(
-                f"HookedTransformer is for models that predict the next token: hookline.hook wraps {anatomy.kind}"
+                f"HookedTransformer needs a causal language model: use hookline.hook for {anatomy.kind}"
             )
         HookedModel.__init__(self, module, None, anatomy)
         self._points.standing.raises_own = True
@@ -68,7 +68,7 @@ class Pretrained(LensWeights):
         n_ctx: int | None = None,
         **from_pretrained_kwargs: Any,
     ) -> Self:
-        """A pretrained model by name, from a folder, or around one in memory, its weights processed as is said.
+        """Load a model by name or from a folder, or wrap one in memory, and process its weights.
 
         What is not exact on this model (centring, where norms keep the mean) is left out with a warning. `hf_model` is
         wrapped, not copied, unless it has another dtype.
@@ -79,7 +79,7 @@ class Pretrained(LensWeights):
             first_n_layers=(first_n_layers is not None and hf_model is not None, "hf_model is taken as it is"),
         )
         if checkpoint_value is not None and checkpoint_label is not None:
-            raise HooklineError("checkpoint_label is another name for checkpoint_value: give one of them")
+            raise HooklineError("checkpoint_label is an alias of checkpoint_value: pass only one of them")
         value = checkpoint_label if checkpoint_value is None else checkpoint_value
         wanted = loading.dtype_of(from_pretrained_kwargs.pop("torch_dtype", dtype))
         if hf_model is not None:
@@ -109,7 +109,7 @@ class Pretrained(LensWeights):
             model.set_tokenizer(tokenizer, default_padding_side)
             model._cfg.tokenizer_name = tokenizer.name_or_path
         elif default_padding_side is not None:
-            raise HooklineError("default_padding_side is for a tokenizer, and there is none")
+            raise HooklineError("default_padding_side needs a tokenizer")
         model.process_weights_(
             fold_ln, center_writing_weights, center_unembed, refactor_factored_attn_matrices, fold_value_biases
         )
@@ -126,7 +126,7 @@ class Pretrained(LensWeights):
         fold_value_biases: bool = False,
         **from_pretrained_kwargs: Any,
     ) -> Self:
-        """`from_pretrained`, with the weights as they are."""
+        """`from_pretrained` without weight processing."""
         return cls.from_pretrained(
             model_name,
             fold_ln,
@@ -145,7 +145,7 @@ class Pretrained(LensWeights):
         refactor_factored_attn_matrices: bool = False,
         fold_value_biases: bool = True,
     ) -> None:
-        """Process the weights, as `from_pretrained` does; what is not exact is left out with a warning."""
+        """Process the weights as `from_pretrained` does; steps that are not exact are skipped with a warning."""
         loading.process(
             self,  # type: ignore[arg-type]
             fold_ln=fold_ln,
@@ -162,7 +162,7 @@ class Pretrained(LensWeights):
         self._cfg.normalization_type = normalization(self.module, self._anatomy)
 
     def restore_weights(self) -> None:
-        """Put back the weights that were there before they were processed."""
+        """Restore the unprocessed weights."""
         if self._refactored is not None:
             self._refactored.undo()
             vars(self)["_refactored"] = None
@@ -170,10 +170,10 @@ class Pretrained(LensWeights):
         self._cfg.normalization_type = normalization(self.module, self._anatomy)
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
-        """Save the model of transformers inside; not while its weights are processed, for it would load as another."""
+        """Save the transformers model; raises while its weights are processed."""
         if self.processing is not None or self._refactored is not None:
             raise HooklineError(
-                "the weights are processed, and what transformers would load from there is another model: "
+                "the weights are processed, so transformers would load a different model: "
                 "restore_weights() first, or save state_dict()"
             )
         return self.module.save_pretrained(*args, **kwargs)  # type: ignore[operator]
@@ -187,11 +187,11 @@ class Pretrained(LensWeights):
         fold_value_biases: bool = True,
         refactor_factored_attn_matrices: bool = False,
     ) -> None:
-        """`load_state_dict`, then `process_weights_`. Weights that are not given stay as they are."""
+        """`load_state_dict`, then `process_weights_`. Missing weights are unchanged."""
         self.restore_weights()
         unexpected = self.load_state_dict(state_dict, strict=False).unexpected_keys
         if unexpected:
-            raise HooklineError(f"these are no weights of this model: {unexpected}")
+            raise HooklineError(f"unexpected weights for this model: {unexpected}")
         self.process_weights_(
             fold_ln, center_writing_weights, center_unembed, refactor_factored_attn_matrices, fold_value_biases
         )

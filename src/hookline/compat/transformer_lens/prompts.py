@@ -1,5 +1,5 @@
 # ruff: noqa: PT028 (test_prompt is no test of ours)
-"""Trying a prompt: how likely the answer is that one expects, and what else is."""
+"""test_prompt: the rank and probability of an expected answer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_prompt(
     """
     answers = [answer] if isinstance(answer, str) else list(answer)
     if not answers or not all(answers):
-        raise HooklineError(f"an answer is a text that is not empty, or a list of such, not {answer!r}")
+        raise HooklineError(f"an answer must be a nonempty text, or a list of such texts, not {answer!r}")
     if prepend_space_to_answer:
         answers = [each if each.startswith(" ") else f" {each}" for each in answers]
     start = model.to_tokens(prompt, prepend_bos=prepend_bos)[0]

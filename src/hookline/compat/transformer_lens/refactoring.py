@@ -1,4 +1,4 @@
-"""Refactoring: each head's two products written as other factors, by their singular values, with the same outcome.
+"""Refactoring: factor the QK and OV matrices of each head by SVD, with the same output.
 
 Queries and keys get factors of even size, values the singular values, and the output a rotation; the values' biases go
 into the output's.
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def refactor(model: HookedTransformer) -> Swaps:
-    """Put the new factors in place, prove on an example that the outcome is the same, and give what undoes it."""
+    """Swap in the new factors, check on an example that the output is the same, and return the undo."""
     cfg = model.cfg
     if cfg.positional_embedding_type not in ("standard", "none") or cfg.n_key_value_heads is not None:
         raise HooklineError(
-            "refactor_factored_attn_matrices needs queries and keys that meet as they are, one of each in every head: "
+            "refactor_factored_attn_matrices needs queries and keys without rotary, one key per query: "
             f"this model has {cfg.positional_embedding_type} positions and "
             f"{cfg.n_key_value_heads or cfg.n_heads} keys for {cfg.n_heads} queries"
         )
@@ -41,7 +41,7 @@ def refactor(model: HookedTransformer) -> Swaps:
                 _refactor_layer(model, layer, swaps)
             change = (model._outcome().double() - before).norm() / before.norm()
             if not change <= (1e-4 if cfg.dtype in (torch.float32, torch.float64) else 5e-2):
-                raise HooklineError(f"refactored, this model gives something else, by {change:.1g} of its size")
+                raise HooklineError(f"refactoring changes the output of this model by a relative error of {change:.1g}")
         except BaseException:
             swaps.undo()
             raise

@@ -1,4 +1,4 @@
-"""Slices in TransformerLens's words: an index, a range as a tuple, or a list, along one axis."""
+"""Slice: an index, a (start, stop) tuple, or a list, along one axis."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ class Slice:
             self.slice, self.mode = np.asarray(given), "array"
         else:
             raise HooklineError(
-                f"a slice is an index, a tuple (start, stop), a list of indices or None: {input_slice!r}"
+                f"a slice must be an index, a tuple (start, stop), a list of indices or None, not {input_slice!r}"
             )
 
     def apply(self, tensor: Tensor, dim: int = 0) -> Tensor:
-        """The part of a tensor, along `dim`."""
+        """Slice a tensor along `dim`."""
         where: list[Any] = [slice(None)] * tensor.ndim
         where[dim] = torch.as_tensor(self.slice) if self.mode == "array" else self.slice
         return tensor[tuple(where)]
 
     def indices(self, max_ctx: int | None = None) -> np.ndarray:
-        """The indices it stands for, on an axis of this length."""
+        """The selected indices on an axis of this length."""
         if self.mode == "int":
             return np.array([self.slice], dtype=np.int64)
         if max_ctx is None:
@@ -60,7 +60,7 @@ class Slice:
 
     @classmethod
     def unwrap(cls, slice_input: Slice | SliceInput) -> Slice:
-        """A Slice of what may be one already; an index keeps its axis here."""
+        """Convert to a Slice that keeps the axis of an index."""
         if isinstance(slice_input, Slice):
             return slice_input
         return cls([slice_input] if isinstance(slice_input, int) else slice_input)
@@ -71,15 +71,15 @@ class Slice:
 
 @dataclass(frozen=True)
 class Columns(Meaning):
-    """Positions as columns of the batch, padding and all, which is how TransformerLens counts."""
+    """Positions as columns of the batch, padding included, as in TransformerLens."""
 
     where: Slice
 
     def mask(self, text: Pass, span: Span) -> Bool[Tensor, "row pos"]:  # noqa: ARG002
-        """True at those columns, in every row."""
+        """A mask of those columns, in every row."""
         chosen = self.where.indices(len(span.positions))
         if any(later <= earlier for earlier, later in pairwise(chosen)):
-            raise HooklineError(f"pos_slice must go up, each position once: {chosen.tolist()}")
+            raise HooklineError(f"pos_slice must be strictly increasing, not {chosen.tolist()}")
         found = torch.zeros(len(span.positions), dtype=torch.bool)
         found[torch.as_tensor(chosen)] = True
         return found.expand(span.rows, -1)

@@ -1,4 +1,4 @@
-"""State dicts by TransformerLens's names: writing weights into a model, and how its parameters are called."""
+"""State dicts with TransformerLens's names: loading weights, and naming parameters."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer
 
 _NOT_LEARNED = ("attn.mask", "attn.IGNORE", "attn.rotary_sin", "attn.rotary_cos", "attn.alibi")
-"""What TransformerLens keeps beside its weights, that says nothing new."""
+"""Redundant entries of TransformerLens's state dicts."""
 
 
 @torch.no_grad()
 def write(model: HookedTransformer, name: str, value: Tensor, known: dict[str, Entry] | None = None) -> None:
-    """Give a weight other values."""
+    """Overwrite a weight."""
     known = all_entries(model) if known is None else known
     if name not in known:
         raise HooklineError(_unknown(name, known))
     entry = known[name]
     if value.shape != entry.own.shape:
-        raise HooklineError(f"{name} has the shape {list(entry.own.shape)}, not {list(value.shape)}")
+        raise HooklineError(f"{name} has shape {list(entry.own.shape)}, not {list(value.shape)}")
     if entry.put is not None:
         entry.put(value)
     elif entry.parameter is not None:
@@ -44,7 +44,7 @@ def _unknown(name: str, known: Mapping[str, Entry]) -> str:
 
 
 def load(model: HookedTransformer, state: Mapping[str, Tensor], *, strict: bool) -> tuple[list[str], list[str]]:
-    """Write all weights that are given; which are missing, and which are no weights of this model.
+    """Load all given weights; returns the missing and the unexpected names.
 
     A weight may also go by its parameter's own name in the model.
     """
@@ -57,7 +57,7 @@ def load(model: HookedTransformer, state: Mapping[str, Tensor], *, strict: bool)
     missing = [n for n, entry in weights_of(model).items() if n not in given and id(entry.parameter) not in told]
     unexpected = [name for name in given if name not in known]
     if strict and (missing or unexpected):
-        raise HooklineError(f"these weights do not fit: missing {missing}, not of this model {unexpected}")
+        raise HooklineError(f"weights do not match: missing {missing}, unexpected {unexpected}")
     _check_tied(known, given)
     if model.cfg.gated_mlp:
         given = _without_bias_after_gate(known, given)
@@ -89,7 +89,7 @@ def _check_tied(known: dict[str, Entry], given: Mapping[str, Tensor]) -> None:
     if unembed is None or unembed.parameter is not embed.parameter or not {"embed.W_E", "unembed.W_U"} <= set(given):
         return
     if not torch.allclose(given["embed.W_E"].T / embed.factor, given["unembed.W_U"]):
-        raise HooklineError("this model's unembedding is its embedding, but W_E and W_U here are not the same")
+        raise HooklineError("the embedding and unembedding of this model are tied, but W_E and W_U differ")
 
 
 def named_parameters(model: HookedTransformer) -> Iterator[tuple[str, nn.Parameter]]:

@@ -1,4 +1,4 @@
-"""HookedTransformerConfig: what a model is made of, in TransformerLens's words; and the native model for it."""
+"""HookedTransformerConfig, and its conversion to the config of the native model."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class HookedTransformerConfig:
     def __post_init__(self) -> None:
         if self.n_heads == -1:
             if self.d_model % self.d_head:
-                raise HooklineError(f"d_model={self.d_model} is no multiple of d_head={self.d_head}: give n_heads")
+                raise HooklineError(f"d_model={self.d_model} is not a multiple of d_head={self.d_head}: pass n_heads")
             self.n_heads = self.d_model // self.d_head
         self._check()
         if self.seed is not None:
@@ -132,12 +132,12 @@ class HookedTransformerConfig:
         if self.use_local_attn and (self.window_size is None or self.attn_types is None):
             raise HooklineError("use_local_attn needs window_size, and attn_types: 'global' or 'local' for each layer")
         if not self.attn_only and self.act_fn is None:
-            raise HooklineError("act_fn is needed for the MLPs: give it, or attn_only=True")
+            raise HooklineError("MLPs need act_fn: pass it, or attn_only=True")
         if (self.num_experts is None) != (self.experts_per_token is None):
-            raise HooklineError("num_experts and experts_per_token go together: give both, or neither")
+            raise HooklineError("pass both num_experts and experts_per_token, or neither")
 
     def _count(self) -> int:
-        """How many weights the layers have: without biases, norms and embeddings."""
+        """The number of weights in the layers, without biases, norms and embeddings."""
         assert self.d_mlp is not None  # filled in before
         of_mlp = 0 if self.attn_only else self.d_model * self.d_mlp * (2 + self.gated_mlp)
         if self.num_experts is not None:
@@ -230,7 +230,7 @@ _LAYER_TYPES = {"global": "full_attention", "local": "sliding_attention"}
 
 _REFUSED: dict[str, str] = {
     **dict.fromkeys(("num_experts", "experts_per_token", "norm_topk_prob"), "it has no mixture of experts"),
-    "load_in_4bit": "its weights are not quantised",
+    "load_in_4bit": "its weights are not quantized",
     "n_devices": "it is on one device",
     **dict.fromkeys(
         ("use_NTK_by_parts_rope", "use_yarn_rope", "rotary_scaling_factor", "rotary_base_local"),
@@ -240,11 +240,11 @@ _REFUSED: dict[str, str] = {
         ("relative_attention_max_distance", "relative_attention_num_buckets"), "it has no relative positions"
     ),
     "decoder_start_token_id": "it has no encoder",
-    "ungroup_grouped_query_attention": "its keys and values are as many as n_key_value_heads: leave that out instead",
+    "ungroup_grouped_query_attention": "its keys and values are as many as n_key_value_heads: omit that instead",
     "uses_rms_norm": 'say normalization_type="RMS"',
     "layer_norm_folding": 'say normalization_type="LNPre"',
 }
-"""Fields that must be as by default, and why."""
+"""Fields that must have their default value, and why."""
 
 _OWN_WAYS = ("Olmo2ForCausalLM", "Olmo3ForCausalLM", "OlmoeForCausalLM", "GptOssForCausalLM")
 """Architectures that TransformerLens computes in another way than the rest of the configuration says."""
@@ -261,7 +261,7 @@ def _refuse(cfg: HookedTransformerConfig) -> None:
     defaults = {field.name: field.default for field in fields(cfg)}
     for name, why in _REFUSED.items():
         if getattr(cfg, name) != defaults[name]:
-            raise HooklineError(f"{name}={getattr(cfg, name)!r} cannot be had in the native model: {why}")
+            raise HooklineError(f"{name}={getattr(cfg, name)!r} is not supported by the native model: {why}")
     choices: dict[str, tuple[str | None, ...]] = {
         "positional_embedding_type": POSITIONS,
         "normalization_type": (None, *NORMALIZATIONS[1:]),
@@ -272,14 +272,14 @@ def _refuse(cfg: HookedTransformerConfig) -> None:
         if getattr(cfg, name) not in allowed:
             raise HooklineError(f"{name}={getattr(cfg, name)!r}: it is one of {', '.join(map(repr, allowed))}")
     reasons = {
-        "d_vocab is not known: give it, or a tokenizer": cfg.d_vocab < 1,
-        f"original_architecture={cfg.original_architecture!r} is computed in a way of its own: hook the model itself": (
+        "d_vocab is not known: pass it, or a tokenizer": cfg.d_vocab < 1,
+        f"original_architecture={cfg.original_architecture!r} has its own arithmetic: hook the model itself": (
             cfg.original_architecture in _OWN_WAYS
         ),
-        "attn_types and window_size do nothing without use_local_attn=True": not cfg.use_local_attn
+        "attn_types and window_size have no effect without use_local_attn=True": not cfg.use_local_attn
         and not (cfg.attn_types is None and cfg.window_size is None),
         "attn_types are 'global' and 'local'": any(kind not in _LAYER_TYPES for kind in _attn_types(cfg)),
-        "attn_scale does nothing with use_attn_scale=False": not cfg.use_attn_scale and cfg.attn_scale not in (-1, 1),
+        "attn_scale has no effect with use_attn_scale=False": not cfg.use_attn_scale and cfg.attn_scale not in (-1, 1),
     }
     for why, is_so in reasons.items():
         if is_so:

@@ -1,4 +1,4 @@
-"""Text and tokens with TransformerLens's defaults: a beginning-of-sequence token first, unless it is said otherwise."""
+"""Text and tokens with the defaults of TransformerLens: BOS is prepended by default."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from hookline.errors import HooklineError, HooklineWarning, users_level
 from hookline.text.tokenizer import Side, Text
 
 USE_DEFAULT_VALUE = None
-"""What `prepend_bos` and `padding_side` are unless they are given: the model's own default."""
+"""The default of `prepend_bos` and `padding_side`: the model's own."""
 
 
 def prepared(tokenizer: Any, padding_side: Side | None) -> Any:
-    """The tokenizer with all of the tokens that are needed, and padding on that side; a copy, if that is a change."""
+    """The tokenizer with all required special tokens and this padding side; a copy if it had to be changed."""
     if padding_side not in ("left", "right", None):
         raise HooklineError(f'default_padding_side must be "left" or "right", not {padding_side!r}')
     missing = [name for name in ("eos_token", "bos_token", "pad_token") if getattr(tokenizer, name) is None]
@@ -36,7 +36,7 @@ def prepared(tokenizer: Any, padding_side: Side | None) -> Any:
 def padding_mask(
     tokenizer: Any, tokens: Int[Tensor, "batch pos"], prepend_bos: bool, side: Side | None = None
 ) -> Int[Tensor, "batch pos"]:
-    """0 at the padding that rows of tokens begin or end with, on that side or the tokenizer's.
+    """A mask that is 0 at leading or trailing padding, on that side or the tokenizer's.
 
     Where padding and beginning are the same token, the last one of those on the left is the beginning.
     """
@@ -50,7 +50,7 @@ def padding_mask(
 
 
 class LensText(Text):
-    """A tokenizer that prepends the beginning token by default, and may be given an empty text."""
+    """A tokenizer that prepends BOS by default, and accepts empty text."""
 
     def __init__(self, tokenizer: Any, cfg: Any) -> None:
         super().__init__(tokenizer, n_ctx=cfg.n_ctx, n_ids=cfg.d_vocab)
@@ -64,7 +64,7 @@ class LensText(Text):
         padding_side: Side | None = None,
         truncate: bool = True,
     ) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch pos"]]:
-        """Token ids and their mask. Text that is longer than the context is cut, and a warning says so."""
+        """Token ids and their mask. Text longer than the context is truncated with a warning."""
         texts = [text] if isinstance(text, str) else list(text)
         if not texts or not all(isinstance(each, str) for each in texts):
             raise HooklineError(f"a prompt must be a string, or a list of strings, not {text!r}")
@@ -77,19 +77,19 @@ class LensText(Text):
         return self._padded(rows, max(map(len, rows)), side)
 
     def ids(self, text: str, prepend_bos: bool | None) -> list[int]:
-        """The token ids of one text, after a beginning token unless it is said otherwise."""
+        """The token ids of one text, after BOS by default."""
         tokenizer = self._needed()
         ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
         prepends = self.cfg.default_prepend_bos if prepend_bos is None else prepend_bos
         ids = [tokenizer.bos_token_id, *ids] if prepends else ids
         if not ids:
-            raise HooklineError(f"the prompt {text!r} gives no tokens")
+            raise HooklineError(f"the prompt {text!r} has no tokens")
         return ids
 
     def _needed(self) -> Any:
         if self.tokenizer is None:
             raise HooklineError(
-                "this model has no tokenizer: pass token ids, or give it one with model.set_tokenizer(tokenizer)"
+                "this model has no tokenizer: pass token ids, or set one with model.set_tokenizer(tokenizer)"
             )
         return self.tokenizer
 
@@ -97,7 +97,7 @@ class LensText(Text):
         if self.n_ctx is None or len(row) <= self.n_ctx:
             return row
         warnings.warn(
-            f"a prompt of {len(row)} tokens was cut to the {self.n_ctx} that the model's context has room for",
+            f"a prompt of {len(row)} tokens was truncated to the context length of {self.n_ctx}",
             HooklineWarning,
             stacklevel=users_level(),
         )
@@ -119,7 +119,7 @@ class LensTokens:
         move_to_device: bool = True,
         truncate: bool = True,
     ) -> Int[Tensor, "batch pos"]:
-        """Token ids of one prompt or several, padded to one length. This very tensor remembers what is padding."""
+        """Token ids of one prompt or several, padded to one length. The tensor remembers its padding."""
         ids, mask = self.text.encode(input, prepend_bos=prepend_bos, padding_side=padding_side, truncate=truncate)
         ids = ids.to(self._device) if move_to_device else ids
         if not mask.all():
@@ -127,7 +127,7 @@ class LensTokens:
         return ids
 
     def to_string(self, tokens: Any) -> Any:
-        """The text of a row of ids, or of each of several."""
+        """The text of a row of ids, or of each row."""
         ids = tokens if isinstance(tokens, Tensor) else torch.as_tensor(np.array(tokens))
         if ids.ndim > 2:
             raise HooklineError(f"tokens are one row, or several, not a tensor of shape {list(ids.shape)}")
@@ -141,7 +141,7 @@ class LensTokens:
         prepend_bos: bool | None = USE_DEFAULT_VALUE,
         padding_side: Side | None = USE_DEFAULT_VALUE,
     ) -> Any:
-        """Each token of a prompt as text; of a list of prompts, a list for each."""
+        """The tokens of a prompt as text; one list per prompt."""
         if isinstance(input, str):
             ids = self.to_tokens(input, prepend_bos, padding_side)[0]
         elif isinstance(input, Tensor | np.ndarray):
@@ -153,7 +153,7 @@ class LensTokens:
         return [self.text.decode([token]) for token in ids.reshape(-1).tolist()]
 
     def to_single_token(self, string: str) -> int:
-        """The id of a text that is one token; an error that shows the tokens if it is several."""
+        """The id of a single-token text; raises if it is several tokens."""
         return self.text.single(string)
 
     def to_single_str_token(self, int_token: int) -> str:
@@ -168,7 +168,7 @@ class LensTokens:
         prepend_bos: bool | None = USE_DEFAULT_VALUE,
         padding_side: Side | None = USE_DEFAULT_VALUE,
     ) -> int:
-        """Where a token stands in a prompt, the first time or the last."""
+        """The first or last position of a token in a prompt."""
         if mode not in ("first", "last"):
             raise HooklineError(f'mode must be "first" or "last", not {mode!r}')
         ids = self.to_tokens(input, prepend_bos, padding_side) if isinstance(input, str) else input

@@ -1,4 +1,4 @@
-"""What TransformerLens keeps in `utils`: names, slices, losses, sampling, and small things for tensors."""
+"""`transformer_lens.utils`: names, slices, losses, sampling, and tensor helpers."""
 
 from __future__ import annotations
 
@@ -110,43 +110,43 @@ def get_corner(tensor: Any, n: int = 3) -> Tensor:
 
 
 def remove_batch_dim(tensor: Tensor) -> Tensor:
-    """Without a first axis of one; any other tensor as it is."""
+    """Remove a leading axis of size 1; other tensors are unchanged."""
     return tensor.squeeze(0) if tensor.shape[0] == 1 else tensor
 
 
 def transpose(tensor: Tensor) -> Tensor:
-    """With the last two axes swapped."""
+    """Swap the last two axes."""
     return tensor.transpose(-1, -2)
 
 
 def is_square(x: Tensor) -> bool:
-    """Whether it is a square matrix."""
+    """Whether a tensor is a square matrix."""
     return x.ndim == 2 and x.shape[0] == x.shape[1]
 
 
 def is_lower_triangular(x: Tensor) -> bool:
-    """Whether it is a square matrix with nothing above its diagonal."""
+    """Whether a tensor is a lower triangular matrix."""
     return is_square(x) and x.equal(x.tril())
 
 
 def get_cumsum_along_dim(tensor: Tensor, dim: int, reverse: bool = False) -> Tensor:
-    """The sums up to each entry, or from it on."""
+    """Cumulative sums, forward or backward."""
     return tensor.flip(dim).cumsum(dim).flip(dim) if reverse else tensor.cumsum(dim)
 
 
 def get_offset_position_ids(past_kv_pos_offset: int, attention_mask: Int[Tensor, "batch pos"]) -> Tensor:
-    """The positions of the tokens from there on, where padding does not count."""
+    """The positions of tokens from an offset on, without padding."""
     return (attention_mask.cumsum(1) - 1).clamp(min=0)[:, past_kv_pos_offset:]
 
 
 def repeat_along_head_dimension(tensor: Tensor, n_heads: int, clone_tensor: bool = True) -> Tensor:
-    """A copy of the stream for each head."""
+    """The stream repeated per head."""
     repeated = tensor[..., None, :].expand(*tensor.shape[:-1], n_heads, tensor.shape[-1])
     return repeated.clone() if clone_tensor else repeated
 
 
 def filter_dict_by_prefix(dictionary: dict[str, Any], prefix: str) -> dict[str, Any]:
-    """The entries whose keys begin with that and a dot, without it."""
+    """The entries under a prefix, without the prefix."""
     start = prefix.removesuffix(".") + "."
     return {key.removeprefix(start): value for key, value in dictionary.items() if key.startswith(start)}
 
@@ -180,18 +180,18 @@ def lm_cross_entropy_loss(
 def lm_accuracy(
     logits: Float[Tensor, "batch pos d_vocab"], tokens: Int[Tensor, "batch pos"], per_token: bool = False
 ) -> Tensor:
-    """How often the likeliest token is the next one; or where."""
+    """Next-token accuracy, overall or per token."""
     is_right = logits[:, :-1].argmax(-1) == tokens[:, 1:]
     return is_right if per_token else is_right.float().mean()
 
 
 def gelu_new(input: Tensor) -> Tensor:
-    """GPT-2's non-linearity."""
+    """GPT-2's activation function."""
     return F.gelu(input, approximate="tanh")
 
 
 def gelu_fast(input: Tensor) -> Tensor:
-    """The same, with its constants rounded."""
+    """GELU with rounded constants."""
     return 0.5 * input * (1 + torch.tanh(input * 0.7978845608 * (1 + 0.044715 * input * input)))
 
 
@@ -209,14 +209,14 @@ def sample_logits(
     repetition_penalty: float = 1.0,
     tokens: Int[Tensor, "batch pos"] | None = None,
 ) -> Int[Tensor, " batch"]:
-    """A token for each row, drawn from the logits as transformers draws them."""
+    """Sample one token per row, as transformers does."""
     from transformers import RepetitionPenaltyLogitsProcessor, TopKLogitsWarper, TopPLogitsWarper
 
     from hookline.compat.transformer_lens.generation import FrequencyPenalty
 
     steps: list[Any] = []
     if (freq_penalty or repetition_penalty != 1.0) and tokens is None:
-        raise HooklineError("a penalty is for tokens that have come before: give tokens")
+        raise HooklineError("freq_penalty needs the previous tokens: pass tokens")
     if repetition_penalty != 1.0:
         steps.append(RepetitionPenaltyLogitsProcessor(repetition_penalty))
     if freq_penalty:

@@ -1,4 +1,4 @@
-"""Weights as TransformerLens has them: of each head, where heads share keys and values, and under its names."""
+"""Weights as in TransformerLens: per head, also with shared keys and values, and under its names."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from hookline.weights.copies import copied
 
 
 class LensWeights(HookedModel):
-    """The weights of a HookedTransformer, and where they are kept. A mixin."""
+    """The weights and state dict of a HookedTransformer. A mixin."""
 
     _cfg: HookedTransformerConfig
 
     @property
     def W_E(self) -> Float[Tensor, "d_vocab d_model"]:  # noqa: N802
-        """The embedding of each token, with any factor that comes after it."""
+        """The token embedding, including a factor applied after it."""
         factor = entries.token_scale(self)  # type: ignore[arg-type]
         own = super().W_E
         why = f"the model's own matrix is multiplied with {factor:g} on its way into the stream; assign model.embed.W_E"
@@ -31,49 +31,49 @@ class LensWeights(HookedModel):
 
     @property
     def W_pos(self) -> Float[Tensor, "n_ctx d_model"]:  # noqa: N802
-        """The learned positions; a shortformer's too."""
+        """The learned positions, also of a shortformer."""
         own = entries.position_embedding(self)  # type: ignore[arg-type]
         return super().W_pos if own is None or self._anatomy.main.pos_embed is not None else own.weight  # type: ignore[return-value]
 
     @property
     def W_K(self) -> Float[Tensor, "layer head d_model d_head"]:  # noqa: N802
-        """To the keys of each head."""
+        """The key weights of each head."""
         return self._for_each_head(super().W_K)
 
     @property
     def W_V(self) -> Float[Tensor, "layer head d_model d_head"]:  # noqa: N802
-        """To the values of each head."""
+        """The value weights of each head."""
         return self._for_each_head(super().W_V)
 
     @property
     def b_K(self) -> Float[Tensor, "layer head d_head"]:  # noqa: N802
-        """Of the keys of each head."""
+        """The key biases of each head."""
         return self._for_each_head(super().b_K)
 
     @property
     def b_V(self) -> Float[Tensor, "layer head d_head"]:  # noqa: N802
-        """Of the values of each head."""
+        """The value biases of each head."""
         return self._for_each_head(super().b_V)
 
     @property
     def W_gate(self) -> Float[Tensor, "layer d_model d_mlp"] | None:  # type: ignore[override]  # noqa: N802
-        """Into the gate; None where there is none."""
+        """The gate weights; None without a gate."""
         return super().W_gate if self._cfg.gated_mlp else None
 
     def tokens_to_residual_directions(
         self, tokens: str | int | Sequence[str] | Tensor
     ) -> Float[Tensor, "*some d_model"]:
-        """The unembedding of each token; of a tensor with one token in it, without axes for it."""
+        """The unembedding of each token; without a token axis for a single token."""
         is_one = isinstance(tokens, Tensor) and tokens.numel() == 1
         return super().tokens_to_residual_directions(tokens.reshape(()) if is_one else tokens)  # type: ignore[union-attr]
 
     @property
     def n_params_total(self) -> int:
-        """How many numbers all parameters have."""
+        """The total number of parameters."""
         return sum(parameter.numel() for parameter in self.module.parameters())
 
     def init_weights(self) -> None:
-        """Draw the weights of a toy model anew."""
+        """Initialize the weights of a toy model again."""
         from hookline.compat.transformer_lens.native import NativeTransformer
         from hookline.compat.transformer_lens.native.initial import draw_weights
 
@@ -94,14 +94,14 @@ class LensWeights(HookedModel):
         return {name: entry.value.detach() for name, entry in entries.weights_of(self).items()}  # type: ignore[arg-type]
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], strict: bool = True, assign: bool = False) -> Any:
-        """Write weights that go by those names into the model."""
+        """Load weights with TransformerLens's names."""
         if assign:
-            raise HooklineError("assign=True is not for views of a model's weights: leave it out")
+            raise HooklineError("assign=True is not supported for views of weights: omit it")
         missing, unexpected = state.load(self, state_dict, strict=strict)  # type: ignore[arg-type]
         return nn.modules.module._IncompatibleKeys(missing, unexpected)
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """The model's own parameters; each that has a weight's very layout there goes by that weight's name."""
+        """The model's own parameters, under TransformerLens's names where the layout is the same."""
         if args or kwargs:
             raise HooklineError("named_parameters takes no arguments here: model.module.named_parameters(…) does")
         return state.named_parameters(self)  # type: ignore[arg-type]
@@ -111,20 +111,20 @@ class LensWeights(HookedModel):
         device_or_dtype: torch.device | str | torch.dtype,
         print_details: bool = True,  # noqa: ARG002
     ) -> Self:
-        """Move the model, or give its weights another dtype."""
+        """Move the model, or change its dtype."""
         self.module.to(device_or_dtype)
         parameter = next(self.module.parameters())
         self._cfg.device, self._cfg.dtype = self._device, parameter.dtype
         return self
 
     def cuda(self, device: int | str | torch.device | None = None) -> Self:
-        """Move it to the GPU."""
+        """Move the model to the GPU."""
         return self.to(f"cuda:{device}" if isinstance(device, int) else device or "cuda")
 
     def cpu(self) -> Self:
-        """Move it to the CPU."""
+        """Move the model to the CPU."""
         return self.to("cpu")
 
     def mps(self) -> Self:
-        """Move it to Apple's GPU."""
+        """Move the model to Apple's GPU."""
         return self.to("mps")

@@ -1,4 +1,4 @@
-"""Patches: hook objects that put what another run had in place of what is there, and say themselves where.
+"""Patch hooks: hook objects that replace activations with those of another run, at a point they declare.
 
     with model.hooks([PatchResidualHook(3, token_idx=-1, replacement=other["lm.layer.3.post"][:, -1])]): model(prompt)
 
@@ -28,11 +28,11 @@ from hookline.text.positions import Positions, at, canonical, is_one_per_row, ma
 
 
 class Patch(Hook):
-    """What the patches have in common: which layer, which tokens, which rows, and what comes there."""
+    """Base class of patch hooks: layer, tokens, rows and replacement."""
 
     is_pre = False  # on either side of a module it is given the point's tensor
     acted = False
-    """Whether any of its positions was among those of the last call."""
+    """Whether the last call included any of its positions."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Patch(Hook):
     ) -> None:
         super().__init__(hook_id=hook_id)
         if not isinstance(replacement, Tensor):
-            raise InvalidHookError(f"{type(self).__name__}: the replacement is a tensor, not {told(replacement)}")
+            raise InvalidHookError(f"{type(self).__name__}: the replacement must be a tensor, not {told(replacement)}")
         self.layer, self.replacement, self.token_idx = layer, replacement, canonical(token_idx)
         self.batch_idx = units("batch_idx", batch_idx)
         if hook_point is not None:
@@ -54,18 +54,18 @@ class Patch(Hook):
 
     @property
     def where(self) -> Positions:
-        """Its positions, as reports name them."""
+        """Its positions, for reports."""
         return self.token_idx
 
     def action(self, point: HookPoint, dir: str, *, prepend: bool = False) -> ObjectEdit:
-        """What is done for it at `point`."""
+        """The action that runs it at `point`."""
         action = super().action(point, dir, prepend=prepend)
         if self.token_idx is not None and point.stream != "image":
             action.only_at(self)
         return action
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:  # noqa: ARG002
-        """The output with the replacement in it; None if none of its positions are in this pass."""
+        """The output with the replacement; None if this pass has none of its positions."""
         x = FIRST.get(output)
         patched = at(self.token_idx, self._replaced)
         new = patched(self.part_of(x), here.get() or HookPoint())
@@ -73,11 +73,11 @@ class Patch(Hook):
         return None if new is None else FIRST.put(output, self.with_part(x, new))
 
     def part_of(self, x: Tensor) -> Tensor:
-        """What is replaced of an activation: [rows, positions, width]."""
+        """The part of an activation to replace: [rows, positions, width]."""
         return x
 
     def with_part(self, x: Tensor, part: Tensor) -> Tensor:  # noqa: ARG002 (all of it is replaced)
-        """The activation with another part."""
+        """The activation with that part replaced."""
         return part
 
     def _replaced(self, x: Tensor, hook: HookPoint) -> Tensor | None:
@@ -86,13 +86,13 @@ class Patch(Hook):
             return value
         rows = [self.batch_idx] if isinstance(self.batch_idx, int) else list(self.batch_idx)
         if any(row not in range(-len(x), len(x)) for row in rows):
-            raise HooklineError(f"batch_idx={self.batch_idx}, but there are {len(x)} rows")
+            raise HooklineError(f"batch_idx={self.batch_idx} is out of range: the batch has {len(x)} rows")
         chosen = torch.zeros(len(x), dtype=torch.bool)
         chosen[rows] = True
         return torch.where(chosen.to(x.device).view(-1, *[1] * (x.ndim - 1)), value, x)
 
     def _spread(self, value: Tensor, x: Tensor, hook: HookPoint) -> Tensor | None:
-        """The replacement in the shape of the activation; it counts at its positions only. None: not in this pass."""
+        """The replacement in the shape of the activation, used at its positions only; None if not in this pass."""
         if value.ndim < 2:
             return self._fit(value, x)
         if is_one_per_row(self.token_idx):
@@ -110,7 +110,7 @@ class Patch(Hook):
         return wide.gather(1, order[..., None].expand(-1, -1, value.shape[-1]))
 
     def _of_all(self, value: Tensor, x: Tensor, hook: HookPoint) -> Tensor | None:
-        """For all positions of a text: in a later step of a generation, those that the replacement still has."""
+        """A replacement of all positions of a text; in later steps of generation, its remaining positions."""
         passing = None if hook.stream == "image" else now.passing
         start = 0 if passing is None else passing.span_at(hook.stream).positions.start
         length = value.shape[-2]
@@ -123,7 +123,7 @@ class Patch(Hook):
         return new
 
     def _of_each(self, value: Tensor, x: Tensor, hook: HookPoint) -> Tensor:
-        """For positions in the order in which they were given."""
+        """A replacement of selected positions, in the order in which they were given."""
         wanted: Any = self.token_idx
         if value.shape[-2] not in (1, len(wanted)):
             raise self._misfit(x, f"at {len(wanted)} tokens")
@@ -142,13 +142,13 @@ class Patch(Hook):
 
     def _misfit(self, x: Tensor, where: str) -> HooklineError:
         return HooklineError(
-            f"a replacement of shape {list(self.replacement.shape)} does not fit into {list(x.shape)}"
-            f"{' ' if where else ''}{where}: give [{x.shape[-1]}], or as many positions as are replaced before that"
+            f"a replacement of shape {list(self.replacement.shape)} does not fit {list(x.shape)}"
+            f"{' ' if where else ''}{where}: pass [{x.shape[-1]}], or [positions, {x.shape[-1]}]"
         )
 
 
 class PatchResidualHook(Patch):
-    """Replace the residual stream after a layer, at one token, several, or (None) all."""
+    """Replace the residual stream after a layer, at one, several, or all (None) tokens."""
 
     hook_point = "lm.layer.post"
 
@@ -157,7 +157,7 @@ class PatchResidualHook(Patch):
 
 
 class PatchMLPHook(Patch):
-    """Replace what an MLP gives, at one token, several, or all."""
+    """Replace the output of an MLP, at one, several, or all tokens."""
 
     hook_point = "lm.mlp.out"
 
@@ -166,7 +166,7 @@ class PatchMLPHook(Patch):
 
 
 class PatchHeadHook(Patch):
-    """Replace what one head gives, at one token, several, or all.
+    """Replace the output of one head, at one, several, or all tokens.
 
     A head is a slice of what goes *into* the attention's output projection, so that is where it is replaced: the point
     is `lm.attn.z`, and the replacement `d_head` wide. After the projection no unit belongs to one head. With
@@ -180,31 +180,31 @@ class PatchHeadHook(Patch):
     ) -> None:
         super().__init__(layer, replacement, token_idx, **options)
         if isinstance(head_idx, bool) or not isinstance(head_idx, int):
-            raise InvalidHookError(f"PatchHeadHook: head_idx is the number of a head, not {told(head_idx)}")
+            raise InvalidHookError(f"PatchHeadHook: head_idx must be the index of a head, not {told(head_idx)}")
         self.head_idx = head_idx
 
     def _found(self, points: Points) -> list[HookPoint]:
         return [self._with_heads(point, points) for point in super()._found(points)]
 
     def _with_heads(self, point: HookPoint, points: Points) -> HookPoint:
-        """The point at which the heads are apart of which this is the sum."""
+        """The point with separate heads (`hook_z`) that precedes this one."""
         if point.axes.split()[2:3] in (["h"], ["g"]):
             return point
         before, dot, name = point.listed.rpartition(".")
         if name not in ("hook_attn_out", "hook_cross_attn_out"):
             raise InvalidHookError(
-                f"{type(self).__name__} is for a place with heads, 'lm.attn.out' or 'lm.attn.z', not {point.name!r}"
+                f"{type(self).__name__} needs a point with heads, 'lm.attn.out' or 'lm.attn.z', not {point.name!r}"
             )
         return points.find(f"{before}{dot}{name.removeprefix('hook_').removesuffix('_out')}.hook_z")
 
     def part_of(self, x: Tensor) -> Tensor:
-        """The one head's."""
+        """The part of the head."""
         if x.ndim != 4 or self.head_idx not in range(-x.shape[2], x.shape[2]):
-            raise HooklineError(f"head_idx={self.head_idx}, but the activation is of shape {list(x.shape)} (b p h e)")
+            raise HooklineError(f"head_idx={self.head_idx}, but the activation has shape {list(x.shape)} (b p h e)")
         return x[:, :, self.head_idx]
 
     def with_part(self, x: Tensor, part: Tensor) -> Tensor:
-        """The heads with another one."""
+        """The activation with the head replaced."""
         new = x.clone()
         new[:, :, self.head_idx] = part
         return new

@@ -133,9 +133,9 @@ class Prompts:
 def prompts_of(model: HookedModel, prompt: Prompt) -> Prompts:
     """Texts or tokens as rows."""
     if isinstance(prompt, Mapping):
-        return _with_pictures(model, [prompt])
+        return _with_images(model, [prompt])
     if not isinstance(prompt, str | Tensor) and len(prompt) and all(isinstance(each, Mapping) for each in prompt):
-        return _with_pictures(model, list(prompt))  # type: ignore[arg-type]
+        return _with_images(model, list(prompt))  # type: ignore[arg-type]
     if isinstance(prompt, list | tuple) and _are_ids(prompt):
         return _of_ids(model, prompt)
     ids, mask = model._inputs(prompt, None, None)  # type: ignore[arg-type]
@@ -159,7 +159,7 @@ def _of_ids(model: HookedModel, given: Sequence[Any]) -> Prompts:
     return Prompts(pad_sequence(rows, batch_first=True), pad_sequence(masks, batch_first=True))
 
 
-def _with_pictures(model: HookedModel, given: Sequence[Mapping[str, Any]]) -> Prompts:
+def _with_images(model: HookedModel, given: Sequence[Mapping[str, Any]]) -> Prompts:
     """Keyword inputs, of one text each, as rows."""
     rows: list[Tensor] = []
     more: list[Mapping[str, Any]] = []

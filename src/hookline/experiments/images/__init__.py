@@ -1,9 +1,9 @@
-"""Looking into pictures: the lens over a picture, attention back to it, and patching of a part of it."""
+"""Experiments on images: the logit lens over an image, attention to its parts, and patching of a region."""
 
 from hookline.experiments.images.colors import overlay
-from hookline.experiments.images.image_attention import SeenAttention, attention, tower_attention
-from hookline.experiments.images.image_lens import SeenLens, lens
-from hookline.experiments.images.placed import Sight, positions, sight
+from hookline.experiments.images.image_attention import ImageAttention, attention, tower_attention
+from hookline.experiments.images.image_lens import ImageLens, lens
+from hookline.experiments.images.placed import PlacedImage, place_image, positions
 from hookline.experiments.images.region_patching import patch
 
 __all__ = [
@@ -13,8 +13,8 @@ __all__ = [
     "patch",
     "positions",
     "tower_attention",
-    "sight",
-    "SeenAttention",
-    "SeenLens",
-    "Sight",
+    "place_image",
+    "ImageAttention",
+    "ImageLens",
+    "PlacedImage",
 ]

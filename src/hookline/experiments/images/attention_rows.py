@@ -1,4 +1,4 @@
-"""Looking: what every head looks at, from one position, in a run on a prompt with a picture, or in a generation."""
+"""Attention rows: the pattern of every head from one position, in one run or during generation."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from hookline.experiments.core.sweep import Places
 from hookline.model import HookedModel
 
 
-def asked(inputs: Mapping[str, Any], pos: int, new_tokens: int) -> int:
-    """The position to look from, counted from the beginning."""
+def checked_position(inputs: Mapping[str, Any], pos: int, new_tokens: int) -> int:
+    """The query position, counted from the start of the prompt."""
     length = inputs["input_ids"].shape[1]
     if isinstance(new_tokens, bool) or not isinstance(new_tokens, int) or new_tokens < 0:
-        raise HooklineError(f"new_tokens is how many tokens the model says, 0 or more, not {new_tokens!r}")
+        raise HooklineError(f"new_tokens must be the number of tokens to generate, 0 or more, not {new_tokens!r}")
     if new_tokens and pos != -1:
-        raise HooklineError(f"new tokens are made at the end of the prompt: leave out pos={pos!r}, or new_tokens")
+        raise HooklineError(f"new tokens are generated at the end of the prompt: omit pos={pos!r} or new_tokens")
     if isinstance(pos, bool) or not isinstance(pos, int) or pos not in range(-length, length):
-        raise HooklineError(f"position {pos!r}, but the prompt has {length} tokens")
+        raise HooklineError(f"position {pos!r} is out of range: the prompt has {length} tokens")
     return pos % length
 
 
-def looks_of(
+def attention_rows(
     model: HookedModel, inputs: Mapping[str, Any], where: Places, pos: int, new_tokens: int
 ) -> tuple[Float[Tensor, "*step layer head key"], list[Label] | None]:
-    """What each head looks at from a position, among all of the prompt; and labels of steps, where there are some."""
+    """Each head's attention from a position to the whole prompt, and the labels of steps if tokens are generated."""
     length = inputs["input_ids"].shape[1]
     found: dict[str, list[Tensor]] = {name: [] for name in where.names}
 
     def note(pattern: Tensor, hook: Any) -> None:
-        """Of a pass over the whole prompt that position; of a pass over a new token its one position."""
+        """Record the row of that position in the pass over the prompt, then the only row of each decoding step."""
         rows = pattern[0].detach()
         row = rows[:, pos] if rows.shape[1] == length else rows[:, -1]
         found[hook.name].append(_of_prompt(row, length + len(found[hook.name]), length).float().cpu())
@@ -56,17 +56,19 @@ def looks_of(
 
 
 def _of_prompt(row: Float[Tensor, "head key"], total: int, length: int) -> Float[Tensor, "head pos"]:
-    """The attention to positions of the prompt: a window of keys ends at the newest, and leaves out the oldest."""
+    """The attention to positions of the prompt; a sliding window of keys lacks the oldest, which are padded with 0."""
     keys = row.shape[1]
     if keys > total:
-        raise HooklineError(f"attention goes to {keys} keys, but there are {total} tokens: a cache of fixed size?")
+        raise HooklineError(
+            f"the pattern has {keys} keys, but there are {total} tokens: static caches are not supported"
+        )
     return torch.nn.functional.pad(row, (total - keys, 0))[:, :length]
 
 
-def tower_looks(
+def tower_attention_rows(
     model: HookedModel, inputs: Mapping[str, Any], where: Places, which: int, pos: int
 ) -> Float[Tensor, "layer head key"]:
-    """What each head of the vision tower looks at in one picture, from one of its positions."""
+    """Each head's attention in the vision tower, from one position of one image."""
     found: dict[str, list[Tensor]] = {name: [] for name in where.names}
 
     def note(pattern: Tensor, hook: Any) -> None:
@@ -81,7 +83,7 @@ def _stacked(found: dict[str, list[Tensor]]) -> Float[Tensor, "step layer head .
     heads = {name: each[0].shape[0] for name, each in found.items() if each}
     if len(heads) < len(found):
         missing = next(name for name, each in found.items() if not each)
-        raise HooklineError(f"{missing!r} did not come by in this run: there is no attention to show")
+        raise HooklineError(f"{missing!r} did not fire in this run, so there is no attention to show")
     if len({*heads.values()}) > 1:
-        raise HooklineError(f"the layers differ in how many heads they have: {heads}. Choose some, layer=…")
+        raise HooklineError(f"the layers have different numbers of heads: {heads}. Select some with layers=…")
     return torch.stack([torch.stack(each) for each in zip(*found.values(), strict=True)])

@@ -1,4 +1,4 @@
-"""Overlay: any number for each position of a picture, as colours over the picture."""
+"""Overlay: one value per image position, drawn as colors over the image."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.experiments.core.labels import Label, listed, needed
-from hookline.experiments.images.placed import Sight
+from hookline.experiments.images.placed import PlacedImage
 from hookline.experiments.result import Result
 
 
 def overlay(
     values: Result | Any,
-    on: Sight,
+    on: PlacedImage,
     *,
-    centre: float | None = None,
+    center: float | None = None,
     smooth: bool = False,
     alpha: float = 1.0,
     cmap: str = "RdBu",
@@ -26,27 +26,27 @@ def overlay(
     vmax: float | None = None,
     title: str | None = None,
 ) -> Any:
-    """Draw a number for each position of a picture as colours over it. Gives the matplotlib Figure.
+    """Draw one value per image position as colors over the image. Returns the matplotlib Figure.
 
         swept = patching.sweep(model, clean, corrupted, metric)          # over layer and pos
-        seen.overlay(swept.normalised, seen.sight(model, clean, image))  # a panel for each layer
-        seen.overlay(swept.sel(layer=2), seen.sight(model, clean, image), smooth=True)
+        images.overlay(swept.normalised, images.place_image(model, clean, image))  # one panel per layer
+        images.overlay(swept.sel(layer=2), images.place_image(model, clean, image), smooth=True)
 
-    `values` is a Result of one prompt with an axis `pos`, or one `patch`, and perhaps others, which get panels; or an
-    array whose last axis has the picture's own tokens. Colours are blue above and red below `centre`, equally far:
-    unless told, the value of the run that was changed, or 0. `vmin` and `vmax` set the scale instead. Of a model that
-    looks twice, it is the finer look.
+    `values` is a Result of one prompt with an axis `pos` or `patch`, where other axes become panels; or an array whose
+    last axis has one entry per image token. Colors are blue above and red below `center`, on a symmetric scale;
+    `center` defaults to the value of the unpatched run for a Result, and to 0 for an array. `vmin` and `vmax` set the
+    scale instead. If the model receives an image twice, the finer grid is drawn.
     """
     needed("matplotlib", "overlay", "plot")
     from hookline.experiments.images import drawing
 
     rows, labels = _rows(values, on)
-    if centre is not None and (vmin is not None or vmax is not None):
-        raise HooklineError("centre sets the colours, and so do vmin and vmax: give the one or the others")
-    if centre is None:
-        centre = values.origin if isinstance(values, Result) else 0.0
-    norm = _norm(rows, centre, vmin, vmax)
-    clear = min(max(centre, norm.vmin), norm.vmax)
+    if center is not None and (vmin is not None or vmax is not None):
+        raise HooklineError("pass either center, or vmin and vmax, not both")
+    if center is None:
+        center = values.origin if isinstance(values, Result) else 0.0
+    norm = _norm(rows, center, vmin, vmax)
+    clear = min(max(center, norm.vmin), norm.vmax)
     name = values.name if isinstance(values, Result) else ""
     name += ", normalised" if isinstance(values, Result) and values.info.get("normalised") else ""
     figure, axes = drawing.panels(on, len(rows), cmap=cmap, norm=norm, label=name.replace("$", r"\$"))
@@ -58,30 +58,30 @@ def overlay(
     return figure
 
 
-def _norm(rows: Tensor, centre: float, vmin: float | None, vmax: float | None) -> Any:
+def _norm(rows: Tensor, center: float, vmin: float | None, vmax: float | None) -> Any:
     from matplotlib.colors import Normalize
 
     done = rows[rows.isfinite()]
-    reach = (float((done - centre).abs().max()) if len(done) else 0.0) or 1.0
-    low, high = centre - reach if vmin is None else vmin, centre + reach if vmax is None else vmax
+    reach = (float((done - center).abs().max()) if len(done) else 0.0) or 1.0
+    low, high = center - reach if vmin is None else vmin, center + reach if vmax is None else vmax
     if not low < high:
-        raise HooklineError(f"the colours would go from {low} to {high}: give a vmin below vmax, both or neither")
+        raise HooklineError(f"the color scale would go from {low} to {high}: vmin must be below vmax")
     return Normalize(low, high)
 
 
-def _rows(values: Result | Any, on: Sight) -> tuple[Tensor, list[str | None]]:
-    """A row of values for each panel, one for each of the picture's tokens; and what the panels are called."""
+def _rows(values: Result | Any, on: PlacedImage) -> tuple[Tensor, list[str | None]]:
+    """One row of values per panel, with one value per image token; and the titles of the panels."""
     if not isinstance(values, Result):
         given = torch.as_tensor(values).detach().float().cpu()
         if not 1 <= given.ndim <= 2 or given.shape[-1] != len(on.grid):
             raise HooklineError(
-                f"the values have the shape {list(given.shape)}, but the picture has {len(on.grid)} tokens: of values "
-                "for the whole prompt take values[…, sight.grid.positions]"
+                f"values have shape {list(given.shape)}, but the image has {len(on.grid)} tokens: index values for the "
+                "whole prompt as values[…, placed.grid.positions]"
             )
         return given.reshape(-1, len(on.grid)), [None] * (given.numel() // len(on.grid))
     axis = next((axis for axis in ("pos", "patch") if axis in values.axes), None)
     if axis is None:
-        raise HooklineError(f"a picture needs an axis 'pos' or 'patch'; this result has {listed(values.axes)}")
+        raise HooklineError(f"overlay needs an axis 'pos' or 'patch'; this result has {listed(values.axes)}")
     outer = [each for each in values.axes if each != axis]
     last = values.values.movedim(values.axes.index(axis), -1)
     rows = last.reshape(-1, last.shape[-1])[:, _places(values.coords[axis], axis, on)]
@@ -90,27 +90,27 @@ def _rows(values: Result | Any, on: Sight) -> tuple[Tensor, list[str | None]]:
     return rows.float(), list(labels)
 
 
-def _places(labels: list[Label], axis: str, on: Sight) -> list[int]:
-    """Where on an axis the picture's positions are."""
+def _places(labels: list[Label], axis: str, on: PlacedImage) -> list[int]:
+    """Indices of the image's positions on an axis."""
     numbers = [_number(label, axis) for label in labels]
     missing = [each for each in on.grid.positions.tolist() if each not in numbers]
     if missing:
         raise HooklineError(
-            f"the picture is at position {missing[0]} too, but the axis {axis!r} has not got it: it goes from "
+            f"the image includes position {missing[0]}, which is not on the axis {axis!r}: it goes from "
             f"{labels[0]!r} to {labels[-1]!r}"
         )
     return [numbers.index(each) for each in on.grid.positions.tolist()]
 
 
 def _number(label: Label, axis: str) -> int:
-    """The position that a label is about: "3: Mary" of one prompt; of patches, a number."""
+    """The position of a label: "3: Mary" on an axis of one prompt; a number on an axis of patches."""
     if axis == "patch" and isinstance(label, int):
         return label
     number, colon, _ = str(label).partition(": ")
     if not isinstance(label, str) or not colon or not number.isdigit():
         raise HooklineError(
-            f"the positions of this result are called {label!r}, …: those of several prompts, or of the part that "
-            "sees, which are not the picture's in one prompt. Take those of the picture's patches yourself, and give "
-            "them as an array: seen.overlay(result.values[…, which], sight)"
+            f"the positions of this result are labeled {label!r}, …: they belong to several prompts or to the vision "
+            "tower, not to one prompt. Select the image's patches yourself and pass an array: "
+            "images.overlay(result.values[…, which], placed)"
         )
     return int(number)

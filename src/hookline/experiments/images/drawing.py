@@ -1,4 +1,4 @@
-"""Drawing on pictures: the picture itself, a colour over each part of it, a word in each part. Needs matplotlib."""
+"""Drawing on images: the image itself, a color over each region, a word in each region. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.experiments.core.plotting import Panels, colours, drawable, plain_bar, width
-from hookline.experiments.images.placed import Sight
+from hookline.experiments.images.placed import PlacedImage
 
 _FONT = 8.0
 _MOST_PANELS = 48
 _SMALLEST, _LARGEST = 3.5, 10.0  # fonts of words, in points
 _LONGEST = 10  # characters of a word
-_SHADE = 0.45  # of the darkest place of a picture, over colours
+_SHADE = 0.45  # opacity of the darkest pixel of an image, over colors
 _BRIGHTNESS = np.array([0.3, 0.59, 0.11])  # of red, green, blue
 
 
 def panels(
-    sight: Sight,
+    placed: PlacedImage,
     count: int,
     *,
     width: float = 2.2,
@@ -38,13 +38,13 @@ def panels(
     norm: Normalize,
     label: str = "",
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with a panel for each of several drawings of one picture, and a bar for their colours."""
+    """A figure with `count` panels of one image, and a color bar."""
     if count > _MOST_PANELS:
-        raise HooklineError(f"{count} panels are too many to read: choose some of the layers, heads or steps")
+        raise HooklineError(f"{count} panels are too many to read: select some of the layers, heads or steps")
     columns = columns or {1: 1, 2: 2, 3: 3, 4: 4}.get(count, math.ceil(math.sqrt(1.6 * count)))
     rows = math.ceil(count / columns)
-    width = min(width, 16.0 / columns, 12.0 / (rows * sight.aspect))
-    size = max(width * columns, 2.0) + (0.85 if label else 0.7), (width * sight.aspect + 0.25) * rows + 0.2
+    width = min(width, 16.0 / columns, 12.0 / (rows * placed.aspect))
+    size = max(width * columns, 2.0) + (0.85 if label else 0.7), (width * placed.aspect + 0.25) * rows + 0.2
     figure, grid = pyplot.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False, FigureClass=Panels)
     for each in grid.flat[count:]:
         each.set_visible(False)
@@ -56,13 +56,13 @@ def panels(
     return figure, list(grid.flat[:count])
 
 
-def ground(ax: Axes, sight: Sight, *, is_shade: bool = False, title: str | None = None) -> None:
-    """The picture with its corners at 0 and 1, or an empty square; as shades of grey over whatever else is drawn."""
+def ground(ax: Axes, placed: PlacedImage, *, is_shade: bool = False, title: str | None = None) -> None:
+    """Draw the image with its corners at 0 and 1, or an empty square; `is_shade` draws it in gray on top."""
     empty = np.full((1, 1, 3), 0.96)
-    pixels = empty if sight.picture is None else np.asarray(sight.picture, dtype=float) / 255
+    pixels = empty if placed.image is None else np.asarray(placed.image, dtype=float) / 255
     pixels = _shades(pixels) if is_shade else pixels
     options: dict[str, Any] = {"interpolation": "nearest", "zorder": 3 if is_shade else 0}
-    ax.imshow(pixels, extent=(0, 1, 1, 0), aspect=sight.aspect, **options)
+    ax.imshow(pixels, extent=(0, 1, 1, 0), aspect=placed.aspect, **options)
     ax.set(xlim=(0, 1), ylim=(1, 0), xticks=[], yticks=[])
     for side in ax.spines.values():
         side.set(color="0.7", linewidth=0.6)
@@ -71,7 +71,7 @@ def ground(ax: Axes, sight: Sight, *, is_shade: bool = False, title: str | None 
 
 
 def _shades(pixels: np.ndarray) -> np.ndarray:
-    """Black that covers the more, the darker the picture is, from its brightest place to its darkest."""
+    """Black with an opacity that grows with the darkness of the pixel."""
     bright = pixels @ _BRIGHTNESS
     low, high = bright.min(), bright.max()
     covers = _SHADE * (high - bright) / max(high - low, 0.2)
@@ -80,7 +80,7 @@ def _shades(pixels: np.ndarray) -> np.ndarray:
 
 def heat(
     ax: Axes,
-    sight: Sight,
+    placed: PlacedImage,
     values: Tensor,
     *,
     norm: Normalize,
@@ -89,25 +89,25 @@ def heat(
     clear: float = 0.0,
     smooth: bool = False,
 ) -> None:
-    """A colour over each part of the picture, for the value of the position that looks at it.
+    """Draw a color over each region of the image, for the value of its position.
 
-    The nearer a value is to `clear`, the more of the picture is seen through it; at most `alpha` of it is covered.
+    Values near `clear` are transparent; the largest opacity is `alpha`.
     """
     shades = colours(cmap)
     if smooth:
-        x0, y0, x1, y1 = sight.grid.extent
-        tints = _tints(_between(sight, values), norm, shades, alpha, clear)
-        ax.imshow(tints, extent=(x0, x1, y1, y0), aspect=sight.aspect, interpolation="nearest")
+        x0, y0, x1, y1 = placed.grid.extent
+        tints = _tints(_between(placed, values), norm, shades, alpha, clear)
+        ax.imshow(tints, extent=(x0, x1, y1, y0), aspect=placed.aspect, interpolation="nearest")
         ax.set(xlim=(0, 1), ylim=(1, 0))
         return
-    cells, boxes = _cells(sight)
+    cells, boxes = _cells(placed)
     drawn = PatchCollection(boxes, edgecolor=(0.5, 0.5, 0.5, 0.25), linewidth=0.4)
     drawn.set(facecolor=_tints(values[cells].numpy(), norm, shades, alpha, clear))
     ax.add_collection(drawn)
 
 
 def _tints(values: np.ndarray, norm: Normalize, colours: Colormap, alpha: float, clear: float) -> np.ndarray:
-    """Colours of values, with how much each covers."""
+    """RGBA colors of values."""
     placed, middle = norm(np.ma.masked_invalid(values)), float(norm(clear))
     tints: np.ndarray = colours(placed)
     away = np.abs(np.ma.filled(placed, middle) - middle) / max(middle, 1 - middle)
@@ -115,12 +115,12 @@ def _tints(values: np.ndarray, norm: Normalize, colours: Colormap, alpha: float,
     return tints
 
 
-def _between(sight: Sight, values: Tensor, times: int = 24) -> np.ndarray:
-    """The values over the part of the picture that is seen: each in the middle of its place, in straight lines between.
+def _between(placed: PlacedImage, values: Tensor, times: int = 24) -> np.ndarray:
+    """The values interpolated linearly between the centers of their regions.
 
-    Rows and columns that are all beside the picture are left out.
+    Rows and columns that lie outside the image are omitted.
     """
-    grid = sight.grid
+    grid = placed.grid
     boxes, cells = grid.boxes[grid.main], grid.as_map(values)
     there = ~boxes.isnan().any(-1)
     down, across = there.any(1), there.any(0)
@@ -133,9 +133,9 @@ def _between(sight: Sight, values: Tensor, times: int = 24) -> np.ndarray:
     return np.stack([np.interp(y, middles[:, 0, 1::2].mean(-1), column) for column in rows.T], 1)
 
 
-def words(ax: Axes, sight: Sight, texts: Sequence[str], fills: np.ndarray, *, alpha: float, wide: float) -> None:
-    """A word in each part of a picture that is so many points wide, in letters that fit, on a ground of its colour."""
-    cells, boxes = _cells(sight)
+def words(ax: Axes, placed: PlacedImage, texts: Sequence[str], fills: np.ndarray, *, alpha: float, wide: float) -> None:
+    """Write a word into each region, in a font size that fits, on a background of its color; `wide` is in points."""
+    cells, boxes = _cells(placed)
     ax.add_collection(PatchCollection(boxes, facecolor="none", edgecolor=(1, 1, 1, 0.6), linewidth=0.5))
     labels = PatchCollection([_label(box) for box in boxes], linewidth=0)
     labels.set_facecolor([(*fills[each][:3], alpha) for each in cells])
@@ -144,37 +144,37 @@ def words(ax: Axes, sight: Sight, texts: Sequence[str], fills: np.ndarray, *, al
         ink = "white" if _is_dark(fills[cell]) else "black"
         x, y = box.get_x() + box.get_width() / 2, box.get_y() + box.get_height() / 2
         word = _word(texts[cell])
-        size = _letters(word, wide * box.get_width(), wide * sight.aspect * box.get_height())
+        size = _letters(word, wide * box.get_width(), wide * placed.aspect * box.get_height())
         ax.text(x, y, word, fontsize=size, ha="center", va="center_baseline", color=ink, clip_on=True)
 
 
 def _label(box: Rectangle) -> Rectangle:
-    """The part of a place that its word is on; around it the picture is seen."""
+    """The background of a word inside its region."""
     wide, high = box.get_width(), box.get_height()
     return Rectangle((box.get_x() + 0.04 * wide, box.get_y() + 0.26 * high), 0.92 * wide, 0.48 * high)
 
 
-def room_for_words(sight: Sight) -> float:
-    """How wide a panel is to be, in inches, so that a word can be read in each part."""
-    return min(max(0.52 * sight.grid.shape[1], 2.6), 9.0)
+def room_for_words(placed: PlacedImage) -> float:
+    """Panel width in inches that leaves room for a readable word in each region."""
+    return min(max(0.52 * placed.grid.shape[1], 2.6), 9.0)
 
 
-def _cells(sight: Sight) -> tuple[list[int], list[Rectangle]]:
-    """The tokens of the main grid that stand for a place, and their places."""
-    grid = sight.grid
+def _cells(placed: PlacedImage) -> tuple[list[int], list[Rectangle]]:
+    """The tokens of the main grid that cover a region, and their regions."""
+    grid = placed.grid
     cells = [each for each in grid.main.flatten().tolist() if not bool(grid.boxes[each].isnan().any())]
     corners = grid.boxes[cells].tolist()
     return cells, [Rectangle((x0, y0), x1 - x0, y1 - y0) for x0, y0, x1, y1 in corners]
 
 
 def _word(text: str) -> str:
-    """A token as it is written into a small place: without the space before it."""
+    """A token shortened for a small region, without its leading space."""
     bare = text.strip() or repr(text)
     return drawable(bare if len(bare) <= _LONGEST else bare[: _LONGEST - 1] + "…", cut=False)
 
 
 def width_of(ax: Axes) -> float:
-    """How wide a panel is, in points, once the figure is laid out."""
+    """Width of a panel in points, after layout."""
     figure = ax.get_figure(root=True)
     assert figure is not None
     figure.draw_without_rendering()
@@ -182,7 +182,7 @@ def width_of(ax: Axes) -> float:
 
 
 def _letters(word: str, wide: float, high: float) -> float:
-    """The size of letters with which a word fits into a place, all in points."""
+    """The font size with which a word fits into a region, all in points."""
     return max(min(0.86 * wide / max(width(word, 1.0), 0.3), 0.42 * high, _LARGEST), _SMALLEST)
 
 

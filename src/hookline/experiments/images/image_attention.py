@@ -1,4 +1,4 @@
-"""Attention back to a picture: how much each head looks at each part of it, from the answer or another position."""
+"""Attention to an image: the weight that each head gives each region, from the answer or another position."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from torch import Tensor
 from hookline.errors import HooklineError
 from hookline.experiments.core.labels import Label, needed, number
 from hookline.experiments.core.sweep import Places, places
-from hookline.experiments.images.attention_rows import asked, looks_of, tower_looks
-from hookline.experiments.images.placed import Sight, sight, tower_sight
+from hookline.experiments.images.attention_rows import attention_rows, checked_position, tower_attention_rows
+from hookline.experiments.images.placed import PlacedImage, place_image, place_image_in_tower
 from hookline.experiments.result import Result, Top
 from hookline.model import HookedModel
 from hookline.vision.grid import Box
-from hookline.vision.images import Picture
+from hookline.vision.images import ImageLike
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SeenAttention:
-    """How much each head looks at each part of a picture: `values`, a Result over layer, head and patch.
+class ImageAttention:
+    """The attention of each head to each region of an image: `values`, a Result over layer, head and patch.
 
-        found = seen.attention(model, inputs, image)
-        found.share                        # of each head's attention, how much goes to the picture: layer, head
-        found.top(5)                       # the heads that look at it most
-        found.top(5, box=(0, 0, 0.5, 0.5)) # … at its upper left quarter
-        found.plot(2); found.plot(2, 5)    # over the picture: the heads of layer 2, or one of them
+        found = images.attention(model, inputs, image)
+        found.share                        # fraction of each head's attention on the image: layer, head
+        found.top(5)                       # the heads with the most attention on it
+        found.top(5, box=(0, 0, 0.5, 0.5)) # … on its upper left quarter
+        found.plot(2); found.plot(2, 5)    # over the image: the heads of layer 2, or one of them
 
-    A patch is called by its position. Of several new tokens there is an axis `step` before the others.
+    A patch is labeled by its position. With several new tokens there is a leading axis `step`.
     """
 
     values: Result
-    sight: Sight
+    placed: PlacedImage
 
     @property
     def share(self) -> Result:
-        """How much of each head's attention goes to the picture, of 1; the rest goes elsewhere."""
-        return self._sum(list(range(len(self.sight.grid))), "attention on the picture")
+        """Fraction of each head's attention that goes to the image, from 0 to 1."""
+        return self._sum(list(range(len(self.placed.grid))), "attention on the image")
 
     def on(self, box: Box) -> Result:
-        """How much of each head's attention goes to a part of the picture: left, top, right, bottom, as fractions."""
-        inside = self.sight.grid.positions_in(box)
+        """Fraction of each head's attention that goes to a box: left, top, right, bottom, as fractions of the image."""
+        inside = self.placed.grid.positions_in(box)
         if not inside:
-            raise HooklineError(f"no position looks at {box}: the model sees {self.sight.grid.extent}")
-        every = self.sight.grid.positions.tolist()
+            raise HooklineError(f"no position covers {box}: the model receives {self.placed.grid.extent} of this image")
+        every = self.placed.grid.positions.tolist()
         return self._sum([every.index(each) for each in inside], f"attention on {tuple(box)}")
 
     def _sum(self, patches: list[int], name: str) -> Result:
@@ -56,14 +56,14 @@ class SeenAttention:
         return Result(self.values.values[..., patches].sum(-1), axes, coords, name, self.values.info)
 
     def top(self, k: int = 10, box: Box | None = None) -> Top:
-        """The `k` heads that look most at the picture, or at a part of it."""
+        """The `k` heads with the most attention on the image, or on a box."""
         return (self.share if box is None else self.on(box)).top(k, by="value")
 
-    def mean(self, *axes: str) -> SeenAttention:
-        """The average over layers, heads or steps: `found.mean("head").plot()` has a panel for each layer."""
+    def mean(self, *axes: str) -> ImageAttention:
+        """The mean over layers, heads or steps: `found.mean("head").plot()` draws one panel per layer."""
         if not axes or "patch" in axes:
-            raise HooklineError('say what to average over, as in mean("head"): layer, head or step, but not patch')
-        return SeenAttention(self.values.mean(*axes), self.sight)
+            raise HooklineError('name the axes to average over, as in mean("head"): layer, head or step, but not patch')
+        return ImageAttention(self.values.mean(*axes), self.placed)
 
     def plot(
         self,
@@ -76,11 +76,11 @@ class SeenAttention:
         cmap: str = "YlOrRd",
         vmax: float | None = None,
     ) -> Any:
-        """Draw it over the picture: a panel for each of these layers and heads (and steps), all in one scale.
+        """Draw the attention over the image: one panel per layer and head (and step), all on one scale.
 
-        Titles have the share of a head's attention that goes to the picture. With `smooth`, colours flow into each
-        other; without, each part of the picture has its own. The scale goes to the largest value drawn, or to `vmax`,
-        and has more room for small values. Gives the matplotlib Figure.
+        Titles show the fraction of a head's attention that goes to the image. With `smooth`, colors are interpolated;
+        otherwise each region has one color. The scale ends at the largest value drawn, or at `vmax`, and resolves
+        small values better. Returns the matplotlib Figure.
         """
         needed("matplotlib", "plot", "plot")
         from matplotlib.colors import PowerNorm
@@ -92,14 +92,16 @@ class SeenAttention:
         parts = list(product(*(chosen.coords[axis] for axis in outer)))
         rows = chosen.values.reshape(len(parts), -1)
         if vmax is not None and not vmax > 0:
-            raise HooklineError(f"vmax is the attention with the strongest colour, above 0, not {vmax!r}")
+            raise HooklineError(
+                f"vmax must be positive, not {vmax!r}: it is the attention drawn in the strongest color"
+            )
         norm = PowerNorm(0.5, 0.0, (float(rows.max()) or 1.0) if vmax is None else vmax)
         columns = len(chosen.coords[outer[-1]]) if outer and len(chosen.coords[outer[-1]]) <= 8 else None
-        figure, axes = drawing.panels(self.sight, len(parts), columns=columns, cmap=cmap, norm=norm, label="attention")
+        figure, axes = drawing.panels(self.placed, len(parts), columns=columns, cmap=cmap, norm=norm, label="attention")
         for labels, row, ax in zip(parts, rows, axes, strict=True):
             where = _called(dict(zip(outer, labels, strict=True)))
-            drawing.ground(ax, self.sight, is_shade=True, title=" · ".join([*where, f"{float(row.sum()):.0%} here"]))
-            drawing.heat(ax, self.sight, row, norm=norm, cmap=cmap, alpha=alpha, smooth=smooth)
+            drawing.ground(ax, self.placed, is_shade=True, title=" · ".join([*where, f"{float(row.sum()):.0%} here"]))
+            drawing.heat(ax, self.placed, row, norm=norm, cmap=cmap, alpha=alpha, smooth=smooth)
         return figure
 
     def _chosen(self, wanted: Mapping[str, Any]) -> Result:
@@ -108,100 +110,101 @@ class SeenAttention:
             if label is None:
                 continue
             if axis not in chosen.axes:
-                raise HooklineError(f"{axis}={label!r}, but there is no axis {axis!r} here: only {chosen.axes}")
+                raise HooklineError(f"{axis}={label!r}, but the axes are {chosen.axes}")
             chosen = chosen.sel(**{axis: list(label) if isinstance(label, list | tuple | range) else [label]})
         return chosen
 
     def __repr__(self) -> str:
         sizes = " × ".join(f"{axis} {len(self.values.coords[axis])}" for axis in self.values.axes)
-        lines = [f"SeenAttention [{sizes}]"]
+        lines = [f"ImageAttention [{sizes}]"]
         if self.values.axes[:-1]:
             top = (f"{' '.join(_called(cell.labels))} {number(cell.value)}" for cell in self.top(3))
-            lines.append(f"most on the picture: {', '.join(top)}")
+            lines.append(f"most on the image: {', '.join(top)}")
         return "\n  ".join(lines)
 
 
 def attention(
     model: HookedModel,
     inputs: Mapping[str, Any],
-    picture: Picture | None = None,
+    image: ImageLike | None = None,
     *,
     which: int = 0,
-    layer: int | Sequence[int] | None = None,
+    layers: int | Sequence[int] | None = None,
     head: int | Sequence[int] | None = None,
     pos: int = -1,
     new_tokens: int = 0,
-) -> SeenAttention:
-    """How much each head looks, from a position of the prompt, at each part of a picture.
+) -> ImageAttention:
+    """The attention of each head from a position of the prompt to each region of an image.
 
         inputs = model.to_inputs("<image> What colour is the circle?", images=[image])
-        found = seen.attention(model, inputs, image)      # from the last position, where the answer is made
+        found = images.attention(model, inputs, image)      # from the last position, which predicts the answer
         found.plot(1)
 
-    `pos` is another position. With `new_tokens` the model goes on, without chance, for so many tokens: then it is from
-    the positions where these are made, an axis `step` with the tokens for labels. `layer` and `head` keep some only.
+    `pos` selects another query position. With `new_tokens` the model generates that many tokens greedily, and the
+    result has an axis `step`, labeled by those tokens, with the attention from the position that predicts each of
+    them. `layers` and `head` select layers and heads.
     """
-    seen = sight(model, inputs, picture, which=which)
+    placed = place_image(model, inputs, image, which=which)
     if "input_ids" not in inputs:
-        raise HooklineError("this model reads no text that could look back at a picture: use seen.tower_attention")
-    where = places(model, "pattern", ("layer", "head"), _layers(layer))
-    found, steps = looks_of(model, inputs, where, asked(inputs, pos, new_tokens), new_tokens)
+        raise HooklineError("this model takes no text that could attend to an image: use images.tower_attention")
+    where = places(model, "pattern", ("layer", "head"), _layers(layers))
+    found, steps = attention_rows(model, inputs, where, checked_position(inputs, pos, new_tokens), new_tokens)
     info = {"from": pos} if not new_tokens else {"new_tokens": new_tokens}
-    return _seen(seen, found[..., seen.grid.positions], where, head, steps, info)
+    return _image_attention(placed, found[..., placed.grid.positions], where, head, steps, info)
 
 
 def tower_attention(
     model: HookedModel,
     inputs: Mapping[str, Any],
-    picture: Picture | None = None,
+    image: ImageLike | None = None,
     *,
     which: int = 0,
-    layer: int | Sequence[int] | None = None,
+    layers: int | Sequence[int] | None = None,
     head: int | Sequence[int] | None = None,
     at: tuple[float, float] | None = None,
-) -> SeenAttention:
-    """How much each head of the part that sees looks at each part of the picture, from its class token or a place.
+) -> ImageAttention:
+    """The attention of each head of the vision tower to each region of the image, from the class token or a patch.
 
-        seen.tower_attention(model, inputs, image).plot()                 # from the class token
-        seen.tower_attention(model, inputs, image, at=(0.2, 0.7)).plot()  # from the patch at that place
+        images.tower_attention(model, inputs, image).plot()                 # from the class token
+        images.tower_attention(model, inputs, image, at=(0.2, 0.7)).plot()  # from the patch at that point
 
-    For models that take a picture in one piece: LLaVA, PaliGemma, Gemma 3, and ViT, CLIP, SigLIP, DINOv2 by themselves.
+    For models that do not tile images: LLaVA, PaliGemma, Gemma 3, and ViT, CLIP, SigLIP, DINOv2 by themselves.
     """
-    where = places(model, "vision.attn.pattern", ("layer", "head"), _layers(layer))
-    seen = tower_sight(model, inputs, picture, which=which)
-    if at is None and int(seen.grid.positions[0]) == 0:
-        raise HooklineError("this tower has no class token: say from where in the picture, at=(x, y)")
-    pos = 0 if at is None else seen.grid.position(*at)
-    found = tower_looks(model, inputs, where, which, pos)
-    if found.shape[-1] != int(seen.grid.positions[-1]) + 1:
-        raise HooklineError(f"the tower has {found.shape[-1]} positions, and not as many as {seen.grid!r}")
+    where = places(model, "vision.attn.pattern", ("layer", "head"), _layers(layers))
+    placed = place_image_in_tower(model, inputs, image, which=which)
+    if at is None and int(placed.grid.positions[0]) == 0:
+        raise HooklineError("this vision tower has no class token: choose a patch with at=(x, y)")
+    pos = 0 if at is None else placed.grid.position(*at)
+    found = tower_attention_rows(model, inputs, where, which, pos)
+    if found.shape[-1] != int(placed.grid.positions[-1]) + 1:
+        raise HooklineError(f"the vision tower has {found.shape[-1]} positions, which do not match {placed.grid!r}")
     info = {"from": "class token" if at is None else list(at)}
-    return _seen(seen, found[..., seen.grid.positions], where, head, None, info)
+    return _image_attention(placed, found[..., placed.grid.positions], where, head, None, info)
 
 
-def _seen(
-    seen: Sight,
+def _image_attention(
+    placed: PlacedImage,
     values: Float[Tensor, "*step layer head patch"],
     where: Places,
     head: int | Sequence[int] | None,
     steps: list[Label] | None,
     info: dict[str, Any],
-) -> SeenAttention:
+) -> ImageAttention:
     coords: dict[str, list[Label]] = {} if steps is None else {"step": steps}
     coords |= {"layer": where.coords["layer"], "head": list(range(values.shape[-2]))}
-    coords["patch"] = seen.grid.positions.tolist()
+    coords["patch"] = placed.grid.positions.tolist()
     result = Result(values, tuple(coords), coords, "attention", info)
     if head is not None:
         result = result.sel(head=[head] if isinstance(head, int) else list(head))
-    return SeenAttention(result, seen)
+    return ImageAttention(result, placed)
 
 
-def _layers(layer: int | Sequence[int] | None) -> list[int] | None:
-    return [layer] if isinstance(layer, int) else None if layer is None else list(layer)
+def _layers(layers: int | Sequence[int] | None) -> list[int] | None:
+    return [layers] if isinstance(layers, int) else None if layers is None else list(layers)
 
 
 def _called(labels: Mapping[str, Label]) -> list[str]:
-    """What a panel is called: "L3H4", or "layer 3", with the step's token before it."""
+    """The title of a panel: "L3H4", or "layer 3", after the token of the step."""
     rest = dict(labels)
     step = [str(rest.pop("step"))] if "step" in rest else []
     if {"layer", "head"} <= rest.keys():

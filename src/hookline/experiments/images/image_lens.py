@@ -1,4 +1,4 @@
-"""The logit lens over a picture: which token the model would say at each part of it, after each layer."""
+"""The logit lens over an image: the token predicted at each image position, after each layer."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from hookline.errors import HooklineError
 from hookline.experiments.core.answers import layer_labels
 from hookline.experiments.core.labels import Label, needed
 from hookline.experiments.core.prompts import Prompts, prompts_of
-from hookline.experiments.images.placed import Sight, sight
+from hookline.experiments.images.placed import PlacedImage, place_image
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
 from hookline.residual import ModelCache
-from hookline.vision.images import Picture
+from hookline.vision.images import ImageLike
 
 Layers = int | str | Sequence[int | str]
 
 _ROOM = 2**28
-"""Bytes of logits that are there at a time."""
+"""Bytes of logits held in memory at a time."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SeenLens:
-    """The likeliest tokens at each position of a picture after each layer.
+class ImageLens:
+    """The likeliest tokens at each position of an image after each layer.
 
-        found = seen.lens(model, inputs, image)
-        found.at(3, 0.2, 0.7)                  # after layer 3, at that place in the picture: [(" red", 0.98)]
-        found.plot(); found.plot([1, 3])       # the picture, with a token in each of its parts
+        found = images.lens(model, inputs, image)
+        found.at(3, 0.2, 0.7)                  # after layer 3, at that point of the image: [(" red", 0.98)]
+        found.plot(); found.plot([1, 3])       # the image, with a token in each region
 
-    `tokens[layer][patch]` has the likeliest few in order, `probs` how likely they are: a Result over layer, patch and
-    rank, in which a patch is called by its position in the prompt.
+    `tokens[layer][patch]` lists the likeliest tokens in order, `probs` their probabilities: a Result over layer, patch
+    and rank. A patch is labeled by its position in the prompt.
     """
 
     tokens: list[list[list[str]]]
     probs: Result
-    sight: Sight
+    placed: PlacedImage
 
     @property
     def layers(self) -> list[Label]:
@@ -48,15 +48,15 @@ class SeenLens:
         return self.probs.coords["layer"]
 
     def at(self, layer: int | str, x: float, y: float) -> list[tuple[str, float]]:
-        """What is read after a layer at a place in the picture: tokens, and how likely they are."""
-        place = self.sight.grid.positions.tolist().index(self.sight.grid.position(x, y))
+        """The likeliest tokens and their probabilities after a layer, at a point of the image."""
+        place = self.placed.grid.positions.tolist().index(self.placed.grid.position(x, y))
         probs = self.probs.sel(layer=layer).values[place].tolist()
         return list(zip(self.tokens[self._row(layer)][place], probs, strict=True))
 
     def plot(self, layer: Layers | None = None, *, alpha: float = 0.9, cmap: str = "YlGnBu") -> Any:
-        """Draw the picture with the likeliest token in each part, coloured by its probability: a panel for each layer.
+        """Draw the image with the likeliest token in each region, colored by its probability: one panel per layer.
 
-        Gives the matplotlib Figure. Of a model that looks twice, it is the finer look.
+        Returns the matplotlib Figure. If the model receives an image twice, it shows the finer grid.
         """
         needed("matplotlib", "plot", "plot")
         from matplotlib import colormaps
@@ -67,23 +67,23 @@ class SeenLens:
         rows = range(len(self.layers)) if layer is None else [self._row(each) for each in _listed(layer)]
         norm = Normalize(0.0, 1.0)
         figure, axes = drawing.panels(
-            self.sight, len(rows), width=drawing.room_for_words(self.sight), cmap=cmap, norm=norm, label="probability"
+            self.placed, len(rows), width=drawing.room_for_words(self.placed), cmap=cmap, norm=norm, label="probability"
         )
         for row, ax in zip(rows, axes, strict=True):
             label = self.layers[row]
-            drawing.ground(ax, self.sight, title=label if isinstance(label, str) else f"after layer {label}")
+            drawing.ground(ax, self.placed, title=label if isinstance(label, str) else f"after layer {label}")
         wide = drawing.width_of(axes[0])
         for row, ax in zip(rows, axes, strict=True):
             texts = [each[0] for each in self.tokens[row]]
             fills = colormaps[cmap](norm(self.probs.values[row, :, 0].numpy()))
-            drawing.words(ax, self.sight, texts, fills, alpha=alpha, wide=wide)
+            drawing.words(ax, self.placed, texts, fills, alpha=alpha, wide=wide)
         return figure
 
     def _row(self, layer: int | str) -> int:
         return self.layers.index(self.probs.sel(layer=[layer]).coords["layer"][0])
 
     def __repr__(self) -> str:
-        lines = [f"SeenLens [layer {len(self.layers)} × patch {len(self.sight.grid)}]"]
+        lines = [f"ImageLens [layer {len(self.layers)} × patch {len(self.placed.grid)}]"]
         for layer, tokens in zip(self.layers, self.tokens, strict=True):
             most = sorted({*(each[0] for each in tokens)}, key=lambda x: -sum(x == each[0] for each in tokens))
             shown = (f"{token!r} ×{sum(token == each[0] for each in tokens)}" for token in most[:5])
@@ -94,47 +94,49 @@ class SeenLens:
 def lens(
     model: HookedModel,
     inputs: Mapping[str, Any],
-    picture: Picture | None = None,
+    image: ImageLike | None = None,
     *,
     which: int = 0,
-    layer: Layers | None = None,
+    layers: Layers | None = None,
     top: int = 1,
-) -> SeenLens:
-    """What the logit lens reads at each position of a picture after each layer: tokens, and their probabilities.
+) -> ImageLens:
+    """Apply the logit lens at each position of an image after each layer: the likeliest tokens and probabilities.
 
         inputs = model.to_inputs("<image> What colour is the circle?", images=[image])
-        seen.lens(model, inputs, image).plot()
+        images.lens(model, inputs, image).plot()
 
-    The stream at the picture's positions goes through the final norm and the unembedding, after each layer or after
-    those of `layer` ("embed" is before the first), and the `top` likeliest tokens are kept. `picture` is what to draw
-    on; `which` says which of the prompt's pictures it is.
+    The residual stream at the image's positions goes through the final norm and the unembedding, after each layer or
+    after those in `layers` ("embed" is before the first), and the `top` likeliest tokens are kept. `image` is the
+    image to draw on; `which` is its index in the prompt.
     """
-    seen = sight(model, inputs, picture, which=which)
+    placed = place_image(model, inputs, image, which=which)
     if "input_ids" not in inputs:
-        raise HooklineError("this model has no words that could be read at a picture's positions: it takes no text")
+        raise HooklineError("the logit lens needs a language model: this model takes no text")
     prompts = prompts_of(model, inputs)
     if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= model.cfg.d_vocab:
-        raise HooklineError(f"top is how many tokens to keep, from 1 to {model.cfg.d_vocab}, not {top!r}")
+        raise HooklineError(f"top must be the number of tokens to keep, from 1 to {model.cfg.d_vocab}, not {top!r}")
     labels = layer_labels(len(model.blocks))["layer"]
-    rows = _rows(labels, layer)
-    found = [logits[rows, 0].softmax(-1).topk(top) for logits in _logits(model, prompts, seen)]
+    rows = _rows(labels, layers)
+    found = [logits[rows, 0].softmax(-1).topk(top) for logits in _logits(model, prompts, placed)]
     ids = torch.cat([each.indices for each in found], 1).tolist()
     tokens = [[[_shown(model, token) for token in here] for here in each] for each in ids]
-    coords: dict[str, list[Label]] = {"layer": [labels[row] for row in rows], "patch": seen.grid.positions.tolist()}
+    coords: dict[str, list[Label]] = {"layer": [labels[row] for row in rows], "patch": placed.grid.positions.tolist()}
     coords["rank"] = list(range(top))
     probs = Result(torch.cat([each.values for each in found], 1), tuple(coords), coords, "prob")
-    return SeenLens(tokens, probs, seen)
+    return ImageLens(tokens, probs, placed)
 
 
 @torch.no_grad()
-def _logits(model: HookedModel, prompts: Prompts, seen: Sight) -> Iterator[Float[Tensor, "layer 1 patch vocab"]]:
-    """What is read after every layer, of some of the picture's positions at a time."""
+def _logits(
+    model: HookedModel, prompts: Prompts, placed: PlacedImage
+) -> Iterator[Float[Tensor, "layer 1 patch vocab"]]:
+    """Logits after every layer, for a chunk of the image's positions at a time."""
     n = len(model.blocks)
     names = [f"blocks.{layer}.hook_resid_pre" for layer in range(n)]
     names += [f"blocks.{n - 1}.hook_resid_post", "unembed.hook_in", "unembed.hook_out"]
     cache: ModelCache = model.run_with_cache(**prompts.call(model), names_filter=names)[1]
     step = max(1, _ROOM // (4 * model.cfg.d_vocab * (n + 1)))
-    every = seen.grid.positions.tolist()
+    every = placed.grid.positions.tolist()
     for start in range(0, len(every), step):
         yield cache.logit_lens(pos_slice=every[start : start + step]).float()
 
@@ -148,9 +150,9 @@ def _rows(labels: list[Label], layer: Layers | None) -> list[int]:
     ]
     for each in wanted:
         if isinstance(each, bool) or each not in labels:
-            raise HooklineError(f'layer {each!r}, but there are 0 to {labels[-1]}, and "embed" before them')
+            raise HooklineError(f'layer {each!r} does not exist: layers are 0 to {labels[-1]}, and "embed" before them')
     if not wanted or len(set(wanted)) != len(wanted):
-        raise HooklineError(f"layers are one or several different ones, as in [0, 3], not {layer!r}")
+        raise HooklineError(f"layers must be distinct and not empty, as in [0, 3], not {layer!r}")
     return [labels.index(each) for each in wanted]
 
 

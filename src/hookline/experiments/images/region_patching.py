@@ -1,4 +1,4 @@
-"""Patching a part of a picture: all positions that look at it, together, from one run into another."""
+"""Patching a region of an image: all positions that cover it, together, from one run into another."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hookline.experiments.core.continuations import continued
 from hookline.experiments.core.measure import Options, measured
 from hookline.experiments.core.prompts import check_pair, prompts_of
 from hookline.experiments.core.sweep import Grid, Places, Values, places
+from hookline.experiments.images.placed import place_image
 from hookline.experiments.images.placed import positions as positions_of
-from hookline.experiments.images.placed import sight
 from hookline.experiments.patching import Direction, both_runs, check_direction
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
@@ -23,14 +23,14 @@ from hookline.rerun.baseline import Baseline
 from hookline.rerun.changes import WHOLE, Change, Variant
 from hookline.vision.grid import Box
 
-Seen = Mapping[str, Any] | Sequence[Mapping[str, Any]]
-"""What `model.to_inputs(text, images=…)` gives for one text, or a list of such."""
+ImagePrompts = Mapping[str, Any] | Sequence[Mapping[str, Any]]
+"""The inputs that `model.to_inputs(text, images=…)` returns for one text, or a list of such inputs."""
 
 
 def patch(
     model: HookedModel,
-    clean: Seen,
-    corrupted: Seen,
+    clean: ImagePrompts,
+    corrupted: ImagePrompts,
     metric: Any,
     *,
     box: Box | Sequence[Box] | None = None,
@@ -42,24 +42,24 @@ def patch(
     direction: Direction = "denoise",
     **options: Any,
 ) -> Result:
-    """Patch a part of a picture, all its positions together, at each layer: `result.values[layer]`.
+    """Patch a region of an image, all its positions together, at each layer: `result.values[layer]`.
 
         red, blue = (model.to_inputs(prompt, images=[image]) for image in (red_circle, blue_circle))
         lead = metrics.logit_diff(" red", " blue")
-        seen.patch(model, red, blue, lead, box=(0.1, 0.1, 0.5, 0.5)).normalised.plot()
-        seen.patch(model, red, blue, lead, box=(0.1, 0.1, 0.5, 0.5), others=True)     # all of the picture but that
+        images.patch(model, red, blue, lead, box=(0.1, 0.1, 0.5, 0.5)).normalised.plot()
+        images.patch(model, red, blue, lead, box=(0.1, 0.1, 0.5, 0.5), others=True)     # everything else in the image
 
-    The part is a `box` (left, top, right, bottom, as fractions of the picture), or `positions` of the prompt; neither
-    is the whole picture. With `others` it is the rest of the picture's positions instead. Of several pairs of prompts,
-    `box` and `positions` are those of all of them, or a list with one for each. `which` is the number of the picture
-    in its prompt. The rest is as in `patching.sweep`: to "denoise" is to put the clean picture's activations into the
-    run on the corrupted one, and `result.normalised` is 1 where that does all that the whole input does.
+    The region is a `box` (left, top, right, bottom, as fractions of the image) or a list of prompt `positions`; by
+    default it is the whole image. `others` patches the rest of the image instead. For several pairs of prompts, pass
+    one `box` (or `positions`) for all, or a list with one per pair. `which` is the index of the image in its prompt.
+    The other options are those of `patching.sweep`: "denoise" puts clean activations into the corrupted run, and
+    `result.normalised` is 1 where the patch restores the full effect of the clean input.
     """
     check_direction(direction)
     how, where = Options.of(options), places(model, points, ("layer",), layers)
     _check_points(where)
     pair = [prompts_of(model, clean), prompts_of(model, corrupted)]
-    check_pair(model, *pair)  # before their pictures are looked at
+    check_pair(model, *pair)  # before comparing their image grids
     parts = _parts(model, _each(clean), _each(corrupted), box, positions, which=which, others=others)
     metric, pair = continued(model, metric, *pair)
     parts = [part for part in parts for _ in range(pair[0].copies)]
@@ -73,8 +73,8 @@ def _check_points(where: Places) -> None:
     for point in where.points.values():
         if point.stream == "image" or "p" not in point.axes.split()[1:]:
             raise HooklineError(
-                f"{point.name!r} has no positions of the prompt: patch a part of a picture where the language part has "
-                "it, points='resid_pre'; for the part that sees there is patching.sweep"
+                f"{point.name!r} has no prompt positions: images.patch needs a language-model point such as "
+                "points='resid_pre'. For the vision tower use patching.sweep"
             )
 
 
@@ -88,9 +88,9 @@ def _parts(
     which: int,
     others: bool,
 ) -> list[list[int]]:
-    """Which positions of each prompt are patched."""
+    """The positions to patch in each prompt."""
     if box is not None and positions is not None:
-        raise HooklineError("give the part to patch once: as a box of the picture, or as positions")
+        raise HooklineError("pass either box or positions, not both")
     n = len(clean)
     boxes = [None] * n if box is None else _for_each(box, n, "box")
     given = [None] * n if positions is None else _for_each(positions, n, "positions")
@@ -118,47 +118,47 @@ def _part(
         return positions_of(model, pair[0], box, which=which, others=others)
     rest = [each for each in positions_of(model, pair[0], which=which) if each not in here]
     if not rest:
-        raise HooklineError("no position of the picture is left: these positions are all of it")
+        raise HooklineError("others=True leaves nothing to patch: these positions cover the whole image")
     return rest
 
 
 def _for_each(given: Any, n: int, name: str) -> list[Any]:
-    """One for each prompt, of one for all or a list of as many."""
+    """One entry per prompt, from a single entry or a list."""
     if isinstance(given, Tensor):
         given = given.tolist()
     if not len(given):
-        raise HooklineError(f"{name} is empty: there is nothing to patch")
+        raise HooklineError(f"{name} is empty: nothing to patch")
     if not isinstance(given[0], Sequence | Tensor):
         return [given] * n
     if len(given) != n:
-        raise HooklineError(f"{name} has {len(given)} entries for {n} prompts: give one for all, or one for each")
+        raise HooklineError(f"{name} has {len(given)} entries for {n} prompts: pass one for all, or one per prompt")
     return list(given)
 
 
 def _checked(positions: Sequence[int], length: int) -> list[int]:
     found = [int(each) for each in positions]
     if not found:
-        raise HooklineError("positions is empty for a prompt: there is nothing to patch")
+        raise HooklineError("positions is empty for one prompt: nothing to patch")
     for each in found:
         if each not in range(-length, length):
-            raise HooklineError(f"position {each}, but the prompt has {length} tokens")
+            raise HooklineError(f"position {each} is out of range: the prompt has {length} tokens")
     return sorted({each % length for each in found})
 
 
 def _check_same_places(model: HookedModel, pair: Sequence[Mapping[str, Any]], which: int, row: int) -> None:
-    """A position must look at the same part of both pictures."""
-    first, second = (sight(model, each, which=which).grid for each in pair)
+    """Raise unless each position covers the same region in both images."""
+    first, second = (place_image(model, each, which=which).grid for each in pair)
     if first.positions.tolist() != second.positions.tolist() or not torch.allclose(
         first.boxes, second.boxes, atol=1e-3, equal_nan=True
     ):
         raise HooklineError(
-            f"the pictures of pair {row} are not cut alike: clean has {first!r}, corrupted {second!r}. Give two of the "
-            "same size"
+            f"the images of pair {row} have different grids: clean has {first!r}, corrupted {second!r}. Use two images "
+            "of the same size"
         )
 
 
 def _grid(where: Places, given: Sequence[Values], bases: Sequence[Baseline], parts: list[list[int]]) -> Grid:
-    """A cell for each layer (and kind of point), which patches that part of every prompt."""
+    """One cell per layer (and kind of point), which patches the region in every prompt."""
     rows = list(zip(given, bases, parts, strict=True))
     variants = [
         [_variant(point, values[point.name], base, part) for values, base, part in rows]
@@ -168,7 +168,7 @@ def _grid(where: Places, given: Sequence[Values], bases: Sequence[Baseline], par
 
 
 def _variant(point: HookPoint, value: Tensor, base: Baseline, part: list[int]) -> Variant:
-    """The run with another value at these positions; the value of all of them, mixed, is one change."""
+    """The run with the other value at these positions, as a single change of the whole activation."""
     axis, before = point.axes.split()[1:].index("p"), base.kept[point.name]
     index = torch.tensor(part, device=before.device)
     mixed = before.index_copy(axis, index, value.to(before).index_select(axis, index))
@@ -178,5 +178,5 @@ def _variant(point: HookPoint, value: Tensor, base: Baseline, part: list[int]) -
     return (Change(point, (WHOLE,) * before.ndim, mixed, int(changed[0]), before),)
 
 
-def _each(inputs: Seen) -> list[Mapping[str, Any]]:
+def _each(inputs: ImagePrompts) -> list[Mapping[str, Any]]:
     return [inputs] if isinstance(inputs, Mapping) else list(inputs)

@@ -1,1 +1,1 @@
-"""The verifier: proves each point of a model against what the model itself reports."""
+"""The verifier: checks each point of a model against what the model itself reports."""

@@ -1,4 +1,4 @@
-"""The verdict on every point of a model, by the checks in `proofs.py`."""
+"""verify: the verdict on every point of a model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hookline.engine.halving import Fit, is_out_of_memory
 from hookline.transformer.verify.checks import CHECKS, Check
-from hookline.transformer.verify.probe import Trial
+from hookline.transformer.verify.probe import Probe
 
 if TYPE_CHECKING:
     from hookline.transformer.wrapped import WrappedTransformer
@@ -20,7 +20,7 @@ Status = Literal["proved", "unavailable", "failed"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is known of one point."""
+    """The status of one point, and the reason if it is not proved."""
 
     name: str
     status: Status
@@ -29,20 +29,20 @@ class Verdict:
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """What is known of all points of a model. `print` it for a table of them."""
+    """The verdicts on all points of a model; `print` it for a table."""
 
     architecture: str
     verdicts: tuple[Verdict, ...]
 
     def failed(self) -> list[Verdict]:
-        """The points that are not what their names say."""
+        """The points that failed a check."""
         return [verdict for verdict in self.verdicts if verdict.status == "failed"]
 
     def __str__(self) -> str:
         return "\n".join([*_table(self.verdicts), self._summary()])
 
     def __repr__(self) -> str:
-        """The counts, and the points that fail."""
+        """The counts, and the points that failed."""
         failures = [f"  {line}" for line in _table(self.failed())]
         return "\n".join([f"<Report of {self._summary()}; print it to see every point>", *failures])
 
@@ -59,36 +59,38 @@ def _table(verdicts: Sequence[Verdict]) -> list[str]:
 
 def verify(model: WrappedTransformer, inputs: dict[str, Any]) -> Report:
     """Check every point of `model` on `inputs`, the keyword arguments of its forward."""
-    trial = Trial(model, inputs)
-    found = dict(_failures(trial))
+    probe = Probe(model, inputs)
+    found = dict(_failures(probe))
     verdicts = []
     for name, spec in model._points.specs.items():
         if spec.site is None:
             verdicts.append(Verdict(name, "unavailable", spec.why))
-        elif trial.is_unseen(name):
-            verdicts.append(Verdict(name, "unavailable", "not tried: no picture was given"))
+        elif probe.is_untested(name):
+            verdicts.append(Verdict(name, "unavailable", "not tested: the inputs have no image"))
         else:
             verdicts.append(Verdict(name, "failed" if name in found else "proved", found.get(name, "")))
     return Report(model._points.anatomy.kind, tuple(verdicts))
 
 
-def _failures(trial: Trial) -> Iterator[tuple[str, str]]:
-    """Every point that fails a check, with the reason of the first it fails."""
+def _failures(probe: Probe) -> Iterator[tuple[str, str]]:
+    """Every point that fails a check, with the reason of the first failure."""
     failed: dict[str, str] = {}
-    specs = trial.model._points.specs
-    apart = [name for name in trial.names if specs[name].is_on_request]  # a norm and copies before it go not together
-    together = [name for name in trial.names if name not in apart]
+    specs = probe.model._points.specs
+    apart = [
+        name for name in probe.names if specs[name].is_on_request
+    ]  # a norm and per-head inputs cannot be edited together
+    together = [name for name in probe.names if name not in apart]
     fit = Fit("layers")
     for check, names in itertools.product(CHECKS, (together, apart)):
         remaining = [name for name in names if name not in failed]
-        for _, found in fit.parts(_by_layer(remaining), partial(_failing, check, trial, remaining)):
+        for _, found in fit.parts(_by_layer(remaining), partial(_failing, check, probe, remaining)):
             for name, why in found:
                 failed.setdefault(name, why)
     yield from failed.items()
 
 
 def _by_layer(names: list[str]) -> list[list[str]]:
-    """The points of each layer, and of what is between layers: checks compare points of one layer."""
+    """The points grouped by layer: checks compare points of one layer."""
     return [list(some) for _, some in itertools.groupby(names, key=_layer)]
 
 
@@ -98,23 +100,23 @@ def _layer(name: str) -> str:
     return ".".join(parts[: number + 1])
 
 
-def _failing(check: Check, trial: Trial, every: list[str], layers: Sequence[list[str]]) -> list[tuple[str, str]]:
-    """The points of some layers, among `every` one that is checked, that fail a check."""
+def _failing(check: Check, probe: Probe, every: list[str], layers: Sequence[list[str]]) -> list[tuple[str, str]]:
+    """The points of some layers that fail a check; `every` lists all points under test."""
     names = [name for layer in layers for name in layer]
-    # What leaves a layer is compared with what enters the next, so the last of these layers needs that too.
+    # The output of a layer is compared with the input of the next, so the last of these layers needs that too.
     after = every[every.index(names[-1]) + 1 :][:1]
-    return list(_each_if_need_be(check, trial, names + [name for name in after if name.endswith("hook_resid_pre")]))
+    return list(_each_if_need_be(check, probe, names + [name for name in after if name.endswith("hook_resid_pre")]))
 
 
-def _each_if_need_be(check: Check, trial: Trial, names: list[str]) -> Iterator[tuple[str, str]]:
-    """All points at once; if that raises, one by one, so that it is known which raises."""
+def _each_if_need_be(check: Check, probe: Probe, names: list[str]) -> Iterator[tuple[str, str]]:
+    """Check all points at once; if that raises, one by one, to find the point that raises."""
     try:
-        yield from list(check(trial, names))
-    except Exception as error:  # whatever goes wrong at a point, it is that point's failure
-        if is_out_of_memory(error):  # but that is not
+        yield from list(check(probe, names))
+    except Exception as error:  # any error counts as a failure of the point
+        if is_out_of_memory(error):  # except out-of-memory errors
             raise
         if len(names) == 1:
             yield names[0], f"raises {type(error).__name__}: {str(error).partition(chr(10))[0]}"
             return
         for name in names:
-            yield from _each_if_need_be(check, trial, [name])
+            yield from _each_if_need_be(check, probe, [name])

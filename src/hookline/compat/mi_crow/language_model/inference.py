@@ -13,7 +13,7 @@ from hookline.engine.recorder import StopForward
 from hookline.errors import HooklineError
 from hookline.hooks import Hook
 from hookline.hooks.hooked_module import HookedModule
-from hookline.transformer.contexts import Evaluating
+from hookline.transformer.contexts import EvalMode
 
 if TYPE_CHECKING:
     from hookline.compat.mi_crow.language_model.language_model import LanguageModel
@@ -52,7 +52,7 @@ class InferenceEngine:
         encodings = self._encodings(texts, tok_kwargs or {})
         device = next(iter(encodings.values())).device
         casting = torch.autocast(device.type, dtype=autocast_dtype) if autocast else nullcontext()
-        with torch.inference_mode(), casting, self._controllers(with_controllers), Evaluating(self.lm.model):
+        with torch.inference_mode(), casting, self._controllers(with_controllers), EvalMode(self.lm.model):
             if stop_after_layer is not None:
                 return self._up_to(stop_after_layer, encodings), encodings
             return HookedModule.__call__(self.lm.hooked, **encodings), encodings

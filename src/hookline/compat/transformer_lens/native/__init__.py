@@ -1,4 +1,4 @@
-"""A small transformer for toy models: everything a toy is made of is an option, and nothing in it is there for hooks.
+"""A small transformer for toy models: every component is an option, and nothing in it exists for hooks.
 
     from hookline.compat.transformer_lens.native import NativeConfig, NativeTransformer
 

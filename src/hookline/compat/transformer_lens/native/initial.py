@@ -1,4 +1,4 @@
-"""The first weights of a native transformer.
+"""Weight initialization of a native transformer.
 
 `gpt2` draws every matrix from a normal distribution, `xavier_*` and `kaiming_*` by how many numbers go into and come
 out of it, heads counted one by one. Biases are 0, norms 1. Matrices are drawn one after the other in the classic
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def draw_weights(model: NativeTransformer) -> None:
-    """Draw all weights of the model anew, but for those that were loaded."""
+    """Initialize all weights of the model, except loaded ones."""
     config = model.config
     if config.init_mode is None:
         return
@@ -43,13 +43,13 @@ def _set_constants(model: nn.Module) -> None:
 
 
 def _was_loaded(parameter: Tensor) -> bool:
-    return getattr(parameter, "_is_hf_initialized", False)  # transformers' own mark
+    return getattr(parameter, "_is_hf_initialized", False)  # set by transformers
 
 
 def _fill(x: Tensor, config: NativeConfig, generator: torch.Generator | None) -> Tensor:
-    """Drawn as the configuration says; `x` is in the classic layout."""
+    """Initialize `x`, in the classic layout, as the config says."""
     size, mode = config.initializer_range, config.init_mode
-    assert size is not None  # the configuration fills it in
+    assert size is not None  # set by the config
     assert mode is not None
     into, out = (x.shape[0], x.shape[1]) if x.ndim == 2 else (x.shape[1], x.shape[0] * x.shape[2])
     if mode.startswith("xavier"):
@@ -62,7 +62,7 @@ def _fill(x: Tensor, config: NativeConfig, generator: torch.Generator | None) ->
 
 
 def _matrices(model: NativeTransformer) -> Iterator[tuple[Tensor, Tensor]]:
-    """Every matrix, and a view of it in the classic layout."""
+    """Every matrix, with a view of it in the classic layout."""
     yield model.embed.weight, model.embed.weight
     for positions in (model.pos_embed, model.qk_pos_embed):
         if positions is not None:

@@ -13,7 +13,7 @@ from hookline.compat.transformer_lens.native.native_config import NativeConfig
 
 
 def make_norm(config: NativeConfig, kind: str, width: int | None = None) -> nn.Module:
-    """A norm of this kind, as wide as the stream unless told otherwise; `none` passes on what it is given."""
+    """A norm of this kind, by default of the width of the stream; `none` is the identity."""
     width = config.hidden_size if width is None else width
     if kind == "none":
         return nn.Identity()
@@ -22,14 +22,14 @@ def make_norm(config: NativeConfig, kind: str, width: int | None = None) -> nn.M
 
 
 class NormedEmbedding(nn.Embedding):
-    """Embeddings with a LayerNorm after them."""
+    """Embeddings followed by a LayerNorm."""
 
     def __init__(self, config: NativeConfig) -> None:
         super().__init__(config.vocab_size, config.hidden_size)
         self.ln = make_norm(config, "LN")
 
     def forward(self, input: Tensor) -> Tensor:
-        """The normed embeddings of tokens."""
+        """The normalized embeddings of tokens."""
         return self.ln(super().forward(input))
 
 
@@ -37,16 +37,16 @@ class SoLU(nn.Module):
     """`x * softmax(x)`."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Over the neurons."""
+        """Apply it over the neurons."""
         return x * x.softmax(-1)
 
 
 class NativeMLP(nn.Module):
-    """Into the neurons, through the non-linearity, and out; gated, the other branch is multiplied in."""
+    """An MLP: linear, activation function, linear; optionally gated."""
 
     def __init__(self, config: NativeConfig) -> None:
         super().__init__()
-        assert config.intermediate_size is not None  # the configuration fills it in
+        assert config.intermediate_size is not None  # set by the config
         width = config.intermediate_size
         self.is_gated = config.gated_mlp
         if self.is_gated:
@@ -58,7 +58,7 @@ class NativeMLP(nn.Module):
         self.down_proj = nn.Linear(width, config.hidden_size)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """What the MLP adds."""
+        """The output of the MLP."""
         if self.is_gated:
             gate = self.act(self.gate_proj(hidden_states))
             return self.down_proj(gate * self.up_proj(hidden_states))
@@ -66,7 +66,7 @@ class NativeMLP(nn.Module):
 
 
 class NativeBlock(GradientCheckpointingLayer):
-    """One layer: attention and, unless there is none, an MLP, each read from the normed stream and added to it."""
+    """One layer: attention and an optional MLP, each reading the normalized stream and adding to it."""
 
     def __init__(self, config: NativeConfig, layer: int) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class NativeBlock(GradientCheckpointingLayer):
             self.ln2_post = make_norm(config, after)
 
     def forward(self, hidden_states: Tensor, **options: Any) -> Tensor:
-        """The stream after this layer; `options` are the attention's."""
+        """The stream after this layer; `options` go to attention."""
         attended, _ = self.attn(self.ln1(hidden_states), **options)
         attended = self.ln1_post(attended) if self.norms_after else attended
         if not self.has_mlp:

@@ -1,4 +1,4 @@
-"""The attention of a native transformer, by transformers' attention interface: sdpa by default, eager for the rest."""
+"""The attention of a native transformer, through transformers' attention interface."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def eager_attention(
     softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Attention step by step, with a cap on the scores if there is one; gives the mix of values and the pattern."""
+    """Eager attention with an optional soft cap; returns the weighted values and the pattern."""
     groups: Any = module.num_key_value_groups
     scores = torch.matmul(query, key.repeat_interleave(groups, 1).transpose(2, 3)) * scaling
     if softcap is not None:
@@ -44,7 +44,7 @@ class NativeAttention(nn.Module):
 
     def __init__(self, config: NativeConfig, layer: int) -> None:
         super().__init__()
-        assert config.head_dim is not None  # the configuration fills these in
+        assert config.head_dim is not None  # set by the config
         assert config.num_key_value_heads is not None
         assert config.attention_scale is not None
         self.config, self.layer_idx = config, layer
@@ -70,7 +70,7 @@ class NativeAttention(nn.Module):
         qk_positions: Tensor | None = None,
         past_key_values: Cache | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """What the heads give together, and their pattern if it was worked out."""
+        """The output of attention, and the pattern if it was computed."""
         of_places = hidden_states if qk_positions is None else hidden_states + qk_positions
         query, key = self._heads(self.q_proj(of_places)), self._heads(self.k_proj(of_places))
         value = self._heads(self.v_proj(hidden_states))

@@ -1,4 +1,4 @@
-"""The configuration of a native toy transformer: what it is made of, and that it fits together."""
+"""The config of a native toy transformer, with validation."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ _OF_TRANSFORMERS = frozenset(
         *("experts_implementation", "auto_map"),
     }
 )
-"""Settings that transformers itself keeps in every configuration, beside the fields of its class."""
+"""Settings that transformers stores in every config, in addition to the fields of the class."""
 
 
 class NativeConfig(PreTrainedConfig):
-    """Sizes and kinds of a `NativeTransformer`. What does not fit together is refused here."""
+    """Sizes and options of a `NativeTransformer`; inconsistent options raise."""
 
     model_type: ClassVar[str] = "hookline_native"
 
     vocab_size: int = 64
     output_size: int | None = None
-    """How many logits there are; by default as many as tokens."""
+    """The number of logits; by default the vocabulary size."""
     hidden_size: int = 32
     num_hidden_layers: int = 2
     num_attention_heads: int = 4
     num_key_value_heads: int | None = None
-    """Fewer than heads where these share their keys and values."""
+    """Fewer than heads if heads share keys and values."""
     head_dim: int | None = None
-    """By default the heads share out the hidden size."""
+    """By default hidden_size / num_attention_heads."""
     max_position_embeddings: int = 64
 
     attention_only: bool = False
     intermediate_size: int | None = None
     hidden_act: str = "relu"
-    """Of transformers' names, and `solu`, `x * softmax(x)`; `solu_ln` has a LayerNorm after that."""
+    """A name of transformers, or `solu`, `x * softmax(x)`; `solu_ln` adds a LayerNorm."""
     gated_mlp: bool = False
     parallel_attn_mlp: bool = False
     """Attention and MLP read the same stream."""
@@ -55,9 +55,9 @@ class NativeConfig(PreTrainedConfig):
     """`none`, `LN` or `RMS`; `LNPre` and `RMSPre` are those without parameters."""
     norm_eps: float = 1e-5
     final_rms: bool = False
-    """The last norm is an RMSNorm, whatever the others are."""
+    """The final norm is an RMSNorm, independent of the others."""
     norms_after: bool = False
-    """What attention and MLP give is normed before it is added, too."""
+    """The outputs of attention and MLP are normalized before they are added."""
     embedding_norm: bool = False
 
     positions: str = "standard"
@@ -65,27 +65,27 @@ class NativeConfig(PreTrainedConfig):
     rotary_dim: int | None = None
     rotary_base: float = 10000.0
     rotary_adjacent_pairs: bool = False
-    """Rotary pairs are neighbours; otherwise a number in the first half goes with one in the second."""
+    """Rotary pairs are adjacent; otherwise each pair has one entry in either half."""
 
     is_causal: bool = True
     layer_types: list[str] | None = None
-    """`full_attention` or, of the last `sliding_window` positions only, `sliding_attention`; one for each layer."""
+    """`full_attention` or `sliding_attention` (the last `sliding_window` positions), one per layer."""
     sliding_window: int | None = None
     attention_scale: float | None = None
-    """What scores are divided by: by default the root of `head_dim`."""
+    """The divisor of scores; by default sqrt(head_dim)."""
     scale_attn_by_inverse_layer_idx: bool = False
-    """Scores are divided by the number of the layer as well, the first being 1."""
+    """Scores are also divided by the layer number, counted from 1."""
     qk_norm: bool = False
     attn_logit_softcapping: float | None = None
     final_logit_softcapping: float | None = None
 
     tie_word_embeddings: bool = False
     init_mode: str | None = "gpt2"
-    """How weights are drawn (see `initial.py`); None leaves those that torch makes."""
+    """How weights are initialized (see `initial.py`); None keeps torch's initialization."""
     initializer_range: float | None = None
     """The standard deviation for `gpt2`, a gain for the others."""
     seed: int | None = None
-    """The same seed draws the same weights, on every device, whatever was drawn before."""
+    """The same seed gives the same weights on every device."""
 
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
@@ -97,28 +97,28 @@ class NativeConfig(PreTrainedConfig):
         self._fill_in()
         self._check_counts()
         if self.attn_logit_softcapping is not None and kwargs.get("attn_implementation") is None:
-            kwargs["attn_implementation"] = "eager"  # torch's fused attention has no cap
+            kwargs["attn_implementation"] = "eager"  # fused attention has no soft cap
         super().__post_init__(**kwargs)
         self._check_names()
         self._check_sizes()
         self._check_together()
 
     def _refuse_unknown(self, kwargs: dict[str, Any]) -> None:
-        """Transformers would keep any name as an attribute, a mistyped one too."""
+        """Raise for unknown names, which transformers would store as attributes."""
         known = _OF_TRANSFORMERS | GenerationConfig._get_default_generation_params().keys()
         unknown = [name for name in kwargs if name not in known and not name.startswith("_")]
         if unknown:
             raise HooklineError(f"NativeConfig has no {', '.join(unknown)}: its fields are {', '.join(_own_fields())}")
 
     def _fill_in(self) -> None:
-        """What follows from the rest."""
+        """Fill in values that follow from others."""
         self.output_size = self.vocab_size if self.output_size is None else self.output_size
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.head_dim is None:
             if self.hidden_size % self.num_attention_heads:
                 raise HooklineError(
-                    f"{self.num_attention_heads} heads cannot share out hidden_size={self.hidden_size}: give head_dim"
+                    f"{self.num_attention_heads} heads do not divide hidden_size={self.hidden_size}: pass head_dim"
                 )
             self.head_dim = self.hidden_size // self.num_attention_heads
         if self.intermediate_size is None:
@@ -141,7 +141,7 @@ class NativeConfig(PreTrainedConfig):
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
-                raise HooklineError(f"{name}={getattr(self, name)!r}: it is one of {', '.join(map(repr, allowed))}")
+                raise HooklineError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(map(repr, allowed))}")
         for kind in self.layer_types or ():
             if kind not in LAYER_TYPES:
                 raise HooklineError(f"a layer of type {kind!r}: layer_types are {' and '.join(map(repr, LAYER_TYPES))}")
@@ -151,22 +151,22 @@ class NativeConfig(PreTrainedConfig):
                   "num_key_value_heads", "intermediate_size", "max_position_embeddings")  # fmt: skip
         for name in counts:
             if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise HooklineError(f"{name}={getattr(self, name)}: it is at least 1")
+                raise HooklineError(f"{name}={getattr(self, name)}: must be at least 1")
 
     def _check_sizes(self) -> None:
         if self.num_attention_heads % (self.num_key_value_heads or 1):
             raise HooklineError(
-                f"{self.num_attention_heads} heads cannot share {self.num_key_value_heads} keys and values evenly"
+                f"{self.num_attention_heads} heads are not a multiple of {self.num_key_value_heads} key/value heads"
             )
         if self.rotary_dim is not None and not (
             self.rotary_dim % 2 == 0 and 0 < self.rotary_dim <= (self.head_dim or 0)
         ):
-            raise HooklineError(f"rotary_dim={self.rotary_dim}: it is even, and at most head_dim={self.head_dim}")
+            raise HooklineError(f"rotary_dim={self.rotary_dim}: must be even and at most head_dim={self.head_dim}")
         if len(self.layer_types or ()) != self.num_hidden_layers:
             raise HooklineError(f"layer_types has {len(self.layer_types or ())} for {self.num_hidden_layers} layers")
         for name in ("attn_logit_softcapping", "final_logit_softcapping", "attention_scale", "sliding_window"):
             if getattr(self, name) is not None and getattr(self, name) <= 0:
-                raise HooklineError(f"{name}={getattr(self, name)}: it is more than 0, or None")
+                raise HooklineError(f"{name}={getattr(self, name)}: must be positive or None")
 
     def _check_together(self) -> None:
         has_windows = "sliding_attention" in (self.layer_types or ())
@@ -186,7 +186,7 @@ class NativeConfig(PreTrainedConfig):
         }
         for why, is_so in refused.items():
             if is_so:
-                raise HooklineError(f"this configuration does not fit together: {why}")
+                raise HooklineError(f"inconsistent config: {why}")
 
 
 def _own_fields() -> list[str]:

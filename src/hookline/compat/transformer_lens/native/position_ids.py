@@ -1,4 +1,4 @@
-"""Where positions come in when they are not added to the stream: rotated queries and keys, and biases by distance."""
+"""Rotary positions and ALiBi biases."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 from hookline.compat.transformer_lens.native.native_config import NativeConfig
 
 Rotation: TypeAlias = tuple[Float[Tensor, "batch pos rotary"], Float[Tensor, "batch pos rotary"]]
-"""Cosines and sines of the angles by which each position is turned."""
+"""Cosines and sines of the rotary angles of each position."""
 
 
 def rotation(config: NativeConfig, position_ids: Int[Tensor, "batch pos"], dtype: torch.dtype) -> Rotation:
-    """By how much each position is turned, worked out at 32 bits or more."""
+    """The rotary angles of each position, computed in float32 or wider."""
     assert config.rotary_dim is not None  # the configuration fills it in
     wide = torch.promote_types(dtype, torch.float32)
     pair = torch.arange(0, config.rotary_dim, 2, device=position_ids.device, dtype=wide)
@@ -27,7 +27,7 @@ def rotation(config: NativeConfig, position_ids: Int[Tensor, "batch pos"], dtype
 def rotated(
     x: Float[Tensor, "batch head pos d_head"], rotation: Rotation, *, adjacent: bool
 ) -> Float[Tensor, "batch head pos d_head"]:
-    """Queries or keys with each pair of their first numbers turned by its angle."""
+    """Apply rotary positions to queries or keys."""
     cos, sin = (each[:, None] for each in rotation)
     turned, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
     if adjacent:
@@ -39,7 +39,7 @@ def rotated(
 
 
 def alibi(heads: int, queries: Int[Tensor, " pos"], keys: Int[Tensor, " key"]) -> Float[Tensor, "1 head pos key"]:
-    """What is added to scores: less, the further back the key is, and less still in the first heads."""
+    """The ALiBi bias of scores, by distance and head."""
     slopes = 2.0 ** (-8 / heads * torch.arange(1, heads + 1, device=keys.device))
     back = (keys[None] - queries[:, None]).clamp(max=0)
     return (slopes[:, None, None] * back)[None]
@@ -48,7 +48,7 @@ def alibi(heads: int, queries: Int[Tensor, " pos"], keys: Int[Tensor, " key"]) -
 def with_alibi(
     mask: Tensor | None, heads: int, queries: Tensor, keys: Tensor, *, is_causal: bool, dtype: torch.dtype
 ) -> Float[Tensor, "batch head pos key"]:
-    """A mask to add to scores, with the bias by distance where one may look. No mask: all, or all that came before."""
+    """An additive mask with the ALiBi bias at visible positions. Without a mask: all positions, or earlier ones."""
     bias = alibi(heads, queries, keys).to(dtype)
     if mask is None:
         mask = (keys[None] <= queries[:, None])[None, None] if is_causal else torch.ones_like(bias, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""The native transformer: a toy model as transformers has its models, in the plainest modules."""
+"""The native transformer: a toy model as a transformers model, made of plain modules."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MASKS = {"full_attention": create_causal_mask, "sliding_attention": create_slid
 
 
 class NativeTransformer(PreTrainedModel, GenerationMixin):
-    """A transformer made as its configuration says; see `hookline.compat.transformer_lens.native`."""
+    """A transformer built from its config; see `hookline.compat.transformer_lens.native`."""
 
     config: NativeConfig
     config_class = NativeConfig
@@ -37,7 +37,7 @@ class NativeTransformer(PreTrainedModel, GenerationMixin):
 
     def __init__(self, config: NativeConfig) -> None:
         super().__init__(config)
-        assert config.output_size is not None  # the configuration fills it in
+        assert config.output_size is not None  # set by the config
         learned = (config.max_position_embeddings, config.hidden_size)
         self.loss_type = "ForCausalLM"
         self.embed: nn.Embedding = (
@@ -49,13 +49,13 @@ class NativeTransformer(PreTrainedModel, GenerationMixin):
         last = config.normalization.replace("LN", "RMS") if config.final_rms else config.normalization
         self.ln_final = make_norm(config, last)
         self.unembed = nn.Linear(config.hidden_size, config.output_size)
-        if isinstance(config.dtype, torch.dtype):  # the configuration makes one of a name
+        if isinstance(config.dtype, torch.dtype):  # the config converts a name
             nn.Module.to(self, config.dtype)
         self.generation_config.use_cache = config.is_causal
         self.post_init()
 
     def initialize_weights(self) -> None:
-        """Draw all weights that were not loaded; transformers calls this."""
+        """Initialize all weights that were not loaded; called by transformers."""
         draw_weights(self)
 
     def get_input_embeddings(self) -> nn.Embedding:
@@ -63,7 +63,7 @@ class NativeTransformer(PreTrainedModel, GenerationMixin):
         return self.embed
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        """Have others instead."""
+        """Replace the embeddings."""
         assert isinstance(value, nn.Embedding)
         self.embed = value
 
@@ -72,7 +72,7 @@ class NativeTransformer(PreTrainedModel, GenerationMixin):
         return self.unembed
 
     def set_output_embeddings(self, new_embeddings: Any) -> None:
-        """Have another instead."""
+        """Replace the unembedding."""
         self.unembed = new_embeddings
 
     @capture_outputs  # type: ignore[untyped-decorator]
@@ -89,9 +89,9 @@ class NativeTransformer(PreTrainedModel, GenerationMixin):
         output_attentions: bool = False,
         output_hidden_states: bool = False,  # noqa: ARG002 (it is for the decorator)
     ) -> CausalLMOutputWithPast:
-        """Logits, as transformers' language models give them; options that are not here are refused."""
+        """The output of a transformers language model; unknown options raise."""
         if (input_ids is None) == (inputs_embeds is None):
-            raise HooklineError("give input_ids or inputs_embeds, and not both")
+            raise HooklineError("pass either input_ids or inputs_embeds, not both")
         self._check_can_report(output_attentions)
         stream: Tensor = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
         cache = self._cache(past_key_values, use_cache)
@@ -125,13 +125,13 @@ class NativeTransformer(PreTrainedModel, GenerationMixin):
 
     def _cache(self, given: Cache | None, wanted: bool) -> Cache | None:
         if not self.config.is_causal and (given is not None or wanted):
-            raise HooklineError("attention both ways needs the whole text every time: use_cache=False")
+            raise HooklineError("bidirectional attention needs the whole text in every pass: use_cache=False")
         return DynamicCache(config=self.config) if given is None and wanted else given
 
     def _masks(
         self, stream: Tensor, given: Tensor | dict[str, Tensor | None] | None, cache: Cache | None, position_ids: Tensor
     ) -> dict[str, Any]:
-        """For each type of layer, which keys may be looked at. `generate` may have made them already."""
+        """The attention mask for each type of layer, unless `generate` has made it."""
         kinds = list(dict.fromkeys(self.config.layer_types or ()))
         options: dict[str, Any] = {"past_key_values": cache, "position_ids": position_ids}
         if not isinstance(given, dict):
@@ -156,11 +156,11 @@ class NativeTransformer(PreTrainedModel, GenerationMixin):
         )
 
     def _check_room(self, length: int, position_ids: Tensor) -> None:
-        """Where positions are learned, there are none after the last."""
+        """Raise for positions beyond the learned ones."""
         room = self.config.max_position_embeddings
         is_learned = self.config.positions in ("standard", "shortformer")
         if is_learned and length > room and int(position_ids.max()) >= room:
-            raise HooklineError(f"position {int(position_ids.max())}, but max_position_embeddings={room}")
+            raise HooklineError(f"position {int(position_ids.max())} is out of range: max_position_embeddings={room}")
 
     def _check_can_report(self, output_attentions: bool) -> None:
         if output_attentions and self.config._attn_implementation != "eager":

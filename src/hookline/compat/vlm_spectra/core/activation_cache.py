@@ -1,4 +1,4 @@
-"""ActivationCache: what was cached, by `(name, layer)`, or by name where the layer is in it."""
+"""ActivationCache: activations by `(name, layer)`, or by name if the name includes the layer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Key: TypeAlias = tuple[str, int] | str
 
 
 class ActivationCache:
-    """The activations that were asked for, of the last forward pass.
+    """The cached activations of the last forward pass.
 
     cache[("lm.layer.post", 3)]             # asked for as "lm.layer.post"
     cache["lm.blocks.3.hook_resid_post"]    # asked for as "lm.blocks.*.hook_resid_post"
@@ -27,7 +27,7 @@ class ActivationCache:
     def __getitem__(self, key: Key) -> Tensor:
         if key not in self._data:
             known = ", ".join(map(repr, list(self._data)[:12])) + (", …" if len(self._data) > 12 else "")
-            raise UnknownPointError(f"{key!r} is not in this cache; it has {known or 'nothing'}")
+            raise UnknownPointError(f"{key!r} is not in this cache, which contains {known or 'nothing'}")
         return self._data[key]
 
     def __setitem__(self, key: Key, value: Tensor) -> None:
@@ -51,7 +51,7 @@ class ActivationCache:
         return list(self._data.values())
 
     def items(self) -> ItemsView[Key, Tensor]:
-        """Both."""
+        """All pairs of key and activation."""
         return self._data.items()
 
     def get_all_layers(self, hook_name: str) -> dict[int, Tensor]:
@@ -72,15 +72,15 @@ class ActivationCache:
 
     def _stacked(self, tensors: list[Tensor], asked: str) -> Tensor:
         if not tensors:
-            raise UnknownPointError(f"{asked!r} is not in this cache, at any layer; it has {self.keys()[:12]}")
+            raise UnknownPointError(f"{asked!r} is not in this cache at any layer; the keys are {self.keys()[:12]}")
         return torch.stack([x.to(tensors[0].device) for x in tensors])
 
     def clear(self) -> None:
-        """Empty it."""
+        """Remove all activations."""
         self._data.clear()
 
     def detach(self) -> None:
-        """Take all tensors off the graph. Those that a run has cached are off it."""
+        """Detach all tensors. Tensors cached by a run are detached already."""
         self._data = {key: x.detach() for key, x in self._data.items()}
 
     def __repr__(self) -> str:

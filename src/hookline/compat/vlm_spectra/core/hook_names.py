@@ -1,4 +1,4 @@
-"""Names and places: which point of the model each of vlm-spectra's names means.
+"""Names: the point of the model for each of vlm-spectra's names.
 
 "lm.layer.post"                   at every layer, under the keys ("lm.layer.post", 0), …
 "lm_resid_post"                   the same by its older name, with keys of that name
@@ -28,7 +28,7 @@ _OLDER = {
     "lm_mlp_out": "lm.mlp.out",
 }
 _NEWER = {"attn.hook_head_out": "attn.hook_result", "attn.hook_scores": "attn.hook_attn_scores"}
-"""What newer versions call otherwise than TransformerLens does."""
+"""Names in newer versions that differ from TransformerLens."""
 
 _ROLE = re.compile(r"((?:lm|vision)\.(?:layer|attn|mlp))\.([a-z]+)")
 _BLOCK = re.compile(r"lm\.blocks\.(\d+|\*)\.(.+)")
@@ -36,12 +36,12 @@ _MODULES = {"hook_attn_out": "o", "hook_mlp_out": "mlp"}
 
 
 def cached_places(names: Iterable[Any], points: ModelPoints) -> dict[Key, HookPoint]:
-    """The points that are to be cached, by the keys they will have."""
+    """The points to cache, by their keys in the cache."""
     if isinstance(names, str):
-        raise HooklineError(f"the names to cache are a list: [{names!r}]")
+        raise HooklineError(f"run_with_cache takes a list of names: [{names!r}]")
     places = {key: point for name in names for key, point in _keyed(name, points)}
     if not places:
-        raise HooklineError("there is nothing to cache: give names such as 'lm.layer.post'")
+        raise HooklineError("nothing to cache: pass names such as 'lm.layer.post'")
     return places
 
 
@@ -62,13 +62,13 @@ def _is_of_every_layer(name: Any) -> bool:
 
 
 def places_of(name: Any, points: ModelPoints) -> list[HookPoint]:
-    """The points that a name stands for, at the modules that vlm-spectra means by it."""
+    """The points of a name, at the modules that vlm-spectra uses."""
     try:
         found = points.select(_in_hookline(name, points))
     except UnavailablePointError:
         raise
     except UnknownPointError as error:
-        raise UnknownHookPointError(f"{error} It has {points.targets()}.") from error
+        raise UnknownHookPointError(f"{error} Valid hook points: {points.targets()}.") from error
     return [as_meant(point, points) for point in found]
 
 
@@ -87,7 +87,7 @@ def _in_hookline(name: Any, points: ModelPoints) -> Any:
 
 
 def as_meant(point: HookPoint, points: ModelPoints) -> HookPoint:
-    """The point at the output of the very module that is meant: of the attention's output projection, of the MLP.
+    """The point at the output of the module itself: the output projection of attention, or the MLP.
 
     In most models the value is that of hookline's point anyway; where a norm comes after the module, it is before it.
     """

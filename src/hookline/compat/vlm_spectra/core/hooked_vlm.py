@@ -1,4 +1,4 @@
-"""HookedVLM: a hooked model with vlm-spectra's verbs."""
+"""HookedVLM: a hooked model with vlm-spectra's methods."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from hookline.engine.runs import Run
 from hookline.errors import HooklineError
 from hookline.hooks.hooked_module import HookedModule
 from hookline.model import HookedModel
-from hookline.transformer.contexts import Evaluating, ReportingAttention
+from hookline.transformer.contexts import EagerAttention, EvalMode
 
 
 class HookedVLM:
-    """A vision-language model, or one of language alone, with hooks that say where they belong.
+    """A vision-language model or language model, with hooks that declare their own locations.
 
         model = HookedVLM.from_pretrained("Qwen/Qwen2.5-VL-3B-Instruct")
         inputs = model.prepare_messages("What is this?", image)
@@ -42,13 +42,13 @@ class HookedVLM:
         self.prompt = default_prompt
         self.model_name = model_name or hooked.cfg.model_name
         self.cache: dict[Key, Tensor] | None = None
-        """What the last `run_with_cache` has cached."""
+        """The cache of the last `run_with_cache`."""
 
     @classmethod
     def from_pretrained(
         cls, model_name: str, device: str | torch.device = "auto", default_prompt: Template = None, **kwargs: Any
     ) -> Self:
-        """A model of the hub, or of a folder, with its processor. `device="auto"` is the GPU if there is one."""
+        """Load a model and its processor from the hub or a folder. `device="auto"` is the GPU if there is one."""
         if device == "auto" and "device_map" not in kwargs:
             device = "cuda" if torch.cuda.is_available() else "cpu"
         hooked = hookline.load(model_name, device=None if device == "auto" else device, **kwargs)
@@ -56,10 +56,10 @@ class HookedVLM:
 
     @classmethod
     def from_model(cls, model: nn.Module, processor: Any = None, default_prompt: Template = None) -> Self:
-        """A model that is in memory already, with its processor, or its tokenizer if it takes no pictures."""
+        """Wrap a model with its processor, or with its tokenizer if it takes no images."""
         hooked = hookline.hook(model, processor)
         if not isinstance(hooked, HookedModel):
-            raise HooklineError(f"{type(model).__name__} is no language model whose anatomy is known")
+            raise HooklineError(f"{type(model).__name__} is not a supported language model")
         return cls(hooked, default_prompt)
 
     @property
@@ -69,26 +69,26 @@ class HookedVLM:
 
     @property
     def processor(self) -> Any:
-        """What makes inputs: the processor, or the tokenizer of a model that has none."""
+        """The processor; the tokenizer of a model that has none."""
         return self.hooked.tokenizer if self.hooked.processor is None else self.hooked.processor
 
     @property
     def device(self) -> torch.device:
-        """Where inputs go."""
+        """The device of the model's inputs."""
         return self.hooked._device
 
     @property
     def lm_num_layers(self) -> int:
-        """How many layers the language model has."""
+        """The number of layers of the language model."""
         return self.adapter.lm_num_layers
 
     def get_model_components(self) -> dict[str, Any]:
-        """What makes words of the stream: the final norm, the head, and the tokenizer."""
+        """The final norm, the unembedding and the tokenizer."""
         norm, head = self.adapter.get_lm_norm(), self.adapter.get_lm_head()
         return {"norm": norm, "lm_head": head, "tokenizer": self.hooked.tokenizer}
 
     def run_with_hooks(self, hooks: Iterable[Any]) -> Run:
-        """A context in which these hooks are active, at every step of a generation too.
+        """A context manager in which these hooks are active, including every step of generation.
 
         A hook says itself where it belongs (`hook_point`, `layer`) and is called as `(module, args, kwargs, output)`;
         or it is given with a name, as `("lm.blocks.5.hook_resid_post", hook)`. Contexts nest.
@@ -96,7 +96,7 @@ class HookedVLM:
         return hooking(self.hooked, hooks)
 
     def run_with_cache(self, cache_names: Sequence[Any]) -> AbstractContextManager[ActivationCache]:
-        """A context in which the activations of these names are cached, each by its name and layer.
+        """A context manager that caches the activations of these names, by name and layer.
 
         What is cached is what flowed out of the point, after all hooks there; of several forward passes, in the last.
         """
@@ -114,7 +114,7 @@ class HookedVLM:
     def forward(
         self, inputs: Mapping[str, Any], require_grads: bool = False, return_dict: bool = True, **kwargs: Any
     ) -> Any:
-        """The model's own output. With `require_grads` there are gradients, of all its parameters from then on."""
+        """The model's own output. `require_grads` enables gradients, and sets requires_grad on all parameters."""
         with self._running(require_grads, kwargs):
             given = {**self._placed(inputs), **self._placed(kwargs)}
             return HookedModule.__call__(self.hooked, return_dict=return_dict, **given)
@@ -132,17 +132,15 @@ class HookedVLM:
         return_dict_in_generate: bool = True,
         **kwargs: Any,
     ) -> Any:
-        """What the model's own generation gives: `.sequences`, unless `return_dict_in_generate` is False."""
+        """The output of the model's `generate`: `.sequences`, unless `return_dict_in_generate` is False."""
         if require_grads:
-            raise HooklineError(
-                "generation keeps no gradients, in transformers: use forward(inputs, require_grads=True)"
-            )
+            raise HooklineError("transformers generates without gradients: use forward(inputs, require_grads=True)")
         options = {"do_sample": do_sample, "return_dict_in_generate": return_dict_in_generate, **kwargs}
         with self._running(False, kwargs):
             return self.hooked.generate(**self._placed(inputs), max_new_tokens=max_new_tokens, **options)
 
     def prepare_inputs(self, text: str, image: Any = None, prompt_template: Template = None, **kwargs: Any) -> Any:
-        """The inputs of `prepare_messages`, perhaps with another template than the model's default prompt."""
+        """The inputs of `prepare_messages`, optionally with a template other than the default prompt."""
         return self._prepared([text], None if image is None else [image], prompt_template or self.prompt, **kwargs)
 
     def prepare_messages(
@@ -154,7 +152,7 @@ class HookedVLM:
         return_text: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """The inputs of a chat with a task and a picture; with `return_text`, and the prompt.
+        """The inputs of a chat with a task and an image; with `return_text`, also the prompt.
 
         The answer begins with `assistant_prefill`, and `append_text` comes after everything.
         """
@@ -169,29 +167,31 @@ class HookedVLM:
         assistant_prefill: str | None = "",
         return_text: bool = False,
     ) -> Any:
-        """The inputs of several chats, each with its picture; padded on the left."""
+        """The inputs of several chats, each with its image; padded on the left."""
         if len(tasks) != len(images):
-            raise InputsError(f"{len(tasks)} tasks, but {len(images)} pictures: give one for each")
+            raise InputsError(f"got {len(tasks)} tasks but {len(images)} images: pass one image per task")
         inputs, texts = self._prepared(tasks, images, self.prompt, append_text, assistant_prefill, return_text=True)
         texts = texts if isinstance(texts, list) else [texts]
         return (inputs, texts) if return_text else inputs
 
     def forward_batch(self, inputs_list: Any = None, tasks: Any = None, images: Any = None, **kwargs: Any) -> Any:
-        """`forward` of several chats, or of the inputs that `prepare_messages_batch` gave."""
+        """`forward` for several chats, or for the inputs of `prepare_messages_batch`."""
         return self.forward(self._batch(inputs_list, tasks, images), **kwargs)
 
     def generate_batch(self, inputs_list: Any = None, tasks: Any = None, images: Any = None, **kwargs: Any) -> Any:
-        """`generate` of several chats, or of the inputs that `prepare_messages_batch` gave."""
+        """`generate` for several chats, or for the inputs of `prepare_messages_batch`."""
         return self.generate(self._batch(inputs_list, tasks, images), **kwargs)
 
     def get_image_token_range(self, inputs: Mapping[str, Any]) -> tuple[int, int]:
-        """The first and the last position that a picture takes, in inputs of one row."""
+        """The first and last position of the image, for inputs with one row."""
         places = self.hooked.image_token_mask(inputs)
         if len(places) > 1:
-            raise InputsError(f"there are {len(places)} rows: hooked.image_token_mask(inputs) tells of each")
+            raise InputsError(
+                f"got {len(places)} rows, expected one: hooked.image_token_mask(inputs) works for several"
+            )
         found = places[0].nonzero().flatten().tolist()
         if not found:
-            raise InputsError("there is no picture in these inputs")
+            raise InputsError("these inputs have no image")
         return found[0], found[-1]
 
     def _prepared(
@@ -212,30 +212,30 @@ class HookedVLM:
 
     def _batch(self, inputs: Any, tasks: Any, images: Any) -> Mapping[str, Any]:
         if inputs is None and (tasks is None or images is None):
-            raise InputsError("give inputs_list, or tasks and images")
+            raise InputsError("pass inputs_list, or tasks and images")
         if inputs is None:
             return self.prepare_messages_batch(tasks, images)
         if not (tasks is None and images is None):
-            raise InputsError("give inputs_list, or tasks and images, not both")
+            raise InputsError("pass either inputs_list, or tasks and images, not both")
         if isinstance(inputs, list):
             if len(inputs) != 1:
-                raise InputsError(f"{len(inputs)} inputs cannot be put together: prepare_messages_batch makes one")
+                raise InputsError(f"{len(inputs)} inputs cannot be joined into a batch: use prepare_messages_batch")
             return inputs[0]
         return inputs
 
     def _placed(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """The inputs, where the model is."""
+        """The inputs on the model's device."""
         if not isinstance(inputs, Mapping):
             what = type(inputs).__name__
-            raise InputsError(f"inputs are what prepare_messages or the processor gives, not a {what}")
+            raise InputsError(f"inputs must come from prepare_messages or the processor, not a {what}")
         return {name: x.to(self.device) if isinstance(x, Tensor) else x for name, x in inputs.items()}
 
     @contextmanager
     def _running(self, require_grads: bool, options: Mapping[str, Any]) -> Iterator[None]:
         if require_grads:
             self.model.requires_grad_(True)
-        attention = ReportingAttention(self.model) if options.get("output_attentions") else nullcontext()
-        with torch.set_grad_enabled(require_grads), Evaluating(self.model), attention:
+        attention = EagerAttention(self.model) if options.get("output_attentions") else nullcontext()
+        with torch.set_grad_enabled(require_grads), EvalMode(self.model), attention:
             yield
 
     def __repr__(self) -> str:

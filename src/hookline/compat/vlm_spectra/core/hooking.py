@@ -1,4 +1,4 @@
-"""Hooking: hooks and names, as they are given to a `HookedVLM`, as runs of hookline's engine."""
+"""Converts the hooks and names of a `HookedVLM` to runs of hookline's engine."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ from hookline.transformer.index import ModelPoints
 
 
 class _Called(Hook):
-    """Anything that is called as `(module, args, kwargs, output)`, as a hook object."""
+    """A hook object around any callable `(module, args, kwargs, output)`."""
 
     def __init__(self, hook: Any) -> None:
         super().__init__()
         self.hook = hook
 
     def __call__(self, *given: Any) -> Any:
-        """What it says."""
+        """Call the function."""
         return self.hook(*given)
 
     @property
     def described(self) -> str:
-        """How messages name it."""
+        """The name in messages."""
         return describe(self.hook)
 
 
 class _Keeper(Recording):
-    """Puts what flows out of a point into a cache; what a later pass brings replaces it."""
+    """Records the value of a point in a cache; a later pass overwrites it."""
 
     def __init__(self, cache: ActivationCache, key: Key) -> None:
         super().__init__()
         self._cache_of_all, self._key = cache, key
 
     def keep(self, point: HookPoint, x: Tensor) -> None:  # noqa: ARG002
-        """Keep the value that `x` has now."""
+        """Record a snapshot of `x`."""
         self._cache_of_all[self._key] = snapshot(x.detach(), is_for_reading=True)
 
 
 def hooking(hooked: HookedModel, hooks: Iterable[Any]) -> Run:
-    """A context in which these hooks are active."""
+    """A context manager in which these hooks are active."""
     if isinstance(hooks, HookObject | str) or not isinstance(hooks, Iterable):
         raise InvalidHookError(f"run_with_hooks takes a list of hooks, not {hooks!r}")
     points = hooked._points
@@ -65,12 +65,12 @@ def hooking(hooked: HookedModel, hooks: Iterable[Any]) -> Run:
 
 
 def caching(hooked: HookedModel, places: dict[Key, HookPoint], cache: ActivationCache) -> Run:
-    """A context in which what flows out of these points goes into the cache."""
+    """A context manager that records these points in the cache."""
     return Run(hooked._points.root, [Record(point, _Keeper(cache, key)) for key, point in places.items()])
 
 
 def _placed(given: Any, points: ModelPoints) -> tuple[HookObject, list[HookPoint]]:
-    """A hook, and where it belongs: where it says itself, or where the name beside it says."""
+    """A hook and its point, declared by the hook itself or given as a name."""
     refuse_class(given)
     if isinstance(given, tuple) and len(given) == 2:
         name, hook = given
@@ -78,9 +78,7 @@ def _placed(given: Any, points: ModelPoints) -> tuple[HookObject, list[HookPoint
     hook = _as_object(given)
     if isinstance(hook, _Called):
         if not isinstance(getattr(given, "layer", None), int):
-            raise InvalidHookError(
-                f"{describe(given)} does not say where it belongs: it needs a hook_point and a layer"
-            )
+            raise InvalidHookError(f"{describe(given)} has no location: it needs a hook_point and a layer")
         hook.hook_point, hook.layer = getattr(given, "hook_point", "lm.layer.post"), given.layer
     return hook, [as_meant(point, points) for point in hook.declared(points)]
 
@@ -90,5 +88,7 @@ def _as_object(hook: Any) -> HookObject:
         return hook
     refuse_class(hook)
     if not callable(hook):
-        raise InvalidHookError(f"a hook is called as hook(module, args, kwargs, output), but {hook!r} is not callable")
+        raise InvalidHookError(
+            f"a hook must be callable as hook(module, args, kwargs, output), but {hook!r} is not callable"
+        )
     return _Called(hook)

@@ -1,4 +1,4 @@
-"""Messages: tasks and pictures as the inputs of a model, written by its own chat template."""
+"""Messages: tasks and images as chat prompts, with the model's chat template."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ It also appends their `assistant_prefill` to the rendered chat, where it lets th
 """
 
 Template: TypeAlias = str | Callable[[str], str] | None
-"""What is made of a task before it goes into the chat: a text with {text} or {instruction} in it, or a function."""
+"""A template for a task: a text with {text} or {instruction}, or a function."""
 
 
 class InputsError(HooklineError, ValueError):
-    """Tasks, pictures or inputs that do not belong together."""
+    """Tasks, images or inputs that do not match."""
 
 
 def rendered(task: str, template: Template) -> str:
-    """The task as the template has it."""
+    """The task formatted with the template."""
     if template is None:
         return task
     if callable(template):
@@ -33,17 +33,17 @@ def rendered(task: str, template: Template) -> str:
         return template.format(text=task, instruction=task, language="English")
     except (KeyError, IndexError) as error:
         raise HooklineError(
-            f"the prompt has a place {error} that nothing is known for: it may have {{text}}, {{instruction}} and "
-            "{language}, and other braces are doubled"
+            f"the prompt template has an unknown field {error}: the fields are {{text}}, {{instruction}} and "
+            "{language}, and other braces must be doubled"
         ) from error
 
 
 def chat_of(hooked: HookedModel, task: str, *, has_image: bool, append_text: str, assistant_prefill: str | None) -> str:
-    """The prompt: the task and the place of the image, in the order of this model, and the beginning of the answer."""
+    """The prompt: the task and the image placeholder, in the order of this model, and the start of the answer."""
     owner = hooked.processor if getattr(hooked.processor, "chat_template", None) else hooked.tokenizer
     if not getattr(owner, "chat_template", None):
         if has_image:
-            raise HooklineError("there is no chat template to put the picture in: write the prompt, and use hooked")
+            raise HooklineError("no chat template for the image: write the prompt yourself and use model.hooked")
         return task + (assistant_prefill or "") + append_text
     config: Any = hooked.module.config
     is_image_first = config.model_type in IMAGE_FIRST
@@ -61,7 +61,7 @@ def chat_of(hooked: HookedModel, task: str, *, has_image: bool, append_text: str
 
 
 def inputs_of(hooked: HookedModel, texts: Sequence[str], images: Sequence[Any] | None) -> Any:
-    """The model's inputs; of several prompts, with padding on the left, so that generation can go on from them."""
+    """The model's inputs; several prompts are padded on the left, for generation."""
     from transformers import BatchFeature
 
     prompts: Any = texts[0] if len(texts) == 1 else list(texts)

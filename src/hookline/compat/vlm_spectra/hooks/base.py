@@ -1,4 +1,4 @@
-"""The base class of hooks, under vlm-spectra's path: hookline's own, with their default of where it belongs."""
+"""The base class of hooks under vlm-spectra's path: hookline's Hook with vlm-spectra's default location."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hookline import hooks
 
 
 class Hook(hooks.Hook, ABC):
-    """A hook that says itself where it belongs: `hook_point`, as a rule of the class, and `layer`.
+    """A hook that declares its own location: `hook_point`, usually on the class, and `layer`.
 
     class Double(Hook):
         hook_point = "lm.mlp.out"
@@ -27,7 +27,7 @@ class Hook(hooks.Hook, ABC):
 
     @abstractmethod
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """What flows on; None keeps what is there.
+        """Return the new output; None leaves it unchanged.
 
         At a hook_point that ends in `.pre` the output is None, and new `(args, kwargs)` may be returned.
         """

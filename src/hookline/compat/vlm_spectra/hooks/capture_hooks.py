@@ -1,4 +1,4 @@
-"""Hooks that put what they see into a cache, under `(hook_name, layer)`."""
+"""Hooks that record activations in a cache, under `(hook_name, layer)`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hookline.engine.taps import Kind
 
 
 class CaptureOutputHook(Hook):
-    """Keeps the output, of a decoder layer unless a subclass says otherwise."""
+    """Records the output, by default of a decoder layer."""
 
     def __init__(self, cache: ActivationCache, hook_name: str, layer: int) -> None:
         super().__init__()
@@ -22,17 +22,17 @@ class CaptureOutputHook(Hook):
         self.hook_name, self.layer = hook_name, layer
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Keep it."""
+        """Record the activation."""
         self.cache[self.key] = self.seen(module, args, kwargs, output).detach().clone()
 
     def seen(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Tensor:  # noqa: ARG002
-        """What is to be kept."""
+        """The tensor to record."""
         return FIRST.get(output)
 
 
 class CaptureInputHook(CaptureOutputHook):
-    """Keeps the first tensor that the module is called with."""
+    """Records the first tensor argument of the module."""
 
     def seen(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Tensor:  # noqa: ARG002
-        """What is to be kept."""
+        """The tensor to record."""
         return lens_of(module, Kind.INPUT).get((args, kwargs))

@@ -1,4 +1,4 @@
-"""The patches, under vlm-spectra's path: hookline's own."""
+"""The patch hooks, under vlm-spectra's path."""
 
 from hookline.compat.vlm_spectra.hooks.base import Hook
 from hookline.compat.vlm_spectra.patches import PatchHeadHook, PatchMLPHook, PatchResidualHook

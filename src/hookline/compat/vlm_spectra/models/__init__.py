@@ -1,4 +1,4 @@
-"""What a model is made of, under vlm-spectra's path."""
+"""The model adapter, under vlm-spectra's path."""
 
 from hookline.compat.vlm_spectra.models.base_adapter import ModelAdapter
 
