@@ -74,7 +74,7 @@ def layer_labels(n_layers: int) -> dict[str, list[Label]]:
 
 
 def laid_out(
-    values: Num[Tensor, "..."],
+    values: Num[Tensor, "*shape"],
     coords: dict[str, list[Label]],
     places: dict[str, list[Label]],
     name: str,
