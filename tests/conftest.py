@@ -1,8 +1,10 @@
 """One thread, one seed, shapes checked, and after every test: no hook left on any module."""
 
 import gc
+import random
 from collections.abc import Iterator
 
+import numpy
 import pytest
 import shape_checks
 import torch
@@ -19,9 +21,28 @@ from hookline.engine.taps import now  # noqa: E402
 torch.set_num_threads(1)
 
 
+def pytest_collection_finish() -> None:
+    """What was imported stays: the garbage collector need not look at it again after every test."""
+    gc.collect()
+    gc.freeze()
+
+
+def seed() -> None:
+    random.seed(0)
+    numpy.random.seed(0)
+    torch.manual_seed(0)
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> None:
-    torch.manual_seed(0)
+    seed()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef) -> None:
+    """What several tests share is the same, whichever of them comes first."""
+    if fixturedef.scope != "function":
+        seed()
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +60,8 @@ def _nothing_is_left_behind() -> Iterator[None]:
     assert _hooked() == []
     assert compiling._users == set()
     assert not now.watches
+    hooks, now.hooks = now.hooks, 0
+    assert hooks == 0  # or later tests would seem to run inside a hook
 
 
 def _hooked() -> list[nn.Module]:

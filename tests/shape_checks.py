@@ -91,12 +91,18 @@ def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
         given = signature.bind(*args, **kwargs).arguments
         push_shape_memo(given)
         try:
-            for key, hint in resolved.items():
-                if key in given:
-                    _check(function, key, given[key], hint)
-            result = function(*args, **kwargs)
+            wrong = [_wrong(function, key, given[key], hint) for key, hint in resolved.items() if key in given]
+            try:
+                result = function(*args, **kwargs)
+            except Exception as error:
+                from hookline.errors import HooklineError
+
+                if not isinstance(error, HooklineError):  # with one of ours it refuses by itself what does not fit
+                    _raise(wrong, error)
+                raise
             if "return" in resolved:
-                _check(function, "return", result, resolved["return"])
+                wrong.append(_wrong(function, "return", result, resolved["return"]))
+            _raise(wrong)
         finally:
             pop_shape_memo()
         return result
@@ -104,10 +110,17 @@ def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _check(function: Callable[..., Any], key: str, value: Any, hint: Any) -> None:
-    if not _fits(value, hint):
-        shape = tuple(getattr(value, "shape", ())), getattr(value, "dtype", type(value).__name__)
-        raise ShapeError(f"{function.__module__}.{function.__qualname__}: {key} is {shape}, not {hint}")
+def _wrong(function: Callable[..., Any], key: str, value: Any, hint: Any) -> str | None:
+    if _fits(value, hint):
+        return None
+    shape = tuple(getattr(value, "shape", ())), getattr(value, "dtype", type(value).__name__)
+    return f"{function.__module__}.{function.__qualname__}: {key} is {shape}, not {hint}"
+
+
+def _raise(wrong: list[str | None], cause: Exception | None = None) -> None:
+    messages = [each for each in wrong if each is not None]
+    if messages and not isinstance(cause, ShapeError):
+        raise ShapeError("\n".join(messages)) from cause
 
 
 def _fits(value: Any, hint: Any) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import torch
-from jaxtyping import Float, Int, Num
+from jaxtyping import Int, Num
 from torch import Tensor
 
 from hookline.errors import HooklineError

@@ -1,0 +1,121 @@
+"""Modules whose output is their input, that write to their arguments, or whose return value nobody reads."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hookline
+from hookline.errors import NeverFiredWarning
+
+
+class Ignored(nn.Module):
+    """Calls `part` on what `fc` made, ignores what it returns, and reads the tensor that it gave."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.fc, self.part, self.head = nn.Linear(4, 4), part, nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.fc(x)
+        self.part(h)
+        return self.head(h)
+
+
+class Late(Ignored):
+    """Uses what `part` returns, after a write to the tensor that it gave."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.fc(x)
+        y = self.part(h)
+        h.add_(1)
+        return self.head(y)
+
+
+PARTS = {"relu": lambda: nn.ReLU(inplace=True), "dropout": lambda: nn.Dropout().eval(), "identity": nn.Identity}
+
+
+@pytest.mark.parametrize("kind", [Ignored, Late])
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("point", ["part", "part.input"])
+@pytest.mark.parametrize("grad", [True, False])
+def test_reading_changes_nothing(x, kind, part, point, grad) -> None:
+    module, kept = kind(PARTS[part]()), []
+    net = hookline.hook(module)
+    with torch.set_grad_enabled(grad):
+        expected = module(x)
+        for read in (lambda h: None, kept.append, lambda h: h, lambda h: h.detach().numpy().sum() and None):
+            assert torch.equal(net.run_with_hooks(x, fwd_hooks=[(point, read)]), expected)
+        assert torch.equal(net.run_with_cache(x)[0], expected)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_gradients_of_what_is_read_in_place(x, part) -> None:
+    module = Ignored(PARTS[part]())
+    expected = module(x)
+    out, cache = hookline.hook(module).run_with_cache(x, incl_bwd=True, loss_fn=torch.sum)
+    assert torch.equal(out, expected)
+    gradient = module.head.weight.sum(0).expand(5, 4)
+    assert torch.allclose(cache["part_grad"], gradient)
+    if part == "relu":
+        assert torch.allclose(cache["part.input_grad"], gradient * (cache["part.input"] > 0))
+
+
+@pytest.mark.filterwarnings("ignore::hookline.errors.NeverFiredWarning")  # a gradient that cannot be told is left out
+@pytest.mark.parametrize("part", PARTS)
+def test_caching_gradients_changes_nothing(x, part) -> None:
+    module = Late(PARTS[part]())
+    assert torch.equal(hookline.hook(module).run_with_cache(x, incl_bwd=True, loss_fn=torch.sum)[0], module(x))
+
+
+def test_the_gradient_of_a_branch_is_its_own(x) -> None:
+    """Dropout returns its input; the gradient of what it returns does not include the other uses of that."""
+
+    class Branch(Ignored):
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.fc(x)
+            return h + 2 * self.part(h)
+
+    _, cache = hookline.hook(Branch(nn.Identity())).run_with_cache(x, incl_bwd=True, loss_fn=torch.sum)
+    assert cache["part_grad"].eq(2).all()
+    assert cache["part.input_grad"].eq(2).all()
+    assert cache["fc_grad"].eq(3).all()
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("grad", [True, False])
+def test_an_edit_of_what_is_read_in_place_takes_effect(x, part, grad) -> None:
+    module = Ignored(PARTS[part]())
+    net = hookline.hook(module)
+
+    def double(h):
+        h.mul_(2)
+
+    with torch.set_grad_enabled(grad):
+        h = module.fc(x).relu() if part == "relu" else module.fc(x)
+        for edit in (lambda h: h * 2, double):
+            assert torch.equal(net.run_with_hooks(x, fwd_hooks=[("part", edit)]), module.head(h * 2))
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_an_edit_of_the_input_of_a_module_that_works_in_place(x, grad) -> None:
+    module = Ignored(nn.ReLU(inplace=True))
+    with torch.set_grad_enabled(grad):
+        expected = module.head((module.fc(x) - 0.5).relu())
+        out = hookline.hook(module).run_with_hooks(x, fwd_hooks=[("part.input", lambda h: h - 0.5)])
+        assert torch.equal(out, expected)
+        if grad:
+            wanted = torch.autograd.grad(expected.sum(), module.fc.weight)
+            assert torch.equal(*torch.autograd.grad(out.sum(), module.fc.weight), *wanted)
+
+
+def test_an_edit_that_nobody_reads_is_told(x) -> None:
+    net = hookline.hook(Ignored(nn.Linear(4, 4)))
+    with pytest.warns(NeverFiredWarning, match="'part'.*Linear"):
+        net.run_with_hooks(x, fwd_hooks=[("part", lambda h: h * 2)])
+
+
+def test_the_callers_input_is_written_to_as_without_hooks() -> None:
+    """A model that writes to its input does so whether or not somebody reads there."""
+    net, x = hookline.hook(nn.Sequential(nn.ReLU(inplace=True))), torch.tensor([-1.0, 2.0])
+    net.run_with_hooks(x, fwd_hooks=[("input", lambda h: None), ("0", lambda h: None)])
+    assert x.tolist() == [0, 2]

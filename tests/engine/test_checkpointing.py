@@ -1,0 +1,256 @@
+"""Checkpointed regions run twice; edits must hold both times, and nothing else may act twice."""
+
+import gc
+
+import pytest
+import torch
+from networks import has_taps
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import hookline
+from hookline import HookError
+
+
+class Blocks(nn.Module):
+    """Three blocks, each in a checkpointed region of its own if asked."""
+
+    def __init__(self, use_reentrant: bool | None) -> None:
+        super().__init__()
+        self.use_reentrant = use_reentrant
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)) for _ in range(3))
+
+    def forward(self, x):
+        for block in self.blocks:
+            if self.use_reentrant is None:
+                x = x + block(x)
+            else:
+                x = x + checkpoint(block, x, use_reentrant=self.use_reentrant)
+        return x
+
+
+class Repeats(nn.Module):
+    """Calls one module twice in a checkpointed region."""
+
+    def __init__(self, use_reentrant: bool) -> None:
+        super().__init__()
+        self.use_reentrant = use_reentrant
+        self.cell = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return checkpoint(lambda h: self.cell(self.cell(h).tanh()), x, use_reentrant=self.use_reentrant)
+
+
+KINDS = pytest.mark.parametrize("use_reentrant", [False, True])
+
+
+@pytest.fixture
+def pair(use_reentrant):
+    """The same network with and without checkpointing."""
+    plain, twice = Blocks(None), Blocks(use_reentrant)
+    twice.load_state_dict(plain.state_dict())
+    return hookline.hook(plain), hookline.hook(twice)
+
+
+def gradients(net) -> list[torch.Tensor]:
+    return [parameter.grad.clone() for parameter in net.parameters()]
+
+
+def double_in_place(h):
+    h.mul_(2)
+
+
+HOOKS = [("blocks.1.0", double_in_place), ("blocks.2.1", lambda h: h + 1), ("blocks.0.2.input", lambda h: h * 3)]
+
+
+def same(a, b) -> bool:
+    return all(torch.allclose(x, y) for x, y in zip(a, b, strict=True))
+
+
+@KINDS
+@pytest.mark.parametrize("backward", ["inside the context", "after it"])
+def test_edits_hold_in_the_second_run(pair, x, backward) -> None:
+    x.requires_grad_()
+    found = []
+    for net in pair:
+        with net.hooks(fwd_hooks=HOOKS):
+            loss = net(x).pow(2).sum()
+            if backward == "inside the context":
+                loss.backward()
+        if backward == "after it":
+            loss.backward()
+        found.append([*gradients(net), loss.detach()])
+    assert same(*found)
+    bare = Blocks(None)
+    bare.load_state_dict(pair[0].state_dict())
+    bare(x).pow(2).sum().backward()
+    assert not same(found[0], [*(p.grad for p in bare.parameters()), loss]), "the edits matter"
+
+
+@KINDS
+def test_the_modules_are_free_when_the_graph_is_gone(pair, x) -> None:
+    x.requires_grad_()
+    net = pair[1]
+    loss = net.run_with_hooks(x, fwd_hooks=HOOKS).sum()
+    assert torch.equal(net(x), net.module(x))
+    with torch.no_grad():
+        bare = pair[0](x)
+    assert torch.allclose(net(x), bare), "kept for the second run, the hooks act in no other"
+    del loss
+    gc.collect()
+    assert not any(has_taps(module) for module in net.modules())
+
+
+@KINDS
+def test_a_hooked_and_a_bare_run_in_one_backward(pair, x) -> None:
+    x.requires_grad_()
+    found = []
+    for net in pair:
+        hooked = net.run_with_hooks(x, fwd_hooks=HOOKS)
+        other = net.run_with_hooks(x, fwd_hooks=[("blocks.1.0", torch.tanh)])
+        (hooked * net(x) + other).sum().backward()
+        found.append(gradients(net))
+    assert same(*found)
+
+
+@KINDS
+def test_a_bare_run_recomputes_bare_inside_a_context(pair, x) -> None:
+    """The hooks of an open context are not for the second run of a pass that was made before it."""
+    x.requires_grad_()
+    found = []
+    for net in pair:
+        loss = net(x).sum()
+        with net.hooks(fwd_hooks=HOOKS):
+            loss.backward()
+            net(x)
+        found.append(gradients(net))
+    assert same(*found)
+
+
+@KINDS
+def test_backward_hooks(pair, x) -> None:
+    x.requires_grad_()
+    seen, found = [], []
+    for net in pair:
+        grads = []
+        hooks = [("blocks.1.0", grads.append), ("blocks.0.1", lambda grad: grad * 2)]
+        net.run_with_hooks(x, fwd_hooks=HOOKS, bwd_hooks=hooks).sum().backward()
+        seen.append(grads)
+        found.append(gradients(net))
+    assert len(seen[1]) == 1
+    assert torch.allclose(seen[0][0], seen[1][0])
+    assert same(*found)
+
+
+@KINDS
+def test_caches_record_once(pair, x) -> None:
+    x.requires_grad_()
+    net = pair[1]
+    fired = []
+    with net.hooks(fwd_hooks=[*HOOKS, ("blocks.1.1", lambda h, hook: fired.append(hook.call))]):
+        out, cache = net.run_with_cache(x)
+        out.sum().backward()
+    assert not any("#" in name for name in cache)
+    assert fired == [0], "a hook that only reads is not called again"
+
+
+def test_gradients_in_the_cache(x) -> None:
+    plain, twice = Blocks(None), Blocks(False)
+    twice.load_state_dict(plain.state_dict())
+    caches = [hookline.hook(m).run_with_cache(x, incl_bwd=True, loss_fn=torch.sum)[1] for m in (plain, twice)]
+    assert list(caches[0]) == list(caches[1])
+    assert all(torch.allclose(caches[0][name], caches[1][name]) for name in caches[0])
+
+
+@KINDS
+def test_standing_hooks(pair, x) -> None:
+    x.requires_grad_()
+    found = []
+    for net in pair:
+        for name, hook in HOOKS:
+            net.add_hook(name, hook)
+        net(x).sum().backward()
+        found.append(gradients(net))
+        net.reset_hooks()
+    assert same(*found)
+
+
+@KINDS
+def test_one_call_of_several_cannot_be_told(use_reentrant, x) -> None:
+    x.requires_grad_()
+    net = hookline.hook(Repeats(use_reentrant))
+    loss = net.run_with_hooks(x, fwd_hooks=[("cell#1", torch.tanh)]).sum()
+    with pytest.raises(HookError, match="call"):
+        loss.backward()
+    del loss
+    gc.collect()
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # torch's, of a region inside a region
+@pytest.mark.parametrize("outer", [False, True])
+@pytest.mark.parametrize("inner", [False, True])
+@pytest.mark.parametrize("inside", [False, True])
+def test_nested_regions(x, outer, inner, inside) -> None:
+    class Nested(nn.Module):
+        def __init__(self, checkpointed: bool):
+            super().__init__()
+            self.checkpointed = checkpointed
+            self.a, self.b, self.c = (nn.Linear(4, 4) for _ in range(3))
+
+        def outer(self, h):
+            h = self.a(h).tanh()
+            h = checkpoint(self.inner, h, use_reentrant=inner) if self.checkpointed else self.inner(h)
+            return self.c(h).tanh()
+
+        def inner(self, h):
+            return self.b(h).tanh()
+
+        def forward(self, x):
+            return checkpoint(self.outer, x, use_reentrant=outer) if self.checkpointed else self.outer(x)
+
+    x.requires_grad_()
+    plain, twice = Nested(False), Nested(True)
+    twice.load_state_dict(plain.state_dict())
+    for hooks in ([("b", lambda h: h * 2)], [("a", torch.tanh), ("b", lambda h: h * 2), ("c", torch.sin)]):
+        for module in (plain, twice):
+            module.zero_grad()
+            with hookline.hook(module).hooks(fwd_hooks=hooks):
+                loss = module(x).sum()
+                if inside:
+                    loss.backward()
+            if not inside:
+                loss.backward()
+        assert same(gradients(plain), gradients(twice))
+
+
+@KINDS
+def test_an_edit_that_looks_at_the_call(pair, x) -> None:
+    """Of a module called once it is known; of one called several times, asking raises rather than being wrong."""
+    x.requires_grad_()
+    found = []
+    for net in pair:
+        net.run_with_hooks(x, fwd_hooks=[("blocks.1.0", lambda h, hook: h * (2 + hook.call))]).sum().backward()
+        found.append(gradients(net))
+    assert same(*found)
+
+
+@KINDS
+def test_the_call_of_a_repeated_module_is_not_guessed(use_reentrant, x) -> None:
+    x.requires_grad_()
+    net = hookline.hook(Repeats(use_reentrant))
+    loss = net.run_with_hooks(x, fwd_hooks=[("cell", lambda h, hook: h * (1 + hook.call))]).sum()
+    with pytest.raises(HookError, match="call"):
+        loss.backward()
+    del loss
+    gc.collect()
+
+
+@KINDS
+def test_a_standing_backward_hook_is_not_reported(pair, x) -> None:
+    x.requires_grad_()
+    seen = []
+    net = pair[1]
+    net.add_hook("blocks.1.0", seen.append, dir="bwd")
+    net(x).sum().backward()
+    assert len(seen) == 1
+    net.reset_hooks()

@@ -1,0 +1,98 @@
+"""Hooks that stay from run to run."""
+
+import warnings
+
+import pytest
+from networks import Lazy, fill, hook_count, zero
+from torch import nn
+
+import hookline
+from hookline import HooklineError, NeverFiredWarning
+
+
+def test_standing_and_permanent_hooks(net, x) -> None:
+    undo = net.add_hook("output", fill(1))
+    assert net(x).eq(1).all()
+    assert net.module(x).eq(1).all(), "also when the module is called directly"
+    net.add_hook("output", fill(2), is_permanent=True)
+    assert net(x).eq(2).all()
+    net.reset_hooks()
+    assert net(x).eq(2).all(), "a permanent hook survives a reset"
+    undo()  # already gone: nothing to undo
+    net.remove_all_hook_fns()
+    assert net(x).eq(2).all()
+    net.remove_all_hook_fns(including_permanent=True)
+    assert hook_count(net.module) == 0
+
+
+def test_undo_removes_just_that_hook(net, x) -> None:
+    undo = net.add_hook("fc?", lambda h: h + 1)
+    net.add_hook("output", lambda h: h * 0)
+    undo()
+    assert net(x).eq(0).all()
+    assert net.hook_dict["fc1"].fwd_hooks == []
+    assert len(net.hook_dict["output"].fwd_hooks) == 1
+    net.reset_hooks()
+
+
+def test_a_context_does_not_remove_standing_hooks(net, x) -> None:
+    with net.hooks(fwd_hooks=[("output", fill(1))], reset_hooks_end=False):
+        assert net(x).eq(1).all()
+    assert net(x).eq(1).all()
+    with net.hooks(fwd_hooks=[("fc1", zero)]):
+        net(x)
+    assert net(x).eq(1).all()
+    net.reset_hooks()
+    assert hook_count(net.module) == 0
+
+
+def test_directions_are_removed_apart(net, x) -> None:
+    net.add_hook("fc1", zero)
+    net.add_hook("fc1", zero, dir="bwd")
+    net.reset_hooks(direction="fwd")
+    assert net.hook_dict["fc1"].fwd_hooks == []
+    assert net.hook_dict["fc1"].bwd_hooks == [zero]
+    net.hook_dict["fc1"].remove_hooks("bwd")
+    assert not net.hook_dict["fc1"].has_hooks()
+    with pytest.raises(HooklineError, match="'sideways'"):
+        net.add_hook("fc1", zero, dir="sideways")
+
+
+def test_ctx_lasts_until_cleared(net, x) -> None:
+    def remember(h, hook):
+        hook.ctx["mean"] = h.mean()
+
+    net.run_with_hooks(x, fwd_hooks=[("fc1", remember)])
+    assert "mean" in net.hook_dict["fc1"].ctx
+    net.reset_hooks()
+    assert net.hook_dict["fc1"].ctx == {}
+    net.run_with_hooks(x, fwd_hooks=[("fc1.output", remember)], clear_contexts=True)
+    assert net.hook_dict["fc1"].ctx == {}
+
+
+def test_two_wrappers_of_one_module_share_its_hooks(net, x) -> None:
+    net.add_hook("output", fill(1))
+    again = hookline.hook(net.module)
+    assert again(x).eq(1).all()
+    again.reset_hooks()
+    assert not net(x).eq(1).all()
+
+
+def test_a_standing_hook_that_never_fires_is_reported_once(x) -> None:
+    net = hookline.hook(Lazy())
+    net.add_hook("unused", zero)
+    with pytest.warns(NeverFiredWarning, match="'unused'"):
+        net(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        net(x)
+    net.reset_hooks()
+
+
+def test_a_hook_on_a_module_that_was_replaced_is_reported(net, x) -> None:
+    net.add_hook("fc1", zero)
+    net(x)
+    net.module.fc1 = nn.Linear(4, 8)
+    with pytest.warns(NeverFiredWarning, match=r"'fc1'.*Linear"):
+        net(x)
+    net.reset_hooks()
