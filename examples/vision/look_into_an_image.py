@@ -58,9 +58,8 @@ def main(folder: Path = Path("out")) -> Found:
 
     attention = images.attention(model, red, image)
     head = attention.top(1, box=box)[0]
-    print(
-        f"head {head.labels['head']} of layer {head.labels['layer']} has {head.value:.2f} of its attention on the circle"
-    )
+    where = f"head {head.labels['head']} of layer {head.labels['layer']}"
+    print(f"{where} has {head.value:.2f} of its attention on the circle")
 
     folder.mkdir(parents=True, exist_ok=True)
     swept = patching.sweep(model, red, green, lead).normalised

@@ -11,7 +11,7 @@ from tiny_models import causal_lm
 
 import hookline
 from hookline import HookError, HooklineError, NeverFiredWarning, add, at, last, new_tokens, replace, scale, token, zero
-from hookline.sae import SAEConfig, SparseAutoencoder, evaluate
+from hookline.sae import evaluate
 
 POINT = "blocks.1.hook_resid_post"
 TOKENS = torch.tensor([[5, 9, 3, 7, 11, 2], [8, 1, 4, 4, 30, 6]])

@@ -447,4 +447,3 @@ def test_a_filter_that_drops_points_on_request_says_so(name) -> None:
         model.run_with_hooks(ids, fwd_hooks=[(re.compile("attn"), lambda x: x)])
     _, cache = model.run_with_cache(ids, names_filter=[lambda each: each in wanted, name])
     assert {*cache} == wanted
-

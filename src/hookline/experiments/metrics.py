@@ -283,12 +283,12 @@ def check_vocabulary(name: str, model: Any) -> None:
         )
 
 
-def value_of(metric: MetricFunction, logits: Float[Tensor, "batch pos vocab"], name: str) -> Float[Tensor, "..."]:
+def value_of(metric: MetricFunction, logits: Float[Tensor, "batch pos vocab"], name: str) -> Float[Tensor, "*any"]:
     """The checked value of a metric, which gets a snapshot of the logits: it may write to them."""
     return checked(metric(snapshot(logits, is_ours=True)), len(logits), name)
 
 
-def checked(value: Any, batch: int, name: str = "the metric") -> Float[Tensor, "..."]:
+def checked(value: Any, batch: int, name: str = "the metric") -> Float[Tensor, "*any"]:
     """What a metric gave, as floats: one number for each row, or one for all; else an error that says what it gave."""
     needs = f"a metric gives one number for each of the {batch} rows, a tensor of shape [{batch}], or one, of shape []"
     if isinstance(value, int | float | np.number) and not isinstance(value, bool):

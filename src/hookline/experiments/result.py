@@ -86,7 +86,7 @@ class Result:
     Several metrics are an axis `metric`. After an interrupted run `complete` is False and cells not done are NaN.
     """
 
-    values: Float[Tensor, "..."]
+    values: Float[Tensor, "*any"]
     axes: tuple[str, ...]
     coords: dict[str, list[Label]]
     name: str = "value"

@@ -80,7 +80,7 @@ class SparseAutoencoder(nn.Module):
         """Where it is."""
         return self.W_enc.device
 
-    def encode(self, x: Float[Tensor, "..."]) -> Float[Tensor, "*place d_sae"]:
+    def encode(self, x: Float[Tensor, "*any"]) -> Float[Tensor, "*place d_sae"]:
         """The features of activations [*place, d_in]: how strong each is.
 
         One that is for all heads together (`hook_z`) also takes [*place, head, d_head].

@@ -18,7 +18,7 @@ def lm_loss(
     seen: Tensor | None = None,
     *,
     per_token: bool = False,
-) -> Float[Tensor, "..."]:
+) -> Float[Tensor, "*any"]:
     """Cross-entropy of the next token, averaged over all that are no padding and no pictures; or per token, 0 there.
 
     `seen` is true where a picture is: what stands there is no token that could be predicted.
