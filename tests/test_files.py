@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from autoencoders import random_sae as make
 from damage import DAMAGES, flips, forged
 from safetensors import safe_open
 from safetensors.torch import save_file
 from stores import edit_manifest, tinyworld
-from test_sae_autoencoder import make
 
 import hookline
 from hookline import ActivationCache, HooklineError, StoreError, load_edits, save_edits, step, token

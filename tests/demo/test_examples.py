@@ -13,7 +13,7 @@ import hookline
 from hookline import demo
 from hookline.demo import chapters
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 FOLDERS = ("transformerlens", "mi_crow", "vlm_spectra")
 FILES = [path for folder in FOLDERS for path in sorted((EXAMPLES / folder).glob("*.py"))]
 SCRIPTS = {path.stem: path for path in FILES}

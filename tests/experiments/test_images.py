@@ -26,7 +26,7 @@ SQUARE = Shape("square", "blue", x=36, y=35, size=13)
 BOX = tuple(side / SIDE for side in CIRCLE.box)
 QUESTION = "<image> What colour is the circle?"
 FAMILIES = ("llava", "qwen2_5_vl", "llava_next", "idefics3", "gemma3", "paligemma")
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)

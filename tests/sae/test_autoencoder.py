@@ -2,23 +2,12 @@
 
 import pytest
 import torch
+from autoencoders import KINDS
+from autoencoders import random_sae as make
 from torch import nn
 
 from hookline import HooklineError
 from hookline.sae import SAEConfig, SparseAutoencoder
-
-KINDS = ("standard", "gated", "topk", "jumprelu")
-
-
-def make(kind, dtype="float64", **options) -> SparseAutoencoder:
-    """An autoencoder with weights that are nothing special."""
-    if kind == "topk":
-        options.setdefault("k", 3)
-    sae = SparseAutoencoder(SAEConfig(kind, d_in=6, d_sae=20, dtype=dtype, **options))
-    with torch.no_grad():
-        for parameter in sae.parameters():
-            parameter.copy_(torch.randn(parameter.shape, dtype=torch.float64) * 0.5)
-    return sae
 
 
 def expected(sae, x) -> list[float]:

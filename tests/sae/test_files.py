@@ -4,8 +4,9 @@ import json
 
 import pytest
 import torch
+from autoencoders import KINDS
+from autoencoders import random_sae as make
 from safetensors.torch import load_file, save_file
-from test_sae_autoencoder import KINDS, make
 
 from hookline import HooklineError
 from hookline.sae import SparseAutoencoder

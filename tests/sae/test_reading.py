@@ -2,13 +2,15 @@
 
 import pytest
 import torch
-from test_sae_splice import POINT, TOKENS, make
+from autoencoders import sae_for as make
 from tiny_models import causal_lm
 
 import hookline
 from hookline import HooklineError, UnknownPointError, last, zero
 from hookline.sae import run_with_features
 
+POINT = "blocks.1.hook_resid_post"
+TOKENS = torch.tensor([[5, 9, 3, 7, 11, 2], [8, 1, 4, 4, 30, 6]])
 OTHER = "blocks.2.hook_mlp_out"
 
 

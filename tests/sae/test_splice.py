@@ -4,25 +4,16 @@ import threading
 
 import pytest
 import torch
+from autoencoders import KINDS
+from autoencoders import sae_for as make
 from networks import MLP
 from tiny_models import causal_lm
 
 import hookline
 from hookline import HookError, HooklineError, NeverFiredWarning, add, at, last, new_tokens, replace, scale, token, zero
-from hookline.sae import SAEConfig, SparseAutoencoder
 
 POINT = "blocks.1.hook_resid_post"
 TOKENS = torch.tensor([[5, 9, 3, 7, 11, 2], [8, 1, 4, 4, 30, 6]])
-KINDS = ("standard", "gated", "topk", "jumprelu")
-
-
-def make(d_in, kind="standard", dtype="float32", d_sae=48, **options) -> SparseAutoencoder:
-    if kind == "topk":
-        options.setdefault("k", 5)
-    sae = SparseAutoencoder(SAEConfig(kind, d_in, d_sae, dtype=dtype, **options), seed=3)
-    with torch.no_grad():
-        sae.b_dec.normal_(std=0.1)
-    return sae
 
 
 @pytest.fixture(scope="module")

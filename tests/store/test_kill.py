@@ -13,7 +13,7 @@ import hookline
 
 @pytest.mark.parametrize("kills", [5, pytest.param(60, marks=pytest.mark.slow)])
 def test_kills_and_interrupts_leave_the_same_store_in_the_end(tmp_path, kills) -> None:
-    here = Path(__file__).parent
+    here = Path(__file__).parents[1]
     paths = [str(here), str(Path(hookline.__file__).parent.parent)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, str(here / "kill_harvests.py"), str(tmp_path), str(kills)]

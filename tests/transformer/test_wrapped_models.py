@@ -332,13 +332,12 @@ def test_offloading_a_wrapped_model() -> None:
 
 @needs("accelerate")
 def test_loading_with_a_device_map(tmp_path) -> None:
-    from test_model import WORDS
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
     model = tiny_models.causal_lm("llama")
     model.save_pretrained(tmp_path)
-    words = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="<eos>"))
+    words = Tokenizer(models.WordLevel({"<eos>": 0, "the": 1, "cat": 2}, unk_token="<eos>"))
     PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>").save_pretrained(tmp_path)
     loaded = hookline.load(tmp_path, device_map="auto")
     with torch.no_grad():
