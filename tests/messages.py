@@ -1,0 +1,112 @@
+"""Every error and warning text in the source, and the phrases that its prose must not have.
+
+python tests/messages.py           prints the messages
+python tests/messages.py --write   updates tests/messages.golden, and takes files that are clean now off
+                                   tests/phrases_to_clean.txt
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "hookline"
+GOLDEN = ROOT / "tests" / "messages.golden"
+TO_CLEAN = ROOT / "tests" / "phrases_to_clean.txt"
+UPDATE = "python tests/messages.py --write"
+
+BANNED = {
+    r"\bnot to be had\b": "not available",
+    r"\b(gone|go|goes|going) on with\b": "resume, continue",
+    r"\b(that|what) sees?\b": "vision tower, vision-language model",
+    r"\b(is|are) no (model|point|hook|tensor|module)s?\b": "is not a model, is not a point",
+    r"\btold (of|by|apart)\b": "reported, identified, distinguished",
+    r"\bstands? for\b": "matches, means, is short for",
+    r"\bdye(s|d|ing)?\b": "NaN propagation",
+    r"\b(comes?|came) by\b": "fires, is called",
+    r"\bmend(s|ed|ing)?\b": "fixed",
+    r"(?<![a-z])pictures?(?![a-z])": "image; plot, where it is drawn",
+}
+"""Phrases that readers stumble over (regular expressions, any case, across line ends), and what to write instead."""
+
+
+def messages(path: Path) -> list[str]:
+    """The texts that a module raises or warns with, in its order; {…} has the source of each value in them."""
+    calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+    calls = [call for call in calls if call.args and _is_of_messages(call.func)]
+    texts = [_text(call.args[0]) for call in sorted(calls, key=lambda call: (call.lineno, call.col_offset))]
+    return [text for text in texts if text is not None]
+
+
+def all_messages() -> str:
+    """One section a module, one line a message."""
+    sections = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        found = [text.replace("\n", "\\n") for text in messages(path)]
+        if found:
+            sections.append("\n".join([f"[{path.relative_to(PACKAGE).as_posix()}]", *found]) + "\n")
+    return "\n".join(sections)
+
+
+def _is_of_messages(function: ast.expr) -> bool:
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    return name.endswith(("Error", "Warning")) or name in ("warn", "_warn", "error")
+
+
+def _text(node: ast.expr) -> str | None:
+    """A string as written, with the sources of its values; None where nothing of it is written there."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=parts):
+            return "".join(_text(part) or "" for part in parts)
+        case ast.FormattedValue(value=value):
+            return "{" + ast.unparse(value) + "}"
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            texts = _text(left), _text(right)
+            if texts == (None, None):
+                return None
+            sources = ("{" + ast.unparse(side) + "}" for side in (left, right))
+            return "".join(text or source for text, source in zip(texts, sources, strict=True))
+        case ast.IfExp(test=test, body=body, orelse=other) if (_text(body), _text(other)) != (None, None):
+            return f"{{{_text(body)} | {_text(other)}: {ast.unparse(test)}}}"
+    return None
+
+
+def prose_files() -> list[str]:
+    """The files whose phrases are checked, from the repository's root."""
+    found = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("docs/*.py"), *PACKAGE.rglob("*.py")]
+    return sorted(path.relative_to(ROOT).as_posix() for path in found)
+
+
+def banned_in(file: str) -> Iterator[str]:
+    """Each banned phrase in a file: its line, the phrase, what to write."""
+    text = (ROOT / file).read_text(encoding="utf-8")
+    for pattern, better in BANNED.items():
+        for match in re.finditer(pattern.replace(" ", r"\s+"), text, re.IGNORECASE):
+            line = text.count("\n", 0, match.start()) + 1
+            yield f"{file}:{line}: {' '.join(match[0].split())!r}; write: {better}"
+
+
+def to_clean() -> list[str]:
+    """The files that may have banned phrases still: none is ever added."""
+    return TO_CLEAN.read_text(encoding="utf-8").split()
+
+
+def main(arguments: list[str]) -> None:
+    """Print the messages, or write the files."""
+    if arguments != ["--write"]:
+        sys.stdout.write(all_messages())
+        return
+    GOLDEN.write_text(all_messages(), encoding="utf-8")
+    known = set(prose_files())
+    left = [file for file in to_clean() if file in known and any(banned_in(file))]
+    TO_CLEAN.write_text("".join(f"{file}\n" for file in left), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

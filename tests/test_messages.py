@@ -1,0 +1,40 @@
+"""Every message is in one golden file, so that a change of wording shows; no file has a banned phrase."""
+
+import messages
+import pytest
+
+
+def test_the_golden_file_has_every_message() -> None:
+    now, golden = messages.all_messages().splitlines(), messages.GOLDEN.read_text(encoding="utf-8").splitlines()
+    added, gone = [line for line in now if line not in golden], [line for line in golden if line not in now]
+    changes = [f"- {line}" for line in gone] + [f"+ {line}" for line in added]
+    assert now == golden, "\n".join([f"messages changed; read them, then: {messages.UPDATE}", *changes])
+
+
+@pytest.mark.parametrize("file", messages.prose_files())
+def test_no_banned_phrase(file) -> None:
+    found = list(messages.banned_in(file))
+    if file in messages.to_clean():
+        assert found, f"{file} is clean now; take it off the list: {messages.UPDATE}"
+    else:
+        assert not found, "\n".join(found)
+
+
+def test_the_list_of_files_to_clean_has_only_files_that_are_there() -> None:
+    assert set(messages.to_clean()) <= set(messages.prose_files()), messages.UPDATE
+
+
+def test_messages_are_found_however_they_are_put_together(tmp_path) -> None:
+    source = """
+raise HooklineError(f"no {name!r} in {len(points)} points")
+raise errors.StoreError("one " + f"{path}: " + why)
+warn("a" if x else f"b{y}", stacklevel=2)
+raise ValueError(made_elsewhere)
+print("not a message")
+"""
+    (tmp_path / "a.py").write_text(source)
+    assert messages.messages(tmp_path / "a.py") == [
+        "no {name} in {len(points)} points",
+        "one {path}: {why}",
+        "{a | b{y}: x}",
+    ]
