@@ -3,6 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Two workers, and another order each time: `make test SEED=…` repeats one, with the number that make prints.
+SEED := $(or $(SEED),$(shell date +%s))
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal --randomly-seed=$(SEED) --randomly-dont-reset-seed
+export OMP_NUM_THREADS = 1
 
 .PHONY: demo test test-all lint docs bench train-check clean
 
@@ -10,10 +14,10 @@ demo: $(READY)
 	$(BIN)/hookline demo
 
 test: $(READY) lint
-	$(BIN)/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test-all: $(READY) $(VENV)/.real lint
-	$(BIN)/python -m pytest
+	$(PYTEST)
 	$(BIN)/python benchmarks/overhead.py --smoke
 	$(BIN)/python benchmarks/model_overhead.py --smoke
 	$(BIN)/python benchmarks/sweeps.py --smoke

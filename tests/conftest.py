@@ -1,8 +1,10 @@
 """One thread, one seed, shapes checked, and after every test: no hook left on any module."""
 
 import gc
+import random
 from collections.abc import Iterator
 
+import numpy
 import pytest
 import shape_checks
 import torch
@@ -19,9 +21,22 @@ from hookline.engine.taps import now  # noqa: E402
 torch.set_num_threads(1)
 
 
+def seed() -> None:
+    random.seed(0)
+    numpy.random.seed(0)
+    torch.manual_seed(0)
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> None:
-    torch.manual_seed(0)
+    seed()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef) -> None:
+    """What several tests share is the same, whichever of them comes first."""
+    if fixturedef.scope != "function":
+        seed()
 
 
 @pytest.fixture(autouse=True)
