@@ -21,6 +21,12 @@ from hookline.engine.taps import now  # noqa: E402
 torch.set_num_threads(1)
 
 
+def pytest_collection_finish() -> None:
+    """What was imported stays: the garbage collector need not look at it again after every test."""
+    gc.collect()
+    gc.freeze()
+
+
 def seed() -> None:
     random.seed(0)
     numpy.random.seed(0)
