@@ -96,15 +96,31 @@ class SkippedHookWarning(HooklineWarning):
     """A hook failed, its effect was dropped, and the run went on."""
 
 
+class _NoPoint:
+    """The message about a name that no point has.
+
+    It looks for similar names only when it is read, since that takes milliseconds and `name in cache` catches this error.
+    """
+
+    def __init__(self, asked: object, names: list[str], hint: str) -> None:
+        self.asked, self.names, self.hint = str(asked), names, hint
+        self.quoted = repr(asked)
+
+    def __str__(self) -> str:
+        near = get_close_matches(self.asked, self.names, n=5, cutoff=0.5)
+        if near:
+            advice = "Did you mean " + ", ".join(map(repr, near)) + "?"
+        else:
+            advice = f"The points are {', '.join(map(repr, self.names[:8]))}{', …' if len(self.names) > 8 else ''}."
+        return f"no point is named {self.quoted}. {advice}{' ' + self.hint if self.hint else ''}"
+
+    def __repr__(self) -> str:
+        return repr(str(self))
+
+
 def unknown_point(asked: object, known: Iterable[str], *, hint: str = "") -> UnknownPointError:
-    """The error for a name that is no point, with the nearest names that are."""
-    names = list(known)
-    near = get_close_matches(str(asked), names, n=5, cutoff=0.5)
-    if near:
-        advice = "Did you mean " + ", ".join(map(repr, near)) + "?"
-    else:
-        advice = "The points are " + ", ".join(map(repr, names[:8])) + (", …" if len(names) > 8 else "") + "."
-    return UnknownPointError(f"no point is named {asked!r}. {advice}{' ' + hint if hint else ''}")
+    """The error for a name that no point has, with the most similar names."""
+    return UnknownPointError(_NoPoint(asked, list(known), hint))
 
 
 def no_match(asked: object, known: Iterable[str]) -> UnknownPointError:

@@ -146,6 +146,7 @@ def test_there_are_induction_heads(words):
     assert max(circuit.induction(FOLDER, words).values()) > 0.5
 
 
+@pytest.mark.slow  # tests/experiments/test_contrast.py finds the same heads
 def test_a_few_heads_make_the_model_agree(model, words, prompts):
     honest = [tasks.Prompt(prompt.text, prompt.other) for prompt in prompts["opinion: agrees"]]
     with circuit.without(model, circuit.agreeing_heads(model, words, most=2)):

@@ -11,7 +11,7 @@ import pytest
 import hookline
 
 
-@pytest.mark.parametrize("kills", [5, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [3, pytest.param(60, marks=pytest.mark.slow)])
 def test_kills_and_interrupts_leave_the_same_store_in_the_end(tmp_path, kills) -> None:
     here = Path(__file__).parents[1]
     paths = [str(here), str(Path(hookline.__file__).parent.parent)]

@@ -631,7 +631,9 @@ def test_the_model_in_the_package_sees() -> None:
         assert {int(grid.positions[patch]) for patch in patches_of(shapes[0])} <= set(around)
 
 
-@pytest.mark.parametrize("command", [["verify"], ["points", "vision.blocks.*.attn.hook_z"]])
+@pytest.mark.parametrize(
+    "command", [pytest.param(["verify"], marks=pytest.mark.slow), ["points", "vision.blocks.*.attn.hook_z"]]
+)
 def test_commands_on_a_model_that_sees(command) -> None:
     verb, *names = command
     result = CliRunner().invoke(app, [verb, "tinysight", *names])
