@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import inspect
@@ -14,7 +13,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
@@ -27,20 +26,6 @@ _SHAPED = re.compile(r"\b(Float|Int|Bool|Num|Shaped|Real|Integer)\[")
 
 class ShapeError(TypeError):
     """A tensor's shape or dtype is not what a signature says."""
-
-
-_paused = False
-
-
-@contextlib.contextmanager
-def paused() -> Iterator[None]:
-    """For a test that gives wrong shapes to see them refused by the function itself."""
-    global _paused
-    _paused = True
-    try:
-        yield
-    finally:
-        _paused = False
 
 
 class Finder(MetaPathFinder):
@@ -101,19 +86,23 @@ def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if _paused:
-            return function(*args, **kwargs)
         if not resolved:
             resolved.update((key, eval(note, space)) for key, note in shaped.items())
         given = signature.bind(*args, **kwargs).arguments
         push_shape_memo(given)
         try:
-            for key, hint in resolved.items():
-                if key in given:
-                    _check(function, key, given[key], hint)
-            result = function(*args, **kwargs)
+            wrong = [_wrong(function, key, given[key], hint) for key, hint in resolved.items() if key in given]
+            try:
+                result = function(*args, **kwargs)
+            except Exception as error:
+                from hookline.errors import HooklineError
+
+                if not isinstance(error, HooklineError):  # with one of ours it refuses by itself what does not fit
+                    _raise(wrong, error)
+                raise
             if "return" in resolved:
-                _check(function, "return", result, resolved["return"])
+                wrong.append(_wrong(function, "return", result, resolved["return"]))
+            _raise(wrong)
         finally:
             pop_shape_memo()
         return result
@@ -121,10 +110,17 @@ def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _check(function: Callable[..., Any], key: str, value: Any, hint: Any) -> None:
-    if not _fits(value, hint):
-        shape = tuple(getattr(value, "shape", ())), getattr(value, "dtype", type(value).__name__)
-        raise ShapeError(f"{function.__module__}.{function.__qualname__}: {key} is {shape}, not {hint}")
+def _wrong(function: Callable[..., Any], key: str, value: Any, hint: Any) -> str | None:
+    if _fits(value, hint):
+        return None
+    shape = tuple(getattr(value, "shape", ())), getattr(value, "dtype", type(value).__name__)
+    return f"{function.__module__}.{function.__qualname__}: {key} is {shape}, not {hint}"
+
+
+def _raise(wrong: list[str | None], cause: Exception | None = None) -> None:
+    messages = [each for each in wrong if each is not None]
+    if messages and not isinstance(cause, ShapeError):
+        raise ShapeError("\n".join(messages)) from cause
 
 
 def _fits(value: Any, hint: Any) -> bool:

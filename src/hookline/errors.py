@@ -99,7 +99,7 @@ class SkippedHookWarning(HooklineWarning):
 class _NoPoint:
     """The message about a name that no point has.
 
-    It looks for similar names only when it is read, since that takes milliseconds and `name in cache` catches this error.
+    It looks for similar names only when it is read: that takes milliseconds, and `name in cache` catches this error.
     """
 
     def __init__(self, asked: object, names: list[str], hint: str) -> None:
