@@ -110,7 +110,7 @@ def test_an_edit_of_the_input_of_a_module_that_works_in_place(x, grad) -> None:
 
 def test_an_edit_that_nobody_reads_is_told(x) -> None:
     net = hookline.hook(Ignored(nn.Linear(4, 4)))
-    with pytest.warns(NeverFiredWarning, match="'part' has no effect: what calls Linear discards its return value"):
+    with pytest.warns(NeverFiredWarning, match="'part'.*Linear"):
         net.run_with_hooks(x, fwd_hooks=[("part", lambda h: h * 2)])
 
 

@@ -21,7 +21,7 @@ def test_cache_options(net) -> None:
     assert not cache.has_batch_dim
     assert cache.remove_batch_dim() is cache
     _, wide = net.run_with_cache(torch.randn(2, 4))
-    with pytest.raises(ValueError, match=r"needs a batch of one, but 'input' has shape \(2, 4\)"):
+    with pytest.raises(ValueError, match=r"'input'.*\(2, 4\)"):
         wide.remove_batch_dim()
     assert wide.to(torch.float64)["fc1"].dtype == torch.float64
     text = repr(wide)
@@ -31,9 +31,9 @@ def test_cache_options(net) -> None:
 
 def test_cache_errors(net, x) -> None:
     _, cache = net.run_with_cache(x, names_filter="fc1")
-    with pytest.raises(hookline.UnknownPointError, match="Did you mean 'fc1'"):
+    with pytest.raises(hookline.UnknownPointError, match="'fc1'"):
         cache["fc12"]
-    with pytest.raises(UnavailablePointError, match="'act' is a point of this model but is not in this cache"):
+    with pytest.raises(UnavailablePointError, match="'act'"):
         cache["act"]
 
 
@@ -53,7 +53,7 @@ def test_more_ways_to_ask(net, x) -> None:
     assert cache["fc1#0"] is cache["fc1"]
     for nonsense in (0, None, ("fc1",)):
         assert nonsense not in cache
-        with pytest.raises(KeyError, match="by the name of a point"):
+        with pytest.raises(KeyError, match="point"):
             cache[nonsense]
     twice = hookline.hook(Twice()).run_with_cache(x, incl_bwd=True, loss_fn=torch.sum)[1]
     assert len(twice.calls("cell_grad")) == len(twice.calls("cell")) == 3
@@ -98,7 +98,7 @@ def test_names_that_would_clash(x) -> None:
         def forward(self, x):
             return self.w_grad(self.w(x))
 
-    with pytest.raises(hookline.HooklineError, match="two things would be cached as 'w_grad'"):
+    with pytest.raises(hookline.HooklineError, match="'w_grad'"):
         hookline.hook(Clash()).run_with_cache(x, incl_bwd=True, loss_fn=torch.sum)
 
 
@@ -137,18 +137,18 @@ def test_a_file_knows_where_it_is_from(tmp_path) -> None:
         about = file.metadata()
     assert about["architecture"] == model.cfg.architecture
     assert (about["model"], about["positions"]) == (model.cfg.model_name, "-1")
-    with pytest.raises(hookline.HooklineError, match="has '-1' only: no position can be picked"):
+    with pytest.raises(hookline.HooklineError, match="'-1'"):
         hookline.ActivationCache.load(path, model).decompose_resid(pos_slice=0)
     other = hookline.hook(tiny_models.causal_lm("opt"))
     with pytest.raises(hookline.HooklineError, match=f"activations of {model.cfg.architecture} .*: this is opt"):
         hookline.ActivationCache.load(path, other)
     with model.processed_weights(fold_ln=True):
         stale = hookline.ActivationCache.load(path, model)
-        with pytest.raises(hookline.HooklineError, match="processed or restored since"):
+        with pytest.raises(hookline.HooklineError, match="processed"):
             stale.get_neuron_results(0)
         model.run_with_cache("Mary went to the store")[1].save(path)
         hookline.ActivationCache.load(path, model).get_neuron_results(0)
-    with pytest.raises(hookline.HooklineError, match="processed or restored since"):
+    with pytest.raises(hookline.HooklineError, match="processed"):
         hookline.ActivationCache.load(path, model).get_neuron_results(0)
 
 
@@ -169,11 +169,11 @@ def test_rows(net, x) -> None:
     assert torch.equal(one["fc1"], cache["fc1"][-1])
     assert (one.has_batch_dim, cache.has_batch_dim) == (False, True)
     assert len(cache["fc1"]) == 5
-    with pytest.raises(hookline.HooklineError, match="row 5, but there are 5"):
+    with pytest.raises(hookline.HooklineError, match="row 5"):
         cache.rows(5)
-    with pytest.raises(hookline.HooklineError, match=r"a mask over \[3\] rows, but there are 5"):
+    with pytest.raises(hookline.HooklineError, match=r"mask.*\[3\].* 5"):
         cache.rows(torch.ones(3, dtype=torch.bool))
-    with pytest.raises(hookline.HooklineError, match="of one row already"):
+    with pytest.raises(hookline.HooklineError, match="row"):
         one.rows(0)
 
 
@@ -187,9 +187,7 @@ def test_rows_of_what_has_no_rows(x) -> None:
             return self.fc(x.reshape(-1, 1)).sum()
 
     cache = hookline.hook(Flat()).cache(x)
-    with pytest.raises(
-        hookline.HooklineError, match=r"has the shape \[20, 1\]: its first axis is not that of the 5 rows"
-    ):
+    with pytest.raises(hookline.HooklineError, match=r"\[20, 1\].* 5 rows"):
         cache.rows(0)
 
 

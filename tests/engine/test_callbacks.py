@@ -60,11 +60,11 @@ def test_builtins_and_modules_take_the_activation_alone() -> None:
 @pytest.mark.parametrize(
     ("hook", "message"),
     [
-        (3, "3 is not callable"),
-        (None, "None is not callable"),
-        (lambda: 0, "takes no activation"),
-        (bound_by_partial, r"nothing is given for 'head'.*partial\(hook, head=…\)"),
-        (lambda x, hook, *, head: 0, "nothing is given for 'head'"),
+        (3, " 3 "),
+        (None, "None"),
+        (lambda: 0, "activation"),
+        (bound_by_partial, r"'head'.*partial\(hook, head=…\)"),
+        (lambda x, hook, *, head: 0, "'head'"),
     ],
 )
 def test_what_cannot_be_a_hook(hook, message) -> None:

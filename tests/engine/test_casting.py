@@ -28,14 +28,14 @@ def write(value):
 @pytest.mark.parametrize(
     ("hook", "message"),
     [
-        (lambda x: x + 0.5, r"the value 5\.5 cannot be held by torch\.int64"),
-        (lambda x: x * float("nan"), "the value nan cannot be held"),
-        (lambda x: x.bfloat16() * 1e30, "cannot be held"),
+        (lambda x: x + 0.5, r"5\.5.*torch\.int64"),
+        (lambda x: x * float("nan"), "nan"),
+        (lambda x: x.bfloat16() * 1e30, "torch.int64"),
         (edits.replace(3.5), "with fractions"),
-        (lambda x: x + 1000, "chose the token 1005, but there are 64: 0 to 63"),
-        (lambda x: x - 100, "chose the token -95, but there are 64"),
-        (write(64), "chose the token 64, but there are 64"),
-        (edits.replace(64), "chose the token 64"),
+        (lambda x: x + 1000, "token 1005.* 64"),
+        (lambda x: x - 100, "token -95.* 64"),
+        (write(64), "token 64"),
+        (edits.replace(64), "token 64"),
     ],
     ids=["half", "nan", "huge", "replace", "beyond", "negative", "in place", "edit beyond"],
 )
@@ -46,7 +46,7 @@ def test_tokens_that_do_not_fit(lm, point, hook, message) -> None:
 
 
 def test_tokens_at_positions(lm) -> None:
-    with pytest.raises(HookError, match=r"the value 27\.5 cannot be held by torch\.int64"):
+    with pytest.raises(HookError, match=r"27\.5.*torch\.int64"):
         lm.run_with_hooks(IDS, fwd_hooks=[("hook_tokens", at(last, lambda x: x * 1.25))])
     doubled = lm.run_with_hooks(IDS, fwd_hooks=[("hook_tokens", at(last, lambda x: x * 2.0))])
     assert torch.equal(doubled, lm(torch.cat([IDS[:, :-1], IDS[:, -1:] * 2], 1)))
@@ -69,7 +69,7 @@ def test_other_positions_keep_their_digits() -> None:
 def test_chosen_experts() -> None:
     model = hookline.hook(tiny_models.causal_lm("mixtral"))
     name = "blocks.0.mlp.hook_expert_indices"
-    for hook, message in ((lambda x: x + 0.5, "cannot be held"), (lambda x: x + 100, "chose the expert 10")):
+    for hook, message in ((lambda x: x + 0.5, "torch.int64"), (lambda x: x + 100, "expert 10")):
         with pytest.raises(HookError, match=message):
             model.run_with_hooks(IDS, fwd_hooks=[(name, hook)])
 

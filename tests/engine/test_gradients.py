@@ -130,7 +130,7 @@ def test_incl_bwd(net, x) -> None:
     assert torch.equal(cache["fc1.output_grad"], cache["fc1_grad"])
     assert all(parameter.grad is None for parameter in net.parameters())
     _, cache = net.run_with_cache(x, names_filter="fc1")
-    with pytest.raises(UnavailablePointError, match="no gradient was cached for 'fc1': ask with incl_bwd=True"):
+    with pytest.raises(UnavailablePointError, match=r"'fc1'.*incl_bwd=True"):
         cache["fc1_grad"]
 
 
@@ -163,19 +163,19 @@ def test_incl_bwd_takes_the_models_own_loss(x) -> None:
 
 
 def test_incl_bwd_says_what_it_lacks(net, x) -> None:
-    with pytest.raises(HooklineError, match=r"needs one number to differentiate, but has a tensor of shape \(5, 3\)"):
+    with pytest.raises(HooklineError, match=r"\(5, 3\)"):
         net.run_with_cache(x, incl_bwd=True)
-    with pytest.raises(HooklineError, match="gradients, but they are switched off"), torch.no_grad():
+    with pytest.raises(HooklineError, match="gradients"), torch.no_grad():
         net.run_with_cache(x, incl_bwd=True, loss_fn=torch.sum)
     with pytest.raises(HooklineError, match="no gradient path"):
         net.run_with_cache(x, incl_bwd=True, loss_fn=lambda out: out.sum().detach())
 
 
 def test_a_backward_hook_that_cannot_fire_is_reported(net, x) -> None:
-    with torch.no_grad(), pytest.warns(NeverFiredWarning, match="at 'fc1': gradients are switched off"):
+    with torch.no_grad(), pytest.warns(NeverFiredWarning, match="'fc1'.*gradients"):
         net.run_with_hooks(x, bwd_hooks=[("fc1", zero)])
     embedding = hookline.hook(nn.Embedding(3, 2))
-    with pytest.warns(NeverFiredWarning, match=r"its dtype torch.int64 has no gradient"):
+    with pytest.warns(NeverFiredWarning, match=r"torch\.int64"):
         embedding.run_with_hooks(torch.tensor([1]), bwd_hooks=[("input", zero)])
 
 
@@ -211,7 +211,7 @@ def test_a_backward_hook_that_fired_once_is_not_reported(net, x) -> None:
 
 def test_a_bad_gradient(net, x) -> None:
     loss = net.run_with_hooks(x, bwd_hooks=[("fc1", lambda grad: grad[:1])]).sum()
-    with pytest.raises(HookError, match=r"returned a tensor of shape \(1, 8\), but the shape there is \(5, 8\)"):
+    with pytest.raises(HookError, match=r"\(1, 8\).*\(5, 8\)"):
         loss.backward()
 
 
@@ -269,9 +269,9 @@ def test_a_hook_may_ask_autograd_itself(net, x) -> None:
 
 def test_incl_bwd_without_a_point_that_has_gradients() -> None:
     net = hookline.hook(nn.Embedding(3, 2))
-    with pytest.raises(HooklineError, match="none of the points asked for has a gradient"):
+    with pytest.raises(HooklineError, match="gradient"):
         net.run_with_cache(torch.tensor([1]), names_filter="input", incl_bwd=True, loss_fn=torch.sum)
-    with pytest.raises(HooklineError, match="pass incl_bwd=True with it"):
+    with pytest.raises(HooklineError, match="incl_bwd=True"):
         net.run_with_cache(torch.tensor([1]), loss_fn=torch.sum)
 
 

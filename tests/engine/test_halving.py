@@ -76,7 +76,7 @@ def doubled(most: int):
 
 def test_parts_that_fit() -> None:
     fit = Fit("numbers")
-    with pytest.warns(HooklineWarning, match="memory ran out with 21 numbers at once") as told:
+    with pytest.warns(HooklineWarning, match="21 numbers") as told:
         parts = list(fit.parts(range(21), doubled(3)))
     assert len(told) == 1
     assert [each for _, found in parts for each in found] == [2 * each for each in range(21)]
@@ -144,7 +144,7 @@ def test_attribution(model, metric, options, short_of) -> None:
         return attribution.attribute(model, CLEAN, CORRUPTED, metric, layers=[0, 2], check=0, **options).values
 
     whole = attributed()
-    with short_of(model.module.transformer.h[1], 1), pytest.warns(HooklineWarning, match="memory ran out with 4"):
+    with short_of(model.module.transformer.h[1], 1), pytest.warns(HooklineWarning, match="memory.* 4"):
         assert close(attributed(), whole)
 
 

@@ -39,7 +39,7 @@ def test_what_is_not_ours_is_the_modules(net) -> None:
 
 
 def test_only_modules_can_be_hooked() -> None:
-    with pytest.raises(HooklineError, match=r"takes an nn\.Module, not function"):
+    with pytest.raises(HooklineError, match=r"nn\.Module.*function"):
         hookline.hook(zero)
 
 
@@ -85,7 +85,7 @@ def test_copies_and_pickles(net, x) -> None:
 def test_a_model_with_hooks_refuses_to_be_copied(net, x) -> None:
     net.add_hook("fc1", zero)
     for act in (lambda: copy.deepcopy(net), lambda: pickle.dumps(net), lambda: copy.deepcopy(net.module)):
-        with pytest.raises(HooklineError, match="cannot be copied or pickled while hooks are on it"):
+        with pytest.raises(HooklineError, match="hooks"):
             act()
     net.reset_hooks()
 

@@ -24,11 +24,11 @@ IDS = torch.tensor([[5, 17, 42, 7, 3, 9, 22]])
 def test_a_keyword_that_nothing_takes(kind, name, advice) -> None:
     model = hookline.hook(tiny_models.causal_lm(kind))
     inputs = {"input_ids": IDS, name: 1}
-    with pytest.raises(HooklineError, match=f"'{name}' is not an argument of .*{advice}"):
+    with pytest.raises(HooklineError, match=f"'{name}'.*{advice}"):
         model(**inputs)
-    with pytest.raises(HooklineError, match=f"'{name}' is not an argument of"):
+    with pytest.raises(HooklineError, match=f"'{name}'"):
         model.run_with_cache(**inputs)
-    with pytest.raises(HooklineError, match=f"'{name}' is not an argument of"):
+    with pytest.raises(HooklineError, match=f"'{name}'"):
         model.run_with_hooks(**inputs)
 
 

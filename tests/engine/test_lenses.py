@@ -234,13 +234,13 @@ def test_a_named_part_of_a_named_tuple() -> None:
 @pytest.mark.parametrize(
     ("lens", "value", "message"),
     [
-        (FIRST, None, "NoneType with no tensor"),
-        (FIRST, (1, {"a": "b"}), "tuple with no tensor"),
-        (Item((2,)), (numbers(1),), r"there is no \[2\] in this tuple, which has \[0\]"),
-        (Item(("b",)), {"a": numbers(1)}, r"there is no \[b\] in this dict, which has \[a\]"),
-        (Item((0,)), numbers(2), r"there is no \[0\] in this Tensor"),
-        (Item(("a",)), {"a": 3}, "it is a int, not a tensor"),
-        (Argument(("x",), "y"), ((numbers(1),), {"z": 1}), r"passes no \[y\]; it passes \[0\], \[z\]"),
+        (FIRST, None, "NoneType"),
+        (FIRST, (1, {"a": "b"}), "tuple"),
+        (Item((2,)), (numbers(1),), r"\[2\].*tuple.*\[0\]"),
+        (Item(("b",)), {"a": numbers(1)}, r"\[b\].*dict.*\[a\]"),
+        (Item((0,)), numbers(2), r"\[0\].*Tensor"),
+        (Item(("a",)), {"a": 3}, " int"),
+        (Argument(("x",), "y"), ((numbers(1),), {"z": 1}), r"\[y\].*\[0\], \[z\]"),
     ],
 )
 def test_what_is_not_there(lens, value, message) -> None:

@@ -59,7 +59,7 @@ def test_a_module_is_a_filter(net, x) -> None:
 
 @pytest.mark.parametrize("wrong", ["fc3", "fc1.inputs", "fc1[", "fc1#x", "", "fc1.weight", "fc1 "])
 def test_an_unknown_name_lists_the_nearest(net, wrong) -> None:
-    with pytest.raises(UnknownPointError, match="no point is named") as error:
+    with pytest.raises(UnknownPointError, match=re.escape(repr(wrong))) as error:
         net.hooks(fwd_hooks=[(wrong, torch.relu)])
     assert isinstance(error.value, KeyError)
     assert "\\n" not in str(error.value)
@@ -69,13 +69,13 @@ def test_an_unknown_name_lists_the_nearest(net, wrong) -> None:
 
 
 def test_a_name_unlike_any_lists_what_exists(net) -> None:
-    with pytest.raises(UnknownPointError, match=r"The points are 'input', 'fc1\.input', 'fc1'"):
+    with pytest.raises(UnknownPointError, match=r"'input', 'fc1\.input', 'fc1'"):
         net.point("zzzzzzzzz")
 
 
 @pytest.mark.parametrize("empty", ["zz*", [], re.compile("zz"), lambda name: False])
 def test_a_filter_that_matches_nothing_raises(net, x, empty) -> None:
-    with pytest.raises(UnknownPointError, match="matches none of the 8 points"):
+    with pytest.raises(UnknownPointError, match="8 points"):
         net.run_with_cache(x, names_filter=empty)
 
 
@@ -143,7 +143,7 @@ def test_containers_say_that_they_never_run(x) -> None:
 
     net = hookline.hook(Stack())
     assert "layers" not in net.hook_dict
-    with pytest.raises(UnavailablePointError, match=r"ModuleList, which only holds modules.*'layers.0', 'layers.1'"):
+    with pytest.raises(UnavailablePointError, match=r"ModuleList.*'layers.0', 'layers.1'"):
         net.run_with_cache(x, names_filter="layers")
 
 
@@ -193,7 +193,7 @@ def test_a_scripted_module_is_a_closed_box(x) -> None:
         scripted = torch.jit.script(nn.Sequential(nn.Linear(4, 4)))
     net = hookline.hook(nn.Sequential(scripted, nn.Linear(4, 2)))
     assert list(net.run_with_cache(x)[1]) == ["input", "1.input", "1", "output"]
-    with pytest.raises(UnavailablePointError, match="'0' is a ScriptModule, on which torch allows no hooks"):
+    with pytest.raises(UnavailablePointError, match=r"'0'.*ScriptModule"):
         net.point("0")
     with pytest.raises(hookline.HooklineError, match="wrap the module it was made from"):
         hookline.hook(scripted)
@@ -224,7 +224,7 @@ def test_hook_dict_knows_other_spellings(net) -> None:
 
 
 def test_point_is_one_point(net) -> None:
-    with pytest.raises(hookline.HooklineError, match=r"'fc\*' stands for 4 points, not one"):
+    with pytest.raises(hookline.HooklineError, match=r"'fc\*'.* 4 points"):
         net.point("fc*")
 
 
@@ -238,7 +238,7 @@ def test_a_point_of_a_replaced_module(net, x) -> None:
     old = net.hook_dict["fc1"]
     net.module.fc1 = nn.Linear(4, 8)
     net.run_with_cache(x)
-    with pytest.raises(UnknownPointError, match=r"its module has been replaced\. Ask for it by name"):
+    with pytest.raises(UnknownPointError, match="replaced"):
         net.run_with_cache(x, names_filter=old)
 
 

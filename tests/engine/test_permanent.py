@@ -54,7 +54,7 @@ def test_directions_are_removed_apart(net, x) -> None:
     assert net.hook_dict["fc1"].bwd_hooks == [zero]
     net.hook_dict["fc1"].remove_hooks("bwd")
     assert not net.hook_dict["fc1"].has_hooks()
-    with pytest.raises(HooklineError, match="must be 'fwd' or 'bwd', not 'sideways'"):
+    with pytest.raises(HooklineError, match="'sideways'"):
         net.add_hook("fc1", zero, dir="sideways")
 
 
@@ -81,7 +81,7 @@ def test_two_wrappers_of_one_module_share_its_hooks(net, x) -> None:
 def test_a_standing_hook_that_never_fires_is_reported_once(x) -> None:
     net = hookline.hook(Lazy())
     net.add_hook("unused", zero)
-    with pytest.warns(NeverFiredWarning, match="at 'unused'"):
+    with pytest.warns(NeverFiredWarning, match="'unused'"):
         net(x)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -93,6 +93,6 @@ def test_a_hook_on_a_module_that_was_replaced_is_reported(net, x) -> None:
     net.add_hook("fc1", zero)
     net(x)
     net.module.fc1 = nn.Linear(4, 8)
-    with pytest.warns(NeverFiredWarning, match=r"'fc1': its module \(Linear\) is no longer in the model"):
+    with pytest.warns(NeverFiredWarning, match=r"'fc1'.*Linear"):
         net(x)
     net.reset_hooks()

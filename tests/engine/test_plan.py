@@ -42,9 +42,7 @@ def test_a_plan_that_cannot_be_made_says_so(x) -> None:
             return x if x.sum().item() > 0 else -x
 
     net = hookline.hook(Asks())
-    with pytest.raises(
-        hookline.HooklineError, match="cannot be told without running this model on this input"
-    ) as error:
+    with pytest.raises(hookline.HooklineError, match="model") as error:
         net.plan(input=x)
     assert len(str(error.value).splitlines()) == 1
     assert len(net.plan()) == 2

@@ -178,7 +178,7 @@ def test_a_model_inside_a_model(x) -> None:
 
 
 def test_the_input_of_a_placed_point_is_the_point(model) -> None:
-    with pytest.raises(UnavailablePointError, match="passes its input on: hook 'hook_in' itself"):
+    with pytest.raises(UnavailablePointError, match="'hook_in'"):
         model.point("hook_in.input")
 
 
@@ -223,5 +223,5 @@ def test_a_module_named_like_a_verb() -> None:
             self.cache = nn.Linear(1, 1)
             self.setup()
 
-    with pytest.raises(hookline.HooklineError, match=r"methods of its own called \['cache'\]: rename those modules"):
+    with pytest.raises(hookline.HooklineError, match=r"\['cache'\]"):
         Clash()

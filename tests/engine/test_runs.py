@@ -53,9 +53,7 @@ def test_nothing_is_left_after_an_error(net, x, hook, expected, verb) -> None:
 
 
 def test_an_error_of_a_hook_names_it(net, x) -> None:
-    with pytest.raises(
-        HookError, match=r"raise_in_hook .* at point 'fc1' raised ZeroDivisionError: in the hook"
-    ) as error:
+    with pytest.raises(HookError, match=r"raise_in_hook .*'fc1'.* ZeroDivisionError: in the hook") as error:
         net.run_with_hooks(x, fwd_hooks=[("fc1", raise_in_hook)])
     assert isinstance(error.value.original_error, ZeroDivisionError)
     assert error.value.__cause__ is error.value.original_error
@@ -341,7 +339,7 @@ def test_calls_in_threads_of_the_model_are_reported(x, verb) -> None:
         "cache": lambda: net.run_with_cache(x, names_filter="fc"),
         "hooks": in_hooks,
     }[verb]
-    with pytest.warns(NeverFiredWarning, match=r"(?s)called in another thread too.*'fc' \(Linear\) in worker"):
+    with pytest.warns(NeverFiredWarning, match=r"(?s)thread.*'fc' \(Linear\) in worker"):
         work()
 
 
