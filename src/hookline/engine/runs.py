@@ -49,7 +49,7 @@ class Run(Routes, Block):
         self._elsewhere: dict[Tap, str] = {}
         self._holders: set[int] = set()
         self._on_exit = on_exit
-        self._depth = 0
+        self._depth = self._hooks = 0
         self.is_open = False
         for action in self.actions:
             action.belong_to(self)
@@ -68,7 +68,7 @@ class Run(Routes, Block):
             action.begin()
         if self._is_outermost():
             standing_of(self.root).forget_missed()
-        self._depth = len(now.watches)
+        self._depth, self._hooks = len(now.watches), now.hooks
         return self.begin()
 
     def _share_errors(self) -> None:
@@ -80,6 +80,8 @@ class Run(Routes, Block):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if kind is not None and self.is_here:
+            now.hooks = self._hooks  # an interrupt on the way out of a hook may have left it counted
         try:
             self._end()
         except BaseException:
