@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import torch
-from jaxtyping import Float, Int, Num
+from jaxtyping import Int, Num
 from torch import Tensor
 
 from hookline.errors import HooklineError
@@ -74,7 +74,7 @@ def layer_labels(n_layers: int) -> dict[str, list[Label]]:
 
 
 def laid_out(
-    values: Float[Tensor, "*any"],
+    values: Num[Tensor, "*any"],
     coords: dict[str, list[Label]],
     places: dict[str, list[Label]],
     name: str,
