@@ -230,10 +230,12 @@ def test_points_go_by_the_name_they_were_harvested_by(tmp_path) -> None:
 
 def test_points_have_their_other_names(tmp_path) -> None:
     model = hookline.hook(causal_lm("gpt2"))
-    names = names_of(model)
-    assert "transformer.h.1" in names[POINTS[0].replace("0.hook_resid_pre", "1.hook_resid_post")]
-    for name, others in names.items():
-        assert all(model._points.canonical(other) == name for other in others)
+    assert "transformer.h.1" in names_of(model, "blocks.1.hook_resid_post")
+    assert "transformer.h.1.input" in names_of(model, "transformer.h.1.input") + names_of(
+        model, "blocks.1.hook_resid_pre"
+    )
+    for name in (*model.hook_dict, "transformer.h.0.mlp.act", "transformer.h.0.attn.c_proj.input"):
+        assert all(model._points.canonical(other) == name for other in names_of(model, name))
     column = column_of(torch.zeros(2, 4), "a", "b", None, ["c", "b", "a"])
     assert (column.asked, column.also) == ("a", ("c",))
     again = Column.from_json(json.loads(json.dumps(asdict(column))))

@@ -79,6 +79,10 @@ class SparseAutoencoder(nn.Module):
         """Where it is."""
         return self.W_enc.device
 
+    def as_data(self) -> tuple[Any, ...]:
+        """The values that determine what it computes: the config and the weights."""
+        return self.cfg, dict(self.state_dict())
+
     def encode(self, x: Float[Tensor, "*any"]) -> Float[Tensor, "*place d_sae"]:
         """The features of activations [*place, d_in]: how strong each is.
 

@@ -53,9 +53,9 @@ class SAEConfig:
         self._check_topk()
         dtype_of(self.dtype)
 
-    def fingerprinted(self) -> tuple[Any, ...]:
-        """What has an effect: the dtype is that of the weights, and the rest of the fields tell where it is from."""
-        return tuple((each.name, getattr(self, each.name)) for each in fields(self) if each.name not in _IDLE)
+    def as_data(self) -> tuple[Any, ...]:
+        """The fields that affect the computation, without the dtype (the weights have it) and the provenance."""
+        return tuple((each.name, getattr(self, each.name)) for each in fields(self) if each.name not in _NO_EFFECT)
 
     def _check_topk(self) -> None:
         is_topk = self.architecture == "topk"
@@ -67,7 +67,7 @@ class SAEConfig:
             )
 
 
-_IDLE = ("dtype", "hook_name", "metadata", "extra")
+_NO_EFFECT = ("dtype", "hook_name", "metadata", "extra")
 
 _WORDS = {
     "architecture": get_args(Architecture),

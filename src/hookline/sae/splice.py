@@ -89,8 +89,8 @@ class Splice(Controller):
             new = x.detach() + (new - seen.detach())
         return new.view(output.shape)
 
-    def fingerprinted(self) -> tuple[Any, ...]:
-        """What decides what it does: two with the same are one to a store."""
+    def as_data(self) -> tuple[Any, ...]:
+        """The values that determine what it computes: a harvest compares two splices by these."""
         return self.sae, self.edits, self.keep_error
 
     def _edited(self, features: Tensor) -> Tensor:

@@ -109,18 +109,19 @@ def _checked_name(name: str) -> str:
     return name
 
 
-def names_of(model: Hooked) -> dict[str, list[str]]:
-    """By its stored name, what else each point is called: in other dialects, and by the module's own path."""
-    found: dict[str, list[str]] = {}
-    points = model._points
-    if isinstance(points, ModelPoints):
-        for name in points.hook_dict:
-            found[name] = list(other_names(name, points._stacks))
-    for path, _ in model.module.named_modules():
-        for name in (path, f"{path}.input"):
-            with suppress(UnknownPointError):
-                found.setdefault(points.canonical(name), []).append(name)
-    return found
+def names_of(model: Hooked, name: str) -> list[str]:
+    """The other names of a stored point: in other dialects, and the path of its module."""
+    points, others = model._points, list[str]()
+    if isinstance(points, ModelPoints) and name in points.hook_dict:
+        others += other_names(name, points._stacks)
+    path = points._paths.get(points.find(name).site.module)
+    if not path:
+        return others
+    for native in (path, f"{path}.input"):
+        with suppress(UnknownPointError):
+            if points.canonical(native) == name:
+                others.append(native)
+    return others
 
 
 def column_of(x: Tensor, asked: str, name: str, dtype: torch.dtype | None, also: Sequence[str] = ()) -> Column:

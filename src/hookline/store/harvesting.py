@@ -22,10 +22,9 @@ from hookline.engine.tensorfile import BAD_CONTENT, reason
 from hookline.errors import HooklineError, HooklineWarning, StoreError, users_level
 from hookline.model import HookedModel
 from hookline.store.activations import check_points, check_steady, column_of, names_of, run_batch
-from hookline.store.differences import unlike
 from hookline.store.examples import Example, Examples, as_sample, as_text
 from hookline.store.folders import write_file
-from hookline.store.identity import identity
+from hookline.store.identity import changes, code_in, identity
 from hookline.store.integrity import shard_names, with_unlisted
 from hookline.store.manifest import MANIFEST, About, Column, Manifest, Progress, differences, versions
 from hookline.store.options import Chosen, Options
@@ -53,6 +52,7 @@ def harvest(
     shard_rows: int | None = None,
     shard_bytes: int = 128 * 2**20,
     flush_every: float = 60.0,
+    hooks_tag: str | None = None,
     progress: bool = True,
 ) -> Store:
     """Store what these points have at every token of a data set; gives the store, ready to be read.
@@ -76,7 +76,7 @@ def harvest(
     """
     options = Options(
         *(positions, dtype, batch_size, max_rows, sample, seed),
-        *(max_tokens, prepend_bos, shard_rows, shard_bytes, flush_every),
+        *(max_tokens, prepend_bos, shard_rows, shard_bytes, flush_every, hooks_tag),
     )
     where, work = open_store(store), _Harvest(model, points, options)
     examples = Examples(dataset, column, as_text if work.is_of_text else as_sample)
@@ -119,16 +119,22 @@ class _Harvest:
     def resumed(self, store: Store) -> Manifest:
         """The manifest of what is stored already, which must be of this very harvest; or an empty one."""
         wanted, folder = self._about(), store.folder
+        untagged = self._untagged(wanted)
         if MANIFEST not in folder.names() and not shard_names(folder):
-            _warn_of_opaque(wanted, store.path)
+            if untagged:
+                _warn(f"{store.path} cannot be resumed if this harvest is interrupted: {_needs_tag(untagged)}")
             return Manifest(wanted, versions=versions())
         found = load_manifest(folder)
         try:
-            different = unlike(wanted, found.about)
+            different = changes(wanted, found.about)
         except BAD_CONTENT as error:
             raise StoreError(f"the manifest of {store.path} is damaged: {reason(error)}") from error
         if different:
-            raise StoreError(f"{store.path} is of another harvest: {'; '.join(different)}. Harvest into another store")
+            raise StoreError(
+                f"{store.path} belongs to a different harvest: {'; '.join(different)}. Harvest into another store"
+            )
+        if untagged:
+            raise StoreError(f"{store.path} cannot be resumed: {_needs_tag(untagged)}. Harvest into another store")
         missing = sorted({shard.name for shard in found.shards} - {*folder.names()})
         if missing:
             raise StoreError(
@@ -143,6 +149,12 @@ class _Harvest:
     def _about(self) -> About:
         about = About(identity(self.model), {"points": list(self._asked), **self.options.recorded()}, {})
         return About.from_json(about.to_json())  # as it will be read back
+
+    def _untagged(self, wanted: About) -> list[str]:
+        """The functions that this harvest runs, unless a tag says which version they are."""
+        if self.options.hooks_tag is not None:
+            return []
+        return code_in(wanted) + (["positions"] if callable(self.options.positions) else [])
 
     def run(self, examples: Examples, store: Store, manifest: Manifest, bar: Any) -> None:
         """Run the model on batch after batch, and store what it had at the points."""
@@ -181,9 +193,8 @@ class _Harvest:
 
     def _writer(self, store: Store, manifest: Manifest, sources: dict[str, Tensor]) -> Writer:
         """What takes the rows, now that it is known what they are like."""
-        also = names_of(self.model) if sources else {}
         columns = {
-            name: column_of(x, self._asked.get(name, name), name, self.options.dtype, also.get(name, ()))
+            name: column_of(x, self._asked.get(name, name), name, self.options.dtype, names_of(self.model, name))
             for name, x in sources.items()
         }
         if not manifest.about.points:
@@ -234,26 +245,18 @@ def _check_over(examples: Examples, manifest: Manifest, where: str) -> None:
 def _warn_of_versions(found: Manifest, where: str) -> None:
     different = differences(versions(), found.versions)
     if different:
-        warnings.warn(
-            f"{where} was begun with other versions, so its rows may differ in their last bits: {'; '.join(different)}",
-            HooklineWarning,
-            stacklevel=users_level(),
+        _warn(
+            f"{where} was started with other versions, so its rows may differ in the last bits: {'; '.join(different)}"
         )
 
 
-def _warn_of_opaque(wanted: About, where: str) -> None:
-    """Say at the beginning what would be found out only after an interruption."""
-    hooks = [f"the hook {each['hook']} at {each['at']!r}" for each in wanted.model["hooks"] if each["opaque"]]
-    parts = [f"{name} of the model's modules" for name, each in wanted.model["modules"].items() if _OPAQUE in each]
-    positions = ["the function given as positions"] * (_OPAQUE in str(wanted.options["positions"]))
-    if some := hooks + parts + positions:
-        warnings.warn(
-            f"{', '.join(some)} cannot be compared with what it will be later (it has a lock, or something else that "
-            f"cannot be looked into), so {where} cannot be gone on with after an interruption. A method "
-            f"fingerprinted() on an object says what of it counts",
-            HooklineWarning,
-            stacklevel=users_level(),
-        )
+def _needs_tag(functions: list[str]) -> str:
+    """Why functions prevent resuming, and what to do about it."""
+    return (
+        f"it runs Python functions, which are not compared ({', '.join(functions)}). Name their version with "
+        f"harvest(…, hooks_tag='v1'), and change the tag whenever they change"
+    )
 
 
-_OPAQUE = "which cannot be compared"
+def _warn(message: str) -> None:
+    warnings.warn(message, HooklineWarning, stacklevel=users_level())

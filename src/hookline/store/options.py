@@ -11,7 +11,6 @@ from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.store.checksums import tensor_sum
-from hookline.store.fingerprint import fingerprint
 from hookline.text.positions import Meaning, Positions, canonical, new_tokens
 
 Chosen = Positions | Callable[[Tensor], Tensor]
@@ -34,8 +33,9 @@ class Options:
     shard_rows: int | None = None
     shard_bytes: int = 128 * 2**20
     flush_every: float = 60.0
-    told: set[str] = field(default_factory=set, compare=False, repr=False)
-    """What this harvest has warned of already."""
+    hooks_tag: str | None = None
+    warned: set[str] = field(default_factory=set, compare=False, repr=False)
+    """What this harvest has already warned about."""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "max_rows", "max_tokens", "shard_rows", "shard_bytes"):
@@ -52,11 +52,13 @@ class Options:
         is_number = isinstance(self.flush_every, int | float) and not isinstance(self.flush_every, bool)
         if not (is_number and self.flush_every >= 0):
             raise HooklineError(f"flush_every is a number of seconds, from 0 on, not {self.flush_every!r}")
+        if self.hooks_tag is not None and not (isinstance(self.hooks_tag, str) and self.hooks_tag):
+            raise HooklineError(f"hooks_tag must be a non-empty string, such as 'v1', not {self.hooks_tag!r}")
         _check_positions(self.positions)
 
     def recorded(self) -> dict[str, Any]:
         """As the manifest has them. Another harvest goes on with a store only if they are the same."""
-        apart = ("positions", "dtype", "flush_every", "told")  # when rows are written does not change them
+        apart = ("positions", "dtype", "flush_every", "warned")  # when rows are written does not change them
         others = [name for name in self.__dataclass_fields__ if name not in apart]
         dtype = None if self.dtype is None else str(self.dtype).removeprefix("torch.")
         return {"positions": _described(self.positions), "dtype": dtype} | {
@@ -101,5 +103,5 @@ def _described(positions: Any) -> Any:
         return f"a mask {list(positions.shape)} with the sum {tensor_sum(positions)}"
     if callable(positions):
         name = getattr(positions, "__qualname__", type(positions).__qualname__)
-        return f"the function {name} ({fingerprint(positions)})"
+        return f"the function {name}"
     return repr(list(positions) if isinstance(positions, tuple | range) else positions)

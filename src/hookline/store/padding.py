@@ -15,15 +15,15 @@ from hookline.store.token_rows import Tokens
 
 
 def warn_of_padding(
-    model: HookedModel, examples: Sequence[Example], texts: Sequence[Tensor], first: int, told: set[str]
+    model: HookedModel, examples: Sequence[Example], texts: Sequence[Tensor], first: int, warned: set[str]
 ) -> None:
     """Tokens are taken as they are; but padding is never meant to be stored. Said once in a harvest."""
-    if "padding" in told:
+    if "padding" in warned:
         return
     bare = [row for row, each in enumerate(examples) if isinstance(each, Tensor) or _is_unmasked(each)]
     suspects = [row for row in bare if _looks_padded(model, texts[row])] or _beside_others(model, bare, texts)
     if suspects:
-        told.add("padding")
+        warned.add("padding")
         warnings.warn(
             f"example {first + suspects[0]} looks padded, and its padding is stored as if it were text: give examples "
             f"as {{'input_ids': …, 'attention_mask': …}} (with a mask of ones if it is text), or the texts themselves",

@@ -75,7 +75,7 @@ def text_batch(model: HookedModel, examples: Sequence[Example], first: int, opti
     real = torch.zeros(len(texts), width, dtype=torch.bool)
     for row, text in enumerate(texts):
         ids[row, : len(text)], real[row, : len(text)] = text, True
-    warn_of_padding(model, examples, texts, first, options.told)
+    warn_of_padding(model, examples, texts, first, options.warned)
     kept = _chosen(model, ids, real, first, options) & real
     kept &= _sampled(first, list(map(len, texts)), width, options)
     some = real.any(1)  # an empty text has no rows, and the model is not run on it
