@@ -90,7 +90,7 @@ def test_tokens_that_look_padded_are_warned_of(model, tmp_path) -> None:
     ],
 )
 def test_positions(model, tmp_path, positions, places) -> None:
-    store = harvested(model, tmp_path / "some", positions=positions)
+    store = harvested(model, tmp_path / "some", positions=positions, hooks_tag="v1")
     everything = harvested(model, tmp_path / "all")
     for number, text in enumerate(texts()):
         rows, every = store.example(number), everything.example(number)
@@ -147,15 +147,15 @@ def test_integers_keep_their_dtype(model, tmp_path) -> None:
     assert rows["hook_tokens"].tolist() == rows.token.tolist()
 
 
-def test_hooks_take_effect_and_are_told_of(model, tmp_path) -> None:
+def test_hooks_take_effect_and_are_recorded(model, tmp_path) -> None:
     def silence(z, hook):
         z[:] = 0
 
     with model.hooks(fwd_hooks=[(POINTS[1], silence)]):
-        store = harvested(model, tmp_path)
+        store = harvested(model, tmp_path, hooks_tag="v1")
     assert not store[POINTS[1]][:].any()
     with pytest.raises(StoreError, match="hooks: "):
-        harvested(model, tmp_path)
+        harvested(model, tmp_path, hooks_tag="v1")
 
 
 def test_the_same_edit_with_another_vector_is_another_harvest(model, tmp_path) -> None:
@@ -193,7 +193,7 @@ def test_what_cannot_be_rows_is_refused(model, tmp_path) -> None:
         ({"positions": hookline.new_tokens}, "generation"),
         ({"positions": "last"}, "positions"),
         ({"positions": torch.tensor([1, 2])}, "mask"),
-        ({"positions": lambda ids: ids}, "mask"),
+        ({"positions": lambda ids: ids, "hooks_tag": "v1"}, "mask"),
         ({"column": "text"}, "no column"),
     ],
 )

@@ -161,7 +161,8 @@ def test_hints_fit_the_mistake(model, tmp_path) -> None:
 
 
 def test_positions_may_be_a_list_of_bools(model, tmp_path) -> None:
-    store = hookline.harvest(model, TEXTS, POINT, tmp_path, positions=lambda ids: [True] + [False] * (len(ids) - 1))
+    first = lambda ids: [True] + [False] * (len(ids) - 1)  # noqa: E731
+    store = hookline.harvest(model, TEXTS, POINT, tmp_path, positions=first, hooks_tag="first")
     assert store.rows().position.tolist() == [0, 0, 0]
 
 

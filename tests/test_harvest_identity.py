@@ -20,7 +20,7 @@ from hookline.hooks import Controller, Detector
 from hookline.hooks.edits import Add, freeze, mean, project_out
 from hookline.sae import SAEConfig, SparseAutoencoder
 from hookline.sae.splice import Splice
-from hookline.store.checksums import tensor_sum
+from hookline.store.checksums import tensor_checksum
 from hookline.store.identity import content_digest, tokenizer_digest
 
 pytestmark = pytest.mark.filterwarnings("ignore::hookline.errors.NeverFiredWarning")  # of a store that is complete
@@ -342,23 +342,23 @@ def test_positions_by_a_function_need_a_tag(model, tmp_path) -> None:
 @pytest.mark.parametrize("shape", [(), (3,), (40, 700), (3, 5, 1024)])
 def test_sums_see_every_value(dtype, shape) -> None:
     x = (torch.rand(shape) * 50).to(dtype)
-    assert tensor_sum(x) == tensor_sum(x.clone())
-    assert tensor_sum(x) == tensor_sum(x.T.contiguous().T if x.ndim == 2 else x)
+    assert tensor_checksum(x) == tensor_checksum(x.clone())
+    assert tensor_checksum(x) == tensor_checksum(x.T.contiguous().T if x.ndim == 2 else x)
     for place in {0, x.numel() // 2, x.numel() - 1}:
         other = x.clone()
         flat = other.view(-1)
         flat[place] = ~flat[place] if dtype == torch.bool else flat[place] + 1
-        assert tensor_sum(other) != tensor_sum(x)
+        assert tensor_checksum(other) != tensor_checksum(x)
     if x.numel() > 1:
-        assert tensor_sum(x) != tensor_sum(x.unsqueeze(0))
+        assert tensor_checksum(x) != tensor_checksum(x.unsqueeze(0))
 
 
 def test_sums_see_values_that_changed_places() -> None:
     x = torch.arange(64 * 2048).float()
     swapped = x.clone()
     swapped[[0, 2048]], swapped[[5, 7]] = x[[2048, 0]], x[[7, 5]]
-    assert tensor_sum(swapped[1:]) != tensor_sum(x[1:])
-    assert tensor_sum(torch.cat([x[2048:4096], x[:2048], x[4096:]])) != tensor_sum(x)
+    assert tensor_checksum(swapped[1:]) != tensor_checksum(x[1:])
+    assert tensor_checksum(torch.cat([x[2048:4096], x[:2048], x[4096:]])) != tensor_checksum(x)
 
 
 _ELSEWHERE = """
@@ -439,7 +439,7 @@ def test_vectors_that_are_not_contiguous(model, tmp_path, vector) -> None:
     with model.hooks([(POINT, add(vector))]):
         harvested(model, tmp_path, 6)
         harvested(model, tmp_path, 6)
-    assert tensor_sum(vector) == tensor_sum(vector.clone()) != tensor_sum(vector + 1)
+    assert tensor_checksum(vector) == tensor_checksum(vector.clone()) != tensor_checksum(vector + 1)
 
 
 @pytest.mark.parametrize(
@@ -451,7 +451,7 @@ def test_vectors_that_are_not_contiguous(model, tmp_path, vector) -> None:
     ids=["sparse", "nested"],
 )
 def test_sums_of_other_layouts(x) -> None:
-    assert tensor_sum(x) == tensor_sum(x.clone())
+    assert tensor_checksum(x) == tensor_checksum(x.clone())
     assert content_digest(Counting(x)) is not None
 
 

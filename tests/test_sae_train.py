@@ -219,7 +219,7 @@ def test_data_that_is_none(data, message) -> None:
 
 def test_the_price_and_the_learning_rate_rise_and_fall(activations) -> None:
     plan = Plan("l1", 32, 4.0, 1, 100, 1e-2, 0.1, 0.2, 0.5, 0, 1, 0)
-    rates, prices = [plan.rate(step) for step in range(100)], [plan.price(step) for step in range(100)]
+    rates, prices = [plan.rate(step) for step in range(100)], [plan.l1_coefficient(step) for step in range(100)]
     assert rates[0] == pytest.approx(1e-3)
     assert rates[9:80] == [1e-2] * 71
     assert rates[90] == pytest.approx(5e-3)
@@ -242,12 +242,12 @@ def test_a_resampled_feature_starts_anew(activations) -> None:
     trainer = Trainer(source_of(activations, None, 128, 0), Plan("topk", 32, 0, 3, 9, 0.01, 0, 0, 0, 5, 1, 0), CPU)
     sae, x = trainer.sae, activations[:128]
     trainer._step(x)
-    trainer.idle.steps[[4, 7]] = 5
+    trainer.dead_features.steps[[4, 7]] = 5
     others = [i for i in range(32) if i not in (4, 7)]
     before = {name: value.clone() for name, value in sae.state_dict().items()}
     moments = trainer.optimizer.state[sae.W_dec]["exp_avg"].clone()
     missed = torch.nn.functional.normalize((x - sae(x)).detach(), dim=1)
-    assert resample(sae, trainer.optimizer, trainer.idle, x, trainer.random) == 2
+    assert resample(sae, trainer.optimizer, trainer.dead_features, x, trainer.random) == 2
     assert (sae.W_dec[[4, 7]] @ missed.T).max(1).values.tolist() == pytest.approx([1, 1], abs=1e-4)
     assert torch.equal(sae.W_dec[others], before["W_dec"][others])
     assert torch.equal(sae.W_enc[:, others], before["W_enc"][:, others])
@@ -257,8 +257,8 @@ def test_a_resampled_feature_starts_anew(activations) -> None:
     kept = trainer.optimizer.state[sae.W_dec]["exp_avg"]
     assert not kept[[4, 7]].any()
     assert torch.equal(kept[others], moments[others])
-    assert trainer.idle.steps[[4, 7]].tolist() == [0, 0]
-    assert resample(sae, trainer.optimizer, trainer.idle, x, trainer.random) == 0, "none is dead now"
+    assert trainer.dead_features.steps[[4, 7]].tolist() == [0, 0]
+    assert resample(sae, trainer.optimizer, trainer.dead_features, x, trainer.random) == 0, "none is dead now"
 
 
 def test_rows_come_in_a_new_order_each_time_around() -> None:

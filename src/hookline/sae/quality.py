@@ -89,8 +89,8 @@ def evaluate(
         features = sae.encode(x)
         seen = sae.decode(features, x)
         active += (features[kept] > 0).sum(0).double().cpu()
-        every.see(x, seen)
-        ordinary.see(x[kept], seen[kept])
+        every.update(x, seen)
+        ordinary.update(x[kept], seen[kept])
         if predicts:
             losses += _losses(sae, model, where, batch, kept)
     if not every.rows or (predicts and not losses[3]):
@@ -138,17 +138,17 @@ class _Moments:
     """Sums over all rows, from which the explained variance comes."""
 
     def __init__(self, sae: SparseAutoencoder) -> None:
-        self.rows, self.missed, self.squares = 0, 0.0, 0.0
+        self.rows, self.squared_error, self.squares = 0, 0.0, 0.0
         self.sum = torch.zeros(sae.d_in, dtype=torch.float64, device=sae.device)
 
-    def see(self, x: Tensor, reconstruction: Tensor) -> None:
+    def update(self, x: Tensor, reconstruction: Tensor) -> None:
         """Some rows more."""
         self.rows += len(x)
-        self.missed += float((x.double() - reconstruction.double()).pow(2).sum())
+        self.squared_error += float((x.double() - reconstruction.double()).pow(2).sum())
         self.squares += float(x.double().pow(2).sum())
         self.sum += x.double().sum(0)
 
     @property
     def explained(self) -> float:
         """One minus what is missed, as a share of the variance."""
-        return 1 - self.missed / (self.squares - float(self.sum.pow(2).sum()) / self.rows)
+        return 1 - self.squared_error / (self.squares - float(self.sum.pow(2).sum()) / self.rows)

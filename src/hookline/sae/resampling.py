@@ -11,40 +11,40 @@ _SHARE = 0.2
 """How strongly a resampled feature is found, beside those that live."""
 
 
-class Idle:
+class DeadFeatures:
     """For how many steps each feature has not been active."""
 
     def __init__(self, d_sae: int, patience: int, device: torch.device) -> None:
         self.steps = torch.zeros(d_sae, dtype=torch.long, device=device)
         self.patience = patience
 
-    def see(self, features: Tensor) -> None:
+    def update(self, features: Tensor) -> None:
         """A batch has gone by."""
         self.steps += 1
         self.steps[(features > 0).any(0)] = 0
 
-    def dead(self) -> Tensor:
+    def indices(self) -> Tensor:
         """The features that have not been active for as many steps as one waits."""
         return (self.steps >= self.patience).nonzero().flatten()
 
     def share(self) -> float:
         """How many of all they are."""
-        return len(self.dead()) / len(self.steps)
+        return len(self.indices()) / len(self.steps)
 
 
 @torch.no_grad()
 def resample(
-    sae: SparseAutoencoder, optimizer: torch.optim.Adam, idle: Idle, x: Tensor, random: torch.Generator
+    sae: SparseAutoencoder, optimizer: torch.optim.Adam, dead_features: DeadFeatures, x: Tensor, random: torch.Generator
 ) -> int:
     """Point dead features at inputs that are badly reconstructed, likelier the worse; gives how many they were."""
-    dead = idle.dead()
+    dead = dead_features.indices()
     if not len(dead):
         return 0
-    missed = x - sae(x)
-    odds = missed.pow(2).sum(1).pow(2).double().cpu() + 1e-30
+    error = x - sae(x)
+    odds = error.pow(2).sum(1).pow(2).double().cpu() + 1e-30
     chosen = torch.multinomial(odds, len(dead), replacement=len(dead) > len(x), generator=random)
-    directions = nn.functional.normalize(missed[chosen.to(x.device)], dim=1)
-    alive = idle.steps < idle.patience
+    directions = nn.functional.normalize(error[chosen.to(x.device)], dim=1)
+    alive = dead_features.steps < dead_features.patience
     norm = sae.W_enc[:, alive].norm(dim=0).mean() if bool(alive.any()) else 1.0
     sae.W_dec[dead] = directions
     sae.W_enc[:, dead] = (directions * norm * _SHARE).T
@@ -53,5 +53,5 @@ def resample(
         for moment in ("exp_avg", "exp_avg_sq"):
             if parameter in optimizer.state:
                 optimizer.state[parameter][moment].index_fill_(axis, dead, 0)
-    idle.steps[dead] = 0
+    dead_features.steps[dead] = 0
     return len(dead)

@@ -121,14 +121,14 @@ class SpliceAction(ObjectEdit):
 
     def __init__(self, point: HookPoint, hook: Splice, *, prepend: bool = False) -> None:
         super().__init__(point, hook, prepend=prepend)
-        self._idle = set(range(len(hook.edits)))
+        self._pending = set(range(len(hook.edits)))
 
     def __call__(self, value: Any) -> Any:
         """The value after the splice."""
         new = super().__call__(value)
-        if self.fired and self._idle:
-            self._idle -= {number for number in self._idle if self.hook.acted(number)}
-            edits = [self.hook.edits[number] for number in sorted(self._idle)]
+        if self.fired and self._pending:
+            self._pending -= {number for number in self._pending if self.hook.acted(number)}
+            edits = [self.hook.edits[number] for number in sorted(self._pending)]
             self.why_not = f"none of the positions that ran is one of {edits[0]!r}" if edits else None
             self.fired = not edits
         return new

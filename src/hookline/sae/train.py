@@ -14,7 +14,7 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from hookline.errors import HooklineError, HooklineWarning, users_level
 from hookline.sae.autoencoder import SparseAutoencoder
-from hookline.sae.resampling import Idle, resample
+from hookline.sae.resampling import DeadFeatures, resample
 from hookline.sae.sae_config import SAEConfig, is_count
 from hookline.sae.sources import Data, Source, source_of
 from hookline.sae.training import Metrics, Training
@@ -114,7 +114,7 @@ class Plan:
         falling = (self.steps - step) / max(1.0, self.decay * self.steps)
         return self.lr * min(1.0, rising, falling)
 
-    def price(self, step: int) -> float:
+    def l1_coefficient(self, step: int) -> float:
         """What the strength of features costs at a step."""
         if self.kind == "topk":
             return 0.0
@@ -152,7 +152,7 @@ class Trainer:
         self.sae = SparseAutoencoder(plan.config(source), seed=plan.seed).to(device)
         self.optimizer = torch.optim.Adam(self.sae.parameters(), lr=plan.lr)
         self.random = torch.Generator().manual_seed(plan.seed)
-        self.idle = Idle(plan.d_sae, plan.patience, device)
+        self.dead_features = DeadFeatures(plan.d_sae, plan.patience, device)
         self.history: list[Metrics] = []
         self.sums = torch.zeros(4, dtype=torch.float64, device=device)
         self.scale, self.steps, self.resampled, self.is_interrupted = 1.0, 0, 0, False
@@ -210,8 +210,8 @@ class Trainer:
     def _step(self, x: Tensor) -> None:
         sae, step = self.sae, self.steps
         features = sae.encode(x)
-        missed = (sae.decode(features) - x).pow(2).sum()
-        loss = (missed + self.plan.price(step) * features.sum()) / len(x)
+        mse = (sae.decode(features) - x).pow(2).sum()
+        loss = (mse + self.plan.l1_coefficient(step) * features.sum()) / len(x)
         if not bool(loss.isfinite()):
             raise HooklineError(f"the loss is {loss.item()} at step {step}: lower lr, or look at the activations")
         self.optimizer.zero_grad()
@@ -219,11 +219,11 @@ class Trainer:
         self._move(step)
         self.steps += 1
         with torch.no_grad():
-            self.idle.see(features)
-            spread = (x - x.mean(0)).pow(2).sum()
-            self.sums += torch.stack([loss.detach(), (features > 0).sum() / len(x), missed.detach(), spread]).double()
+            self.dead_features.update(features)
+            variance = (x - x.mean(0)).pow(2).sum()
+            self.sums += torch.stack([loss.detach(), (features > 0).sum() / len(x), mse.detach(), variance]).double()
         if self.plan.resamples(step):
-            self.resampled += resample(sae, self.optimizer, self.idle, x, self.random)
+            self.resampled += resample(sae, self.optimizer, self.dead_features, x, self.random)
 
     @torch.no_grad()
     def _move(self, step: int) -> None:
@@ -243,9 +243,9 @@ class Trainer:
     def _log(self) -> None:
         """Metrics of the steps since the last."""
         count = self.steps - (self.history[-1].step if self.history else 0)
-        loss, l0, missed, spread = self.sums.tolist()
-        explained = 1 - missed / spread if spread else math.nan
-        self.history.append(Metrics(self.steps, loss / count, l0 / count, explained, self.idle.share()))
+        loss, l0, mse, variance = self.sums.tolist()
+        explained = 1 - mse / variance if variance else math.nan
+        self.history.append(Metrics(self.steps, loss / count, l0 / count, explained, self.dead_features.share()))
         self.sums.zero_()
 
     @torch.no_grad()

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 _WIDTH = 1024
 
 
-def tensor_sum(x: Tensor) -> str:
+def tensor_checksum(x: Tensor) -> str:
     """A sum of dtype, shape and all values. Of a tensor without values (on "meta") the values are left out."""
     found = hashlib.blake2b(digest_size=16)
     for part in _parts(x):

@@ -16,7 +16,9 @@ from hookline.store.token_rows import Tokens
 _TYPES = "token_type_ids"
 
 
-def beside(model: HookedModel, examples: Sequence[Example], texts: Sequence[Tensor], first: int) -> dict[str, Tensor]:
+def extra_columns(
+    model: HookedModel, examples: Sequence[Example], texts: Sequence[Tensor], first: int
+) -> dict[str, Tensor]:
     """The columns that the model takes and that have a number for each token, as [example, position].
 
     Others that it takes are refused; what it does not take is none of its business.
@@ -26,17 +28,17 @@ def beside(model: HookedModel, examples: Sequence[Example], texts: Sequence[Tens
     found: dict[str, dict[int, Tensor]] = {}
     for row, example in rows:
         _check(model, example, takes, first + row)
-        for name in takes & {*example.beside}:
-            found.setdefault(name, {})[row] = example.beside[name]
+        for name in takes & {*example.extra}:
+            found.setdefault(name, {})[row] = example.extra[name]
     some = [row for row, text in enumerate(texts) if len(text)]
     acting = {name: columns for name, columns in sorted(found.items()) if _acts(name, columns)}
     return {name: _padded(name, columns, texts, some, first) for name, columns in acting.items()}
 
 
 def _check(model: HookedModel, example: Tokens, takes: set[str], number: int) -> None:
-    unfit = {*example.others} | {name for name in example.beside if name.startswith("decoder_")}
+    unfit = {*example.others} | {name for name in example.extra if name.startswith("decoder_")}
     has_types = getattr(model.module.config, "type_vocab_size", None) is not None
-    if not has_types and bool(example.beside.get(_TYPES, torch.zeros(1)).any()):  # some add the embedding of a token
+    if not has_types and bool(example.extra.get(_TYPES, torch.zeros(1)).any()):  # some add the embedding of a token
         unfit.add(_TYPES)
     if refused := sorted(takes & unfit):
         raise HooklineError(

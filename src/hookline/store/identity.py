@@ -27,7 +27,7 @@ from hookline.hooks import Hook
 from hookline.hooks.edits import KINDS, DataEdit
 from hookline.model import HookedModel
 from hookline.store.activations import device_of
-from hookline.store.checksums import tensor_sum
+from hookline.store.checksums import tensor_checksum
 from hookline.store.manifest import About, differences
 from hookline.text.positions import Meaning
 
@@ -70,7 +70,7 @@ def weights_digest(module: nn.Module) -> str:
     """A checksum of the names, shapes and values of all parameters and buffers. Each is read once, on its device."""
     found = hashlib.blake2b(digest_size=16)
     for name, x in chain(module.named_parameters(), module.named_buffers()):
-        found.update(f"{name} {tensor_sum(x)}".encode())
+        found.update(f"{name} {tensor_checksum(x)}".encode())
     return found.hexdigest()
 
 
@@ -143,7 +143,7 @@ def _content(value: Any) -> str:
         case None | bool() | int() | float() | str() | slice() | range() | Meaning():
             return repr(value)
         case Tensor():
-            return f"tensor {tensor_sum(value)}"
+            return f"tensor {tensor_checksum(value)}"
         case tuple() | list():
             return f"[{', '.join(map(_content, value))}]"
         case dict():

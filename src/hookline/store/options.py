@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hookline.errors import HooklineError
-from hookline.store.checksums import tensor_sum
+from hookline.store.checksums import tensor_checksum
 from hookline.text.positions import Meaning, Positions, canonical, new_tokens
 
 Chosen = Positions | Callable[[Tensor], Tensor]
@@ -100,7 +100,7 @@ def _described(positions: Any) -> Any:
     if positions is None:
         return "all"
     if isinstance(positions, Tensor):
-        return f"a mask {list(positions.shape)} with the sum {tensor_sum(positions)}"
+        return f"a mask {list(positions.shape)} with the sum {tensor_checksum(positions)}"
     if callable(positions):
         name = getattr(positions, "__qualname__", type(positions).__qualname__)
         return f"the function {name}"

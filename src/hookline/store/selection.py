@@ -15,7 +15,7 @@ from torch import Tensor
 from hookline.errors import HooklineError
 from hookline.model import HookedModel
 from hookline.store.examples import Example
-from hookline.store.extra_columns import beside
+from hookline.store.extra_columns import extra_columns
 from hookline.store.options import Options
 from hookline.store.padding import warn_of_padding
 from hookline.store.token_rows import Tokens
@@ -81,7 +81,7 @@ def text_batch(model: HookedModel, examples: Sequence[Example], first: int, opti
     some = real.any(1)  # an empty text has no rows, and the model is not run on it
     run, rows = _at(real, some), _at(kept, some)
     kwargs = {"input_ids": _at(ids, some)}
-    kwargs |= {name: _at(x, some) for name, x in beside(model, examples, texts, first).items()}
+    kwargs |= {name: _at(x, some) for name, x in extra_columns(model, examples, texts, first).items()}
     if not bool(run.all()):
         kwargs["attention_mask"] = run.long()
     number, position = kept.nonzero(as_tuple=True)

@@ -19,7 +19,7 @@ class Tokens:
     ids: Tensor
     is_masked: bool = False
     """Whether an attention_mask said which of them are no padding."""
-    beside: dict[str, Tensor] = field(default_factory=dict)
+    extra: dict[str, Tensor] = field(default_factory=dict)
     """The columns that have one whole number for each token, such as token_type_ids."""
     others: tuple[str, ...] = ()
     """The names of all other columns."""
@@ -33,9 +33,9 @@ def as_tokens(item: Any) -> Tensor | Tokens:
     ids, mask = _ids(row.pop("input_ids", None)), row.pop("attention_mask", None)
     real = torch.ones(len(ids), dtype=torch.bool) if mask is None else _checked_mask(ids, mask)
     columns = {name: _numbers(value) for name, value in row.items()}
-    beside = {name: x for name, x in columns.items() if x is not None and x.shape == ids.shape and _is_whole(x)}
-    others = tuple(name for name in columns if name not in beside)
-    cut = {name: x[real].long().contiguous() for name, x in beside.items()}
+    extra = {name: x for name, x in columns.items() if x is not None and x.shape == ids.shape and _is_whole(x)}
+    others = tuple(name for name in columns if name not in extra)
+    cut = {name: x[real].long().contiguous() for name, x in extra.items()}
     return Tokens(ids[real].contiguous(), mask is not None, cut, others)
 
 
@@ -44,7 +44,7 @@ def raw(example: str | Tensor | Tokens) -> bytes:
     if isinstance(example, str):
         return example.encode("utf-8", "surrogatepass")
     if isinstance(example, Tokens):
-        return raw(example.ids) + b"".join(name.encode() + raw(x) for name, x in sorted(example.beside.items()))
+        return raw(example.ids) + b"".join(name.encode() + raw(x) for name, x in sorted(example.extra.items()))
     return (
         repr((example.dtype, tuple(example.shape))).encode() + example.reshape(-1).view(torch.uint8).numpy().tobytes()
     )
