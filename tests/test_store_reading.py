@@ -195,7 +195,7 @@ def test_a_view_is_read_as_a_tensor_is(store) -> None:
         with pytest.raises(IndexError, match="there are"):
             view[bad]
     for bad in (mask[:-1], torch.ones(2), torch.ones(2, 2, dtype=torch.long)):
-        with pytest.raises(HooklineError, match="go by numbers"):
+        with pytest.raises(HooklineError, match="by number or a mask"):
             view[bad]
 
 
@@ -203,9 +203,9 @@ def test_a_store_is_asked_by_name(store) -> None:
     assert POINTS[0] in store
     assert "nothing" not in store
     assert 0 not in store
-    with pytest.raises(StoreError, match="by their names, not by 0"):
+    with pytest.raises(StoreError, match="by name, not by 0"):
         store[0]
-    with pytest.raises(StoreError, match="by their names, not by 0"):
+    with pytest.raises(StoreError, match="by name, not by 0"):
         iter(store).__next__()
     with pytest.raises(StoreError, match="by their names, not by 1"):
         store.rows(0, 1, 1)

@@ -1,4 +1,4 @@
-"""Dead features: those that are no longer active for anything, and a new start for them."""
+"""Dead features, which are no longer active on any input, and their resampling."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from torch import Tensor, nn
 from hookline.sae.autoencoder import SparseAutoencoder
 
 _SHARE = 0.2
-"""How strongly a resampled feature is found, beside those that live."""
+"""The norm of a resampled encoder direction, relative to the mean norm of those that are alive."""
 
 
 class DeadFeatures:
-    """For how many steps each feature has not been active."""
+    """Counts for how many steps each feature has been inactive."""
 
     def __init__(self, d_sae: int, patience: int, device: torch.device) -> None:
         self.steps = torch.zeros(d_sae, dtype=torch.long, device=device)
         self.patience = patience
 
     def update(self, features: Tensor) -> None:
-        """A batch has gone by."""
+        """Count a batch."""
         self.steps += 1
         self.steps[(features > 0).any(0)] = 0
 
     def indices(self) -> Tensor:
-        """The features that have not been active for as many steps as one waits."""
+        """The features that have been inactive for `patience` steps."""
         return (self.steps >= self.patience).nonzero().flatten()
 
     def share(self) -> float:
-        """How many of all they are."""
+        """The fraction of dead features."""
         return len(self.indices()) / len(self.steps)
 
 
@@ -36,7 +36,7 @@ class DeadFeatures:
 def resample(
     sae: SparseAutoencoder, optimizer: torch.optim.Adam, dead_features: DeadFeatures, x: Tensor, random: torch.Generator
 ) -> int:
-    """Point dead features at inputs that are badly reconstructed, likelier the worse; gives how many they were."""
+    """Point dead features at poorly reconstructed inputs, sampled by their error; returns how many were resampled."""
     dead = dead_features.indices()
     if not len(dead):
         return 0
