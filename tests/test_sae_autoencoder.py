@@ -129,9 +129,9 @@ def test_the_same_seed_gives_the_same_directions_of_norm_1() -> None:
 
 def test_what_does_not_fit_is_named() -> None:
     sae = make("standard")
-    with pytest.raises(HooklineError, match=r"activations of width 6, but these have the shape \[2, 7\]"):
+    with pytest.raises(HooklineError, match=r"activations of width 6, but got the shape \[2, 7\]"):
         sae.encode(torch.randn(2, 7))
-    with pytest.raises(HooklineError, match=r"features of width 20, but these have the shape \[2, 6\]"):
+    with pytest.raises(HooklineError, match=r"features of width 20, but got the shape \[2, 6\]"):
         sae.decode(torch.randn(2, 6))
     with pytest.raises(HooklineError, match="is on cpu, but the activations are on meta"):
         sae.encode(torch.randn(2, 6, device="meta"))

@@ -132,9 +132,9 @@ def test_from_batches_that_are_given(activations) -> None:
     assert once.steps == 40
     with pytest.warns(HooklineWarning, match="ended after 40 of 60 steps"):
         assert quick((batch for batch in batches), batch_size=None).steps == 40
-    with pytest.raises(HooklineError, match="taken as they are"):
+    with pytest.raises(HooklineError, match="used as they are"):
         quick(batches, batch_size=10)
-    with pytest.raises(HooklineError, match="a batch has the width 15, but those before it 16"):
+    with pytest.raises(HooklineError, match="a batch has the width 15, but earlier ones have 16"):
         quick([batches[0], batches[0][:, :15]], batch_size=None)
 
 

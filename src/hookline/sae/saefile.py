@@ -83,7 +83,7 @@ def _cast(path: Path, name: str, x: Tensor, dtype: torch.dtype) -> Tensor:
     if not bool(new.isfinite().all()):
         largest, limit = float(x.abs().max()), torch.finfo(dtype).max
         raise HooklineError(
-            f"{path}: {name} has values up to {largest:g}, which overflow {dtype} (max {limit:g}): load it with a wider dtype="
+            f"{path}: {name} has values up to {largest:g}, which overflow {dtype} (max {limit:g}): use a wider dtype="
         )
     return new
 

@@ -21,8 +21,8 @@ Example = str | Tensor | Tokens
 class Examples:
     """The examples of a data set in order; `progress` counts those that were yielded so far."""
 
-    def __init__(self, dataset: Any, column: str | int | None, normalise: Callable[[Any], Example]) -> None:
-        self._column, self._normalise = column, normalise
+    def __init__(self, dataset: Any, column: str | int | None, convert: Callable[[Any], Example]) -> None:
+        self._column, self._convert = column, convert
         self._items = _items(dataset)
         self.total = _length(dataset)
         self.progress = Progress()
@@ -30,7 +30,7 @@ class Examples:
     def __iter__(self) -> Iterator[Example]:
         for item in self._items:
             try:
-                example = self._normalise(self._value(item))
+                example = self._convert(self._value(item))
             except HooklineError as error:
                 raise HooklineError(f"example {self.progress.examples}: {error}") from error
             self.progress = Progress(self.progress.examples + 1, _chained(self.progress.sum, example))
@@ -76,7 +76,7 @@ class Examples:
 
 
 def _items(dataset: Any) -> Iterator[Any]:
-    if isinstance(dataset, Mapping) and "input_ids" in dataset:  # what a tokenizer gave for several texts
+    if isinstance(dataset, Mapping) and "input_ids" in dataset:  # the output of a tokenizer for several texts
         return _rows(dataset)
     if isinstance(dataset, str | bytes | Mapping):
         raise _no_dataset(dataset)

@@ -79,7 +79,7 @@ def _numbers(given: Any) -> Tensor | None:
         return None
     try:
         return torch.as_tensor(given).cpu()
-    except (TypeError, ValueError, RuntimeError):  # texts, or rows that are not of one length
+    except (TypeError, ValueError, RuntimeError):  # texts, or rows of different lengths
         return None
 
 
