@@ -210,15 +210,18 @@ def test_the_dtype_is_that_of_the_file_or_the_one_asked_for(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"architecture": "matryoshka_batchtopk"}, "architecture is 'matryoshka_batchtopk'; what is known is"),
+        ({"architecture": "matryoshka_batchtopk"}, "architecture is 'matryoshka_batchtopk'; expected one of"),
         ({"architecture": ["standard"]}, "architecture is"),
         ({"normalize_activations": "dataset_norm"}, "normalize_activations is 'dataset_norm'"),
-        ({"d_in": "6"}, "d_in is a whole number"),
-        ({"d_sae": 21}, r"W_enc has the shape \[6, 20\], but with d_in=6 and d_sae=21 in cfg.json it is \[6, 21\]"),
+        ({"d_in": "6"}, "d_in must be a positive integer"),
+        (
+            {"d_sae": 21},
+            r"W_enc has the shape \[6, 20\], but with d_in=6 and d_sae=21 in cfg.json it should be \[6, 21\]",
+        ),
         ({"dtype": "int4"}, "dtype is 'int4'"),
-        ({"metadata": ["x"]}, "metadata has fields of its own"),
-        ({"metadata": {"hook_name": 3}}, "hook_name is the name of a point"),
-        ({"architecture": "gated"}, "has the tensors W_dec, W_enc, b_dec, b_enc; of a 'gated' autoencoder they are"),
+        ({"metadata": ["x"]}, "metadata must be a JSON object"),
+        ({"metadata": {"hook_name": 3}}, "hook_name must be the name of a point"),
+        ({"architecture": "gated"}, "has the tensors W_dec, W_enc, b_dec, b_enc; a 'gated' autoencoder has"),
     ],
 )
 def test_configurations_that_are_not_understood(change, message, tmp_path) -> None:
@@ -316,7 +319,7 @@ def test_two_scaling_factors_are_refused(tmp_path) -> None:
         (BEFORE | {"hook_name": "blocks.1.hook_resid_pre"}, "two values for hook_name"),
         (TODAY | {"hook_name": "blocks.1.hook_resid_pre"}, "two values for hook_name"),
         (TODAY | {"architecture": "topk", "k": 3, "activation_fn_kwargs": {"k": 4}}, "two values for k: 3 and 4"),
-        (BEFORE | {"finetuning_scaling_factor": "false"}, "finetuning_scaling_factor is true or false"),
+        (BEFORE | {"finetuning_scaling_factor": "false"}, "finetuning_scaling_factor must be true or false"),
     ],
 )
 def test_of_two_values_none_is_dropped(cfg, message, tmp_path) -> None:
