@@ -265,7 +265,7 @@ def test_any_network(tmp_path) -> None:
     torch.testing.assert_close(store["fc1"][:], net.cache(data)["fc1"])
     assert store.rows().example.tolist() == list(range(11))
     assert set(store.rows().token.tolist()) == {-1}
-    with pytest.raises(HooklineError, match="of texts"):
+    with pytest.raises(HooklineError, match="apply to texts"):
         hookline.harvest(net, data, "fc1", tmp_path, positions=hookline.last)
 
 

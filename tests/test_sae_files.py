@@ -245,7 +245,7 @@ def test_files_that_are_broken_or_not_there(tmp_path) -> None:
     for broken, message in (
         (b"{", "is no JSON"),
         (b"\xff\xfe", "is no JSON"),
-        (b"[]", "an object with fields"),
+        (b"[]", "must be a JSON object"),
         (b"{}", "it has no d_in"),
     ):
         (folder / "cfg.json").write_bytes(broken)
@@ -280,7 +280,7 @@ def test_weights_that_are_not_finite_are_refused(value, tmp_path) -> None:
 def test_weights_that_the_dtype_cannot_hold_are_refused(tmp_path) -> None:
     weights = tensors("b_enc")
     weights["W_enc"][0, 0] = -1e5
-    message = "W_enc has values up to 100000, but torch.float16 ends at 65504"
+    message = "W_enc has values up to 100000, which overflow torch.float16"
     with pytest.raises(HooklineError, match=message):
         SparseAutoencoder.load(written(tmp_path, TODAY | {"dtype": "float16"}, weights))
     with pytest.raises(HooklineError, match=message):

@@ -213,7 +213,7 @@ def test_the_wrong_width_names_both(model, sae) -> None:
 
 
 def test_mistakes_are_seen_when_it_is_made(model, sae) -> None:
-    with pytest.raises(HooklineError, match="feature 48 does not exist: there are 48: 0 to 47"):
+    with pytest.raises(HooklineError, match="feature 48 does not exist: there are 48, 0 to 47"):
         sae.spliced(edits=[zero(neuron=48)])
     with pytest.raises(HooklineError, match="features have no heads"):
         sae.spliced(edits=[zero(head=1)])

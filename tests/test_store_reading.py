@@ -207,7 +207,7 @@ def test_a_store_is_asked_by_name(store) -> None:
         store[0]
     with pytest.raises(StoreError, match="by name, not by 0"):
         iter(store).__next__()
-    with pytest.raises(StoreError, match="by their names, not by 1"):
+    with pytest.raises(StoreError, match="by name, not by 1"):
         store.rows(0, 1, 1)
     with pytest.raises(StoreError, match="2 points, not one"):
         store["blocks.*.hook_resid_*"]
