@@ -104,7 +104,7 @@ def state(path: Path) -> str:
     LocalStore(path).rows()
     if list(path.glob("*.part")):
         return "within a write"
-    return "before the manifest" if "takes it up" in str(found) else "between writes"
+    return "before the manifest" if "adds it" in str(found) else "between writes"
 
 
 def main(folder: Path, kills: int) -> None:

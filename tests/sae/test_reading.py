@@ -60,13 +60,13 @@ def test_options_are_those_of_run_with_cache(model, sae) -> None:
 
 
 def test_it_must_be_clear_which_is_where(model, sae) -> None:
-    with pytest.raises(HooklineError, match="one autoencoder for each point"):
+    with pytest.raises(HooklineError, match="one autoencoder per point"):
         run_with_features(model, TOKENS, saes=[sae, sae])
-    with pytest.raises(HooklineError, match="one autoencoder for each point"):
+    with pytest.raises(HooklineError, match="one autoencoder per point"):
         run_with_features(model, TOKENS, saes={POINT: sae, "blocks.1.hook_out": sae})
-    with pytest.raises(HooklineError, match="does not say where it belongs"):
+    with pytest.raises(HooklineError, match="has no hook_name"):
         run_with_features(model, TOKENS, saes=make(sae.d_in))
-    with pytest.raises(HooklineError, match="there is no autoencoder"):
+    with pytest.raises(HooklineError, match="saes is empty"):
         run_with_features(model, TOKENS, saes=[])
     with pytest.raises(UnknownPointError):
         run_with_features(model, TOKENS, saes={"blocks.9.hook_resid_post": sae})

@@ -99,22 +99,22 @@ def test_the_features_of_a_token(model) -> None:
 
 
 def test_questions_that_make_no_sense(model, sae, tmp_path) -> None:
-    with pytest.raises(HooklineError, match="feature 40, but there are 40"):
+    with pytest.raises(HooklineError, match="feature 40 does not exist: there are 40"):
         top_contexts(sae, model, TEXTS, 40)
-    with pytest.raises(HooklineError, match="k is a whole number"):
+    with pytest.raises(HooklineError, match="k must be"):
         top_contexts(sae, model, TEXTS, 1, 0)
-    with pytest.raises(HooklineError, match="a list of texts, not one text"):
+    with pytest.raises(HooklineError, match="a list of texts"):
         top_contexts(sae, model, "one text", 1)
     with pytest.raises(HooklineError, match="there are no texts"):
         profile(sae, model, [])
-    with pytest.raises(HooklineError, match="name the point"):
+    with pytest.raises(HooklineError, match="pass the point"):
         profile(SparseAutoencoder(SAEConfig("standard", sae.d_in, 40)), model, TEXTS)
-    with pytest.raises(HooklineError, match="stands for 4 points"):
+    with pytest.raises(HooklineError, match="matches 4 points"):
         profile(sae, model, TEXTS, point="blocks.*.hook_resid_post")
     found = profile(sae, model, TEXTS, features=[3], k=2)
     with pytest.raises(HooklineError, match="feature 4 is not in this profile"):
         found.top(4)
-    with pytest.raises(HooklineError, match="2 places for each feature, not 3"):
+    with pytest.raises(HooklineError, match="2 contexts per feature, not 3"):
         found.top(3, 3)
 
 

@@ -132,9 +132,9 @@ def test_from_batches_that_are_given(activations) -> None:
     assert once.steps == 40
     with pytest.warns(HooklineWarning, match="ended after 40 of 60 steps"):
         assert quick((batch for batch in batches), batch_size=None).steps == 40
-    with pytest.raises(HooklineError, match="taken as they are"):
+    with pytest.raises(HooklineError, match="used as they are"):
         quick(batches, batch_size=10)
-    with pytest.raises(HooklineError, match="a batch has the width 15, but those before it 16"):
+    with pytest.raises(HooklineError, match="a batch has the width 15, but earlier ones have 16"):
         quick([batches[0], batches[0][:, :15]], batch_size=None)
 
 
@@ -178,18 +178,18 @@ def test_stored_dtypes_are_trained_on_in_full_precision(activations) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kind": "gated"}, 'kind is "l1" or "topk", not \'gated\''),
-        ({"l1": 2.0}, 'l1 is not of kind="topk"'),
-        ({"kind": "l1", "k": 3}, 'k is not of kind="l1"'),
-        ({"k": 33}, "k is from 1 to d_sae"),
-        ({"d_sae": 0}, "d_sae is a whole number"),
-        ({"steps": 0}, "steps is a whole number"),
-        ({"lr": float("nan")}, "lr is a number from 0 on"),
-        ({"warm_up": 2}, "warm_up is a share of the steps"),
-        ({"decay": -1}, "decay is a share"),
-        ({"resample_every": -3}, "resample_every is a number of steps"),
-        ({"log_every": -3}, "log_every is a whole number"),
-        ({"batch_size": 0}, "batch_size is a whole number"),
+        ({"kind": "gated"}, 'kind must be "l1" or "topk", not \'gated\''),
+        ({"l1": 2.0}, 'l1 does not apply to kind="topk"'),
+        ({"kind": "l1", "k": 3}, 'k does not apply to kind="l1"'),
+        ({"k": 33}, "needs k from 1 to d_sae"),
+        ({"d_sae": 0}, "d_sae must be a positive integer"),
+        ({"steps": 0}, "steps must be a positive integer"),
+        ({"lr": float("nan")}, "lr must be a nonnegative number"),
+        ({"warm_up": 2}, "warm_up must be a fraction of the steps"),
+        ({"decay": -1}, "decay must be a fraction"),
+        ({"resample_every": -3}, "resample_every must be a number of steps"),
+        ({"log_every": -3}, "log_every must be a positive integer"),
+        ({"batch_size": 0}, "batch_size must be a positive integer"),
         ({"lr": 1e30}, "the loss is"),
     ],
 )
@@ -201,14 +201,14 @@ def test_options_that_make_no_sense(activations, options, message) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (torch.randn(16), r"activations are \[row, d_in\]"),
-        (torch.randn(0, 16), r"activations are \[row, d_in\]"),
-        (torch.ones(5, 16, dtype=torch.long), r"activations are \[row, d_in\]"),
+        (torch.randn(16), r"activations must be a float tensor \[row, d_in\]"),
+        (torch.randn(0, 16), r"activations must be a float tensor \[row, d_in\]"),
+        (torch.ones(5, 16, dtype=torch.long), r"activations must be a float tensor \[row, d_in\]"),
         (torch.zeros(50, 16), "the mean norm of the activations is 0.0"),
         (torch.full((50, 16), float("nan")), "the mean norm of the activations is nan"),
         ([], "there are no batches"),
-        ([3], "a batch of activations is a tensor"),
-        (3, "come from a store, a tensor, or batches"),
+        ([3], "a batch of activations must be a float tensor"),
+        (3, "must be a store, a tensor or an iterable"),
     ],
 )
 def test_data_that_is_none(data, message) -> None:
@@ -219,7 +219,7 @@ def test_data_that_is_none(data, message) -> None:
 
 def test_the_price_and_the_learning_rate_rise_and_fall(activations) -> None:
     plan = Plan("l1", 32, 4.0, 1, 100, 1e-2, 0.1, 0.2, 0.5, 0, 1, 0)
-    rates, prices = [plan.rate(step) for step in range(100)], [plan.price(step) for step in range(100)]
+    rates, prices = [plan.rate(step) for step in range(100)], [plan.l1_coefficient(step) for step in range(100)]
     assert rates[0] == pytest.approx(1e-3)
     assert rates[9:80] == [1e-2] * 71
     assert rates[90] == pytest.approx(5e-3)
@@ -242,12 +242,12 @@ def test_a_resampled_feature_starts_anew(activations) -> None:
     trainer = Trainer(source_of(activations, None, 128, 0), Plan("topk", 32, 0, 3, 9, 0.01, 0, 0, 0, 5, 1, 0), CPU)
     sae, x = trainer.sae, activations[:128]
     trainer._step(x)
-    trainer.idle.steps[[4, 7]] = 5
+    trainer.dead_features.steps[[4, 7]] = 5
     others = [i for i in range(32) if i not in (4, 7)]
     before = {name: value.clone() for name, value in sae.state_dict().items()}
     moments = trainer.optimizer.state[sae.W_dec]["exp_avg"].clone()
     missed = torch.nn.functional.normalize((x - sae(x)).detach(), dim=1)
-    assert resample(sae, trainer.optimizer, trainer.idle, x, trainer.random) == 2
+    assert resample(sae, trainer.optimizer, trainer.dead_features, x, trainer.random) == 2
     assert (sae.W_dec[[4, 7]] @ missed.T).max(1).values.tolist() == pytest.approx([1, 1], abs=1e-4)
     assert torch.equal(sae.W_dec[others], before["W_dec"][others])
     assert torch.equal(sae.W_enc[:, others], before["W_enc"][:, others])
@@ -257,8 +257,8 @@ def test_a_resampled_feature_starts_anew(activations) -> None:
     kept = trainer.optimizer.state[sae.W_dec]["exp_avg"]
     assert not kept[[4, 7]].any()
     assert torch.equal(kept[others], moments[others])
-    assert trainer.idle.steps[[4, 7]].tolist() == [0, 0]
-    assert resample(sae, trainer.optimizer, trainer.idle, x, trainer.random) == 0, "none is dead now"
+    assert trainer.dead_features.steps[[4, 7]].tolist() == [0, 0]
+    assert resample(sae, trainer.optimizer, trainer.dead_features, x, trainer.random) == 0, "none is dead now"
 
 
 def test_rows_come_in_a_new_order_each_time_around() -> None:

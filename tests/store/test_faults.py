@@ -127,7 +127,7 @@ def test_a_manifest_of_another_model(path) -> None:
     edit_manifest(path, lambda fields: fields["model"].update(id="gpt2", weights="0" * 32))
     found = LocalStore(path).verify()
     assert len(found.problems) == len(list(path.glob("*.safetensors")))
-    assert "another harvest" in found.problems[0]
+    assert "different harvest" in found.problems[0]
     assert "gpt2" in found.problems[0]
     with pytest.raises(StoreError, match="gpt2"):
         reads(path)
@@ -168,7 +168,7 @@ def test_a_shard_that_the_manifest_does_not_tell_of_yet_is_taken_up(model, path)
     edit_manifest(path, lambda fields: fields["shards"].pop())
     found = LocalStore(path).verify()
     assert found.is_sound
-    assert "next harvest takes it up" in str(found)
+    assert "next harvest adds it" in str(found)
     harvested(model, path)
     assert files(path) == before
 

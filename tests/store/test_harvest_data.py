@@ -99,7 +99,7 @@ def test_positions_are_passed_on_and_belong_to_the_data(model, tmp_path) -> None
     with pytest.raises(hookline.StoreError, match="other data"):
         hookline.harvest(model, [{"input_ids": ids, "position_ids": where + 1}], POINT, tmp_path, progress=False)
     mixed = [{"input_ids": ids, "position_ids": where}, {"input_ids": ids}]
-    with pytest.raises(HooklineError, match="example 0 has position_ids, and example 1 has not"):
+    with pytest.raises(HooklineError, match="example 0 has position_ids, but example 1 does not"):
         hookline.harvest(model, mixed, POINT, tmp_path / "mixed", progress=False)
 
 
@@ -115,7 +115,7 @@ def test_positions_are_passed_on_and_belong_to_the_data(model, tmp_path) -> None
 def test_what_the_model_would_take_and_is_not_passed_on_is_refused(tmp_path, kind, row, why) -> None:
     model = hookline.hook((seq2seq if kind == "t5" else causal_lm)(kind))
     point = "encoder.0.hook_resid_post" if kind == "t5" else POINT
-    with pytest.raises(HooklineError, match=f"example 0 has {why} beside its tokens"):
+    with pytest.raises(HooklineError, match=f"example 0 has {why}, which this model accepts"):
         hookline.harvest(model, [{"input_ids": [5, 6, 7], **row}], point, tmp_path, progress=False)
 
 
@@ -130,14 +130,14 @@ def test_what_the_model_does_not_take_does_not_matter(tmp_path) -> None:
     ("dataset", "why"),
     [
         (["a", None], "example 1: .*not None"),
-        (["a", (3, "Mary")], "example 1: .*a tuple: say which, column="),
-        ([["a", "b"]], "example 0: .*a list of 2 others"),
-        ([[[1, 2], [3]]], "example 0: .*a list of 2 others"),
+        (["a", (3, "Mary")], "example 1: .*a tuple: .*column="),
+        ([["a", "b"]], "example 0: .*a list of 2 items"),
+        ([[[1, 2], [3]]], "example 0: .*a list of 2 items"),
         ([[{"role": "user", "content": "x"}]], "example 0: .*a chat: .*apply_chat_template"),
         ([b"x"], "example 0: .*decode"),
         ([{"id": 1, "text": "a"}], "example 0: .*several columns"),
-        ({"train": ["a"], "test": ["b"]}, "give one of them"),
-        ({"input_ids": [[1, 2]], "attention_mask": [[1, 1], [1, 1]]}, "not of one length"),
+        ({"train": ["a"], "test": ["b"]}, "pass one of them"),
+        ({"input_ids": [[1, 2]], "attention_mask": [[1, 1], [1, 1]]}, "different lengths"),
     ],
 )
 def test_what_is_no_example_is_refused_with_its_number(model, tmp_path, dataset, why) -> None:
@@ -161,7 +161,8 @@ def test_hints_fit_the_mistake(model, tmp_path) -> None:
 
 
 def test_positions_may_be_a_list_of_bools(model, tmp_path) -> None:
-    store = hookline.harvest(model, TEXTS, POINT, tmp_path, positions=lambda ids: [True] + [False] * (len(ids) - 1))
+    first = lambda ids: [True] + [False] * (len(ids) - 1)  # noqa: E731
+    store = hookline.harvest(model, TEXTS, POINT, tmp_path, positions=first, hooks_tag="first")
     assert store.rows().position.tolist() == [0, 0, 0]
 
 

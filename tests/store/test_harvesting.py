@@ -90,7 +90,7 @@ def test_tokens_that_look_padded_are_warned_of(model, tmp_path) -> None:
     ],
 )
 def test_positions(model, tmp_path, positions, places) -> None:
-    store = harvested(model, tmp_path / "some", positions=positions)
+    store = harvested(model, tmp_path / "some", positions=positions, hooks_tag="v1")
     everything = harvested(model, tmp_path / "all")
     for number, text in enumerate(texts()):
         rows, every = store.example(number), everything.example(number)
@@ -147,15 +147,15 @@ def test_integers_keep_their_dtype(model, tmp_path) -> None:
     assert rows["hook_tokens"].tolist() == rows.token.tolist()
 
 
-def test_hooks_take_effect_and_are_told_of(model, tmp_path) -> None:
+def test_hooks_take_effect_and_are_recorded(model, tmp_path) -> None:
     def silence(z, hook):
         z[:] = 0
 
     with model.hooks(fwd_hooks=[(POINTS[1], silence)]):
-        store = harvested(model, tmp_path)
+        store = harvested(model, tmp_path, hooks_tag="v1")
     assert not store[POINTS[1]][:].any()
     with pytest.raises(StoreError, match="hooks: "):
-        harvested(model, tmp_path)
+        harvested(model, tmp_path, hooks_tag="v1")
 
 
 def test_the_same_edit_with_another_vector_is_another_harvest(model, tmp_path) -> None:
@@ -190,10 +190,10 @@ def test_what_cannot_be_rows_is_refused(model, tmp_path) -> None:
         ({"max_rows": -1}, "max_rows"),
         ({"shard_rows": 0}, "shard_rows"),
         ({"dtype": torch.int8}, "dtype"),
-        ({"positions": hookline.new_tokens}, "generation"),
+        ({"positions": hookline.new_tokens}, "generate"),
         ({"positions": "last"}, "positions"),
         ({"positions": torch.tensor([1, 2])}, "mask"),
-        ({"positions": lambda ids: ids}, "mask"),
+        ({"positions": lambda ids: ids, "hooks_tag": "v1"}, "mask"),
         ({"column": "text"}, "no column"),
     ],
 )
@@ -215,7 +215,7 @@ def test_values_too_large_for_the_dtype_raise(tmp_path) -> None:
     module.transformer.wte.weight.data *= 1e6
     model = hookline.hook(module)
     data = torch.randint(0, 60, (4, 5))
-    with pytest.raises(StoreError, match="infinite as torch"):
+    with pytest.raises(StoreError, match="overflow torch"):
         hookline.harvest(model, data, "blocks.0.hook_resid_pre", tmp_path / "a", dtype=torch.float16)
     hookline.harvest(model, data, "blocks.0.hook_resid_pre", tmp_path / "b", dtype=torch.bfloat16)
 
@@ -265,7 +265,7 @@ def test_any_network(tmp_path) -> None:
     torch.testing.assert_close(store["fc1"][:], net.cache(data)["fc1"])
     assert store.rows().example.tolist() == list(range(11))
     assert set(store.rows().token.tolist()) == {-1}
-    with pytest.raises(HooklineError, match="of texts"):
+    with pytest.raises(HooklineError, match="apply to texts"):
         hookline.harvest(net, data, "fc1", tmp_path, positions=hookline.last)
 
 
@@ -294,7 +294,7 @@ class Moody(nn.Module):
 @pytest.mark.parametrize("widens", [True, False])
 def test_a_network_that_gives_something_else_each_time_is_refused(tmp_path, widens) -> None:
     net = hookline.hook(Moody(widens))
-    with pytest.raises(StoreError, match="the same in every batch"):
+    with pytest.raises(StoreError, match="different batches"):
         hookline.harvest(net, torch.randn(6, 1), "cell", tmp_path, batch_size=2)
 
 
@@ -308,7 +308,7 @@ def test_what_a_model_writes_over_is_stored_as_it_was(tmp_path) -> None:
 
 def test_a_network_whose_rows_are_not_samples_is_refused(tmp_path) -> None:
     net = hookline.hook(nn.Sequential(nn.Linear(4, 4), nn.Flatten(0)))
-    with pytest.raises(StoreError, match="one row for each sample"):
+    with pytest.raises(StoreError, match="one row per sample"):
         hookline.harvest(net, torch.randn(6, 4), "1", tmp_path)
 
 

@@ -126,7 +126,7 @@ def test_several_shards_that_the_manifest_does_not_tell_of_are_taken_up(tmp_path
     edit_manifest(tmp_path, lambda fields: fields.update(shards=fields["shards"][:-3]))
     found = LocalStore(tmp_path).verify()
     assert found.is_sound
-    assert str(found).count("next harvest takes it up") == 3
+    assert str(found).count("next harvest adds it") == 3
     harvested(tinyworld(), tmp_path)
     assert files(tmp_path) == before
 

@@ -1,4 +1,4 @@
-"""Sparse autoencoders as hooks: read and write them, splice them in, edit features, train them, name what they found.
+"""Sparse autoencoders as hooks: load and save, splice in, edit features, train, evaluate, and find top contexts.
 
 See docs/sae.md.
 """

@@ -1,4 +1,4 @@
-"""SparseAutoencoder: activations as sums of few features, of many."""
+"""SparseAutoencoder: activations as sparse sums of features."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class SparseAutoencoder(nn.Module):
     """A sparse autoencoder: "standard" (ReLU), "gated", "topk" or "jumprelu".
 
         sae = SparseAutoencoder.load("my_sae")
-        features = sae.encode(activations)        # [batch, pos, d_sae], few of them not 0
+        features = sae.encode(activations)        # [batch, pos, d_sae], mostly 0
         sae.decode(features)                      # [batch, pos, d_in]
         with model.hooks([sae.spliced("blocks.2.hook_resid_post", edits=[zero(neuron=7)])]): …
 
-    `W_dec[i]` is the direction of feature i, `W_enc[:, i]` what it is found by. Activations are computed in the
+    `W_dec[i]` is the decoder direction of feature i, `W_enc[:, i]` its encoder direction. Activations are cast to the
     autoencoder's dtype. It must be on the device of the activations: `sae.to("cuda")`.
     """
 
@@ -47,7 +47,7 @@ class SparseAutoencoder(nn.Module):
         super().__init__()
         if cfg.normalize_activations == "expected_average_only_in":
             raise HooklineError(
-                "activations are to be scaled to an expected norm, by a factor that is not in the configuration: "
+                "the activations were scaled to an expected norm in training, and the factor is not in the config: "
                 "SparseAutoencoder.load(path, norm_scaling_factor=…) folds it into the weights"
             )
         self.cfg = cfg
@@ -67,23 +67,27 @@ class SparseAutoencoder(nn.Module):
 
     @property
     def d_sae(self) -> int:
-        """How many features there are."""
+        """The number of features."""
         return self.cfg.d_sae
 
     @property
     def dtype(self) -> torch.dtype:
-        """In which it computes."""
+        """The dtype of its weights, in which it computes."""
         return self.W_enc.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
+        """The device of its weights."""
         return self.W_enc.device
 
-    def encode(self, x: Float[Tensor, "*any"]) -> Float[Tensor, "*place d_sae"]:
-        """The features of activations [*place, d_in]: how strong each is.
+    def as_data(self) -> tuple[Any, ...]:
+        """The values that determine what it computes: the config and the weights."""
+        return self.cfg, dict(self.state_dict())
 
-        One that is for all heads together (`hook_z`) also takes [*place, head, d_head].
+    def encode(self, x: Float[Tensor, "*any"]) -> Float[Tensor, "*place d_sae"]:
+        """Returns the feature activations [*place, d_sae] of activations [*place, d_in].
+
+        An autoencoder over all heads (`hook_z`) also accepts [*place, head, d_head].
         """
         x = self._checked(self._joined(x), self.d_in, "activations")
         inputs = self._normalized(x)
@@ -104,9 +108,9 @@ class SparseAutoencoder(nn.Module):
     def decode(
         self, features: Float[Tensor, "*place d_sae"], x: Float[Tensor, "*place d_in"] | None = None
     ) -> Float[Tensor, "*place d_in"]:
-        """The activations that features stand for.
+        """Returns the reconstruction of activations from features.
 
-        An autoencoder that normalizes activations needs `x`, those that the features are of, to undo it.
+        An autoencoder that normalizes activations needs `x`, the original activations, to undo it.
         """
         features = self._checked(features, self.d_sae, "features")
         if self.cfg.rescale_acts_by_decoder_norm:
@@ -114,11 +118,11 @@ class SparseAutoencoder(nn.Module):
         return self._denormalized(features @ self.W_dec + self.b_dec, x)
 
     def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """The reconstruction of activations, in their shape."""
+        """Returns the reconstruction of activations, in their shape."""
         return self.decode(self.encode(x), self._joined(x)).view(x.shape)
 
     def _joined(self, x: Tensor) -> Tensor:
-        """The heads side by side, of an autoencoder for all heads together."""
+        """Flatten the heads, for an autoencoder over all heads."""
         is_of_heads = self.cfg.reshape_activations == "hook_z" and x.ndim > 1 and x.shape[-1] != self.d_in
         return x.flatten(-2) if is_of_heads and x.shape[-2:].numel() == self.d_in else x
 
@@ -133,7 +137,7 @@ class SparseAutoencoder(nn.Module):
         hook_id: str | None = None,
         on_error: OnError | None = None,
     ) -> Splice:
-        """The hook that puts the autoencoder in at a point, by default the one that it was trained at: see `Splice`."""
+        """A hook that splices the autoencoder in at a point, by default where it was trained: see `Splice`."""
         from hookline.sae.splice import Splice
 
         return Splice(
@@ -146,7 +150,7 @@ class SparseAutoencoder(nn.Module):
         )
 
     def detector(self, point: Filter = None, **options: Any) -> FeatureDetector:
-        """The hook that reads features at a point and changes nothing: see `FeatureDetector`."""
+        """A hook that reads features at a point without changing anything: see `FeatureDetector`."""
         from hookline.sae.encoding import FeatureDetector
 
         return FeatureDetector(self, point, **options)
@@ -161,11 +165,11 @@ class SparseAutoencoder(nn.Module):
         norm_scaling_factor: float | None = None,
         check: bool = True,
     ) -> Self:
-        """The autoencoder in a folder with `cfg.json` and `sae_weights.safetensors`, SAELens's format.
+        """Load an autoencoder from a folder with `cfg.json` and `sae_weights.safetensors`, the format of SAELens.
 
-        `norm_scaling_factor` is what activations were multiplied by in training, of one whose `normalize_activations`
-        is "expected_average_only_in". What hookline saved has checksums, which `check=False` ignores. Weights that are
-        not finite, or that the dtype cannot hold, are refused.
+        `norm_scaling_factor` is the factor by which activations were multiplied in training; it is required if
+        `normalize_activations` is "expected_average_only_in". Files saved by hookline have checksums, which
+        `check=False` ignores. Weights that are not finite, or that overflow the dtype, are refused.
         """
         from hookline.sae.saefile import read
 
@@ -175,13 +179,13 @@ class SparseAutoencoder(nn.Module):
         return sae.to(device)
 
     def save(self, path: str | Path) -> None:
-        """Write it to a folder, which is made if it is not there: `cfg.json` and `sae_weights.safetensors`."""
+        """Save it to a folder, which is created if needed, as `cfg.json` and `sae_weights.safetensors`."""
         from hookline.sae.saefile import write
 
         write(Path(path), self)
 
     def _largest(self, found: Tensor) -> Tensor:
-        """The k largest, and 0 elsewhere."""
+        """Keep the k largest values, and set the others to 0."""
         if self.cfg.rescale_acts_by_decoder_norm:
             found = found * self.W_dec.norm(dim=1)
         values, indices = found.topk(self.cfg.k or 0, dim=-1, sorted=False)
@@ -200,8 +204,8 @@ class SparseAutoencoder(nn.Module):
             return y
         if x is None:
             raise HooklineError(
-                f"this autoencoder normalizes activations ({self.cfg.normalize_activations}), which can be undone only "
-                f"with the activations at hand: decode(features, x)"
+                f"this autoencoder normalizes activations ({self.cfg.normalize_activations}), so decoding needs "
+                f"the original activations: decode(features, x)"
             )
         x = self._checked(x, self.d_in, "activations")
         if self.cfg.normalize_activations == "layer_norm":
@@ -209,11 +213,9 @@ class SparseAutoencoder(nn.Module):
         return y * (x.norm(dim=-1, keepdim=True) / self.d_in**0.5)
 
     def _checked(self, x: Tensor, width: int, what: str) -> Tensor:
-        """In our dtype, if it fits."""
+        """Check the width and the device, and cast to the dtype of the weights."""
         if not x.ndim or x.shape[-1] != width:
-            raise HooklineError(
-                f"this autoencoder is for {what} of width {width}, but these have the shape {list(x.shape)}"
-            )
+            raise HooklineError(f"this autoencoder takes {what} of width {width}, but got the shape {list(x.shape)}")
         if x.device != self.device:
             raise HooklineError(
                 f"the autoencoder is on {self.device}, but the {what} are on {x.device}: sae.to({str(x.device)!r})"
@@ -221,7 +223,7 @@ class SparseAutoencoder(nn.Module):
         return x.to(self.dtype)
 
     def extra_repr(self) -> str:
-        """What torch shows of it."""
+        """The part in parentheses when the module is printed."""
         cfg = self.cfg
         kind = cfg.architecture if cfg.k is None else f"{cfg.architecture}, k={cfg.k}"
         return f"{kind}, {cfg.d_in} → {cfg.d_sae}" + (f", at {cfg.hook_name!r}" if cfg.hook_name else "")

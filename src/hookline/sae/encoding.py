@@ -1,4 +1,4 @@
-"""Reading features: of a run, as a cache of them; or with a detector that stays."""
+"""Reading features: of one run, as a cache; or with a detector."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Autoencoders: TypeAlias = SparseAutoencoder | Iterable[SparseAutoencoder] | Mapp
 
 
 class FeatureDetector(Detector):
-    """Reads the features of what passes, [batch, pos, d_sae], and changes nothing.
+    """Reads the features at a point, [batch, pos, d_sae], without changing anything.
 
     detector = sae.detector("blocks.2.hook_resid_post")
     model.run_with_hooks(prompt, fwd_hooks=[detector])
@@ -46,30 +46,30 @@ class FeatureDetector(Detector):
         self.sae = sae
 
     def process_activation(self, activation: Any) -> None:
-        """Keep the features of the first tensor of it."""
+        """Capture the features of the first tensor in it."""
         with torch.no_grad():
             self.capture(FEATURES, self.sae.encode(flattened(self.sae, FIRST.get(activation), self.point)))
 
 
 def run_with_features(model: Hooked, *args: Any, saes: Autoencoders, **kwargs: Any) -> tuple[Any, ActivationCache]:
-    """The model's output, and the features at each point that there is an autoencoder for.
+    """Returns the model's output, and the features at the point of each autoencoder.
 
         logits, features = run_with_features(model, prompt, saes=sae)
         features["blocks.2.hook_resid_post"]     # [batch, pos, d_sae]; by any name of the point
 
-    `saes` is an autoencoder, or several, each for the point that it was trained at; or a mapping from points to
-    autoencoders. All else is as for `run_with_cache`. Nothing is spliced in: the model runs as it does.
+    `saes` is one or several autoencoders, each read at the point where it was trained, or a mapping from points to
+    autoencoders. Everything else is as for `run_with_cache`. Nothing is spliced in: the model's output is unchanged.
     """
     for name in ("names_filter", "incl_bwd", "dtype", "device"):
         if name in kwargs:
             raise HooklineError(
-                f"run_with_features does not take {name}: the points are those of `saes`; for gradients of features "
-                f"splice them in with keep_features=True, and cast what comes back with .to(…)"
+                f"run_with_features does not take {name}: the points are those of `saes`. For gradients of features, "
+                f"use sae.spliced(keep_features=True); cast the result with .to(…)"
             )
     pairs = [(model.point(name), sae) for name, sae in _by_name(saes)]
     names = [point.listed for point, _ in pairs]
     if len(set(names)) != len(names):
-        raise HooklineError(f"one autoencoder for each point, but they are for {names}: read them one after the other")
+        raise HooklineError(f"expected one autoencoder per point, but they are at {names}: read them one at a time")
     output, cache = model.run_with_cache(*args, names_filter=[point for point, _ in pairs], **kwargs)
     tensors = {point.name: _features(sae, cache[point.name], point) for point, sae in pairs}
     features = ActivationCache(tensors, model._points, has_batch_dim=cache.has_batch_dim)
@@ -87,7 +87,7 @@ def _by_name(saes: Autoencoders) -> list[tuple[str, SparseAutoencoder]]:
     several = [saes] if isinstance(saes, SparseAutoencoder) else list(saes)
     pairs = [(sae.cfg.hook_name, sae) for sae in several]
     if any(name is None for name, _ in pairs):
-        raise HooklineError("an autoencoder does not say where it belongs: give saes={'blocks.2.hook_resid_post': sae}")
+        raise HooklineError("an autoencoder has no hook_name: pass saes={'blocks.2.hook_resid_post': sae}")
     if not pairs:
-        raise HooklineError("there is no autoencoder in saes")
+        raise HooklineError("saes is empty")
     return [(str(name), sae) for name, sae in pairs]

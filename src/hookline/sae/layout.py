@@ -1,7 +1,8 @@
-"""cfg.json: how the configuration of an autoencoder is written, in SAELens's format of today and its older ones.
+"""cfg.json: the config of an autoencoder in SAELens's current and older formats.
 
-Today (version 6): what the autoencoder computes is at the top, and where it is from in `metadata`. Before: all of it
-at the top, under other names here and there, and top-k as an activation function of a "standard" autoencoder.
+Current (version 6): the fields that affect the computation are at the top level, the provenance is in `metadata`.
+Older: all fields are at the top level, some under other names, and top-k is an activation function of a "standard"
+autoencoder.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ _OURS = (
 )
 _READ = ("metadata", "device", "activation_fn", "activation_fn_kwargs", "finetuning_scaling_factor", *_OURS, *_METADATA)
 FORMAT = "6.0.0"
-"""The version of SAELens whose format is written."""
+"""The version of SAELens in whose format files are written."""
 
 
 def config_of(fields: Any) -> SAEConfig:
-    """The configuration that the contents of a `cfg.json` stand for."""
+    """Convert the contents of a `cfg.json` to a config."""
     if not isinstance(fields, dict):
-        raise HooklineError(f"a configuration is an object with fields, not {fields!r}")
+        raise HooklineError(f"a config must be a JSON object, not {fields!r}")
     given = _by_todays_names(fields)
     missing = [name for name in ("d_in", "d_sae") if name not in given]
     if missing:
@@ -54,7 +55,7 @@ def config_of(fields: Any) -> SAEConfig:
 
 
 def fields_of(cfg: SAEConfig) -> dict[str, Any]:
-    """What is written to `cfg.json`: what it has is what `config_of` reads."""
+    """Convert a config to the contents of a `cfg.json`: the inverse of `config_of`."""
     ours = {name: getattr(cfg, name) for name in _OURS if getattr(cfg, name) is not None}
     if cfg.architecture != "topk":
         del ours["rescale_acts_by_decoder_norm"]
@@ -65,10 +66,10 @@ def fields_of(cfg: SAEConfig) -> dict[str, Any]:
 
 
 def has_scaling_factor(fields: Mapping[str, Any]) -> bool:
-    """Whether a file says that features are scaled before they are decoded, as some older ones are."""
+    """Whether the config says that features are scaled before decoding, as in some older files."""
     given = fields.get("finetuning_scaling_factor")
     if given is not None and not isinstance(given, bool):
-        raise HooklineError(f"finetuning_scaling_factor is true or false, not {given!r}")
+        raise HooklineError(f"finetuning_scaling_factor must be true or false, not {given!r}")
     return bool(given)
 
 
@@ -82,7 +83,7 @@ def _by_todays_names(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_agree(name: str, one: Any, other: Any) -> None:
-    """Of two values for one field, none is dropped."""
+    """Merge two sources of fields; raise if they disagree."""
     if one != other:
         raise HooklineError(f"it has two values for {name}: {one!r} and {other!r}")
 
@@ -90,14 +91,14 @@ def _check_agree(name: str, one: Any, other: Any) -> None:
 def _metadata(given: Mapping[str, Any]) -> dict[str, Any]:
     inner = given.get("metadata")
     if inner is not None and not isinstance(inner, dict):
-        raise HooklineError(f"metadata has fields of its own, and is not {inner!r}")
+        raise HooklineError(f"metadata must be a JSON object, not {inner!r}")
     outer = {name: given[name] for name in _METADATA if name in given}
     for name in outer.keys() & (inner or {}).keys():
         _check_agree(name, outer[name], (inner or {})[name])
     metadata = outer | (inner or {})
     point = metadata.get("hook_name")
     if point is not None and not isinstance(point, str):
-        raise HooklineError(f"hook_name is the name of a point, not {point!r}")
+        raise HooklineError(f"hook_name must be the name of a point, not {point!r}")
     if metadata.get("hook_head_index") is not None:
         raise HooklineError(
             f"it is for one head (hook_head_index={metadata['hook_head_index']!r}) of {point!r}, which is not supported"
@@ -106,16 +107,16 @@ def _metadata(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _activation(given: Mapping[str, Any], architecture: Any) -> dict[str, Any]:
-    """The architecture, and k, where the activation function says more than the architecture."""
+    """The architecture and k, taking the activation function into account."""
     function, options = given.get("activation_fn", "relu"), given.get("activation_fn_kwargs") or {}
     if function == "relu" and architecture != "topk":
         if options:
-            raise HooklineError(f"the activation function relu has no options, but there are {options!r}")
+            raise HooklineError(f"the activation function relu takes no options, but got {options!r}")
         return {}
     if function not in ("relu", "topk") or architecture not in ("standard", "topk"):
-        raise HooklineError(f"the activation function {function!r} is not known for {architecture!r} autoencoders")
+        raise HooklineError(f"the activation function {function!r} is not supported for {architecture!r} autoencoders")
     if not isinstance(options, dict) or set(options) - {"k"}:
-        raise HooklineError(f"of the activation function topk only k is known, not {options!r}")
+        raise HooklineError(f"the activation function topk takes only k, but got {options!r}")
     k = given.get("k", options.get("k"))
     _check_agree("k", k, options.get("k", k))
     return {"architecture": "topk", "k": k}

@@ -1,4 +1,4 @@
-"""Quality: how much of what passes at a point is in an autoencoder's features, and what the model makes of the rest."""
+"""Evaluation: how well an autoencoder reconstructs activations, and how the model does with the reconstruction."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from hookline.text.outliers import Outliers, Outlying, factor_of, outlying, row_
 
 @dataclass(frozen=True)
 class Quality:
-    """How good an autoencoder is, on some texts."""
+    """The metrics of an autoencoder on some texts."""
 
     l0: float
-    """How many features are active at a token, on average."""
+    """The mean number of active features per token."""
     explained_variance: float
-    """The share of the activations' variance that is in the reconstructions, without outlying tokens."""
+    """The fraction of the activations' variance that the reconstruction explains, without outlying tokens."""
     dead: float
-    """The share of features that were active at no token."""
+    """The fraction of features that were active at no token."""
     loss: float
-    """That of the next token; nan of a model that does not predict it."""
+    """The next-token loss; nan for a model without one."""
     loss_spliced: float
-    """With the reconstruction in place of the activation."""
+    """The loss with the reconstruction in place of the activation."""
     loss_zeroed: float
-    """With zeros in its place."""
+    """The loss with zeros in place of the activation."""
     explained_variance_of_all: float = math.nan
-    """The same with outlying tokens."""
+    """The explained variance including outlying tokens."""
     outlying: Outlying = field(default_factory=Outlying)
-    """The tokens that were left out of everything else: attention sinks, mostly."""
+    """The tokens excluded from all other metrics: mostly attention sinks."""
 
     @property
     def loss_recovered(self) -> float:
-        """The share of what zeros cost that the reconstruction does not: 1 for a perfect one."""
+        """The fraction of the loss increase due to zeros that the reconstruction avoids: 1 is perfect."""
         cost = self.loss_zeroed - self.loss
         return (self.loss_zeroed - self.loss_spliced) / cost if cost else math.nan
 
@@ -52,7 +52,7 @@ class Quality:
         explained = f"explained variance {self.explained_variance:.1%}{apart}"
         of_features = f"L0 {self.l0:.1f}, {explained}, dead {self.dead:.1%}"
         if math.isnan(self.loss):
-            return f"{of_features}; no loss: the model does not predict the next token"
+            return f"{of_features}; no loss: the model has no next-token loss"
         return (
             f"{of_features}, loss {self.loss:.4f}, spliced {self.loss_spliced:.4f}, zeroed {self.loss_zeroed:.4f}, "
             f"recovered {self.loss_recovered:.1%}"
@@ -69,15 +69,15 @@ def evaluate(
     batch_size: int = 16,
     outliers: Outliers = "exclude",
 ) -> Quality:
-    """How good an autoencoder is on texts: what of the activations it explains, and what the model loses by it.
+    """Evaluate an autoencoder on texts: sparsity, explained variance, and the model's loss with the reconstruction.
 
-    Tokens whose norm is over 10 times the median of their batch, such as attention sinks, are left out of all of it: in
-    the losses they stay as they are. `outliers="include"` counts all tokens. The explained variance is reported both
-    ways. A model that does not predict the next token, such as a masked one, has no loss here (nan).
+    Tokens whose norm is over 10 times the median of their batch, such as attention sinks, are excluded: the losses are
+    computed with their original activations. `outliers="include"` includes all tokens. The explained variance is
+    reported both ways. The losses are nan for a model without a next-token loss, such as a masked language model.
     """
     where = point if point is not None else sae.cfg.hook_name
     if where is None:
-        raise HooklineError("the autoencoder does not say where it belongs: name the point")
+        raise HooklineError("the autoencoder has no hook_name: pass the point")
     losses = torch.zeros(4, dtype=torch.float64)
     active = torch.zeros(sae.d_sae, dtype=torch.float64)
     ordinary, every, left_out = _Moments(sae), _Moments(sae), Outlying(factor=factor_of(outliers))
@@ -89,13 +89,13 @@ def evaluate(
         features = sae.encode(x)
         seen = sae.decode(features, x)
         active += (features[kept] > 0).sum(0).double().cpu()
-        every.see(x, seen)
-        ordinary.see(x[kept], seen[kept])
+        every.update(x, seen)
+        ordinary.update(x[kept], seen[kept])
         if predicts:
             splice = sae.spliced(where, keep_error=False, outliers=outliers)
             losses += _losses(model, batch, splice, zeroed=_zeroed(where, batch, kept))
     if not every.rows or (predicts and not losses[3]):
-        raise HooklineError("there are no tokens to evaluate on: give texts of at least two tokens")
+        raise HooklineError("there are no tokens to evaluate on: pass texts of at least two tokens")
     loss, spliced, zeroed = (losses[:3] / losses[3]).tolist()
     dead = float((active == 0).double().mean())
     l0 = float(active.sum()) / ordinary.rows
@@ -103,7 +103,7 @@ def evaluate(
 
 
 def _predicts_next(model: HookedModel) -> bool:
-    """Whether its logits are of the next token, of the text that it is given."""
+    """Whether the model predicts the next token of its input."""
     return model._anatomy.main.name != "encoder" and not model._anatomy.is_encoder_decoder
 
 
@@ -124,20 +124,20 @@ def _zeroed(point: str, batch: Batch, kept: Bool[Tensor, " row"]) -> Any:
 
 
 class _Moments:
-    """Sums over all rows, from which the explained variance comes."""
+    """Running sums over rows for the explained variance."""
 
     def __init__(self, sae: SparseAutoencoder) -> None:
-        self.rows, self.missed, self.squares = 0, 0.0, 0.0
+        self.rows, self.squared_error, self.squares = 0, 0.0, 0.0
         self.sum = torch.zeros(sae.d_in, dtype=torch.float64, device=sae.device)
 
-    def see(self, x: Tensor, reconstruction: Tensor) -> None:
-        """Some rows more."""
+    def update(self, x: Tensor, reconstruction: Tensor) -> None:
+        """Add rows."""
         self.rows += len(x)
-        self.missed += float((x.double() - reconstruction.double()).pow(2).sum())
+        self.squared_error += float((x.double() - reconstruction.double()).pow(2).sum())
         self.squares += float(x.double().pow(2).sum())
         self.sum += x.double().sum(0)
 
     @property
     def explained(self) -> float:
-        """One minus what is missed, as a share of the variance."""
-        return 1 - self.missed / (self.squares - float(self.sum.pow(2).sum()) / self.rows)
+        """One minus the squared error as a fraction of the variance."""
+        return 1 - self.squared_error / (self.squares - float(self.sum.pow(2).sum()) / self.rows)

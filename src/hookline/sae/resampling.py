@@ -1,4 +1,4 @@
-"""Dead features: those that are no longer active for anything, and a new start for them."""
+"""Dead features, which are no longer active on any input, and their resampling."""
 
 from __future__ import annotations
 
@@ -8,43 +8,43 @@ from torch import Tensor, nn
 from hookline.sae.autoencoder import SparseAutoencoder
 
 _SHARE = 0.2
-"""How strongly a resampled feature is found, beside those that live."""
+"""The norm of a resampled encoder direction, relative to the mean norm of those that are alive."""
 
 
-class Idle:
-    """For how many steps each feature has not been active."""
+class DeadFeatures:
+    """Counts for how many steps each feature has been inactive."""
 
     def __init__(self, d_sae: int, patience: int, device: torch.device) -> None:
         self.steps = torch.zeros(d_sae, dtype=torch.long, device=device)
         self.patience = patience
 
-    def see(self, features: Tensor) -> None:
-        """A batch has gone by."""
+    def update(self, features: Tensor) -> None:
+        """Count a batch."""
         self.steps += 1
         self.steps[(features > 0).any(0)] = 0
 
-    def dead(self) -> Tensor:
-        """The features that have not been active for as many steps as one waits."""
+    def indices(self) -> Tensor:
+        """The features that have been inactive for `patience` steps."""
         return (self.steps >= self.patience).nonzero().flatten()
 
     def share(self) -> float:
-        """How many of all they are."""
-        return len(self.dead()) / len(self.steps)
+        """The fraction of dead features."""
+        return len(self.indices()) / len(self.steps)
 
 
 @torch.no_grad()
 def resample(
-    sae: SparseAutoencoder, optimizer: torch.optim.Adam, idle: Idle, x: Tensor, random: torch.Generator
+    sae: SparseAutoencoder, optimizer: torch.optim.Adam, dead_features: DeadFeatures, x: Tensor, random: torch.Generator
 ) -> int:
-    """Point dead features at inputs that are badly reconstructed, likelier the worse; gives how many they were."""
-    dead = idle.dead()
+    """Point dead features at poorly reconstructed inputs, sampled by their error; returns how many were resampled."""
+    dead = dead_features.indices()
     if not len(dead):
         return 0
-    missed = x - sae(x)
-    odds = missed.pow(2).sum(1).pow(2).double().cpu() + 1e-30
+    error = x - sae(x)
+    odds = error.pow(2).sum(1).pow(2).double().cpu() + 1e-30
     chosen = torch.multinomial(odds, len(dead), replacement=len(dead) > len(x), generator=random)
-    directions = nn.functional.normalize(missed[chosen.to(x.device)], dim=1)
-    alive = idle.steps < idle.patience
+    directions = nn.functional.normalize(error[chosen.to(x.device)], dim=1)
+    alive = dead_features.steps < dead_features.patience
     norm = sae.W_enc[:, alive].norm(dim=0).mean() if bool(alive.any()) else 1.0
     sae.W_dec[dead] = directions
     sae.W_enc[:, dead] = (directions * norm * _SHARE).T
@@ -53,5 +53,5 @@ def resample(
         for moment in ("exp_avg", "exp_avg_sq"):
             if parameter in optimizer.state:
                 optimizer.state[parameter][moment].index_fill_(axis, dead, 0)
-    idle.steps[dead] = 0
+    dead_features.steps[dead] = 0
     return len(dead)

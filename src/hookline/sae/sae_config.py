@@ -1,4 +1,4 @@
-"""What an autoencoder is like: its kind, its sizes, and what is done to activations before and after."""
+"""The config of an autoencoder: its architecture, its sizes, and how activations are normalized."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Reshaping: TypeAlias = Literal["none", "hook_z"]
 
 @dataclass(frozen=True)
 class SAEConfig:
-    """The configuration of a sparse autoencoder, in the words of `cfg.json`.
+    """The config of a sparse autoencoder, with the field names of `cfg.json`.
 
-    `hook_name` is the point that it was trained at. `metadata` and `extra` are the other fields of the file: they have
+    `hook_name` is the point where it was trained. `metadata` and `extra` hold the other fields of the file: they have
     no effect, and are written back.
     """
 
@@ -27,14 +27,14 @@ class SAEConfig:
     d_in: int
     d_sae: int
     k: int | None = None
-    """How many features are active, of "topk"."""
+    """The number of active features of a "topk" autoencoder."""
     dtype: str = "float32"
     apply_b_dec_to_input: bool = True
     normalize_activations: Normalization = "none"
     reshape_activations: Reshaping = "none"
-    """ "hook_z": the activations have an axis of heads, and one feature is of all heads together."""
+    """ "hook_z": the activations have a head axis, and each feature spans all heads."""
     rescale_acts_by_decoder_norm: bool = False
-    """Of "topk": the k largest are chosen by what they add, and a feature counts how much it adds."""
+    """For "topk": features are scaled by the norm of their decoder direction before the k largest are chosen."""
     hook_name: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -43,31 +43,31 @@ class SAEConfig:
         for name, kinds in _WORDS.items():
             if getattr(self, name) not in kinds:
                 known = ", ".join(map(repr, kinds))
-                raise HooklineError(f"{name} is {getattr(self, name)!r}; what is known is {known}")
+                raise HooklineError(f"{name} is {getattr(self, name)!r}; expected one of {known}")
         for name in ("d_in", "d_sae"):
             if not is_count(getattr(self, name)):
-                raise HooklineError(f"{name} is a whole number from 1 on, not {getattr(self, name)!r}")
+                raise HooklineError(f"{name} must be a positive integer, not {getattr(self, name)!r}")
         for name in ("apply_b_dec_to_input", "rescale_acts_by_decoder_norm"):
             if not isinstance(getattr(self, name), bool):
-                raise HooklineError(f"{name} is true or false, not {getattr(self, name)!r}")
+                raise HooklineError(f"{name} must be true or false, not {getattr(self, name)!r}")
         self._check_topk()
         dtype_of(self.dtype)
 
-    def fingerprinted(self) -> tuple[Any, ...]:
-        """What has an effect: the dtype is that of the weights, and the rest of the fields tell where it is from."""
-        return tuple((each.name, getattr(self, each.name)) for each in fields(self) if each.name not in _IDLE)
+    def as_data(self) -> tuple[Any, ...]:
+        """The fields that affect the computation, without the dtype (the weights have it) and the provenance."""
+        return tuple((each.name, getattr(self, each.name)) for each in fields(self) if each.name not in _NO_EFFECT)
 
     def _check_topk(self) -> None:
         is_topk = self.architecture == "topk"
         if is_topk and not (is_count(self.k) and self.k <= self.d_sae):  # type: ignore[operator]
-            raise HooklineError(f'of a "topk" autoencoder k is from 1 to d_sae ({self.d_sae}), not {self.k!r}')
+            raise HooklineError(f'a "topk" autoencoder needs k from 1 to d_sae ({self.d_sae}), not {self.k!r}')
         if not is_topk and (self.k is not None or self.rescale_acts_by_decoder_norm):
             raise HooklineError(
-                f'k and rescale_acts_by_decoder_norm are of "topk" autoencoders; this one is {self.architecture!r}'
+                f'k and rescale_acts_by_decoder_norm apply to "topk" autoencoders, not {self.architecture!r}'
             )
 
 
-_IDLE = ("dtype", "hook_name", "metadata", "extra")
+_NO_EFFECT = ("dtype", "hook_name", "metadata", "extra")
 
 _WORDS = {
     "architecture": get_args(Architecture),
@@ -91,15 +91,15 @@ _VECTORS: dict[str, tuple[str, ...]] = {
 
 
 def is_count(value: Any) -> bool:
-    """Whether it is a whole number from 1 on."""
+    """Whether it is a positive integer."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def dtype_of(name: Any) -> torch.dtype:
-    """The dtype that "float32", "torch.bfloat16" … stand for."""
+    """Convert "float32", "torch.bfloat16" … to a dtype."""
     known = {str(each).removeprefix("torch."): each for each in DTYPES}
     if not isinstance(name, str) or name.removeprefix("torch.") not in known:
-        raise HooklineError(f"dtype is {name!r}; what is known is {', '.join(map(repr, known))}")
+        raise HooklineError(f"dtype is {name!r}; expected one of {', '.join(map(repr, known))}")
     return known[name.removeprefix("torch.")]
 
 

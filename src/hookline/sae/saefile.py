@@ -1,4 +1,4 @@
-"""Autoencoders in files: a folder with `cfg.json` and `sae_weights.safetensors`. Nothing in a file is run."""
+"""Autoencoder files: a folder with `cfg.json` and `sae_weights.safetensors`. No code in a file is executed."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _SCALES = ("scaling_factor", "finetuning_scaling_factor")
 def read(
     folder: Path, norm_scaling_factor: float | None = None, dtype: torch.dtype | None = None, *, check: bool = True
 ) -> tuple[SAEConfig, dict[str, Tensor]]:
-    """The configuration and the weights in a folder, in the dtype asked for or that of the configuration.
+    """Read the config and the weights in a folder, in the requested dtype or that of the config.
 
-    What hookline wrote has checksums in the metadata of the weights, which SAELens ignores; its own files have none.
+    Files written by hookline have checksums in the metadata of the weights, which SAELens ignores.
     """
     fields = _fields(folder)
     try:
@@ -43,8 +43,8 @@ def read(
     found, about = _tensors(folder / WEIGHTS, check=check)
     if check and about.get("cfg", _sum(fields)) != _sum(fields):
         raise HooklineError(
-            f"{folder / CONFIG} is not the one that was saved with {WEIGHTS}: it was changed or damaged. "
-            f"load(path, check=False) takes it as it is"
+            f"{folder / CONFIG} does not match the checksum in {WEIGHTS}: it was changed or damaged. "
+            f"load(path, check=False) skips this check"
         )
     weights = _weights(folder / WEIGHTS, found, cfg, is_scaled=is_scaled)
     cfg, weights = _folded(folder, cfg, weights, norm_scaling_factor)
@@ -52,13 +52,13 @@ def read(
 
 
 def write(folder: Path, sae: SparseAutoencoder) -> None:
-    """Write both files, each whole or not at all."""
+    """Write both files, each atomically."""
     cfg = replace(sae.cfg, dtype=str(sae.dtype).removeprefix("torch."))
     try:
         text = json.dumps(fields_of(cfg), indent=1).encode()
         total = _sum(json.loads(text))  # as it will be read back
     except (TypeError, ValueError, RecursionError) as error:
-        raise HooklineError(f"the metadata of the configuration cannot be written as JSON: {error}") from None
+        raise HooklineError(f"the metadata of the config cannot be written as JSON: {error}") from None
     weights = sae.state_dict()
     for name, x in weights.items():
         _check_finite(f"the autoencoder cannot be saved to {folder}: {name}", x)
@@ -78,12 +78,12 @@ def _check_finite(what: str, x: Tensor) -> None:
 
 
 def _cast(path: Path, name: str, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """In that dtype, if it can hold the values."""
+    """Cast to a dtype; raise if values overflow."""
     new = x.to(dtype)
     if not bool(new.isfinite().all()):
         largest, limit = float(x.abs().max()), torch.finfo(dtype).max
         raise HooklineError(
-            f"{path}: {name} has values up to {largest:g}, but {dtype} ends at {limit:g}: load it with a wider dtype="
+            f"{path}: {name} has values up to {largest:g}, which overflow {dtype} (max {limit:g}): use a wider dtype="
         )
     return new
 
@@ -92,32 +92,30 @@ def _fields(folder: Path) -> dict[str, Any]:
     try:
         return read_json(folder / CONFIG)
     except (FileNotFoundError, NotADirectoryError):
-        raise HooklineError(
-            f"there is no autoencoder in {folder}: that is a folder with {CONFIG} and {WEIGHTS}"
-        ) from None
+        raise HooklineError(f"there is no autoencoder in {folder}: expected {CONFIG} and {WEIGHTS}") from None
 
 
 def _weights(path: Path, found: dict[str, Tensor], cfg: SAEConfig, *, is_scaled: bool) -> dict[str, Tensor]:
     for name, x in found.items():
         if x.dtype not in DTYPES:
-            raise HooklineError(f"{path}: {name} is of {x.dtype}, and should be of floats")
+            raise HooklineError(f"{path}: {name} has dtype {x.dtype}; expected a float dtype")
         _check_finite(f"{path}: {name}", x)
     if "log_threshold" in found and "threshold" not in found:
         found["threshold"] = found.pop("log_threshold").exp()
     scales = [found.pop(name) for name in _SCALES if name in found]
     if len(scales) > 1:
-        raise HooklineError(f"{path} has both {' and '.join(_SCALES)}: which of them counts is not known, remove one")
+        raise HooklineError(f"{path} has both {' and '.join(_SCALES)}: remove one of them")
     wanted = shapes_of(cfg)
     if set(found) != set(wanted):
         raise HooklineError(
-            f"{path} has the tensors {', '.join(sorted(found))}; of a {cfg.architecture!r} autoencoder they are "
+            f"{path} has the tensors {', '.join(sorted(found))}; a {cfg.architecture!r} autoencoder has "
             f"{', '.join(sorted(wanted))}"
         )
     for name, shape in wanted.items():
         if tuple(found[name].shape) != shape:
             raise HooklineError(
                 f"{path}: {name} has the shape {list(found[name].shape)}, but with d_in={cfg.d_in} and "
-                f"d_sae={cfg.d_sae} in {CONFIG} it is {list(shape)}"
+                f"d_sae={cfg.d_sae} in {CONFIG} it should be {list(shape)}"
             )
     return _scaled(path, found, scales[0] if scales else None, is_scaled=is_scaled)
 
@@ -129,35 +127,37 @@ def _tensors(path: Path, *, check: bool) -> tuple[dict[str, Tensor], dict[str, s
 
 
 def _scaled(path: Path, weights: dict[str, Tensor], scale: Tensor | None, *, is_scaled: bool) -> dict[str, Tensor]:
-    """The factor by which features are scaled before they are decoded, folded into their directions."""
+    """Fold the factor by which features are scaled before decoding into their directions."""
     is_one = scale is None or bool((scale == 1).all())
     if is_scaled != (scale is not None) and not (is_one and scale is not None):
         has = "there is none" if scale is None else "there is one that is not 1"
         raise HooklineError(f"{path}: {CONFIG} has finetuning_scaling_factor={is_scaled}, but {has}")
     if scale is not None and scale.shape != weights["W_dec"].shape[:1]:
-        raise HooklineError(f"{path}: the scaling factor has the shape {list(scale.shape)}, not one for each feature")
+        raise HooklineError(
+            f"{path}: the scaling factor has the shape {list(scale.shape)}, expected one value per feature"
+        )
     return weights if is_one or scale is None else weights | {"W_dec": weights["W_dec"] * scale[:, None]}
 
 
 def _folded(
     folder: Path, cfg: SAEConfig, weights: dict[str, Tensor], factor: float | None
 ) -> tuple[SAEConfig, dict[str, Tensor]]:
-    """With the factor that activations were multiplied by in training made part of the weights."""
+    """Fold the factor by which activations were multiplied in training into the weights."""
     if cfg.normalize_activations != "expected_average_only_in":
         if factor is not None:
             raise HooklineError(
-                f"norm_scaling_factor is for activations that were scaled in training, but {folder / CONFIG} has "
+                f"norm_scaling_factor applies to activations that were scaled in training, but {folder / CONFIG} has "
                 f"normalize_activations={cfg.normalize_activations!r}"
             )
         return cfg, weights
     if factor is None:
         raise HooklineError(
             f"the autoencoder in {folder} was trained on activations scaled to an expected norm, and the factor is not "
-            f"in its files: load(path, norm_scaling_factor=…), which is √d_in / their mean norm, or 1.0 if it has been "
-            f"folded in already"
+            f"in its files: use load(path, norm_scaling_factor=…), which is √d_in / their mean norm, or 1.0 if it is "
+            f"already folded in"
         )
     if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor <= sys.float_info.max:
-        raise HooklineError(f"norm_scaling_factor is a number above 0, not {factor!r}")
+        raise HooklineError(f"norm_scaling_factor must be a positive number, not {factor!r}")
     new = {name: weights[name].double() / factor for name in ("W_dec", "b_dec")}
     new["W_enc"] = weights["W_enc"].double() * factor
     return replace(cfg, normalize_activations="none"), weights | new

@@ -1,4 +1,4 @@
-"""Sources: where the activations come from that an autoencoder is trained on."""
+"""Sources of activations to train an autoencoder on."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ BATCH_SIZE = 1024
 
 @dataclass(frozen=True)
 class Source:
-    """Batches of activations, as often as they are wanted."""
+    """Batches of activations, for one or more epochs."""
 
     d_in: int
     hook_name: str | None
     is_of_heads: bool
     model_name: str | None
     epoch: Callable[[int], Iterator[Tensor]]
-    """All batches once, in the order of that epoch."""
+    """Returns all batches once, in the order of an epoch."""
     repeats: bool
     """Whether there is more than one epoch."""
 
     def batches(self) -> Iterator[Float[Tensor, "row d_in"]]:
-        """Batch after batch, epoch after epoch."""
+        """Yield batches, epoch after epoch."""
         number = 0
         while number == 0 or self.repeats:
             is_empty = True
@@ -51,15 +51,15 @@ class Source:
     def _checked(self, batch: Tensor) -> Tensor:
         batch = batch.flatten(-2) if self.is_of_heads else batch
         if batch.shape[-1] != self.d_in:
-            raise HooklineError(f"a batch has the width {batch.shape[-1]}, but those before it {self.d_in}")
+            raise HooklineError(f"a batch has the width {batch.shape[-1]}, but earlier ones have {self.d_in}")
         batch = batch.detach().flatten(0, -2)
         return batch if batch.dtype == torch.float64 else batch.float()
 
 
 def source_of(data: Data, point: str | None, batch_size: int | None, seed: int) -> Source:
-    """The batches of a store, of a tensor of activations, or those that are given."""
+    """The batches of a store or a tensor of activations, or an iterable of batches as given."""
     if batch_size is not None and not is_count(batch_size):
-        raise HooklineError(f"batch_size is a whole number from 1 on, not {batch_size!r}")
+        raise HooklineError(f"batch_size must be a positive integer, not {batch_size!r}")
     if isinstance(data, Store | str | Path):
         return _of_store(open_store(data), point, batch_size or BATCH_SIZE, seed)
     if isinstance(data, ndarray):
@@ -67,18 +67,20 @@ def source_of(data: Data, point: str | None, batch_size: int | None, seed: int) 
     if isinstance(data, Tensor):
         return _of_tensor(data, point, batch_size or BATCH_SIZE, seed)
     if batch_size is not None:
-        raise HooklineError("batch_size is for a store or a tensor: these batches are taken as they are")
+        raise HooklineError("batch_size applies to a store or a tensor; batches are used as they are")
     return _of_batches(data, point)
 
 
 def _of_store(store: Store, point: str | None, batch_size: int, seed: int) -> Source:
     names = store.select(point)
     if len(names) != 1:
-        raise HooklineError(f"an autoencoder is trained at one point, but {store.path} has {names}: name one")
+        raise HooklineError(
+            f"an autoencoder is trained at one point, but {store.path} has {names}: choose one with point="
+        )
     (name,) = names
     shape = store.points[name].shape
     if len(shape) not in (1, 2):
-        raise HooklineError(f"a row of {name!r} has the shape {list(shape)}, and should be a vector, or one per head")
+        raise HooklineError(f"a row of {name!r} has the shape {list(shape)}; expected a vector, or one vector per head")
 
     def epoch(number: int) -> Iterator[Tensor]:
         return (rows[name] for rows in store.batches(batch_size, [name], shuffle=True, seed=seed, epoch=number))
@@ -90,7 +92,7 @@ def _of_store(store: Store, point: str | None, batch_size: int, seed: int) -> So
 
 def _of_tensor(data: Tensor, point: str | None, batch_size: int, seed: int) -> Source:
     if data.ndim < 2 or not data.is_floating_point() or not data.numel():
-        raise HooklineError(f"activations are [row, d_in], of floats, not {list(data.shape)} of {data.dtype}")
+        raise HooklineError(f"activations must be a float tensor [row, d_in], not {list(data.shape)} of {data.dtype}")
     rows = data.flatten(0, -2)
 
     def epoch(number: int) -> Iterator[Tensor]:
@@ -103,7 +105,7 @@ def _of_tensor(data: Tensor, point: str | None, batch_size: int, seed: int) -> S
 
 def _of_batches(data: Iterable[Any], point: str | None) -> Source:
     if not isinstance(data, Iterable):
-        raise HooklineError(f"activations come from a store, a tensor, or batches of them, not from {data!r}")
+        raise HooklineError(f"activations must be a store, a tensor or an iterable of batches, not {data!r}")
     batches = iter(data)
     first = next(batches, None)
     if first is None:
@@ -121,11 +123,13 @@ def _tensor_of(item: Any, point: str | None) -> Tensor:
     if isinstance(item, Rows):
         names = list(item.activations) if point is None else [point]
         if len(names) != 1:
-            raise HooklineError(f"an autoencoder is trained at one point, but these rows have {names}: name one")
+            raise HooklineError(
+                f"an autoencoder is trained at one point, but these rows have {names}: choose one with point="
+            )
         item = item[names[0]]
     if isinstance(item, ndarray):
         item = torch.from_numpy(item)
     if not isinstance(item, Tensor) or item.ndim < 2 or not item.is_floating_point():
         shown = f"{list(item.shape)} of {item.dtype}" if isinstance(item, Tensor) else repr(item)
-        raise HooklineError(f"a batch of activations is a tensor [row, d_in] of floats, not {shown}")
+        raise HooklineError(f"a batch of activations must be a float tensor [row, d_in], not {shown}")
     return item

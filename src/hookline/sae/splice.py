@@ -1,4 +1,4 @@
-"""Splice: an autoencoder put in at a point, so that the model goes on with what its features say."""
+"""Splice: an autoencoder inserted at a point, so that the model continues with its reconstruction."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from hookline.text.outliers import Outliers, factor_of, outlying, row_norms
 from hookline.text.positions import at
 
 FeatureEdit: TypeAlias = DataEdit | Callable[..., Tensor | None]
-"""What is done to features: an edit such as `zero(neuron=7)`, or a function of them, as of any hook."""
+"""An edit of features, such as `zero(neuron=7)`, or a function of them."""
 
 
 class Splice(Controller):
-    """Puts an autoencoder in at a point: what passes is encoded, its features are edited, and decoded again.
+    """Inserts an autoencoder at a point: the activation is encoded, its features are edited, and decoded again.
 
         splice = sae.spliced("blocks.2.hook_resid_post", edits=[add(8.0, neuron=7, pos=last)])
         with model.hooks([splice]): model.generate(prompt)
         model.layers.register_hook("transformer.h.2", splice)
 
     The edits are those of activations (`zero`, `scale`, `add`, `replace` …, with `neuron=` for the features and
-    `pos=`), or functions `f(features)` and `f(features, hook)`, made one after the other.
+    `pos=`), or functions `f(features)` and `f(features, hook)`, applied in order.
 
     With `keep_error` what the autoencoder misses is added again, so that without edits nothing changes, and with them
     only what they change. It counts as a constant: gradients flow through the features alone. Without it the
@@ -60,7 +60,7 @@ class Splice(Controller):
         if point is None and sae.cfg.hook_name is not None:
             self.place(sae.cfg.hook_name)
         if not isinstance(edits, Sequence) or isinstance(edits, str):
-            raise HooklineError(f"edits is a list of edits of features, not {edits!r}")
+            raise HooklineError(f"edits must be a list of edits of features, not {edits!r}")
         self.sae, self.keep_error, self.keep_features = sae, keep_error, keep_features
         self.edits, self.outliers = tuple(edits), outliers
         self._factor = factor_of(outliers)
@@ -68,22 +68,22 @@ class Splice(Controller):
         self._calls = [_call(edit, sae) for edit in self.edits]
 
     def action(self, point: HookPoint, dir: str, *, prepend: bool = False) -> ObjectEdit:
-        """What is done for it at `point`."""
+        """The action that splices it in at `point`."""
         super().action(point, dir, prepend=prepend)  # for what it checks
         return SpliceAction(point, self, prepend=prepend)
 
     def check_points(self, points: list[HookPoint]) -> None:
-        """One place only, if it keeps features: those of one would be lost to the next."""
+        """Raise if it keeps features and is at several points: only the last ones would be kept."""
         if self.keep_features and len(points) > 1:
             raise HooklineError(
-                f"keep_features keeps those of one point, but the splice would be at {len(points)} "
-                f"({points[0].name!r}, {points[1].name!r}, …): make one for each"
+                f"keep_features needs a single point, but the splice would be at {len(points)} "
+                f"({points[0].name!r}, {points[1].name!r}, …): create one splice per point"
             )
 
     def modify_activations(self, module: nn.Module, inputs: Tensor | None, output: Tensor | None) -> Tensor | None:  # noqa: ARG002
-        """What flows on: the reconstruction, and with `keep_error` what it misses."""
+        """Returns the reconstruction, plus its error with `keep_error`."""
         if output is None:
-            raise HooklineError("an autoencoder is spliced in at a point by its name, such as 'layer.input'")
+            raise HooklineError("to splice an autoencoder in at an input, name the point: 'layer.input'")
         x = flattened(self.sae, output, self.point)
         found = self.sae.encode(x)
         features = self._edited(found)
@@ -114,8 +114,8 @@ class Splice(Controller):
         is_out[is_text] = outlying(norms[is_text], self.outliers)[0]
         return is_out if bool(is_out.any()) else None
 
-    def fingerprinted(self) -> tuple[Any, ...]:
-        """What decides what it does: two with the same are one to a store."""
+    def as_data(self) -> tuple[Any, ...]:
+        """The values that determine what it computes: a harvest compares two splices by these."""
         return (self.sae, self.edits, self.keep_error, *(() if self.keep_error else (self._factor,)))
 
     def _edited(self, features: Tensor) -> Tensor:
@@ -125,12 +125,14 @@ class Splice(Controller):
             new = given if result is None else result
             if not isinstance(new, Tensor) or new.shape != features.shape:
                 what = f"the shape {list(new.shape)}" if isinstance(new, Tensor) else f"a {type(new).__name__}"
-                raise HooklineError(f"the edit {edit!r} gave {what}; the features have {list(features.shape)}")
+                raise HooklineError(
+                    f"the edit {edit!r} returned {what}; the features have the shape {list(features.shape)}"
+                )
             features = new
         return features
 
     def acted(self, number: int) -> bool:
-        """Whether one of its edits was for positions of the last call."""
+        """Whether an edit applied to a position of the last call."""
         return getattr(self._calls[number], "acted", True)
 
     def __repr__(self) -> str:
@@ -140,45 +142,45 @@ class Splice(Controller):
 
 
 class SpliceAction(ObjectEdit):
-    """A splice at its point. One whose edits are for positions that never come is reported as one that did not fire."""
+    """A splice at its point. If the positions of an edit never occur, it is reported as not fired."""
 
     hook: Splice
 
     def __init__(self, point: HookPoint, hook: Splice, *, prepend: bool = False) -> None:
         super().__init__(point, hook, prepend=prepend)
-        self._idle = set(range(len(hook.edits)))
+        self._pending = set(range(len(hook.edits)))
 
     def __call__(self, value: Any) -> Any:
         """The value after the splice."""
         new = super().__call__(value)
-        if self.fired and self._idle:
-            self._idle -= {number for number in self._idle if self.hook.acted(number)}
-            edits = [self.hook.edits[number] for number in sorted(self._idle)]
-            self.why_not = f"none of the positions that ran is one of {edits[0]!r}" if edits else None
+        if self.fired and self._pending:
+            self._pending -= {number for number in self._pending if self.hook.acted(number)}
+            edits = [self.hook.edits[number] for number in sorted(self._pending)]
+            self.why_not = f"no position of the run matches {edits[0]!r}" if edits else None
             self.fired = not edits
         return new
 
 
 def flattened(sae: SparseAutoencoder, x: Tensor, point: HookPoint) -> Tensor:
-    """An activation as the autoencoder takes it: heads side by side, of one that is for all heads together."""
+    """The activation in the shape that the autoencoder takes: with flattened heads, if it spans all heads."""
     is_of_heads = sae.cfg.reshape_activations == "hook_z"
     width = x.shape[-2:].numel() if is_of_heads else x.shape[-1] if x.ndim else 0
     if width != sae.d_in or (is_of_heads and x.ndim < 2):
         of_heads = " (heads × d_head)" if is_of_heads else ""
         trained = f" It was trained at {sae.cfg.hook_name!r}." if sae.cfg.hook_name else ""
         raise HooklineError(
-            f"the autoencoder is for activations of width {sae.d_in}{of_heads}, but {point.name!r} has the width "
+            f"the autoencoder takes activations of width {sae.d_in}{of_heads}, but {point.name!r} has the width "
             f"{width} (shape {list(x.shape)}).{trained}"
         )
     return x.flatten(-2) if is_of_heads else x
 
 
 def _call(edit: Any, sae: SparseAutoencoder) -> Callable[[Tensor, Any], Tensor | None]:
-    """How an edit is made, with its mistakes raised now."""
+    """The function that applies an edit; invalid edits raise here."""
     if not isinstance(edit, DataEdit):
         return caller(edit)
     if edit.head is not None:
-        raise HooklineError(f"{edit!r}: features have no heads; name features with neuron=")
+        raise HooklineError(f"{edit!r}: features have no heads; select features with neuron=")
     chosen = [edit.neuron] if isinstance(edit.neuron, int) else list(edit.neuron or ())
     for feature in chosen:
         check_feature(sae, feature)
@@ -186,6 +188,6 @@ def _call(edit: Any, sae: SparseAutoencoder) -> Callable[[Tensor, Any], Tensor |
 
 
 def check_feature(sae: SparseAutoencoder, feature: int) -> None:
-    """An error unless there is such a feature."""
+    """Raise unless the feature exists."""
     if isinstance(feature, bool) or not isinstance(feature, int) or feature not in range(-sae.d_sae, sae.d_sae):
-        raise HooklineError(f"feature {feature!r}, but there are {sae.d_sae}: 0 to {sae.d_sae - 1}")
+        raise HooklineError(f"feature {feature!r} does not exist: there are {sae.d_sae}, 0 to {sae.d_sae - 1}")

@@ -1,4 +1,4 @@
-"""Texts in batches, and the activations at their tokens as rows."""
+"""Batches of texts, and their activations as rows."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from hookline.sae.splice import flattened
 
 @dataclass(frozen=True)
 class Batch:
-    """Some texts as tokens, with the mask of those that are no padding."""
+    """Texts as tokens, with the attention mask."""
 
     numbers: Int[Tensor, " batch"]
-    """Which texts they are."""
+    """The numbers of the texts."""
     ids: Int[Tensor, "batch pos"]
     mask: Int[Tensor, "batch pos"]
 
 
 def batches_of(model: HookedModel, texts: Iterable[str], batch_size: int) -> Iterator[Batch]:
-    """The texts in batches, padded on the right. As in a harvest, an empty text has no tokens, but a number."""
+    """Yield the texts in batches, padded on the right. Empty texts are numbered, but skipped, as in a harvest."""
     if isinstance(texts, str):
-        raise HooklineError("texts is a list of texts, not one text")
+        raise HooklineError("texts must be a list of texts, not a single text")
     if not is_count(batch_size):
-        raise HooklineError(f"batch_size is a whole number from 1 on, not {batch_size!r}")
+        raise HooklineError(f"batch_size must be a positive integer, not {batch_size!r}")
     numbered = ((number, text) for number, text in enumerate(texts) if text != "")
     while some := list(islice(numbered, batch_size)):
         ids, mask = model.text.encode([text for _, text in some], padding_side="right")
@@ -41,9 +41,9 @@ def batches_of(model: HookedModel, texts: Iterable[str], batch_size: int) -> Ite
 
 
 def rows_of(model: HookedModel, sae: SparseAutoencoder, point: str, batch: Batch) -> Float[Tensor, "row d_in"]:
-    """What passes at a point at every token that is no padding, as the autoencoder takes it."""
+    """The activations at a point for all tokens except padding, in the shape that the autoencoder takes."""
     cache = model.cache(batch.ids, attention_mask=batch.mask, names_filter=point)
     if len(cache) != 1:
-        raise HooklineError(f"{point!r} stands for {len(cache)} points, not one: {list(cache)[:4]}")
+        raise HooklineError(f"{point!r} matches {len(cache)} points, expected exactly one: {list(cache)[:4]}")
     (x,) = cache.values()
     return flattened(sae, x, model.point(point))[batch.mask.bool()]

@@ -1,4 +1,4 @@
-"""Contexts: where in texts a feature is strongest, which is what it is named after."""
+"""Top contexts: the tokens where a feature is most active, for naming it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from hookline.sae.texts import batches_of, rows_of
 from hookline.store import Store
 
 _WINDOW = 12
-"""How many tokens are shown before a token; half as many after it."""
+"""The number of tokens shown before a token; half as many are shown after it."""
 
 
 class Context(NamedTuple):
-    """A place where a feature is active: how strongly, and the text around the token, which is in «»."""
+    """A token where a feature is active: its activation, and the text around it, with the token in «»."""
 
     activation: float
     token: str
@@ -34,7 +34,7 @@ class Context(NamedTuple):
 
 
 class Contexts(list[Context]):
-    """Where a feature is strongest, the strongest first; prints as a table."""
+    """The contexts of a feature, the most active first; prints as a table."""
 
     def __repr__(self) -> str:
         width = max((len(repr(each.token)) for each in self), default=0)
@@ -50,16 +50,16 @@ class Contexts(list[Context]):
 
 @dataclass(frozen=True, repr=False)
 class Profile:
-    """Where each feature is strongest in some texts. The k places of feature i are in row i of the tables."""
+    """The top contexts of each feature in some texts. Row i of the tables has the k contexts of feature i."""
 
     features: list[int]
-    """Which features; by default all."""
+    """The features; by default all."""
     rows: int
-    """At how many tokens they were looked at."""
+    """The number of tokens examined."""
     density: Float[Tensor, " feature"]
-    """The share of the tokens at which each is active."""
+    """The fraction of tokens at which each feature is active."""
     activation: Float[Tensor, "feature k"]
-    """How strong it is there, the strongest first; 0 where there are fewer places."""
+    """The activations, largest first; 0 where there are fewer than k contexts."""
     token: Int[Tensor, "feature k"]
     example: Int[Tensor, "feature k"]
     position: Int[Tensor, "feature k"]
@@ -68,17 +68,17 @@ class Profile:
     """The tokens of an example, and their positions."""
 
     def top(self, feature: int, k: int | None = None) -> Contexts:
-        """Where a feature is strongest."""
+        """The top contexts of a feature."""
         row, places = self._row(feature), self.activation.shape[1]
         if k is not None and k not in range(1, places + 1):
-            raise HooklineError(f"the profile has {places} places for each feature, not {k}: profile(…, k={k})")
+            raise HooklineError(f"the profile has {places} contexts per feature, not {k}: use profile(…, k={k})")
         count = int((self.activation[row, :k] > 0).sum())
         return Contexts(self._context(row, place) for place in range(count))
 
     def about(self, token: str | int, k: int = 5) -> list[tuple[int, float]]:
-        """The features that are strong at a token and little elsewhere, with the share of their strength that is there.
+        """The features that are active mostly at a token, with the fraction of their activation that is there.
 
-        What counts are the places of the profile. The best come first: strength there, times that share.
+        Both are computed over the contexts of the profile. Sorted by activation at the token times that fraction.
         """
         wanted = token if isinstance(token, int) else self.model.to_single_token(token)
         there = (self.activation * (self.token == wanted)).sum(1)
@@ -116,7 +116,7 @@ def top_contexts(
     point: str | None = None,
     batch_size: int = 16,
 ) -> Contexts:
-    """The places in texts, or in a store of activations, where a feature is strongest: see `profile`.
+    """The tokens in texts, or in a store of activations, where a feature is most active: see `profile`.
 
     top_contexts(sae, model, texts, 42)     #    9.204  ' France'  The capital of« France» is Paris.
     """
@@ -134,19 +134,19 @@ def profile(
     point: str | None = None,
     batch_size: int = 16,
 ) -> Profile:
-    """Where each feature is strongest, found in one pass over texts, or over a store of activations.
+    """Find the top contexts of each feature in one pass over texts or a store of activations.
 
         found = profile(sae, model, texts)
-        found.about(" France")      # [(42, 1.0), …]: the features that are strongest at that token
+        found.about(" France")      # [(42, 1.0), …]: the features that are most active at that token
         found.top(42)               # the texts
 
-    Of a store the model is not run: it gives the tokens their text. Memory: k places for each feature.
+    With a store the model is not run, only used to decode tokens. Memory: k contexts per feature.
     """
     if not is_count(k):
-        raise HooklineError(f"k is a whole number from 1 on, not {k!r}")
+        raise HooklineError(f"k must be a positive integer, not {k!r}")
     where = point if point is not None else sae.cfg.hook_name
     if where is None:
-        raise HooklineError("the autoencoder does not say where it belongs: name the point")
+        raise HooklineError("the autoencoder has no hook_name: pass the point")
     chosen = (
         list(range(sae.d_sae)) if features is None else [feature % sae.d_sae for feature in _checked(sae, features)]
     )
@@ -159,14 +159,14 @@ def profile(
     for found, places in rows:
         best.see(found if features is None else found[:, chosen], places)
     if not best.rows:
-        raise HooklineError("there are no texts to look at")
+        raise HooklineError("there are no texts to profile")
     density = best.active / best.rows
     token, example, position = best.places
     return Profile(chosen, best.rows, density, best.activation, token, example, position, model, tokens_of)
 
 
 class _Best:
-    """The k strongest places of each feature so far; a place is a token, an example and a position."""
+    """The k largest activations of each feature so far, with their token, example and position."""
 
     def __init__(self, features: int, k: int) -> None:
         self.rows, self.k = 0, k
@@ -175,7 +175,7 @@ class _Best:
         self.places = torch.full((3, features, k), -1)
 
     def see(self, found: Float[Tensor, "row feature"], places: Int[Tensor, "place row"]) -> None:
-        """Some rows more."""
+        """Add rows."""
         self.rows += len(found)
         self.active += (found > 0).sum(0).double().cpu()
         values, index = found.T.float().topk(min(self.k, len(found)), dim=1)
@@ -186,7 +186,7 @@ class _Best:
 
 
 class _Seen:
-    """Texts on the way, of which those are kept that a place is in."""
+    """Texts as a stream; only those that appear in a context are kept."""
 
     def __init__(self, best: _Best) -> None:
         self.best = best
@@ -195,7 +195,7 @@ class _Seen:
     def rows(
         self, sae: SparseAutoencoder, model: HookedModel, texts: Iterable[str], point: str, batch_size: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """The features at every token, and the places of those."""
+        """Yield the features at every token, with the token, example and position."""
         for batch in batches_of(model, texts, batch_size):
             ids, real = batch.ids.cpu(), batch.mask.bool().cpu()
             self.tokens |= {number: ids[row][real[row]] for row, number in enumerate(batch.numbers.tolist())}

@@ -1,4 +1,4 @@
-"""Training: a sparse autoencoder from stored activations."""
+"""Train a sparse autoencoder on activations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from hookline.errors import HooklineError, HooklineWarning, users_level
 from hookline.sae.autoencoder import SparseAutoencoder
-from hookline.sae.resampling import Idle, resample
+from hookline.sae.resampling import DeadFeatures, resample
 from hookline.sae.sae_config import SAEConfig, is_count
 from hookline.sae.sources import Data, Source, source_of
 from hookline.sae.training import Metrics, Training
@@ -22,7 +22,7 @@ from hookline.text.outliers import Outliers, Outlying, factor_of, outlying, row_
 
 L1, K = 2.0, 16
 _LAST_RESAMPLING = 0.75
-"""The share of all steps after which no feature is resampled: the last need time to settle."""
+"""The fraction of the steps after which no feature is resampled, so that the last ones can converge."""
 
 
 def train(
@@ -46,21 +46,22 @@ def train(
     device: torch.device | str = "cpu",
     progress: bool = True,
 ) -> Training:
-    """Train a sparse autoencoder; gives it, and how it went.
+    """Train a sparse autoencoder; returns it with its metrics.
 
         store = hookline.harvest(model, texts, "blocks.2.hook_resid_post", "activations")
         training = hookline.sae.train(store, "blocks.2.hook_resid_post", d_sae=1024, kind="topk", k=16)
         training.sae.save("my_sae")
 
-    The data is a store (or its path), of which `point` names the activations; a tensor or array [row, d_in]; or an
-    iterable of such batches. They are gone through in a new order each time, until the `steps` are made. "l1" is a ReLU
-    autoencoder with a price of `l1` on each feature's strength (in activations scaled to a mean norm of √d_in),
-    "topk" one with the `k` strongest features.
+    The data is a store (or its path), of which `point` selects the activations; a tensor or array [row, d_in]; or an
+    iterable of such batches. Each epoch has a new order, until `steps` is reached. "l1" is a ReLU autoencoder with an
+    L1 penalty of `l1` on the feature activations (for activations scaled to a mean norm of √d_in), "topk" keeps the `k`
+    largest features.
 
-    `warm_up` and `decay` are the shares of the steps in which the learning rate rises at the beginning and falls at the
-    end, `l1_warm_up` that in which the price rises. Every `resample_every` steps (by default 8 times, 0 for never)
-    features that were not active since are pointed at what is badly reconstructed. Directions have the norm 1. The same
-    seed gives the same autoencoder. Ctrl-C ends it, and gives what has been trained so far.
+    `warm_up` and `decay` are the fractions of the steps in which the learning rate rises at the start and falls at the
+    end; `l1_warm_up` is the fraction in which the L1 penalty rises. Every `resample_every` steps (by default 8 times in
+    all, 0 for never), features that were inactive since are resampled: pointed at poorly reconstructed inputs. Decoder
+    directions have norm 1. The same seed gives the same autoencoder. Ctrl-C stops the training and returns the
+    autoencoder so far.
 
     Rows whose norm is over 10 times the median of their batch, such as attention sinks, are left out: they would decide
     the scale, the mean and the loss. `training.outlying` says how many they were. `outliers="include"` trains on all
@@ -71,14 +72,14 @@ def train(
         *(max(1, steps // 8) if resample_every is None else resample_every, log_every or max(1, steps // 50), seed),
     )
     if (k if kind == "l1" else l1) is not None:
-        raise HooklineError(f'{"k" if kind == "l1" else "l1"} is not of kind="{kind}"')
+        raise HooklineError(f'{"k" if kind == "l1" else "l1"} does not apply to kind="{kind}"')
     with torch.inference_mode(False), torch.enable_grad():  # whatever it is called in: training needs gradients
         return Trainer(source_of(data, point, batch_size, seed), plan, torch.device(device), outliers).run(progress)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How an autoencoder is trained."""
+    """The hyperparameters of a training run."""
 
     kind: str
     d_sae: int
@@ -95,43 +96,45 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.kind not in ("l1", "topk"):
-            raise HooklineError(f'kind is "l1" or "topk", not {self.kind!r}')
+            raise HooklineError(f'kind must be "l1" or "topk", not {self.kind!r}')
         for name in ("d_sae", "k", "steps", "log_every"):
             if not is_count(getattr(self, name)):
-                raise HooklineError(f"{name} is a whole number from 1 on, not {getattr(self, name)!r}")
+                raise HooklineError(f"{name} must be a positive integer, not {getattr(self, name)!r}")
         if self.resample_every != 0 and not is_count(self.resample_every):
-            raise HooklineError(f"resample_every is a number of steps, or 0 for never, not {self.resample_every!r}")
+            raise HooklineError(
+                f"resample_every must be a number of steps, or 0 for never, not {self.resample_every!r}"
+            )
         for name in ("l1", "lr"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
-                raise HooklineError(f"{name} is a number from 0 on, not {getattr(self, name)!r}")
+                raise HooklineError(f"{name} must be a nonnegative number, not {getattr(self, name)!r}")
         for name in ("warm_up", "decay", "l1_warm_up"):
             if not 0 <= getattr(self, name) <= 1:
-                raise HooklineError(f"{name} is a share of the steps, from 0 to 1, not {getattr(self, name)!r}")
+                raise HooklineError(f"{name} must be a fraction of the steps, from 0 to 1, not {getattr(self, name)!r}")
 
     def rate(self, step: int) -> float:
-        """The learning rate at a step: it rises, stays, and falls."""
+        """The learning rate at a step: linear warm-up, constant, linear decay."""
         rising = (step + 1) / max(1.0, self.warm_up * self.steps)
         falling = (self.steps - step) / max(1.0, self.decay * self.steps)
         return self.lr * min(1.0, rising, falling)
 
-    def price(self, step: int) -> float:
-        """What the strength of features costs at a step."""
+    def l1_coefficient(self, step: int) -> float:
+        """The L1 coefficient at a step, with its warm-up."""
         if self.kind == "topk":
             return 0.0
         return self.l1 * min(1.0, (step + 1) / max(1.0, self.l1_warm_up * self.steps))
 
     def resamples(self, step: int) -> bool:
-        """Whether dead features are given a new start after a step."""
+        """Whether dead features are resampled after a step."""
         every = self.resample_every
         return bool(every) and (step + 1) % every == 0 and step + 1 <= _LAST_RESAMPLING * self.steps
 
     @property
     def patience(self) -> int:
-        """After how many steps without being active a feature counts as dead."""
+        """The number of inactive steps after which a feature counts as dead."""
         return self.resample_every or max(1, self.steps // 8)
 
     def config(self, source: Source) -> SAEConfig:
-        """That of the autoencoder."""
+        """The config of the autoencoder."""
         return SAEConfig(
             architecture="topk" if self.kind == "topk" else "standard",
             d_in=source.d_in,
@@ -144,7 +147,7 @@ class Plan:
 
 
 class Trainer:
-    """One training: the autoencoder, its optimizer, and what is counted on the way."""
+    """One training run: the autoencoder, its optimizer, and its statistics."""
 
     def __init__(self, source: Source, plan: Plan, device: torch.device, outliers: Outliers = "exclude") -> None:
         self.source, self.plan, self.device = source, plan, device
@@ -152,13 +155,13 @@ class Trainer:
         self.sae = SparseAutoencoder(plan.config(source), seed=plan.seed).to(device)
         self.optimizer = torch.optim.Adam(self.sae.parameters(), lr=plan.lr)
         self.random = torch.Generator().manual_seed(plan.seed)
-        self.idle = Idle(plan.d_sae, plan.patience, device)
+        self.dead_features = DeadFeatures(plan.d_sae, plan.patience, device)
         self.history: list[Metrics] = []
         self.sums = torch.zeros(4, dtype=torch.float64, device=device)
         self.scale, self.steps, self.resampled, self.is_interrupted = 1.0, 0, 0, False
 
     def run(self, progress: bool) -> Training:
-        """Make the steps; on Ctrl-C, those made so far count."""
+        """Run all steps; Ctrl-C stops early."""
         batches = self.source.batches()
         with tqdm(total=self.plan.steps, disable=not progress, delay=2, leave=False, unit=" steps") as bar:
             try:
@@ -171,8 +174,8 @@ class Trainer:
             self._log()
         if self.steps < self.plan.steps and not self.is_interrupted:
             warnings.warn(
-                f"the batches ended after {self.steps} of {self.plan.steps} steps, so the learning rate did not come "
-                f"down: give as many steps as there are batches",
+                f"the batches ended after {self.steps} of {self.plan.steps} steps, so the learning rate did not "
+                f"decay: set steps to the number of batches",
                 HooklineWarning,
                 stacklevel=users_level(),
             )
@@ -200,7 +203,7 @@ class Trainer:
 
     @torch.no_grad()
     def _begin(self, x: Tensor) -> None:
-        """Scale activations to a mean norm of √d_in, so that prices and rates mean the same for all models."""
+        """Scale activations to a mean norm of √d_in, so that hyperparameters are comparable across models."""
         norm = float(x.norm(dim=1).mean())
         if not math.isfinite(norm) or not norm:
             raise HooklineError(f"the mean norm of the activations is {norm}")
@@ -210,24 +213,24 @@ class Trainer:
     def _step(self, x: Tensor) -> None:
         sae, step = self.sae, self.steps
         features = sae.encode(x)
-        missed = (sae.decode(features) - x).pow(2).sum()
-        loss = (missed + self.plan.price(step) * features.sum()) / len(x)
+        mse = (sae.decode(features) - x).pow(2).sum()
+        loss = (mse + self.plan.l1_coefficient(step) * features.sum()) / len(x)
         if not bool(loss.isfinite()):
-            raise HooklineError(f"the loss is {loss.item()} at step {step}: lower lr, or look at the activations")
+            raise HooklineError(f"the loss is {loss.item()} at step {step}: lower lr, or check the activations")
         self.optimizer.zero_grad()
         loss.backward()
         self._move(step)
         self.steps += 1
         with torch.no_grad():
-            self.idle.see(features)
-            spread = (x - x.mean(0)).pow(2).sum()
-            self.sums += torch.stack([loss.detach(), (features > 0).sum() / len(x), missed.detach(), spread]).double()
+            self.dead_features.update(features)
+            variance = (x - x.mean(0)).pow(2).sum()
+            self.sums += torch.stack([loss.detach(), (features > 0).sum() / len(x), mse.detach(), variance]).double()
         if self.plan.resamples(step):
-            self.resampled += resample(sae, self.optimizer, self.idle, x, self.random)
+            self.resampled += resample(sae, self.optimizer, self.dead_features, x, self.random)
 
     @torch.no_grad()
     def _move(self, step: int) -> None:
-        """One step of the optimizer that leaves the norms of the directions at 1."""
+        """One optimizer step that keeps the norms of the decoder directions at 1."""
         directions = self.sae.W_dec
         if directions.grad is not None:
             along = (directions.grad * directions).sum(1, keepdim=True)
@@ -241,16 +244,16 @@ class Trainer:
         self.sae.W_dec.copy_(nn.functional.normalize(self.sae.W_dec, dim=1))
 
     def _log(self) -> None:
-        """Metrics of the steps since the last."""
+        """Record the metrics of the steps since the last record."""
         count = self.steps - (self.history[-1].step if self.history else 0)
-        loss, l0, missed, spread = self.sums.tolist()
-        explained = 1 - missed / spread if spread else math.nan
-        self.history.append(Metrics(self.steps, loss / count, l0 / count, explained, self.idle.share()))
+        loss, l0, mse, variance = self.sums.tolist()
+        explained = 1 - mse / variance if variance else math.nan
+        self.history.append(Metrics(self.steps, loss / count, l0 / count, explained, self.dead_features.share()))
         self.sums.zero_()
 
     @torch.no_grad()
     def _unscale(self) -> None:
-        """Take the scale into the weights: features are homogeneous, so only the biases change."""
-        self._normalize()  # Ctrl-C may have come in the middle of a step
+        """Fold the scale into the weights: the encoder is homogeneous, so only the biases change."""
+        self._normalize()  # Ctrl-C may have interrupted a step
         self.sae.b_enc.div_(self.scale)
         self.sae.b_dec.div_(self.scale)

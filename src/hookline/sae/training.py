@@ -1,4 +1,4 @@
-"""What comes of training: the autoencoder, and how it went."""
+"""The result of training: the autoencoder and its metrics."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from hookline.text.outliers import Outlying
 
 @dataclass(frozen=True)
 class Metrics:
-    """How well an autoencoder did on the batches since the metrics before."""
+    """The metrics on the batches since the previous record."""
 
     step: int
     loss: float
     l0: float
-    """How many features are active, on average."""
+    """The mean number of active features."""
     explained_variance: float
-    """The share of the activations' variance that is in the reconstructions."""
+    """The fraction of the activations' variance that the reconstruction explains."""
     dead: float
-    """The share of features that have not been active for a while."""
+    """The fraction of dead features."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """An autoencoder that was trained, with its metrics along the way. It prints as a table."""
+    """A trained autoencoder with its history of metrics. Prints as a table."""
 
     sae: SparseAutoencoder
     history: tuple[Metrics, ...]
     steps: int
-    """How many were made."""
+    """The number of steps run."""
     resampled: int
-    """How often a dead feature was given another direction."""
+    """The number of times a dead feature was resampled."""
     is_interrupted: bool = False
-    """Whether it was stopped before its end, by Ctrl-C."""
+    """Whether Ctrl-C stopped it early."""
     outlying: Outlying = field(default_factory=Outlying)
-    """The rows that were left out, counted each time they came up."""
+    """The rows that were excluded, counted in every epoch."""
 
     @property
     def last(self) -> Metrics:
-        """The metrics of the end."""
+        """The last metrics."""
         return self.history[-1]
 
     def __repr__(self) -> str:
@@ -55,7 +55,7 @@ class Training:
 
 
 def _some(items: list[Metrics], count: int) -> list[Metrics]:
-    """As many of them, spread over all, with the last."""
+    """An evenly spaced selection that includes the last item."""
     if len(items) <= count:
         return items
     return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]

@@ -1,4 +1,4 @@
-"""Activations of many tokens on disk: written by `harvest`, read back by a `Store`."""
+"""Activations on disk: written by `harvest`, read by a `Store`."""
 
 from hookline.errors import StoreError
 from hookline.store.dataset import Batches, RowDataset

@@ -1,4 +1,4 @@
-"""Activations as rows: run the model on a batch, and lay out what each point had, a row for each token."""
+"""Run the model on a batch and return the activations as rows, one per token."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ from hookline.transformer.index import ModelPoints
 
 
 def check_points(model: HookedModel, points: Sequence[HookPoint]) -> None:
-    """Each must have one row for each token of the data."""
+    """Raise unless each point has one row per token of the data."""
     for point in points:
         axes = point.axes.split()
         if axes and ("p" in axes) == ("k" in axes):
             raise StoreError(
-                f"{point.name!r} has the axes {point.axes!r}: what is stored has one row of a fixed shape for each "
-                f"position. Cache it with run_with_cache instead"
+                f"{point.name!r} has the axes {point.axes!r}: a store needs one row of fixed shape per position. Use "
+                f"run_with_cache instead"
             )
         if model._anatomy.is_encoder_decoder and not point.listed.startswith("encoder."):
             raise StoreError(
-                f"{point.name!r} is not in the encoder, and the data goes into the encoder only: harvest encoder.…"
+                f"{point.name!r} is not in the encoder, and the data is fed to the encoder only: harvest encoder.…"
             )
 
 
 def check_steady(module: nn.Module) -> None:
-    """A model that computes something else each time cannot be harvested so that it can go on later."""
+    """Raise if the model is stochastic, or changes with each pass: its harvest could not be resumed."""
     kinds = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
     for name, part in module.named_modules():
         if part.training and isinstance(part, kinds) and getattr(part, "p", 1):
             raise HooklineError(
                 f"the model is in training mode, and {name!r} is a {type(part).__name__}: call model.eval() first, or "
-                f"what is stored would be different each time"
+                f"the activations would differ each time"
             )
 
 
 def run_batch(model: Hooked, points: Sequence[HookPoint], batch: Batch, fit: Fit) -> dict[str, Tensor]:
-    """What each point had, as [row, …] with a row for each token or sample of the batch, stored or not.
+    """The activations at each point as [row, …], with a row for each token or sample of the batch, stored or not.
 
-    Where memory runs out, the examples of the batch go through in parts, and what they gave is collected on the CPU.
+    If memory runs out, the batch is run in parts, and their results are collected on the CPU.
     """
     examples = range(batch.shape[0])
     if not batch.can_be_split:
@@ -61,18 +61,18 @@ def run_batch(model: Hooked, points: Sequence[HookPoint], batch: Batch, fit: Fit
 
 
 def _kept(found: dict[str, Tensor], some: Sequence[int], batch: Batch) -> dict[str, Tensor]:
-    """What a part of a batch gave, which makes way for the next part."""
+    """The results of a part of a batch, moved to the CPU to free memory for the next part."""
     return found if len(some) == batch.shape[0] else {name: x.cpu() for name, x in found.items()}
 
 
 def _run(model: Hooked, points: Sequence[HookPoint], batch: Batch, examples: Sequence[int]) -> dict[str, Tensor]:
-    """What each point had in a run of some examples of a batch, which follow each other."""
+    """The activations at each point in a run of some consecutive examples of a batch."""
     if len(examples) < batch.shape[0]:
         batch = batch.part(examples[0], examples[-1] + 1)
     device = device_of(model)
     args = tuple(to_device(x, device) for x in batch.args)
     kwargs: dict[str, Any] = {name: to_device(x, device) for name, x in batch.kwargs.items()}
-    # A point that is not of the table may fire several times, so there the pass has to go on to its end.
+    # A native point may fire several times, so then the pass must run to its end.
     stops = isinstance(model, HookedModel) and all(point.axes for point in points)
     cache = model.cache(*args, names_filter=points, stop_early=stops, **kwargs)
     axes = {point.name: point.axes for point in points}
@@ -83,7 +83,7 @@ def _run(model: Hooked, points: Sequence[HookPoint], batch: Batch, examples: Seq
 
 
 def device_of(model: Hooked) -> torch.device:
-    """Where the model takes its inputs."""
+    """The device of the model's inputs."""
     if isinstance(model, HookedModel):
         return model._device
     return next((p.device for p in model.module.parameters()), torch.device("cpu"))
@@ -97,30 +97,30 @@ def _as_rows(name: str, x: Tensor, axes: str, batch: Batch) -> Tensor:
     if x.shape[: len(batch.shape)] != batch.shape:
         what = "token" if len(batch.shape) == 2 else "sample"
         raise StoreError(
-            f"{name!r} has the shape {list(x.shape)}, which is not one row for each {what} of a batch "
-            f"{list(batch.shape)}"
+            f"{name!r} has the shape {list(x.shape)}, but needs one row per {what} of a batch {list(batch.shape)}"
         )
     return x.flatten(0, len(batch.shape) - 1)
 
 
 def _checked_name(name: str) -> str:
     if name in ROW:
-        raise StoreError(f"a point cannot be stored as {name!r}, which is the name of what every row has")
+        raise StoreError(f"a point cannot be stored as {name!r}: that name is reserved")
     return name
 
 
-def names_of(model: Hooked) -> dict[str, list[str]]:
-    """By its stored name, what else each point is called: in other dialects, and by the module's own path."""
-    found: dict[str, list[str]] = {}
-    points = model._points
-    if isinstance(points, ModelPoints):
-        for name in points.hook_dict:
-            found[name] = list(other_names(name, points._stacks))
-    for path, _ in model.module.named_modules():
-        for name in (path, f"{path}.input"):
-            with suppress(UnknownPointError):
-                found.setdefault(points.canonical(name), []).append(name)
-    return found
+def names_of(model: Hooked, name: str) -> list[str]:
+    """The other names of a stored point: in other dialects, and the path of its module."""
+    points, others = model._points, list[str]()
+    if isinstance(points, ModelPoints) and name in points.hook_dict:
+        others += other_names(name, points._stacks)
+    path = points._paths.get(points.find(name).site.module)
+    if not path:
+        return others
+    for native in (path, f"{path}.input"):
+        with suppress(UnknownPointError):
+            if points.canonical(native) == name:
+                others.append(native)
+    return others
 
 
 def column_of(x: Tensor, asked: str, name: str, dtype: torch.dtype | None, also: Sequence[str] = ()) -> Column:
@@ -128,6 +128,6 @@ def column_of(x: Tensor, asked: str, name: str, dtype: torch.dtype | None, also:
     stored = dtype if dtype is not None and x.is_floating_point() else x.dtype
     known = str(stored).removeprefix("torch.")
     if known not in DTYPES:
-        raise StoreError(f"{name!r} is of {stored}, which is not stored: {', '.join(DTYPES)} are")
+        raise StoreError(f"{name!r} has dtype {stored}, which cannot be stored; supported: {', '.join(DTYPES)}")
     others = tuple(each for each in also if each not in (name, asked))
     return Column(known, tuple(x.shape[1:]), asked if asked != name else "", others)

@@ -13,16 +13,16 @@ from hookline.store.manifest import Column, Progress, Shard
 
 
 class Buffer:
-    """Room in memory for the rows of one shard."""
+    """A block of memory for the rows of one shard."""
 
     def __init__(self, columns: Mapping[str, Column], capacity: int, *, is_pinned: bool) -> None:
         self.capacity = capacity
         self._held = (0, Progress())
         self.shard: Shard | None = None
-        """The shard that it is written as, once that is decided."""
+        """The shard that it is written as; None until it is scheduled."""
         self.lock = Lock()
         self.is_taken = False
-        """Whether a thread writes it, or has written it."""
+        """Whether a thread is writing it or has written it."""
         self._tensors = {
             name: torch.empty(capacity, *each.shape, dtype=each.torch_dtype, pin_memory=is_pinned)
             for name, each in columns.items()
@@ -36,20 +36,20 @@ class Buffer:
 
     @property
     def progress(self) -> Progress:
-        """How far the data set had been read after the last batch that it holds."""
+        """How far the data set had been read after the last batch in the buffer."""
         return self._held[1]
 
     def room(self, rows: int) -> dict[str, Tensor]:
-        """Room for this many more rows. They count once `hold` says so."""
+        """Views of the next `rows` rows, which count only after `hold`."""
         return {name: x[self.rows : self.rows + rows] for name, x in self._tensors.items()}
 
     def hold(self, rows: int, progress: Progress) -> None:
-        """Count this many more rows: a whole batch, up to `progress` of the data set."""
+        """Count this many more rows: a whole batch, which ends at `progress` in the data set."""
         # One assignment, so that an interrupt at any instruction finds all of a batch here or nothing of it.
         self._held = (self.rows + rows, progress)
 
     def filled(self) -> dict[str, Tensor]:
-        """The rows, once all of them have arrived."""
+        """The rows, after waiting for pending copies."""
         for event in self.events:
             event.synchronize()
         return {name: x[: self.rows] for name, x in self._tensors.items()}
@@ -60,14 +60,14 @@ class Buffer:
 
 
 class Copier:
-    """Brings rows into a buffer; from a GPU on a stream of its own, while the model goes on with the next batch."""
+    """Copies rows into a buffer; from a GPU on a separate stream, while the model runs the next batch."""
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._in_flight: tuple[list[Any], list[Tensor]] = ([], [])
 
     def copy(self, sources: Mapping[str, Tensor], index: Tensor | None, targets: Mapping[str, Tensor]) -> list[Any]:
-        """Copy the rows at `index` (None: all), cast to the targets' dtypes; gives what to wait for before use."""
+        """Copy the rows at `index` (None: all), cast to the targets' dtypes; returns what to wait for."""
         self.finish()  # what the batch before needed may now be let go
         devices = {x.device for x in sources.values() if x.is_cuda}
         for device in devices:
@@ -83,7 +83,7 @@ class Copier:
         return events
 
     def finish(self) -> None:
-        """Wait until all that was asked for is copied. Until then its sources are kept: their memory is still read."""
+        """Wait for all pending copies. Their sources are kept alive until then."""
         events, _ = self._in_flight
         for event in events:
             event.synchronize()
@@ -100,5 +100,5 @@ def _at(x: Tensor, index: Tensor | None) -> Tensor:
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:
-    """On that device, without waiting for what a GPU does: memory that is not pinned would make it wait."""
+    """Move a tensor to a device without a synchronization: it is pinned first."""
     return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" and x.is_cpu else x.to(device)

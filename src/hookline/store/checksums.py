@@ -1,4 +1,4 @@
-"""Sums of tensors: every value counts, at what it costs to read them once, wherever they are."""
+"""Checksums of tensors: every value counts, and each is read once, on its own device."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 _WIDTH = 1024
 
 
-def tensor_sum(x: Tensor) -> str:
-    """A sum of dtype, shape and all values. Of a tensor without values (on "meta") the values are left out."""
+def tensor_checksum(x: Tensor) -> str:
+    """Returns a checksum of dtype, shape and all values; of a tensor on "meta", of dtype and shape."""
     found = hashlib.blake2b(digest_size=16)
     for part in _parts(x):
         found.update(f"{part.dtype} {tuple(part.shape)}".encode())
@@ -24,7 +24,7 @@ def tensor_sum(x: Tensor) -> str:
 
 
 def _parts(x: Tensor) -> Iterator[Tensor]:
-    """The plain tensors that a tensor is made of, if it is one of several (quantized, or spread over devices)."""
+    """The plain tensors that a tensor consists of: several if it is quantized, nested or distributed."""
     if is_traceable_wrapper_subclass(x):
         names, _ = x.__tensor_flatten__()
         for name in names:
@@ -43,10 +43,10 @@ def _parts(x: Tensor) -> Iterator[Tensor]:
 
 
 def _reduced(x: Tensor) -> tuple[Tensor, ...]:
-    """The sums of the rows and of the columns of its bytes, as a table of whole numbers; and what is left over.
+    """View the bytes as a table of integers; returns the sums of its rows, the sums of its columns, and the remainder.
 
-    They stay where the tensor is. Any value that changes changes its row's sum, and two that change places their
-    rows' or their columns'.
+    They are computed on the tensor's device. A changed value changes the sum of its row, and two swapped values change
+    the sums of their rows or columns.
     """
     raw = x.reshape(-1).contiguous().view(torch.uint8)  # a column is one row that is not
     whole = raw.numel() // (8 * _WIDTH) * 8 * _WIDTH

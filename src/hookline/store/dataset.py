@@ -1,4 +1,4 @@
-"""Stores as torch data sets: batches in a random order that is the same each time, or single rows."""
+"""Stores as torch data sets: batches in a reproducible random order, or single rows."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Batches(IterableDataset[Rows]):
         for batch in store.batches(4096, "blocks.3.hook_resid_post", shuffle=True, seed=0, epoch=2):
             batch["blocks.3.hook_resid_post"]            # [4096, d_model]
 
-    A DataLoader takes it with `batch_size=None`; its workers share the rows out among them.
+    A DataLoader takes it with `batch_size=None`; its workers split the rows among them.
 
-    Shuffled, runs of 256 rows are read in a random order, and mixed in a pool of `pool_rows`: what is in memory is the
-    pool, however long the store. The order depends on the seed and the epoch alone (and on the number of workers).
+    With `shuffle`, runs of 256 rows are read in random order and mixed in a pool of `pool_rows`, which is all that is
+    held in memory. The order depends only on the seed, the epoch and the number of workers.
     """
 
     def __init__(
@@ -41,13 +41,13 @@ class Batches(IterableDataset[Rows]):
         pool_rows: int = 65536,
     ) -> None:
         if batch_size < 1 or pool_rows < 1:
-            raise HooklineError(f"batch_size and pool_rows are at least 1, not {batch_size} and {pool_rows}")
+            raise HooklineError(f"batch_size and pool_rows must be at least 1, not {batch_size} and {pool_rows}")
         self._store, self._points, self.batch_size = store, store.select(points), batch_size
         self._shuffles, self._seed, self.epoch = shuffle, seed, epoch
         self._drops_last, self._pool_rows = drop_last, max(pool_rows, batch_size) if shuffle else batch_size
 
     def set_epoch(self, epoch: int) -> None:
-        """Another order for the next time around."""
+        """Select the order of another epoch."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[Rows]:
@@ -65,11 +65,11 @@ class Batches(IterableDataset[Rows]):
                 yield left
 
     def _run(self) -> int:
-        """How many rows are read in one go."""
+        """How many rows are read at once."""
         return _RUN if self._shuffles else self.batch_size
 
     def _starts(self, random: torch.Generator) -> list[int]:
-        """Where this worker reads, in its order."""
+        """The rows that this worker reads, in order."""
         starts = torch.arange(0, len(self._store), self._run())
         if self._shuffles:
             starts = starts[torch.randperm(len(starts), generator=random)]
@@ -84,7 +84,7 @@ class Batches(IterableDataset[Rows]):
         return rows.pick(torch.randperm(len(rows), generator=random)) if self._shuffles else rows
 
     def _emitted(self, rows: Rows) -> Generator[Rows, None, Rows]:
-        """Give whole batches; return what is left over."""
+        """Yield whole batches; return the remainder."""
         whole = len(rows) - len(rows) % self.batch_size
         for start in range(0, whole, self.batch_size):
             yield rows.pick(slice(start, start + self.batch_size))
@@ -95,7 +95,7 @@ _RUN = 256
 
 
 class RowDataset(Dataset[dict[str, Tensor]]):
-    """Single rows by number, as dictionaries: `example`, `position`, `token`, and each point by the name asked for.
+    """Single rows by number, as dictionaries: `example`, `position`, `token`, and each point by the requested name.
 
     A DataLoader collates them. `Batches` is faster, since it reads many rows at once.
     """
@@ -110,7 +110,7 @@ class RowDataset(Dataset[dict[str, Tensor]]):
 
     def __getitem__(self, row: int) -> dict[str, Tensor]:
         if row not in range(-len(self), len(self)):
-            raise IndexError(f"row {row}, but there are {len(self)}")
+            raise IndexError(f"row {row} is out of range: there are {len(self)} rows")
         row %= len(self)
         rows = self._store.rows(row, row + 1, self._points)
         places = {"example": rows.example[0], "position": rows.position[0], "token": rows.token[0]}

@@ -1,4 +1,4 @@
-"""Folders: where a store's files are. Each is written whole or not at all, and one harvest writes at a time."""
+"""Folders that hold a store's files. Each file is written atomically, and one harvest writes at a time."""
 
 from __future__ import annotations
 
@@ -18,49 +18,49 @@ from hookline.errors import StoreError
 Buffer = bytes | bytearray | memoryview
 
 PART, LOCK = ".part", ".lock"
-"""What ends the name of a file that is being written, and the file that says who writes."""
+"""The suffix of a file that is being written, and the file that names the writer."""
 
 
 class Bytes(Protocol):
-    """The bytes of a file, of which only those are fetched that are asked for."""
+    """The bytes of a file; only the requested ranges are fetched."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, part: slice, /) -> Buffer: ...
 
 
 class Folder(Protocol):
-    """What a store asks of the place that it is in."""
+    """What a store needs from its folder."""
 
     path: str
 
     def names(self) -> list[str]:
-        """The files there, without those that are being written."""
+        """The names of the files, without those that are being written."""
 
     def open(self, name: str) -> Bytes:
         """The bytes of a file; FileNotFoundError if there is none."""
 
     def stage(self, name: str, parts: Sequence[Buffer]) -> None:
-        """Write a file under another name, under which it counts for nothing yet. Any number of threads may."""
+        """Write a file under a temporary name, so that it is not part of the store yet. Thread-safe."""
 
     def place(self, names: Sequence[str]) -> None:
-        """Give files that are staged their names, in this order, each whole or not at all."""
+        """Rename staged files to their final names, in this order, each atomically."""
 
     def discard(self, name: str) -> None:
-        """Drop a file that is staged, if there is one."""
+        """Delete a staged file, if there is one."""
 
     def locked(self) -> Any:
-        """A context in which nobody else writes there."""
+        """A context in which no other harvest can write to the folder."""
 
 
 class LocalFolder:
-    """A folder of this machine."""
+    """A local folder."""
 
     def __init__(self, path: str | Path) -> None:
         self._folder = Path(os.path.expanduser(path)).absolute()
         self.path = str(self._folder)
 
     def names(self) -> list[str]:
-        """The files there, without those that are being written."""
+        """The names of the files, without those that are being written."""
         try:
             if not self._folder.is_dir():
                 return []
@@ -69,7 +69,7 @@ class LocalFolder:
             raise StoreError(f"{self.path} cannot be read: {error.strerror or error}") from error
 
     def open(self, name: str) -> Bytes:
-        """The file, mapped into memory: what is not looked at is not read."""
+        """The file, memory-mapped: only the pages that are accessed are read."""
         check_is_file(self._folder / name)
         with open(self._folder / name, "rb") as file:
             if not os.fstat(file.fileno()).st_size:
@@ -77,7 +77,7 @@ class LocalFolder:
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
     def stage(self, name: str, parts: Sequence[Buffer]) -> None:
-        """Write under another name, and sync. What is there by that name is left over, or a link: it is removed."""
+        """Write under a temporary name, and sync. A leftover file or link of that name is removed first."""
         path = self._folder / (name + PART)
         try:
             path.unlink(missing_ok=True)
@@ -89,19 +89,19 @@ class LocalFolder:
             raise
 
     def place(self, names: Sequence[str]) -> None:
-        """Rename, then sync the folder: after a crash a file is there whole or not, and none without those before."""
+        """Rename, then sync the folder: after a crash a file is complete or absent, and so are all after it."""
         for name in names:
             os.replace(self._folder / (name + PART), self._folder / name)
         _sync_folder(self._folder)
 
     def discard(self, name: str) -> None:
-        """Delete what is under the other name."""
+        """Delete the file under the temporary name."""
         with suppress(IsADirectoryError, PermissionError):  # which was not written by `stage`
             (self._folder / (name + PART)).unlink(missing_ok=True)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock file. The system lets go of it when its process ends, in whatever way."""
+        """Hold the lock file. The system releases it when the process ends, however it ends."""
         import fcntl
 
         with self._lock_file() as file:
@@ -126,12 +126,12 @@ class LocalFolder:
 
 
 def _without_links(path: str, flags: int) -> int:
-    """Open a file that is itself at that path, not behind a link there that somebody else may have put."""
+    """Open a file at that path without following links, which somebody else may have put there."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 class RemoteFolder:
-    """A folder on any file system that fsspec knows: `s3://…`, `gs://…`, `memory://…`."""
+    """A folder on any file system that fsspec supports: `s3://…`, `gs://…`, `memory://…`."""
 
     def __init__(self, url: str) -> None:
         import fsspec  # type: ignore[import-untyped]
@@ -152,7 +152,7 @@ class RemoteFolder:
         return f"{self._folder.rstrip('/')}/{name}"
 
     def names(self) -> list[str]:
-        """The files there, without those that are being written."""
+        """The names of the files, without those that are being written."""
         self._files.invalidate_cache()
         try:
             found = self._files.ls(self._folder, detail=False)
@@ -162,11 +162,11 @@ class RemoteFolder:
         return sorted(name for name in names if not name.endswith((PART, LOCK)))
 
     def open(self, name: str) -> Bytes:
-        """The file, of which ranges are fetched."""
+        """The file; ranges of it are fetched on access."""
         return _Remote(self._files, self._at(name))
 
     def stage(self, name: str, parts: Sequence[Buffer]) -> None:
-        """Write under another name."""
+        """Write under a temporary name."""
         try:
             with self._files.open(self._at(name + PART), "wb") as file:
                 for part in parts:
@@ -176,24 +176,24 @@ class RemoteFolder:
             raise
 
     def place(self, names: Sequence[str]) -> None:
-        """Move, which is as near to all or nothing as the file system has it."""
+        """Move the files, as atomically as the file system can."""
         for name in names:
             self._files.mv(self._at(name + PART), self._at(name))
 
     def discard(self, name: str) -> None:
-        """Delete what is under the other name."""
+        """Delete the file under the temporary name."""
         with suppress(FileNotFoundError):
             self._files.rm(self._at(name + PART))
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Leave a file that says who writes; one left by a process of this machine that is gone does not count."""
+        """Write a lock file that names its owner; a lock left by a dead process of this machine is ignored."""
         self._files.makedirs(self._folder, exist_ok=True)
         lock = self._at(LOCK)
         if self._files.exists(lock):
             owner = self._files.cat_file(lock).decode(errors="replace")
             if not _is_gone(owner):
-                raise StoreError(f"{_in_use(self.path, owner)} If that is long over, delete {lock}")
+                raise StoreError(f"{_in_use(self.path, owner)} If it is no longer running, delete {lock}")
         self._files.pipe_file(lock, _me().encode())
         try:
             yield
@@ -202,7 +202,7 @@ class RemoteFolder:
 
 
 class _Remote:
-    """The bytes of a file far away."""
+    """The bytes of a remote file."""
 
     def __init__(self, files: Any, path: str) -> None:
         self._files, self._path = files, path
@@ -217,7 +217,7 @@ class _Remote:
 
 
 def write_file(folder: Folder, name: str, parts: Sequence[Buffer]) -> None:
-    """Put a file there, or in place of another, whole or not at all."""
+    """Write or replace a file atomically."""
     folder.stage(name, parts)
     try:
         folder.place([name])
@@ -227,7 +227,7 @@ def write_file(folder: Folder, name: str, parts: Sequence[Buffer]) -> None:
 
 
 def _write_all(file: int, parts: Sequence[Buffer]) -> None:
-    """Write the parts one after the other. More threads would not help: a file takes bytes from one at a time."""
+    """Write the parts in order. More threads would not help: writes to one file are serialized."""
     start = 0
     for view in (memoryview(part).cast("B") for part in parts if len(part)):
         while view:
@@ -250,11 +250,11 @@ def _me() -> str:
 
 
 def _in_use(path: str, owner: str) -> str:
-    return f"another harvest is writing to {path}: {owner or 'it has just begun'}. Wait for it, or use another store."
+    return f"another harvest is writing to {path}: {owner or 'it has just started'}. Wait for it, or use another store."
 
 
 def _is_gone(owner: str) -> bool:
-    """Whether the process that left a lock is one of this machine and no longer there."""
+    """Whether a lock was left by a process of this machine that no longer exists."""
     try:
         known = json.loads(owner)
         if known["host"] != socket.gethostname() or known["pid"] == os.getpid():

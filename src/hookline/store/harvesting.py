@@ -1,4 +1,4 @@
-"""Harvest: the activations of a whole data set into a store, going on where an earlier harvest was interrupted."""
+"""Harvest: write the activations of a data set to a store, resuming an interrupted harvest."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ from hookline.engine.tensorfile import BAD_CONTENT, reason
 from hookline.errors import HooklineError, HooklineWarning, StoreError, users_level
 from hookline.model import HookedModel
 from hookline.store.activations import check_points, check_steady, column_of, names_of, run_batch
-from hookline.store.differences import unlike
 from hookline.store.examples import Example, Examples, as_sample, as_text
 from hookline.store.folders import write_file
-from hookline.store.identity import identity
+from hookline.store.identity import changes, code_in, identity
 from hookline.store.integrity import shard_names, with_unlisted
 from hookline.store.manifest import MANIFEST, About, Column, Manifest, Progress, differences, versions
 from hookline.store.options import Chosen, Options
@@ -53,30 +52,33 @@ def harvest(
     shard_rows: int | None = None,
     shard_bytes: int = 128 * 2**20,
     flush_every: float = 60.0,
+    hooks_tag: str | None = None,
     progress: bool = True,
 ) -> Store:
-    """Store what these points have at every token of a data set; gives the store, ready to be read.
+    """Store the activations at these points for every token of a data set; returns the store.
 
         store = hookline.harvest(model, texts, "blocks.*.hook_resid_post", "activations", dtype=torch.bfloat16)
         store["blocks.0.hook_resid_post"][:100]      # [100, d_model]
 
-    The data set is a list, generator or other iterable of texts, or of rows of token ids; a tensor of tokens; or
-    anything with columns, of which `column` names one. Of a network that is no language model it is tensors, and a row
-    is a sample. `positions` says which tokens are stored: None for all, or as for hooks (`hookline.last`, `token(…)`,
-    indices), a mask [example, position], or a function from a text's tokens to a mask; what a text does not have gives
-    no row. Padding and empty texts never do. `sample` keeps that share of the rows, by dice that depend on `seed` and
-    the example's number; `max_rows` ends the harvest. `dtype` is what floats are stored as. Texts longer than the
-    model's context raise, unless `max_tokens` cuts them.
+    The data set is any iterable of texts or of rows of token ids, a tensor of tokens, or a table, of which `column`
+    selects a column. A network that is not a language model takes tensors, and a row is a sample. `positions` selects
+    the tokens to store: None for all, positions as for hooks (`hookline.last`, `token(…)`, indices), a mask [example,
+    position], or a function from a text's tokens to a mask. A position that a text does not have gives no row; neither
+    do padding and empty texts. `sample` keeps a random fraction of the rows, determined by `seed` and the example's
+    number; `max_rows` ends the harvest. Floats are stored as `dtype`. Texts longer than the model's context raise,
+    unless `max_tokens` truncates them.
 
-    Ctrl-C, or any exception, ends the harvest with the rows of every finished batch in the store. Rows are also written
-    `flush_every` seconds after they were computed, so a process that is killed loses little more than that. Called
-    again with the same arguments, it continues at the first row that is not stored: the rows become the same, in the
-    same order, as without the interruption (shards may be shorter). With other arguments it refuses. Memory: two shards
-    (`shard_bytes` each, or `shard_rows`) beside the model's own, five at most when the model is faster than the disk.
+    On Ctrl-C, or any exception, the rows of each finished batch are stored. Rows are also written `flush_every` seconds
+    after they were computed, so a killed process loses little more than that. Called again with the same arguments, a
+    harvest resumes at the first row that is not stored, and ends with the same rows in the same order as without the
+    interruption. With other arguments, another model or other edits it refuses to resume. Functions, as hooks or as
+    `positions`, are not compared: `hooks_tag` names their version, and a harvest with functions but no tag cannot be
+    resumed. Memory: two shards (`shard_bytes` each, or `shard_rows`) besides the model's own, at most five if the model
+    is faster than the disk.
     """
     options = Options(
         *(positions, dtype, batch_size, max_rows, sample, seed),
-        *(max_tokens, prepend_bos, shard_rows, shard_bytes, flush_every),
+        *(max_tokens, prepend_bos, shard_rows, shard_bytes, flush_every, hooks_tag),
     )
     where, work = open_store(store), _Harvest(model, points, options)
     examples = Examples(dataset, column, as_text if work.is_of_text else as_sample)
@@ -86,7 +88,7 @@ def harvest(
         if manifest.is_complete:
             _check_over(examples, manifest, where.path)
         else:
-            # How many examples `max_rows` takes is not known before they are read, so then rows are counted.
+            # With `max_rows` the number of examples is unknown in advance, so the progress bar counts rows.
             total, unit = (examples.total, " examples") if max_rows is None else (options.max_rows, " rows")
             with tqdm(total=total, disable=not progress, delay=2, leave=False, unit=unit) as bar:
                 bar.update(manifest.examples if max_rows is None else manifest.rows)
@@ -96,7 +98,7 @@ def harvest(
 
 
 class _Harvest:
-    """One harvest: what is run, and what is kept of it."""
+    """One harvest: the model, the points and the options."""
 
     def __init__(self, model: Hooked, points: Filter, options: Options) -> None:
         if not isinstance(model, Hooked):
@@ -110,29 +112,35 @@ class _Harvest:
         if isinstance(model, HookedModel):
             check_points(model, self.points)
         elif options.positions is not None or options.max_tokens is not None or options.prepend_bos is not None:
-            raise HooklineError("positions, max_tokens and prepend_bos are of texts: here a row is a whole sample")
+            raise HooklineError("positions, max_tokens and prepend_bos apply to texts; here a row is a whole sample")
 
     def context(self) -> Run | nullcontext[None]:
-        """All passes as one run, if there are hooks that stay: a position that some text has not is told at its end."""
+        """One run around all passes if there are permanent hooks, so that unreached positions are reported once."""
         return Run(self.model._points.root, ()) if self.model._points.standing.steps else nullcontext()
 
     def resumed(self, store: Store) -> Manifest:
-        """The manifest of what is stored already, which must be of this very harvest; or an empty one."""
+        """The manifest of the rows stored so far, which must belong to this harvest; or an empty one."""
         wanted, folder = self._about(), store.folder
+        untagged = self._untagged(wanted)
         if MANIFEST not in folder.names() and not shard_names(folder):
-            _warn_of_opaque(wanted, store.path)
+            if untagged:
+                _warn(f"{store.path} cannot be resumed if this harvest is interrupted: {_needs_tag(untagged)}")
             return Manifest(wanted, versions=versions())
         found = load_manifest(folder)
         try:
-            different = unlike(wanted, found.about)
+            different = changes(wanted, found.about)
         except BAD_CONTENT as error:
             raise StoreError(f"the manifest of {store.path} is damaged: {reason(error)}") from error
         if different:
-            raise StoreError(f"{store.path} is of another harvest: {'; '.join(different)}. Harvest into another store")
+            raise StoreError(
+                f"{store.path} belongs to a different harvest: {'; '.join(different)}. Harvest into another store"
+            )
+        if untagged:
+            raise StoreError(f"{store.path} cannot be resumed: {_needs_tag(untagged)}. Harvest into another store")
         missing = sorted({shard.name for shard in found.shards} - {*folder.names()})
         if missing:
             raise StoreError(
-                f"{store.path} has lost {', '.join(missing[:4])}: hookline store verify tells what is there"
+                f"{store.path} has lost {', '.join(missing[:4])}: `hookline store verify PATH` checks all shards"
             )
         _warn_of_versions(found, store.path)
         whole = with_unlisted(folder, found)
@@ -144,8 +152,14 @@ class _Harvest:
         about = About(identity(self.model), {"points": list(self._asked), **self.options.recorded()}, {})
         return About.from_json(about.to_json())  # as it will be read back
 
+    def _untagged(self, wanted: About) -> list[str]:
+        """The functions that this harvest runs, unless a tag says which version they are."""
+        if self.options.hooks_tag is not None:
+            return []
+        return code_in(wanted) + (["positions"] if callable(self.options.positions) else [])
+
     def run(self, examples: Examples, store: Store, manifest: Manifest, bar: Any) -> None:
-        """Run the model on batch after batch, and store what it had at the points."""
+        """Run the model on each batch, and store the activations at the points."""
         with ExitStack() as stack:
             writer: Writer | None = None
             for before, batch in self._batches(examples, manifest.rows):
@@ -155,13 +169,15 @@ class _Harvest:
                 writer.add(batch, sources, before, examples.progress)
                 bar.update(examples.progress.examples - bar.n if self.options.max_rows is None else batch.rows)
             if writer is None and not manifest.rows:
-                raise StoreError(f"there are no rows for {store.path}: the data set, or the positions, gave none")
-            if writer is None:  # the harvest before was interrupted after its last row
+                raise StoreError(
+                    f"there are no rows to store in {store.path}: the data set is empty, or no text has the positions"
+                )
+            if writer is None:  # the previous harvest was interrupted after its last row
                 writer = stack.enter_context(self._writer(store, manifest, {}))
             writer.finish(examples.progress)
 
     def _batches(self, examples: Examples, rows: int) -> Iterator[tuple[Progress, Batch]]:
-        """The batches of which something is stored, until there are rows enough."""
+        """Yield the batches with rows to store, until `max_rows` is reached."""
         left = math.inf if self.options.max_rows is None else self.options.max_rows - rows
         if left <= 0:
             return
@@ -180,17 +196,16 @@ class _Harvest:
         return sample_batch(items, first, self.options)
 
     def _writer(self, store: Store, manifest: Manifest, sources: dict[str, Tensor]) -> Writer:
-        """What takes the rows, now that it is known what they are like."""
-        also = names_of(self.model) if sources else {}
+        """The writer for the rows, whose dtypes and shapes are known after the first batch."""
         columns = {
-            name: column_of(x, self._asked.get(name, name), name, self.options.dtype, also.get(name, ()))
+            name: column_of(x, self._asked.get(name, name), name, self.options.dtype, names_of(self.model, name))
             for name, x in sources.items()
         }
         if not manifest.about.points:
             manifest = replace(manifest, about=replace(manifest.about, points=columns))
-            _save(store, manifest)  # so that there is one before the first shard
+            _save(store, manifest)  # so that it exists before the first shard
         if sources and (different := differences(_unasked(columns), _unasked(manifest.about.points))):
-            raise StoreError(f"{store.path} has other activations: {'; '.join(different)}")
+            raise StoreError(f"{store.path} has activations of other shapes or dtypes: {'; '.join(different)}")
         row = sum(each.nbytes for each in columns_of(manifest.about).values())
         return Writer(
             store.folder,
@@ -203,12 +218,12 @@ class _Harvest:
 
 
 def _unasked(columns: dict[str, Column]) -> dict[str, Column]:
-    """Without the names by which points were asked for: another one will do."""
+    """Without the names by which points were requested, which do not matter."""
     return {name: replace(each, asked="") for name, each in columns.items()}
 
 
 def _is_narrowed(x: Tensor, column: Column) -> bool:
-    """Whether what is stored cannot be as large as what is there."""
+    """Whether the stored dtype has a smaller range than the activation's."""
     return x.is_floating_point() and torch.finfo(x.dtype).max > torch.finfo(column.torch_dtype).max
 
 
@@ -220,13 +235,13 @@ def _save(store: Store, manifest: Manifest) -> None:
 
 
 def _check_over(examples: Examples, manifest: Manifest, where: str) -> None:
-    """A harvest that is complete stays as it is: there must be no more data, or no more rows wanted."""
+    """Raise if a complete store would need more rows."""
     wanted = manifest.about.options["max_rows"]
     if wanted is not None and manifest.rows >= wanted:
         return
     for _ in examples:
         raise StoreError(
-            f"{where} is complete, with {manifest.examples:,} examples, but this data set has more: harvest it into "
+            f"{where} is complete, with {manifest.examples:,} examples, but this data set has more: harvest into "
             f"another store"
         )
 
@@ -234,26 +249,18 @@ def _check_over(examples: Examples, manifest: Manifest, where: str) -> None:
 def _warn_of_versions(found: Manifest, where: str) -> None:
     different = differences(versions(), found.versions)
     if different:
-        warnings.warn(
-            f"{where} was begun with other versions, so its rows may differ in their last bits: {'; '.join(different)}",
-            HooklineWarning,
-            stacklevel=users_level(),
+        _warn(
+            f"{where} was started with other versions, so its rows may differ in the last bits: {'; '.join(different)}"
         )
 
 
-def _warn_of_opaque(wanted: About, where: str) -> None:
-    """Say at the beginning what would be found out only after an interruption."""
-    hooks = [f"the hook {each['hook']} at {each['at']!r}" for each in wanted.model["hooks"] if each["opaque"]]
-    parts = [f"{name} of the model's modules" for name, each in wanted.model["modules"].items() if _OPAQUE in each]
-    positions = ["the function given as positions"] * (_OPAQUE in str(wanted.options["positions"]))
-    if some := hooks + parts + positions:
-        warnings.warn(
-            f"{', '.join(some)} cannot be compared with what it will be later (it has a lock, or something else that "
-            f"cannot be looked into), so {where} cannot be gone on with after an interruption. A method "
-            f"fingerprinted() on an object says what of it counts",
-            HooklineWarning,
-            stacklevel=users_level(),
-        )
+def _needs_tag(functions: list[str]) -> str:
+    """Why functions prevent resuming, and what to do about it."""
+    return (
+        f"it runs Python functions, which are not compared ({', '.join(functions)}). Name their version with "
+        f"harvest(…, hooks_tag='v1'), and change the tag whenever they change"
+    )
 
 
-_OPAQUE = "which cannot be compared"
+def _warn(message: str) -> None:
+    warnings.warn(message, HooklineWarning, stacklevel=users_level())

@@ -1,4 +1,9 @@
-"""Identity: what tells one model from another, so that a store never mixes the activations of two."""
+"""The identity of a harvest: what must stay the same for a store to be resumed.
+
+The model (weights, config, modules as they print, tokenizer), the points, the data and the options are compared by
+checksum, and so are hooks that are data: edits such as `zero(head=5)`, and spliced autoencoders. Any other hook is
+code, which is never inspected: its author names its version with `harvest(…, hooks_tag="v3")`.
+"""
 
 from __future__ import annotations
 
@@ -6,103 +11,186 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import fields
 from itertools import chain
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules import module as every_module
 
+from hookline.engine.actions import HookAction
 from hookline.engine.hooked import Hooked
-from hookline.engine.taps import active
+from hookline.engine.taps import Tap, active
 from hookline.errors import describe
 from hookline.hooks import Hook
+from hookline.hooks.edits import KINDS, DataEdit
 from hookline.model import HookedModel
 from hookline.store.activations import device_of
-from hookline.store.checksums import tensor_sum
-from hookline.store.external_hooks import changing, is_harmless, torch_hooks
-from hookline.store.fingerprint import detailed
-from hookline.store.modules import modules_digests
-from hookline.store.tokenizing import tokenizer_digest
+from hookline.store.checksums import tensor_checksum
+from hookline.store.manifest import About, differences
+from hookline.text.positions import Meaning
+
+RULE = 2
+"""The version of the rule; stores written under another one can be read, but not resumed."""
+
+_NO_EFFECT = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype", "use_cache")
+"""Config entries that do not change what the model computes."""
+
+_HARMLESS = ("torch", "transformers", "accelerate", "hookline")
+"""Packages whose torch hooks record or move tensors, but do not change activations."""
 
 
 def identity(model: Hooked) -> dict[str, Any]:
-    """What the activations depend on beside the data: the model, its tokenizer, how and with which hooks it runs."""
-    module, known = model.module, _known(model)
-    config = getattr(module, "config", None)
+    """What the activations depend on besides the points, the data and the options."""
+    module, known = model.module, model if isinstance(model, HookedModel) else None
     device = device_of(model).type
     autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     return {
-        "id": model.cfg.model_name if isinstance(model, HookedModel) else type(module).__name__,
+        "rule": RULE,
+        "id": known.cfg.model_name if known else type(module).__name__,
         "class": type(module).__name__,
-        "config": _digest(_settings(config) if isinstance(model, HookedModel) else repr(module)),
+        "config": _digest(_config(module)) if known else None,
+        "modules": _digest(repr(module)),
         "weights": weights_digest(module),
-        "modules": modules_digests(module, known),
-        "tokenizer": tokenizer_digest(model.tokenizer) if isinstance(model, HookedModel) else None,
-        "attention": model.cfg.attn_implementation if isinstance(model, HookedModel) else None,
+        "tokenizer": tokenizer_digest(known.tokenizer) if known else None,
+        "attention": known.cfg.attn_implementation if known else None,
         "device": device,
         "autocast": None if autocast is None else str(autocast).removeprefix("torch."),
-        "hooks": hooks_of(model, known),
+        "hooks": [_described(*each) for each in chain(_own_hooks(model), _torch_hooks(module))],
     }
 
 
-def _settings(config: Any) -> str:
-    """Without what says nothing of the computation."""
-    settings = {key: value for key, value in config.to_dict().items() if key not in _IDLE}
+def _config(module: nn.Module) -> str:
+    settings = {key: value for key, value in module.config.to_dict().items() if key not in _NO_EFFECT}  # type: ignore[operator, union-attr]
     return json.dumps(settings, sort_keys=True, default=str)
 
 
-_IDLE = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype", "use_cache")
-
-
 def weights_digest(module: nn.Module) -> str:
-    """Of the names, shapes and values of all parameters and buffers. Each is read once, where it is."""
+    """A checksum of the names, shapes and values of all parameters and buffers. Each is read once, on its device."""
     found = hashlib.blake2b(digest_size=16)
     for name, x in chain(module.named_parameters(), module.named_buffers()):
-        found.update(f"{name} {tensor_sum(x)}".encode())
+        found.update(f"{name} {tensor_checksum(x)}".encode())
     return found.hexdigest()
 
 
-def hooks_of(model: Hooked, known: Mapping[int, str]) -> list[dict[str, Any]]:
-    """What changes activations on their way: our forward hooks that are enabled, other people's, and patched modules.
-
-    Each by its place, its name and its fingerprint.
-    """
-    actions = changing(chain(model._points.standing.hooks(), *(run.actions for run in active.get())))
-    ours = [(each.point.listed, each.hook) for each in actions]
-    return [_described(where, hook, known) for where, hook in chain(ours, _foreign(model.module))]
-
-
-def _described(where: str, hook: Any, known: Mapping[int, str]) -> dict[str, Any]:
-    name = type(hook).__name__ if isinstance(hook, Hook) else re.sub(r" \([^()]*:\d+\)$", "", describe(hook))
-    return {"at": where, "hook": name, **asdict(detailed(hook, known))}
+def tokenizer_digest(tokenizer: Any) -> str | None:
+    """A checksum of a tokenizer's vocabulary and rules, or None without a tokenizer."""
+    if tokenizer is None:
+        return None
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    if fast is None:
+        return _digest(json.dumps([tokenizer.get_vocab(), str(tokenizer.special_tokens_map)], sort_keys=True))
+    # Padding and truncation are those of the last call.
+    settings = json.loads(fast.to_str()) | {"truncation": None, "padding": None}
+    return _digest(json.dumps(settings, sort_keys=True))
 
 
-def _foreign(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Other people's torch hooks, and forward methods that were put in a module's place."""
+def _own_hooks(model: Hooked) -> list[tuple[str, Any]]:
+    """The enabled forward hooks that may change activations, by place; at one place, in the order they fire."""
+    actions = chain(model._points.standing.hooks(), *(run.actions for run in active.get()))
+    found = [
+        each
+        for each in actions
+        if isinstance(each, HookAction) and each.dir == "fwd" and each.is_enabled() and not each.only_reads
+    ]
+    places = {each.tap: each.point.listed for each in reversed(found)}
+    found.sort(key=lambda each: (places[each.tap], each.tap.kind.value, each.stage))
+    return [(each.point.listed, each.hook) for each in found]
+
+
+def _torch_hooks(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Torch hooks that others registered, and `forward` methods replaced on a module."""
     for path, part in module.named_modules():
-        patched = [part.__dict__["forward"]] if "forward" in part.__dict__ else []
-        for hook in chain(torch_hooks(part), (each for each in patched if not is_harmless(each))):
-            yield f"torch's {path or 'model'}", hook
+        replaced = [part.__dict__["forward"]] if "forward" in part.__dict__ else []
+        for hook in chain(part._forward_pre_hooks.values(), part._forward_hooks.values(), replaced):
+            if not _is_harmless(hook):
+                yield f"torch module {path or 'model'}", hook
     for hook in chain(every_module._global_forward_pre_hooks.values(), every_module._global_forward_hooks.values()):
-        yield "torch's every module", hook
+        yield "every torch module", hook
 
 
-def _known(model: Hooked) -> dict[int, str]:
-    """What is compared by itself: the model, its modules, its configuration, its tokenizer."""
-    module = model.module
-    config = getattr(module, "config", None)
-    parts = {id(part): f"the module {path!r}" for path, part in module.named_modules()}
-    inner = vars(config) if hasattr(config, "to_dict") else {}
-    configs = {id(each): f"the configuration {name!r}" for name, each in inner.items() if hasattr(each, "to_dict")}
-    known = parts | configs | {id(model): "the model"}
-    if hasattr(config, "to_dict"):
-        known[id(config)] = "the configuration"
-    if isinstance(model, HookedModel) and model.tokenizer is not None:
-        known[id(model.tokenizer)] = "the tokenizer"
-    return known
+def _is_harmless(hook: Any) -> bool:
+    while hasattr(hook, "func"):  # functools.partial, possibly nested
+        hook = hook.func
+    package = str(getattr(hook, "__module__", None) or type(hook).__module__).partition(".")[0]
+    return isinstance(hook, Tap) or package in _HARMLESS
+
+
+def _described(place: str, hook: Any) -> dict[str, Any]:
+    name = type(hook).__name__ if isinstance(hook, Hook) else re.sub(r" \([^()]*:\d+\)$", "", describe(hook))
+    return {"at": place, "hook": name, "sum": content_digest(hook)}
+
+
+def content_digest(hook: Any) -> str | None:
+    """A checksum of a hook that is data; None for one that is code.
+
+    Data are numbers, strings, tensors, positions, edits, collections of these, and objects whose own class has a
+    method `as_data()` that returns such values.
+    """
+    try:
+        return _digest(_content(hook))
+    except _CodeError:
+        return None
+
+
+class _CodeError(Exception):
+    """A value that is not data."""
+
+
+def _content(value: Any) -> str:
+    match value:
+        case None | bool() | int() | float() | str() | slice() | range() | Meaning():
+            return repr(value)
+        case Tensor():
+            return f"tensor {tensor_checksum(value)}"
+        case tuple() | list():
+            return f"[{', '.join(map(_content, value))}]"
+        case dict():
+            return f"{{{', '.join(f'{key!r}: {_content(each)}' for key, each in value.items())}}}"
+        case DataEdit() if type(value) in KINDS.values():
+            return f"{value.kind} {_content({each.name: getattr(value, each.name) for each in fields(value)})}"
+        # A subclass may override what the inherited method describes, so the method must be its own.
+        case _ if "as_data" in vars(type(value)):
+            return f"{type(value).__name__} {_content(value.as_data())}"
+    raise _CodeError
+
+
+def code_in(about: About) -> list[str]:
+    """The hooks that are code, so that only a tag identifies them."""
+    return [_label(each) for each in about.model["hooks"] if each["sum"] is None]
+
+
+def changes(here: About, there: About) -> list[str]:
+    """What differs between this harvest and the one in a store, as readable phrases."""
+    if here.model["rule"] != there.model.get("rule"):
+        return ["it was started by an earlier version of hookline, so it can be read but not resumed"]
+    return [
+        *differences(_compared(here.model), _compared(there.model)),
+        *_hook_changes(here.model["hooks"], there.model["hooks"]),
+        *differences(here.options, there.options),
+    ]
+
+
+def _compared(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the id, which is only a name, and the hooks, which have a phrase of their own."""
+    return {name: value for name, value in model.items() if name not in ("id", "hooks")}
+
+
+def _hook_changes(here: list[Any], there: list[Any]) -> list[str]:
+    if list(map(_label, here)) != list(map(_label, there)):
+        return [f"hooks: {_listed(here)} here, but {_listed(there)} in the store"]
+    changed = [_label(one) for one, other in zip(here, there, strict=True) if one["sum"] != other["sum"]]
+    return [f"hooks: {each} has other values here than in the store" for each in changed]
+
+
+def _label(hook: Mapping[str, Any]) -> str:
+    return f"{hook['hook']} at {hook['at']!r}"
+
+
+def _listed(hooks: list[Any]) -> str:
+    return ", ".join(map(_label, hooks)) or "none"
 
 
 def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

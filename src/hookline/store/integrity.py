@@ -1,4 +1,4 @@
-"""Verify a store: every byte of every shard, and that the shards follow one another; rebuild a lost manifest."""
+"""Verify every byte of a store and the order of its shards; rebuild a lost manifest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hookline.store.store import load_manifest, mismatch
 
 @dataclass(frozen=True)
 class Finding:
-    """What is to be said of one file."""
+    """The result for one file."""
 
     name: str
     shard: Shard | None
@@ -24,7 +24,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verification:
-    """What looking at every byte has found; it prints as a table."""
+    """The result of a verification; prints as a table."""
 
     path: str
     manifest: Manifest | None
@@ -32,12 +32,12 @@ class Verification:
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong, file by file."""
+        """The problems, one line per file."""
         return [f"{finding.name}: {finding.problem}" for finding in self.findings if finding.problem]
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether there are no problems."""
         return not self.problems
 
     def __str__(self) -> str:
@@ -57,11 +57,11 @@ def _line(finding: Finding) -> str:
 
 
 def verify(folder: Folder) -> Verification:
-    """Look at everything; nothing is changed."""
+    """Check every file; nothing is changed."""
     try:
         manifest = load_manifest(folder)
     except StoreError as error:
-        others = [Finding(name, None, note="not looked at") for name in shard_names(folder)]
+        others = [Finding(name, None, note="not checked") for name in shard_names(folder)]
         return Verification(folder.path, None, (Finding(MANIFEST, None, str(error)), *others))
     listed = [
         Finding(shard.name, shard, _problem(folder, manifest, shard, before))
@@ -71,7 +71,7 @@ def verify(folder: Folder) -> Verification:
 
 
 def shard_names(folder: Folder) -> list[str]:
-    """The files that are shards by their names."""
+    """The files that are named like shards."""
     return [name for name in folder.names() if name.endswith(".safetensors")]
 
 
@@ -80,13 +80,13 @@ def _problem(folder: Folder, manifest: Manifest, shard: Shard, before: Shard | N
         header = sound_header(folder, shard.name)
     except StoreError as error:
         return str(error)
-    if unlike := mismatch(manifest, shard, header):
-        return unlike
-    return "" if shard.follows(before) else "it does not begin where the one before it ends"
+    if problem := mismatch(manifest, shard, header):
+        return problem
+    return "" if shard.follows(before) else "it does not start where the previous shard ends"
 
 
 def sound_header(folder: Folder, name: str) -> Header:
-    """The header of a file in which every byte is as it was written; StoreError says what is not."""
+    """The header of a file, after every byte was checked; StoreError says what is damaged."""
     try:
         file = folder.open(name)
     except FileNotFoundError:
@@ -101,7 +101,7 @@ def sound_header(folder: Folder, name: str) -> Header:
 
 
 def _unlisted(folder: Folder, manifest: Manifest) -> Iterator[Finding]:
-    """What the manifest does not tell of: the next shards, if a harvest was killed just then, or strangers."""
+    """Files that the manifest does not list: the next shards of a harvest that was killed, or unrelated files."""
     known = {shard.name for shard in manifest.shards}
     for name in shard_names(folder):
         if name not in known:
@@ -117,20 +117,20 @@ def _stray(folder: Folder, manifest: Manifest, name: str) -> Finding:
     except StoreError as error:
         return Finding(name, None, f"it is not in the manifest, and {error}")
     if is_next(manifest, name, header):
-        return Finding(name, header.shard, note="sound, not yet in the manifest: the next harvest takes it up")
-    unlike = mismatch(manifest, header.shard, header) or "it does not begin where the last shard ends"
-    return Finding(name, header.shard, f"it is not in the manifest, and {unlike}")
+        return Finding(name, header.shard, note="sound, not yet in the manifest: the next harvest adds it")
+    problem = mismatch(manifest, header.shard, header) or "it does not start where the last shard ends"
+    return Finding(name, header.shard, f"it is not in the manifest, and {problem}")
 
 
 def is_next(manifest: Manifest, name: str, header: Header) -> bool:
-    """Whether a file is the shard that comes after those of the manifest."""
+    """Whether a file is the next shard after those in the manifest."""
     before = manifest.shards[-1] if manifest.shards else None
     is_same = header.about == manifest.about and name == header.shard.name
     return is_same and header.shard.follows(before) and not manifest.is_complete
 
 
 def with_unlisted(folder: Folder, manifest: Manifest) -> Manifest:
-    """The manifest with the shards that were written after it; StoreError of a file that is none of these."""
+    """The manifest with the shards that were written after it; StoreError for any other file."""
     for finding in _unlisted(folder, manifest):
         if finding.problem or finding.shard is None:
             raise StoreError(
@@ -141,7 +141,7 @@ def with_unlisted(folder: Folder, manifest: Manifest) -> Manifest:
 
 
 def rebuild_manifest(folder: Folder) -> Manifest:
-    """Write the manifest anew from the headers of the shards, every byte of which is looked at."""
+    """Rewrite the manifest from the headers of the shards, after checking every byte."""
     with folder.locked():
         names = shard_names(folder)
         if not names:
@@ -159,5 +159,5 @@ def _empty(folder: Folder, name: str) -> Manifest:
         return replace(Manifest(sound_header(folder, name).about), versions=versions())
     except StoreError as error:
         raise StoreError(
-            f"{folder.path}/{name}: {error}. Delete it and what comes after it, and harvest again"
+            f"{folder.path}/{name}: {error}. Delete it and all shards after it, and harvest again"
         ) from error

@@ -1,4 +1,4 @@
-"""The ledger: shards are written several at a time, and become part of the store one after the other."""
+"""The ledger: shards are written in parallel, and become part of the store in order."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hookline.store.manifest import MANIFEST, Manifest, Shard
 
 
 class Ledger:
-    """Which shards there are. A shard gets its name when all before it have theirs; then the manifest tells of it.
+    """The shards of a store. A shard gets its final name after all shards before it; then the manifest lists it.
 
-    So whenever a harvest is killed, what is in the folder has no gaps. Any thread may enter a shard, and none waits:
-    one of them places all that can be placed, also what the others enter meanwhile.
+    So the shards in the folder never have gaps, whenever a harvest is killed. Any thread may enter a shard without
+    waiting: one thread places everything that can be placed, including what others enter in the meantime.
     """
 
     def __init__(self, folder: Folder, manifest: Manifest) -> None:
@@ -23,9 +23,9 @@ class Ledger:
         self._placing = Lock()
 
     def enter(self, shard: Shard) -> None:
-        """Take a shard that is staged."""
+        """Enter a staged shard."""
         self._staged[shard.number] = shard
-        # Looked at again each time the lock is free: what was entered while it was held is left to who held it.
+        # Check again after each release: a shard entered while the lock was held is left to its holder.
         while any(self._next()) and self._placing.acquire(blocking=False):
             try:
                 self._place(list(self._next()))
@@ -33,7 +33,7 @@ class Ledger:
                 self._placing.release()
 
     def discard(self) -> None:
-        """Drop what could not be placed, since a shard before it was never written."""
+        """Delete the shards that cannot be placed because an earlier one was never written."""
         for shard in self._staged.values():
             self._folder.discard(shard.name)
 

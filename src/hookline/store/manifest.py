@@ -1,4 +1,4 @@
-"""The manifest: what a store's activations are of, and which shards there are."""
+"""The manifest: what a store contains, and its shards."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ MANIFEST, FORMAT = "manifest.json", 1
 
 @dataclass(frozen=True)
 class Column:
-    """What a row has of one point."""
+    """How one point is stored in each row."""
 
     dtype: str
     shape: tuple[int, ...]
     asked: str = ""
-    """The name by which the point was asked for, if that is another one."""
+    """The name by which the point was requested, if it differs."""
     also: tuple[str, ...] = field(default=(), compare=False)
     """Its names in other dialects."""
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """As torch has it."""
+        """The torch dtype."""
         return getattr(torch, self.dtype)
 
     @property
     def nbytes(self) -> int:
-        """Of one row."""
+        """The size of one row in bytes."""
         return math.prod(self.shape) * self.torch_dtype.itemsize
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> Self:
-        """From a manifest or a shard; ValueError or TypeError if it is not one."""
+        """Read it from a manifest or a shard; ValueError or TypeError if it is invalid."""
         found = cls(given["dtype"], tuple(given["shape"]), given["asked"], tuple(given.get("also", ())))
         if not isinstance(getattr(torch, found.dtype, None), torch.dtype) or not all(map(_is_size, found.shape)):
             raise ValueError(f"a column has the dtype {found.dtype!r} and the shape {list(found.shape)}")
@@ -54,7 +54,7 @@ class Column:
 
 @dataclass(frozen=True)
 class About:
-    """What the activations of a store are of. Two harvests may go into one store if this is the same for both."""
+    """The model, the options and the points of a store: the identity of its harvest."""
 
     model: dict[str, Any]
     options: dict[str, Any]
@@ -62,19 +62,19 @@ class About:
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> Self:
-        """From a manifest or a shard."""
+        """Read it from a manifest or a shard."""
         points = {name: Column.from_json(each) for name, each in given["points"].items()}
         if not isinstance(given["model"], dict) or not isinstance(given["options"], dict):
             raise ValueError("model and options are not objects with fields")
         return cls(given["model"], given["options"], points)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Returns JSON values."""
         return json.loads(json.dumps(asdict(self)))
 
 
 def differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
-    """What differs, as lines to read: `dtype is 'float32' here, but 'bfloat16' there`."""
+    """The differences as phrases: `dtype is 'float32' here, but 'bfloat16' in the store`."""
     keys = [*here, *(key for key in there if key not in here)]
     return [
         f"{key} is {_short(here.get(key))} here, but {_short(there.get(key))} in the store"
@@ -89,12 +89,12 @@ def _short(value: Any) -> str:
 
 
 START = "0" * 32
-"""The sum of no data."""
+"""The checksum of no data."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a data set has been looked at: how many examples, and the sum of them."""
+    """How far a data set has been read: the number of examples, and their checksum."""
 
     examples: int = 0
     sum: str = START
@@ -102,53 +102,53 @@ class Progress:
 
 @dataclass(frozen=True)
 class Shard:
-    """One file: some rows in a row, of whole batches of examples."""
+    """One file: consecutive rows of whole batches of examples."""
 
     number: int
     first_row: int
     rows: int
     first_example: int
     stop_example: int
-    """One after the last example that was looked at for it, whether or not rows of that were kept."""
+    """One after the last example that was read for it, whether or not it has rows."""
     data_before: str
     data_after: str
-    """The sum of all examples before `first_example`, and of all before `stop_example`."""
+    """The checksum of all examples before `first_example`, and of all before `stop_example`."""
     is_last: bool
-    """Whether there was no more data, or no more rows were wanted."""
+    """Whether the harvest ended with this shard."""
     bytes: int = 0
     seal: str = ""
-    """The sum of the file's header, in which are the sums of all that is in the file."""
+    """The checksum of the file's header, which contains the checksums of its tensors."""
 
     @property
     def name(self) -> str:
-        """Of the file."""
+        """The file name."""
         return f"{self.number:06d}.safetensors"
 
     @property
     def stop_row(self) -> int:
-        """One after the last row."""
+        """One after its last row."""
         return self.first_row + self.rows
 
     @property
     def progress(self) -> Progress:
-        """How far the data set had been looked at when it was full."""
+        """How far the data set had been read when the shard ended."""
         return Progress(self.stop_example, self.data_after)
 
     @classmethod
     def after(cls, before: Shard | None, rows: int, progress: Progress, *, is_last: bool) -> Self:
-        """The shard that begins where `before` ends."""
+        """The shard that starts where `before` ends."""
         number, first_row, seen = (
             (before.number + 1, before.stop_row, before.progress) if before is not None else (0, 0, Progress())
         )
         return cls(number, first_row, rows, seen.examples, progress.examples, seen.sum, progress.sum, is_last)
 
     def follows(self, before: Shard | None) -> bool:
-        """Whether it begins where `before` ends."""
+        """Whether it starts where `before` ends."""
         return self.unsealed() == Shard.after(before, self.rows, self.progress, is_last=self.is_last)
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> Self:
-        """From a manifest or a shard; ValueError or TypeError if it is not one."""
+        """Read it from a manifest or a shard; ValueError or TypeError if it is invalid."""
         found = cls(**given)
         counts = (found.number, found.first_row, found.rows, found.first_example, found.stop_example, found.bytes)
         words = (found.data_before, found.data_after, found.seal)
@@ -159,17 +159,17 @@ class Shard:
 
     @cached_property
     def text(self) -> str:
-        """As the manifest has it. Kept, since a manifest is written again and again, with more shards each time."""
+        """Its JSON. Cached, since the manifest is rewritten each time shards are added."""
         return json.dumps(asdict(self))
 
     def unsealed(self) -> Shard:
-        """Without what is known only once it is written."""
+        """A copy without the fields that are known only after writing."""
         return replace(self, bytes=0, seal="")
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a store is of, and its shards in order."""
+    """The contents of a store, and its shards in order."""
 
     about: About
     shards: tuple[Shard, ...] = ()
@@ -177,25 +177,25 @@ class Manifest:
 
     @property
     def rows(self) -> int:
-        """How many there are."""
+        """The number of rows."""
         return self.shards[-1].stop_row if self.shards else 0
 
     @property
     def examples(self) -> int:
-        """How many have been looked at."""
+        """The number of examples read."""
         return self.shards[-1].stop_example if self.shards else 0
 
     @property
     def is_complete(self) -> bool:
-        """Whether the harvest came to its end."""
+        """Whether the harvest is finished."""
         return bool(self.shards) and self.shards[-1].is_last
 
     def with_shards(self, *shards: Shard) -> Manifest:
-        """Some shards more."""
+        """Returns a copy with more shards."""
         return replace(self, shards=(*self.shards, *shards))
 
     def to_bytes(self) -> bytes:
-        """As it is written: JSON, with a line for each shard."""
+        """Returns the JSON file, with one line per shard."""
         fields = {"hookline": "store", "format": FORMAT, "versions": self.versions, **self.about.to_json()}
         shards = [shard.text for shard in self.shards]
         total = _sum_of(json.dumps(fields).removesuffix("}") + f', "shards": [{", ".join(shards)}]}}')
@@ -205,25 +205,25 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, raw: bytes, where: str) -> Self:
-        """As it was written; StoreError says if it is not."""
+        """Read the JSON file; StoreError if it is damaged."""
         try:
             fields = json.loads(raw)
             given = fields.pop("sum")
             if fields["hookline"] != "store" or given != _sum(fields):
-                raise ValueError("its sum is not right")
+                raise ValueError("its checksum does not match")
             if fields["format"] != FORMAT:
                 raise ValueError(f"its format is {fields['format']}, and this version of hookline reads {FORMAT}")
             shards = tuple(Shard.from_json(each) for each in fields["shards"])
             for before, shard in pairwise(shards):
                 if (shard.number, shard.first_row) != (before.number + 1, before.stop_row):
-                    raise ValueError(f"shard {shard.number} does not begin where the one before it ends")
+                    raise ValueError(f"shard {shard.number} does not start where the previous one ends")
             if not isinstance(fields["versions"], dict):
                 raise ValueError(f"its versions are {_short(fields['versions'])}")
             return cls(About.from_json(fields), shards, fields["versions"])
         except BAD_CONTENT as error:
             raise StoreError(
-                f"the manifest {where} is damaged: {reason(error)}. `hookline store verify PATH --rebuild` writes it "
-                f"anew from the shards"
+                f"the manifest {where} is damaged: {reason(error)}. `hookline store verify PATH --rebuild` rewrites "
+                f"it from the shards"
             ) from error
 
 
@@ -240,7 +240,7 @@ def _sum_of(text: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of what makes the activations."""
+    """The versions of the packages that compute and store the activations."""
     return {name: _version(name) for name in ("hookline", "torch", "transformers", "safetensors")}
 
 

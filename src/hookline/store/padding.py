@@ -1,4 +1,4 @@
-"""Padding that nobody told of: token ids without a mask that begin or end with padding tokens."""
+"""Unmasked padding: token ids without a mask that begin or end with padding tokens."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from hookline.store.token_rows import Tokens
 
 
 def warn_of_padding(
-    model: HookedModel, examples: Sequence[Example], texts: Sequence[Tensor], first: int, told: set[str]
+    model: HookedModel, examples: Sequence[Example], texts: Sequence[Tensor], first: int, warned: set[str]
 ) -> None:
-    """Tokens are taken as they are; but padding is never meant to be stored. Said once in a harvest."""
-    if "padding" in told:
+    """Warn once per harvest if token ids without a mask look padded: they are stored as they are."""
+    if "padding" in warned:
         return
     bare = [row for row, each in enumerate(examples) if isinstance(each, Tensor) or _is_unmasked(each)]
-    suspects = [row for row in bare if _looks_padded(model, texts[row])] or _beside_others(model, bare, texts)
+    suspects = [row for row in bare if _looks_padded(model, texts[row])] or _padded_in_batch(model, bare, texts)
     if suspects:
-        told.add("padding")
+        warned.add("padding")
         warnings.warn(
-            f"example {first + suspects[0]} looks padded, and its padding is stored as if it were text: give examples "
+            f"example {first + suspects[0]} looks padded, and its padding is stored as if it were text: pass examples "
             f"as {{'input_ids': …, 'attention_mask': …}} (with a mask of ones if it is text), or the texts themselves",
             HooklineWarning,
             stacklevel=users_level(),
@@ -37,7 +37,7 @@ def _is_unmasked(example: Example) -> bool:
 
 
 def _looks_padded(model: HookedModel, ids: Tensor) -> bool:
-    """Whether it begins or ends with padding. A token that also ends texts has to be there twice."""
+    """Whether it begins or ends with padding. If the padding token also ends texts, it must appear twice."""
     tokenizer = model.tokenizer
     pad = tokenizer.pad_token_id if tokenizer is not None else getattr(model.module.config, "pad_token_id", None)
     if pad is None or not len(ids):
@@ -47,8 +47,8 @@ def _looks_padded(model: HookedModel, ids: Tensor) -> bool:
     return any(part == [pad] * least for part in (ids[:least].tolist(), ids[-least:].tolist()))
 
 
-def _beside_others(model: HookedModel, bare: list[int], texts: Sequence[Tensor]) -> list[int]:
-    """The first that looks padded beside the others of the batch, all as long as it."""
+def _padded_in_batch(model: HookedModel, bare: list[int], texts: Sequence[Tensor]) -> list[int]:
+    """The first row that looks padded in a batch of rows of the same length."""
     rows = [texts[row] for row in bare]
     if model.tokenizer is None or len(rows) < 2 or len({len(row) for row in rows}) != 1 or not len(rows[0]):
         return []

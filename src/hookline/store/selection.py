@@ -1,4 +1,4 @@
-"""Selection: a batch of examples as inputs of the model, and which of its rows are stored."""
+"""A batch of examples as inputs of the model, and which of its rows are stored."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from hookline.errors import HooklineError
 from hookline.model import HookedModel
 from hookline.store.examples import Example
-from hookline.store.extra_columns import beside
+from hookline.store.extra_columns import extra_columns
 from hookline.store.options import Options
 from hookline.store.padding import warn_of_padding
 from hookline.store.token_rows import Tokens
@@ -25,36 +25,36 @@ from hookline.text.positions import Meaning
 
 @dataclass(frozen=True)
 class Batch:
-    """What goes into the model, and where the rows are that come out of it."""
+    """The inputs of one forward pass, and where each of its rows comes from."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     shape: tuple[int, ...]
-    """What rows there are: [examples, positions], or [examples] of a network without positions."""
+    """The shape of the rows: [examples, positions], or [examples] for a network without positions."""
     index: Int[Tensor, " row"] | None
-    """Which of them are stored, counted through; None for all."""
+    """The flat indices of the rows that are stored; None for all."""
     example: Int[Tensor, " row"]
     position: Int[Tensor, " row"]
     token: Int[Tensor, " row"]
 
     @property
     def rows(self) -> int:
-        """How many are stored."""
+        """The number of stored rows."""
         return len(self.example)
 
     @property
     def can_be_split(self) -> bool:
-        """Whether everything that goes in has a row for each example."""
+        """Whether every input has one row per example."""
         return all(len(x) == self.shape[0] for x in (*self.args, *self.kwargs.values()))
 
     def part(self, start: int, stop: int) -> Batch:
-        """The inputs of the examples from `start` to before `stop`. It is for running only: rows stay as they are."""
+        """The inputs of the examples `start:stop`, for a forward pass; the stored rows stay as they are."""
         kwargs = {name: x[start:stop] for name, x in self.kwargs.items()}
         args, shape = tuple(x[start:stop] for x in self.args), (stop - start, *self.shape[1:])
         return replace(self, args=args, kwargs=kwargs, shape=shape)
 
     def first(self, rows: int) -> Batch:
-        """Only the first so many of the rows."""
+        """A copy that stores only the first rows."""
         if rows >= self.rows:
             return self
         index = self.index if self.index is not None else torch.arange(self.rows)
@@ -75,13 +75,13 @@ def text_batch(model: HookedModel, examples: Sequence[Example], first: int, opti
     real = torch.zeros(len(texts), width, dtype=torch.bool)
     for row, text in enumerate(texts):
         ids[row, : len(text)], real[row, : len(text)] = text, True
-    warn_of_padding(model, examples, texts, first, options.told)
+    warn_of_padding(model, examples, texts, first, options.warned)
     kept = _chosen(model, ids, real, first, options) & real
     kept &= _sampled(first, list(map(len, texts)), width, options)
     some = real.any(1)  # an empty text has no rows, and the model is not run on it
     run, rows = _at(real, some), _at(kept, some)
     kwargs = {"input_ids": _at(ids, some)}
-    kwargs |= {name: _at(x, some) for name, x in beside(model, examples, texts, first).items()}
+    kwargs |= {name: _at(x, some) for name, x in extra_columns(model, examples, texts, first).items()}
     if not bool(run.all()):
         kwargs["attention_mask"] = run.long()
     number, position = kept.nonzero(as_tuple=True)
@@ -97,16 +97,16 @@ def text_batch(model: HookedModel, examples: Sequence[Example], first: int, opti
 
 
 def _at(x: Tensor, mask: Tensor) -> Tensor:
-    """`x[mask]`, by numpy: torch calls threads together even for this little, and waits for cores that write."""
+    """`x[mask]`, in NumPy: torch would use its thread pool even for this, and wait for cores that are writing."""
     return torch.from_numpy(x.numpy()[mask.numpy()])
 
 
 def sample_batch(examples: Sequence[Example], first: int, options: Options) -> Batch:
-    """A batch of tensors for a network that is no language model: a row is a sample."""
+    """A batch of tensors for a network that is not a language model: a row is a sample."""
     samples = [example for example in examples if isinstance(example, Tensor)]
     shapes = {tuple(sample.shape) for sample in samples}
     if len(shapes) != 1:
-        raise HooklineError(f"examples {first} to {first + len(samples) - 1} have several shapes: {sorted(shapes)}")
+        raise HooklineError(f"examples {first} to {first + len(samples) - 1} have different shapes: {sorted(shapes)}")
     kept = _sampled(first, [1] * len(samples), 1, options).flatten()
     number = kept.nonzero().flatten()
     none = torch.full((len(number),), -1, dtype=torch.int32)
@@ -116,7 +116,7 @@ def sample_batch(examples: Sequence[Example], first: int, options: Options) -> B
 
 def _ids(model: HookedModel, example: Example, number: int, options: Options) -> Tensor:
     if not isinstance(example, str) and options.prepend_bos is not None:
-        raise HooklineError("prepend_bos is for text: tokens are taken as they are")
+        raise HooklineError("prepend_bos applies to text; token ids are used as they are")
     ids = torch.empty(0, dtype=torch.long)
     try:
         if not isinstance(example, str):
@@ -134,14 +134,14 @@ def _ids(model: HookedModel, example: Example, number: int, options: Options) ->
 
 
 def _pad(model: HookedModel) -> int:
-    """Any token will do, since it is masked; but some models tell positions by the one that is for padding."""
+    """The token for padding. It is masked, but some models derive positions from the padding token."""
     pad = getattr(model.tokenizer, "pad_token_id", None)
     pad = pad if pad is not None else getattr(model.module.config, "pad_token_id", None)
     return pad if isinstance(pad, int) and 0 <= pad < model.cfg.d_vocab else 0
 
 
 def _chosen(model: HookedModel, ids: Tensor, real: Tensor, first: int, options: Options) -> Bool[Tensor, "row pos"]:
-    """Where the positions asked for are. What is not there in a text gives no row of it."""
+    """A mask of the requested positions. A position that a text does not have gives no row."""
     positions: Any = options.positions
     if positions is None:
         return real
@@ -170,7 +170,7 @@ def _columns(positions: int | slice | Sequence[int], length: int) -> list[int]:
 def _of_mask(mask: Tensor, number: int, length: int) -> Tensor:
     if number >= len(mask) or length > mask.shape[1]:
         raise HooklineError(
-            f"positions are a mask {list(mask.shape)}, but example {number} has {length} tokens: it has no mask there"
+            f"positions is a mask {list(mask.shape)}, which does not cover example {number} with {length} tokens"
         )
     return mask[number, :length].cpu()
 
@@ -182,14 +182,12 @@ def _of_function(choose: Any, ids: Tensor, number: int) -> Tensor:
     if isinstance(found, list | tuple) and all(type(each) is bool for each in found):
         found = torch.tensor(found, dtype=torch.bool)
     if not isinstance(found, Tensor) or found.dtype != torch.bool or found.shape != ids.shape:
-        raise HooklineError(
-            f"positions is a function, and must give a mask of {len(ids)} booleans for example {number}, not {found!r}"
-        )
+        raise HooklineError(f"positions must return a mask of {len(ids)} booleans for example {number}, not {found!r}")
     return found.cpu()
 
 
 def _sampled(first: int, lengths: Sequence[int], width: int, options: Options) -> Bool[Tensor, "row pos"]:
-    """Which rows the dice keep: the same for an example whenever it comes."""
+    """A random mask of the rows to keep, determined by the seed and the example's number."""
     if options.sample == 1:
         return torch.ones(len(lengths), width, dtype=torch.bool)
     kept = torch.zeros(len(lengths), width, dtype=torch.bool)

@@ -1,10 +1,10 @@
-"""Shards: safetensors files that say in their headers what they are of, with the sum of each tensor.
+"""Shards: safetensors files whose headers describe the harvest and hold the checksum of each tensor.
 
     8 bytes           the length of the header
-    the header        JSON: each tensor's dtype, shape and place, and under __metadata__ what it is of, the sums, a seal
-    the tensors       @example, @position and @token of each row, then what each point had there
+    the header        JSON: each tensor's dtype, shape and place, and under __metadata__ the harvest, checksums, a seal
+    the tensors       @example, @position and @token of each row, then the activations at each point
 
-The seal is the sum of the header itself, taken with zeros in its place.
+The seal is the checksum of the header itself, computed with zeros in place of the seal.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from hookline.store.folders import Bytes, Folder
 from hookline.store.manifest import FORMAT, About, Column, Shard, versions
 
 ROW = {"@example": Column("int64", ()), "@position": Column("int32", ()), "@token": Column("int32", ())}
-"""What every row has: the example it is of, the position in it, and the token there (-1 where there are none)."""
+"""The columns of every row: its example, position and token (-1 if there is none)."""
 
 DTYPES = {
     **{"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"},
     **{"int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL"},
 }
-"""Our names for what can be stored, and those of safetensors."""
+"""The dtypes that can be stored, and their safetensors names."""
 
 _UNSEALED = b'"seal":"00000000"'
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where in a file a tensor is."""
+    """The location of a tensor in a file."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -50,7 +50,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says of itself."""
+    """The parsed header of a shard."""
 
     about: About
     shard: Shard
@@ -58,13 +58,13 @@ class Header:
 
 
 def columns_of(about: About) -> dict[str, Column]:
-    """Everything that a row has, in the order of the file: wide numbers first, so that all of them lie aligned."""
+    """All columns in file order: wide dtypes first, so that all of them are aligned."""
     every = {**ROW, **about.points}
     return dict(sorted(every.items(), key=lambda each: -each[1].torch_dtype.itemsize))
 
 
 def stage_shard(folder: Folder, about: About, shard: Shard, tensors: Mapping[str, Tensor]) -> Shard:
-    """Write a shard with these rows, which is yet to be placed; gives it back with its size and seal."""
+    """Write a staged shard with these rows; returns it with its size and seal."""
     parts = {name: _bytes(tensors[name]) for name in columns_of(about)}
     header = _header(about, shard, {name: _sum(part) for name, part in parts.items()})
     folder.stage(shard.name, [header, *parts.values()])
@@ -94,7 +94,7 @@ def _header(about: About, shard: Shard, sums: Mapping[str, str]) -> bytes:
 
 
 def _metadata(about: About, shard: Shard, sums: Mapping[str, str]) -> dict[str, str]:
-    """safetensors has strings here, so what is more than that is JSON inside a string."""
+    """The metadata of the header. safetensors allows strings only, so other values are JSON strings."""
     inside = {"about": about.to_json(), "shard": asdict(shard.unsealed()), "sums": sums, "versions": versions()}
     plain = {"hookline": "shard", "format": str(FORMAT), "seal": "00000000"}
     return plain | {key: json.dumps(value) for key, value in inside.items()}
@@ -106,15 +106,15 @@ def _seal(header: bytes) -> str:
 
 
 def read_header(file: Bytes) -> Header:
-    """What a shard says of itself; StoreError says what is wrong with it, the sums of its tensors aside."""
+    """Read and check the header of a shard; StoreError says what is wrong. The tensors are not checked."""
     try:
         (length,) = struct.unpack("<Q", bytes(file[:8]))
         raw = bytes(file[: 8 + length])
         if len(raw) != 8 + length:
-            raise ValueError("it is cut off within its header")
+            raise ValueError("it is truncated within its header")
         return _parsed(raw, len(file))
     except (*BAD_CONTENT, OSError, struct.error) as error:
-        raise StoreError(f"its header is damaged, or it is no shard: {reason(error)}") from error
+        raise StoreError(f"its header is damaged, or it is not a shard: {reason(error)}") from error
 
 
 def _parsed(raw: bytes, size: int) -> Header:
@@ -122,7 +122,7 @@ def _parsed(raw: bytes, size: int) -> Header:
     metadata = fields.pop("__metadata__")
     sealed, seal = _UNSEALED.replace(b"00000000", metadata["seal"].encode()), metadata["seal"]
     if _sum(raw.replace(sealed, _UNSEALED, 1)) != seal:
-        raise ValueError("its seal is not right")
+        raise ValueError("its seal does not match")
     if metadata["format"] != str(FORMAT):
         raise ValueError(f"its format is {metadata['format']}, and this version of hookline reads {FORMAT}")
     about, sums = About.from_json(json.loads(metadata["about"])), json.loads(metadata["sums"])
@@ -134,12 +134,12 @@ def _parsed(raw: bytes, size: int) -> Header:
     _check_layout(about, shard, tensors, len(raw))
     end = max(place.stop for place in tensors.values())
     if size != end:
-        raise StoreError(f"it is {'cut off' if size < end else 'too long'}: {size:,} bytes, not {end:,}")
+        raise StoreError(f"it is {'truncated' if size < end else 'too long'}: {size:,} bytes, not {end:,}")
     return Header(about, replace(shard, bytes=size), tensors)
 
 
 def _check_layout(about: About, shard: Shard, tensors: Mapping[str, Place], start: int) -> None:
-    """The tensors are those of the columns, as wide as these, one after the other."""
+    """Check that the tensors are those of the columns, contiguous and of the right size."""
     columns = columns_of(about)
     if list(tensors) != list(columns):
         raise ValueError(f"it has the tensors {list(tensors)}, not {list(columns)}")
@@ -165,12 +165,12 @@ def _from_safetensors(name: str) -> torch.dtype:
 
 
 def is_sound(file: Bytes, place: Place) -> bool:
-    """Whether a tensor has the sum that it was written with."""
+    """Whether a tensor matches its checksum."""
     return _sum(file[place.start : place.stop]) == place.sum
 
 
 def read_rows(file: Bytes, place: Place, start: int, stop: int) -> Tensor:
-    """Some rows of a tensor, in memory of their own; nothing else of the file is read."""
+    """A copy of some rows of a tensor; nothing else of the file is read."""
     shape = (max(0, stop - start), *place.shape[1:])
     width = math.prod(place.shape[1:]) * place.dtype.itemsize
     raw = bytearray(file[place.start + start * width : place.start + stop * width])

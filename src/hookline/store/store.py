@@ -1,4 +1,4 @@
-"""Stores: activations on disk, read back by row, by example, by point, or as batches to train on."""
+"""Stores: activations on disk, read by row, by example, by point, or as batches for training."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from hookline.store.integrity import Verification
 
 _OPEN = 64
-"""How many shards are kept open: each takes a file handle."""
+"""The number of shards kept open; each takes a file handle."""
 
 _RUN = 8192
-"""How many rows are read at a time when all of them are looked at."""
+"""The number of rows read at a time when all rows are scanned."""
 
 
 class Store:
@@ -42,7 +42,7 @@ class Store:
         store.example(7)                                       # all rows of the eighth text
         store.batches(4096, shuffle=True)                      # for training
 
-    The sum of each tensor of a shard is checked when the first row of it is read; `check=False` leaves that out.
+    The checksum of each tensor in a shard is verified when its first row is read; `check=False` skips that.
     """
 
     def __init__(self, folder: Folder, *, check: bool = True) -> None:
@@ -56,25 +56,25 @@ class Store:
 
     @property
     def path(self) -> str:
-        """Where it is."""
+        """Its path or address."""
         return self.folder.path
 
     @property
     def manifest(self) -> Manifest:
-        """What the store is of, and its shards, as of when it was first looked at; `refresh()` looks again."""
+        """The contents of the store, as of the first access; `refresh()` reads it again."""
         if self._manifest is None:
             self._manifest = load_manifest(self.folder)
         return self._manifest
 
     def refresh(self) -> None:
-        """Look at the folder anew: a harvest may have gone on."""
+        """Read the folder again: a harvest may have added rows."""
         self._manifest = None
         self._open.clear()
         self._sound.clear()
 
     @property
     def points(self) -> dict[str, Column]:
-        """What is stored of each row: the dtype and shape by the point's name."""
+        """The stored points, with the dtype and shape of their rows."""
         return self.manifest.about.points
 
     def __len__(self) -> int:
@@ -82,16 +82,16 @@ class Store:
 
     @property
     def examples(self) -> int:
-        """How many examples the rows are of; of some there may be none."""
+        """The number of examples that were read; some may have no rows."""
         return self.manifest.examples
 
     @property
     def is_complete(self) -> bool:
-        """Whether the harvest came to its end."""
+        """Whether the harvest is finished."""
         return self.manifest.is_complete
 
     def rows(self, start: int = 0, stop: int | None = None, points: str | Sequence[str] | None = None) -> Rows:
-        """The rows from `start` to before `stop`, of all points or of some (names or globs)."""
+        """The rows `start:stop`, of all points or of some (names or globs)."""
         names = self.select(points)
         start, stop, _ = slice(start, stop).indices(len(self))
         parts = [self._part(shard, first, last, names) for shard, first, last in self._spans(start, stop)]
@@ -112,7 +112,7 @@ class Store:
         names = self.select([point])
         if len(names) != 1:
             raise StoreError(
-                f"{point!r} stands for {len(names)} points, not one: {names[:4]}; rows(points=…) has several"
+                f"{point!r} matches {len(names)} points, expected exactly one: {names[:4]}; rows(points=…) takes more"
             )
         return View(self, names[0])
 
@@ -121,7 +121,7 @@ class Store:
 
     @property
     def _names(self) -> dict[str, str]:
-        """The other names of the points, and the points that they stand for."""
+        """The other names of the points, and the stored names they refer to."""
         return {
             other: name
             for name, each in self.points.items()
@@ -130,7 +130,7 @@ class Store:
         }
 
     def batches(self, batch_size: int, points: str | Sequence[str] | None = None, **options: Any) -> Batches:
-        """All rows in batches, to iterate over or to give to a DataLoader: see `Batches` for the options."""
+        """All rows in batches, for iteration or a DataLoader: see `Batches` for the options."""
         from hookline.store.dataset import Batches
 
         return Batches(self, batch_size, points, **options)
@@ -147,7 +147,7 @@ class Store:
             print(store.outlying("blocks.15.hook_resid_post"))
             # 480 of 10,048 rows (4.8%) outlying: norms up to 26,918, over 10 × the median of 177
 
-        A harvest keeps them, and `sae.train` leaves them out. A number as `outliers` takes the place of the 10. It
+        A harvest keeps them, and `sae.train` leaves them out. A number as `outliers` replaces the 10. This
         reads all rows of the point.
         """
         view = self[point]
@@ -156,7 +156,7 @@ class Store:
         return replace(found, rows=is_out.nonzero().flatten())
 
     def verify(self, *, rebuild: bool = False) -> Verification:
-        """Look at every byte: a table of the shards and what is wrong. `rebuild` writes a lost manifest anew first."""
+        """Check every byte; returns a table of shards and problems. `rebuild` first rewrites a lost manifest."""
         from hookline.store.integrity import rebuild_manifest, verify
 
         if rebuild:
@@ -165,19 +165,17 @@ class Store:
         return verify(self.folder)
 
     def rebuild(self) -> None:
-        """Write the manifest anew from the shards' headers."""
+        """Rewrite the manifest from the headers of the shards."""
         self.verify(rebuild=True)
 
     def select(self, points: str | Sequence[str] | None) -> list[str]:
-        """The stored points that names or globs stand for; the names by which they were harvested will do as well."""
+        """The stored points that match names or globs, in any dialect."""
         if points is None:
             return list(self.points)
         found: dict[str, None] = {}
         for asked in points if isinstance(points, Sequence) and not isinstance(points, str) else [points]:
             if not isinstance(asked, str):
-                raise StoreError(
-                    f"a store is asked for points by their names, not by {asked!r}: it has {[*self.points]}"
-                )
+                raise StoreError(f"points in a store are selected by name, not by {asked!r}: it has {[*self.points]}")
             matching = [self._names[asked]] if asked in self._names else []
             matching = matching or [name for name in self.points if asked == name or fnmatchcase(name, asked)]
             if not matching:
@@ -186,7 +184,7 @@ class Store:
         return list(found)
 
     def _spans(self, start: int, stop: int) -> Iterator[tuple[Shard, int, int]]:
-        """Which rows of which shards are from `start` to before `stop`."""
+        """The parts of shards that make up the rows `start:stop`."""
         shards = self.manifest.shards
         index = bisect_right([shard.stop_row for shard in shards], start)
         while start < stop:
@@ -205,7 +203,7 @@ class Store:
         place = header.tensors[name]
         if self._checks and (shard.number, name) not in self._sound:
             if not is_sound(file, place):
-                raise StoreError(_refusal(self.folder, shard, f"{name} is not what was written: its sum differs"))
+                raise StoreError(_refusal(self.folder, shard, f"{name} is damaged: its checksum does not match"))
             self._sound.add((shard.number, name))
         return read_rows(file, place, start, stop)
 
@@ -234,16 +232,16 @@ class Store:
 
 
 class LocalStore(Store):
-    """A store in a folder of this machine: see `Store`."""
+    """A store in a local folder: see `Store`."""
 
     def __init__(self, path: str | Path, *, check: bool = True) -> None:
         if "://" in str(path):
-            raise StoreError(f"{path} is no folder of this machine: hookline.store.RemoteStore({str(path)!r})")
+            raise StoreError(f"{path} is not a local folder: use hookline.store.RemoteStore({str(path)!r})")
         super().__init__(LocalFolder(path), check=check)
 
 
 class RemoteStore(Store):
-    """A store on a file system that fsspec knows, `s3://…` or `memory://…`: see `Store`."""
+    """A store on any file system that fsspec supports, `s3://…` or `memory://…`: see `Store`."""
 
     def __init__(self, url: str, *, check: bool = True) -> None:
         super().__init__(RemoteFolder(url), check=check)
@@ -266,7 +264,7 @@ def load_manifest(folder: Folder) -> Manifest:
     except FileNotFoundError:
         shards = [name for name in folder.names() if name.endswith(".safetensors")]
         advice = (
-            f"though {len(shards)} shards: `hookline store verify PATH --rebuild` writes it anew"
+            f"but {len(shards)} shards: `hookline store verify PATH --rebuild` rewrites it"
             if shards
             else "and no shard: harvest into it first"
         )
@@ -277,7 +275,7 @@ def load_manifest(folder: Folder) -> Manifest:
 
 
 def open_shard(folder: Folder, manifest: Manifest, shard: Shard) -> tuple[Bytes, Header]:
-    """A shard of the manifest, with its header; StoreError says why it is not what the manifest says."""
+    """Open a shard of the manifest; StoreError if it does not match the manifest."""
     try:
         file = folder.open(shard.name)
     except FileNotFoundError:
@@ -294,11 +292,11 @@ def open_shard(folder: Folder, manifest: Manifest, shard: Shard) -> tuple[Bytes,
 
 
 def mismatch(manifest: Manifest, shard: Shard, header: Header) -> str:
-    """Why a file is not the shard that the manifest says it is; nothing if it is."""
+    """Why a file is not the shard that the manifest describes; empty if it is."""
     ours, theirs = manifest.about.to_json(), header.about.to_json()
-    unlike = [line for part in ours for line in differences(theirs[part], ours[part])]
-    if unlike:
-        return "it is of another harvest than the manifest: " + "; ".join(unlike[:3])
+    different = [line for part in ours for line in differences(theirs[part], ours[part])]
+    if different:
+        return "it belongs to a different harvest than the manifest: " + "; ".join(different[:3])
     if header.shard == shard:
         return ""
     found = header.shard
@@ -306,9 +304,9 @@ def mismatch(manifest: Manifest, shard: Shard, header: Header) -> str:
         return f"it is another shard of this harvest, number {found.number}: {found.name} under a wrong name"
     if (found.data_before, found.data_after) != (shard.data_before, shard.data_after):
         return f"it is shard {found.number} of other data"
-    unlike = differences(asdict(found), asdict(shard))
-    return f"it is not shard {found.number} that the manifest tells of: {'; '.join(unlike[:3])}"
+    different = differences(asdict(found), asdict(shard))
+    return f"it is not shard {found.number} of the manifest: {'; '.join(different[:3])}"
 
 
 def _refusal(folder: Folder, shard: Shard, why: str) -> str:
-    return f"{folder.path}/{shard.name} cannot be read: {why}. `hookline store verify PATH` looks at all shards"
+    return f"{folder.path}/{shard.name} cannot be read: {why}. `hookline store verify PATH` checks all shards"

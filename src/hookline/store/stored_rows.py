@@ -1,4 +1,4 @@
-"""Rows: what comes out of a store."""
+"""Rows: activations read from a store, and where they come from."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from hookline.errors import unknown_point
 
 @dataclass(frozen=True)
 class Rows:
-    """Activations at some places: `rows["blocks.0.hook_resid_post"]` is [row, d_model].
+    """The activations of some tokens: `rows["blocks.0.hook_resid_post"]` is [row, d_model].
 
-    Row `i` is of the token `token[i]` at `position[i]` of the example `example[i]`. Positions count from the text's
-    first token, without padding. Of networks that take no tokens, a row is a sample, and `position` and `token` are -1.
+    Row `i` belongs to the token `token[i]` at `position[i]` of the example `example[i]`. Positions count from the
+    text's first token, without padding. For networks without tokens, a row is a sample, and `position` and `token` are
+    -1.
     """
 
     example: Int[Tensor, " row"]
@@ -25,7 +26,7 @@ class Rows:
     token: Int[Tensor, " row"]
     activations: Mapping[str, Tensor]
     names: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """The names that points have beside those in `activations`, and which of those they stand for."""
+    """Other names of points, and the names in `activations` they refer to."""
 
     def __len__(self) -> int:
         return len(self.example)
@@ -37,15 +38,15 @@ class Rows:
         return self.activations[name]
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Rows:
-        """The same on another device."""
+        """Returns a copy on another device."""
         return self._each(lambda x: x.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Rows:
-        """The same in memory that a GPU copies from fast; a DataLoader asks for it."""
+        """Returns a copy in pinned memory; a DataLoader calls this."""
         return self._each(Tensor.pin_memory)
 
     def pick(self, which: Tensor | slice) -> Rows:
-        """Some of the rows, in that order."""
+        """Returns some of the rows, in that order."""
         return self._each(lambda x: x[which])
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Rows:
@@ -60,7 +61,7 @@ class Rows:
 
 
 def joined(parts: Sequence[Rows]) -> Rows:
-    """Several, one after the other."""
+    """Concatenate several."""
     if len(parts) == 1:
         return parts[0]
     points = {name: torch.cat([part.activations[name] for part in parts]) for name in parts[0].activations}

@@ -1,4 +1,4 @@
-"""View: one point of a store, as a long tensor of which only what is asked for is read."""
+"""One point of a store as a long tensor, of which only the requested rows are read."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ if TYPE_CHECKING:
     from hookline.store.store import Store
 
 _GAP = 64
-"""Rows that lie nearer together than this are read in one go."""
+"""Rows closer together than this are read at once."""
 
 
 class View:
-    """One point of a store, read as a tensor is: `store["fc1"][100:200]`, `[::10]`, `[[5, 2]]`, `[mask]`, `[:9, 3]`."""
+    """One point of a store, indexed as a tensor: `store["fc1"][100:200]`, `[::10]`, `[[5, 2]]`, `[mask]`, `[:9, 3]`."""
 
     def __init__(self, store: Store, name: str) -> None:
         self._store, self.name, self.column = store, name, store.points[name]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Rows first."""
+        """The shape, with the rows as the first axis."""
         return (len(self._store), *self.column.shape)
 
     @property
     def dtype(self) -> torch.dtype:
-        """As stored."""
+        """The dtype as stored."""
         return self.column.torch_dtype
 
     def __len__(self) -> int:
@@ -51,13 +51,13 @@ class View:
         return self._span(row, row + 1)[0]
 
     def _numbers(self, which: Any) -> Tensor:
-        """Rows given by numbers or by a mask, as numbers from 0 on."""
+        """Row numbers or a mask as nonnegative row numbers."""
         rows = torch.as_tensor(which).cpu()
         if rows.dtype == torch.bool and rows.shape == (len(self),):
             return rows.nonzero().flatten()
         if rows.ndim > 1 or (rows.numel() and (rows.is_floating_point() or rows.dtype == torch.bool)):
             raise HooklineError(
-                f"rows of {self.name!r} go by numbers, or by a mask of {len(self)}, not by {list(rows.shape)} of "
+                f"rows of {self.name!r} are selected by number or a mask of {len(self)}, not by {list(rows.shape)} of "
                 f"{rows.dtype}"
             )
         for row in [] if not rows.numel() else [int(rows.min()), int(rows.max())]:
@@ -66,11 +66,11 @@ class View:
 
     def _checked(self, row: int) -> int:
         if row not in range(-len(self), len(self)):
-            raise IndexError(f"row {row}, but there are {len(self)}")
+            raise IndexError(f"row {row} is out of range: there are {len(self)} rows")
         return row % len(self)
 
     def _some(self, rows: Tensor) -> Tensor:
-        """Rows in any order, those that lie together read together."""
+        """Rows in any order; nearby rows are read together."""
         wanted, places = torch.unique(rows, return_inverse=True)
         ends = (wanted.diff() > _GAP).nonzero().flatten() + 1
         runs = [run for run in torch.tensor_split(wanted, ends) if len(run)]

@@ -1,4 +1,4 @@
-"""The writer: shards are written by threads of their own, while the model computes the rows of the next."""
+"""The writer: threads write shards while the model computes the rows of the next."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from hookline.store.selection import Batch
 from hookline.store.shards import columns_of, stage_shard
 
 THREADS = 4
-"""How many shards are written at once. One file takes some 1 to 2 GB a second; a model on a GPU gives 3 and more."""
+"""How many shards are written in parallel. One file takes 1 to 2 GB per second; a model on a GPU produces 3 or more."""
 
 
 class Writer:
-    """Takes batches of rows, and puts them into shards of whole batches. A context: leave it and the threads are gone.
+    """Collects batches of rows into shards of whole batches. A context manager: its threads end with the context.
 
-    While one buffer is filled, others are written. There are two of them as long as a shard is written before the next
-    is full, and at most `THREADS + 1`; then whoever adds waits. A shard ends where it is full, or `flush_every` seconds
-    after its first rows came, or where an exception ends the harvest: so a shard may be short, but it always has whole
-    batches, and a harvest that is resumed runs the same batches as one that was never interrupted.
+    While one buffer is filled, others are written. There are two buffers as long as a shard is written before the next
+    one is full, and at most `THREADS + 1`; then `add` waits. A shard ends when it is full, `flush_every` seconds after
+    its first rows, or when an exception ends the harvest. So a shard may be short, but it always has whole batches, and
+    a resumed harvest runs the same batches as one that was never interrupted.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Writer:
             self._end()
 
     def add(self, batch: Batch, sources: dict[str, Tensor], before: Progress, after: Progress) -> None:
-        """Store the rows of a batch. `before` and `after` are how far the data set had been read around it."""
+        """Add the rows of a batch. `before` and `after` are the progress in the data set around it."""
         self._collect()
         self._check_shapes(sources)
         if self._buffer is not None and (self._buffer.rows + batch.rows > self._shard_rows or self._is_due()):
@@ -85,7 +85,7 @@ class Writer:
         self._buffer.hold(batch.rows, after)
 
     def finish(self, progress: Progress) -> None:
-        """Write what is left as the last shard, which may be empty, and wait for all that is being written."""
+        """Write the remaining rows as the last shard, which may be empty, and wait for all writes."""
         if self._buffer is None:
             self._buffer = self._empty_buffer(0)
         self._hand_over(self._buffer, progress, is_last=True)
@@ -97,7 +97,7 @@ class Writer:
         return monotonic() - self._began >= self._flush_every
 
     def _flush(self, error: BaseException) -> None:
-        """Keep the rows of all finished batches when `error` ends the harvest. If that fails, `error` says so too."""
+        """Write the rows of all finished batches when `error` ends the harvest; add a note to it if that fails."""
         if self._buffer is None or not self._buffer.rows:
             return
         self._hand_over(self._buffer, self._buffer.progress, is_last=False)
@@ -108,11 +108,11 @@ class Writer:
             error.add_note(f"The last {self._buffer.rows:,} rows could not be stored: {problem}")
 
     def _has_failed(self) -> bool:
-        """Whether a shard could not be written. Then none after it becomes part of the store."""
+        """Whether a shard could not be written; no later shard becomes part of the store then."""
         return any(each.done() and each.exception() is not None for each in self._writing) or self._is_broken
 
     def _end(self) -> None:
-        """Finish the shards that are being written, also if further interrupts come meanwhile: it takes seconds."""
+        """Finish the shards that are being written, even if interrupted again: it takes seconds."""
         while True:
             try:
                 self._copier.finish()
@@ -123,7 +123,7 @@ class Writer:
             return
 
     def _empty_buffer(self, rows: int) -> Buffer:
-        """One with room for a shard, or for so many rows if these are more."""
+        """A free buffer with room for a shard, or for `rows` if that is more."""
         while not self._free and len(self._writing) > THREADS:
             wait(self._writing, return_when=FIRST_COMPLETED)
             self._collect()
@@ -133,14 +133,14 @@ class Writer:
         return Buffer(self._columns, max(rows, self._shard_rows), is_pinned=self._is_pinned)
 
     def _hand_over(self, buffer: Buffer, progress: Progress, *, is_last: bool) -> None:
-        """Have a thread write the buffer. Where an interrupt cut this short, it may be called again."""
+        """Schedule the buffer for writing. May be called again after an interrupt."""
         if buffer.shard is None:
             buffer.shard = Shard.after(self._handed_over, buffer.rows, progress, is_last=is_last)
         self._handed_over = buffer.shard
         self._writing.append(self._threads.submit(self._write, buffer, buffer.shard))
 
     def _collect(self) -> None:
-        """Take back the buffers that are written; raise what went wrong with one."""
+        """Reclaim the buffers that are written; raise the error of one that failed."""
         done = [each for each in self._writing if each.done()]
         self._writing = [each for each in self._writing if each not in done]
         for each in done:
@@ -154,7 +154,7 @@ class Writer:
                 self._free.append(buffer)
 
     def _write(self, buffer: Buffer, shard: Shard) -> Buffer | None:
-        """In a thread: write the shard and make it part of the store. None if the buffer had been written already."""
+        """In a thread: write the shard and enter it into the store. None if the buffer was already written."""
         with buffer.lock:  # a second call, after an interrupted one, returns when the first has written it
             if buffer.is_taken:
                 return None
@@ -170,22 +170,22 @@ class Writer:
     def _check_shapes(self, sources: dict[str, Tensor]) -> None:
         wanted = {name: each.shape for name, each in self._about.points.items()}
         found = {name: tuple(x.shape[1:]) for name, x in sources.items()}
-        if unlike := differences(found, wanted):
-            raise StoreError(f"the points do not give the same in every batch: {'; '.join(unlike[:3])}")
+        if different := differences(found, wanted):
+            raise StoreError(f"the points have different shapes in different batches: {'; '.join(different[:3])}")
 
     def _check_range(self, tensors: dict[str, Tensor]) -> None:
         for name in self._narrowed:
             x = tensors[name]
             if bool(torch.isinf(x).any()):
                 raise StoreError(
-                    f"{name} has values that are infinite as {x.dtype}, whose largest is "
+                    f"{name} has values that overflow {x.dtype}, whose maximum is "
                     f"{torch.finfo(x.dtype).max:.4g}: harvest with dtype=torch.bfloat16"
                 )
 
 
 def cannot_write(folder: Folder, manifest: Manifest, error: OSError) -> StoreError:
-    """What is said when the disk is full, or will not be written to."""
+    """The error for a full or unwritable disk."""
     return StoreError(
-        f"{folder.path} cannot be written to: {error.strerror or error}. What is in it can be read (at least "
-        f"{manifest.rows:,} rows), and the same harvest goes on from there once there is room"
+        f"{folder.path} cannot be written to: {error.strerror or error}. Its rows so far can be read (at least "
+        f"{manifest.rows:,}), and the same harvest can be resumed once there is space"
     )
