@@ -22,7 +22,7 @@ from hookline.compat.mi_crow.store import LocalStore as Runs
 from hookline.engine.tensorfile import read_tensors, write_tensors
 from hookline.experiments import steering
 from hookline.experiments.result import Result
-from hookline.hooks.edits import add, mean, noise, replace, scale, zero
+from hookline.hooks.data_edits import add, mean, noise, replace, scale, zero
 from hookline.sae import SparseAutoencoder
 from hookline.store import LocalStore, shards
 

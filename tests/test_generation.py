@@ -8,7 +8,7 @@ import torch
 
 import hookline
 from hookline import HookError, HooklineError, at, last, new_tokens, step, token
-from hookline.hooks.edits import noise
+from hookline.hooks.data_edits import noise
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # transformers' own
 IDS = torch.tensor([[3, 4, 5, 4, 7, 3, 4, 5]])

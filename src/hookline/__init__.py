@@ -40,7 +40,7 @@ from hookline.hooks import (
 from hookline.hooks.hooked_module import HookedModule, HookedRootModule
 from hookline.load import hook, load
 from hookline.model import HookedModel
-from hookline.text.positions import at, image_tokens, last, new_tokens, step, token
+from hookline.text.token_positions import at, image_tokens, last, new_tokens, step, token
 from hookline.weights.factored import FactoredMatrix
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from hookline.hooks.context import HookContext
 from hookline.hooks.controllers import Controller, FunctionController
 from hookline.hooks.detectors import Detector, LayerActivationDetector, ModelInputDetector, ModelOutputDetector
 from hookline.hooks.editfile import load_edits, save_edits
-from hookline.hooks.edits import DataEdit, add, freeze, mean, noise, project_out, replace, scale, zero
+from hookline.hooks.data_edits import DataEdit, add, freeze, mean, noise, project_out, replace, scale, zero
 from hookline.hooks.hook import Hook, HookType
 from hookline.hooks.registry import Layers
 

@@ -19,8 +19,8 @@ from torch import Tensor
 from hookline.engine.points import HookPoint
 from hookline.engine.tensorfile import BAD_CONTENT, check_is_file, make_folder, read_json, write_bytes
 from hookline.errors import HooklineError, InvalidHookError
-from hookline.hooks.edits import KINDS, DataEdit
-from hookline.text.positions import Meaning, image_tokens, last, new_tokens, step, token
+from hookline.hooks.data_edits import KINDS, DataEdit
+from hookline.text.token_positions import Meaning, image_tokens, last, new_tokens, step, token
 
 FORMAT, VERSION = "hookline.edits", 2
 TABLE, TENSORS = "edits.json", "tensors.safetensors"

@@ -13,7 +13,7 @@ from hookline.engine.batch_index import Rows, checked_rows
 from hookline.engine.cache import ActivationCache
 from hookline.engine.taps import now
 from hookline.errors import HooklineError
-from hookline.text.positions import Positions, picked
+from hookline.text.token_positions import Positions, picked
 from hookline.transformer.architectures import architecture, is_parallel, is_post_norm
 from hookline.transformer.cfg import cfg_of
 from hookline.transformer.norms import Norm, norm_of

@@ -15,7 +15,7 @@ from hookline.errors import HooklineError
 from hookline.hooks import Controller, DataEdit
 from hookline.hooks.action import ObjectEdit
 from hookline.sae.autoencoder import SparseAutoencoder
-from hookline.text.positions import at
+from hookline.text.token_positions import at
 
 FeatureEdit: TypeAlias = DataEdit | Callable[..., Tensor | None]
 """What is done to features: an edit such as `zero(neuron=7)`, or a function of them, as of any hook."""

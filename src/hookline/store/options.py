@@ -12,7 +12,7 @@ from torch import Tensor
 from hookline.errors import HooklineError
 from hookline.store.checksums import tensor_sum
 from hookline.store.fingerprint import fingerprint
-from hookline.text.positions import Meaning, Positions, canonical, new_tokens
+from hookline.text.token_positions import Meaning, Positions, canonical, new_tokens
 
 Chosen = Positions | Callable[[Tensor], Tensor]
 

@@ -20,7 +20,7 @@ from hookline.store.options import Options
 from hookline.store.padding import warn_of_padding
 from hookline.store.token_rows import Tokens
 from hookline.text.forward_pass import Pass, Span
-from hookline.text.positions import Meaning
+from hookline.text.token_positions import Meaning
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.text.forward_pass import Pass, Span
-from hookline.text.positions import Meaning
+from hookline.text.token_positions import Meaning
 
 SliceInput = int | slice | tuple[int, ...] | list[int] | Tensor | np.ndarray | None
 

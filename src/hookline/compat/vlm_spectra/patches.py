@@ -24,7 +24,7 @@ from hookline.errors import HooklineError, InvalidHookError
 from hookline.hooks.action import ObjectEdit, here
 from hookline.hooks.fitting import Units, told, units
 from hookline.hooks.hook import Hook
-from hookline.text.positions import Positions, at, canonical, is_one_per_row, mask_of
+from hookline.text.token_positions import Positions, at, canonical, is_one_per_row, mask_of
 
 
 class Patch(Hook):

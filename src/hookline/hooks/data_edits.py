@@ -46,7 +46,7 @@ from hookline.hooks.fitting import (
     units,
 )
 from hookline.text.outliers import Outliers, factor_of
-from hookline.text.positions import Positions, at, canonical
+from hookline.text.token_positions import Positions, at, canonical
 
 _log = logging.getLogger("hookline")
 
