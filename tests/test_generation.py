@@ -7,8 +7,9 @@ import tiny_models
 import torch
 
 import hookline
-from hookline import HookError, HooklineError, at, last, new_tokens, step, token
-from hookline.hooks.data_edits import noise
+from hookline import HookError, HooklineError, at, last, token
+from hookline.edits import noise
+from hookline.positions import new_tokens, step
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # transformers' own
 IDS = torch.tensor([[3, 4, 5, 4, 7, 3, 4, 5]])

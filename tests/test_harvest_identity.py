@@ -11,7 +11,8 @@ from stores import edit_manifest, harvested, tinyworld
 from torch import nn
 
 import hookline
-from hookline import StoreError, add, replace
+from hookline.edits import add, replace
+from hookline.errors import StoreError
 from hookline.hooks import Controller, Detector
 from hookline.sae import SAEConfig, SparseAutoencoder
 from hookline.store.checksums import tensor_sum

@@ -12,31 +12,13 @@ from tiny_models import causal_lm
 from torch import Tensor
 
 import hookline
-from hookline import (
-    Controller,
-    FunctionController,
-    HookError,
-    HooklineError,
-    InvalidHookError,
-    NeverFiredWarning,
-    UnknownPointError,
-    add,
-    at,
-    freeze,
-    image_tokens,
-    last,
-    load_edits,
-    mean,
-    new_tokens,
-    noise,
-    project_out,
-    replace,
-    save_edits,
-    scale,
-    step,
-    token,
-    zero,
-)
+from hookline import HookError, HooklineError, NeverFiredWarning, UnknownPointError, at, last, token
+from hookline.edits import add, freeze, mean, noise, project_out, replace, scale, zero
+from hookline.edits import load as load_edits
+from hookline.edits import save as save_edits
+from hookline.errors import InvalidHookError
+from hookline.hooks import Controller, FunctionController
+from hookline.positions import image_tokens, new_tokens, step
 
 TOKENS = torch.arange(12).view(2, 6) + 3
 RESID, Z, POST = "blocks.1.hook_resid_post", "blocks.1.attn.hook_z", "blocks.1.mlp.hook_post"
@@ -366,7 +348,7 @@ def test_what_was_loaded_does_the_same(model, tmp_path) -> None:
 
 
 def test_what_cannot_be_saved(model, tmp_path) -> None:
-    for pair in [("fc1", torch.relu), ("fc1", hookline.LayerActivationDetector()), zero(), ("fc1",)]:
+    for pair in [("fc1", torch.relu), ("fc1", hookline.hooks.LayerActivationDetector()), zero(), ("fc1",)]:
         with pytest.raises(InvalidHookError, match="what can be saved are pairs"):
             save_edits(tmp_path / "x", [pair])
     with pytest.raises(HooklineError, match="a point is saved by its name"):

@@ -16,9 +16,10 @@ from tiny_vision import ENCODERS, IMAGE, VISION_LANGUAGE, inputs_of, module_of, 
 from typer.testing import CliRunner
 
 import hookline
-from hookline import at, image_tokens
+from hookline import at
 from hookline.cli import app
 from hookline.errors import HooklineError
+from hookline.positions import image_tokens
 from hookline.vision.images import picture_of
 from hookline.vision.inputs import rows_of
 

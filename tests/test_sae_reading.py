@@ -6,7 +6,8 @@ from test_sae_splice import POINT, TOKENS, make
 from tiny_models import causal_lm
 
 import hookline
-from hookline import HooklineError, UnknownPointError, last, zero
+from hookline import HooklineError, UnknownPointError, last
+from hookline.edits import zero
 from hookline.sae import run_with_features
 
 OTHER = "blocks.2.hook_mlp_out"

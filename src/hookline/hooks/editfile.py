@@ -27,7 +27,7 @@ TABLE, TENSORS = "edits.json", "tensors.safetensors"
 _WORDS: dict[str, Meaning] = {"last": last, "image_tokens": image_tokens, "new_tokens": new_tokens}
 
 
-def save_edits(path: str | os.PathLike[str], edits: Iterable[tuple[Any, DataEdit]]) -> None:
+def save(path: str | os.PathLike[str], edits: Iterable[tuple[Any, DataEdit]]) -> None:
     """Write `(name, edit)` pairs to a folder, which is made if it is not there."""
     tensors: dict[str, Tensor] = {}
     rows = [_encoded(index, pair, tensors) for index, pair in enumerate(edits)]
@@ -49,7 +49,7 @@ def save_edits(path: str | os.PathLike[str], edits: Iterable[tuple[Any, DataEdit
     write_bytes(folder / TABLE, text, "the edits")
 
 
-def load_edits(path: str | os.PathLike[str]) -> list[tuple[Any, DataEdit]]:
+def load(path: str | os.PathLike[str]) -> list[tuple[Any, DataEdit]]:
     """The `(name, edit)` pairs that were saved to a folder, as `run_with_hooks(fwd_hooks=…)` takes them."""
     folder = Path(path)
     table = _table(folder)
@@ -62,10 +62,10 @@ def load_edits(path: str | os.PathLike[str]) -> list[tuple[Any, DataEdit]]:
 
 
 def _serialized(tensors: dict[str, Tensor]) -> bytes:
-    from safetensors.torch import save
+    from safetensors.torch import save as save_tensors
 
     try:
-        return save(tensors)
+        return save_tensors(tensors)
     except KeyError as error:
         raise HooklineError(f"a safetensors file cannot have tensors of {error}") from None
 
@@ -156,7 +156,7 @@ def _check_sum(folder: Path, table: dict[str, Any]) -> None:
 
 def _tensors(folder: Path, checksum: Any) -> dict[str, Tensor]:
     from safetensors import SafetensorError
-    from safetensors.torch import load
+    from safetensors.torch import load as load_tensors
 
     if checksum is None:
         return {}
@@ -170,7 +170,7 @@ def _tensors(folder: Path, checksum: Any) -> dict[str, Tensor]:
     if hashlib.sha256(data).hexdigest() != checksum:
         raise HooklineError(f"{folder / TENSORS} is not what was saved with {TABLE}: it was changed or damaged")
     try:
-        return load(data)
+        return load_tensors(data)
     except (SafetensorError, *BAD_CONTENT) as error:
         raise HooklineError(f"{folder / TENSORS} cannot be read: {error}") from None
 

@@ -7,7 +7,6 @@ and every way of calling the model, in one order with all others, and `reset_hoo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -25,14 +24,12 @@ if TYPE_CHECKING:
     from hookline.engine.permanent import Standing
 
 
-class Layers:
-    """The hooks registered on a model, and the names of its layers.
+class Registry:
+    """The hooks registered on a model, each under an id.
 
-        detector = LayerActivationDetector()
-        model.layers.register_hook("transformer.h.0.attn.c_attn", detector)
-
-    A module that has `layers` of its own has them as `model.module.layers`; `model.layers[0]`, its length and going
-    through it mean those as well, or in a language model its blocks.
+    detector = LayerActivationDetector()
+    hook_id = model.registry.register_hook("transformer.h.0.attn.c_attn", detector)
+    model.registry.unregister_hook(hook_id)
     """
 
     def __init__(self, model: Hooked) -> None:
@@ -160,31 +157,6 @@ class Layers:
     def __contains__(self, hook_or_id: object) -> bool:
         return any(hook_or_id in (action.registered, action.hook) for action in self._actions())
 
-    def __getitem__(self, index: Any) -> Any:
-        return self._own()[index]
-
-    def __len__(self) -> int:
-        return len(self._own())
-
-    def __iter__(self) -> Iterator[nn.Module]:
-        return iter(self._own())
-
-    def __bool__(self) -> bool:
-        return True
-
-    def _own(self) -> Any:
-        """The layers themselves, for those who mean them."""
-        points = self._model._points
-        own = getattr(points.root, "layers", None)
-        if own is None:
-            own = points.blocks()
-        if own is None:
-            raise HooklineError(
-                f"a {type(points.root).__name__} has no `layers` of its own; `layers` is the registry of its hooks: "
-                f"layers.hooks(), layers.list_layers()"
-            )
-        return own
-
     def _point(self, layer_signature: Filter, hook: Any) -> HookPoint:
         points = self._model._points
         if isinstance(layer_signature, int) and points.blocks() is None:
@@ -232,13 +204,9 @@ class Layers:
 
     def __repr__(self) -> str:
         rows = [f"  {action.point.name}: {action.hook!r}" for action in self._actions()]
-        return "\n".join([f"Layers of {type(self._model._points.root).__name__}, {len(rows)} hooks registered", *rows])
-
-
-def layers_of(model: Hooked) -> Layers:
-    """The registry of a model, also of one whose attribute `layers` is something else."""
-    known = getattr(type(model), "layers", None)
-    return model.layers if isinstance(known, property) else Layers(model)  # type: ignore[attr-defined]
+        return "\n".join(
+            [f"Registry of {type(self._model._points.root).__name__}, {len(rows)} hooks registered", *rows]
+        )
 
 
 def _check_order(layer_signature: Any, hook: Any) -> None:
