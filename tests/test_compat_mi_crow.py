@@ -268,9 +268,9 @@ def test_a_controller_before_a_module_called_by_keyword() -> None:
     hooked = hookline.hook(module)
     tokens = torch.arange(6)[None] + 3
     bare = hooked(tokens)
-    hooked.layers.register_hook("model.layers.1.self_attn", Half(hook_type=HookType.PRE_FORWARD))
+    hooked.registry.register_hook("model.layers.1.self_attn", Half(hook_type=HookType.PRE_FORWARD))
     assert not torch.equal(hooked(tokens), bare)
-    hooked.layers.unregister_all()
+    hooked.registry.unregister_all()
 
 
 def test_inference(lm) -> None:

@@ -53,3 +53,10 @@ def test_importing_is_cheap() -> None:
     check = "import sys, hookline; print([n for n in sys.modules if n in ('transformers', 'hookline.experiments')])"
     found = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_a_hooked_model_has_few_methods_of_its_own() -> None:
+    """At most 30 beside those of any hooked module; the weights' names are attributes of `model.weights`."""
+    mine = [each for each in hookline.HookedModel.__mro__ if each not in hookline.HookedModule.__mro__]
+    own = {name for each in mine for name in vars(each) if not name.startswith("_")}
+    assert len(own) <= 30, sorted(own)

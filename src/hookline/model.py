@@ -48,9 +48,10 @@ from hookline.weights.processing import WeightProcessing
 
 ReturnType = Literal["logits", "loss", "both"] | None
 _BRANCHES = ("blocks", "encoder", "decoder", "ln_final", "unembed", "vision", "projector")
+_WEIGHTS = frozenset(Weights.names())
 
 
-class HookedModel(WrappedTransformer, TokenHelpers, Seeing, Weights, WeightProcessing):
+class HookedModel(WrappedTransformer, TokenHelpers, Seeing, WeightProcessing):
     """A language model, wrapped but not changed.
 
         model = hookline.hook(hf_model, tokenizer)
@@ -84,7 +85,22 @@ class HookedModel(WrappedTransformer, TokenHelpers, Seeing, Weights, WeightProce
         if name.startswith("hook_") or name in _BRANCHES:
             with suppress(AttributeError):
                 return follow(self._points, name)
+        if name in _WEIGHTS:
+            return getattr(self.weights, name)
         return super().__getattr__(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _WEIGHTS:
+            raise AttributeError(f"{name} cannot be assigned: write into the parameters of model.module")
+        super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *_WEIGHTS})
+
+    @property
+    def weights(self) -> Weights:
+        """The weights in the classic layout, stacked over layers: `model.weights.W_Q`, or `model.W_Q` for short."""
+        return Weights(self._points)
 
     @property
     def _anatomy(self) -> Anatomy:

@@ -100,9 +100,7 @@ class StreamCache(ActivationCache):
     @property
     def _weights(self) -> Weights:
         self._check_weights()
-        weights = Weights()
-        weights._points = self._model
-        return weights
+        return Weights(self._model)
 
     def _check_weights(self) -> None:
         """The model's weights must be what they were in the run."""
