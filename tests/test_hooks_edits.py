@@ -446,9 +446,9 @@ def test_a_hook_that_stays_tells_of_positions_that_a_generation_never_reached() 
     model = hookline.load("tinyworld")
     model.add_hook(0, zero(pos=[0, 40]))
     for _ in range(2):
-        with pytest.warns(hookline.NeverFiredWarning, match="never came to position 40 of row 0, which has 3"):
+        with pytest.warns(hookline.NeverFiredWarning, match="never reached position 40 of row 0, which has 3"):
             model.generate("Mary went", max_new_tokens=2)
-    with pytest.warns(hookline.NeverFiredWarning, match="never came to position 40"), model.hooks():
+    with pytest.warns(hookline.NeverFiredWarning, match="never reached position 40"), model.hooks():
         model("Mary went")
     model.reset_hooks()
 

@@ -88,7 +88,7 @@ def test_layers_by_every_name() -> None:
         model.registry.unregister_hook(model.registry.register_hook(name, LayerActivationDetector()))
     with pytest.raises(hookline.UnknownPointError, match=r"Did you mean 'transformer\.h\.0\.attn"):
         model.registry.register_hook("transformer.h.0.atn", Zero())
-    with pytest.raises(HooklineError, match="stands for 4 points"):
+    with pytest.raises(HooklineError, match="matches 4 points"):
         model.registry.register_hook("blocks.*.hook_resid_post", Zero())
 
     class Declared(Zero):

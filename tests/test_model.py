@@ -279,7 +279,7 @@ def test_what_comes_before_the_start_cannot_be_hooked(model) -> None:
     ]:
         with pytest.raises(HooklineError, match=message):
             model(stream, **options)
-    with pytest.raises(HooklineError, match="stop_at_layer=1 is before the layer that the run starts at"):
+    with pytest.raises(HooklineError, match="stop_at_layer=1 is before start_at_layer"):
         model(stream, start_at_layer=3, stop_at_layer=1)
     with pytest.raises(HooklineError, match="the input is text, several texts, or a tensor of token ids, not 5"):
         model(5)

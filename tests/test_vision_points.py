@@ -273,7 +273,7 @@ def test_the_loss_is_that_of_text() -> None:
     assert bool((per_token[~seen] > 0).all())
     torch.testing.assert_close(model(**inputs, return_type="loss"), per_token[~seen].mean())
     only = torch.full((1, 16), tiny_vision.IMAGE)
-    with pytest.raises(HooklineError, match="only pictures"):
+    with pytest.raises(HooklineError, match="only images"):
         model(input_ids=only, pixel_values=inputs["pixel_values"][:1], return_type="loss")
 
 

@@ -1,4 +1,4 @@
-"""The registry of a model: hooks that stay, each under an id, to be looked up, switched off and taken out.
+"""The registry of a model: hooks that stay, each under an id, to be looked up, disabled and removed.
 
 A registered hook is a standing hook, as one added with `add_hook(…, is_permanent=True)`: it is there for every thread
 and every way of calling the model, in one order with all others, and `reset_hooks()` leaves it alone.
@@ -53,7 +53,7 @@ class Registry:
         hook_id: str | None = None,
         prepend: bool = False,
     ) -> str:
-        """Keep a hook at a layer, and give the id that it is registered under.
+        """Register a hook at a layer and return its id.
 
         The layer is a name in any dialect, a module, or the number of a block; None asks the hook itself. The hook is
         a `Hook`, an edit such as `zero(head=3)`, or a function. Several may share a layer, in the order registered.
@@ -86,13 +86,13 @@ class Registry:
         return action.registered
 
     def unregister_hook(self, hook_or_id: Any) -> bool:
-        """Take a hook out, given by its id or itself."""
+        """Remove a hook, given by its id or itself."""
         action = self._action(hook_or_id)
         action.point.standing.remove(lambda other: other is action)
         return True
 
     def unregister_all(self) -> None:
-        """Take all of them out."""
+        """Remove all registered hooks."""
         for action in self._actions():
             self.unregister_hook(action.registered)
 
@@ -115,7 +115,7 @@ class Registry:
         return self._action(hook_id).hook
 
     def disable(self, hook_or_id: Any) -> None:
-        """Take a hook off the model, but keep it registered: a function or an edit too, which cannot do so itself."""
+        """Stop calling a hook, but keep it registered. This works for functions and edits too."""
         self._switch(hook_or_id, on=False)
 
     def enable(self, hook_or_id: Any) -> None:
@@ -135,7 +135,7 @@ class Registry:
             action.point.standing.refresh()
 
     def errors(self) -> list[HookError]:
-        """What went wrong in registered hooks that are skipped when they fail: the first error of each.
+        """Errors of registered hooks with `on_error="skip"`: the first error of each.
 
         Those of hooks that were unregistered since come first, until `clear_errors()`.
         """
@@ -143,7 +143,7 @@ class Registry:
         return [*past, *(error for action in self._actions() for error in action.errors)]
 
     def clear_errors(self) -> None:
-        """Forget what went wrong."""
+        """Clear the list of errors."""
         for standing in self._standings():
             standing.past_errors.clear()
         for action in self._actions():
@@ -169,10 +169,10 @@ class Registry:
         elif isinstance(hook, HookObject):
             found = hook.declared(points)
         else:
-            raise HooklineError("a function does not say where it belongs: name the layer")
+            raise HooklineError("a function has no layer of its own: name the layer")
         if len(found) != 1:
             names = [point.name for point in found][:4]
-            raise HooklineError(f"{layer_signature!r} stands for {len(found)} points ({names} …): register one at each")
+            raise HooklineError(f"{layer_signature!r} matches {len(found)} points ({names} …); expected exactly one")
         return found[0]
 
     def _new_id(self, hook: Any, given: str | None) -> str:
