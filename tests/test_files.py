@@ -17,12 +17,16 @@ from safetensors.torch import save_file
 from stores import edit_manifest, tinyworld
 
 import hookline
-from hookline import ActivationCache, HooklineError, StoreError, load_edits, save_edits, step, token
+from hookline import ActivationCache, HooklineError, token
 from hookline.compat.mi_crow.store import LocalStore as Runs
+from hookline.edits import add, mean, noise, replace, scale, zero
+from hookline.edits import load as load_edits
+from hookline.edits import save as save_edits
 from hookline.engine.tensorfile import read_tensors, write_tensors
+from hookline.errors import StoreError
 from hookline.experiments import steering
 from hookline.experiments.result import Result
-from hookline.hooks.edits import add, mean, noise, replace, scale, zero
+from hookline.positions import step
 from hookline.sae import SparseAutoencoder
 from hookline.store import LocalStore, shards
 

@@ -109,13 +109,13 @@ def test_bad_prompts(model, prompt, message) -> None:
         ),
         ({"retun_type": "loss"}, "did you mean 'return_type'"),
         ({"attention_mask": torch.ones(1, 3)}, r"attention_mask has the shape \[1, 3\], but the tokens are \[1, 2\]"),
-        ({"return_dict": False}, "gives a bare tuple"),
-        ({"stop_at_layer": 1, "return_type": "loss"}, "no logits, and no loss"),
-        ({"tokens": torch.tensor([[3]])}, "tokens are the input itself, unless start_at_layer"),
-        ({"loss_per_token": True}, "loss_per_token is about the loss"),
-        ({"prepend_bos": True}, "tokens are taken as they are"),
-        ({"padding_side": "left"}, "tokens are taken as they are"),
-        ({"input_ids": torch.tensor([[3]])}, "the tokens are given twice"),
+        ({"return_dict": False}, "return_dict=False"),
+        ({"stop_at_layer": 1, "return_type": "loss"}, "stop_at_layer returns"),
+        ({"tokens": torch.tensor([[3]])}, "only for start_at_layer"),
+        ({"loss_per_token": True}, "loss_per_token needs"),
+        ({"prepend_bos": True}, "apply to text"),
+        ({"padding_side": "left"}, "apply to text"),
+        ({"input_ids": torch.tensor([[3]])}, "given twice"),
     ],
 )
 def test_no_option_is_accepted_and_then_ignored(model, options, message) -> None:
@@ -279,7 +279,7 @@ def test_what_comes_before_the_start_cannot_be_hooked(model) -> None:
     ]:
         with pytest.raises(HooklineError, match=message):
             model(stream, **options)
-    with pytest.raises(HooklineError, match="stop_at_layer=1 is before the layer that the run starts at"):
+    with pytest.raises(HooklineError, match="stop_at_layer=1 is before start_at_layer"):
         model(stream, start_at_layer=3, stop_at_layer=1)
     with pytest.raises(HooklineError, match="the input is text, several texts, or a tensor of token ids, not 5"):
         model(5)

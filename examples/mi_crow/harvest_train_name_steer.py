@@ -12,7 +12,8 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple, TypeAlias
 
 import hookline
-from hookline import HookedModel, replace, token, zero
+from hookline import HookedModel, token
+from hookline.edits import replace, zero
 from hookline.sae import Profile, Quality, SparseAutoencoder, Training, evaluate, profile, train
 
 POINT = "blocks.1.hook_resid_post"

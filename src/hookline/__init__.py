@@ -3,103 +3,58 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from hookline import edits, errors, hooks, positions, vision, weights
 from hookline.engine.cache import ActivationCache
 from hookline.engine.points import HookPoint
-from hookline.errors import (
-    HookError,
-    HooklineError,
-    HooklineWarning,
-    InvalidHookError,
-    NeverFiredWarning,
-    SkippedHookWarning,
-    StoreError,
-    UnavailablePointError,
-    UnknownHookPointError,
-    UnknownPointError,
-)
-from hookline.hooks import (
-    Controller,
-    Detector,
-    FunctionController,
-    Hook,
-    HookType,
-    LayerActivationDetector,
-    ModelInputDetector,
-    ModelOutputDetector,
-    add,
-    freeze,
-    load_edits,
-    mean,
-    noise,
-    project_out,
-    replace,
-    save_edits,
-    scale,
-    zero,
-)
+from hookline.errors import HookError, HooklineError, NeverFiredWarning, UnknownPointError
 from hookline.hooks.hooked_module import HookedModule, HookedRootModule
 from hookline.load import hook, load
 from hookline.model import HookedModel
-from hookline.text.positions import at, image_tokens, last, new_tokens, step, token
-from hookline.weights.factored import FactoredMatrix
+from hookline.positions import at, last, token
 
 if TYPE_CHECKING:
-    from hookline import sae, store
+    from hookline import experiments, sae, store
     from hookline.store import harvest
 
+__version__ = "0.1.0.dev0"
+
 __all__ = [
-    "hook",
     "load",
-    "harvest",
-    "store",
-    "sae",
-    "HookPoint",
-    "HookedModule",
+    "hook",
     "HookedModel",
+    "HookedModule",
     "HookedRootModule",
+    "HookPoint",
     "ActivationCache",
-    "FactoredMatrix",
     "at",
     "last",
     "token",
-    "new_tokens",
-    "step",
-    "image_tokens",
-    "Hook",
-    "HookType",
-    "Detector",
-    "Controller",
-    "LayerActivationDetector",
-    "ModelInputDetector",
-    "ModelOutputDetector",
-    "FunctionController",
-    "zero",
-    "mean",
-    "replace",
-    "add",
-    "scale",
-    "noise",
-    "freeze",
-    "project_out",
-    "save_edits",
-    "load_edits",
+    "harvest",
+    "edits",
+    "experiments",
     "HooklineError",
     "HookError",
-    "StoreError",
     "UnknownPointError",
-    "UnavailablePointError",
-    "UnknownHookPointError",
-    "InvalidHookError",
-    "HooklineWarning",
     "NeverFiredWarning",
-    "SkippedHookWarning",
+    # One level down:
+    "hooks",
+    "positions",
+    "errors",
+    "store",
+    "sae",
+    "weights",
+    "vision",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """What is not needed by everybody is imported when it is first asked for."""
-    if name in ("sae", "store"):
+    """Import what only some programs need when it is first used, so that `import hookline` costs what torch costs."""
+    if name in ("experiments", "sae", "store"):
         return import_module(f"hookline.{name}")
     if name == "harvest":
         return import_module("hookline.store").harvest
     raise AttributeError(f"module 'hookline' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
@@ -19,25 +18,22 @@ from hookline.engine.permanent import standing_of
 from hookline.engine.plan import Plan
 from hookline.engine.points import hook_action
 from hookline.engine.recorder import StopForward
-from hookline.engine.signatures import parameters_of
 from hookline.engine.taps import active
-from hookline.errors import HooklineError, HooklineWarning, users_level
+from hookline.errors import HooklineError
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.strategy import Way
 from hookline.residual import ModelCache
 from hookline.text.forward_pass import begin_pass, processors, tokenizers
-from hookline.text.image_tokens import image_token_id
-from hookline.text.loss import lm_loss
-from hookline.text.ragged import last_columns, warn_of_ragged
-from hookline.text.token_methods import TokenHelpers
-from hookline.text.tokenizer import Side, Text, shown_prompt
-from hookline.transformer.cfg import Cfg, cfg_of, device_of, n_ids
+from hookline.text.ragged import last_columns
+from hookline.text.tokenizer import Side, Text
+from hookline.transformer.cfg import Cfg, cfg_of, n_ids
 from hookline.transformer.index import ModelPoints
+from hookline.transformer.losses import next_token_loss, own_loss
+from hookline.transformer.model_inputs import ModelInputs, checked_mask
 from hookline.transformer.resume import resumed
 from hookline.transformer.roles import Anatomy, find_anatomy
 from hookline.transformer.verify.probe import outcome
 from hookline.transformer.verify.report import Report, verify
-from hookline.transformer.wrapped import WrappedTransformer
 from hookline.vision.image_methods import ImageMethods
 from hookline.vision.images import Images
 from hookline.vision.inputs import Inputs
@@ -55,16 +51,17 @@ class _Unset(str):
 
 _LOGITS: Any = _Unset("logits")
 _BRANCHES = ("blocks", "encoder", "decoder", "ln_final", "unembed", "vision", "projector")
+_WEIGHTS = frozenset(Weights.names())
 
 
-class HookedModel(WrappedTransformer, TokenHelpers, ImageMethods, Weights, WeightProcessing):
+class HookedModel(ModelInputs, ImageMethods, WeightProcessing):
     """A language model, wrapped but not changed.
 
         model = hookline.hook(hf_model, tokenizer)
         logits, cache = model.run_with_cache("When Mary and John went to the store")
         cache["blocks.0.attn.hook_pattern"].shape      # [1, heads, positions, positions]
 
-    Points have their classic names, and any other name they go by; every module's input and output is there too.
+    Points have TransformerLens's names, among others; every module's input and output is a point too.
     """
 
     _points: ModelPoints
@@ -75,13 +72,13 @@ class HookedModel(WrappedTransformer, TokenHelpers, ImageMethods, Weights, Weigh
 
     def __init__(self, module: nn.Module, tokenizer: Any, anatomy: Anatomy, processor: Any = None) -> None:
         super().__init__(module)
-        # Not by attribute: a model may have something of these names itself, which would be written to.
+        # Not by attribute: that would write to the model's own attribute of that name.
         vars(self).update(tokenizer=tokenizer, processor=processor, _last_inputs=None)
         self._points = ModelPoints(module, standing_of(module), anatomy)
         self._tell_tokenizer()
 
     def _tell_tokenizer(self) -> None:
-        """Let positions be found by their text, also where only the model is at hand."""
+        """Make the tokenizer known to code that has only the model, such as positions given by their text."""
         if self.tokenizer is not None:
             tokenizers[self._points.root] = self.tokenizer
         if self.processor is not None:
@@ -91,29 +88,36 @@ class HookedModel(WrappedTransformer, TokenHelpers, ImageMethods, Weights, Weigh
         if name.startswith("hook_") or name in _BRANCHES:
             with suppress(AttributeError):
                 return follow(self._points, name)
+        if name in _WEIGHTS:
+            return getattr(self.weights, name)
         return super().__getattr__(name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _WEIGHTS:
+            raise AttributeError(f"{name} cannot be assigned: write into the parameters of model.module")
+        super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *_WEIGHTS})
+
     @property
-    def _anatomy(self) -> Anatomy:
-        return self._points.anatomy
+    def weights(self) -> Weights:
+        """The weights in the classic layout, stacked over layers: `model.weights.W_Q`, or `model.W_Q` for short."""
+        return Weights(self._points)
 
     @property
     def cfg(self) -> Cfg:
-        """The model's sizes and kinds, in the field's words."""
+        """The model's configuration: n_layers, n_heads, d_model, …"""
         return cfg_of(self.module, self._anatomy)
 
     @property
     def text(self) -> Text:
-        """The tokenizer's side of things."""
+        """The model's tokenizer, with its checks."""
         known = n_ids(self.module, self._anatomy) or self.cfg.d_vocab
         found: Text | None = vars(self).get("_text")
         if found is None or found.n_ids != known or found.tokenizer is not self.tokenizer:
             found = vars(self)["_text"] = Text(self.tokenizer, n_ctx=self.cfg.n_ctx, n_ids=known)
         return found
-
-    @property
-    def _device(self) -> torch.device:
-        return device_of(self.module, self._anatomy)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _last_inputs=None)
@@ -142,15 +146,14 @@ class HookedModel(WrappedTransformer, TokenHelpers, ImageMethods, Weights, Weigh
         images: Images | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Run the model on text, token ids, or its own keyword inputs; give logits, the loss, both, or nothing.
+        """Run the model on text, token ids, or its own keyword inputs; return logits, the loss, both, or None.
 
-        `images` are pictures that go in with the text, each at its place in it: see `to_inputs`.
-        With `stop_at_layer` no layer from that one on is run, and the residual stream that would enter it is given.
-        With `start_at_layer` no layer before that one is run, and the input is the residual stream that enters it;
-        `tokens` are needed beside it for the loss, and by the few models that look at them in later layers. A model
-        with an encoder and a decoder takes `decoder_input` as well; by default it is the token that it starts with. Of
-        a model without a head, the last hidden state is given for logits. With `labels` the loss is the model's own,
-        and the default is the model's own output, which has it: so Trainer and peft can train the wrapper.
+        `images` go in with the text: see `to_inputs`. With `stop_at_layer` the layers from that one on do not run, and
+        the residual stream that would enter it is returned. With `start_at_layer` the layers before it do not run, and
+        the input is the residual stream that enters it; the loss then needs `tokens`, as do a few models that read
+        them in later layers. An encoder-decoder model also takes `decoder_input`; the default is its start token.
+        A model without a head returns its last hidden state as logits. With `labels` the loss is the model's own, and
+        by default the model's own output is returned, so that Trainer and peft can train the wrapper.
         """
         self._check_options(kwargs)
         types = kwargs.get("token_type_ids")
@@ -159,9 +162,11 @@ class HookedModel(WrappedTransformer, TokenHelpers, ImageMethods, Weights, Weigh
                 f"token_type_ids would have no effect: {type(self._points.root).__name__} has no token types"
             )
         if kwargs.get("return_dict") is False:
-            raise HooklineError("return_dict=False gives a bare tuple: call model.module for that")
+            raise HooklineError("return_dict=False is not supported: call model.module for a bare tuple")
         if stop_at_layer is not None and return_type != "logits":
-            raise HooklineError("with stop_at_layer the stream is given: there are no logits, and no loss")
+            raise HooklineError(
+                'stop_at_layer returns the residual stream, so return_type must be "logits", the default'
+            )
         if return_type not in ("logits", "loss", "both", None):
             raise HooklineError(f'return_type must be "logits", "loss", "both" or None, not {return_type!r}')
         if return_type in ("loss", "both") and not _keeps_all(kwargs.get("logits_to_keep")):
@@ -169,74 +174,34 @@ class HookedModel(WrappedTransformer, TokenHelpers, ImageMethods, Weights, Weigh
                 "the loss needs the logits of every position: leave out logits_to_keep, or ask for logits"
             )
         if loss_per_token and return_type not in ("loss", "both"):
-            raise HooklineError('loss_per_token is about the loss: ask for return_type="loss" or "both"')
-        if images is not None:
-            if not (attention_mask is None and start_at_layer is None):
-                raise HooklineError("images make all inputs, their attention_mask too, and go in at the first layer")
-            kwargs |= self._with_images(input, images, prepend_bos, padding_side, kwargs)
-            kwargs |= {"stop_at_layer": stop_at_layer, "tokens": tokens, "decoder_input": decoder_input}
-            return self(None, return_type, loss_per_token=loss_per_token, **kwargs)
+            raise HooklineError('loss_per_token needs return_type="loss" or "both"')
+        if images is not None and start_at_layer is not None:
+            raise HooklineError("images enter at the first layer: leave start_at_layer out")
         if start_at_layer is not None:
             if not (prepend_bos is None and padding_side is None and decoder_input is None):
-                raise HooklineError("prepend_bos, padding_side and decoder_input are for text: the input is a stream")
+                raise HooklineError(
+                    "prepend_bos, padding_side and decoder_input apply to text, not to start_at_layer's stream"
+                )
             skipping, entering, given = resumed(self._points, start_at_layer, input, tokens, kwargs)
             with skipping, entering:
                 inputs = {**given, **kwargs, "use_cache": False}
                 if attention_mask is not None:
-                    inputs["attention_mask"] = _checked_mask(attention_mask, inputs)
+                    inputs["attention_mask"] = checked_mask(attention_mask, inputs)
                 return self._run_to(stop_at_layer, inputs, return_type, loss_per_token)
         if tokens is not None:
-            raise HooklineError("tokens are the input itself, unless start_at_layer says that the input is a stream")
-        if isinstance(input, Tensor | None) and not (prepend_bos is None and padding_side is None):
-            raise HooklineError("prepend_bos and padding_side are for text: tokens are taken as they are")
-        if input is not None and "input_ids" in kwargs:
-            raise HooklineError("the tokens are given twice: as the input, and as input_ids")
-        if input is not None:
-            kwargs["input_ids"], mask = self._inputs(
-                input, prepend_bos, padding_side, has_mask=attention_mask is not None
+            raise HooklineError(
+                "tokens= is only for start_at_layer, where the input is a residual stream: pass them as the input"
             )
-            gives_logits = return_type in ("logits", "both") and stop_at_layer is None
-            if mask is not None and gives_logits and padding_side is None and not isinstance(input, Tensor):
-                warn_of_ragged(mask, is_causal=self._anatomy.main.name != "encoder")
-            kwargs |= self._positions(mask) if attention_mask is None and "position_ids" not in kwargs else {}
-            attention_mask = attention_mask if attention_mask is not None else mask
-        if attention_mask is not None:
-            kwargs["attention_mask"] = _checked_mask(attention_mask, kwargs)
-        kwargs |= self._decoder_inputs(decoder_input, kwargs)
-        self._remember(kwargs)
-        return self._run_to(stop_at_layer, kwargs, return_type, loss_per_token)
+        inputs = self._prepared(input, kwargs, attention_mask, prepend_bos, padding_side, images)
+        if return_type in ("logits", "both") and stop_at_layer is None and padding_side is None and images is None:
+            self._warn_if_ragged(input, inputs.get("attention_mask"))
+        inputs |= self._decoder_inputs(decoder_input, inputs)
+        return self._run_to(stop_at_layer, inputs, return_type, loss_per_token)
 
     def _check_keyword(self, name: str) -> None:
         made = (*getattr(self.tokenizer, "model_input_names", ()), *getattr(self.processor, "model_input_names", ()))
         if name not in made:
             check_keyword(self._points.root, name, ("images", *OPTIONS))
-
-    def _positions(self, mask: Tensor | None) -> dict[str, Tensor]:
-        """Where text is padded on the left, positions count from its first token, in models that can be told so."""
-        if mask is None or mask[:, 0].all() or "position_ids" not in parameters_of(self._points.root)[0]:
-            return {}
-        return {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
-
-    def _decoder_inputs(self, decoder_input: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-        """What goes into the decoder of a model that has one."""
-        if not self._anatomy.is_encoder_decoder:
-            if decoder_input is not None:
-                raise HooklineError("decoder_input is for a model with an encoder and a decoder: this has one stack")
-            return {}
-        if decoder_input is not None and "decoder_input_ids" in inputs:
-            raise HooklineError("the decoder's tokens are given twice: as decoder_input, and as decoder_input_ids")
-        if decoder_input is not None:
-            ids, mask = self._inputs(decoder_input, None, None)
-            return {"decoder_input_ids": ids, **({} if mask is None else {"decoder_attention_mask": mask})}
-        if any(name in inputs for name in ("decoder_input_ids", "decoder_inputs_embeds", "labels")):
-            return {}
-        config: Any = self.module.config
-        rows = next((x.shape[0] for x in inputs.values() if isinstance(x, Tensor)), 1)
-        start = getattr(config, "decoder_start_token_id", None)
-        start = start if start is not None else getattr(self.module.generation_config, "decoder_start_token_id", None)
-        if start is None:
-            raise HooklineError("give decoder_input: this model does not say what its decoder starts with")
-        return {"decoder_input_ids": torch.full((rows, 1), start, device=self._device)}
 
     def _run_to(self, layer: int | None, inputs: dict[str, Any], return_type: ReturnType, per_token: bool) -> Any:
         if active.get() or self._points.standing.steps:
@@ -245,11 +210,21 @@ class HookedModel(WrappedTransformer, TokenHelpers, ImageMethods, Weights, Weigh
             return self._stream_at(layer, inputs)
         output = self._forward(**inputs)
         if inputs.get("labels") is not None:
-            return _for_labels(output, return_type, per_token)
-        return self._result(outcome(output), inputs, return_type, per_token)
+            asked = own_loss(output, return_type, per_token)
+            return output if isinstance(return_type, _Unset) else asked
+        logits = outcome(output)
+        if return_type is None:
+            return None
+        if return_type == "logits":
+            return logits
+        loss = self._loss(logits, inputs, per_token)
+        return loss if return_type == "loss" else (logits, loss)
+
+    def _loss(self, logits: Tensor, inputs: dict[str, Any], per_token: bool) -> Tensor:
+        return next_token_loss(self._points, logits, inputs, per_token=per_token)
 
     def _stream_at(self, layer: int, inputs: dict[str, Any]) -> Tensor:
-        """What enters a layer, or leaves the last; neither it nor what comes after it is run."""
+        """The residual stream that enters a layer, or leaves the last one; later layers do not run."""
         n_layers = len(self._anatomy.blocks)
         if layer not in range(-n_layers, n_layers + 1):
             raise HooklineError(f"stop_at_layer={layer}, but the model has {n_layers} layers")
@@ -266,11 +241,11 @@ class HookedModel(WrappedTransformer, TokenHelpers, ImageMethods, Weights, Weigh
         with self._one_pass([stopping]), suppress(StopForward):
             self._forward(**inputs)
         if not kept:
-            raise HooklineError(f"stop_at_layer={layer} is before the layer that the run starts at")
+            raise HooklineError(f"stop_at_layer={layer} is before start_at_layer")
         return kept[0]
 
     def run_with_cache(self, *args: Any, **kwargs: Any) -> tuple[Any, ModelCache]:
-        """The output, and the activations; see `HookedModule.run_with_cache`. The cache knows the logits too."""
+        """The output and the activations: see `HookedModule.run_with_cache`. The cache also keeps the logits."""
         output, cache = super().run_with_cache(*args, **kwargs)
         logits = output[0] if isinstance(output, tuple) else output
         logits = logits.get("logits") if isinstance(logits, Mapping) else logits
@@ -288,23 +263,23 @@ class HookedModel(WrappedTransformer, TokenHelpers, ImageMethods, Weights, Weigh
         keep: Sequence[str] = (),
         way: Way | None = None,
     ) -> Baseline:
-        """A run on one text of which variants can be run fast: see `Baseline`. `keep` names what it is to record.
+        """A run on one prompt, of which variants can be rerun fast: see `Baseline`. `keep` names points to record.
 
-        The text may have pictures: `images`, or for both what `to_inputs` gives.
+        The prompt may have `images`, or be the keyword inputs that `to_inputs` returns.
         """
         if images is not None or isinstance(input, Mapping):
             more = dict(input if isinstance(input, Mapping) else self.to_inputs(input, images))  # type: ignore[arg-type]
             ids, mask = more.pop("input_ids"), more.pop("attention_mask", None)
             if mask is not None and not bool(mask.all()):
-                raise HooklineError("a baseline is of one text without padding")
+                raise HooklineError("a baseline takes one prompt without padding")
             return Baseline(self, ids, inputs=more, fwd_hooks=fwd_hooks, keep=keep, way=way)
         ids, mask = self._inputs(input, None, None)
         if mask is not None:
-            raise HooklineError("a baseline is of one text without padding")
+            raise HooklineError("a baseline takes one prompt without padding")
         return Baseline(self, ids, fwd_hooks=fwd_hooks, keep=keep, way=way)
 
     def cache(self, *args: Any, stop_early: bool = True, **kwargs: Any) -> ActivationCache:
-        """The activations only. No layer is run after the last one that is needed."""
+        """The activations only. Layers after the last one that is needed do not run."""
         if len(args) < 2 and kwargs.get("stop_at_layer") is None:
             kwargs.setdefault("return_type", None)
         return super().cache(*args, stop_early=stop_early, **kwargs)
@@ -318,9 +293,9 @@ class HookedModel(WrappedTransformer, TokenHelpers, ImageMethods, Weights, Weigh
         *,
         images: Images | None = None,
     ) -> Plan:
-        """What a run would touch, without running. The input may be text or tokens, as for a run.
+        """What a run would do, without running it. The input may be text or tokens, as for a run.
 
-        With `images` the model is run once, on them: models that take pictures cannot be followed without data.
+        With `images` the model runs once, because shapes of image inputs cannot be inferred without data.
         """
         if images is None:
             return super().plan(names_filter, fwd_hooks, bwd_hooks, self._for_plan(input))
@@ -332,68 +307,9 @@ class HookedModel(WrappedTransformer, TokenHelpers, ImageMethods, Weights, Weigh
             return super().points(names_filter, self._for_plan(input))
         return with_shapes(self, super().points(names_filter), self.to_inputs(input, images))
 
-    def _for_plan(self, input: Any) -> Any:
-        if input is None or isinstance(input, dict):
-            return input
-        ids, mask = self._inputs(input, None, None)
-        inputs = {"input_ids": ids, "attention_mask": mask if mask is not None else torch.ones_like(ids)}
-        return inputs | self._decoder_inputs(None, inputs)
-
-    def _text_inputs(self, prompt: Any, prepend_bos: bool | None, padding_side: Side | None) -> dict[str, Any]:
-        ids, mask = self._inputs(prompt, prepend_bos, padding_side)
-        given = {"input_ids": ids, "attention_mask": mask if mask is not None else torch.ones_like(ids)}
-        return given | self._positions(mask)
-
     def example_tokens(self) -> Int[Tensor, "batch pos"]:
-        """Two short rows of tokens, to try things on."""
+        """Two short rows of token ids, for trying things out."""
         return (torch.arange(14, device=self._device) % max(1, self.cfg.d_vocab - 3) + 3).view(2, 7)
-
-    def _inputs(
-        self,
-        input: str | Sequence[str] | Tensor,
-        prepend_bos: bool | None,
-        padding_side: Side | None,
-        *,
-        has_mask: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        self._check_prompt(input)
-        if not isinstance(input, str | Sequence | Tensor):
-            raise HooklineError(
-                f"the input is text, several texts, or a tensor of token ids, not {shown_prompt(input)}"
-            )
-        if not isinstance(input, str | Tensor) and any(
-            isinstance(each, int | Sequence) and not isinstance(each, str) for each in input
-        ):
-            raise HooklineError(f"token ids are given as a tensor, torch.tensor(…), not as a list: {input!r}")
-        if not isinstance(input, Tensor):
-            ids, mask = self.text.encode(input, prepend_bos=prepend_bos, padding_side=padding_side)
-            return ids.to(self._device), None if mask.all() else mask.to(self._device)
-        ids = input[None] if input.ndim == 1 else input
-        if ids.ndim != 2:
-            raise HooklineError(f"tokens are one row, or a batch of rows, not a tensor of shape {tuple(input.shape)}")
-        self.text.check_ids(ids)
-        known: Tensor | None = getattr(ids, "padding_mask", None)  # of what `to_tokens` gave
-        if known is not None and not self.text.is_padded(ids, known):
-            known = None  # it was written to
-        if known is None and not has_mask:
-            self._warn_of_padding(ids)
-        return ids.to(self._device), known.to(self._device) if known is not None else None
-
-    def _warn_of_padding(self, ids: Tensor) -> None:
-        """Tokens are taken as they are; but those that look padded are probably meant to be masked."""
-        row = self.text.padded_row(ids) if len(ids) > 1 and self.tokenizer is not None else None
-        if row is not None:
-            warnings.warn(
-                f"row {row} of these tokens looks padded, but there is no attention_mask: pass one, or the texts "
-                f"themselves. (What to_tokens gives remembers its padding, but not what is made from that.)",
-                HooklineWarning,
-                stacklevel=users_level(),
-            )
-
-    def _image_positions(self, tokens: Tensor) -> Tensor | None:
-        """True where a token stands for an image; None for a model without a vision tower."""
-        image = image_token_id(self.module.config) if self._anatomy.towers else None
-        return tokens == image if image is not None else None
 
     def last_logits(
         self,
@@ -405,51 +321,27 @@ class HookedModel(WrappedTransformer, TokenHelpers, ImageMethods, Weights, Weigh
         images: Images | None = None,
         **kwargs: Any,
     ) -> Float[Tensor, "batch d_vocab"]:
-        """The logits at each row's last real token, whatever the padding: those of what comes after each text.
+        """The logits at each row's last token that is not padding: the prediction of what comes after each text.
 
             model.last_logits(["a", "a longer text"]).argmax(-1)       # the next token of each
 
-        The input is text, tokens, or keyword inputs, as for a call. Hooks that are active act as on any call.
+        The input is text, tokens, or keyword inputs, as for a call. Active hooks fire as on any call.
         """
         given = {**kwargs, **input} if isinstance(input, Mapping) else kwargs
         if given.get("stop_at_layer") is not None or given.get("start_at_layer") is not None:
-            raise HooklineError("last_logits runs all layers, on text, tokens or keyword inputs")
+            raise HooklineError("last_logits always runs all layers: leave start_at_layer and stop_at_layer out")
         for name in ("return_type", "loss_per_token", "logits_to_keep"):
             if name in given:
                 raise HooklineError(f"last_logits returns the logits of each row's last token: leave out {name}")
-        if images is not None:
-            given |= self._with_images(input, images, prepend_bos, padding_side, given)
-        elif input is not None and not isinstance(input, Mapping):
-            ids, mask = self._inputs(input, prepend_bos, padding_side, has_mask=attention_mask is not None)
-            given |= {"input_ids": ids} | ({} if "position_ids" in given else self._positions(mask))
-            attention_mask = mask if attention_mask is None else attention_mask
-        mask = attention_mask if attention_mask is not None else given.pop("attention_mask", None)
-        given |= self._decoder_inputs(given.pop("decoder_input", None), given)
-        logits = self(None, "logits", attention_mask=mask, **given)
+        prompt = None if isinstance(input, Mapping) else input
+        decoder_input = given.pop("decoder_input", None)
+        inputs = self._prepared(prompt, given, attention_mask, prepend_bos, padding_side, images)
+        inputs |= self._decoder_inputs(decoder_input, inputs)
+        logits = self(None, "logits", **inputs)
         if not isinstance(logits, Tensor) or logits.ndim != 3:
-            raise HooklineError("last_logits is for models that give logits for every position, and takes no labels")
-        if self._anatomy.is_encoder_decoder:
-            mask = given.get("decoder_attention_mask")
+            raise HooklineError("last_logits needs a model that returns logits for every position, and no labels")
+        mask = inputs.get("decoder_attention_mask" if self._anatomy.is_encoder_decoder else "attention_mask")
         return logits[torch.arange(len(logits), device=logits.device), last_columns(mask, logits)]
-
-    def _result(self, logits: Tensor, inputs: dict[str, Any], return_type: ReturnType, per_token: bool) -> Any:
-        if return_type is None:
-            return None
-        if return_type == "logits":
-            return logits
-        if self._anatomy.main.name == "encoder" or logits.ndim != 3 or logits.shape[-1] != self.cfg.d_vocab:
-            raise HooklineError("the loss is that of the next token: this is no model that predicts it")
-        tokens = "decoder_input_ids" if self._anatomy.is_encoder_decoder else "input_ids"
-        if tokens not in inputs:
-            raise HooklineError("the loss is that of the tokens: give tokens or text, not embeddings")
-        if logits.shape[1] < 2:
-            raise HooklineError("the loss is that of the next token: give at least two tokens")
-        mask = inputs.get("decoder_attention_mask" if tokens != "input_ids" else "attention_mask")
-        seen = self._image_positions(inputs[tokens])
-        if seen is not None and bool(seen[:, 1:].all()):
-            raise HooklineError("the loss is that of text: there is none after the first position, only pictures")
-        loss = lm_loss(logits, inputs[tokens], mask, seen, per_token=per_token)
-        return loss if return_type == "loss" else (logits, loss)
 
     def generate(
         self,
@@ -460,12 +352,12 @@ class HookedModel(WrappedTransformer, TokenHelpers, ImageMethods, Weights, Weigh
         images: Images | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Continue the prompt with the model's own generation, hooks and all. Text gives text, ids give ids.
+        """Continue the prompt with the model's own `generate`; hooks fire on every step.
 
-        `images` are pictures that go in with the text; keyword inputs, as of `to_inputs`, give ids.
+        Text returns text; token ids and keyword inputs return ids. `images` go in with the text.
         """
         if "fwd_hooks" in kwargs or "bwd_hooks" in kwargs:
-            raise HooklineError("generate takes no hooks: with model.hooks(fwd_hooks=[…]): model.generate(…)")
+            raise HooklineError("generate takes no hooks; write: with model.hooks(fwd_hooks=[…]): model.generate(…)")
         if not getattr(self._points.root, "can_generate", lambda: True)():
             raise HooklineError(
                 f"{type(self._points.root).__name__} cannot generate text: it has no language-model head that predicts "
@@ -473,58 +365,42 @@ class HookedModel(WrappedTransformer, TokenHelpers, ImageMethods, Weights, Weigh
             )
         if kwargs.get("cache_implementation") == "paged" and (active.get() or self._points.standing.steps):
             raise HooklineError(
-                "continuous batching (cache_implementation='paged') runs the model in another thread, with several "
-                "texts packed into one row: hooks cannot be used in it. Generate with another cache"
+                "hooks do not work with continuous batching (cache_implementation='paged'), which packs several texts "
+                "into one row in another thread: use another cache"
             )
         is_text = input is not None and not isinstance(input, Tensor)
-        if images is not None:
-            if attention_mask is not None:
-                raise HooklineError("images make all inputs, their attention_mask too")
-            kwargs |= self._with_images(input, images, None, "left", kwargs)
-        given = kwargs.pop("input_ids", None)
-        if (given is None) == (input is None or images is not None):
-            raise HooklineError("give the prompt once: as text or tokens, or as input_ids= with other keyword inputs")
-        if given is not None:
-            kwargs.pop("position_ids", None)  # generation counts by itself
-            ids, found = given, kwargs.pop("attention_mask", None)
-            self._remember({"input_ids": ids, **kwargs})
-        else:
-            side: Side | None = "left" if is_text else None
-            ids, found = self._inputs(input, None, side, has_mask=attention_mask is not None)  # type: ignore[arg-type]
+        inputs = self._prepared(input, kwargs, attention_mask, None, "left" if is_text else None, images)
+        if "input_ids" not in inputs:
+            raise HooklineError("generate needs a prompt: text, token ids, or input_ids= with other keyword inputs")
+        inputs.pop("position_ids", None)  # generate counts them itself
+        ids, mask = inputs.pop("input_ids"), inputs.pop("attention_mask", None)
         self._check_room(ids.shape[1] + max_new_tokens)
-        mask = attention_mask if attention_mask is not None else found
         if mask is not None and not self._anatomy.is_encoder_decoder and not bool(mask[:, -1].all()):
             raise HooklineError(
-                "these tokens are padded on the right, and new ones would come after the padding: give the texts, or "
+                "these tokens are padded on the right, so new tokens would follow the padding: pass the texts, or "
                 'to_tokens(…, padding_side="left")'
             )
         pad: Any = self.module.generation_config.pad_token_id  # type: ignore[union-attr]
         if mask is None and (is_text or pad is None or not bool(ids.eq(pad).any())):
-            mask = torch.ones_like(ids)  # else the model's own generate tells padding by its token
+            mask = torch.ones_like(ids)  # otherwise generate finds padding by its token
         if mask is not None:
-            kwargs["attention_mask"] = _checked_mask(mask, {"input_ids": ids})
+            inputs["attention_mask"] = checked_mask(mask, {"input_ids": ids})
         if active.get() and (self._anatomy.is_encoder_decoder or self._anatomy.towers):
             begin_pass(self._points.root, {"input_ids": ids, "attention_mask": mask})  # before the model's own forward
-        how = {"max_new_tokens": max_new_tokens, **kwargs}
+        how = {"max_new_tokens": max_new_tokens, **inputs}
         new = self._run(self.module.generate, (ids,), how)  # type: ignore[arg-type]
         if not is_text:
             return new
         texts = self.tokenizer.batch_decode(new, skip_special_tokens=True)
         return texts[0] if isinstance(input, str) else texts
 
-    def _check_room(self, length: int) -> None:
-        """Where positions are learned, there are none after the last."""
-        cfg = self.cfg
-        if self._anatomy.main.pos_embed is not None and cfg.n_ctx is not None and length > cfg.n_ctx:
-            raise HooklineError(
-                f"the prompt and the new tokens are {length}, but this model's context has room for {cfg.n_ctx}"
-            )
+    def verify(
+        self, input: str | Tensor | Mapping[str, Any] | None = None, *, images: Images | None = None
+    ) -> Report:
+        """Verify every point of this model: a table of what is verified, what is not available, and what fails.
 
-    def verify(self, input: str | Tensor | Mapping[str, Any] | None = None, *, images: Images | None = None) -> Report:
-        """Prove every point on this model: a table of what is proved, what is not to be had, and what fails.
-
-        The input is text, tokens or keyword inputs; points of the part that sees are tried if there are `images` in it.
-        Without an input an example is made, with a picture where a processor can make one.
+        The input is text, tokens or keyword inputs; points of the vision tower are verified if it has `images`.
+        Without an input an example is used, with an image if there is a processor.
         """
         if images is not None:
             return verify(self, dict(self.to_inputs(input, images)))  # type: ignore[arg-type]
@@ -534,7 +410,7 @@ class HookedModel(WrappedTransformer, TokenHelpers, ImageMethods, Weights, Weigh
         if example is not None:
             return verify(self, dict(example))
         if input is None and getattr(self.module, "main_input_name", None) == "pixel_values" and not self.cfg.d_vocab:
-            raise HooklineError("this model takes pictures and no text: verify(images=[…])")
+            raise HooklineError("this model takes images and no text: verify(images=[…])")
         ids, _ = self._inputs(self.example_tokens() if input is None else input, None, None)
         inputs = {"input_ids": ids}
         if self._anatomy.is_encoder_decoder:
@@ -549,31 +425,6 @@ class HookedModel(WrappedTransformer, TokenHelpers, ImageMethods, Weights, Weigh
         )
 
 
-def _for_labels(output: Any, return_type: ReturnType, per_token: bool) -> Any:
-    """What was asked for of an output for which labels were given, and which has the model's own loss."""
-    if per_token:
-        raise HooklineError("loss_per_token is not available with labels: the model's own loss is one number")
-    if output.get("loss") is None:
-        raise HooklineError("labels were given, but the model returned no loss")
-    if return_type is None:
-        return None
-    if isinstance(return_type, _Unset):
-        return output
-    return {"logits": outcome(output), "loss": output["loss"], "both": (outcome(output), output["loss"])}[return_type]
-
-
 def _keeps_all(logits_to_keep: Any) -> bool:
     """Whether logits of all positions are computed, which transformers writes as 0."""
     return logits_to_keep is None or (isinstance(logits_to_keep, int) and logits_to_keep == 0)
-
-
-def _checked_mask(mask: Tensor, inputs: dict[str, Any]) -> Tensor:
-    """A mask over the tokens must be as they are; one laid out for the attention itself is the model's matter."""
-    ids = inputs.get("input_ids", inputs.get("inputs_embeds"))
-    if mask.ndim > 2 or ids is None or inputs.get("past_key_values") is not None:
-        return mask
-    if mask.shape != ids.shape[:2]:
-        raise HooklineError(
-            f"attention_mask has the shape {list(mask.shape)}, but the tokens are {list(ids.shape[:2])}"
-        )
-    return mask

@@ -63,7 +63,7 @@ def test_a_forward_hooks_return_value_takes_effect(lm) -> None:
     expected = lm.hooked.run_with_hooks(
         encodings["input_ids"],
         attention_mask=encodings["attention_mask"],
-        fwd_hooks=[("blocks.1.hook_mlp_out", hookline.zero())],
+        fwd_hooks=[("blocks.1.hook_mlp_out", hookline.edits.zero())],
     )
     assert torch.equal(outputs.logits, expected)
     assert not torch.equal(outputs.logits, bare.logits)
@@ -188,7 +188,7 @@ def test_errors(lm) -> None:
     assert f"Hook {caught.value.hook_id} failed: {caught.value.original_error}" == "Hook b failed: broken"
     lm.layers.unregister_hook("b")
     lm.layers.register_hook(LAYER, Broken(hook_id="b", on_error="skip"))
-    with pytest.warns(hookline.SkippedHookWarning, match="Broken 'b'"):
+    with pytest.warns(hookline.errors.SkippedHookWarning, match="Broken 'b'"):
         lm.inference.execute_inference(["Hello, world!"])
     assert [error.hook_id for error in lm.layers.errors()] == ["b"]
 
@@ -268,9 +268,9 @@ def test_a_controller_before_a_module_called_by_keyword() -> None:
     hooked = hookline.hook(module)
     tokens = torch.arange(6)[None] + 3
     bare = hooked(tokens)
-    hooked.layers.register_hook("model.layers.1.self_attn", Half(hook_type=HookType.PRE_FORWARD))
+    hooked.registry.register_hook("model.layers.1.self_attn", Half(hook_type=HookType.PRE_FORWARD))
     assert not torch.equal(hooked(tokens), bare)
-    hooked.layers.unregister_all()
+    hooked.registry.unregister_all()
 
 
 def test_inference(lm) -> None:

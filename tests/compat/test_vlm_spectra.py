@@ -15,7 +15,7 @@ import torch
 from networks import has_taps
 from torch import Tensor, nn
 
-from hookline import NeverFiredWarning, image_tokens, zero
+from hookline import NeverFiredWarning
 from hookline.compat import vlm_spectra
 from hookline.compat.vlm_spectra import ActivationCache, HookedVLM
 from hookline.compat.vlm_spectra.core.hooked_vlm import HookedVLM as SameVLM
@@ -29,7 +29,9 @@ from hookline.compat.vlm_spectra.hooks import (
 )
 from hookline.compat.vlm_spectra.hooks.base import Hook as SameHook
 from hookline.compat.vlm_spectra.hooks.patch_hooks import PatchHeadHook as SamePatch
+from hookline.edits import zero
 from hookline.errors import HookError, HooklineError, InvalidHookError, UnknownPointError
+from hookline.positions import image_tokens
 
 KINDS = ("llava", "qwen2_5_vl", "llama")
 ROWS = {  # the plan's table: hook_point, the module, whether it is called before it

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
 import hookline
-from hookline import HookError, HooklineError, InvalidHookError, UnavailablePointError
+from hookline import HookError, HooklineError
+from hookline.errors import InvalidHookError, UnavailablePointError
 
 
 def test_cache_is_what_flowed(net, x) -> None:

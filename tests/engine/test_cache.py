@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import hookline
-from hookline import UnavailablePointError
+from hookline.errors import UnavailablePointError
 
 
 def test_cache_options(net) -> None:

@@ -6,7 +6,8 @@ from networks import Lazy, Twice, fill, zero
 from torch import nn
 
 import hookline
-from hookline import NeverFiredWarning, UnavailablePointError
+from hookline import NeverFiredWarning
+from hookline.errors import UnavailablePointError
 
 
 def test_a_module_called_several_times(x) -> None:

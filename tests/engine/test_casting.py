@@ -6,9 +6,8 @@ import torch
 from torch import nn
 
 import hookline
-from hookline import HookError, HooklineError, at, last
+from hookline import HookError, HooklineError, at, edits, last
 from hookline.engine.casting import cast
-from hookline.hooks import edits
 
 IDS = torch.tensor([[5, 17, 42, 7, 3, 9, 22]])
 

@@ -143,7 +143,7 @@ def use_nothing(net) -> None:
 
 def use_points(net) -> None:
     assert net.hook_dict
-    assert net.layers.hooks() == []
+    assert net.registry.hooks() == []
 
 
 @pytest.mark.parametrize("make", [MLP, lambda: tiny_models.causal_lm("llama")], ids=["mlp", "llama"])

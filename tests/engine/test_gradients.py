@@ -8,7 +8,8 @@ from networks import InPlace, Twice, fill, zero
 from torch import Tensor, nn
 
 import hookline
-from hookline import HookError, HooklineError, NeverFiredWarning, UnavailablePointError
+from hookline import HookError, HooklineError, NeverFiredWarning
+from hookline.errors import UnavailablePointError
 
 
 def test_gradients_of_inputs_and_outputs(net, x) -> None:

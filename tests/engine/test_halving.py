@@ -12,8 +12,9 @@ from tiny_models import causal_lm
 from torch import Tensor, nn
 
 import hookline
-from hookline import HookError, HooklineWarning
+from hookline import HookError
 from hookline.engine.halving import Fit, is_out_of_memory
+from hookline.errors import HooklineWarning
 from hookline.experiments import ablation, attribution, edges, metrics, patching
 
 NAMES = ["Mary", "John", "Tom", "Lily", "Anna"]

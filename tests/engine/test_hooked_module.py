@@ -129,9 +129,9 @@ def use_cache(net, x):
 
 
 def use_registry(net, x):
-    hook_id = net.layers.register_hook("fc1", torch.relu)
+    hook_id = net.registry.register_hook("fc1", torch.relu)
     net(x)
-    net.layers.unregister_hook(hook_id)
+    net.registry.unregister_hook(hook_id)
 
 
 @pytest.mark.parametrize("use", [use_nothing, use_points, use_hooks, use_cache, use_registry])

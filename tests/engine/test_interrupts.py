@@ -11,7 +11,7 @@ from networks import MLP, Twice, fill
 from torch import nn
 
 import hookline
-from hookline import zero
+from hookline.edits import zero
 from hookline.engine import taps
 from hookline.engine.blocks import Block, _entries, covered, end_all, surely
 from hookline.engine.skipping import Skipping

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import hookline
-from hookline import HookPoint, UnavailablePointError, UnknownPointError
+from hookline import HookPoint, UnknownPointError
+from hookline.errors import UnavailablePointError
 
 
 def names(net, names_filter) -> list[str]:
@@ -243,5 +244,5 @@ def test_a_point_of_a_replaced_module(net, x) -> None:
 
 
 def test_name_and_hook_the_wrong_way_round(net, x) -> None:
-    with pytest.raises(hookline.InvalidHookError, match="the name first"):
+    with pytest.raises(hookline.errors.InvalidHookError, match="the name first"):
         net.run_with_hooks(x, fwd_hooks=[(torch.relu, "fc1")])

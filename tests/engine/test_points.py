@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 import hookline
-from hookline import HookedRootModule, HookPoint, UnavailablePointError
+from hookline import HookedRootModule, HookPoint
+from hookline.errors import UnavailablePointError
 
 
 class Inner(nn.Module):

@@ -13,8 +13,9 @@ from networks import MLP, Twice, fill, hook_count, zero
 from torch import nn
 
 import hookline
-from hookline import HookError, HooklineError, InvalidHookError, NeverFiredWarning
+from hookline import HookError, HooklineError, NeverFiredWarning
 from hookline.engine import compiling, taps
+from hookline.errors import InvalidHookError
 
 
 class Boom(nn.Module):

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 import hookline
-from hookline import HooklineError, HooklineWarning
+from hookline import HooklineError
 from hookline.compat.transformer_lens import sweeps
-from hookline.errors import UnknownPointError
+from hookline.errors import HooklineWarning, UnknownPointError
 from hookline.experiments import attribution, metrics, patching, paths
 from hookline.experiments.result import Result
 from hookline.rerun.changes import index_of
@@ -375,7 +375,7 @@ def test_noise_that_is_active_does_not_depend_on_the_batch_size(tinyworld: hookl
     def swept(prompts: tuple[Any, Any], metric: Any, **options: Any) -> Tensor:
         return patching.sweep(tinyworld, *prompts, metric, points="z", over=("layer", "head"), **options).values
 
-    noisy = hookline.noise(0.3, seed=1)
+    noisy = hookline.edits.noise(0.3, seed=1)
     with tinyworld.hooks([(name, noisy)]):
         one, five, most = (swept((CLEAN, CORRUPTED), NAMES, batch_size=n) for n in (1, 5, "auto"))
         torch.testing.assert_close(one, five, atol=1e-4, rtol=1e-4)
@@ -410,7 +410,7 @@ def test_a_hook_that_does_something_else_each_time_is_refused(tinyworld: hooklin
 
 
 def test_other_experiments_with_noise_that_is_active(tinyworld: hookline.HookedModel) -> None:
-    with tinyworld.hooks([("blocks.1.hook_resid_pre", hookline.noise(0.3))]):
+    with tinyworld.hooks([("blocks.1.hook_resid_pre", hookline.edits.noise(0.3))]):
         pair = [CLEAN, CLEAN.replace("store", "park")], [CORRUPTED, CORRUPTED.replace("store", "park")]
         found = attribution.attribute(tinyworld, *pair, NAMES, points="z", over=("layer", "head"), steps=4, check=12)
         assert found.info["mean_abs_error"] < 0.2

@@ -343,7 +343,7 @@ def test_parts_of_the_tower_are_ablated(kind) -> None:
 
 def test_the_whole_image_is_ablated() -> None:
     model, (inputs, _) = seeing("llava"), pair("llava")
-    found = ablation.ablate(model, inputs, metric, of="mlps", pos=hookline.image_tokens)
+    found = ablation.ablate(model, inputs, metric, of="mlps", pos=hookline.positions.image_tokens)
     seen = inputs["input_ids"][0] == tiny_vision.IMAGE
 
     def silence(x) -> None:

@@ -8,19 +8,10 @@ from networks import fill, hook_count
 from tiny_models import causal_lm
 
 import hookline
-from hookline import (
-    Controller,
-    Detector,
-    FunctionController,
-    Hook,
-    HookedRootModule,
-    HookError,
-    HooklineError,
-    HookPoint,
-    SkippedHookWarning,
-    replace,
-    zero,
-)
+from hookline import HookedRootModule, HookError, HooklineError, HookPoint
+from hookline.edits import replace, zero
+from hookline.errors import SkippedHookWarning
+from hookline.hooks import Controller, Detector, FunctionController, Hook
 
 
 def spoils(h):
@@ -54,7 +45,7 @@ FAILING = {
     "detector": BadDetector,
     "function controller": lambda: FunctionController(None, spoils),
     "edit": lambda: replace(torch.ones(7)),
-    "edit of heads": lambda: hookline.freeze(torch.ones(2)),
+    "edit of heads": lambda: hookline.edits.freeze(torch.ones(2)),
 }
 
 
@@ -248,17 +239,17 @@ def test_the_last_errors_are_those_of_the_last_run(net, x) -> None:
 
 def test_a_registered_hook_warns_once_a_generation() -> None:
     model = hookline.hook(causal_lm("llama"))
-    model.layers.register_hook(1, Spoils(on_error="skip"))
+    model.registry.register_hook(1, Spoils(on_error="skip"))
     tokens = torch.arange(6)[None] + 3
     for _ in range(2):
         with pytest.warns(SkippedHookWarning) as warned:
             model.generate(tokens, 4, do_sample=False)
         assert len(warned) == 1
-    assert [error.times for error in model.layers.errors()] == [8]
+    assert [error.times for error in model.registry.errors()] == [8]
     with pytest.warns(SkippedHookWarning) as warned:
         model(tokens)
     assert len(warned) == 1
-    model.layers.unregister_all()
+    model.registry.unregister_all()
 
 
 def test_what_an_error_says_of_its_hook(net, x) -> None:

@@ -14,24 +14,20 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import hookline
-from hookline import (
+from hookline import HookedRootModule, HookError, HooklineError, HookPoint, UnknownPointError
+from hookline.edits import zero
+from hookline.engine.taps import now
+from hookline.errors import InvalidHookError
+from hookline.hooks import (
     Controller,
     Detector,
     FunctionController,
     Hook,
-    HookedRootModule,
-    HookError,
-    HooklineError,
-    HookPoint,
     HookType,
-    InvalidHookError,
     LayerActivationDetector,
     ModelInputDetector,
     ModelOutputDetector,
-    UnknownPointError,
-    zero,
 )
-from hookline.engine.taps import now
 
 
 class Seen(Hook):
@@ -83,9 +79,9 @@ def test_an_object_is_a_hook_wherever_a_function_is(net, x) -> None:
         undo = add()
         assert torch.equal(net(x), expected)
         undo()
-    net.layers.register_hook("fc1", hook)
+    net.registry.register_hook("fc1", hook)
     assert torch.equal(net(x), expected)
-    net.layers.unregister_hook(hook)
+    net.registry.unregister_hook(hook)
     assert hook_count(net.module) == 0
     assert net.plan(fwd_hooks=[hook])[0].name == "fc1"
 
@@ -301,20 +297,20 @@ def test_a_declared_target_that_does_not_exist(gpt2, net, x) -> None:
 def test_order_among_objects_functions_and_edits(net, x) -> None:
     """They fire as registered, whatever they are and however they were added; a detector sees what came before."""
     detectors = [LayerActivationDetector() for _ in range(4)]
-    net.layers.register_hook("fc2", FunctionController("fc2", torch.zeros_like))
-    net.layers.register_hook("fc2", detectors[0])
+    net.registry.register_hook("fc2", FunctionController("fc2", torch.zeros_like))
+    net.registry.register_hook("fc2", detectors[0])
     net.add_hook("fc2", lambda h: h + 1)
-    hooks = [("fc2", detectors[1]), ("fc2", hookline.scale(5)), ("fc2", detectors[2])]
+    hooks = [("fc2", detectors[1]), ("fc2", hookline.edits.scale(5)), ("fc2", detectors[2])]
     with net.hooks(hooks):
         net.point("fc2").add_hook(Plus(2))
-        net.layers.register_hook("fc2", detectors[3])
+        net.registry.register_hook("fc2", detectors[3])
         assert net(x).eq(7).all()
-        net.layers.register_hook("fc2", Plus(-1), prepend=True)
+        net.registry.register_hook("fc2", Plus(-1), prepend=True)
         net(x)
     seen = [detector.get_captured().unique().tolist() for detector in detectors]
     assert seen == [[0], [1], [5], [7]], "what is first now is undone by the zeros"
     net.reset_hooks(including_permanent=True)
-    assert net.layers.hooks() == []
+    assert net.registry.hooks() == []
 
 
 def test_at_a_placed_point() -> None:
@@ -334,7 +330,7 @@ def test_at_a_placed_point() -> None:
     net.hook_mid.add_hook(Plus())
     assert torch.equal(net(x), out)
     assert detector.context.model is net
-    assert detector.context.layers.hooks() == []
+    assert detector.context.registry.hooks() == []
     net.reset_hooks()
 
 
@@ -611,24 +607,24 @@ def test_a_hook_that_runs_the_model(net, x) -> None:
 
 def test_hooks_can_be_pickled(net, x) -> None:
     detector = LayerActivationDetector("fc1", hook_id="a")
-    net.layers.register_hook("fc1", detector)
+    net.registry.register_hook("fc1", detector)
     net(x)
     again = pickle.loads(pickle.dumps(detector))
     assert (again.id, again.context) == ("a", None)
     assert torch.equal(again.get_captured(), detector.get_captured())
     again.disable()
     assert detector.is_enabled()
-    net.layers.unregister_all()
+    net.registry.unregister_all()
 
 
 def test_models_can_be_copied_and_pickled_afterwards(net, x) -> None:
-    net.layers.register_hook("fc1", Plus(hook_id="a"))
+    net.registry.register_hook("fc1", Plus(hook_id="a"))
     with pytest.raises(HooklineError, match="cannot be copied"):
         copy.deepcopy(net.module)
-    net.layers.unregister_all()
+    net.registry.unregister_all()
     again = pickle.loads(pickle.dumps(net))
     assert torch.equal(again(x), net(x))
-    assert again.layers.hooks() == []
+    assert again.registry.hooks() == []
 
 
 def test_copies_are_hooks_of_their_own(net, x) -> None:
@@ -653,11 +649,11 @@ def test_a_detector_that_keeps_in_its_own_way(net, x) -> None:
             self.norms.append(output.norm().item())
 
     norms = Norms()
-    net.layers.register_hook("fc1", norms)
+    net.registry.register_hook("fc1", norms)
     net(x)
     net(x)
     assert len(norms.norms) == len(copy.deepcopy(norms).norms) == 2
-    net.layers.unregister_all()
+    net.registry.unregister_all()
 
 
 def test_a_detector_is_at_one_place_whoever_asks(net, x) -> None:
@@ -668,10 +664,10 @@ def test_a_detector_is_at_one_place_whoever_asks(net, x) -> None:
         "a context": lambda: net.hooks([("fc2", detector)]),
         "add_hook": lambda: net.add_hook("fc2", detector),
         "a point": lambda: net.hook_dict["fc2"].add_hook(detector),
-        "another model": lambda: other.layers.register_hook("fc1", detector),
+        "another model": lambda: other.registry.register_hook("fc1", detector),
         "a run of another model": lambda: other.run_with_hooks(x, fwd_hooks=[("fc1", detector)]),
     }
-    net.layers.register_hook("fc1", detector)
+    net.registry.register_hook("fc1", detector)
     for ask in elsewhere.values():
         with pytest.raises(
             InvalidHookError, match=r"already registered at 'fc1'.* would be at .*Make a detector for each"
@@ -679,7 +675,7 @@ def test_a_detector_is_at_one_place_whoever_asks(net, x) -> None:
             ask()
     net(x)
     assert detector.get_captured().shape == (5, 8)
-    net.layers.unregister_all()
+    net.registry.unregister_all()
     one, two = net.hooks([("fc1", detector)]), net.hooks([("fc2", detector)])
     with pytest.raises(InvalidHookError, match="already in an open context at 'fc1'"), one, two:
         pass
@@ -696,18 +692,18 @@ def test_the_context_is_that_of_the_calling_model(net, x) -> None:
             self.model = self.context.model
 
     other, hook = hookline.hook(MLP()), Curious()
-    net.layers.register_hook("fc1", hook)
-    other.layers.register_hook("fc1", hook)
+    net.registry.register_hook("fc1", hook)
+    other.registry.register_hook("fc1", hook)
     for model in (net, other, net):
         model(x)
         assert hook.model is model
-    other.layers.unregister_all()
+    other.registry.unregister_all()
     assert hook.context.model is net
     other.hook_dict["fc2"].add_hook(hook)
     net(x)
     assert hook.model is net
     other.reset_hooks()
-    net.layers.unregister_all()
+    net.registry.unregister_all()
     mine = object()
     hook.set_context(mine)
     assert hook.context is mine
@@ -725,28 +721,28 @@ def test_a_target_is_said_once(gpt2) -> None:
         assert torch.equal(gpt2.run_with_hooks(TOKENS, fwd_hooks=hooks), expected)
     other = FunctionController("transformer.h.0", torch.relu)
     for ask in (
-        lambda: gpt2.layers.register_hook(0, NoMLP()),
+        lambda: gpt2.registry.register_hook(0, NoMLP()),
         lambda: gpt2.run_with_hooks(TOKENS, fwd_hooks=[(0, NoMLP())]),
         lambda: gpt2.run_with_hooks(TOKENS, fwd_hooks=[NoMLP("transformer.h.0")]),
         lambda: gpt2.add_hook(0, NoMLP()),
         lambda: gpt2.hook_dict["blocks.0.hook_resid_post"].add_hook(NoMLP()),
         lambda: gpt2.hooks([(1, other)]),
-        lambda: gpt2.layers.register_hook(1, other),
+        lambda: gpt2.registry.register_hook(1, other),
     ):
         with pytest.raises(InvalidHookError, match=r"declares itself for .*, but is given for"):
             ask()
     assert not any(point.has_hooks() for point in gpt2.hook_points())
     for place in (0, "transformer.h.0"):  # the same place by another name
-        gpt2.layers.register_hook(place, other)
-        gpt2.layers.unregister_hook(other)
+        gpt2.registry.register_hook(place, other)
+        gpt2.registry.unregister_hook(other)
     free = FunctionController(None, torch.relu)
     for place in (0, 1):
-        gpt2.layers.register_hook(place, free)
-        gpt2.layers.unregister_hook(free)
-    gpt2.layers.register_hook("transformer.h.0.mlp", everything := ModelOutputDetector())  # its own is but a default
+        gpt2.registry.register_hook(place, free)
+        gpt2.registry.unregister_hook(free)
+    gpt2.registry.register_hook("transformer.h.0.mlp", everything := ModelOutputDetector())  # its own is but a default
     gpt2(TOKENS)
     assert everything.get_captured().shape == (2, 6, gpt2.cfg.d_model)
-    gpt2.layers.unregister_all()
+    gpt2.registry.unregister_all()
 
 
 def test_a_layer_alone_is_its_output(gpt2) -> None:
@@ -789,7 +785,7 @@ def test_a_type_is_no_layer() -> None:
 def test_classes_and_swapped_arguments_are_refused_at_once(net, x) -> None:
     for kind, name in ((LayerActivationDetector, "LayerActivationDetector"), (zero, "zero"), (nn.ReLU, "ReLU")):
         for give in (
-            lambda kind=kind: net.layers.register_hook("fc1", kind),
+            lambda kind=kind: net.registry.register_hook("fc1", kind),
             lambda kind=kind: net.run_with_hooks(x, fwd_hooks=[("fc1", kind)]),
             lambda kind=kind: net.hooks([kind]),
             lambda kind=kind: net.add_hook("fc1", kind),
@@ -799,11 +795,11 @@ def test_classes_and_swapped_arguments_are_refused_at_once(net, x) -> None:
                 give()
     for hook in (LayerActivationDetector(), torch.relu):
         with pytest.raises(InvalidHookError, match="the layer first and then a hook"):
-            net.layers.register_hook(hook, "fc1")
+            net.registry.register_hook(hook, "fc1")
         with pytest.raises(InvalidHookError, match="the name first"):
             net.run_with_hooks(x, fwd_hooks=[(hook, 0)])
     with pytest.raises(HooklineError, match="give the name of a module, such as 'fc1', not 0"):
-        net.layers.register_hook(0, torch.relu)
+        net.registry.register_hook(0, torch.relu)
     assert hook_count(net.module) == 0
 
 
@@ -816,9 +812,9 @@ def test_the_decoders_input_is_kept_too() -> None:
 
 def test_it_prints_short_where_it_is_given_a_module(net) -> None:
     detector = LayerActivationDetector()
-    net.layers.register_hook(net.module.fc1, detector)
-    assert f"<LayerActivationDetector {detector.id!r} at Linear>" in repr(net.layers)
-    net.layers.unregister_all()
+    net.registry.register_hook(net.module.fc1, detector)
+    assert f"<LayerActivationDetector {detector.id!r} at Linear>" in repr(net.registry)
+    net.registry.unregister_all()
 
 
 @pytest.mark.parametrize("has_run", [False, True])
@@ -826,37 +822,37 @@ def test_it_prints_short_where_it_is_given_a_module(net) -> None:
 def test_a_detector_lets_go_of_a_model_that_nobody_has(verb, has_run, x) -> None:
     detector, old = LayerActivationDetector(), hookline.hook(MLP())
     module = weakref.ref(old.module)
-    old.layers.register_hook("fc1", detector) if verb == "register" else old.add_hook("fc1", detector)
+    old.registry.register_hook("fc1", detector) if verb == "register" else old.add_hook("fc1", detector)
     if has_run:
         old(x)
     del old
     net = hookline.hook(MLP())
-    net.layers.register_hook("fc1", detector)
+    net.registry.register_hook("fc1", detector)
     assert module() is None
     net(x)
-    assert net.layers.hooks() == [detector]
+    assert net.registry.hooks() == [detector]
     assert detector.get_captured() is not None
     other = hookline.hook(MLP())
     with pytest.raises(
         InvalidHookError, match="already registered at 'fc1' of another model, a MLP that is still there"
     ):
-        other.layers.register_hook("fc1", detector)
-    net.layers.unregister_all()
+        other.registry.register_hook("fc1", detector)
+    net.registry.unregister_all()
 
 
 def test_a_disabled_hook_comes_back_though_its_wrapper_is_gone(x) -> None:
     module, detector = MLP(), LayerActivationDetector()
-    hookline.hook(module).layers.register_hook("fc1", detector)
+    hookline.hook(module).registry.register_hook("fc1", detector)
     detector.disable()
     gc.collect()
     detector.enable()
     module(x)
     assert detector.get_captured() is not None
-    hookline.hook(module).layers.unregister_all()
+    hookline.hook(module).registry.unregister_all()
 
 
 def test_arguments_that_are_no_tuple() -> None:
-    class Halved(hookline.Hook):
+    class Halved(hookline.hooks.Hook):
         hook_point, layer = "lm.layer.pre", 1
 
         def __call__(self, module, args, kwargs, output):

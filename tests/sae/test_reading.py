@@ -6,7 +6,8 @@ from autoencoders import sae_for as make
 from tiny_models import causal_lm
 
 import hookline
-from hookline import HooklineError, UnknownPointError, last, zero
+from hookline import HooklineError, UnknownPointError, last
+from hookline.edits import zero
 from hookline.sae import run_with_features
 
 POINT = "blocks.1.hook_resid_post"

@@ -10,7 +10,9 @@ from networks import MLP
 from tiny_models import causal_lm
 
 import hookline
-from hookline import HookError, HooklineError, NeverFiredWarning, add, at, last, new_tokens, replace, scale, token, zero
+from hookline import HookError, HooklineError, NeverFiredWarning, at, last, token
+from hookline.edits import add, replace, scale, zero
+from hookline.positions import new_tokens
 from hookline.sae import evaluate
 
 POINT = "blocks.1.hook_resid_post"
@@ -155,7 +157,7 @@ def test_points_by_any_name(model, sae, name) -> None:
 def test_it_is_a_hook_object(model, sae) -> None:
     splice = sae.spliced(keep_error=False, hook_id="mine")
     plain = model(TOKENS)
-    model.layers.register_hook(None, splice)
+    model.registry.register_hook(None, splice)
     try:
         changed = model(TOKENS)
         assert not torch.allclose(changed, plain)
@@ -164,7 +166,7 @@ def test_it_is_a_hook_object(model, sae) -> None:
         splice.enable()
         assert torch.equal(model(TOKENS), changed)
     finally:
-        model.layers.unregister_hook("mine")
+        model.registry.unregister_hook("mine")
     assert torch.equal(model(TOKENS), plain)
 
 

@@ -7,7 +7,8 @@ import torch
 from tiny_models import encoder
 
 import hookline
-from hookline import HooklineError, replace, token, zero
+from hookline import HooklineError, token
+from hookline.edits import replace, zero
 from hookline.sae import SAEConfig, SparseAutoencoder, evaluate, profile, top_contexts, train
 
 POINT = "blocks.1.hook_resid_post"

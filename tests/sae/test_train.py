@@ -5,7 +5,8 @@ import torch
 from tiny_models import causal_lm
 
 import hookline
-from hookline import HooklineError, HooklineWarning
+from hookline import HooklineError
+from hookline.errors import HooklineWarning
 from hookline.sae import SparseAutoencoder, Training, train
 from hookline.sae.resampling import resample
 from hookline.sae.sources import source_of

@@ -17,8 +17,9 @@ from tiny_models import causal_lm
 from typer.testing import CliRunner
 
 import hookline
-from hookline import HooklineError, HooklineWarning, StoreError
+from hookline import HooklineError
 from hookline.cli import app
+from hookline.errors import HooklineWarning, StoreError
 from hookline.store import LocalStore, folders
 from hookline.store.writer import Writer
 

@@ -10,7 +10,8 @@ from stores import OPTIONS, tinyworld
 from tiny_models import causal_lm, encoder, seq2seq
 
 import hookline
-from hookline import HooklineError, HooklineWarning
+from hookline import HooklineError
+from hookline.errors import HooklineWarning
 
 POINT = "blocks.1.hook_resid_post"
 TEXTS = ["Mary went to the garden.", "John", "Mary gave the ball to John."]
@@ -96,7 +97,7 @@ def test_positions_are_passed_on_and_belong_to_the_data(model, tmp_path) -> None
     store = hookline.harvest(model, [{"input_ids": ids, "position_ids": where}], POINT, tmp_path, progress=False)
     cache = model.cache(ids[None], position_ids=where[None], names_filter=POINT)
     torch.testing.assert_close(store.rows()[POINT], cache[POINT][0])
-    with pytest.raises(hookline.StoreError, match="other data"):
+    with pytest.raises(hookline.errors.StoreError, match="other data"):
         hookline.harvest(model, [{"input_ids": ids, "position_ids": where + 1}], POINT, tmp_path, progress=False)
     mixed = [{"input_ids": ids, "position_ids": where}, {"input_ids": ids}]
     with pytest.raises(HooklineError, match="example 0 has position_ids, but example 1 does not"):

@@ -11,7 +11,8 @@ from tiny_models import causal_lm, encoder, seq2seq
 from torch import nn
 
 import hookline
-from hookline import HooklineError, HooklineWarning, StoreError
+from hookline import HooklineError
+from hookline.errors import HooklineWarning, StoreError
 from hookline.store import LocalStore, RemoteStore, harvesting
 
 
@@ -160,7 +161,7 @@ def test_hooks_take_effect_and_are_recorded(model, tmp_path) -> None:
 
 def test_the_same_edit_with_another_vector_is_another_harvest(model, tmp_path) -> None:
     def steered(vector) -> None:
-        remove = model.add_hook(POINTS[2], hookline.add(vector))
+        remove = model.add_hook(POINTS[2], hookline.edits.add(vector))
         try:
             harvested(model, tmp_path, 6)
         finally:
@@ -190,7 +191,7 @@ def test_what_cannot_be_rows_is_refused(model, tmp_path) -> None:
         ({"max_rows": -1}, "max_rows"),
         ({"shard_rows": 0}, "shard_rows"),
         ({"dtype": torch.int8}, "dtype"),
-        ({"positions": hookline.new_tokens}, "generate"),
+        ({"positions": hookline.positions.new_tokens}, "generate"),
         ({"positions": "last"}, "positions"),
         ({"positions": torch.tensor([1, 2])}, "mask"),
         ({"positions": lambda ids: ids, "hooks_tag": "v1"}, "mask"),
@@ -396,7 +397,7 @@ def test_on_a_gpu(tmp_path) -> None:
 def test_a_hook_that_stays_for_a_position_that_some_texts_have_not(model, tmp_path) -> None:
     """As in a context: it is told when the harvest is over."""
     texts = ["Mary went to the garden.", "John went."]
-    model.add_hook("blocks.0.hook_resid_post", hookline.zero(pos=4))
+    model.add_hook("blocks.0.hook_resid_post", hookline.edits.zero(pos=4))
     try:
         with pytest.warns(hookline.NeverFiredWarning, match="position 4 of row 1, which has 3"):
             one = hookline.harvest(model, texts, 1, tmp_path / "one", progress=False)
@@ -404,7 +405,7 @@ def test_a_hook_that_stays_for_a_position_that_some_texts_have_not(model, tmp_pa
         model.reset_hooks()
     with (
         pytest.warns(hookline.NeverFiredWarning, match="position 4 of row 1, which has 3"),
-        model.hooks([("blocks.0.hook_resid_post", hookline.zero(pos=4))]),
+        model.hooks([("blocks.0.hook_resid_post", hookline.edits.zero(pos=4))]),
     ):
         two = hookline.harvest(model, texts, 1, tmp_path / "two", progress=False)
     point = "blocks.1.hook_resid_post"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hookline.hooks.edits import Add, freeze, mean, project_out
 from stores import edit_manifest, harvested, same_rows, texts, tinyworld
 from torch import nn
 
@@ -17,7 +18,6 @@ import hookline
 from hookline import HooklineError, StoreError, add, last, noise, replace, scale, token, zero
 from hookline.errors import HooklineWarning
 from hookline.hooks import Controller, Detector
-from hookline.hooks.edits import Add, freeze, mean, project_out
 from hookline.sae import SAEConfig, SparseAutoencoder
 from hookline.sae.splice import Splice
 from hookline.store.checksums import tensor_checksum

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stores import POINTS, edit_manifest, files, harvested, tinyworld
 
-from hookline import StoreError
+from hookline.errors import StoreError
 from hookline.store import LocalStore, writer
 from hookline.store.buffers import Buffer
 from hookline.store.folders import LocalFolder

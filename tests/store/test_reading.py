@@ -14,8 +14,9 @@ from torch.utils.data import DataLoader
 from typer.testing import CliRunner
 
 import hookline
-from hookline import HooklineError, StoreError, UnknownPointError
+from hookline import HooklineError, UnknownPointError
 from hookline.cli import app
+from hookline.errors import StoreError
 from hookline.store import LocalStore, Rows
 from hookline.store.activations import column_of, names_of
 from hookline.store.manifest import Column

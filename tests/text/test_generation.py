@@ -7,8 +7,9 @@ import tiny_models
 import torch
 
 import hookline
-from hookline import HookError, HooklineError, at, last, new_tokens, step, token
-from hookline.hooks.edits import noise
+from hookline import HookError, HooklineError, at, last, token
+from hookline.edits import noise
+from hookline.positions import new_tokens, step
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # transformers' own
 IDS = torch.tensor([[3, 4, 5, 4, 7, 3, 4, 5]])
@@ -191,7 +192,7 @@ def test_a_token_that_never_comes_is_reported() -> None:
     ):
         model.generate(IDS, suppress_tokens=[63], **GREEDY)
     with (
-        pytest.warns(hookline.NeverFiredWarning, match=r"never came to token\(9\) in row 0, which has 0 of them"),
+        pytest.warns(hookline.NeverFiredWarning, match=r"never reached token\(9\) in row 0, which has 0 of them"),
         model.hooks(fwd_hooks=[(RESID, at(token(9), push))]),
     ):
         model.generate(PADDED, attention_mask=PADDED.ne(0).long(), suppress_tokens=[9], **GREEDY)
@@ -264,7 +265,7 @@ def test_a_text_is_over_with_its_pass() -> None:
     model = hookline.hook(tiny_models.causal_lm("gpt2"))
     with model.hooks(fwd_hooks=[(RESID, at(last, push))]), torch.no_grad():
         model(IDS)
-        with pytest.raises(HookError, match="known while a language model runs, the whole of it"):
+        with pytest.raises(HookError, match="can only be resolved during"):
             model.module.transformer(IDS)
 
 

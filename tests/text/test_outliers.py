@@ -11,8 +11,10 @@ from torch import Tensor
 
 import hookline
 from hookline import HooklineError, sae
+from hookline.edits import load as load_edits
+from hookline.edits import mean
+from hookline.edits import save as save_edits
 from hookline.experiments import ablation, contrast, metrics, steering
-from hookline.hooks import load_edits, mean, save_edits
 from hookline.text.outliers import Outlying, bound_of, factor_of, is_outlying, outlying, row_norms
 
 POINT = "blocks.1.hook_resid_post"

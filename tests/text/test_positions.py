@@ -5,7 +5,8 @@ import tiny_models
 import torch
 
 import hookline
-from hookline import HookError, HooklineError, NeverFiredWarning, at, last, new_tokens, step, token
+from hookline import HookError, HooklineError, NeverFiredWarning, at, last, token
+from hookline.positions import new_tokens, step
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # transformers' own
 IDS = torch.tensor([[3, 4, 5, 4, 7], [9, 8, 4, 0, 0]])
@@ -122,7 +123,7 @@ def test_steering_new_tokens_or_one_step_only(model) -> None:
         (token(4, nth=3), "the token 4 is 2 times in row 0 of the prompt: there is no nth=3"),
         (token("Paris"), "cannot be found without a tokenizer"),
         ("last", "positions are an index, a slice"),
-        (hookline.image_tokens, "for a model that takes pictures"),
+        (hookline.positions.image_tokens, "for a model that takes pictures"),
     ],
 )
 def test_bad_positions(model, positions, message) -> None:
@@ -136,7 +137,7 @@ def test_positions_of_a_plain_network() -> None:
     net = hookline.hook(torch.nn.Sequential(torch.nn.Linear(2, 2)))
     with pytest.raises(HookError, match="known while a language model runs"):
         net.run_with_hooks(torch.ones(1, 2), fwd_hooks=[("0", lambda x, hook: hook.positions)])
-    with pytest.raises(HooklineError, match="no axis of positions is known"):
+    with pytest.raises(HooklineError, match="no known axis of positions"):
         net.run_with_cache(torch.ones(1, 2), pos_slice=0)
 
 
@@ -281,7 +282,7 @@ def test_tokens_that_lost_their_padding_are_noticed() -> None:
     texts = ["When Mary and John went to the store", "Mary went to"]
     for side in ("left", "right"):
         tokens = model.to_tokens(texts, padding_side=side)
-        with pytest.warns(hookline.HooklineWarning, match="row 1 of these tokens looks padded"):
+        with pytest.warns(hookline.errors.HooklineWarning, match="row 1 of these tokens looks padded"):
             model(tokens.clone())
         model(tokens.clone(), attention_mask=tokens.padding_mask)
         model(tokens)
@@ -300,7 +301,7 @@ def test_keys_of_a_generation_and_a_model_called_in_part(model) -> None:
         model.generate(IDS[:1], max_new_tokens=3, min_new_tokens=3, do_sample=False)
     assert seen == [(0, 5), (1, 6), (2, 7)]
     with (
-        pytest.raises(HookError, match="known while a language model runs, the whole of it"),
+        pytest.raises(HookError, match="can only be resolved during"),
         model.hooks(fwd_hooks=[(RESID, at(1, torch.zeros_like))]),
     ):
         model.module.transformer(IDS)

@@ -285,16 +285,16 @@ def test_points_by_attribute() -> None:
 
 def test_a_point_that_is_not_to_be_had_says_why() -> None:
     llama = hookline.hook(tiny_models.causal_lm("llama"))
-    with pytest.raises(hookline.UnavailablePointError, match="adds no position embedding to the stream"):
+    with pytest.raises(hookline.errors.UnavailablePointError, match="adds no position embedding to the stream"):
         llama.point("hook_pos_embed")
     mamba = hookline.hook(tiny_models.causal_lm("mamba"))
-    with pytest.raises(hookline.UnavailablePointError, match="no softmax attention"):
+    with pytest.raises(hookline.errors.UnavailablePointError, match="no softmax attention"):
         mamba.point("blocks.0.attn.hook_pattern")
     gptj = hookline.hook(tiny_models.causal_lm("gptj"))
-    with pytest.raises(hookline.UnavailablePointError, match="side by side"):
+    with pytest.raises(hookline.errors.UnavailablePointError, match="side by side"):
         gptj.point("blocks.0.hook_resid_mid")
     doge = hookline.hook(tiny_models.causal_lm("doge"))
-    with pytest.raises(hookline.UnavailablePointError, match="fails verification"):
+    with pytest.raises(hookline.errors.UnavailablePointError, match="fails verification"):
         doge.point("blocks.0.hook_mlp_out")
 
 
@@ -378,7 +378,7 @@ def test_globs_in_other_dialects_and_layers_by_any_name() -> None:
 def test_a_cache_without_what_is_recorded_on_request_says_so() -> None:
     module = tiny_models.causal_lm("gpt2")
     _, cache = hookline.hook(module).run_with_cache(**tiny_models.inputs(module))
-    with pytest.raises(hookline.UnavailablePointError, match="only when it is asked for by name"):
+    with pytest.raises(hookline.errors.UnavailablePointError, match="only when it is asked for by name"):
         cache["result", 1]
 
 

@@ -5,7 +5,8 @@ import tiny_models
 import torch
 
 import hookline
-from hookline import HookError, HooklineError, UnavailablePointError
+from hookline import HookError, HooklineError
+from hookline.errors import UnavailablePointError
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # transformers' own
 

@@ -564,7 +564,7 @@ def test_models_without_a_language_models_head(kind) -> None:
             assert cache["z", 1].shape[:3] == (2, 7, 4)
             assert torch.equal(cache["resid_pre", 1], model(IDS, output_hidden_states=True).hidden_states[1])
         assert wrapped.verify(IDS).failed() == []
-        with pytest.raises(HooklineError, match="no model that predicts it"):
+        with pytest.raises(HooklineError, match="no next-token loss"):
             wrapped(IDS, return_type="loss")
 
 

@@ -16,9 +16,10 @@ from tiny_vision import ENCODERS, IMAGE, VISION_LANGUAGE, inputs_of, module_of, 
 from typer.testing import CliRunner
 
 import hookline
-from hookline import at, image_tokens
+from hookline import at
 from hookline.cli import app
 from hookline.errors import HooklineError
+from hookline.positions import image_tokens
 from hookline.vision.images import as_image
 from hookline.vision.inputs import images_per_prompt
 
@@ -288,7 +289,7 @@ def test_positions_in_the_tower_are_places_in_images(llava) -> None:
     assert empty.nonzero().flatten().tolist() == [0, 5]
     for where in (hookline.last, image_tokens, hookline.token(4)):
         for name in (point, "model.vision_tower.encoder.layers.1"):
-            with pytest.raises(HooklineError, match="are places in"):
+            with pytest.raises(HooklineError, match="are image patches"):
                 llava.run_with_hooks("<image> red", images=[noise()], fwd_hooks=[(name, at(where, torch.zeros_like))])
     with pytest.raises(hookline.HookError, match="its positions are patches"):
         llava.run_with_hooks("<image> red", images=[noise()], fwd_hooks=[(point, lambda x, hook: hook.positions)])
@@ -446,8 +447,8 @@ def test_errors_of_runs(llava) -> None:
         (lambda: llava("<image>", images=image, attention_mask=torch.ones(1, 3)), "attention_mask too"),
         (lambda: llava("<image>", images=image, start_at_layer=1), "go in at the first layer"),
         (lambda: llava.generate("red", images=image), "no image placeholders"),
-        (lambda: llava.generate(), "give the prompt once"),
-        (lambda: llava.generate("red", input_ids=torch.ones(1, 3, dtype=torch.long)), "give the prompt once"),
+        (lambda: llava.generate(), "generate needs a prompt"),
+        (lambda: llava.generate("red", input_ids=torch.ones(1, 3, dtype=torch.long)), "given twice"),
         (lambda: llava.run_with_cache("red", images=image), "no image placeholders"),
         (lambda: llava.to_inputs("<image>", image, padding_side="up"), 'padding_side must be "left" or "right"'),
     ):

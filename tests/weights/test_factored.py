@@ -5,7 +5,8 @@ import tiny_models
 import torch
 
 import hookline
-from hookline import FactoredMatrix, HooklineError
+from hookline import HooklineError
+from hookline.weights import FactoredMatrix
 
 torch.manual_seed(0)
 A, B = torch.randn(2, 3, 8, 2, dtype=torch.float64), torch.randn(2, 3, 2, 8, dtype=torch.float64)

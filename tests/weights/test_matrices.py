@@ -161,7 +161,7 @@ def test_composition_scores(kind, mode) -> None:
 def test_circuits_of_grouped_heads_both_ways() -> None:
     model, _ = wrapped("llama")
     assert model.W_K.shape[1] == 2
-    by_group = hookline.FactoredMatrix(model.W_Q.unflatten(1, (2, -1)), model.W_K.mT[:, :, None])
+    by_group = hookline.weights.FactoredMatrix(model.W_Q.unflatten(1, (2, -1)), model.W_K.mT[:, :, None])
     assert torch.allclose(by_group.AB.flatten(1, 2), model.QK.AB, atol=1e-6)
 
 

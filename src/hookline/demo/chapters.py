@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hookline.edits import zero
 from hookline.experiments import ablation, head_detectors, logit_attribution, metrics, patching
-from hookline.hooks import zero
 from hookline.model import HookedModel
 
 Head: TypeAlias = tuple[int, int]

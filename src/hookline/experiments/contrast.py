@@ -26,7 +26,7 @@ from hookline.experiments.result import Result
 from hookline.model import HookedModel
 from hookline.rerun.changes import index_of
 from hookline.text.outliers import Outliers
-from hookline.text.positions import Meaning, Positions, is_one_per_row, last
+from hookline.text.token_positions import Meaning, Positions, is_one_per_row, last
 
 Pairs: TypeAlias = Sequence[tuple[str, str]] | Sequence[tuple[Tensor, Tensor]]
 Order: TypeAlias = Literal["raises", "lowers", "changes"]

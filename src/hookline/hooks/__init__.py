@@ -1,13 +1,11 @@
-"""Hook objects: hooks with an identity and a lifecycle, and edits as data. See docs/hook-objects.md."""
+"""Hook objects: hooks with an identity and a lifecycle. See docs/hook-objects.md; edits are in `hookline.edits`."""
 
 from hookline.errors import HookError
 from hookline.hooks.context import HookContext
 from hookline.hooks.controllers import Controller, FunctionController
 from hookline.hooks.detectors import Detector, LayerActivationDetector, ModelInputDetector, ModelOutputDetector
-from hookline.hooks.editfile import load_edits, save_edits
-from hookline.hooks.edits import DataEdit, add, freeze, mean, noise, project_out, replace, scale, zero
 from hookline.hooks.hook import Hook, HookType
-from hookline.hooks.registry import Layers
+from hookline.hooks.registry import Registry
 
 __all__ = [
     "Hook",
@@ -18,18 +16,11 @@ __all__ = [
     "ModelInputDetector",
     "ModelOutputDetector",
     "FunctionController",
-    "zero",
-    "mean",
-    "replace",
-    "add",
-    "scale",
-    "noise",
-    "freeze",
-    "project_out",
-    "DataEdit",
-    "save_edits",
-    "load_edits",
-    "Layers",
+    "Registry",
     "HookContext",
     "HookError",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -12,7 +12,7 @@ from hookline.text.forward_pass import processors, tokenizers
 
 if TYPE_CHECKING:
     from hookline.engine.hooked import Hooked
-    from hookline.hooks.registry import Layers
+    from hookline.hooks.registry import Registry
 
 
 class HookContext:
@@ -43,18 +43,18 @@ class HookContext:
         return getattr(self.model, "tokenizer", None)
 
     @property
-    def layers(self) -> Layers:
+    def registry(self) -> Registry:
         """The model's registry of hooks."""
-        from hookline.hooks.registry import layers_of
+        from hookline.hooks.registry import Registry
 
-        return layers_of(self.model)
+        return Registry(self.model)
 
     @property
     def store(self) -> Any:
-        """Where the model's activations go, if `model.layers.store` was set."""
-        return self.layers.store
+        """Where the model's activations go, if `model.registry.store` was set."""
+        return self.registry.store
 
     @property
     def hooks(self) -> list[Any]:
         """All registered hooks."""
-        return self.layers.hooks()
+        return self.registry.hooks()

@@ -27,7 +27,7 @@ def units(name: str, given: Any) -> Units:
         indices = tuple(each.item() if isinstance(each, generic) else each for each in items)
         if all(isinstance(each, int) and not isinstance(each, bool) for each in indices):
             return indices
-    raise HooklineError(f"{name}= is an index or several, not {told(given)}")
+    raise HooklineError(f"{name}= is an index or several, not {described(given)}")
 
 
 def as_tensor(name: str, given: Any) -> Tensor:
@@ -35,7 +35,7 @@ def as_tensor(name: str, given: Any) -> Tensor:
     if isinstance(given, Tensor):
         return given
     if not isinstance(given, int | float):
-        raise HooklineError(f"{name}= is a tensor or a number, not {told(given)}: torch.as_tensor(…) makes one")
+        raise HooklineError(f"{name}= is a tensor or a number, not {described(given)}: torch.as_tensor(…) makes one")
     return torch.tensor(number(name, given), dtype=torch.float64)
 
 
@@ -43,7 +43,7 @@ def number(name: str, given: Any) -> float:
     """A number that JSON can hold."""
     plain = given.item() if isinstance(given, generic) else given
     if isinstance(plain, bool) or not isinstance(plain, int | float) or not abs(plain) <= sys.float_info.max:
-        raise HooklineError(f"{name}= is a number, not {told(given)}")
+        raise HooklineError(f"{name}= is a number, not {described(given)}")
     return float(plain)
 
 
@@ -188,7 +188,7 @@ def is_same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and bool(a == b)
 
 
-def told(value: Any) -> str:
+def described(value: Any) -> str:
     """What was given in place of something else, in a few words."""
     if isinstance(value, Tensor):
         return f"a tensor of {str(value.dtype).removeprefix('torch.')}, of shape {list(value.shape)}"

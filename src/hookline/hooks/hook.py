@@ -42,7 +42,7 @@ class Hook(HookObject):
             def __call__(self, module, args, kwargs, output):
                 return self.replacement
 
-        model.layers.register_hook("transformer.h.0", Double())
+        model.registry.register_hook("transformer.h.0", Double())
         model.run_with_hooks(prompt, fwd_hooks=[("blocks.0.hook_mlp_out", Double()), Patch()])
 
     What is returned takes effect; None keeps what is there, with whatever was written into it. A hook that is called

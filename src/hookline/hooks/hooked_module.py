@@ -14,7 +14,7 @@ from hookline.engine.names import Points
 from hookline.engine.permanent import standing_of
 from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError
-from hookline.hooks.registry import Layers
+from hookline.hooks.registry import Registry
 
 
 class HookedModule(Hooked, Delegate):
@@ -37,9 +37,9 @@ class HookedModule(Hooked, Delegate):
         self._points = Points(module, standing_of(module))
 
     @property
-    def layers(self) -> Layers:
-        """The registry of hooks that stay: `net.layers.register_hook("fc1", hook)`. See `hooks/registry.py`."""
-        return Layers(self)
+    def registry(self) -> Registry:
+        """Hooks that stay until they are removed: `net.registry.register_hook("fc1", hook)`. See `Registry`."""
+        return Registry(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module, with whatever hooks are active."""

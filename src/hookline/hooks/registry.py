@@ -1,4 +1,4 @@
-"""The registry of a model: hooks that stay, each under an id, to be looked up, switched off and taken out.
+"""The registry of a model: hooks that stay, each under an id, to be looked up, disabled and removed.
 
 A registered hook is a standing hook, as one added with `add_hook(…, is_permanent=True)`: it is there for every thread
 and every way of calling the model, in one order with all others, and `reset_hooks()` leaves it alone.
@@ -7,7 +7,6 @@ and every way of calling the model, in one order with all others, and `reset_hoo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -25,14 +24,12 @@ if TYPE_CHECKING:
     from hookline.engine.permanent import Standing
 
 
-class Layers:
-    """The hooks registered on a model, and the names of its layers.
+class Registry:
+    """The hooks registered on a model, each under an id.
 
-        detector = LayerActivationDetector()
-        model.layers.register_hook("transformer.h.0.attn.c_attn", detector)
-
-    A module that has `layers` of its own has them as `model.module.layers`; `model.layers[0]`, its length and going
-    through it mean those as well, or in a language model its blocks.
+    detector = LayerActivationDetector()
+    hook_id = model.registry.register_hook("transformer.h.0.attn.c_attn", detector)
+    model.registry.unregister_hook(hook_id)
     """
 
     def __init__(self, model: Hooked) -> None:
@@ -56,7 +53,7 @@ class Layers:
         hook_id: str | None = None,
         prepend: bool = False,
     ) -> str:
-        """Keep a hook at a layer, and give the id that it is registered under.
+        """Register a hook at a layer and return its id.
 
         The layer is a name in any dialect, a module, or the number of a block; None asks the hook itself. The hook is
         a `Hook`, an edit such as `zero(head=3)`, or a function. Several may share a layer, in the order registered.
@@ -89,13 +86,13 @@ class Layers:
         return action.registered
 
     def unregister_hook(self, hook_or_id: Any) -> bool:
-        """Take a hook out, given by its id or itself."""
+        """Remove a hook, given by its id or itself."""
         action = self._action(hook_or_id)
         action.point.standing.remove(lambda other: other is action)
         return True
 
     def unregister_all(self) -> None:
-        """Take all of them out."""
+        """Remove all registered hooks."""
         for action in self._actions():
             self.unregister_hook(action.registered)
 
@@ -118,7 +115,7 @@ class Layers:
         return self._action(hook_id).hook
 
     def disable(self, hook_or_id: Any) -> None:
-        """Take a hook off the model, but keep it registered: a function or an edit too, which cannot do so itself."""
+        """Stop calling a hook, but keep it registered. This works for functions and edits too."""
         self._switch(hook_or_id, on=False)
 
     def enable(self, hook_or_id: Any) -> None:
@@ -138,7 +135,7 @@ class Layers:
             action.point.standing.refresh()
 
     def errors(self) -> list[HookError]:
-        """What went wrong in registered hooks that are skipped when they fail: the first error of each.
+        """Errors of registered hooks with `on_error="skip"`: the first error of each.
 
         Those of hooks that were unregistered since come first, until `clear_errors()`.
         """
@@ -146,7 +143,7 @@ class Layers:
         return [*past, *(error for action in self._actions() for error in action.errors)]
 
     def clear_errors(self) -> None:
-        """Forget what went wrong."""
+        """Clear the list of errors."""
         for standing in self._standings():
             standing.past_errors.clear()
         for action in self._actions():
@@ -160,31 +157,6 @@ class Layers:
     def __contains__(self, hook_or_id: object) -> bool:
         return any(hook_or_id in (action.registered, action.hook) for action in self._actions())
 
-    def __getitem__(self, index: Any) -> Any:
-        return self._own()[index]
-
-    def __len__(self) -> int:
-        return len(self._own())
-
-    def __iter__(self) -> Iterator[nn.Module]:
-        return iter(self._own())
-
-    def __bool__(self) -> bool:
-        return True
-
-    def _own(self) -> Any:
-        """The layers themselves, for those who mean them."""
-        points = self._model._points
-        own = getattr(points.root, "layers", None)
-        if own is None:
-            own = points.blocks()
-        if own is None:
-            raise HooklineError(
-                f"a {type(points.root).__name__} has no `layers` of its own; `layers` is the registry of its hooks: "
-                f"layers.hooks(), layers.list_layers()"
-            )
-        return own
-
     def _point(self, layer_signature: Filter, hook: Any) -> HookPoint:
         points = self._model._points
         if isinstance(layer_signature, int) and points.blocks() is None:
@@ -197,10 +169,10 @@ class Layers:
         elif isinstance(hook, HookObject):
             found = hook.declared(points)
         else:
-            raise HooklineError("a function does not say where it belongs: name the layer")
+            raise HooklineError("a function has no layer of its own: name the layer")
         if len(found) != 1:
             names = [point.name for point in found][:4]
-            raise HooklineError(f"{layer_signature!r} stands for {len(found)} points ({names} …): register one at each")
+            raise HooklineError(f"{layer_signature!r} matches {len(found)} points ({names} …); expected exactly one")
         return found[0]
 
     def _new_id(self, hook: Any, given: str | None) -> str:
@@ -232,13 +204,9 @@ class Layers:
 
     def __repr__(self) -> str:
         rows = [f"  {action.point.name}: {action.hook!r}" for action in self._actions()]
-        return "\n".join([f"Layers of {type(self._model._points.root).__name__}, {len(rows)} hooks registered", *rows])
-
-
-def layers_of(model: Hooked) -> Layers:
-    """The registry of a model, also of one whose attribute `layers` is something else."""
-    known = getattr(type(model), "layers", None)
-    return model.layers if isinstance(known, property) else Layers(model)  # type: ignore[attr-defined]
+        return "\n".join(
+            [f"Registry of {type(self._model._points.root).__name__}, {len(rows)} hooks registered", *rows]
+        )
 
 
 def _check_order(layer_signature: Any, hook: Any) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hookline.errors import HooklineError
 from hookline.residual.stream import StreamCache, is_rounding
-from hookline.text.positions import Positions
+from hookline.text.token_positions import Positions
 from hookline.transformer.architectures import residual_factor
 from hookline.weights.matrices import linear
 

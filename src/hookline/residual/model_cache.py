@@ -11,7 +11,7 @@ from typing import Any
 from hookline.errors import HooklineError
 from hookline.residual.components import Components
 from hookline.residual.readout import Readout
-from hookline.text.positions import Positions
+from hookline.text.token_positions import Positions
 
 
 class ModelCache(Components, Readout):

@@ -12,7 +12,7 @@ from torch import Tensor
 from hookline.engine.batch_index import Rows
 from hookline.errors import HooklineError
 from hookline.residual.stream import StreamCache, is_rounding
-from hookline.text.positions import Positions
+from hookline.text.token_positions import Positions
 
 _CAPS = ("final_logit_softcapping", "logits_soft_cap", "logit_cap")
 

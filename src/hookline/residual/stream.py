@@ -13,7 +13,7 @@ from hookline.engine.batch_index import Rows, checked_rows
 from hookline.engine.cache import ActivationCache
 from hookline.engine.taps import now
 from hookline.errors import HooklineError
-from hookline.text.positions import Positions, picked
+from hookline.text.token_positions import Positions, picked
 from hookline.transformer.architectures import architecture, is_parallel, is_post_norm
 from hookline.transformer.cfg import cfg_of
 from hookline.transformer.norms import Norm, norm_of
@@ -107,9 +107,7 @@ class StreamCache(ActivationCache):
     @property
     def _weights(self) -> Weights:
         self._check_weights()
-        weights = Weights()
-        weights._points = self._model
-        return weights
+        return Weights(self._model)
 
     def _check_weights(self) -> None:
         """The model's weights must be what they were in the run."""

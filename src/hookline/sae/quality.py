@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from hookline.edits import zero
 from hookline.errors import HooklineError
-from hookline.hooks import zero
 from hookline.model import HookedModel
 from hookline.sae.autoencoder import SparseAutoencoder
 from hookline.sae.texts import Batch, batches_of, rows_of

@@ -10,16 +10,17 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
+from hookline.edits import DataEdit
 from hookline.engine.callbacks import OnError, caller
 from hookline.engine.names import Filter
 from hookline.engine.points import HookPoint
 from hookline.engine.taps import now
 from hookline.errors import HooklineError
-from hookline.hooks import Controller, DataEdit
+from hookline.hooks import Controller
 from hookline.hooks.action import ObjectEdit
 from hookline.sae.autoencoder import SparseAutoencoder
 from hookline.text.outliers import Outliers, factor_of, outlying, row_norms
-from hookline.text.positions import at
+from hookline.text.token_positions import at
 
 FeatureEdit: TypeAlias = DataEdit | Callable[..., Tensor | None]
 """An edit of features, such as `zero(neuron=7)`, or a function of them."""
@@ -30,7 +31,7 @@ class Splice(Controller):
 
         splice = sae.spliced("blocks.2.hook_resid_post", edits=[add(8.0, neuron=7, pos=last)])
         with model.hooks([splice]): model.generate(prompt)
-        model.layers.register_hook("transformer.h.2", splice)
+        model.registry.register_hook("transformer.h.2", splice)
 
     The edits are those of activations (`zero`, `scale`, `add`, `replace` …, with `neuron=` for the features and
     `pos=`), or functions `f(features)` and `f(features, hook)`, applied in order.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.store.checksums import tensor_checksum
-from hookline.text.positions import Meaning, Positions, canonical, new_tokens
+from hookline.text.token_positions import Meaning, Positions, canonical, new_tokens
 
 Chosen = Positions | Callable[[Tensor], Tensor]
 

@@ -19,8 +19,8 @@ from hookline.store.extra_columns import extra_columns
 from hookline.store.options import Options
 from hookline.store.padding import warn_of_padding
 from hookline.store.token_rows import Tokens
-from hookline.text.forward_pass import Pass, Span
-from hookline.text.positions import Meaning
+from hookline.text.forward_pass import ForwardPass, Span
+from hookline.text.token_positions import Meaning
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def _chosen(model: HookedModel, ids: Tensor, real: Tensor, first: int, options: 
     if isinstance(positions, Meaning):
         span = Span(range(ids.shape[1]), len(ids), ids, real)
         # As in a later step of a generation: a token that is not in this text may be in another.
-        return positions.mask(Pass(1, span, None, ref(model.module), False), span)
+        return positions.mask(ForwardPass(1, span, None, ref(model.module), False), span)
     found = torch.zeros_like(real)
     for row, length in enumerate(real.sum(1).tolist()):
         if isinstance(positions, Tensor):

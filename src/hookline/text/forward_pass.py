@@ -1,4 +1,4 @@
-"""Passes: which part of a text the forward pass going on is about.
+"""Forward passes: which part of a text the forward pass going on is about.
 
 A language model that generates runs once over the prompt, and then once for each new token, with the keys and values of
 all tokens before it kept. So a hook may see the whole prompt, or one position only.
@@ -21,9 +21,9 @@ from hookline.errors import HooklineError
 from hookline.text.generation import Generation, generation_of
 
 tokenizers: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
-"""Of the models that were wrapped with one."""
+"""The tokenizer of each wrapped model that has one."""
 processors: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
-"""Likewise of models that take pictures."""
+"""The processor of each wrapped model that takes images."""
 
 
 class Earlier(NamedTuple):
@@ -36,7 +36,7 @@ class Earlier(NamedTuple):
 
 @dataclass(frozen=True)
 class Span:
-    """The positions of a text that a pass is about, with what is known of the text."""
+    """The positions of a text that a pass covers, with what is known of the text."""
 
     positions: range
     rows: int
@@ -87,8 +87,8 @@ def _joined(earlier: Earlier | None, rows: int) -> Tensor | None:
 
 
 @dataclass(frozen=True)
-class Pass:
-    """One forward pass of a language model: its number in a generation, and the positions it is about."""
+class ForwardPass:
+    """One forward pass of a language model: its step in a generation, and the positions it covers."""
 
     step: int | None
     """0 for the prompt, k for the k-th new token; None for a pass about several new tokens, or an unknown number."""
@@ -104,12 +104,12 @@ class Pass:
     number: int = 0
     """How many passes of the same generation came before."""
     refusal: str | None = None
-    """Why positions in the text cannot be told in it."""
+    """Why positions in the text are not known in this pass."""
 
     def check(self, what: object) -> None:
-        """Whether positions in the text can be told."""
+        """Raise an error if positions in the text are not known in this pass."""
         if self.refusal is not None:
-            raise HooklineError(f"{what} cannot be told in this pass: {self.refusal}")
+            raise HooklineError(f"{what} is not known in this forward pass: {self.refusal}")
 
     def known_step(self) -> int:
         """The number of the step, or the error that says why there is none."""
@@ -135,7 +135,7 @@ class Pass:
             )
         return self.known_step()
 
-    def parts(self, span: Span) -> list[tuple[Pass, Span]]:
+    def parts(self, span: Span) -> list[tuple[ForwardPass, Span]]:
         """The passes in which a generation with a cache would come by these positions.
 
         That is one for the prompt and one for each new token, so that positions mean the same in every generation.
@@ -160,7 +160,7 @@ class Pass:
             return Span(range(0), 0, None, None)
         return self.encoder if stream == "encoder" and self.encoder is not None else self.span
 
-    def of_rows(self, which: Any) -> Pass:
+    def of_rows(self, which: Any) -> ForwardPass:
         """What is known of some rows of the batch."""
         kept = [which] if isinstance(which, int) else which
 
@@ -195,7 +195,7 @@ def begin_pass(model: nn.Module, inputs: Mapping[str, Any], *, is_only: bool = F
     span = _span(inputs, prefix, start)
     encoder = (_span(inputs, "", 0) or _span_of_states(inputs)) if has_encoder else None
     if span is None:
-        now.passing = None if encoder is None else Pass(0, encoder, encoder, ref(model), is_only)
+        now.passing = None if encoder is None else ForwardPass(0, encoder, encoder, ref(model), is_only)
         return
     if _is_noted(span, encoder):
         return
@@ -217,12 +217,12 @@ def begin_pass(model: nn.Module, inputs: Mapping[str, Any], *, is_only: bool = F
 def begin_encoder(model: nn.Module, inputs: Mapping[str, Any]) -> None:
     """Note what the encoder of `model` runs on, before the model itself does: in `generate` it runs by itself."""
     span = _span(inputs, "", 0)
-    now.passing = Pass(0, span, span, ref(model), False) if span is not None else None
+    now.passing = ForwardPass(0, span, span, ref(model), False) if span is not None else None
 
 
 def _is_noted(span: Span, encoder: Span | None) -> bool:
     """Whether this pass was noted already, by the verb that runs it; two passes may be on the same tokens."""
-    before: Pass | None = now.passing
+    before: ForwardPass | None = now.passing
     if before is None or span.tokens is None or before.refusal is not None or before.generation is not None:
         return False
     is_same_encoder = (before.encoder is None) == (encoder is None) and (
@@ -234,20 +234,20 @@ def _is_noted(span: Span, encoder: Span | None) -> bool:
 
 def _in_loop(
     model: nn.Module, span: Span, encoder: Span | None, before: Progress | None, kept: Any, *, is_only: bool
-) -> Pass:
+) -> ForwardPass:
     """A pass outside `generate`: a step is a pass that goes on where the one before ended."""
     start = span.positions.start
     if not start:
-        return Pass(0, span, encoder, ref(model), is_only, prompt=span.positions.stop)
+        return ForwardPass(0, span, encoder, ref(model), is_only, prompt=span.positions.stop)
     if before is None or (before.stop != start and before.kept != id(kept)):
-        return Pass(1, span, encoder, ref(model), is_only, prompt=start)
+        return ForwardPass(1, span, encoder, ref(model), is_only, prompt=start)
     is_next = before.stop == start and before.step is not None
     span = replace(span, earlier=before.text)
     step = before.step + 1 if is_next and before.step is not None else None
-    return Pass(step, span, encoder, ref(model), is_only, prompt=before.prompt, number=before.number + 1)
+    return ForwardPass(step, span, encoder, ref(model), is_only, prompt=before.prompt, number=before.number + 1)
 
 
-def _in_generation(passing: Pass, generation: Generation, before: Progress | None, kept: Any) -> Pass:
+def _in_generation(passing: ForwardPass, generation: Generation, before: Progress | None, kept: Any) -> ForwardPass:
     """A pass of `generate`, which says where the prompt ends."""
     span, prompt = passing.span, generation.prompt
     start, stop = span.positions.start, span.positions.stop

@@ -19,9 +19,9 @@ def lm_loss(
     *,
     per_token: bool = False,
 ) -> Float[Tensor, "*any"]:
-    """Cross-entropy of the next token, averaged over all that are no padding and no pictures; or per token, 0 there.
+    """Cross-entropy of the next token, averaged over all that are neither padding nor images; or per token, 0 there.
 
-    `seen` is true where a picture is: what stands there is no token that could be predicted.
+    `seen` is true at image positions, whose tokens cannot be predicted.
     """
     counts = torch.ones_like(tokens[:, 1:], dtype=torch.float32)
     if attention_mask is not None:

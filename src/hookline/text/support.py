@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hookline.engine import passes
 from hookline.text.forward_pass import begin_encoder, begin_pass
-from hookline.text.positions import picked
+from hookline.text.token_positions import picked
 from hookline.text.unreached import UnreachedPositions
 
 

@@ -28,7 +28,7 @@ class Text:
         texts = [text] if isinstance(text, str) else list(text)
         if not texts or not all(isinstance(each, str) and each for each in texts):
             raise HooklineError(
-                f"a prompt must be a string that is not empty, or a list of such, not {shown_prompt(text)}"
+                f"a prompt must be a string that is not empty, or a list of them, not {shown_prompt(text)}"
             )
         rows = [self.ids(each, prepend_bos) for each in texts]
         width = max(map(len, rows))

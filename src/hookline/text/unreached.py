@@ -62,7 +62,7 @@ class UnreachedPositions(threading.local):
         parts = [*(self._closed | self._open).values()]
         if not parts:
             return None
-        return f"it never came to {', to '.join(parts[:4])}" + (f" (and {len(parts) - 4} more)" * (len(parts) > 4))
+        return f"it never reached {', '.join(parts[:4])}" + (f" (and {len(parts) - 4} more)" * (len(parts) > 4))
 
 
 def _goes_on(before: Tensor | None, tokens: Tensor | None) -> bool:

@@ -121,10 +121,47 @@ def without_first(lens: Lens) -> Lens:
     raise HooklineError("this projection's output is not cut into heads in a way that its weights could be")
 
 
-class Weights:
-    """The weights of a language model, stacked over its layers. A mixin: it needs the model's points."""
+STACKED = {
+    "W_Q": "[layer, head, d_model, d_head]: query projection",
+    "W_K": "[layer, kv_head, d_model, d_head]: key projection, one per group where heads share keys",
+    "W_V": "[layer, kv_head, d_model, d_head]: value projection, one per group where heads share values",
+    "W_O": "[layer, head, d_head, d_model]: output projection",
+    "b_Q": "[layer, head, d_head]: query bias",
+    "b_K": "[layer, kv_head, d_head]: key bias",
+    "b_V": "[layer, kv_head, d_head]: value bias",
+    "b_O": "[layer, d_model]: bias of the output projection, one for all heads",
+    "W_in": "[layer, d_model, d_mlp]: input projection of the MLP; if gated, of the branch without the nonlinearity",
+    "W_gate": "[layer, d_model, d_mlp]: gate projection of a gated MLP",
+    "W_out": "[layer, d_mlp, d_model]: output projection of the MLP",
+    "b_in": "[layer, d_mlp]: bias of W_in",
+    "b_gate": "[layer, d_mlp]: bias of W_gate",
+    "b_out": "[layer, d_model]: bias of W_out",
+}
+"""The weights that every layer has, as `Weights` stacks them over layers. A missing bias is all zeros."""
 
-    _points: ModelPoints
+
+class Weights:
+    """The weights of a language model, stacked over its layers: `model.weights.W_Q`, or `model.W_Q` for short.
+
+    `STACKED` lists the weights of layers, with their axes.
+    """
+
+    def __init__(self, points: ModelPoints) -> None:
+        self._points = points
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in STACKED:
+            raise AttributeError(f"there are no weights named {name!r}; there are {', '.join(self.names())}")
+        return self._stacked(name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *STACKED})
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """The attributes that a model passes on to its weights."""
+        own = (name for each in cls.__mro__ for name in vars(each) if not name.startswith("_") and name != "names")
+        return list(dict.fromkeys([*STACKED, *own]))
 
     def _stacked(self, name: str) -> Tensor:
         layers = range(len(self._points.anatomy.blocks))
@@ -172,26 +209,6 @@ class Weights:
         return self._points.anatomy.unembed
 
     @property
-    def W_Q(self) -> Float[Tensor, "layer head d_model d_head"]:
-        """From the normed stream to each head's queries."""
-        return self._stacked("W_Q")
-
-    @property
-    def W_K(self) -> Float[Tensor, "layer kv_head d_model d_head"]:
-        """To its keys; of each group, where heads share them."""
-        return self._stacked("W_K")
-
-    @property
-    def W_V(self) -> Float[Tensor, "layer kv_head d_model d_head"]:
-        """To its values."""
-        return self._stacked("W_V")
-
-    @property
-    def W_O(self) -> Float[Tensor, "layer head d_head d_model"]:
-        """From each head's mix of values to what it adds."""
-        return self._stacked("W_O")
-
-    @property
     def QK(self) -> FactoredMatrix:
         """What each head's queries look for in its keys, as a bilinear form on the normed stream.
 
@@ -209,56 +226,6 @@ class Weights:
         """Keys or values of a group, once for each of its heads."""
         heads = _heads_of(self._points, 0)
         return grouped.repeat_interleave(heads // grouped.shape[1], 1)
-
-    @property
-    def b_Q(self) -> Float[Tensor, "layer head d_head"]:
-        """Zeros where there is no bias, as for all of these."""
-        return self._stacked("b_Q")
-
-    @property
-    def b_K(self) -> Float[Tensor, "layer kv_head d_head"]:
-        """Of the keys."""
-        return self._stacked("b_K")
-
-    @property
-    def b_V(self) -> Float[Tensor, "layer kv_head d_head"]:
-        """Of the values."""
-        return self._stacked("b_V")
-
-    @property
-    def b_O(self) -> Float[Tensor, "layer d_model"]:
-        """Of the output projection, for all heads together."""
-        return self._stacked("b_O")
-
-    @property
-    def W_in(self) -> Float[Tensor, "layer d_model d_mlp"]:
-        """From the normed stream into the MLP; in a gated one, into the branch without the non-linearity."""
-        return self._stacked("W_in")
-
-    @property
-    def W_gate(self) -> Float[Tensor, "layer d_model d_mlp"]:
-        """Into the gate, of a gated MLP."""
-        return self._stacked("W_gate")
-
-    @property
-    def W_out(self) -> Float[Tensor, "layer d_mlp d_model"]:
-        """From the MLP to what it adds."""
-        return self._stacked("W_out")
-
-    @property
-    def b_in(self) -> Float[Tensor, "layer d_mlp"]:
-        """Of the way into the MLP."""
-        return self._stacked("b_in")
-
-    @property
-    def b_gate(self) -> Float[Tensor, "layer d_mlp"]:
-        """Of the way into the gate, of a gated MLP."""
-        return self._stacked("b_gate")
-
-    @property
-    def b_out(self) -> Float[Tensor, "layer d_model"]:
-        """Of the way out."""
-        return self._stacked("b_out")
 
     def all_head_labels(self) -> list[str]:
         """L0H0, L0H1, … as `stack_head_results` labels them."""

@@ -12,7 +12,7 @@ from hookline.engine.hooked import Hooked
 from hookline.engine.names import Points
 from hookline.errors import HooklineError
 from hookline.residual import ModelCache
-from hookline.text.positions import Meaning
+from hookline.text.token_positions import Meaning
 
 AnySlice: TypeAlias = Any
 """A `Slice`, an argument of one, or one of hookline's positions."""

@@ -164,19 +164,18 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
         found = super().__call__(given, attention_mask=attention_mask, loss_per_token=loss_per_token, **options)
         return Output(*found) if options["return_type"] == "both" else found
 
-    def _result(self, logits: Tensor, inputs: dict[str, Any], return_type: Any, per_token: bool) -> Any:
-        """The loss, also if there are logits for fewer tokens than the vocabulary."""
+    def _loss(self, logits: Tensor, inputs: dict[str, Any], per_token: bool) -> Tensor:
+        """The loss also of logits for fewer tokens than there are: the next ones must be among them."""
         is_other = logits.ndim == 3 and logits.shape[-1] == self._cfg.d_vocab_out != self._cfg.d_vocab
-        if return_type in (None, "logits") or not is_other or logits.shape[1] < 2 or "input_ids" not in inputs:
-            return super()._result(logits, inputs, return_type, per_token)
+        if not is_other or logits.shape[1] < 2 or "input_ids" not in inputs:
+            return super()._loss(logits, inputs, per_token)
         tokens: Tensor = inputs["input_ids"]
         if bool((tokens[:, 1:] >= logits.shape[-1]).any()):
             raise HooklineError(
                 f"the loss is that of the next token, but there are logits for {logits.shape[-1]} tokens, and the "
                 f"prompt has token {int(tokens[:, 1:].max())}: take the logits, and a loss of your own"
             )
-        loss = lm_loss(logits, tokens, inputs.get("attention_mask"), per_token=per_token)
-        return loss if return_type == "loss" else (logits, loss)
+        return lm_loss(logits, tokens, inputs.get("attention_mask"), per_token=per_token)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The same as calling the model."""

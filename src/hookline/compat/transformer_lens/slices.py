@@ -12,8 +12,8 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from hookline.errors import HooklineError
-from hookline.text.forward_pass import Pass, Span
-from hookline.text.positions import Meaning
+from hookline.text.forward_pass import ForwardPass, Span
+from hookline.text.token_positions import Meaning
 
 SliceInput = int | slice | tuple[int, ...] | list[int] | Tensor | np.ndarray | None
 
@@ -75,7 +75,7 @@ class Columns(Meaning):
 
     where: Slice
 
-    def mask(self, text: Pass, span: Span) -> Bool[Tensor, "row pos"]:  # noqa: ARG002
+    def mask(self, text: ForwardPass, span: Span) -> Bool[Tensor, "row pos"]:  # noqa: ARG002
         """A mask of those columns, in every row."""
         chosen = self.where.indices(len(span.positions))
         if any(later <= earlier for earlier, later in pairwise(chosen)):

@@ -14,6 +14,61 @@ from hookline.compat.transformer_lens.tl_config import HookedTransformerConfig
 from hookline.errors import HooklineError
 from hookline.model import HookedModel
 from hookline.weights.copies import copied
+from hookline.weights.matrices import Weights
+
+
+class LensMatrices(Weights):
+    """The weights of a HookedTransformer: one of each head also where heads share keys and values."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model._points)
+        self._model = model
+
+    @property
+    def W_E(self) -> Float[Tensor, "d_vocab d_model"]:  # noqa: N802
+        """The embedding of each token, with any factor that comes after it."""
+        factor = entries.token_scale(self._model)
+        own = super().W_E
+        why = f"the model's own matrix is multiplied with {factor:g} on its way into the stream; assign model.embed.W_E"
+        return own if factor == 1.0 else copied(own * factor, why)
+
+    @property
+    def W_pos(self) -> Float[Tensor, "n_ctx d_model"]:  # noqa: N802
+        """The learned positions; a shortformer's too."""
+        own = entries.position_embedding(self._model)
+        return super().W_pos if own is None or self._points.anatomy.main.pos_embed is not None else own.weight  # type: ignore[return-value]
+
+    @property
+    def W_K(self) -> Float[Tensor, "layer head d_model d_head"]:  # noqa: N802
+        """To the keys of each head."""
+        return self._for_each_head(self._stacked("W_K"))
+
+    @property
+    def W_V(self) -> Float[Tensor, "layer head d_model d_head"]:  # noqa: N802
+        """To the values of each head."""
+        return self._for_each_head(self._stacked("W_V"))
+
+    @property
+    def b_K(self) -> Float[Tensor, "layer head d_head"]:  # noqa: N802
+        """Of the keys of each head."""
+        return self._for_each_head(self._stacked("b_K"))
+
+    @property
+    def b_V(self) -> Float[Tensor, "layer head d_head"]:  # noqa: N802
+        """Of the values of each head."""
+        return self._for_each_head(self._stacked("b_V"))
+
+    @property
+    def W_gate(self) -> Float[Tensor, "layer d_model d_mlp"] | None:  # noqa: N802
+        """Into the gate; None where there is none."""
+        return self._stacked("W_gate") if self._model._cfg.gated_mlp else None
+
+    def tokens_to_residual_directions(
+        self, tokens: str | int | Sequence[str] | Tensor
+    ) -> Float[Tensor, "*some d_model"]:
+        """The unembedding of each token; of a tensor with one token in it, without axes for it."""
+        is_one = isinstance(tokens, Tensor) and tokens.numel() == 1
+        return super().tokens_to_residual_directions(tokens.reshape(()) if is_one else tokens)  # type: ignore[union-attr]
 
 
 class LensWeights(HookedModel):
@@ -22,50 +77,9 @@ class LensWeights(HookedModel):
     _cfg: HookedTransformerConfig
 
     @property
-    def W_E(self) -> Float[Tensor, "d_vocab d_model"]:  # noqa: N802
-        """The token embedding, including a factor applied after it."""
-        factor = entries.token_scale(self)  # type: ignore[arg-type]
-        own = super().W_E
-        why = f"the model's own matrix is multiplied with {factor:g} on its way into the stream; assign model.embed.W_E"
-        return own if factor == 1.0 else copied(own * factor, why)
-
-    @property
-    def W_pos(self) -> Float[Tensor, "n_ctx d_model"]:  # noqa: N802
-        """The learned positions, also of a shortformer."""
-        own = entries.position_embedding(self)  # type: ignore[arg-type]
-        return super().W_pos if own is None or self._anatomy.main.pos_embed is not None else own.weight  # type: ignore[return-value]
-
-    @property
-    def W_K(self) -> Float[Tensor, "layer head d_model d_head"]:  # noqa: N802
-        """The key weights of each head."""
-        return self._for_each_head(super().W_K)
-
-    @property
-    def W_V(self) -> Float[Tensor, "layer head d_model d_head"]:  # noqa: N802
-        """The value weights of each head."""
-        return self._for_each_head(super().W_V)
-
-    @property
-    def b_K(self) -> Float[Tensor, "layer head d_head"]:  # noqa: N802
-        """The key biases of each head."""
-        return self._for_each_head(super().b_K)
-
-    @property
-    def b_V(self) -> Float[Tensor, "layer head d_head"]:  # noqa: N802
-        """The value biases of each head."""
-        return self._for_each_head(super().b_V)
-
-    @property
-    def W_gate(self) -> Float[Tensor, "layer d_model d_mlp"] | None:  # type: ignore[override]  # noqa: N802
-        """The gate weights; None without a gate."""
-        return super().W_gate if self._cfg.gated_mlp else None
-
-    def tokens_to_residual_directions(
-        self, tokens: str | int | Sequence[str] | Tensor
-    ) -> Float[Tensor, "*some d_model"]:
-        """The unembedding of each token; without a token axis for a single token."""
-        is_one = isinstance(tokens, Tensor) and tokens.numel() == 1
-        return super().tokens_to_residual_directions(tokens.reshape(()) if is_one else tokens)  # type: ignore[union-attr]
+    def weights(self) -> LensMatrices:
+        """The weights, stacked over layers; their names are also attributes of the model."""
+        return LensMatrices(self)
 
     @property
     def n_params_total(self) -> int:

@@ -22,9 +22,9 @@ from hookline.engine.points import HookPoint
 from hookline.engine.taps import now
 from hookline.errors import HooklineError, InvalidHookError
 from hookline.hooks.action import ObjectEdit, here
-from hookline.hooks.fitting import Units, told, units
+from hookline.hooks.fitting import Units, described, units
 from hookline.hooks.hook import Hook
-from hookline.text.positions import Positions, at, canonical, is_one_per_row, mask_of
+from hookline.text.token_positions import Positions, at, canonical, is_one_per_row, mask_of
 
 
 class Patch(Hook):
@@ -46,7 +46,7 @@ class Patch(Hook):
     ) -> None:
         super().__init__(hook_id=hook_id)
         if not isinstance(replacement, Tensor):
-            raise InvalidHookError(f"{type(self).__name__}: the replacement must be a tensor, not {told(replacement)}")
+            raise InvalidHookError(f"{type(self).__name__}: the replacement must be a tensor, not {described(replacement)}")
         self.layer, self.replacement, self.token_idx = layer, replacement, canonical(token_idx)
         self.batch_idx = units("batch_idx", batch_idx)
         if hook_point is not None:
@@ -180,7 +180,7 @@ class PatchHeadHook(Patch):
     ) -> None:
         super().__init__(layer, replacement, token_idx, **options)
         if isinstance(head_idx, bool) or not isinstance(head_idx, int):
-            raise InvalidHookError(f"PatchHeadHook: head_idx must be the index of a head, not {told(head_idx)}")
+            raise InvalidHookError(f"PatchHeadHook: head_idx must be the index of a head, not {described(head_idx)}")
         self.head_idx = head_idx
 
     def _found(self, points: Points) -> list[HookPoint]:

@@ -26,7 +26,7 @@ from hookline.rerun.baseline import Baseline
 from hookline.rerun.changes import Change, Variant, adds_up, index_of
 from hookline.rerun.strategy import stream_names
 from hookline.residual.stream import is_rounding
-from hookline.text.positions import Meaning, canonical, image_tokens
+from hookline.text.token_positions import Meaning, canonical, image_tokens
 
 Of: TypeAlias = Literal["heads", "attention", "mlps", "layers", "neurons"]
 Key: TypeAlias = tuple[Label, ...]

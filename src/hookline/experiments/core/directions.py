@@ -17,7 +17,7 @@ from hookline.errors import HooklineError
 from hookline.experiments.core.prompts import Prompt, prompts_of, warn_of_dropout
 from hookline.model import HookedModel
 from hookline.text.outliers import Outliers, Outlying, outlying, row_norms
-from hookline.text.positions import Positions
+from hookline.text.token_positions import Positions
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -76,7 +76,7 @@ class InferenceEngine:
                 HookedModule.__call__(self.lm.hooked, **encodings)
         except StopForward:
             return stop.output
-        raise HooklineError(f"the forward pass never came to {layer!r}")
+        raise HooklineError(f"the forward pass never reached {layer!r}")
 
     @contextmanager
     def _controllers(self, wanted: bool) -> Iterator[None]:

@@ -14,7 +14,7 @@ from hookline.engine.lenses import First
 from hookline.engine.names import Filter
 from hookline.engine.taps import Kind
 from hookline.errors import HooklineError, UnknownHookPointError
-from hookline.hooks import Controller, Detector, Hook, HookType, Layers
+from hookline.hooks import Controller, Detector, Hook, HookType, Registry
 from hookline.hooks.hook import hook_type_of
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _NUMBERED = re.compile(r"layer_(\d+)")
 
 
-class LanguageModelLayers(Layers):
+class LanguageModelLayers(Registry):
     """The hooks registered on a language model.
 
     A layer is a module by mi-crow's name (`gpt2lmheadmodel_transformer_h_0_mlp`) or its index among all modules, by

@@ -4,10 +4,10 @@
                                       steps of a generation do
     torch.tensor([4, 6])              one such index per row
     a mask                            true at the columns that are meant, of the pass at hand
-    last                              the last token of each row
+    last                              the last token of each row, not counting padding
     token(" Paris")                   where that token stands, the last time if it is there several times (nth=0: first)
                                       in the text so far: tokens that a generation writes count too
-    image_tokens                      the places that pictures take
+    image_tokens                      the tokens that stand for images
     new_tokens, step(3)               in a generation: all tokens after the prompt, or those of one step
 
 `at(last, fn)` makes a hook of `fn` that changes nothing elsewhere, and `run_with_cache(…, pos_slice=last)` caches that
@@ -30,24 +30,24 @@ from hookline.engine.callbacks import caller
 from hookline.engine.casting import cast
 from hookline.engine.taps import now
 from hookline.errors import HooklineError
-from hookline.text.forward_pass import Pass, Span, tokenizers
+from hookline.text.forward_pass import ForwardPass, Span, tokenizers
 from hookline.text.image_tokens import mask_in
 from hookline.text.tokenizer import single_token
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """A position that is found in the text at hand."""
+    """A position given by its meaning, which is found in each text."""
 
-    def mask(self, text: Pass, span: Span) -> Bool[Tensor, "row pos"]:
-        """Where it is, among the positions of a forward pass."""
+    def mask(self, text: ForwardPass, span: Span) -> Bool[Tensor, "row pos"]:
+        """True at the positions of this forward pass that are meant."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class _Last(Meaning):
-    def mask(self, text: Pass, span: Span) -> Tensor:
-        """The last that is no padding."""
+    def mask(self, text: ForwardPass, span: Span) -> Tensor:
+        """The last token that is not padding."""
         return _of_text(-1, span, is_strict=text.is_only)
 
     def __repr__(self) -> str:
@@ -59,7 +59,7 @@ class _Token(Meaning):
     what: str | int
     nth: int = -1
 
-    def mask(self, text: Pass, span: Span) -> Tensor:
+    def mask(self, text: ForwardPass, span: Span) -> Tensor:
         """The first, last or n-th of those tokens in the text of each row so far."""
         found = torch.zeros_like(span.real())
         for row, places in enumerate(self._places(text, span)):
@@ -72,12 +72,12 @@ class _Token(Meaning):
                 )
         return found[:, span.positions.start : span.positions.stop]
 
-    def lacking(self, text: Pass, span: Span) -> dict[int, int]:
+    def lacking(self, text: ForwardPass, span: Span) -> dict[int, int]:
         """The rows that do not have it so far, and how often the token is there."""
         counts = [len(places) for places in self._places(text, span)]
         return {row: count for row, count in enumerate(counts) if self.nth not in range(-count, count)}
 
-    def _places(self, text: Pass, span: Span) -> list[list[int]]:
+    def _places(self, text: ForwardPass, span: Span) -> list[list[int]]:
         """Where the token stands in each row, up to the last position of the pass."""
         whole, start = span.text(), span.positions.start
         trades = text.generation is not None and not text.generation.keeps_rows
@@ -104,7 +104,7 @@ class _Token(Meaning):
                     f"generation (beam search, …) rows trade their texts from step to step"
                 )
 
-    def _id(self, text: Pass) -> int:
+    def _id(self, text: ForwardPass) -> int:
         if isinstance(self.what, int):
             return self.what
         model = text.model()
@@ -116,10 +116,10 @@ class _Token(Meaning):
 
 @dataclass(frozen=True)
 class _Images(Meaning):
-    def mask(self, text: Pass, span: Span) -> Tensor:
-        """Where the token stands that the model puts pictures in place of."""
+    def mask(self, text: ForwardPass, span: Span) -> Tensor:
+        """The placeholder tokens that the model replaces by images."""
         if span.tokens is None:
-            raise HooklineError("where pictures are is not known: the model was given no tokens")
+            raise HooklineError("image positions are unknown: the model was given no tokens")
         if text.step != 0 and len(span.positions) == 1:  # a token that the model has made, whichever it is
             return torch.zeros(span.rows, 1, dtype=torch.bool)
         return mask_in(span.tokens, text.model().config).cpu()  # type: ignore[union-attr]
@@ -132,8 +132,8 @@ class _Images(Meaning):
 class _Steps(Meaning):
     only: int | None = None
 
-    def mask(self, text: Pass, span: Span) -> Tensor:
-        """All positions of those passes, and none of others."""
+    def mask(self, text: ForwardPass, span: Span) -> Tensor:
+        """All positions of those steps, and none of other steps."""
         wanted = span.positions.start >= text.prompt if self.only is None else text.known_step() == self.only
         return torch.full((span.rows, len(span.positions)), wanted)
 
@@ -147,7 +147,7 @@ new_tokens = _Steps()
 
 
 def token(what: str | int, nth: int = -1) -> Meaning:
-    """Where a token stands, given as text or id: the last time, or `nth=0` the first time, in each row."""
+    """The position of a token in each row, given as text or id: its last occurrence, or the first with `nth=0`."""
     return _Token(what if isinstance(what, str) else _whole("token(…)", what), _whole("nth=", nth))
 
 
@@ -160,7 +160,7 @@ Positions: TypeAlias = int | slice | Sequence[int] | Tensor | Meaning | None
 
 
 def mask_of(positions: Positions, point: Any, rows: int, n: int) -> Bool[Tensor, "row pos"]:
-    """The positions as a mask over the `n` positions that a point sees in the forward pass going on."""
+    """The positions as a mask over the `n` positions that a point has in the current forward pass."""
     if isinstance(positions, Tensor) and positions.dtype == torch.bool:
         if positions.shape[-1] != n:
             raise HooklineError(f"a mask of {positions.shape[-1]} positions, but there are {n}")
@@ -181,15 +181,15 @@ def mask_of(positions: Positions, point: Any, rows: int, n: int) -> Bool[Tensor,
     return (masks[0] if len(masks) == 1 else torch.cat(masks, 1)).expand(rows, n)
 
 
-def _mask_in(text: Pass, span: Span, positions: Any) -> Bool[Tensor, "row pos"]:
+def _mask_in(text: ForwardPass, span: Span, positions: Any) -> Bool[Tensor, "row pos"]:
     if isinstance(positions, Meaning):
         return positions.mask(text, span)
     return _of_text(positions, span, is_strict=text.is_only)
 
 
 def _parts_of_keys(
-    parts: list[tuple[Pass, Span]], text: Pass, span: Span, positions: Any, point: Any
-) -> list[tuple[Pass, Span]]:
+    parts: list[tuple[ForwardPass, Span]], text: ForwardPass, span: Span, positions: Any, point: Any
+) -> list[tuple[ForwardPass, Span]]:
     """Keys of earlier passes come by again in every pass, where all queries of the pass see the same."""
     if isinstance(positions, _Steps):
         return parts
@@ -261,9 +261,9 @@ def picked(x: Tensor, point: Any, positions: Positions) -> Tensor:
 
 
 def at(positions: Positions, hook: Callable[..., Any]) -> Callable[..., Tensor | None]:
-    """A hook that does what `hook` does at these positions, and changes nothing elsewhere.
+    """A hook that applies `hook` at these positions and leaves all others unchanged.
 
-    `hook` gets the whole activation; of what it makes of it, only these positions count.
+    `hook` receives the whole activation; its result is used at these positions only.
     """
     invoke = caller(hook)
     positions = canonical(positions)
@@ -298,27 +298,25 @@ def _axis(axes: str, x: Tensor) -> int:
             return names.index(name)
     if not names and x.ndim == 3:
         return 1
-    raise HooklineError(f"no axis of positions is known of a point with axes {axes!r} and shape {list(x.shape)}")
+    raise HooklineError(f"this point has no known axis of positions: its axes are {axes!r}, its shape {list(x.shape)}")
 
 
-def _passing(positions: Positions, point: Any, rows: int, n: int) -> tuple[Pass, Span]:
+def _passing(positions: Positions, point: Any, rows: int, n: int) -> tuple[ForwardPass, Span]:
     """The forward pass going on, and the positions of it that the point sees."""
     if point.stream == "image":
         if isinstance(positions, Meaning):
             raise HooklineError(
-                f"{positions!r} is a place in the text, but the positions of {point.name!r} are places in pictures: "
+                f"{positions!r} is a position in the prompt, but the positions of {point.name!r} are image patches: "
                 "give indices or a mask"
             )
         span = Span(range(n), rows, None, None)
-        return Pass(0, span, None, lambda: None, True), span  # type: ignore[arg-type]
-    text: Pass | None = now.passing
+        return ForwardPass(0, span, None, lambda: None, True), span  # type: ignore[arg-type]
+    text: ForwardPass | None = now.passing
     if text is None and (isinstance(positions, Meaning) or point.axes):
-        raise HooklineError(
-            f"{positions!r} is a place in a text: it is known while a language model runs, the whole of it"
-        )
+        raise HooklineError(f"{positions!r} can only be resolved during a full forward pass of a language model")
     if text is None:  # some other network: what there is, is the text
         span = Span(range(n), rows, None, None)
-        return Pass(0, span, None, lambda: None, True), span  # type: ignore[arg-type]
+        return ForwardPass(0, span, None, lambda: None, True), span  # type: ignore[arg-type]
     if isinstance(positions, Meaning) or point.axes:
         text.check(repr(positions))
     span = text.span_at(point.stream)
@@ -353,7 +351,7 @@ def _whole(name: str, given: Any) -> int:
 
 def _writes_several(rows: int, texts: int) -> bool:
     """Whether a generation writes several texts for each of its prompts, as beams or `num_return_sequences` do."""
-    text: Pass | None = now.passing
+    text: ForwardPass | None = now.passing
     return text is not None and text.generation is not None and rows % texts == 0
 
 

@@ -1,24 +1,23 @@
-"""Edits as data: what is done to an activation, as a value that prints, compares, and can be saved.
+"""Edits as data: what to do to an activation, as a value that prints, compares, saves and loads.
 
     model.run_with_hooks(prompt, fwd_hooks=[("blocks.3.attn.hook_z", zero(head=5))])
     with model.hooks([("blocks.2.hook_resid_post", add(direction, 4.0, pos=last))]): …
 
-Each takes `pos=` (see `positions.py`), `head=`, `neuron=` (places on the last axis) and `mask=` (a bool tensor that
-broadcasts to the activation); several together mean where all of them hold. Elsewhere nothing is changed.
+Each takes `pos=` (see `token_positions.py`), `head=`, `neuron=` (indices on the last axis) and `mask=` (a bool tensor
+that broadcasts to the activation). Given together, the edit applies where all of them do; the rest is unchanged.
 
-A tensor given as a value has as many axes as the activation (1 where it is the same for all), or one: the last; or
-none. It is copied when the edit is made.
+A tensor given as a value has as many axes as the activation (size 1 broadcasts), only the last axis, or none. It is
+copied when the edit is made.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, ClassVar
 from zlib import crc32
 
 import torch
-from numpy import generic
 from torch import Tensor
 
 from hookline.engine.actions import Edit, HookAction
@@ -28,6 +27,7 @@ from hookline.engine.gradients import BackwardHook
 from hookline.engine.points import HookPoint
 from hookline.engine.taps import now
 from hookline.errors import HooklineError
+from hookline.hooks.edit_fields import BOOLS, INTEGER, NUMBER, OUTLIERS, POSITIONS, TENSOR, UNITS, edit_field, type_of
 from hookline.hooks.fitting import (
     Units,
     as_tensor,
@@ -35,50 +35,46 @@ from hookline.hooks.fitting import (
     broadcast,
     check_float,
     chosen,
+    described,
     head_axis,
     is_same,
     kept_where_outlying,
     like,
-    number,
-    own_copy,
-    shown,
-    told,
-    units,
 )
-from hookline.text.outliers import Outliers, factor_of
-from hookline.text.positions import Positions, at, canonical
+from hookline.text.outliers import Outliers
+from hookline.text.token_positions import Positions, at
 
 _log = logging.getLogger("hookline")
+
+EDITS: dict[str, type[DataEdit]] = {}
+"""Every kind of edit by its name, which is also its name in a file. A subclass of `DataEdit` adds itself."""
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class DataEdit(HookObject):
-    """What all edits have in common: where they apply."""
+    """Base of all edits: where they apply. A subclass has a `kind`, fields made by `edit_field`, and `changed`."""
 
     kind: ClassVar[str]
 
-    pos: Positions = None
-    head: Units = None
-    neuron: Units = None
-    mask: Tensor | None = None
+    pos: Positions = edit_field(POSITIONS, None)
+    head: Units = edit_field(UNITS, None)
+    neuron: Units = edit_field(UNITS, None)
+    mask: Tensor | None = edit_field(BOOLS, None)
+
+    def __init_subclass__(cls) -> None:
+        EDITS[cls.kind] = cls
 
     def __post_init__(self) -> None:
-        for name in ("head", "neuron"):
-            self._set(name, units(name, getattr(self, name)))
-        if self.mask is not None and not (isinstance(self.mask, Tensor) and self.mask.dtype == torch.bool):
-            raise HooklineError(f"mask= is a tensor of bools that broadcasts to the activation, not {told(self.mask)}")
-        if self.pos is not None:
-            self._set("pos", canonical(self.pos))
         for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, Tensor):
-                self._set(field.name, own_copy(field.name, value))
+            given = getattr(self, field.name)
+            if given is not None or field.default is not None:
+                self._set(field.name, type_of(field).check(field.name, given))
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
 
     def changed(self, x: Tensor, hook: Any) -> Tensor:
-        """What becomes of the activation, where the edit applies."""
+        """The new activation; it is used where the edit applies."""
         raise NotImplementedError
 
     def __call__(self, x: Tensor, hook: Any) -> Tensor | None:
@@ -109,7 +105,7 @@ class DataEdit(HookObject):
         if self.head is not None:
             head_axis(point)
         if self.neuron is not None and point.axes.split()[-1:] in (["p"], ["k"]):
-            raise HooklineError(f"neuron= is a place on the last axis, which at {point.name!r} is one of positions")
+            raise HooklineError(f"neuron= indexes the last axis, which at {point.name!r} is an axis of positions")
         return (EditAction if dir == "fwd" else BackwardHook)(point, self, prepend=prepend)
 
     def __eq__(self, other: object) -> bool:
@@ -121,22 +117,23 @@ class DataEdit(HookObject):
         return hash((self.kind, *(repr(value) for value in vars(self).values() if not isinstance(value, Tensor))))
 
     def __repr__(self) -> str:
-        parts = [f"{field.name}={shown(getattr(self, field.name))}" for field in fields(self) if self._says(field)]
-        order = sorted(parts, key=lambda each: each.startswith(("pos=", "head=", "neuron=", "mask=")))
-        return f"{self.kind}({', '.join(order)})"
+        common = {field.name for field in fields(DataEdit)}
+        shown = [field for field in sorted(fields(self), key=lambda field: field.name in common) if self._shows(field)]
+        values = [f"{field.name}={type_of(field).show(getattr(self, field.name))}" for field in shown]
+        return f"{self.kind}({', '.join(values)})"
 
-    def _says(self, field: Any) -> bool:
+    def _shows(self, field: Field[Any]) -> bool:
         return field.default is MISSING or not is_same(getattr(self, field.name), field.default)
 
 
 class EditAction(Edit):
-    """An edit as data, at its positions."""
+    """Applies an edit at its positions."""
 
     def __init__(self, point: HookPoint, edit: DataEdit, *, prepend: bool = False) -> None:
         super().__init__(point, edit, prepend=prepend)
         self.is_idle = edit.mask is not None and not bool(edit.mask.any())
         if self.is_idle:
-            self.why_not = "its mask is true nowhere"
+            self.why_not = "its mask is all False"
         elif edit.pos is not None:
             self.invoke = at(edit.pos, edit.everywhere)
             self.only_at(self.invoke)
@@ -148,58 +145,49 @@ class EditAction(Edit):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Zero(DataEdit):
-    """Nothing there."""
+    """Set the activation to zero."""
 
     kind = "zero"
 
     def changed(self, x: Tensor, hook: Any) -> Tensor:  # noqa: ARG002
-        """Zeros."""
         return torch.zeros_like(x)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Replace(DataEdit):
-    """Another value there."""
+    """Replace the activation by a value."""
 
     kind = "replace"
-    value: Tensor | float
-
-    def __post_init__(self) -> None:
-        self._set("value", as_tensor("value", self.value))
-        super().__post_init__()
+    value: Tensor | float = edit_field(TENSOR)
 
     def changed(self, x: Tensor, hook: Any) -> Tensor:  # noqa: ARG002
-        """The value."""
         return like(self.value, x)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Mean(Replace):
-    """The mean of recorded activations there. What is given with all axes is averaged over rows and positions.
+    """Replace the activation by the mean of recorded activations (mean ablation).
 
-    `over` says which rows and positions count, `[row, pos]`; by default all that are no padding, of a tensor that a
-    cache gave, and all of any other.
+    A value with all axes of the activation is averaged over rows and positions; `over`, `[row, pos]`, selects which.
+    By default a tensor from a cache is averaged without its padding, and any other tensor over everything.
 
-    Outlying positions, such as attention sinks (norms over 10 times the median of those recorded), do not count, and
-    stay as they are unless `pos` names them. `outliers="include"` averages and replaces all, and a number takes the
-    place of the 10. The logger "hookline" says at level INFO how many were left out.
+    Outlying positions, such as attention sinks (norm above 10 times the median), are excluded from the mean, and keep
+    their activation unless `pos` selects them. `outliers="include"` averages and replaces all positions; a number
+    replaces the 10. The logger "hookline" reports at level INFO how many were excluded.
     """
 
     kind = "mean"
-    over: Tensor | None = None
-    outliers: Outliers = "exclude"
+    over: Tensor | None = edit_field(BOOLS, None)
+    outliers: Outliers = edit_field(OUTLIERS, "exclude")
 
     def __post_init__(self) -> None:
-        factor_of(self.outliers)  # it checks them
         known = getattr(self.value, "padding_mask", None)
         if self.over is None and known is not None:
             self._set("over", known.bool())
-        if self.over is not None and not (isinstance(self.over, Tensor) and self.over.dtype == torch.bool):
-            raise HooklineError(f"over= is a tensor of bools, one for each row and position, not {told(self.over)}")
         super().__post_init__()
 
     def changed(self, x: Tensor, hook: Any) -> Tensor:
-        """The same mean for every row and position that is not outlying."""
+        """The same mean at every row and position that is not an outlier."""
         value = as_tensor("value", self.value)
         if value.ndim == x.ndim and x.ndim:
             mean, outlying = averaged(value, hook.axes, self.over, self.outliers)
@@ -215,76 +203,59 @@ class Mean(Replace):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Freeze(Replace):
-    """The value that another run had there, held: the shape must be the very same."""
+    """Hold the activation at its value from another run: the shapes must be equal."""
 
     kind = "freeze"
 
     def changed(self, x: Tensor, hook: Any) -> Tensor:  # noqa: ARG002
-        """The value."""
         if not isinstance(self.value, Tensor) or self.value.shape != x.shape:
             shape = list(self.value.shape) if isinstance(self.value, Tensor) else []
-            raise HooklineError(f"what is frozen has the shape {shape}, but the activation {list(x.shape)}")
+            raise HooklineError(f"the frozen value has shape {shape}, but the activation has shape {list(x.shape)}")
         return like(self.value, x)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Add(DataEdit):
-    """A vector added, times a coefficient: steering."""
+    """Add a vector times a coefficient to the activation (steering)."""
 
     kind = "add"
-    vector: Tensor | float
-    coefficient: float = 1.0
-
-    def __post_init__(self) -> None:
-        self._set("vector", as_tensor("vector", self.vector))
-        self._set("coefficient", number("coefficient", self.coefficient))
-        super().__post_init__()
+    vector: Tensor | float = edit_field(TENSOR)
+    coefficient: float = edit_field(NUMBER, 1.0)
 
     def changed(self, x: Tensor, hook: Any) -> Tensor:
-        """The sum."""
         check_float(self.kind, x, hook)
         return x + self.coefficient * like(self.vector, x)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Scale(DataEdit):
-    """As many times as much."""
+    """Multiply the activation by a factor."""
 
     kind = "scale"
-    factor: float
-
-    def __post_init__(self) -> None:
-        self._set("factor", number("factor", self.factor))
-        super().__post_init__()
+    factor: float = edit_field(NUMBER)
 
     def changed(self, x: Tensor, hook: Any) -> Tensor:
-        """The product."""
         check_float(self.kind, x, hook)
         return x * self.factor
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Noise(DataEdit):
-    """Normal noise added. It is the same whenever the same seed meets the same place: point, call and step.
+    """Add Gaussian noise. The same seed gives the same noise at the same point, call and generation step.
 
-    Each row of a batch has its own. In an experiment all variants of a prompt have the noise of its only row.
+    Every row of a batch gets different noise. In an experiment all variants of a prompt get the same noise.
     """
 
     kind = "noise"
-    std: float
-    seed: int = 0
+    std: float = edit_field(NUMBER)
+    seed: int = edit_field(INTEGER, 0)
 
     def __post_init__(self) -> None:
-        self._set("std", number("std", self.std))
-        if self.std < 0:
-            raise HooklineError(f"std= is a spread, not {self.std}")
-        self._set("seed", self.seed.item() if isinstance(self.seed, generic) else self.seed)
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise HooklineError(f"seed= is a whole number, not {self.seed!r}")
         super().__post_init__()
+        if self.std < 0:
+            raise HooklineError(f"std= is a standard deviation and must not be negative, but it is {self.std}")
 
     def changed(self, x: Tensor, hook: Any) -> Tensor:
-        """With the noise."""
         check_float(self.kind, x, hook)
         step = now.passing.whole_step(self) if now.passing is not None else 0
         place = crc32(f"{hook.listed} {now.call} {step}".encode())
@@ -314,28 +285,25 @@ class Noise(DataEdit):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ProjectOut(DataEdit):
-    """The activation without its part along a direction: what is left is orthogonal to it.
+    """Remove the component of the activation along a direction: the result is orthogonal to it.
 
     The direction is a vector along the last axis; its length and sign do not matter.
     """
 
     kind = "project_out"
-    direction: Tensor
+    direction: Tensor = edit_field(TENSOR)
 
     def __post_init__(self) -> None:
         given = self.direction
         if not isinstance(given, Tensor) or given.ndim != 1 or not given.is_floating_point():
             raise HooklineError(
-                f"direction= is a vector along the last axis, a 1-D tensor of floats, not {told(given)}"
+                f"direction= must be a 1-D float tensor, as long as the last axis; not {described(given)}"
             )
         if not bool(given.isfinite().all()) or not bool(given.any()):
-            raise HooklineError(
-                "direction= must be finite and not all zeros: there is nothing to project out otherwise"
-            )
+            raise HooklineError("direction= must be finite and not all zeros")
         super().__post_init__()
 
     def changed(self, x: Tensor, hook: Any) -> Tensor:
-        """The component orthogonal to the direction."""
         check_float(self.kind, x, hook)
         if x.shape[-1:] != self.direction.shape:
             raise HooklineError(
@@ -352,7 +320,3 @@ class ProjectOut(DataEdit):
 
 zero, mean, replace, add, scale, noise, freeze = Zero, Mean, Replace, Add, Scale, Noise, Freeze
 project_out = ProjectOut
-KINDS: dict[str, type[DataEdit]] = {
-    kind.kind: kind for kind in (Zero, Mean, Replace, Add, Scale, Noise, Freeze, ProjectOut)
-}
-"""All that a file may name."""
