@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hookline.hooks.edits import Add, freeze, mean, project_out
+from hookline.hooks.data_edits import Add, freeze, mean, project_out
 from stores import edit_manifest, harvested, same_rows, texts, tinyworld
 from torch import nn
 

@@ -24,12 +24,12 @@ from hookline.engine.hooked import Hooked
 from hookline.engine.taps import Tap, active
 from hookline.errors import describe
 from hookline.hooks import Hook
-from hookline.hooks.edits import KINDS, DataEdit
+from hookline.hooks.data_edits import KINDS, DataEdit
 from hookline.model import HookedModel
 from hookline.store.activations import device_of
 from hookline.store.checksums import tensor_checksum
 from hookline.store.manifest import About, differences
-from hookline.text.positions import Meaning
+from hookline.text.token_positions import Meaning
 
 RULE = 2
 """The version of the rule; stores written under another one can be read, but not resumed."""

@@ -46,7 +46,8 @@ class Patch(Hook):
     ) -> None:
         super().__init__(hook_id=hook_id)
         if not isinstance(replacement, Tensor):
-            raise InvalidHookError(f"{type(self).__name__}: the replacement must be a tensor, not {described(replacement)}")
+            given = described(replacement)
+            raise InvalidHookError(f"{type(self).__name__}: the replacement must be a tensor, not {given}")
         self.layer, self.replacement, self.token_idx = layer, replacement, canonical(token_idx)
         self.batch_idx = units("batch_idx", batch_idx)
         if hook_point is not None:
