@@ -273,8 +273,8 @@ def test_what_comes_before_the_start_cannot_be_hooked(model) -> None:
     for options, message in [
         ({"start_at_layer": 9}, "start_at_layer=9, but the model has 4 layers"),
         ({"start_at_layer": 1, "return_type": "loss"}, "give tokens"),
-        ({"start_at_layer": 1, "prepend_bos": True}, "the input is a stream"),
-        ({"start_at_layer": 1, "decoder_input": "the"}, "the input is a stream"),
+        ({"start_at_layer": 1, "prepend_bos": True}, "start_at_layer's stream"),
+        ({"start_at_layer": 1, "decoder_input": "the"}, "start_at_layer's stream"),
         ({"start_at_layer": 1, "attention_mask": torch.ones(1, 2)}, "attention_mask has the shape"),
     ]:
         with pytest.raises(HooklineError, match=message):
