@@ -214,6 +214,8 @@ class Manifest:
             if fields["format"] != FORMAT:
                 raise ValueError(f"its format is {fields['format']}, and this version of hookline reads {FORMAT}")
             shards = tuple(Shard.from_json(each) for each in fields["shards"])
+            if shards and (shards[0].number, shards[0].first_row) != (0, 0):
+                raise ValueError(f"its first shard is number {shards[0].number}, not 0")
             for before, shard in pairwise(shards):
                 if (shard.number, shard.first_row) != (before.number + 1, before.stop_row):
                     raise ValueError(f"shard {shard.number} does not start where the previous one ends")
