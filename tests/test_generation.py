@@ -112,8 +112,11 @@ def test_the_step_and_positions_that_a_hook_is_told() -> None:
         seen.clear()
         model.module.generate(IDS, attention_mask=torch.ones_like(IDS), past_key_values=kept, **short)
         assert seen == [(0, range(5, 8)), (1, range(8, 9)), (2, range(9, 10))], "the prompt is what is given"
-        with pytest.raises(HookError, match=r"it is about the positions 8 to \d+, which an assistant or prompt lookup"):
-            model.generate(IDS, prompt_lookup_num_tokens=3, **GREEDY)
+        for guesses in (1, 3):
+            seen.clear()
+            with pytest.raises(HookError, match=r"about the prompt and the positions 8 to \d+, which an assistant or"):
+                model.generate(IDS, prompt_lookup_num_tokens=guesses, **GREEDY)
+            assert seen == [], "not even the first pass is one step"
         with pytest.raises(HookError, match="runs the model on a text of its own"):
             model.generate(IDS, guidance_scale=1.5, **GREEDY)
         with pytest.raises(HooklineError, match="several texts packed into one row"):

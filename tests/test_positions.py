@@ -5,7 +5,7 @@ import tiny_models
 import torch
 
 import hookline
-from hookline import HookError, HooklineError, at, last, new_tokens, step, token
+from hookline import HookError, HooklineError, NeverFiredWarning, at, last, new_tokens, step, token
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # transformers' own
 IDS = torch.tensor([[3, 4, 5, 4, 7], [9, 8, 4, 0, 0]])
@@ -231,6 +231,32 @@ def test_an_encoder_and_a_decoder_have_texts_of_their_own() -> None:
     with model.hooks(fwd_hooks=hooks):
         model.generate(IDS[:1], **settings)
     assert steps == [("encoder", range(5)), (0, range(1)), (1, range(1, 2)), (2, range(2, 3))]
+
+
+@pytest.mark.parametrize("point", ["encoder.1.hook_resid_post", "decoder.1.cross_attn.hook_k"])
+def test_the_text_of_an_encoder_is_all_prompt(point) -> None:
+    model = hookline.hook(tiny_models.seq2seq("t5"))
+    settings = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False, "decoder_start_token_id": 0}
+    calls = []
+    for positions in (new_tokens, step(1)):
+        with pytest.warns(NeverFiredWarning), model.hooks([(point, at(positions, lambda x: calls.append(x)))]):
+            model.generate(IDS[:1], **settings)
+    assert calls == []
+    with model.hooks([(point, at(step(0), lambda x: calls.append(x.shape[1])))]):
+        model.generate(IDS[:1], **settings)
+    assert calls == [5]
+
+
+def test_a_token_of_an_encoder_is_looked_for_in_its_own_text() -> None:
+    model = hookline.hook(tiny_models.seq2seq("t5"))
+    point, decoder = "encoder.1.hook_resid_post", torch.tensor([[0, 9]])
+    _, full = model.run_with_cache(IDS[:1], decoder_input=decoder, names_filter=point)
+    logits, cache = model.run_with_cache(IDS[:1], decoder_input=decoder, names_filter=point, pos_slice=token(5))
+    assert torch.equal(cache[point], full[point][:, 2])
+    assert logits.shape[1] == 2
+    assert cache.logits is None, "no position of the decoder was asked for"
+    assert full.at(token(5)).logits is None
+    assert torch.equal(full.at(token(5))[point], cache[point])
 
 
 def test_a_backward_hook_knows_the_text_of_its_forward_pass() -> None:

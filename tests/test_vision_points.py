@@ -245,8 +245,12 @@ def test_positions_in_the_text_and_in_pictures() -> None:
     assert both[read].shape == (2, 32)
     _, patch = model.run_with_cache(**inputs, names_filter=seen, pos_slice=3)
     assert torch.equal(patch[seen], both[seen][:, 3])
-    with pytest.raises(HooklineError, match="place in the prompt"):
-        model.run_with_cache(**inputs, names_filter=seen, pos_slice=hookline.last)
+    assert patch.logits is None, "a patch is no position of the text"
+    for place in (hookline.last, hookline.new_tokens, hookline.step(0)):
+        with pytest.raises(HooklineError, match="place in the text"):
+            model.run_with_cache(**inputs, names_filter=seen, pos_slice=place)
+        with pytest.raises(HooklineError, match="place in the text"):
+            model.run_with_hooks(**inputs, fwd_hooks=[(seen, hookline.zero(pos=place))])
 
 
 def test_steps_at_the_tower() -> None:

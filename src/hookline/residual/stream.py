@@ -43,7 +43,7 @@ class StreamCache(ActivationCache):
     def keep_logits(self, logits: Float[Tensor, "batch pos vocab"]) -> None:
         """Remember what the run gave, at the positions that were kept."""
         if self.positions is None or self.passing is not None:
-            self.logits = logits if self.positions is None else self._picked(logits, self.positions)
+            self.logits = self._logits_at(logits, self.positions)
 
     def _with(self, tensors: dict[str, Tensor]) -> Self:
         new = super()._with(tensors)
@@ -66,8 +66,15 @@ class StreamCache(ActivationCache):
         """
         new = self._with({name: self._at(x, positions, name) for name, x in self._tensors.items()})
         new.positions = positions
-        new.logits = self._picked(self.logits, positions) if self.logits is not None else None
+        new.logits = self._logits_at(self.logits, positions)
         return new
+
+    def _logits_at(self, logits: Tensor | None, positions: Positions) -> Tensor | None:
+        """The logits at the positions of the cache; None if those are of an encoder's text, or of images."""
+        if logits is None or positions is None:
+            return logits
+        streams = {self._model.find(name.removesuffix("_grad")).stream for name in self._tensors}
+        return self._picked(logits, positions) if not streams or "text" in streams else None
 
     def _about(self) -> dict[str, str]:
         about = super()._about()

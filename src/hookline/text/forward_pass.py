@@ -115,11 +115,12 @@ class Pass:
         """The number of the step, or the error that says why there is none."""
         self.check("the step")
         if self.step is None:
-            new = range(max(self.span.positions.start, self.prompt), self.span.positions.stop)
+            start, stop = self.span.positions.start, self.span.positions.stop
+            new = range(max(start, self.prompt), stop)
             raise HooklineError(
-                f"this pass is not one step of a generation: it is about the positions {new.start} to {new.stop - 1}, "
-                f"which an assistant or prompt lookup has guessed, or which come a second time. Use hook.positions, or "
-                f"at(step(k), …) and at(new_tokens, …)"
+                f"this pass is not one step of a generation: it is about {'the prompt and ' * (start < self.prompt)}"
+                f"the positions {new.start} to {new.stop - 1}, which an assistant or prompt lookup has guessed, or "
+                f"which come a second time. Use hook.positions, or at(step(k), …) and at(new_tokens, …)"
             )
         return self.step
 
@@ -141,7 +142,7 @@ class Pass:
         """
         start, stop = span.positions.start, span.positions.stop
         if span is self.encoder:
-            return [(replace(self, step=0), span)]
+            return [(replace(self, step=0, prompt=span.positions.stop), span)]  # all of it is prompt
         if self.generation is None or (stop - start == 1 and start >= self.prompt):
             return [(self, span)]
         whole, parts = span.text(), []
@@ -258,8 +259,8 @@ def _in_generation(passing: Pass, generation: Generation, before: Progress | Non
     mask = span.mask
     if generation.mask is not None and (mask is None or mask.shape[1] < max(stop, prompt)):
         mask = torch.nn.functional.pad(generation.mask, (0, max(0, stop - prompt)), value=1)
-    new = stop - max(start, prompt)
-    step = max(0, stop - prompt) if new <= 1 or kept is None else None
+    is_one_step = stop <= prompt or (start >= prompt and stop - start == 1)
+    step = max(0, stop - prompt) if is_one_step or kept is None else None
     span = replace(span, earlier=earlier, mask=mask, length=prompt if stop < prompt else None)
     number = 0 if is_first or before is None else before.number + 1
     return replace(passing, step=step, span=span, prompt=prompt, generation=generation, number=number)

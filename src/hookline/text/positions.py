@@ -304,9 +304,9 @@ def _axis(axes: str, x: Tensor) -> int:
 def _passing(positions: Positions, point: Any, rows: int, n: int) -> tuple[Pass, Span]:
     """The forward pass going on, and the positions of it that the point sees."""
     if point.stream == "image":
-        if isinstance(positions, _Last | _Token | _Images):
+        if isinstance(positions, Meaning):
             raise HooklineError(
-                f"{positions!r} is a place in the prompt, but the positions of {point.name!r} are places in pictures: "
+                f"{positions!r} is a place in the text, but the positions of {point.name!r} are places in pictures: "
                 "give indices or a mask"
             )
         span = Span(range(n), rows, None, None)
