@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hookline
-from hookline import HookedModel
+from hookline import HookedModel, HooklineWarning
 from hookline.transformer.dialects import classic_name
 from hookline.transformer.verify.probe import outcome
 from hookline.transformer.verify.report import verify
@@ -400,6 +400,8 @@ def test_an_unknown_architecture_says_what_was_not_found() -> None:
         ("*hook_result", True),
         (["blocks.1.attn.hook_z", "blocks.1.*.hook_result"], True),
         (re.compile(r"hook_(z|q)$|hook_result$"), True),
+        (re.compile(r"hook_(z|result)$"), True),
+        ([lambda name: "attn" in name, "blocks.*.hook_result"], True),
         (lambda name: name.endswith("hook_result"), True),
         ("blocks.1.attn.hook_res*", True),  # it can mean nothing else
         (None, False),
@@ -411,6 +413,7 @@ def test_an_unknown_architecture_says_what_was_not_found() -> None:
         (["blocks.1.*", "blocks.0.hook_resid_post"], False),
     ],
 )
+@pytest.mark.filterwarnings("ignore:this filter also matches:hookline.HooklineWarning")
 def test_filters_include_points_on_request_only_by_name(names_filter, is_asked, tmp_path) -> None:
     model, name = hookline.hook(tiny_models.causal_lm("llama")), "blocks.1.attn.hook_result"
     ids = torch.tensor([[3, 4, 5]])
@@ -431,3 +434,17 @@ def test_filters_include_points_on_request_only_by_name(names_filter, is_asked, 
     if is_asked or names_filter == "blocks.1.hook_*":  # others have points that cannot be stored
         store = hookline.harvest(model, ids, names_filter, tmp_path / "store", progress=False)
         assert (name in store) == is_asked
+
+
+@pytest.mark.parametrize("name", ["blocks.1.attn.hook_result", "blocks.0.hook_q_input"])
+def test_a_filter_that_drops_points_on_request_says_so(name) -> None:
+    model, ids = hookline.hook(tiny_models.causal_lm("llama")), torch.tensor([[3, 4, 5]])
+    wanted = {name, "blocks.1.attn.hook_z"}
+    with pytest.warns(HooklineWarning, match=re.escape(f"were left out: '{name}'. To include")):
+        _, cache = model.run_with_cache(ids, names_filter=lambda each: each in wanted)
+    assert list(cache) == ["blocks.1.attn.hook_z"]
+    with pytest.warns(HooklineWarning, match=re.escape("'blocks.*.attn.hook_result'")):
+        model.run_with_hooks(ids, fwd_hooks=[(re.compile("attn"), lambda x: x)])
+    _, cache = model.run_with_cache(ids, names_filter=[lambda each: each in wanted, name])
+    assert {*cache} == wanted
+

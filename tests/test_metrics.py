@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from tiny_models import causal_lm
+from tiny_models import causal_lm, encoder
 from torch.nn import functional as F
 
 import hookline
@@ -498,3 +498,15 @@ def test_edges_of_a_metric_that_writes_to_its_logits(tinyworld):
     wrote, read = (edges.edges(tinyworld, CLEAN, CORRUPTED, metric, check=4) for metric in (writing, reading))
     torch.testing.assert_close(wrote.values, read.values, atol=1e-4, rtol=1e-4)
     assert wrote.info["clean"] == pytest.approx(read.info["clean"], abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+def test_metrics_of_tokens_need_an_unembedding(kind):
+    model, tokens = hookline.hook(encoder(kind)), torch.tensor([[3, 4, 5]])
+    hidden = model(tokens)
+    asked = [metrics.logit_diff(5, 7), metrics.prob(5), metrics.log_prob(5), metrics.rank(5), metrics.kl(hidden), "kl"]
+    for metric in (*asked, metrics.kl, "loss", metrics.loss(tokens), *([metrics.prob([5, 6])] * (kind == "gpt2"))):
+        with pytest.raises(HooklineError, match="has no unembedding: its output is the last hidden state"):
+            ablation.ablate(model, tokens, metric, of="mlps", progress=False)
+    result = ablation.ablate(model, tokens, lambda out: out[:, -1, 3], of="mlps", progress=False)
+    assert result.values.isfinite().all()

@@ -257,6 +257,7 @@ def resolve(
     """
     if not isinstance(metric, Metric):
         return metric
+    check_vocabulary(metric.name, model)
     given = {field.name: getattr(metric, field.name) for field in fields(metric)}
     changes: dict[str, Any] = {key: _ids(given[key], model, len(tokens)) for key in ("answer", "wrong") if key in given}
     if given.get("pos") is not None:
@@ -270,6 +271,16 @@ def resolve(
             f"the answer and the wrong answer are the same token in a row: {metric!r} is always 0 there"
         )
     return replace(metric, **changes)
+
+
+def check_vocabulary(name: str, model: Any) -> None:
+    """Raise if a metric of tokens is asked of a model that has no logits of tokens."""
+    if model._anatomy.unembed is None:
+        raise HooklineError(
+            f"the metric {name} is computed from logits over the vocabulary, but {model.cfg.architecture} has no "
+            f"unembedding: its output is the last hidden state. Load the model with its language-model head "
+            f"(AutoModelForCausalLM, AutoModelForMaskedLM), or give a function of that output: lambda out: …"
+        )
 
 
 def value_of(metric: MetricFunction, logits: Float[Tensor, "batch pos vocab"], name: str) -> Float[Tensor, "*any"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,14 @@ from hookline.engine.names import Filter, Points
 from hookline.engine.permanent import Standing
 from hookline.engine.points import HookPoint, Site
 from hookline.engine.taps import Kind
-from hookline.errors import UnavailablePointError, UnknownPointError, no_match, unknown_point
+from hookline.errors import (
+    HooklineWarning,
+    UnavailablePointError,
+    UnknownPointError,
+    no_match,
+    unknown_point,
+    users_level,
+)
 from hookline.transformer.dialects import advice, classic_name, other_names
 from hookline.transformer.listing import classic_points
 from hookline.transformer.roles import Anatomy, find_anatomy
@@ -26,6 +34,7 @@ class ModelPoints(Points):
 
     def __init__(self, root: nn.Module, standing: Standing, anatomy: Anatomy) -> None:
         self.anatomy = anatomy
+        self._left_out: list[str] = []
         super().__init__(root, standing)
 
     def refresh(self) -> None:
@@ -81,6 +90,26 @@ class ModelPoints(Points):
             known = [*self.hook_dict, *self._native]
             raise unknown_point(name, known, hint=advice(base, self._stacks)) from None
 
+    def select(self, names: Filter) -> list[HookPoint]:
+        """See `Points.select`. Warns if a regex or predicate matched points on request, and nothing names them."""
+        self._left_out = []
+        chosen = super().select(names)
+        if self._left_out:
+            self._warn_of_left_out({point.listed for point in chosen})
+        return chosen
+
+    def _warn_of_left_out(self, chosen: set[str]) -> None:
+        left_out = [name for name in self._left_out if name not in chosen]
+        globs = [*dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in left_out)]
+        if left_out:
+            shown = ", ".join(map(repr, left_out if len(left_out) <= 4 else globs))
+            warnings.warn(
+                f"this filter also matches points that are computed only on request, and they were left out: {shown}. "
+                f"To include them, name them beside it, in a list: [your_filter, {shown}]",
+                HooklineWarning,
+                stacklevel=users_level(),
+            )
+
     def _select(self, names: Filter | tuple[Any, ...] | int) -> list[HookPoint]:
         if isinstance(names, int):
             return [self.find(f"{self.layer(names)}.hook_resid_post").asked_as(str(names))]
@@ -105,7 +134,11 @@ class ModelPoints(Points):
         if not found:
             raise no_match(asked, self.hook_dict)
         meant = [name for name, match in found.items() if not self._specs[name].is_on_request or _names(asked, match)]
-        return [self.hook_dict[name] for name in meant or found]  # nothing but points on request: these are meant
+        if not meant:  # nothing but points on request: these are meant
+            return [self.hook_dict[name] for name in found]
+        if not isinstance(asked, str):
+            self._left_out += [name for name in found if name not in meant]
+        return [self.hook_dict[name] for name in meant]
 
     def blocks(self) -> list[nn.Module]:
         """The layers of the stack that the output comes from."""
@@ -158,8 +191,12 @@ class ModelPoints(Points):
 
 
 def _names(asked: object, name: str) -> bool:
-    """Whether a glob or regex spells out the last part of a name, as "blocks.*.attn.hook_result" does."""
+    """Whether a glob or regex spells out the last part of a name, as "blocks.*.attn.hook_result" does.
+
+    In a regex it may be without "hook_", as a word of its own: `hook_(z|result)$`.
+    """
     last = name.rpartition(".")[2]
     if isinstance(asked, re.Pattern):
-        return last in asked.pattern
+        word = re.escape(last.removeprefix("hook_"))
+        return last in asked.pattern or re.search(rf"(?<![a-z_]){word}(?![a-z_])", asked.pattern) is not None
     return isinstance(asked, str) and re.split(r"[*?.]", asked)[-1] == last

@@ -15,9 +15,9 @@ from hookline.engine.plan import Plan, Row
 
 def with_shapes(model: Hooked, plan: Plan, inputs: Mapping[str, Any]) -> Plan:
     """The plan with the shapes that its points have in a run on these inputs; no activation is kept."""
-    names = {row.name for row in plan.rows}
+    names = [row.name for row in plan.rows]
     with torch.no_grad():
-        _, cache = model.run_with_cache(**inputs, names_filter=lambda name: name in names, device="meta")
+        _, cache = model.run_with_cache(**inputs, names_filter=names, device="meta")
     calls: dict[str, list[Tensor]] = {}
     for name, value in cache.items():
         calls.setdefault(name.partition("#")[0], []).append(value)  # a module that ran several times has a # for each

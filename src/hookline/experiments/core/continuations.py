@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from hookline.errors import HooklineError
 from hookline.experiments.core.prompts import Prompts
-from hookline.experiments.metrics import LogitDiff, Metric, name_of, several, upcast
+from hookline.experiments.metrics import LogitDiff, Metric, check_vocabulary, name_of, several, upcast
 from hookline.model import HookedModel
 from hookline.rerun.strategy import is_alike
 
@@ -118,6 +118,7 @@ def _check(model: HookedModel, metrics: Sequence[tuple[str, Any]]) -> None:
     if anatomy.main.name == "encoder" or anatomy.is_encoder_decoder:
         raise HooklineError("an answer of several tokens continues the prompt, which this model does not")
     for name, metric in metrics:
+        check_vocabulary(name, model)
         if not _answers(metric):
             raise HooklineError(
                 f"{name} is measured on the prompt, but another metric has an answer of several tokens, which comes "
