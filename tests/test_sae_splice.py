@@ -9,7 +9,7 @@ from tiny_models import causal_lm
 
 import hookline
 from hookline import HookError, HooklineError, NeverFiredWarning, add, at, last, new_tokens, replace, scale, token, zero
-from hookline.sae import SAEConfig, SparseAutoencoder
+from hookline.sae import SAEConfig, SparseAutoencoder, evaluate
 
 POINT = "blocks.1.hook_resid_post"
 TOKENS = torch.tensor([[5, 9, 3, 7, 11, 2], [8, 1, 4, 4, 30, 6]])
@@ -62,6 +62,51 @@ def test_without_its_error_the_reconstruction_flows(model, kind) -> None:
     by_hand = model.run_with_hooks(TOKENS, fwd_hooks=[(POINT, sae.forward)])
     torch.testing.assert_close(spliced, by_hand)
     assert not torch.allclose(spliced, model(TOKENS))
+
+
+def test_without_its_error_outlying_positions_keep_theirs(model, sae) -> None:
+    mask = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])
+    before, after = [], []
+
+    def sink(x):
+        return x * torch.tensor([1000.0, 1, 1, 1, 1, 1])[:, None]
+
+    def run(**options):
+        before.clear(), after.clear()
+        splice = sae.spliced(POINT, keep_error=False, **options)
+        hooks = [(POINT, sink), (POINT, lambda x: before.append(x.clone())), splice, (POINT, lambda x: after.append(x))]
+        model.run_with_hooks(TOKENS, attention_mask=mask, fwd_hooks=hooks)
+        return before[0], after[0]
+
+    x, new = run()
+    assert torch.equal(new[:, 0], x[:, 0])
+    torch.testing.assert_close(new[:, 1:], sae(x)[:, 1:])
+    x, new = run(edits=[add(2.0, neuron=7)])
+    torch.testing.assert_close(new[:, 0] - x[:, 0], (2 * sae.W_dec[7]).expand(2, -1), atol=1e-2, rtol=0)
+    x, new = run(outliers="include")
+    torch.testing.assert_close(new, sae(x))
+    assert torch.equal(run(outliers=1e6)[1], new)
+    with pytest.raises(HooklineError, match="outliers is"):
+        sae.spliced(POINT, keep_error=False, outliers="keep")
+
+
+@pytest.mark.parametrize("outliers", ["exclude", "include"])
+def test_the_spliced_loss_of_evaluate_is_that_of_the_splice(outliers) -> None:
+    model = hookline.load("tinyworld")
+    texts, sae = ["The capital of France is Paris", "Mary gave a drink"], make(model.cfg.d_model)
+    direction = torch.zeros(model.cfg.d_model)
+    direction[0] = 1e4
+    with torch.no_grad(), model.hooks([("blocks.0.hook_resid_post", add(direction, pos=0))]):
+        quality = evaluate(sae, model, texts, POINT, outliers=outliers)
+        losses = [
+            model.run_with_hooks(
+                text, fwd_hooks=[sae.spliced(POINT, keep_error=False, outliers=outliers)], return_type="loss",
+                loss_per_token=True,
+            )
+            for text in texts
+        ]  # fmt: skip
+    assert bool(quality.outlying.count) == (outliers == "exclude")
+    assert quality.loss_spliced == pytest.approx(float(torch.cat(losses, 1).mean()), rel=1e-4)
 
 
 def test_features_are_edited_by_the_edits_of_activations(model, sae) -> None:

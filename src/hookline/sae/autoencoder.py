@@ -15,6 +15,7 @@ from hookline.engine.callbacks import OnError
 from hookline.engine.names import Filter
 from hookline.errors import HooklineError
 from hookline.sae.sae_config import SAEConfig, dtype_of, shapes_of
+from hookline.text.outliers import Outliers
 
 if TYPE_CHECKING:
     from hookline.sae.encoding import FeatureDetector
@@ -127,6 +128,7 @@ class SparseAutoencoder(nn.Module):
         *,
         edits: Sequence[FeatureEdit] = (),
         keep_error: bool = True,
+        outliers: Outliers = "exclude",
         keep_features: bool = False,
         hook_id: str | None = None,
         on_error: OnError | None = None,
@@ -137,6 +139,7 @@ class SparseAutoencoder(nn.Module):
         return Splice(
             *(self, point, edits),
             keep_error=keep_error,
+            outliers=outliers,
             keep_features=keep_features,
             hook_id=hook_id,
             on_error=on_error,

@@ -92,7 +92,8 @@ def evaluate(
         every.see(x, seen)
         ordinary.see(x[kept], seen[kept])
         if predicts:
-            losses += _losses(sae, model, where, batch, kept)
+            splice = sae.spliced(where, keep_error=False, outliers=outliers)
+            losses += _losses(model, batch, splice, zeroed=_zeroed(where, batch, kept))
     if not every.rows or (predicts and not losses[3]):
         raise HooklineError("there are no tokens to evaluate on: give texts of at least two tokens")
     loss, spliced, zeroed = (losses[:3] / losses[3]).tolist()
@@ -106,32 +107,20 @@ def _predicts_next(model: HookedModel) -> bool:
     return model._anatomy.main.name != "encoder" and not model._anatomy.is_encoder_decoder
 
 
-def _losses(sae: SparseAutoencoder, model: HookedModel, point: str, batch: Batch, kept: Bool[Tensor, " row"]) -> Tensor:
-    """The sums of the loss as it is, with the reconstruction, and with zeros; and of how many tokens.
-
-    What is not among the `kept` rows stays as it is at the point.
-    """
+def _losses(model: HookedModel, batch: Batch, splice: Any, zeroed: Any) -> Tensor:
+    """The sums of the loss as it is, with the reconstruction, and with zeros; and of how many tokens."""
     sums = []
-    for edit in ([], [sae.spliced(point, keep_error=False)], [(point, zero())]):
-        hooks = edit if bool(kept.all()) or not edit else _apart(edit[0], point, batch, kept)
+    for hooks in ([], [splice], [zeroed]):
         logits = model.run_with_hooks(batch.ids, attention_mask=batch.mask, fwd_hooks=hooks)
         sums.append(float(lm_loss(logits, batch.ids, batch.mask, per_token=True).double().sum()))
     return torch.tensor([*sums, int((batch.mask[:, 1:] * batch.mask[:, :-1]).sum())], dtype=torch.float64)
 
 
-def _apart(edit: Any, point: str, batch: Batch, kept: Bool[Tensor, " row"]) -> list[Any]:
-    """An edit as hooks that put back what was there at tokens that are left out."""
+def _zeroed(point: str, batch: Batch, kept: Bool[Tensor, " row"]) -> Any:
+    """The hook that writes zeros, but not at tokens that are left out."""
     is_out = torch.zeros_like(batch.mask, dtype=torch.bool)
     is_out[batch.mask.bool()] = ~kept
-    before: list[Tensor] = []
-
-    def note(x: Tensor) -> None:
-        before.append(x.clone())
-
-    def put_back(x: Tensor) -> Tensor:
-        return torch.where(is_out.view(*is_out.shape, *(1 for _ in x.shape[2:])), before.pop(), x)
-
-    return [(point, note), edit, (point, put_back)]
+    return point, zero(pos=~is_out)
 
 
 class _Moments:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor, nn
 
 from hookline.engine.callbacks import OnError, caller
 from hookline.engine.names import Filter
 from hookline.engine.points import HookPoint
+from hookline.engine.taps import now
 from hookline.errors import HooklineError
 from hookline.hooks import Controller, DataEdit
 from hookline.hooks.action import ObjectEdit
 from hookline.sae.autoencoder import SparseAutoencoder
+from hookline.text.outliers import Outliers, factor_of, outlying, row_norms
 from hookline.text.positions import at
 
 FeatureEdit: TypeAlias = DataEdit | Callable[..., Tensor | None]
@@ -33,7 +37,9 @@ class Splice(Controller):
 
     With `keep_error` what the autoencoder misses is added again, so that without edits nothing changes, and with them
     only what they change. It counts as a constant: gradients flow through the features alone. Without it the
-    reconstruction flows on. `keep_features` keeps the features of the last call as they flowed, in its graph, as
+    reconstruction flows on, except at outlying positions such as attention sinks: there the error is kept, so that only
+    edits change them. A position is outlying if its norm is over 10 times the median of the positions in the same
+    forward pass; `outliers` is as for `evaluate` ("include": the reconstruction flows on there too). `keep_features` keeps the features of the last call as they flowed, in its graph, as
     `splice.features`: their gradients can be asked for.
     """
 
@@ -44,6 +50,7 @@ class Splice(Controller):
         edits: Sequence[FeatureEdit] = (),
         *,
         keep_error: bool = True,
+        outliers: Outliers = "exclude",
         keep_features: bool = False,
         hook_id: str | None = None,
         on_error: OnError | None = None,
@@ -54,7 +61,8 @@ class Splice(Controller):
         if not isinstance(edits, Sequence) or isinstance(edits, str):
             raise HooklineError(f"edits is a list of edits of features, not {edits!r}")
         self.sae, self.keep_error, self.keep_features = sae, keep_error, keep_features
-        self.edits = tuple(edits)
+        self.edits, self.outliers = tuple(edits), outliers
+        self._factor = factor_of(outliers)
         self.features: Tensor | None = None
         self._calls = [_call(edit, sae) for edit in self.edits]
 
@@ -83,15 +91,31 @@ class Splice(Controller):
         if self.keep_error and features is found and not torch.is_grad_enabled():
             return None
         new = self.sae.decode(features, x)
-        if self.keep_error:
+        is_kept = None if self.keep_error else self._outlying(x)
+        if self.keep_error or is_kept is not None:
             # Not new + (x - seen): that would be x only within rounding where nothing is edited.
             seen = new if features is found else self.sae.decode(found, x)
-            new = x.detach() + (new - seen.detach())
+            with_error = x.detach() + (new - seen.detach())
+            new = with_error if is_kept is None else torch.where(is_kept[..., None], with_error, new)
         return new.view(output.shape)
+
+    def _outlying(self, x: Tensor) -> Bool[Tensor, "*place"] | None:
+        """Which positions are outlying, beside those of the same pass that are not padding; None if none is."""
+        if math.isinf(self._factor) or x.ndim < 2:
+            return None
+        norms = row_norms(x, x.ndim - 1)
+        is_text = torch.ones_like(norms, dtype=torch.bool)
+        if now.passing is not None and self.point.stream != "image":
+            span = now.passing.span_at(self.point.stream)
+            real = span.real()[:, span.positions.start : span.positions.stop].to(x.device)
+            is_text = real if real.shape == norms.shape else is_text
+        is_out = torch.zeros_like(is_text)
+        is_out[is_text] = outlying(norms[is_text], self.outliers)[0]
+        return is_out if bool(is_out.any()) else None
 
     def fingerprinted(self) -> tuple[Any, ...]:
         """What decides what it does: two with the same are one to a store."""
-        return self.sae, self.edits, self.keep_error
+        return (self.sae, self.edits, self.keep_error, *(() if self.keep_error else (self._factor,)))
 
     def _edited(self, features: Tensor) -> Tensor:
         for edit, call in zip(self.edits, self._calls, strict=True):
