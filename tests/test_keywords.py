@@ -83,3 +83,17 @@ def test_what_a_layer_looks_up_is_taken() -> None:
     from hookline.engine.keywords import _names_in
 
     assert "factor" in _names_in(module)
+
+
+def test_token_types_of_a_model_without_them() -> None:
+    model = hookline.hook(tiny_models.causal_lm("llama"))
+    with pytest.raises(HooklineError, match="token_type_ids would have no effect"):
+        model(IDS, token_type_ids=torch.ones_like(IDS))
+    model = hookline.hook(tiny_models.encoder("bert"))
+    assert not torch.equal(model(IDS, token_type_ids=torch.ones_like(IDS)), model(IDS))
+
+
+def test_a_slip_in_images() -> None:
+    model = hookline.hook(tiny_models.causal_lm("llama"))
+    with pytest.raises(HooklineError, match="did you mean 'images'"):
+        model(IDS, imges=[])

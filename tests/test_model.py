@@ -354,3 +354,32 @@ def test_token_ids_are_those_that_the_embedding_has() -> None:
     assert model(torch.tensor([[3, rows + 7]])).shape == (1, 2, rows + 8)
     with pytest.raises(HooklineError, match=f"token {rows + 8} is out of range"):
         model(torch.tensor([[3, rows + 8]]))
+
+
+def test_the_loss_needs_all_logits(model) -> None:
+    tokens = torch.tensor([[3, 4, 5]])
+    for return_type in ("loss", "both"):
+        with pytest.raises(HooklineError, match="leave out logits_to_keep"):
+            model(tokens, return_type=return_type, logits_to_keep=1)
+    assert torch.equal(model(tokens, return_type="loss", logits_to_keep=0), model(tokens, return_type="loss"))
+
+
+@pytest.mark.parametrize("option", [{"logits_to_keep": 1}, {"return_type": "loss"}, {"loss_per_token": True}])
+def test_last_logits_takes_no_other_output(model, option) -> None:
+    (name,) = option
+    with pytest.raises(HooklineError, match=f"leave out {name}"):
+        model.last_logits(torch.tensor([[3, 4, 5]]), **option)
+
+
+def test_labels_and_what_is_returned(model) -> None:
+    tokens = torch.tensor([[3, 4, 5]])
+    assert torch.equal(model(tokens, "logits", labels=tokens), model(tokens))
+    assert torch.equal(model(tokens, return_type="logits", labels=tokens), model(tokens))
+    assert torch.equal(model(tokens, labels=tokens)["loss"], model(tokens, return_type="loss", labels=tokens))
+
+
+@pytest.mark.parametrize("head", [False, True])
+def test_a_model_that_cannot_generate(head) -> None:
+    model = hookline.hook(tiny_models.encoder("bert", head))
+    with pytest.raises(HooklineError, match="cannot generate text"):
+        model.generate(torch.tensor([[3, 4, 5]]))

@@ -640,3 +640,16 @@ def test_options_that_matplotlib_does_not_know_are_errors(pyplot, result):
         result.plot(colour="red")
     with pytest.raises(AttributeError, match="colour"):
         result[0].plot(colour="red")
+
+
+def test_bars_of_many_categories() -> None:
+    values = torch.full((80,), 5.0)
+    values[7], values[70] = 4.0, 9.0
+    result = Result(values, ("component",), {"component": [f"C{at}" for at in range(80)]}, "x", {"clean": 5.0})
+    ax = result.plot()
+    bars = ax.patches
+    assert len(bars) == 40
+    assert "strongest: 40 of 80 components" in ax.get_title(loc="left")
+    assert {(bar.get_y(), bar.get_height()) for bar in bars} >= {(5.0, -1.0), (5.0, 4.0)}
+    ax.figure.canvas.draw()
+    assert not ax.get_legend().get_window_extent().overlaps(ax.get_window_extent())

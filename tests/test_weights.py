@@ -2,6 +2,7 @@
 
 from copy import deepcopy
 
+import accelerate
 import pytest
 import tiny_models
 import torch
@@ -238,3 +239,12 @@ def test_what_is_made_of_copies_is_plain(tmp_path) -> None:
     plain.copy_(copy)
     assert type(plain) is torch.Tensor
     assert plain.eq(2).all()
+
+
+def test_offloaded_weights_are_refused() -> None:
+    module = tiny_models.causal_lm("llama")
+    accelerate.cpu_offload(module)
+    model = hookline.hook(module)
+    for name in ("W_Q", "W_O", "W_in", "W_U", "W_E"):
+        with pytest.raises(HooklineError, match="offloaded by accelerate"):
+            getattr(model, name)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hookline.engine.cache import ActivationCache
 from hookline.engine.hooked import OPTIONS, HookList
-from hookline.engine.keywords import check_keyword
+from hookline.engine.keywords import check_keyword, is_dropped
 from hookline.engine.names import Filter
 from hookline.engine.permanent import standing_of
 from hookline.engine.plan import Plan
@@ -47,6 +47,13 @@ from hookline.weights.matrices import Weights
 from hookline.weights.processing import WeightProcessing
 
 ReturnType = Literal["logits", "loss", "both"] | None
+
+
+class _Unset(str):
+    """A default that equals a value, and can be distinguished from the same value given by the caller."""
+
+
+_LOGITS: Any = _Unset("logits")
 _BRANCHES = ("blocks", "encoder", "decoder", "ln_final", "unembed", "vision", "projector")
 
 
@@ -122,7 +129,7 @@ class HookedModel(WrappedTransformer, TokenHelpers, Seeing, Weights, WeightProce
     def __call__(
         self,
         input: str | Sequence[str] | Tensor | None = None,
-        return_type: ReturnType = "logits",
+        return_type: ReturnType = _LOGITS,
         *,
         loss_per_token: bool = False,
         prepend_bos: bool | None = None,
@@ -146,12 +153,21 @@ class HookedModel(WrappedTransformer, TokenHelpers, Seeing, Weights, WeightProce
         and the default is the model's own output, which has it: so Trainer and peft can train the wrapper.
         """
         self._check_options(kwargs)
+        types = kwargs.get("token_type_ids")
+        if isinstance(types, Tensor) and is_dropped(self._points.root, "token_type_ids") and bool(types.any()):
+            raise HooklineError(
+                f"token_type_ids would have no effect: {type(self._points.root).__name__} has no token types"
+            )
         if kwargs.get("return_dict") is False:
             raise HooklineError("return_dict=False gives a bare tuple: call model.module for that")
         if stop_at_layer is not None and return_type != "logits":
             raise HooklineError("with stop_at_layer the stream is given: there are no logits, and no loss")
         if return_type not in ("logits", "loss", "both", None):
             raise HooklineError(f'return_type must be "logits", "loss", "both" or None, not {return_type!r}')
+        if return_type in ("loss", "both") and not _keeps_all(kwargs.get("logits_to_keep")):
+            raise HooklineError(
+                "the loss needs the logits of every position: leave out logits_to_keep, or ask for logits"
+            )
         if loss_per_token and return_type not in ("loss", "both"):
             raise HooklineError('loss_per_token is about the loss: ask for return_type="loss" or "both"')
         if images is not None:
@@ -193,7 +209,7 @@ class HookedModel(WrappedTransformer, TokenHelpers, Seeing, Weights, WeightProce
     def _check_keyword(self, name: str) -> None:
         made = (*getattr(self.tokenizer, "model_input_names", ()), *getattr(self.processor, "model_input_names", ()))
         if name not in made:
-            check_keyword(self._points.root, name, OPTIONS)
+            check_keyword(self._points.root, name, ("images", *OPTIONS))
 
     def _positions(self, mask: Tensor | None) -> dict[str, Tensor]:
         """Where text is padded on the left, positions count from its first token, in models that can be told so."""
@@ -398,6 +414,9 @@ class HookedModel(WrappedTransformer, TokenHelpers, Seeing, Weights, WeightProce
         given = {**kwargs, **input} if isinstance(input, Mapping) else kwargs
         if given.get("stop_at_layer") is not None or given.get("start_at_layer") is not None:
             raise HooklineError("last_logits runs all layers, on text, tokens or keyword inputs")
+        for name in ("return_type", "loss_per_token", "logits_to_keep"):
+            if name in given:
+                raise HooklineError(f"last_logits returns the logits of each row's last token: leave out {name}")
         if images is not None:
             given |= self._with_pictures(input, images, prepend_bos, padding_side, given)
         elif input is not None and not isinstance(input, Mapping):
@@ -447,6 +466,11 @@ class HookedModel(WrappedTransformer, TokenHelpers, Seeing, Weights, WeightProce
         """
         if "fwd_hooks" in kwargs or "bwd_hooks" in kwargs:
             raise HooklineError("generate takes no hooks: with model.hooks(fwd_hooks=[…]): model.generate(…)")
+        if not getattr(self._points.root, "can_generate", lambda: True)():
+            raise HooklineError(
+                f"{type(self._points.root).__name__} cannot generate text: it has no language-model head that predicts "
+                f"the next token. Load the model with one (AutoModelForCausalLM, AutoModelForSeq2SeqLM)"
+            )
         if kwargs.get("cache_implementation") == "paged" and (active.get() or self._points.standing.steps):
             raise HooklineError(
                 "continuous batching (cache_implementation='paged') runs the model in another thread, with several "
@@ -535,7 +559,14 @@ def _for_labels(output: Any, return_type: ReturnType, per_token: bool) -> Any:
         raise HooklineError("labels were given, but the model returned no loss")
     if return_type is None:
         return None
-    return {"logits": output, "loss": output["loss"], "both": (outcome(output), output["loss"])}[return_type]
+    if isinstance(return_type, _Unset):
+        return output
+    return {"logits": outcome(output), "loss": output["loss"], "both": (outcome(output), output["loss"])}[return_type]
+
+
+def _keeps_all(logits_to_keep: Any) -> bool:
+    """Whether logits of all positions are computed, which transformers writes as 0."""
+    return logits_to_keep is None or (isinstance(logits_to_keep, int) and logits_to_keep == 0)
 
 
 def _checked_mask(mask: Tensor, inputs: dict[str, Any]) -> Tensor:

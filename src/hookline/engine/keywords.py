@@ -27,7 +27,7 @@ _GENERIC = (
 _NOT_IN_A_FORWARD = ("__init__", "_init_weights", "prepare_inputs_for_generation", "from_pretrained")
 
 _HARMLESS = ("return_dict", "use_cache", "token_type_ids")
-"""What every model may be given: the first two say how to return, and some tokenizers give the last for any model."""
+"""What every model may be given: the first two say how to return, and some tokenizers give the last, all zeros, for any model."""
 
 _of_class: WeakKeyDictionary[type, frozenset[str]] = WeakKeyDictionary()
 _accepted: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
@@ -51,17 +51,22 @@ def check_keyword(root: nn.Module, name: str, options: tuple[str, ...]) -> None:
     )
 
 
+def is_dropped(root: nn.Module, name: str) -> bool:
+    """Whether the forward takes a keyword of that name, and nothing uses it."""
+    return name not in parameters_of(root)[0] and _takes_any(root) and name not in _names_in(root, accepted=())
+
+
 def _takes_any(module: nn.Module) -> bool:
     parameters = inspect.signature(module.forward).parameters.values()
     return any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
 
 
-def _names_in(root: nn.Module) -> set[str]:
+def _names_in(root: nn.Module, accepted: tuple[str, ...] = _HARMLESS) -> set[str]:
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
     from transformers.utils.generic import TransformersKwargs
 
     functions: list[Any] = [*ALL_ATTENTION_FUNCTIONS.values(), getattr(root, "loss_function", None)]
-    names = {*TransformersKwargs.__annotations__, *_HARMLESS}
+    names = {*TransformersKwargs.__annotations__, *accepted}
     for kind in {type(each) for each in root.modules()}:
         if kind not in _of_class:
             _of_class[kind] = frozenset(_names_of_class(kind))

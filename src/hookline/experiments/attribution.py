@@ -138,7 +138,8 @@ def checked_options(direction: str, steps: Any, along: str, check: Any, options:
     if along != "activations" and steps is None:
         raise HooklineError(f"along={along!r} is the line that steps go along: give steps=8 or so with it")
     if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
-        raise HooklineError(f"steps is how many gradients are averaged, from 1 on, or None, not {steps!r}")
+        least = 2 if along == "inputs" else 1
+        raise HooklineError(f"steps is how many gradients are averaged, from {least} on, or None, not {steps!r}")
     if steps == 1 and along == "inputs":
         raise HooklineError(
             "steps=1 takes one gradient, halfway between the inputs of the two runs, which is a worse estimate than "

@@ -42,6 +42,8 @@ def found(name: str | Path, options: Mapping[str, Any]) -> Found:
     if not str(name):
         raise HooklineError("a model is loaded by a hub id or a folder, and the name given is empty")
     if _is_folder(Path(name).expanduser(), is_sure=str(name).startswith((".", "~", "/"))):
+        if "gguf_file" not in options:
+            _check_is_not_gguf(Path(name).expanduser())
         return Found(Path(name).expanduser())
     hub_id = str(name)
     meant = [] if "/" in hub_id else get_close_matches(hub_id.lower(), EMBEDDED, n=1, cutoff=0.75)
@@ -50,6 +52,16 @@ def found(name: str | Path, options: Mapping[str, Any]) -> Found:
     if options.get("local_files_only"):
         return Found(hub_id)
     return _on_hub(hub_id, options)
+
+
+def _check_is_not_gguf(path: Path) -> None:
+    """A folder with weights in a GGUF file only is loaded by the name of that file."""
+    files = sorted(file.name for file in path.iterdir() if file.suffix in _WEIGHTS)
+    if all(name.endswith(".gguf") for name in files):
+        raise HooklineError(
+            f"the weights in the folder {path} are in GGUF format: name the file, "
+            + " or ".join(f"gguf_file={name!r}" for name in files[:4])
+        )
 
 
 def _is_folder(path: Path, *, is_sure: bool) -> bool:

@@ -86,10 +86,21 @@ def _of_mlp(points: ModelPoints, layer: int, part: str) -> nn.Module:
     return points.find(f"{prefix}.{name}").site.module
 
 
+def check_loaded(module: nn.Module) -> None:
+    """Raise if accelerate offloads the weight of a module."""
+    own: Any = getattr(module, "weight", None)
+    if isinstance(own, Tensor) and own.is_meta and hasattr(module, "_hf_hook"):
+        raise HooklineError(
+            "the weights of this model are offloaded by accelerate, and are loaded only while a module runs: load the "
+            "model without offloading (device_map=None, no cpu_offload) to read its matrices"
+        )
+
+
 def linear(module: nn.Module) -> tuple[Float[Tensor, "into out"], Float[Tensor, " out"] | None]:
     """The matrix and the bias of a linear map, so that the output is `x @ matrix + bias`."""
     own: Any = getattr(module, "weight", None)
     is_plain = isinstance(module, nn.Linear) or is_reversed(module)
+    check_loaded(module)
     if not is_plain or type(own) is not nn.Parameter or own.is_meta:
         raise HooklineError(
             f"{type(module).__name__} is no plain linear map (an adapter, or quantised?): it has no one matrix to give"
@@ -128,6 +139,7 @@ class Weights:
         embed = self._points.anatomy.main.embed
         if not isinstance(embed, nn.Embedding):
             raise HooklineError(f"{type(embed).__name__} is no plain embedding: it has no one matrix to give")
+        check_loaded(embed)
         return embed.weight
 
     @property

@@ -54,7 +54,8 @@ class Options:
         names = [field.name for field in fields(cls)]
         for name in given:
             if name not in names:
-                near = get_close_matches(name, [*names, *_OTHERS], n=1, cutoff=0.6)
+                others = [other for other in (*names, *_OTHERS) if other != name]  # another experiment may take it
+                near = get_close_matches(name, others, n=1, cutoff=0.6)
                 hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
                 raise HooklineError(f"{name!r} is no option of this experiment: {hint}")
         return cls(**given)

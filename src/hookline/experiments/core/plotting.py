@@ -68,8 +68,8 @@ def plot(
     Colors are blue above and red below `centre`, equally far on both sides: by default the value of the run that was
     changed, or 0. Values that cannot be negative and have no such run, such as attention or probabilities, get one
     color, from 0 up. The bar beside a map shows the range that occurs. Panels of metrics have scales of their own,
-    others share one. A heat map with more than 60 categories on an axis shows the 40 with the strongest cells, and
-    its title says so. Other keywords go to matplotlib's `imshow`, `plot` or `bar` (`cmap`, `vmin`, `vmax`, `norm`;
+    others share one. Bars start at the value of the run that was changed, or 0. A heat map or bar chart with more than
+    60 categories on an axis shows the 40 with the strongest cells, and its title says so. Other keywords go to matplotlib's `imshow`, `plot` or `bar` (`cmap`, `vmin`, `vmax`, `norm`;
     `color`, `marker`). Returns the Axes, or the Figure where there are panels.
     """
     split = _split_axis(result, panels)
@@ -111,15 +111,15 @@ def _heading(result: Result) -> str:
 
 
 def _readable(result: Result, split: str | None) -> tuple[Result, str]:
-    """The part of a heat map that can be read: of too many categories those with the strongest cells."""
+    """The part of a heat map or bar chart that can be read: of too many categories those with the strongest cells."""
     notes = []
     axes = [axis for axis in result.axes if axis != split]
-    for axis in axes if len(axes) == 2 else ():
+    for axis in axes:
         labels = result.coords[axis]
         if len(labels) <= _READABLE or axis in _SEQUENCES or not all(isinstance(label, str) for label in labels):
             continue
-        others = [at for at, other in enumerate(result.axes) if other != axis]
-        strength = (result.values - result.origin).abs().nan_to_num(0.0).amax(others)
+        far = (result.values - result.origin).abs().nan_to_num(0.0)
+        strength = far.movedim(result.axes.index(axis), 0).reshape(len(labels), -1).amax(1)
         result = result.isel(**{axis: strength.topk(_SHOWN).indices.sort().values.tolist()})
         notes.append(f"{_SHOWN} of {len(labels)} {axis}s")
     return result, f" (strongest: {', '.join(notes)})" if notes else ""
@@ -320,14 +320,15 @@ def _line(result: Result, ax: Axes, kwargs: dict[str, Any]) -> None:
         ax.plot(places, result.numpy(), **style)
     else:
         bars = {key: value for key, value in kwargs.items() if key not in ("marker", "linestyle")}
-        ax.bar(places, result.numpy(), **{"width": 0.7} | ink | bars)
+        ax.bar(places, result.numpy() - result.origin, **{"width": 0.7, "bottom": result.origin} | ink | bars)
     ax.axhline(0.0, color="0.8", linewidth=0.8, zorder=0)
     for key, dash in (("clean", "--"), ("corrupted", ":")):
         value = result.info.get(key)
         if isinstance(value, int | float) and not isinstance(value, bool) and key not in _legend(ax):
             ax.axhline(value, color=_FAINT, linewidth=1.0, linestyle=dash, label=key, zorder=1)
     if _legend(ax):
-        ax.legend(fontsize=_FONT, frameon=False)
+        beside = {} if axis in _SEQUENCES else {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}  # bars hide it
+        ax.legend(fontsize=_FONT, frameon=False, **beside)
     if is_scale:
         ax.xaxis.set_major_locator(MaxNLocator(integer=all(isinstance(label, int) for label in labels)))
         ax.set_xlabel(axis, fontsize=_FONT + 1)
