@@ -10,6 +10,7 @@ from torch.nn import functional as F
 import hookline
 from hookline import HooklineError
 from hookline.experiments import ablation, attribution, edges, metrics, patching, paths, tracing
+from hookline.experiments.core.measure import Options
 from hookline.experiments.core.metric_positions import positions_read
 from hookline.experiments.metrics import as_metric, checked, resolve
 from hookline.text.loss import lm_loss
@@ -510,3 +511,10 @@ def test_metrics_of_tokens_need_an_unembedding(kind):
             ablation.ablate(model, tokens, metric, of="mlps", progress=False)
     result = ablation.ablate(model, tokens, lambda out: out[:, -1, 3], of="mlps", progress=False)
     assert result.values.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["layers", "window", "steps"])
+def test_an_option_is_never_suggested_in_its_own_place(name):
+    with pytest.raises(HooklineError, match=f"'{name}' is no option") as raised:
+        Options.of({name: 1})
+    assert f"did you mean '{name}'" not in str(raised.value)

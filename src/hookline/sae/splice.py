@@ -39,7 +39,8 @@ class Splice(Controller):
     only what they change. It counts as a constant: gradients flow through the features alone. Without it the
     reconstruction flows on, except at outlying positions such as attention sinks: there the error is kept, so that only
     edits change them. A position is outlying if its norm is over 10 times the median of the positions in the same
-    forward pass; `outliers` is as for `evaluate` ("include": the reconstruction flows on there too). `keep_features` keeps the features of the last call as they flowed, in its graph, as
+    forward pass; `outliers` is as for `evaluate` ("include": the reconstruction flows on there too).
+    `keep_features` keeps the features of the last call as they flowed, in its graph, as
     `splice.features`: their gradients can be asked for.
     """
 

@@ -69,7 +69,8 @@ def plot(
     changed, or 0. Values that cannot be negative and have no such run, such as attention or probabilities, get one
     color, from 0 up. The bar beside a map shows the range that occurs. Panels of metrics have scales of their own,
     others share one. Bars start at the value of the run that was changed, or 0. A heat map or bar chart with more than
-    60 categories on an axis shows the 40 with the strongest cells, and its title says so. Other keywords go to matplotlib's `imshow`, `plot` or `bar` (`cmap`, `vmin`, `vmax`, `norm`;
+    60 categories on an axis shows the 40 with the strongest cells, and its title says so. Other keywords go to
+    matplotlib's `imshow`, `plot` or `bar` (`cmap`, `vmin`, `vmax`, `norm`;
     `color`, `marker`). Returns the Axes, or the Figure where there are panels.
     """
     split = _split_axis(result, panels)
