@@ -113,7 +113,7 @@ class SparseAutoencoder(nn.Module):
             features = features / self.W_dec.norm(dim=1)
         return self._denormalized(features @ self.W_dec + self.b_dec, x)
 
-    def forward(self, x: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+    def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """The reconstruction of activations, in their shape."""
         return self.decode(self.encode(x), self._joined(x)).view(x.shape)
 
