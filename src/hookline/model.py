@@ -394,9 +394,7 @@ class HookedModel(ModelInputs, ImageMethods, WeightProcessing):
         texts = self.tokenizer.batch_decode(new, skip_special_tokens=True)
         return texts[0] if isinstance(input, str) else texts
 
-    def verify(
-        self, input: str | Tensor | Mapping[str, Any] | None = None, *, images: Images | None = None
-    ) -> Report:
+    def verify(self, input: str | Tensor | Mapping[str, Any] | None = None, *, images: Images | None = None) -> Report:
         """Verify every point of this model: a table of what is verified, what is not available, and what fails.
 
         The input is text, tokens or keyword inputs; points of the vision tower are verified if it has `images`.

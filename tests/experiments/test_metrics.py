@@ -10,7 +10,6 @@ from torch.nn import functional as F
 import hookline
 from hookline import HooklineError
 from hookline.experiments import ablation, attribution, edges, metrics, patching, paths, tracing
-from hookline.experiments.core.measure import Options
 from hookline.experiments.core.metric_positions import positions_read
 from hookline.experiments.metrics import as_metric, checked, resolve
 from hookline.text.loss import lm_loss

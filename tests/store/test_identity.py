@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from hookline.hooks.data_edits import Add, freeze, mean, project_out
 from stores import edit_manifest, harvested, same_rows, texts, tinyworld
 from torch import nn
 
@@ -18,6 +17,7 @@ import hookline
 from hookline import HooklineError, StoreError, add, last, noise, replace, scale, token, zero
 from hookline.errors import HooklineWarning
 from hookline.hooks import Controller, Detector
+from hookline.hooks.data_edits import Add, freeze, mean, project_out
 from hookline.sae import SAEConfig, SparseAutoencoder
 from hookline.sae.splice import Splice
 from hookline.store.checksums import tensor_checksum

@@ -27,7 +27,7 @@ _GENERIC = (
 _NOT_IN_A_FORWARD = ("__init__", "_init_weights", "prepare_inputs_for_generation", "from_pretrained")
 
 _HARMLESS = ("return_dict", "use_cache", "token_type_ids")
-"""What every model may be given. The first two say how to return; some tokenizers give the last to any model, all zeros."""
+"""What every model may be given: the first two say how to return; some tokenizers give the last, all zeros."""
 
 _of_class: WeakKeyDictionary[type, frozenset[str]] = WeakKeyDictionary()
 _accepted: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()

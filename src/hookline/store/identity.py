@@ -24,7 +24,7 @@ from hookline.engine.hooked import Hooked
 from hookline.engine.taps import Tap, active
 from hookline.errors import describe
 from hookline.hooks import Hook
-from hookline.hooks.data_edits import KINDS, DataEdit
+from hookline.hooks.data_edits import DataEdit
 from hookline.model import HookedModel
 from hookline.store.activations import device_of
 from hookline.store.checksums import tensor_checksum
@@ -148,7 +148,7 @@ def _content(value: Any) -> str:
             return f"[{', '.join(map(_content, value))}]"
         case dict():
             return f"{{{', '.join(f'{key!r}: {_content(each)}' for key, each in value.items())}}}"
-        case DataEdit() if type(value) in KINDS.values():
+        case DataEdit():
             return f"{value.kind} {_content({each.name: getattr(value, each.name) for each in fields(value)})}"
         # A subclass may override what the inherited method describes, so the method must be its own.
         case _ if "as_data" in vars(type(value)):

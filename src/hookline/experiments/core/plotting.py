@@ -328,7 +328,9 @@ def _line(result: Result, ax: Axes, kwargs: dict[str, Any]) -> None:
         if isinstance(value, int | float) and not isinstance(value, bool) and key not in _legend(ax):
             ax.axhline(value, color=_FAINT, linewidth=1.0, linestyle=dash, label=key, zorder=1)
     if _legend(ax):
-        beside = {} if axis in _SEQUENCES else {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}  # bars hide it
+        beside: dict[str, Any] = (
+            {} if axis in _SEQUENCES else {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
+        )  # bars hide it
         ax.legend(fontsize=_FONT, frameon=False, **beside)
     if is_scale:
         ax.xaxis.set_major_locator(MaxNLocator(integer=all(isinstance(label, int) for label in labels)))
