@@ -1,6 +1,7 @@
-"""New knowledge is one row in one place: an invented architecture and an invented point."""
+"""New knowledge is one row in one place: an invented architecture, an invented point and an invented metric."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from tiny_models import causal_lm
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMLP
 
 import hookline
+from hookline.experiments import metrics, patching
 from hookline.transformer.architectures import ARCHITECTURES, Architecture
 from hookline.transformer.point_table import POINTS, Row
 from hookline.transformer.sites import output_of
@@ -77,3 +79,34 @@ def test_a_point_is_one_row(gate: Row) -> None:
     assert names.index("blocks.0.mlp.hook_gate") == names.index("blocks.0.hook_mlp_in") + 1
     with pytest.raises(hookline.UnknownPointError, match="it has no gate"):
         hookline.hook(causal_lm("gpt2")).run_with_cache(tokens, names_filter="blocks.0.mlp.hook_gate")
+
+
+@pytest.fixture
+def entropy() -> Iterator[type[metrics.Metric]]:
+    """The entropy of the next token, as one class."""
+
+    @dataclass(frozen=True, eq=False, repr=False)
+    class Entropy(metrics.Metric):
+        name = "entropy"
+        pos: metrics.Position = field(default=-1, metadata=metrics.POSITION)
+
+        def __call__(self, logits: torch.Tensor) -> torch.Tensor:
+            log_probs = logits[torch.arange(len(logits)), self.pos].float().log_softmax(-1)
+            return -(log_probs.exp() * log_probs).sum(-1)
+
+    yield Entropy
+    del metrics.METRICS["entropy"]
+
+
+def test_a_metric_is_one_class(entropy: type[metrics.Metric]) -> None:
+    model = hookline.hook(causal_lm("llama"))
+    clean, corrupted = torch.tensor([[1, 2, 3]]), torch.tensor([[4, 2, 3]])
+    by_name = patching.sweep(model, clean, corrupted, "entropy")
+    assert by_name.name == "entropy"
+    assert torch.equal(by_name.values, patching.sweep(model, clean, corrupted, entropy()).values)
+    first = patching.sweep(model, clean, corrupted, entropy(pos=0))
+    assert first.info["clean"] != by_name.info["clean"]
+    with pytest.raises(hookline.HooklineError, match="'entropy'"):
+        patching.sweep(model, clean, corrupted, "entropi")
+    with pytest.raises(hookline.HooklineError, match="position 3"):
+        patching.sweep(model, clean, corrupted, entropy(pos=3))

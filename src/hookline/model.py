@@ -23,7 +23,7 @@ from hookline.engine.signatures import parameters_of
 from hookline.engine.taps import active
 from hookline.errors import HooklineError, HooklineWarning, users_level
 from hookline.rerun.baseline import Baseline
-from hookline.rerun.strategy import Way
+from hookline.rerun.strategy import Strategy
 from hookline.residual import ModelCache
 from hookline.text.forward_pass import begin_pass, processors, tokenizers
 from hookline.text.image_tokens import image_token_id
@@ -270,7 +270,7 @@ class HookedModel(WrappedTransformer, TokenHelpers, Seeing, Weights, WeightProce
         images: Pictures | None = None,
         fwd_hooks: HookList = (),
         keep: Sequence[str] = (),
-        way: Way | None = None,
+        strategy: Strategy | None = None,
     ) -> Baseline:
         """A run on one text of which variants can be run fast: see `Baseline`. `keep` names what it is to record.
 
@@ -281,11 +281,11 @@ class HookedModel(WrappedTransformer, TokenHelpers, Seeing, Weights, WeightProce
             ids, mask = more.pop("input_ids"), more.pop("attention_mask", None)
             if mask is not None and not bool(mask.all()):
                 raise HooklineError("a baseline is of one text without padding")
-            return Baseline(self, ids, inputs=more, fwd_hooks=fwd_hooks, keep=keep, way=way)
+            return Baseline(self, ids, inputs=more, fwd_hooks=fwd_hooks, keep=keep, strategy=strategy)
         ids, mask = self._inputs(input, None, None)
         if mask is not None:
             raise HooklineError("a baseline is of one text without padding")
-        return Baseline(self, ids, fwd_hooks=fwd_hooks, keep=keep, way=way)
+        return Baseline(self, ids, fwd_hooks=fwd_hooks, keep=keep, strategy=strategy)
 
     def cache(self, *args: Any, stop_early: bool = True, **kwargs: Any) -> ActivationCache:
         """The activations only. No layer is run after the last one that is needed."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from hookline.errors import HooklineError
 from hookline.experiments.core.labels import Label, token_labels
 from hookline.experiments.core.prompts import prompts_of
-from hookline.experiments.core.sweep import Places
+from hookline.experiments.core.sweep import SweepPoints
 from hookline.model import HookedModel
 
 
@@ -29,7 +29,7 @@ def asked(inputs: Mapping[str, Any], pos: int, new_tokens: int) -> int:
 
 
 def looks_of(
-    model: HookedModel, inputs: Mapping[str, Any], where: Places, pos: int, new_tokens: int
+    model: HookedModel, inputs: Mapping[str, Any], where: SweepPoints, pos: int, new_tokens: int
 ) -> tuple[Float[Tensor, "*step layer head key"], list[Label] | None]:
     """What each head looks at from a position, among all of the prompt; and labels of steps, where there are some."""
     length = inputs["input_ids"].shape[1]
@@ -64,7 +64,7 @@ def _of_prompt(row: Float[Tensor, "head key"], total: int, length: int) -> Float
 
 
 def tower_looks(
-    model: HookedModel, inputs: Mapping[str, Any], where: Places, which: int, pos: int
+    model: HookedModel, inputs: Mapping[str, Any], where: SweepPoints, which: int, pos: int
 ) -> Float[Tensor, "layer head key"]:
     """What each head of the vision tower looks at in one picture, from one of its positions."""
     found: dict[str, list[Tensor]] = {name: [] for name in where.names}

@@ -1,4 +1,4 @@
-"""Overlay: any number for each position of a picture, as colours over the picture."""
+"""Overlay: any number for each position of a picture, as colors over the picture."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def overlay(
     values: Result | Any,
     on: Sight,
     *,
-    centre: float | None = None,
+    center: float | None = None,
     smooth: bool = False,
     alpha: float = 1.0,
     cmap: str = "RdBu",
@@ -26,14 +26,14 @@ def overlay(
     vmax: float | None = None,
     title: str | None = None,
 ) -> Any:
-    """Draw a number for each position of a picture as colours over it. Gives the matplotlib Figure.
+    """Draw a number for each position of a picture as colors over it. Gives the matplotlib Figure.
 
         swept = patching.sweep(model, clean, corrupted, metric)          # over layer and pos
-        seen.overlay(swept.normalised, seen.sight(model, clean, image))  # a panel for each layer
+        seen.overlay(swept.normalized, seen.sight(model, clean, image))  # a panel for each layer
         seen.overlay(swept.sel(layer=2), seen.sight(model, clean, image), smooth=True)
 
     `values` is a Result of one prompt with an axis `pos`, or one `patch`, and perhaps others, which get panels; or an
-    array whose last axis has the picture's own tokens. Colours are blue above and red below `centre`, equally far:
+    array whose last axis has the picture's own tokens. Colours are blue above and red below `center`, equally far:
     unless told, the value of the run that was changed, or 0. `vmin` and `vmax` set the scale instead. Of a model that
     looks twice, it is the finer look.
     """
@@ -41,14 +41,14 @@ def overlay(
     from hookline.experiments.images import drawing
 
     rows, labels = _rows(values, on)
-    if centre is not None and (vmin is not None or vmax is not None):
-        raise HooklineError("centre sets the colours, and so do vmin and vmax: give the one or the others")
-    if centre is None:
-        centre = values.origin if isinstance(values, Result) else 0.0
-    norm = _norm(rows, centre, vmin, vmax)
-    clear = min(max(centre, norm.vmin), norm.vmax)
+    if center is not None and (vmin is not None or vmax is not None):
+        raise HooklineError("center sets the colors, and so do vmin and vmax: give the one or the others")
+    if center is None:
+        center = values.origin if isinstance(values, Result) else 0.0
+    norm = _norm(rows, center, vmin, vmax)
+    clear = min(max(center, norm.vmin), norm.vmax)
     name = values.name if isinstance(values, Result) else ""
-    name += ", normalised" if isinstance(values, Result) and values.info.get("normalised") else ""
+    name += ", normalized" if isinstance(values, Result) and values.info.get("normalized") else ""
     figure, axes = drawing.panels(on, len(rows), cmap=cmap, norm=norm, label=name.replace("$", r"\$"))
     for row, label, ax in zip(rows, labels, axes, strict=True):
         drawing.ground(ax, on, is_shade=True, title=label)
@@ -58,14 +58,14 @@ def overlay(
     return figure
 
 
-def _norm(rows: Tensor, centre: float, vmin: float | None, vmax: float | None) -> Any:
+def _norm(rows: Tensor, center: float, vmin: float | None, vmax: float | None) -> Any:
     from matplotlib.colors import Normalize
 
     done = rows[rows.isfinite()]
-    reach = (float((done - centre).abs().max()) if len(done) else 0.0) or 1.0
-    low, high = centre - reach if vmin is None else vmin, centre + reach if vmax is None else vmax
+    reach = (float((done - center).abs().max()) if len(done) else 0.0) or 1.0
+    low, high = center - reach if vmin is None else vmin, center + reach if vmax is None else vmax
     if not low < high:
-        raise HooklineError(f"the colours would go from {low} to {high}: give a vmin below vmax, both or neither")
+        raise HooklineError(f"the colors would go from {low} to {high}: give a vmin below vmax, both or neither")
     return Normalize(low, high)
 
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.experiments.core.labels import Label, needed, number
-from hookline.experiments.core.sweep import Places, places
+from hookline.experiments.core.sweep import SweepPoints, sweep_points
 from hookline.experiments.images.attention_rows import asked, looks_of, tower_looks
 from hookline.experiments.images.placed import Sight, sight, tower_sight
-from hookline.experiments.result import Result, Top
+from hookline.experiments.result import Result, TopCells
 from hookline.model import HookedModel
 from hookline.vision.grid import Box
 from hookline.vision.images import Picture
@@ -55,7 +55,7 @@ class SeenAttention:
         coords = {axis: self.values.coords[axis] for axis in axes}
         return Result(self.values.values[..., patches].sum(-1), axes, coords, name, self.values.info)
 
-    def top(self, k: int = 10, box: Box | None = None) -> Top:
+    def top(self, k: int = 10, box: Box | None = None) -> TopCells:
         """The `k` heads that look most at the picture, or at a part of it."""
         return (self.share if box is None else self.on(box)).top(k, by="value")
 
@@ -78,7 +78,7 @@ class SeenAttention:
     ) -> Any:
         """Draw it over the picture: a panel for each of these layers and heads (and steps), all in one scale.
 
-        Titles have the share of a head's attention that goes to the picture. With `smooth`, colours flow into each
+        Titles have the share of a head's attention that goes to the picture. With `smooth`, colors flow into each
         other; without, each part of the picture has its own. The scale goes to the largest value drawn, or to `vmax`,
         and has more room for small values. Gives the matplotlib Figure.
         """
@@ -144,7 +144,7 @@ def attention(
     seen = sight(model, inputs, picture, which=which)
     if "input_ids" not in inputs:
         raise HooklineError("this model reads no text that could look back at a picture: use seen.tower_attention")
-    where = places(model, "pattern", ("layer", "head"), _layers(layer))
+    where = sweep_points(model, "pattern", ("layer", "head"), _layers(layer))
     found, steps = looks_of(model, inputs, where, asked(inputs, pos, new_tokens), new_tokens)
     info = {"from": pos} if not new_tokens else {"new_tokens": new_tokens}
     return _seen(seen, found[..., seen.grid.positions], where, head, steps, info)
@@ -167,7 +167,7 @@ def tower_attention(
 
     For models that take a picture in one piece: LLaVA, PaliGemma, Gemma 3, and ViT, CLIP, SigLIP, DINOv2 by themselves.
     """
-    where = places(model, "vision.attn.pattern", ("layer", "head"), _layers(layer))
+    where = sweep_points(model, "vision.attn.pattern", ("layer", "head"), _layers(layer))
     seen = tower_sight(model, inputs, picture, which=which)
     if at is None and int(seen.grid.positions[0]) == 0:
         raise HooklineError("this tower has no class token: say from where in the picture, at=(x, y)")
@@ -182,7 +182,7 @@ def tower_attention(
 def _seen(
     seen: Sight,
     values: Float[Tensor, "*step layer head patch"],
-    where: Places,
+    where: SweepPoints,
     head: int | Sequence[int] | None,
     steps: list[Label] | None,
     info: dict[str, Any],

@@ -13,7 +13,7 @@ from hookline.errors import HooklineError
 from hookline.experiments.core.continuations import continued
 from hookline.experiments.core.measure import Options, measured
 from hookline.experiments.core.prompts import check_pair, prompts_of
-from hookline.experiments.core.sweep import Grid, Places, Values, places
+from hookline.experiments.core.sweep import Grid, SweepPoints, Values, sweep_points
 from hookline.experiments.images.placed import positions as positions_of
 from hookline.experiments.images.placed import sight
 from hookline.experiments.patching import Direction, both_runs, check_direction
@@ -46,17 +46,17 @@ def patch(
 
         red, blue = (model.to_inputs(prompt, images=[image]) for image in (red_circle, blue_circle))
         lead = metrics.logit_diff(" red", " blue")
-        seen.patch(model, red, blue, lead, box=(0.1, 0.1, 0.5, 0.5)).normalised.plot()
+        seen.patch(model, red, blue, lead, box=(0.1, 0.1, 0.5, 0.5)).normalized.plot()
         seen.patch(model, red, blue, lead, box=(0.1, 0.1, 0.5, 0.5), others=True)     # all of the picture but that
 
     The part is a `box` (left, top, right, bottom, as fractions of the picture), or `positions` of the prompt; neither
     is the whole picture. With `others` it is the rest of the picture's positions instead. Of several pairs of prompts,
     `box` and `positions` are those of all of them, or a list with one for each. `which` is the number of the picture
     in its prompt. The rest is as in `patching.sweep`: to "denoise" is to put the clean picture's activations into the
-    run on the corrupted one, and `result.normalised` is 1 where that does all that the whole input does.
+    run on the corrupted one, and `result.normalized` is 1 where that does all that the whole input does.
     """
     check_direction(direction)
-    how, where = Options.of(options), places(model, points, ("layer",), layers)
+    how, where = Options.of(options), sweep_points(model, points, ("layer",), layers)
     _check_points(where)
     pair = [prompts_of(model, clean), prompts_of(model, corrupted)]
     check_pair(model, *pair)  # before their pictures are looked at
@@ -69,7 +69,7 @@ def patch(
     return measured(both.reader, grid, info, how, f"{both.source} {parts}")
 
 
-def _check_points(where: Places) -> None:
+def _check_points(where: SweepPoints) -> None:
     for point in where.points.values():
         if point.stream == "image" or "p" not in point.axes.split()[1:]:
             raise HooklineError(
@@ -157,7 +157,7 @@ def _check_same_places(model: HookedModel, pair: Sequence[Mapping[str, Any]], wh
         )
 
 
-def _grid(where: Places, given: Sequence[Values], bases: Sequence[Baseline], parts: list[list[int]]) -> Grid:
+def _grid(where: SweepPoints, given: Sequence[Values], bases: Sequence[Baseline], parts: list[list[int]]) -> Grid:
     """A cell for each layer (and kind of point), which patches that part of every prompt."""
     rows = list(zip(given, bases, parts, strict=True))
     variants = [
