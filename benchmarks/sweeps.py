@@ -74,7 +74,7 @@ class Bench:
 
     def attribution(self) -> Tensor:
         """The whole residual grid by gradients."""
-        return attribution.attribute(self.model, self.clean, self.corrupted, metric, check=0).values
+        return attribution.attribution_patching(self.model, self.clean, self.corrupted, metric, check=0).values
 
     def one_by_one(self, cells: int) -> Tensor:
         """Some cells of the residual sweep as everybody does it: a hook and a full forward pass each."""

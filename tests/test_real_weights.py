@@ -80,7 +80,7 @@ def test_every_point_is_proved(model) -> None:
 def test_attention_sinks_are_left_out_of_means(model) -> None:
     """MLPs 2 and 11 write the sink at the first position; mixed into every position, it looks as if they decided."""
     prompt, metric = "When Mary and John went to the store, John gave a drink to", metrics.logit_diff(" Mary", " John")
-    options = {"of": "mlps", "layer": [2, 11], "by": "mean"}
+    options = {"of": "mlps", "layers": [2, 11], "method": "mean"}
     apart = ablation.ablate(model, prompt, metric, **options)
     mixed = ablation.ablate(model, prompt, metric, outliers="include", **options)
     assert apart.info["outlying"]["blocks.11.hook_mlp_out"]["count"] == 1

@@ -47,8 +47,8 @@ def main(folder: Path = Path("out")) -> Found:
     left, top, right, bottom = (side / SIDE for side in circle("red").box)
     box = (left, top, right, bottom)
 
-    shape = images.patch(model, red, green, lead, box=box).normalised
-    ground = images.patch(model, red, green, lead, box=box, others=True).normalised
+    shape = images.patch(model, red, green, lead, box=box).normalized
+    ground = images.patch(model, red, green, lead, box=box, others=True).normalized
     for layer, (here, rest) in enumerate(zip(shape.values.tolist(), ground.values.tolist(), strict=True)):
         print(f"before layer {layer}: the circle's tokens {here:5.2f}, the rest of the image {rest:5.2f}")
 
@@ -62,8 +62,8 @@ def main(folder: Path = Path("out")) -> Found:
     print(f"{where} has {head.value:.2f} of its attention on the circle")
 
     folder.mkdir(parents=True, exist_ok=True)
-    swept = patching.sweep(model, red, green, lead).normalised
-    images.overlay(swept, images.place_image(model, red, image)).savefig(folder / "sweep.png", dpi=150)
+    swept = patching.sweep(model, red, green, lead).normalized
+    images.overlay(swept, images.sight(model, red, image)).savefig(folder / "sweep.png", dpi=150)
     lens.plot().savefig(folder / "lens.png", dpi=150)
     attention.plot(int(head.labels["layer"])).savefig(folder / "attention.png", dpi=150)
     return Found(shape, ground, token, head)

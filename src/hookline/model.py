@@ -21,7 +21,7 @@ from hookline.engine.recorder import StopForward
 from hookline.engine.taps import active
 from hookline.errors import HooklineError
 from hookline.rerun.baseline import Baseline
-from hookline.rerun.strategy import Way
+from hookline.rerun.strategy import Strategy
 from hookline.residual import ModelCache
 from hookline.text.forward_pass import begin_pass, processors, tokenizers
 from hookline.text.ragged import last_columns
@@ -261,7 +261,7 @@ class HookedModel(ModelInputs, ImageMethods, WeightProcessing):
         images: Images | None = None,
         fwd_hooks: HookList = (),
         keep: Sequence[str] = (),
-        way: Way | None = None,
+        strategy: Strategy | None = None,
     ) -> Baseline:
         """A run on one prompt, of which variants can be rerun fast: see `Baseline`. `keep` names points to record.
 
@@ -271,12 +271,12 @@ class HookedModel(ModelInputs, ImageMethods, WeightProcessing):
             more = dict(input if isinstance(input, Mapping) else self.to_inputs(input, images))  # type: ignore[arg-type]
             ids, mask = more.pop("input_ids"), more.pop("attention_mask", None)
             if mask is not None and not bool(mask.all()):
-                raise HooklineError("a baseline takes one prompt without padding")
-            return Baseline(self, ids, inputs=more, fwd_hooks=fwd_hooks, keep=keep, way=way)
+                raise HooklineError("a baseline is of one text without padding")
+            return Baseline(self, ids, inputs=more, fwd_hooks=fwd_hooks, keep=keep, strategy=strategy)
         ids, mask = self._inputs(input, None, None)
         if mask is not None:
-            raise HooklineError("a baseline takes one prompt without padding")
-        return Baseline(self, ids, fwd_hooks=fwd_hooks, keep=keep, way=way)
+            raise HooklineError("a baseline is of one text without padding")
+        return Baseline(self, ids, fwd_hooks=fwd_hooks, keep=keep, strategy=strategy)
 
     def cache(self, *args: Any, stop_early: bool = True, **kwargs: Any) -> ActivationCache:
         """The activations only. Layers after the last one that is needed do not run."""

@@ -142,7 +142,9 @@ def mixing(logits: Tensor) -> Tensor:
 @pytest.mark.parametrize("short_of", [room_for, room_for_gradients])
 def test_attribution(model, metric, options, short_of) -> None:
     def attributed() -> Tensor:
-        return attribution.attribute(model, CLEAN, CORRUPTED, metric, layers=[0, 2], check=0, **options).values
+        return attribution.attribution_patching(
+            model, CLEAN, CORRUPTED, metric, layers=[0, 2], check=0, **options
+        ).values
 
     whole = attributed()
     with short_of(model.module.transformer.h[1], 1), pytest.warns(HooklineWarning, match="memory.* 4"):
@@ -160,7 +162,7 @@ def test_edges(model) -> None:
 
 def test_one_prompt_that_does_not_fit(model) -> None:
     with room_for(model.module.transformer.h[1], 0), pytest.raises(torch.OutOfMemoryError):
-        attribution.attribute(model, CLEAN[0], CORRUPTED[0], metrics.prob(" garden"))
+        attribution.attribution_patching(model, CLEAN[0], CORRUPTED[0], metrics.prob(" garden"))
     assert torch.isfinite(model(CLEAN[0])).all()
 
 

@@ -90,13 +90,13 @@ def test_outputs_are_what_a_loop_gives(kind, of) -> None:
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_neurons_of_a_layer_at_a_position(kind) -> None:
     model, text = wrapped(kind), tokens()
-    result = ablation.ablate(model, text, lead, of="neurons", layer=-2, pos=[2, -1])
+    result = ablation.ablate(model, text, lead, of="neurons", layers=-2, pos=[2, -1])
     assert result.axes == ("neuron",)
     for neuron in (0, 7, 79):
         hook = partial(put, value=0, where=(slice(None), [2, 7], neuron))
         logits = model.run_with_hooks(text, fwd_hooks=[(name_of(model, 2, "mlp.hook_post"), hook)])
         assert result.sel(neuron=neuron).item() == pytest.approx(lead(logits).item(), abs=1e-4)
-    everywhere = ablation.ablate(model, text, lead, of="neurons", layer=[2])
+    everywhere = ablation.ablate(model, text, lead, of="neurons", layers=[2])
     assert everywhere.axes == ("layer", "neuron")
     assert not torch.allclose(everywhere.values[0], result.values)
 
@@ -105,7 +105,7 @@ def test_neurons_of_a_layer_at_a_position(kind) -> None:
 @pytest.mark.parametrize("per_position", [False, True])
 def test_the_mean_is_that_of_the_data(kind, per_position) -> None:
     model, text, data = wrapped(kind), tokens(), tokens(3, seed=1)
-    result = ablation.ablate(model, text, lead, by="mean", data=data, per_position=per_position)
+    result = ablation.ablate(model, text, lead, method="mean", data=data, per_position=per_position)
     cache = model.cache(data)
     for layer, head in ((0, 1), (2, 3)):
         mean = cache["z", layer][:, :, head].mean(0 if per_position else (0, 1))
@@ -116,16 +116,16 @@ def test_the_mean_is_that_of_the_data(kind, per_position) -> None:
 
 def test_without_data_the_mean_is_that_of_the_prompts() -> None:
     model, text = wrapped("gpt2"), tokens(3)
-    own = ablation.ablate(model, text, lead, by="mean", of="mlps")
-    close(own, ablation.ablate(model, text, lead, by="mean", of="mlps", data=text).values)
+    own = ablation.ablate(model, text, lead, method="mean", of="mlps")
+    close(own, ablation.ablate(model, text, lead, method="mean", of="mlps", data=text).values)
 
 
 def test_resampled_is_another_text_and_the_seed_chooses_it() -> None:
     model, text, data = wrapped("llama"), tokens(), tokens(4, seed=1)
     cache, found = model.cache(data), set()
     for seed in range(8):
-        result = ablation.ablate(model, text, lead, by="resample", data=data, seed=seed, of="mlps")
-        again = ablation.ablate(model, text, lead, by="resample", data=data, seed=seed, of="mlps")
+        result = ablation.ablate(model, text, lead, method="resample", data=data, seed=seed, of="mlps")
+        again = ablation.ablate(model, text, lead, method="resample", data=data, seed=seed, of="mlps")
         assert torch.equal(result.values, again.values)
         choices = []
         for row in range(4):
@@ -139,7 +139,7 @@ def test_resampled_is_another_text_and_the_seed_chooses_it() -> None:
 
 def test_resampling_from_the_prompts_never_gives_a_prompt_itself() -> None:
     model, text = wrapped("gpt2"), tokens(2)
-    result = ablation.ablate(model, text, lead, by="resample", of="layers", per_example=True, layer=[0, 1, 2, 3])
+    result = ablation.ablate(model, text, lead, method="resample", of="layers", per_example=True, layers=[0, 1, 2, 3])
     assert bool(((result - result.info["clean"]).values.abs() > 1e-4).all())
 
 
@@ -230,23 +230,23 @@ def test_several_metrics_are_ranked_one_by_one(tinyworld) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"by": "median"}, '"zero", "mean" or "resample"'),
-        ({"by": "zero", "data": OTHERS}, "needs no data"),
-        ({"by": "mean", "seed": 1}, "seed chooses"),
-        ({"by": "zero", "per_position": True}, "per_position is about the mean"),
-        ({"by": "mean", "per_position": True}, "give data="),
-        ({"by": "mean", "per_position": True, "data": ["Tom"]}, "no text of data has more than 1"),
-        ({"by": "resample"}, "no other text of 14 tokens is among the prompts"),
-        ({"by": "resample", "data": ["Tom likes Anna"]}, "among data"),
+        ({"method": "median"}, '"zero", "mean" or "resample"'),
+        ({"method": "zero", "data": OTHERS}, "needs no data"),
+        ({"method": "mean", "seed": 1}, "seed needs"),
+        ({"method": "zero", "per_position": True}, "per_position needs"),
+        ({"method": "mean", "per_position": True}, "data="),
+        ({"method": "mean", "per_position": True, "data": ["Tom"]}, "no text of data has more than 1"),
+        ({"method": "resample"}, "prompts contain no other text of 14 tokens"),
+        ({"method": "resample", "data": ["Tom likes Anna"]}, "data contain no other"),
         ({"of": "head"}, "'heads'"),
-        ({"of": "heads", "points": "z"}, "leave out points"),
-        ({"over": ("layer", "pos")}, "goes with points"),
+        ({"of": "heads", "points": "z"}, "of= or points="),
+        ({"over": ("layer", "pos")}, "needs points"),
         ({"points": [], "over": "layer"}, "needs points"),
-        ({"layer": 9}, "layer 9, but the model has 4"),
-        ({"pos": 14}, "position 14, but prompt 0 has 14 tokens"),
-        ({"pos": []}, "nowhere"),
-        ({"points": "mlp_out", "over": ("layer", "pos"), "pos": 1}, "leave one out"),
-        ({"points": "pattern", "over": ("layer", "head"), "by": "mean", "data": OTHERS}, "no mean that fits"),
+        ({"layers": 9}, "layer 9.*0 to 3"),
+        ({"pos": 14}, "position 14.*prompt 0 has 14 tokens"),
+        ({"pos": []}, "selects nothing"),
+        ({"points": "mlp_out", "over": ("layer", "pos"), "pos": 1}, "one of the two"),
+        ({"points": "pattern", "over": ("layer", "head"), "method": "mean", "data": OTHERS}, "no mean"),
     ],
 )
 def test_what_cannot_be_ablated_is_refused(tinyworld, options, message) -> None:
@@ -259,8 +259,8 @@ def test_what_cannot_be_ablated_is_refused(tinyworld, options, message) -> None:
     [
         ([], {}, "empty"),
         ([(3, 4), "L3H4"], {}, "twice"),
-        ([(3, 99)], {}, "no part to ablate is"),
-        ([{"layer": 3}], {}, "no part to ablate is"),
+        ([(3, 99)], {}, "there is no component"),
+        ([{"layer": 3}], {}, "there is no component"),
     ],
 )
 def test_orders_that_cannot_be_are_refused(tinyworld, order, options, message) -> None:
@@ -271,7 +271,7 @@ def test_orders_that_cannot_be_are_refused(tinyworld, order, options, message) -
 def test_a_ranking_says_what_its_parts_are(tinyworld) -> None:
     mlps = ablation.ablate(tinyworld, PROMPT, LEAD, of="mlps")
     assert ablation.cumulative(tinyworld, PROMPT, LEAD, mlps).info["choice"]["of"] == "mlps"
-    with pytest.raises(HooklineError, match="leave out of"):
+    with pytest.raises(HooklineError, match="remove of="):
         ablation.cumulative(tinyworld, PROMPT, LEAD, mlps, of="heads")
     with pytest.raises(HooklineError, match="not of ablate"):
         ablation.cumulative(tinyworld, PROMPT, LEAD, Result(torch.zeros(2), ("layer",), {"layer": [0, 1]}))
@@ -296,5 +296,5 @@ def test_positions_in_any_form(tinyworld, pos) -> None:
     "pos", [[True, False], slice(0, 4, 0), 1.5, np.array([1.5]), np.array([True, False]), "1", {1}, [], slice(90, 99)]
 )
 def test_what_is_no_position(tinyworld, pos) -> None:
-    with pytest.raises(HooklineError, match=r"positions are an index|nowhere"):
+    with pytest.raises(HooklineError, match=r"positions are an index|selects nothing"):
         ablation.ablate(tinyworld, PROMPT, LEAD, of="mlps", pos=pos)

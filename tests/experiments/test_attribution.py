@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import hookline
 from hookline import HooklineError
 from hookline.experiments import metrics, patching
-from hookline.experiments.attribution import attribute
+from hookline.experiments.attribution import attribution_patching
 
 METRIC = metrics.logit_diff(5, 7)
 CLEAN = "When Mary and John went to the store, John gave a drink to"
@@ -52,7 +52,7 @@ GRIDS = [
 def test_axes_and_labels_are_those_of_a_sweep(models, points, over, direction) -> None:
     given = models["llama"], tokens(0, 2), tokens(1, 2), METRIC
     how = {"points": points, "over": over, "direction": direction, "per_example": True}
-    estimate, true = attribute(*given, **how, check=0), patching.sweep(*given, **how)
+    estimate, true = attribution_patching(*given, **how, check=0), patching.sweep(*given, **how)
     assert (estimate.axes, estimate.coords, estimate.name) == (true.axes, true.coords, true.name)
     for key in ("clean", "corrupted"):
         torch.testing.assert_close(estimate.info[key].values, true.info[key].values, atol=1e-4, rtol=1e-4)
@@ -61,7 +61,7 @@ def test_axes_and_labels_are_those_of_a_sweep(models, points, over, direction) -
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_the_gradient_times_the_difference(models, kind) -> None:
     model, clean, corrupted = models[kind], tokens(0), tokens(1)
-    result = attribute(model, clean, corrupted, METRIC, points="z", over=("layer", "head"), check=0)
+    result = attribution_patching(model, clean, corrupted, METRIC, points="z", over=("layer", "head"), check=0)
     _, given = model.run_with_cache(clean)
     names = [f"blocks.{layer}.attn.hook_z" for layer in range(4)]
     logits, there = model.run_with_cache(
@@ -84,8 +84,7 @@ def test_it_is_the_gradient_times_the_difference(models, kind) -> None:
 def test_steps_add_up_to_patching_all_of_a_point(models, kind, points) -> None:
     given = models[kind], tokens(0), tokens(1), METRIC
     how = {"points": points, "over": ("layer",)}
-    steps = 50 if kind in ("gpt2", "llama") else 200
-    estimate = attribute(*given, **how, steps=steps, check=0)
+    estimate = attribution_patching(*given, **how, steps=200, check=0)
     true = patching.sweep(*given, **how)
     spread = true.values - true.info["corrupted"]
     torch.testing.assert_close(estimate.values, true.values, atol=0.02 * spread.abs().max().item(), rtol=0)
@@ -93,17 +92,17 @@ def test_steps_add_up_to_patching_all_of_a_point(models, kind, points) -> None:
 
 def test_steps_along_the_inputs_add_up_in_the_first_layer(models) -> None:
     given = models["llama"], tokens(0), tokens(1), METRIC
-    result = attribute(*given, steps=100, along="inputs", check=0)
+    result = attribution_patching(*given, steps=100, along="inputs", check=0)
     clean, corrupted = result.info["clean"], result.info["corrupted"]
     effect = (result.values[0] - corrupted).sum().item()
     assert effect == pytest.approx(clean - corrupted, abs=0.02 * abs(clean - corrupted))
-    assert not torch.allclose(result.values, attribute(*given, check=0).values)
+    assert not torch.allclose(result.values, attribution_patching(*given, check=0).values)
 
 
 def test_the_error_is_that_of_true_patching(world) -> None:
     given = world, CLEAN, CORRUPTED, LEAD
     how = {"points": "z", "over": ("layer", "head")}
-    result, true = attribute(*given, **how, check=12, seed=3), patching.sweep(*given, **how)
+    result, true = attribution_patching(*given, **how, check=12, seed=3), patching.sweep(*given, **how)
     sample = result.info["sample"]
     assert result.info["checked"] == len(sample) == 12
     for cell in sample:
@@ -120,19 +119,19 @@ def test_the_error_is_that_of_true_patching(world) -> None:
         error = (some[:, 0] - some[:, 1]).abs().mean().item()
         assert result.info[f"{half}_mean_abs_error"] == pytest.approx(error, abs=1e-4)
         assert result.info[f"{half}_correlation"] == pytest.approx(torch.corrcoef(some.T)[0, 1].item(), abs=1e-3)
-    assert attribute(*given, **how, check=12, seed=4).info["sample"] != sample
-    assert attribute(*given, **how, check=12, seed=3).info["sample"] == sample
+    assert attribution_patching(*given, **how, check=12, seed=4).info["sample"] != sample
+    assert attribution_patching(*given, **how, check=12, seed=3).info["sample"] == sample
 
 
 def test_it_finds_the_head_that_patching_finds(world) -> None:
-    result = attribute(world, CLEAN, CORRUPTED, LEAD, points="z", over=("layer", "head"))
+    result = attribution_patching(world, CLEAN, CORRUPTED, LEAD, points="z", over=("layer", "head"))
     assert result.top(1, by="value")[0].labels == {"layer": 3, "head": 4}
     assert result.info["correlation"] > 0.95
 
 
 def test_steps_make_it_better(world) -> None:
     given = world, CLEAN, CORRUPTED, LEAD
-    plain, fine = attribute(*given), attribute(*given, steps=8)
+    plain, fine = attribution_patching(*given), attribution_patching(*given, steps=8)
     assert fine.info["mean_abs_error"] < 0.2 * plain.info["mean_abs_error"]
     assert (fine.info["steps"], fine.info["along"]) == (8, "activations")
 
@@ -142,11 +141,11 @@ def test_several_prompts_with_padding_are_as_one_by_one(world) -> None:
     corrupted = [CORRUPTED, "When Alice and Bob went to the park, Alice gave a book to"]
     clean[1], corrupted[1] = (f"So, {text[0].lower()}{text[1:]}" for text in (clean[1], corrupted[1]))
     metric = metrics.logit_diff([" Mary", " Bob"], [" John", " Alice"])
-    every = attribute(world, clean, corrupted, metric, per_example=True, check=8)
-    both = attribute(world, clean, corrupted, metric, check=0)
+    every = attribution_patching(world, clean, corrupted, metric, per_example=True, check=8)
+    both = attribution_patching(world, clean, corrupted, metric, check=0)
     torch.testing.assert_close(both.values, every.values.mean(-1))
     for row, pair in enumerate(zip(clean, corrupted, strict=True)):
-        one = attribute(world, *pair, metrics.logit_diff(metric.answer[row], metric.wrong[row]), check=0)
+        one = attribution_patching(world, *pair, metrics.logit_diff(metric.answer[row], metric.wrong[row]), check=0)
         padded = every.isel(example=row).values
         n = one.shape[1]
         start = 0 if torch.allclose(padded[:, :n], one.values, atol=1e-3) else padded.shape[1] - n
@@ -158,12 +157,12 @@ def test_several_prompts_with_padding_are_as_one_by_one(world) -> None:
 
 def test_several_metrics_and_one_number_for_all_prompts(models) -> None:
     given = models["gpt2"], tokens(0, 2), tokens(1, 2)
-    several = attribute(*given, {"kl": "kl", "lead": METRIC, "mean": lambda logits: lead(logits).mean()})
+    several = attribution_patching(*given, {"kl": "kl", "lead": METRIC, "mean": lambda logits: lead(logits).mean()})
     assert several.axes == ("metric", "layer", "pos")
     torch.testing.assert_close(several.sel(metric="lead").values, several.sel(metric="mean").values)
     with pytest.raises(hookline.HooklineError, match="one number for all"):
-        attribute(*given, lambda logits: lead(logits).mean(), per_example=True)
-    alone = attribute(*given, "kl")
+        attribution_patching(*given, lambda logits: lead(logits).mean(), per_example=True)
+    alone = attribution_patching(*given, "kl")
     torch.testing.assert_close(several.sel(metric="kl").values, alone.values)
     assert several.info["correlation"].sel(metric="kl").item() == pytest.approx(alone.info["correlation"], abs=1e-4)
 
@@ -171,7 +170,7 @@ def test_several_metrics_and_one_number_for_all_prompts(models) -> None:
 def test_an_encoder() -> None:
     model = hookline.hook(encoder("bert", head=True))
     given = model, tokens(0), tokens(1), METRIC
-    estimate = attribute(*given, over=("layer",), steps=40)
+    estimate = attribution_patching(*given, over=("layer",), steps=100)
     torch.testing.assert_close(estimate.values, patching.sweep(*given, over=("layer",)).values, atol=0.05, rtol=0.05)
 
 
@@ -179,8 +178,8 @@ def test_weights_that_are_not_trained_and_no_grad(models) -> None:
     module = causal_lm("gpt2").requires_grad_(False)
     given = tokens(0), tokens(1), METRIC
     with torch.no_grad():
-        frozen = attribute(hookline.hook(module), *given)
-    torch.testing.assert_close(frozen.values, attribute(models["gpt2"], *given).values)
+        frozen = attribution_patching(hookline.hook(module), *given)
+    torch.testing.assert_close(frozen.values, attribution_patching(models["gpt2"], *given).values)
     assert all(parameter.grad is None for parameter in models["gpt2"].parameters())
 
 
@@ -191,12 +190,12 @@ def test_the_whole_grid_costs_less_than_four_runs(models, kind, direction) -> No
     with torch.no_grad(), FlopCounterMode(display=False) as one:
         model(clean)
     with FlopCounterMode(display=False) as all_cells:
-        attribute(model, clean, corrupted, METRIC, direction=direction, check=0)
+        attribution_patching(model, clean, corrupted, METRIC, direction=direction, check=0)
     assert all_cells.get_total_flops() <= 4 * one.get_total_flops()
 
 
 def test_a_result_is_kept_and_drawn(models, tmp_path) -> None:
-    result = attribute(models["gpt2"], tokens(0), tokens(1), METRIC)
+    result = attribution_patching(models["gpt2"], tokens(0), tokens(1), METRIC)
     result.save(tmp_path / "attribution.safetensors")
     again = type(result).load(tmp_path / "attribution.safetensors")
     assert again.info["sample"] == result.info["sample"]
@@ -208,31 +207,31 @@ def test_a_result_is_kept_and_drawn(models, tmp_path) -> None:
         ({"steps": 0}, "steps is"),
         ({"steps": True}, "steps is"),
         ({"steps": 1, "along": "inputs"}, "worse estimate"),
-        ({"along": "inputs"}, "give steps"),
+        ({"along": "inputs"}, "needs steps"),
         ({"along": "weights", "steps": 2}, "along is"),
         ({"check": -1}, "check is"),
         ({"direction": "both"}, "direction is"),
         ({"points": []}, "needs points"),
         ({"over": ("layer", "head")}, "no axis"),
         ({"layers": [9]}, "layer 9"),
-        ({"resume": None}, "nothing to resume"),
+        ({"resume": None}, "no resume"),
     ],
 )
 def test_bad_input(models, asked, said) -> None:
     with pytest.raises(hookline.HooklineError, match=said):
-        attribute(models["gpt2"], tokens(0), tokens(1), METRIC, **asked)
+        attribution_patching(models["gpt2"], tokens(0), tokens(1), METRIC, **asked)
 
 
 def test_metrics_that_cannot_be_differentiated(models) -> None:
     with pytest.raises(hookline.HooklineError, match="rank has no gradient"):
-        attribute(models["gpt2"], tokens(0), tokens(1), metrics.rank(5))
+        attribution_patching(models["gpt2"], tokens(0), tokens(1), metrics.rank(5))
     with pytest.raises(hookline.HooklineError, match="NaN"):
-        attribute(models["gpt2"], tokens(0), tokens(1), lambda logits: logits[:, -1, 0] * float("nan"))
+        attribution_patching(models["gpt2"], tokens(0), tokens(1), lambda logits: logits[:, -1, 0] * float("nan"))
 
 
 def test_prompts_of_different_length(models) -> None:
-    with pytest.raises(hookline.HooklineError, match="as many tokens"):
-        attribute(models["gpt2"], tokens(0), tokens(1, length=6), METRIC)
+    with pytest.raises(hookline.HooklineError, match="same number of rows"):
+        attribution_patching(models["gpt2"], tokens(0), tokens(1, length=6), METRIC)
 
 
 def test_a_gradient_that_says_nothing_is_refused() -> None:
@@ -244,7 +243,7 @@ def test_a_gradient_that_says_nothing_is_refused() -> None:
     def clamped(logits: torch.Tensor) -> torch.Tensor:
         return (logits[:, -1, mary] - logits[:, -1, john]).clamp(min=0)
 
-    with pytest.raises(HooklineError, match="a gradient of 0 everywhere"):
-        attribute(model, clean, corrupted, clamped)
+    with pytest.raises(HooklineError, match="0 everywhere"):
+        attribution_patching(model, clean, corrupted, clamped)
     with torch.inference_mode(), pytest.raises(HooklineError, match="inference_mode"):
-        attribute(model, clean, corrupted, clamped)
+        attribution_patching(model, clean, corrupted, clamped)

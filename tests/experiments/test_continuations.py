@@ -95,7 +95,7 @@ def test_several_prompts_have_answers_of_their_own(model):
 def test_attribution_is_the_gradient_of_it(model):
     options = {"points": "z", "over": ("layer",)}  # along activations, all of a point adds up to patching it
     swept = patching.sweep(model, CLEAN, CORRUPTED, FOUR, **options)
-    fine = attribution.attribute(model, CLEAN, CORRUPTED, FOUR, steps=24, check=2, **options)
+    fine = attribution.attribution_patching(model, CLEAN, CORRUPTED, FOUR, steps=24, check=2, **options)
     torch.testing.assert_close(fine.values, swept.values, atol=1e-2, rtol=1e-2)
     assert fine.info["mean_abs_error"] < 1e-2
     assert fine.info["clean"] == pytest.approx(lead(model, CLEAN), abs=1e-4)
@@ -117,12 +117,16 @@ def test_other_experiments(model):
     at_the_end = ablation.ablate(model, CLEAN, FOUR, of="mlps", pos=-1)
     hooks = [("blocks.1.hook_mlp_out", last)]
     assert at_the_end.sel(layer=1).item() == pytest.approx(lead(model, CLEAN, hooks), abs=1e-4)
-    by = {"by": "resample", "data": CORRUPTED}
+    by = {"method": "resample", "data": CORRUPTED}
     resampled = ablation.ablate(model, CLEAN, FOUR, of="heads", **by)
     noised = patching.sweep(model, CLEAN, CORRUPTED, FOUR, points="z", over=("layer", "head"), direction="noise")
     torch.testing.assert_close(resampled.values, noised.values, atol=1e-4, rtol=1e-4)
     among = ablation.ablate(
-        model, torch.cat([CLEAN, CORRUPTED]), metrics.logit_diff([ANSWER], [LONGER]), by="resample", per_example=True
+        model,
+        torch.cat([CLEAN, CORRUPTED]),
+        metrics.logit_diff([ANSWER], [LONGER]),
+        method="resample",
+        per_example=True,
     )
     torch.testing.assert_close(among.values[..., 0], noised.values, atol=1e-4, rtol=1e-4)
     told = paths.path_patch(model, CLEAN, CORRUPTED, FOUR, senders=[(1, 0)])
@@ -146,10 +150,10 @@ def test_other_experiments(model):
 def test_whether_it_would_be_written(model):
     ids = model.generate(CLEAN, max_new_tokens=2, do_sample=False)[0, -2:].tolist()
     for answer, expected in ((ids, 1.0), ([ids[0], 3 if ids[1] != 3 else 4], 0.0)):
-        found = ablation.ablate(model, CLEAN, contrast.right([answer]), of="mlps")
+        found = ablation.ablate(model, CLEAN, metrics.accuracy([answer]), of="mlps")
         assert found.info["clean"] == expected
     given = [(CLEAN, CORRUPTED)]
-    found = contrast.matter(model, given, answers=[ids], heads=[(0, 1), (1, 2)])
+    found = contrast.ablate_differing(model, given, answers=[ids], heads=[(0, 1), (1, 2)])
     assert found.together.values[0, 0].item() == 1.0
 
 
@@ -195,7 +199,7 @@ def test_after_images(kind):
     ("metric", "said"),
     [
         (metrics.rank(ANSWER), "rank is of an answer of one token"),
-        (metrics.log_prob(ANSWER, pos=2), "leave pos out"),
+        (metrics.log_prob(ANSWER, pos=2), "remove pos"),
         ([metrics.log_prob(ANSWER), "kl"], "kl is measured on the prompt.*two calls"),
         ({"a": metrics.log_prob(ANSWER), "mine": lambda logits: logits[:, -1, 0]}, "mine is measured on the prompt"),
         ([metrics.log_prob(ANSWER), metrics.log_prob(WRONG)], "two metrics are called"),
@@ -220,9 +224,9 @@ def test_prompts_that_would_see_the_answer():
 
 def test_where_prompts_cannot_be_continued(model):
     bert = hookline.hook(encoder("bert", head=True))
-    with pytest.raises(HooklineError, match="which this model does not"):
+    with pytest.raises(HooklineError, match="decoder-only"):
         patching.sweep(bert, CLEAN, CORRUPTED, metrics.log_prob(ANSWER))
-    with pytest.raises(HooklineError, match="give the clean prompt itself"):
+    with pytest.raises(HooklineError, match="the clean prompt itself"):
         patching.sweep(model, model.run_with_cache(CLEAN)[1], CORRUPTED, metrics.log_prob(ANSWER))
     with pytest.raises(HooklineError, match="an answer is a text"):
         metrics.log_prob([[]])

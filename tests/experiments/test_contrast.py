@@ -39,7 +39,7 @@ def asked():
 @pytest.mark.parametrize("relative", [False, True])
 def test_it_is_the_norm_of_the_difference_at_the_last_position(models, kind, relative) -> None:
     model = models[kind]
-    result = contrast.compare(model, PAIRS, per_example=True, relative=relative)
+    result = contrast.head_differences(model, PAIRS, per_example=True, relative=relative)
     assert result.shape == (4, 4, 2)
     for row, pair in enumerate(PAIRS):
         caches = [model.run_with_cache(each)[1] for each in pair]
@@ -48,41 +48,43 @@ def test_it_is_the_norm_of_the_difference_at_the_last_position(models, kind, rel
             expected = (a - b).norm(dim=-1)
             expected = expected / ((a.norm(dim=-1) + b.norm(dim=-1)) / 2) if relative else expected
             torch.testing.assert_close(result.values[layer, :, row], expected, atol=1e-5, rtol=1e-4)
-    mean = contrast.compare(model, PAIRS, relative=relative)
+    mean = contrast.head_differences(model, PAIRS, relative=relative)
     torch.testing.assert_close(mean.values, result.values.mean(-1))
 
 
 def test_other_points_axes_and_positions(models) -> None:
     model, (a, b) = models["llama"], PAIRS[0]
     one, another = (model.run_with_cache(each)[1] for each in (a, b))
-    everywhere = contrast.compare(model, [(a, b)], pos=None)
+    everywhere = contrast.head_differences(model, [(a, b)], pos=None)
     assert everywhere.values[2, 1].item() == pytest.approx(
         (one["z", 2] - another["z", 2])[0, :, 1].norm().item(), rel=1e-4
     )
-    stream = contrast.compare(model, [(a, b)], points="resid_post", over="layer", pos=2)
+    stream = contrast.head_differences(model, [(a, b)], points="resid_post", over="layer", pos=2)
     assert stream.values[1].item() == pytest.approx(
         (one["resid_post", 1] - another["resid_post", 1])[0, 2].norm().item()
     )
-    neurons = contrast.compare(model, [(a, b)], points="post", over=("neuron", "layer"))
+    neurons = contrast.head_differences(model, [(a, b)], points="post", over=("neuron", "layer"))
     torch.testing.assert_close(neurons.values[:, 3], (one["post", 3] - another["post", 3])[0, -1].abs())
-    patterns = contrast.compare(model, [(a, b)], points="pattern")
+    patterns = contrast.head_differences(model, [(a, b)], points="pattern")
     apart = (one["pattern", 1] - another["pattern", 1])[0, :, -1].norm(dim=-1)
     torch.testing.assert_close(patterns.values[1], apart)
 
 
 def test_the_same_prompt_twice_is_no_pair_apart(models) -> None:
     for relative in (False, True):
-        assert (contrast.compare(models["gpt2"], [(tokens(0), tokens(0))], relative=relative).values == 0).all()
+        assert (
+            contrast.head_differences(models["gpt2"], [(tokens(0), tokens(0))], relative=relative).values == 0
+        ).all()
 
 
 def test_the_heads_that_agree_differ_most(world, asked) -> None:
-    found = [tuple(cell.labels.values()) for cell in contrast.compare(world, asked[0]).top(2)]
+    found = [tuple(cell.labels.values()) for cell in contrast.head_differences(world, asked[0]).top(2)]
     assert found == [(3, 7), (3, 3)]
 
 
 def test_without_them_the_model_tells_the_truth(world, asked) -> None:
     both, after = asked
-    found = contrast.matter(world, both, [f" {each}" for each in after.answers], heads=5)
+    found = contrast.ablate_differing(world, both, [f" {each}" for each in after.answers], heads=5)
     assert found.heads[:2] == [(3, 7), (3, 3)]
     assert found.together.sel(prompt="second", count=0).item() < 0.2
     assert found.together.sel(prompt="second", count=2).item() > 0.9
@@ -97,7 +99,7 @@ def test_ablations_are_those_of_plain_runs(world, asked, by) -> None:
     answers, others = ([f" {each}" for each in texts] for texts in (after.answers, after.others))
     heads = [(2, 2), (3, 7)]
     metric = metrics.logit_diff(answers, others)
-    found = contrast.matter(world, both, metric=metric, heads=heads, by=by)
+    found = contrast.ablate_differing(world, both, metric=metric, heads=heads, method=by)
     ids = [torch.tensor([world.to_single_token(each) for each in texts]) for texts in (answers, others)]
     prompts = [pair[1] for pair in both]
     means = {}
@@ -127,13 +129,13 @@ def test_the_order_is_what_each_adds_to_those_before(world, asked) -> None:
     both, after = asked
     metric = metrics.log_prob([f" {each}" for each in after.answers])
     heads = [(2, 2), (3, 3), (3, 7)]
-    raised = contrast.matter(world, both, metric=metric, heads=heads)
-    lowered = contrast.matter(world, both, metric=metric, heads=heads, order="lowers")
+    raised = contrast.ablate_differing(world, both, metric=metric, heads=heads)
+    lowered = contrast.ablate_differing(world, both, metric=metric, heads=heads, order="lowers")
     best = raised.alone.values[1].argmax().item()
     assert best == 0
     assert lowered.alone.values[1].argmin().item() == 0
     assert raised.heads != lowered.heads
-    changed = contrast.matter(world, both, metric=metric, heads=heads, order="changes")
+    changed = contrast.ablate_differing(world, both, metric=metric, heads=heads, order="changes")
     assert (changed.alone.values[1] - changed.together.values[1, 0]).abs().argmax().item() == 0
 
 
@@ -143,18 +145,18 @@ def test_right_is_the_share_of_right_answers(world, asked) -> None:
     heads = [(3, 7)]
     ids = torch.tensor([world.to_single_token(each) for each in answers])
     logits = world.run_with_hooks(after.prompts, fwd_hooks=off(heads))
-    right = contrast.right(ids)(logits[:, -1:])
+    right = metrics.accuracy(ids)(logits[:, -1:])
     assert torch.equal(right, (logits[:, -1].argmax(-1) == ids).float())
     assert 0 < right.mean() <= 1
-    assert contrast.right(5)(torch.full((1, 1, 9), float("nan"))).isnan().all()
+    assert metrics.accuracy(5)(torch.full((1, 1, 9), float("nan"))).isnan().all()
 
 
 @pytest.mark.parametrize(
     ("given", "how", "said"),
     [
-        ([], {}, "pairs are"),
-        ("text", {}, "pairs are"),
-        ([(tokens(0),)], {}, "pairs are"),
+        ([], {}, "pairs is"),
+        ("text", {}, "pairs is"),
+        ([(tokens(0),)], {}, "pairs is"),
         (PAIRS, {"pos": None}, "7 and 9 tokens"),
         (PAIRS, {"points": "pattern"}, "7 and 9 tokens"),
         (PAIRS, {"over": ("layer", "pos"), "points": "resid_post"}, "pos="),
@@ -164,33 +166,33 @@ def test_right_is_the_share_of_right_answers(world, asked) -> None:
 )
 def test_pairs_that_cannot_be_compared(models, given, how, said) -> None:
     with pytest.raises(hookline.HooklineError, match=said):
-        contrast.compare(models["gpt2"], given, **how)
+        contrast.head_differences(models["gpt2"], given, **how)
 
 
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ({}, "one of the two"),
-        ({"answers": [5, 6], "metric": metrics.prob(5)}, "one of the two"),
+        ({}, "pass either"),
+        ({"answers": [5, 6], "metric": metrics.prob(5)}, "pass either"),
         ({"answers": [5, 6], "order": "best"}, "order is"),
-        ({"answers": [5, 6], "heads": 0}, "heads is how many"),
-        ({"answers": [5, 6], "heads": []}, "heads are several"),
-        ({"answers": [5, 6], "heads": [(1, 1), (1, 1)]}, "each once"),
-        ({"answers": [5, 6], "heads": [(1, 9)]}, "no part to ablate"),
+        ({"answers": [5, 6], "heads": 0}, "heads is a number"),
+        ({"answers": [5, 6], "heads": []}, "heads is a number"),
+        ({"answers": [5, 6], "heads": [(1, 1), (1, 1)]}, "without duplicates"),
+        ({"answers": [5, 6], "heads": [(1, 9)]}, "no component"),
         ({"answers": [5, 6, 7]}, "3 answers for 2"),
-        ({"answers": [5, 6], "by": "noise"}, "by is"),
-        ({"answers": [5, 6], "resume": None}, "no resume"),
+        ({"answers": [5, 6], "method": "noise"}, "method is"),
+        ({"answers": [5, 6], "resume": None}, "no option 'resume'"),
         ({"metric": [metrics.prob(5), "kl"]}, "one metric"),
     ],
 )
 def test_bad_input(world, how, said) -> None:
     texts = [("Mary went to the store", "John went to the store"), ("Mary went", "John went to the")]
     with pytest.raises(hookline.HooklineError, match=said):
-        contrast.matter(world, texts, **how)
+        contrast.ablate_differing(world, texts, **how)
 
 
 def test_tokens_as_pairs(models) -> None:
     """Prompts may be tokens, and of different lengths."""
-    found = contrast.matter(models["gpt2"], PAIRS, metric=metrics.prob(5), heads=[(1, 1)])
+    found = contrast.ablate_differing(models["gpt2"], PAIRS, metric=metrics.prob(5), heads=[(1, 1)])
     expected = [models["gpt2"](each)[0, -1].softmax(-1)[5].item() for _, each in PAIRS]
     assert found.together.values[1, 0].item() == pytest.approx(sum(expected) / 2, rel=1e-4)

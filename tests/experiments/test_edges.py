@@ -97,10 +97,10 @@ def test_only_earlier_ones_tell_later_ones(models) -> None:
     to_mlps = sum(1 + 5 * layer + 4 for layer in range(4))
     assert len(scores) == to_heads + to_mlps + 21
     assert ("L1H0", "mlp1") in zip(scores.senders, scores.receivers, strict=True)
-    with pytest.raises(hookline.HooklineError, match="comes first"):
+    with pytest.raises(hookline.HooklineError, match="comes before"):
         scores.of("mlp1", "mlp1")
     beside = edges(models["gptj"], tokens(0), tokens(1), METRIC, check=0)
-    with pytest.raises(hookline.HooklineError, match="comes first"):
+    with pytest.raises(hookline.HooklineError, match="comes before"):
         beside.of("L1H0", "mlp1")
 
 

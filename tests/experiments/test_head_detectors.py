@@ -130,11 +130,11 @@ def test_patterns_of_a_repeated_text() -> None:
         ({"prompts": "Tom likes Anna"}, "comes again.*duplicate_token"),
         ({"prompts": "Tom", "kinds": "previous_token"}, "previous_token"),
         ({"kinds": ()}, "some of"),
-        ({"kinds": ("induction", "induction")}, "each once"),
+        ({"kinds": ("induction", "induction")}, "without duplicates"),
         ({"kinds": "copying"}, "no kind of head is called 'copying'"),
         ({"length": 64}, "at most 63"),
         ({"batch": 0}, "batch is at least 1"),
-        ({"prompts": PROMPT, "seed": 1}, "leave them out"),
+        ({"prompts": PROMPT, "seed": 1}, "remove them"),
     ],
 )
 def test_what_cannot_be_scored_is_refused(tinyworld, options, message) -> None:
@@ -157,7 +157,7 @@ def test_what_cannot_be_detected_is_refused(tinyworld, pattern, options, message
 
 
 def test_a_model_with_two_stacks_is_refused() -> None:
-    with pytest.raises(HooklineError, match="an encoder and a decoder"):
+    with pytest.raises(HooklineError, match="encoder-decoder"):
         head_detectors.head_scores(hookline.hook(tiny_models.seq2seq("t5")))
 
 

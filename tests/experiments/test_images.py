@@ -410,9 +410,9 @@ def test_towers_that_are_refused() -> None:
 # overlays
 
 
-def test_a_sweep_over_positions_is_drawn_on_the_image(model, inputs, others, red) -> None:
-    swept = patching.sweep(model, inputs, others, metrics.logit_diff(" red", " green")).normalised
-    on = images.place_image(model, inputs, red)
+def test_a_sweep_over_positions_is_drawn_on_the_picture(model, inputs, others, red) -> None:
+    swept = patching.sweep(model, inputs, others, metrics.logit_diff(" red", " green")).normalized
+    on = images.sight(model, inputs, red)
     figure = images.overlay(swept, on)
     assert [ax.get_title(loc="left") for ax in panels(figure)] == [f"layer {n}" for n in range(4)]
     (cells,) = panels(figure)[0].collections
@@ -454,9 +454,9 @@ def test_overlays_that_are_refused(model, inputs, others, red) -> None:
         images.overlay(swept.isel(pos=3), on)
     with pytest.raises(HooklineError, match="has 36 tokens"):
         images.overlay(torch.rand(43), on)
-    with pytest.raises(HooklineError, match="not both"):
+    with pytest.raises(HooklineError, match="the one or the others"):
         images.overlay(swept, on, center=0.0, vmax=1.0)
-    with pytest.raises(HooklineError, match="vmin must be below vmax"):
+    with pytest.raises(HooklineError, match="vmin below vmax"):
         images.overlay(swept, on, vmin=1.0, vmax=0.0)
 
 
@@ -503,13 +503,13 @@ def test_patching_a_part_is_what_a_hook_does(kind, point) -> None:
 
 def test_the_whole_image_is_all_there_is_before_the_first_layer(model, inputs, others) -> None:
     found = images.patch(model, inputs, others, metrics.logit_diff(" red", " green"), layers=[0])
-    assert float(found.normalised.values[0]) == pytest.approx(1.0, abs=1e-4)
+    assert float(found.normalized.values[0]) == pytest.approx(1.0, abs=1e-4)
 
 
 def test_the_shape_decides_and_the_ground_does_not(model, inputs, others) -> None:
     lead = metrics.logit_diff(" red", " green")
     shape, ground = (
-        images.patch(model, inputs, others, lead, box=BOX, others=rest).normalised.values for rest in (False, True)
+        images.patch(model, inputs, others, lead, box=BOX, others=rest).normalized.values for rest in (False, True)
     )
     assert shape[0] > 0.9
     assert ground.abs().max() < 0.1

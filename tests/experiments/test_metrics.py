@@ -134,11 +134,11 @@ def test_repr_is_what_makes_it():
         (lambda: metrics.prob(1.5), "an answer is a text"),
         (lambda: metrics.prob(True), "an answer is a text"),
         (lambda: metrics.prob([]), "an answer is a text"),
-        (lambda: metrics.prob(torch.ones(2)), "one for each row"),
+        (lambda: metrics.prob(torch.ones(2)), "one per row"),
         (lambda: metrics.prob(1, pos=1.5), "pos is an index"),
         (lambda: metrics.prob(1, pos=True), "pos is an index"),
         (lambda: metrics.kl(torch.ones(2, 3)), r"needs logits \[batch, pos, vocab\]"),
-        (lambda: metrics.kl(torch.ones(1, 2, 3), mask=torch.ones(1, 2)), "goes with pos=None"),
+        (lambda: metrics.kl(torch.ones(1, 2, 3), mask=torch.ones(1, 2)), "pos=None"),
         (lambda: metrics.loss(torch.ones(2, 3)), "needs token ids"),
         (lambda: metrics.loss(torch.ones(2, 1).long()), "at least two tokens"),
     ],
@@ -151,13 +151,13 @@ def test_what_cannot_be_a_metric(make, message):
 @pytest.mark.parametrize(
     ("metric", "message"),
     [
-        (metrics.prob(VOCAB), "out of range: there are 0 to 19"),
+        (metrics.prob(VOCAB), "out of range.*0 to 19"),
         (metrics.prob([1, 2]), "2 answers for logits of 3 rows"),
         (metrics.prob(1, pos=WIDTH), "the logits have 11 positions"),
         (metrics.prob(1, pos=[0, 1]), "2 positions for logits of 3 rows"),
         (metrics.prob(" Mary"), "is text"),
-        (metrics.kl(torch.zeros(1, 2, 3)), "the reference is"),
-        (metrics.loss(torch.zeros(2, 2).long()), "the tokens are"),
+        (metrics.kl(torch.zeros(1, 2, 3)), "reference.*1, 2, 3"),
+        (metrics.loss(torch.zeros(2, 2).long()), "tokens.*2, 2"),
     ],
 )
 def test_logits_that_do_not_fit(logits, metric, message):
@@ -166,7 +166,7 @@ def test_logits_that_do_not_fit(logits, metric, message):
 
 
 def test_logits_without_positions_are_refused(logits):
-    with pytest.raises(HooklineError, match=r"\[3, 20\]"):
+    with pytest.raises(HooklineError, match=r"shape \[3, 20\]"):
         metrics.prob(1)(logits[:, -1])
 
 
@@ -193,7 +193,7 @@ def test_positions_count_in_the_text(tinyworld, side):
         assert [int(row[at]) for row, at in zip(tokens, columns, strict=True)] == [
             int(tinyworld.to_tokens(prompt)[0, pos]) for prompt in prompts
         ]
-    with pytest.raises(HooklineError, match="in row 1"):
+    with pytest.raises(HooklineError, match="prompt 1"):
         resolve(metrics.prob(5, pos=tokens.shape[1] - 1), tinyworld, tokens, tokens.padding_mask)
 
 
@@ -237,12 +237,12 @@ def test_as_metric_takes_all_kinds(model):
         (metrics.prob, r'metrics.prob\(" Mary"\)'),
         ("logitdiff", "Did you mean 'logit_diff'"),
         (5, "a metric is a function"),
-        ([], "no metric is given"),
-        ({}, "no metric is given"),
+        ([], "no metric"),
+        ({}, "no metric"),
         ({1: "kl"}, "are their names"),
         ([metrics.prob(1), metrics.prob(2)], "two metrics are called 'prob'"),
-        (lambda logits: logits[:, -1], r"metric gave a torch.float32 tensor of shape \[2, 64\]"),
-        ({"mine": lambda logits: logits[:, -1, 0] / 0 * 0}, "mine gave NaN in row 0"),
+        (lambda logits: logits[:, -1], r"a torch.float32 tensor of shape \[2, 64\]"),
+        ({"mine": lambda logits: logits[:, -1, 0] / 0 * 0}, "mine.* NaN in row 0"),
     ],
 )
 def test_as_metric_refuses(model, spec, message):
@@ -254,20 +254,20 @@ def test_as_metric_refuses(model, spec, message):
 def test_a_metric_must_have_a_number_for_the_corrupted_run_too(model):
     tokens = model.example_tokens()
     clean = model(tokens)
-    with pytest.raises(HooklineError, match="gave NaN"):
+    with pytest.raises(HooklineError, match="NaN"):
         as_metric(lambda logits: logits[:, -1, 0], model, clean, torch.full_like(clean, torch.nan), tokens)
 
 
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ([1.0], r"gave list \[1.0\]"),
-        (None, "gave NoneType None"),
+        ([1.0], r"list \[1.0\]"),
+        (None, "NoneType None"),
         (torch.ones(4), r"shape \[4\].*shape \[3\]"),
         (torch.ones(3, 1), r"shape \[3, 1\]"),
         (torch.ones(0), r"shape \[0\]"),
         (torch.tensor([1.0, torch.nan, 2.0]), "NaN in row 1"),
-        (torch.tensor(torch.nan), "gave NaN:"),
+        (torch.tensor(torch.nan), "NaN:"),
         (torch.ones(3, dtype=torch.complex64), "complex64"),
     ],
 )
@@ -475,8 +475,10 @@ def reading(logits):
 EXPERIMENTS = {
     "sweep": lambda model, metric: patching.sweep(model, CLEAN, CORRUPTED, metric),
     "noising": lambda model, metric: patching.sweep(model, CLEAN, CORRUPTED, metric, direction="noise"),
-    "attribute": lambda model, metric: attribution.attribute(model, CLEAN, CORRUPTED, metric),
-    "steps": lambda model, metric: attribution.attribute(model, CLEAN, CORRUPTED, metric, steps=2, along="inputs"),
+    "attribute": lambda model, metric: attribution.attribution_patching(model, CLEAN, CORRUPTED, metric),
+    "steps": lambda model, metric: attribution.attribution_patching(
+        model, CLEAN, CORRUPTED, metric, steps=2, along="inputs"
+    ),
     "ablate": lambda model, metric: ablation.ablate(model, CLEAN, metric, of="mlps"),
     "paths": lambda model, metric: paths.path_patch(model, CLEAN, CORRUPTED, metric, senders=[(1, 3), (2, 0)]),
     "trace": lambda model, metric: tracing.trace(model, CLEAN, "Mary", metric, samples=2, points="mlp_out"),

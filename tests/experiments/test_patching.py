@@ -97,7 +97,7 @@ def test_noising_is_denoising_the_other_way_round() -> None:
 def test_everything_patched_gives_the_other_run_and_nothing_gives_the_same() -> None:
     model: Any = hookline.hook(tiny_models.causal_lm("gpt2").eval())
     result = patching.sweep(model, rows(0), rows(1), difference, points="resid_pre", over="layer")
-    torch.testing.assert_close(result.normalised.values, torch.ones(4), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(result.normalized.values, torch.ones(4), rtol=1e-4, atol=1e-4)
     same = patching.sweep(model, rows(1), rows(1), difference)
     assert bool((same.values == same.info["corrupted"]).all())
 
@@ -145,7 +145,7 @@ def test_several_metrics_and_several_points_are_axes(tinyworld: hookline.HookedM
 
 def test_the_head_that_moves_the_name_is_found(tinyworld: hookline.HookedModel) -> None:
     result = patching.sweep(tinyworld, CLEAN, CORRUPTED, NAMES, points="z", over=("layer", "head"))
-    best = result.normalised.top(1)[0]
+    best = result.normalized.top(1)[0]
     assert (best.labels["layer"], best.labels["head"]) == (3, 4)
     assert best.value > 0.9
 
@@ -157,7 +157,7 @@ def test_any_list_of_points_can_be_swept(tinyworld: hookline.HookedModel) -> Non
     assert result.axes == ("point", "pos")
     assert result.coords["point"][-1] == "ln_final.hook_normalized"
     whole = patching.sweep(tinyworld, CLEAN, CORRUPTED, NAMES, points="ln_final.hook_normalized", over="point")
-    assert float(whole.normalised.values) == pytest.approx(1, abs=1e-3)
+    assert float(whole.normalized.values) == pytest.approx(1, abs=1e-3)
 
 
 def test_points_by_their_native_names_can_be_swept(tinyworld: hookline.HookedModel) -> None:
@@ -317,18 +317,18 @@ def bad(**changes: Any) -> dict[str, Any]:
     ("given", "message"),
     [
         (bad(clean="When Mary and John went to the store"), r"clean has \[1, 8\].*tokens \['"),
-        (bad(metric=lambda logits: logits[:, -1]), "gave a torch.float32 tensor of shape"),
-        (bad(metric=lambda logits: logits[:, -1, 0] * torch.nan), "gave NaN"),
-        (bad(metric=lambda logits: "3.0"), "gave str '3.0'"),
+        (bad(metric=lambda logits: logits[:, -1]), "a torch.float32 tensor of shape"),
+        (bad(metric=lambda logits: logits[:, -1, 0] * torch.nan), "NaN"),
+        (bad(metric=lambda logits: "3.0"), "str '3.0'"),
         (bad(point="z"), "did you mean 'points'"),
-        (bad(layers=2), r"layers are a list of different ones, as in \[3, 4\], not 2"),
+        (bad(layers=2), r"layers is a list"),
         (bad(metric="logit_dif"), "Did you mean 'logit_diff'"),
         (bad(points=[]), "needs points"),
         (bad(over=()), "needs points and axes"),
         (bad(over=("layer", "position")), "the axes of a sweep are"),
         (bad(over=("layer", "layer")), "each at most once"),
         (bad(over=("layer", "head")), "has no axis 'head'"),
-        (bad(points="resid"), "is no kind of point that layers have"),
+        (bad(points="resid"), "layers have no point"),
         (bad(layers=[7]), "layer"),
         (bad(direction="up"), 'direction is "denoise"'),
         (bad(batch_size=0), "batch_size"),
@@ -412,17 +412,19 @@ def test_a_hook_that_does_something_else_each_time_is_refused(tinyworld: hooklin
 def test_other_experiments_with_noise_that_is_active(tinyworld: hookline.HookedModel) -> None:
     with tinyworld.hooks([("blocks.1.hook_resid_pre", hookline.edits.noise(0.3))]):
         pair = [CLEAN, CLEAN.replace("store", "park")], [CORRUPTED, CORRUPTED.replace("store", "park")]
-        found = attribution.attribute(tinyworld, *pair, NAMES, points="z", over=("layer", "head"), steps=4, check=12)
+        found = attribution.attribution_patching(
+            tinyworld, *pair, NAMES, points="z", over=("layer", "head"), steps=4, check=12
+        )
         assert found.info["mean_abs_error"] < 0.2
-        each = [attribution.attribute(tinyworld, *one, NAMES, check=0) for one in zip(*pair, strict=True)]
-        whole = attribution.attribute(tinyworld, *pair, NAMES, check=0)
+        each = [attribution.attribution_patching(tinyworld, *one, NAMES, check=0) for one in zip(*pair, strict=True)]
+        whole = attribution.attribution_patching(tinyworld, *pair, NAMES, check=0)
         torch.testing.assert_close(whole.values, (each[0].values + each[1].values) / 2, atol=1e-3, rtol=1e-3)
         of = {"senders": [(0, 1), (1, 3)], "receivers": [("mlp", 3)]}
         one, most = (paths.path_patch(tinyworld, *pair, NAMES, **of, batch_size=n) for n in (1, "auto"))
         torch.testing.assert_close(one.values, most.values, atol=1e-4, rtol=1e-4)
         ragged = [[CLEAN, f"So, {CLEAN}"], [CORRUPTED, f"So, {CORRUPTED}"]]
         with pytest.raises(HooklineError, match="prompts of different lengths"):
-            attribution.attribute(tinyworld, *ragged, NAMES)
+            attribution.attribution_patching(tinyworld, *ragged, NAMES)
 
 
 @pytest.mark.parametrize("where", ["functional", "part"])
@@ -439,5 +441,5 @@ def test_other_chances_in_training_mode_are_warned_of_too(where: str) -> None:
                 dropout.p = 0.2
         module.transformer.h[1].train()
     model = hookline.hook(module)
-    with pytest.warns(HooklineWarning, match="runs differ by chance"):
+    with pytest.warns(HooklineWarning, match="runs differ at random"):
         patching.sweep(model, rows(0), rows(1), difference)

@@ -146,10 +146,10 @@ def test_the_giver_gets_its_answer_from_the_sentence() -> None:
     """In tinyworld L3H4 copies the receiver's name: what it says goes to the logits, its queries hardly matter."""
     model = hookline.load("tinyworld")
     given = model, CLEAN, CORRUPTED, metrics.logit_diff(" Mary", " John")
-    top = path_patch(*given).normalised.top(1, by="value")[0]
+    top = path_patch(*given).normalized.top(1, by="value")[0]
     assert top.labels == {"layer": 3, "head": 4}
     assert top.value > 0.5
-    values = path_patch(*given, senders="mlps", receivers=[("v", 3, 4)]).normalised
+    values = path_patch(*given, senders="mlps", receivers=[("v", 3, 4)]).normalized
     assert values.values[0] > 0.3
 
 
@@ -164,15 +164,15 @@ def test_an_image_and_a_file(models, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"senders": []}, "senders are"),
-        ({"senders": "neurons"}, "senders are"),
+        ({"senders": []}, "senders is"),
+        ({"senders": "neurons"}, "senders is"),
         ({"senders": [(4, 0)]}, "no layer 4"),
         ({"senders": [(0, 9)]}, "no head 9"),
         ({"senders": [("q", 0, 1)]}, "a sender is"),
-        ({"receivers": []}, "receivers are"),
+        ({"receivers": []}, "receivers is"),
         ({"receivers": [("q", 9, 0)]}, "no layer 9"),
         ({"receivers": [("k", 1, 2)]}, "no head 2"),
-        ({"receivers": [("q", 1, 0), "logits"]}, "a list without them"),
+        ({"receivers": [("q", 1, 0), "logits"]}, "a list without it"),
         ({"receivers": [("z", 1, 0)]}, "a receiver is"),
         ({"direction": "both"}, "direction is"),
     ],
@@ -183,5 +183,5 @@ def test_bad_input(models, asked, said) -> None:
 
 
 def test_prompts_of_different_length(models) -> None:
-    with pytest.raises(hookline.HooklineError, match="as many tokens"):
+    with pytest.raises(hookline.HooklineError, match="same number of rows"):
         path_patch(models["llama"], tokens(0), tokens(1, length=6), METRIC)

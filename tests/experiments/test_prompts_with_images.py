@@ -12,20 +12,26 @@ from hookline.experiments import (
     attribution,
     contrast,
     logit_attribution,
+    logit_lens,
     metrics,
     patching,
     steering,
     tracing,
 )
 from hookline.rerun.baseline import Baseline
-from hookline.rerun.strategy import Way
+from hookline.rerun.strategy import Strategy
 from hookline.text.image_tokens import image_token_id
 from hookline.text.loss import lm_loss
 from hookline.transformer.roles import find_anatomy
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # transformers' own
-WAYS = {"paligemma": Way.JOINED, "gemma3": Way.JOINED, "qwen3_vl": Way.PLAIN, "mllama": Way.PLAIN}
-"""How variants are run, where it is not by resuming: images seen both ways, features added on the way, tiles."""
+WAYS = {
+    "paligemma": Strategy.FROM_LAYER,
+    "gemma3": Strategy.FROM_LAYER,
+    "qwen3_vl": Strategy.FULL,
+    "mllama": Strategy.FULL,
+}
+"""How variants are run, where it is not by resuming: pictures seen both ways, features added on the way, tiles."""
 QUICK = ("llava", "qwen2_5_vl", "paligemma", "mllama")
 
 
@@ -84,7 +90,7 @@ def test_a_sweep_is_what_hooks_one_by_one_give(kind) -> None:
 def test_how_variants_are_run(kind) -> None:
     inputs = pair(kind)[0]
     tokens, _ = inputs.pop("input_ids"), inputs.pop("attention_mask")
-    assert Baseline(seeing(kind), tokens, inputs=inputs).way == WAYS.get(kind, Way.RESUMED)
+    assert Baseline(seeing(kind), tokens, inputs=inputs).strategy == WAYS.get(kind, Strategy.FROM_POSITION)
 
 
 @pytest.mark.parametrize("kind", ["llava", "qwen2_5_vl"])
@@ -103,7 +109,7 @@ def test_the_vision_tower_can_be_swept(kind) -> None:
     assert float(heads.values[1, 2]) == pytest.approx(expected, abs=1e-5)
     patches = patching.sweep(model, clean, corrupted, metric, points="vision.layer.pre", layers=[0])
     assert patches.shape == (1, cache[name].shape[1])
-    with pytest.raises(HooklineError, match="sweep them apart"):
+    with pytest.raises(HooklineError, match="sweep over them separately"):
         patching.sweep(model, clean, corrupted, metric, points=["vision.attn.z", "z"], over=("layer", "head"))
 
 
@@ -157,8 +163,8 @@ def test_attribution_sums_over_images_and_averages_over_prompts(kind) -> None:
         **corrupted, names_filter=names, incl_bwd=True, loss_fn=lambda logits: metric(logits).sum()
     )
     how = {"points": "vision.z", "layers": [0, 1]}
-    by_head = attribution.attribute(model, clean, corrupted, metric, over=("layer", "head"), check=0, **how)
-    by_patch = attribution.attribute(model, clean, corrupted, metric, over=("pos", "layer"), check=8, **how)
+    by_head = attribution.attribution_patching(model, clean, corrupted, metric, over=("layer", "head"), check=0, **how)
+    by_patch = attribution.attribution_patching(model, clean, corrupted, metric, over=("pos", "layer"), check=8, **how)
     for layer, name in enumerate(names):
         effects = (given[name] - own[name]) * own[f"{name}_grad"]
         before = metric(logits).item()
@@ -176,9 +182,9 @@ def test_attribution_sums_over_images_and_averages_over_prompts(kind) -> None:
     several = ([clean, corrupted], [corrupted, clean])
     for steps in (None, 2):
         how |= {"over": ("layer", "head"), "steps": steps, "check": 0}
-        twice = attribution.attribute(model, *several, metric, **how)
-        back = attribution.attribute(model, corrupted, clean, metric, **how)
-        there = attribution.attribute(model, clean, corrupted, metric, **how)
+        twice = attribution.attribution_patching(model, *several, metric, **how)
+        back = attribution.attribution_patching(model, corrupted, clean, metric, **how)
+        there = attribution.attribution_patching(model, clean, corrupted, metric, **how)
         torch.testing.assert_close(twice.values, (there.values + back.values) / 2, atol=1e-5, rtol=1e-4)
 
 
@@ -192,9 +198,9 @@ def test_attribution_at_points_of_images_and_text_of_different_lengths() -> None
     names = ["vision.blocks.0.hook_resid_pre", "blocks.1.hook_resid_pre"]
     for steps in (None, 2):
         how = {"points": names, "over": ("point",), "per_example": True, "steps": steps, "check": 2}
-        found = attribution.attribute(model, [one, longer[0]], [other, longer[1]], lead, **how)
+        found = attribution.attribution_patching(model, [one, longer[0]], [other, longer[1]], lead, **how)
         for row, (clean, corrupted) in enumerate([(one, other), longer]):
-            alone = attribution.attribute(model, clean, corrupted, lead, **how)
+            alone = attribution.attribution_patching(model, clean, corrupted, lead, **how)
             torch.testing.assert_close(found.values[:, row], alone.values[:, 0], atol=1e-5, rtol=1e-4)
 
 
@@ -209,20 +215,20 @@ def test_means_and_differences_are_of_all_images(kind) -> None:
         z[:, :, 1] = mean[1]
 
     expected = float(metric(model.run_with_hooks(**clean, fwd_hooks=[(name, put)])))
-    how = {"points": "vision.z", "over": ("layer", "head"), "by": "mean"}
+    how = {"points": "vision.z", "over": ("layer", "head"), "method": "mean"}
     found = ablation.ablate(model, clean, metric, data=[clean, corrupted], **how)
     assert float(found.values[0, 1]) == pytest.approx(expected, abs=1e-5)
     again = ablation.ablate(model, [clean, corrupted], metric, per_example=True, **how)
     assert float(again.values[0, 1, 0]) == pytest.approx(expected, abs=1e-5)
-    apart = contrast.compare(model, [(clean, corrupted)], points="vision.z")
+    apart = contrast.head_differences(model, [(clean, corrupted)], points="vision.z")
     norms = (data[0] - data[1]).pow(2).sum((0, 1, 3)).sqrt()
     torch.testing.assert_close(apart.values[0], norms)
     torch.testing.assert_close(
-        contrast.compare(model, [(clean, corrupted)], points="vision.z", pos=None).values, apart.values
+        contrast.head_differences(model, [(clean, corrupted)], points="vision.z", pos=None).values, apart.values
     )
-    at_one = contrast.compare(model, [(clean, corrupted)], points="vision.z", pos=2)
+    at_one = contrast.head_differences(model, [(clean, corrupted)], points="vision.z", pos=2)
     torch.testing.assert_close(at_one.values[0], (data[0] - data[1])[:, 2].pow(2).sum((0, 2)).sqrt())
-    text = contrast.compare(model, [(clean, corrupted)])
+    text = contrast.head_differences(model, [(clean, corrupted)])
     z = [model.run_with_cache(**each)[1]["z", 1][0, -1] for each in (clean, corrupted)]
     torch.testing.assert_close(text.values[1], (z[0] - z[1]).norm(dim=-1))
 
@@ -236,9 +242,9 @@ def test_images_of_other_sizes_are_refused_by_name() -> None:
     with pytest.raises(HooklineError, match=r"differ in their number of pos.*\[16, 24\]"):
         ablation.ablate(model, [one, small], metric, **how)
     with pytest.raises(HooklineError, match="images of one size"):
-        contrast.compare(model, [(one, small)], points="vision.z")
+        contrast.head_differences(model, [(one, small)], points="vision.z")
     with pytest.raises(HooklineError, match="images of one size"):
-        attribution.attribute(model, [one, small], [one, small], metric, **how)
+        attribution.attribution_patching(model, [one, small], [one, small], metric, **how)
 
 
 def test_other_experiments() -> None:
@@ -250,12 +256,12 @@ def test_other_experiments() -> None:
 
     zeroed = model.run_with_hooks(**clean, fwd_hooks=[("blocks.1.attn.hook_z", silence)])
     assert float(effects.values[1, 3]) == pytest.approx(float(metric(zeroed)), abs=1e-5)
-    parts = logit_attribution.attribute(model, clean, tokens=70, pos=-1)
+    parts = logit_attribution.direct_logit_attribution(model, clean, tokens=70, pos=-1)
     assert float(parts.values.sum()) + float(parts.info["bias"]) == pytest.approx(
         float(model(**clean)[0, -1, 70]), abs=1e-4
     )
-    assert logit_attribution.logit_lens(model, clean).shape == (3, clean["input_ids"].shape[1])
-    gradients = attribution.attribute(model, clean, corrupted, metric)
+    assert logit_lens.logit_lens(model, clean).shape == (3, clean["input_ids"].shape[1])
+    gradients = attribution.attribution_patching(model, clean, corrupted, metric)
     assert gradients.shape == (2, clean["input_ids"].shape[1])
 
 
@@ -274,10 +280,10 @@ def test_several_prompts_of_different_lengths() -> None:
 
 def test_resampled_from_the_same_text_with_another_image() -> None:
     model, (one, other) = seeing("llava"), pair("llava")
-    found = ablation.ablate(model, one, metric, of="heads", by="resample", data=[other])
+    found = ablation.ablate(model, one, metric, of="heads", method="resample", data=[other])
     assert found.shape == (2, 4)
     with pytest.raises(HooklineError, match="no other text"):
-        ablation.ablate(model, one, metric, of="heads", by="resample", data=[one])
+        ablation.ablate(model, one, metric, of="heads", method="resample", data=[one])
 
 
 def test_what_is_no_prompt() -> None:
@@ -323,7 +329,7 @@ def test_parts_of_the_tower_are_ablated(kind) -> None:
     name = "vision.blocks.0.hook_resid_pre"
     _, cache = model.run_with_cache(**inputs, names_filter=name)
     patches = cache[name].shape[1]
-    found = ablation.ablate(model, inputs, metric, points="vision.resid_pre", over=("layer", "pos"), layer=[0])
+    found = ablation.ablate(model, inputs, metric, points="vision.resid_pre", over=("layer", "pos"), layers=[0])
     assert found.shape == (1, patches)
 
     def silence(x) -> None:
@@ -331,13 +337,13 @@ def test_parts_of_the_tower_are_ablated(kind) -> None:
 
     zeroed = model.run_with_hooks(**inputs, fwd_hooks=[(name, silence)])
     assert float(found.values[0, -1]) == pytest.approx(float(metric(zeroed)), abs=1e-5)
-    mean = ablation.ablate(model, inputs, metric, points="vision.z", over=("layer", "head"), by="mean")
+    mean = ablation.ablate(model, inputs, metric, points="vision.z", over=("layer", "head"), method="mean")
     assert mean.shape[1] == model._anatomy.towers[0].blocks[0].attn.num_heads
-    with pytest.raises(HooklineError, match="a place in the text"):
+    with pytest.raises(HooklineError, match="a position in the text"):
         ablation.ablate(model, inputs, metric, points="vision.z", over=("layer", "head"), pos=-1)
     curve = ablation.cumulative(model, inputs, metric, ablation.ranking(mean))
     assert curve.info["choice"]["points"] == "vision.z"
-    effects = attribution.attribute(model, *pair(kind), metric, points="vision.layer.pre")
+    effects = attribution.attribution_patching(model, *pair(kind), metric, points="vision.layer.pre")
     assert effects.shape[1] == patches
 
 
@@ -356,11 +362,11 @@ def test_the_whole_image_is_ablated() -> None:
 def test_what_images_cannot_be_in() -> None:
     model, (inputs, _) = seeing("llava"), pair("llava")
     place = int((inputs["input_ids"][0] == tiny_vision.IMAGE).nonzero()[0])
-    with pytest.raises(HooklineError, match="the subject is"):
+    with pytest.raises(HooklineError, match="the subject is an image"):
         tracing.trace(model, inputs, subject=[place], metric=metric)
-    with pytest.raises(HooklineError, match="restores activations of the text"):
+    with pytest.raises(HooklineError, match="language model"):
         tracing.trace(model, inputs, subject=[1], metric=metric, points="vision.layer.post")
-    with pytest.raises(HooklineError, match="of what sees"):
+    with pytest.raises(HooklineError, match="in the vision tower"):
         steering.contrast_vectors(model, inputs, inputs, points="vision.layer.post")
     with pytest.raises(HooklineError, match=r"images=\["):
         steering.generate(model, inputs, torch.zeros(32), layer=1)

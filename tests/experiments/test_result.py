@@ -123,8 +123,8 @@ def test_baselines_per_metric_are_selected_along(several):
         (lambda r: r.isel(layer=[1, 1]), "twice"),
         (lambda r: r["layer"], "sel takes labels"),
         (lambda r: r[None], "is no place"),
-        (lambda r: r[0, 0, 0], "too much"),
-        (lambda r: r[..., ...], "too much"),
+        (lambda r: r[0, 0, 0], "too many indices"),
+        (lambda r: r[..., ...], "too many indices"),
         (lambda r: r.mean("head"), "'head' is no axis"),
         (lambda r: r.item(), "28 numbers"),
         (float, "28 numbers"),
@@ -212,7 +212,7 @@ def test_an_effect_is_measured_from_the_run_that_was_changed():
     assert "top  layer 1 = 8 · " in repr(made)
     noised = replace(made, info={**info, "direction": "noise"})
     assert [cell.value for cell in noised.top(3, by="effect")] == [-13.0, -1.0, 8.0]
-    assert [cell.labels for cell in noised.normalised.top(3, by="effect")] == [{"layer": at} for at in (0, 2, 1)]
+    assert [cell.labels for cell in noised.normalized.top(3, by="effect")] == [{"layer": at} for at in (0, 2, 1)]
     with pytest.raises(HooklineError, match="no baseline 'clean'"):
         replace(made, info={}).top(1, by="effect")
 
@@ -251,15 +251,15 @@ def test_difference(result):
 
 
 def test_normalised_is_one_at_clean_and_zero_at_corrupted(result):
-    ends = replace(result[0, :2], values=torch.tensor([3.0, -1.0])).normalised
+    ends = replace(result[0, :2], values=torch.tensor([3.0, -1.0])).normalized
     assert ends.values.tolist() == [1.0, 0.0]
-    again = ends.normalised
+    again = ends.normalized
     assert torch.equal(again.values, ends.values)
 
 
 def test_normalised_by_metric(several):
     for metric in ("logit_diff", "prob"):
-        alone, among = several.sel(metric=metric).normalised, several.normalised.sel(metric=metric)
+        alone, among = several.sel(metric=metric).normalized, several.normalized.sel(metric=metric)
         assert torch.allclose(alone.values, among.values)
 
 
@@ -270,19 +270,19 @@ def test_normalised_by_metric(several):
         ({"clean": 1.0}, "no baseline 'corrupted', only 'clean'"),
         ({"clean": 2.0, "corrupted": 2.0}, "same logit_diff"),
         ({"clean": 2.0, "corrupted": 2.0 + 1e-9}, "same logit_diff"),
-        ({"clean": float("nan"), "corrupted": 2.0}, "no number"),
+        ({"clean": float("nan"), "corrupted": 2.0}, "NaN"),
         ({"clean": "high", "corrupted": 2.0}, r"info\['clean'\] must be a number"),
     ],
 )
 def test_normalised_needs_baselines_that_differ(result, info, message):
     with pytest.raises(HooklineError, match=message):
-        replace(result, info=info).normalised
+        replace(result, info=info).normalized
 
 
 def test_normalised_names_the_metric_without_effect(several):
     flat = replace(several, info={**several.info, "corrupted": replace(several.info["clean"])})
     with pytest.raises(HooklineError, match="'metric': 'logit_diff'"):
-        flat.normalised
+        flat.normalized
 
 
 # Other forms
@@ -468,7 +468,7 @@ def test_colours_are_as_far_on_both_sides(pyplot):
     shown = grid(3, 4)
     reach = float(shown.values.abs().max())
     assert shown.plot().images[0].get_clim() == pytest.approx((-reach, reach))
-    low, high = shown.plot(centre=1.0).images[0].get_clim()
+    low, high = shown.plot(center=1.0).images[0].get_clim()
     assert (low + high) / 2 == pytest.approx(1.0)
     assert shown.plot(vmin=-9, vmax=5).images[0].get_clim() == (-9, 5)
     assert shown.plot(cmap="PiYG").images[0].get_cmap().name == "PiYG"
@@ -619,9 +619,9 @@ def test_it_draws_where_it_is_told(pyplot, result):
         (lambda r, ax: r[0, 0].plot(), "one or two axes"),
         (lambda r, ax: r.plot(ax, panels="layer"), "need a figure of their own"),
         (lambda r, ax: r.plot(panels="head"), "'head' is no axis"),
-        (lambda r, ax: r[0].plot(centre=1.0), "centre is for the colours"),
-        (lambda r, ax: r.plot(centre=1.0, vmax=3), "centre is for the colours"),
-        (lambda r, ax: r.plot(cmap="no colours"), "has no colours 'no colours'"),
+        (lambda r, ax: r[0].plot(center=1.0), "center is for the colors"),
+        (lambda r, ax: r.plot(center=1.0, vmax=3), "center is for the colors"),
+        (lambda r, ax: r.plot(cmap="no colors"), "has no colors 'no colors'"),
         (lambda r, ax: r.plot(vmin=100.0), "give a vmin below vmax"),
         (lambda r, ax: grid(60, 2).plot(panels="layer"), "60 panels for 'layer' are too many"),
         (

@@ -38,7 +38,7 @@ def test_vectors_are_differences_of_means(models, kind, points) -> None:
     everywhere = steering.contrast_vectors(model, positive, negative, points=points, pos=None, layers=[2])
     expected = a[points, 2].mean((0, 1)) - b[points, 2].mean((0, 1))
     torch.testing.assert_close(everywhere.at(2), expected, atol=1e-5, rtol=1e-4)
-    unit = steering.contrast_vectors(model, positive, negative, points=points, normalise=True)
+    unit = steering.contrast_vectors(model, positive, negative, points=points, normalize=True)
     torch.testing.assert_close(unit.norms, torch.ones(4))
     torch.testing.assert_close(unit.vectors * vectors.norms[:, None], vectors.vectors)
 
@@ -117,7 +117,7 @@ def test_every_token_of_a_generation_is_steered(world) -> None:
 
 def test_it_can_be_changed_to_say_something_else(world) -> None:
     vectors = steering.contrast_vectors(world, "The capital of Italy is", PROMPT)
-    found = steering.generate(world, PROMPT, vectors, 3, max_new_tokens=2, positions=hookline.last)
+    found = steering.generate(world, PROMPT, vectors, 3, max_new_tokens=2, pos=hookline.last)
     assert "Paris" in found.plain[0]
     assert "Rome" in found.steered[0]
     assert repr(found).count("\n") == 2
@@ -127,7 +127,7 @@ def test_new_tokens_only(world) -> None:
     """The first new token comes from the prompt, which is left alone; those after it are steered."""
     change = 50 * torch.randn(128, generator=torch.Generator().manual_seed(0))
     everywhere, new = (
-        steering.generate(world, PROMPT, change, 1, max_new_tokens=4, positions=where) for where in ("all", "new")
+        steering.generate(world, PROMPT, change, 1, max_new_tokens=4, pos=where) for where in ("all", "new")
     )
     rest = new.steered[0].removeprefix(PROMPT)
     assert rest.startswith(" Paris")
@@ -149,9 +149,9 @@ def test_several_prompts_and_chance(world) -> None:
     ("how", "said"),
     [
         ({"layer": 9}, "layer 9|no vector"),
-        ({"positions": "old"}, "positions are"),
-        ({"positions": "new", "max_new_tokens": 1}, "first new token"),
-        ({"vector": torch.zeros(5)}, "5 wide"),
+        ({"pos": "old"}, "pos is"),
+        ({"pos": "new", "max_new_tokens": 1}, "first new token"),
+        ({"vector": torch.zeros(5)}, "width 5"),
         ({"vector": torch.zeros(2, 128)}, "a vector is"),
         ({"vector": [0.0]}, "a vector is"),
     ],
@@ -165,7 +165,7 @@ def test_bad_generations(world, how, said) -> None:
     ("how", "said"),
     [
         ({"coefficients": []}, "needs coefficients"),
-        ({"layers": [1, 9]}, "no vector of layer 9"),
+        ({"layers": [1, 9]}, "no vector for layer 9"),
         ({"pos": 7}, "has 7 tokens"),
         ({"pos": []}, "has 7 tokens"),
         ({"pos": "last"}, "has 7 tokens"),
@@ -180,13 +180,13 @@ def test_bad_sweeps(models, how, said) -> None:
 def test_bad_contrasts(models) -> None:
     model = models["gpt2"]
     for how, said in (
-        ({"points": "z"}, "wide as the stream"),
+        ({"points": "z"}, "width of the residual stream"),
         ({"layers": [4]}, "the model has 4"),
         ({"layers": []}, "4"),
     ):
         with pytest.raises(hookline.HooklineError, match=said):
             steering.contrast_vectors(model, tokens(0), tokens(1), **how)
-    with pytest.raises(hookline.HooklineError, match="nothing to normalise"):
-        steering.contrast_vectors(model, tokens(0), tokens(0), normalise=True)
+    with pytest.raises(hookline.HooklineError, match="normalize"):
+        steering.contrast_vectors(model, tokens(0), tokens(0), normalize=True)
     with pytest.raises(hookline.HooklineError, match="128 wide"):
         steering.sweep_layers(model, steering.Directions(torch.zeros(1, 128), [0]), tokens(0), METRIC)

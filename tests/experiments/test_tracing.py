@@ -64,7 +64,7 @@ def test_the_fact_is_at_the_subject_and_then_at_the_end(tinyworld) -> None:
     assert result.axes == ("layer", "pos")
     assert result.name == "prob"
     assert result.info["clean"] > 0.9 > 0.5 > result.info["corrupted"]
-    share = result.normalised
+    share = result.normalized
     assert share.sel(layer=0, pos="France").item() > 0.9
     assert share.isel(layer=-1, pos=-1).item() == pytest.approx(1, abs=1e-3)
     assert share.sel(layer=0).isel(pos=-1).item() < 0.1
@@ -139,12 +139,12 @@ def test_an_interrupted_trace_goes_on(tinyworld) -> None:
         ([], {}, "empty"),
         ("France", {"window": 2}, "odd number"),
         ("France", {"window": 5}, "up to the 4"),
-        ("France", {"samples": 0}, "at least one sample"),
-        ("France", {"noise": 0}, "there must be noise"),
-        ("France", {"noise": torch.zeros(1, 2, 128)}, "noise has the shape"),
-        ("France", {"noise": torch.zeros(1, 1, 128), "seed": 1}, "leave out samples and seed"),
+        ("France", {"samples": 0}, "samples at least 1"),
+        ("France", {"noise": 0}, "noise must be positive"),
+        ("France", {"noise": torch.zeros(1, 2, 128)}, "noise has shape"),
+        ("France", {"noise": torch.zeros(1, 1, 128), "seed": 1}, "samples and seed"),
         ("France", {"per_example": True}, "per_sample=True"),
-        ("France", {"points": "mlp"}, "no kind of point"),
+        ("France", {"points": "mlp"}, "no point"),
         ("France", {"points": []}, "needs points"),
         ("France", {"metric": metrics.prob(torch.tensor([5, 6]))}, "2 answers for 1 prompts"),
     ],

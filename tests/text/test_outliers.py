@@ -123,7 +123,7 @@ def test_the_mean_edit_in_a_file(tmp_path) -> None:
 
 def ablated(model, **options) -> hookline.experiments.result.Result:
     metric = metrics.prob(5)
-    return ablation.ablate(model, TOKENS, metric, points="resid_post", over="layer", by="mean", **options)
+    return ablation.ablate(model, TOKENS, metric, points="resid_post", over="layer", method="mean", **options)
 
 
 def test_mean_ablation(sunk) -> None:
@@ -164,7 +164,7 @@ def test_ordinary_models_give_what_they_gave() -> None:
     model = tinyworld()
     prompt, metric = "Mary went to the garden with", metrics.prob(" Tom")
     for per_position, data in ((False, None), (True, [prompt, "John sat on the bench near his"])):
-        options = {"by": "mean", "per_position": per_position, "data": data}
+        options = {"method": "mean", "per_position": per_position, "data": data}
         found, every = (
             ablation.ablate(model, prompt, metric, outliers=each, **options) for each in ("exclude", "include")
         )
@@ -173,13 +173,13 @@ def test_ordinary_models_give_what_they_gave() -> None:
 
 
 def test_outliers_are_about_means(sunk) -> None:
-    with pytest.raises(HooklineError, match="outliers is about the mean"):
-        ablation.ablate(sunk, TOKENS, metrics.prob(5), by="zero", outliers="include")
+    with pytest.raises(HooklineError, match="outliers needs"):
+        ablation.ablate(sunk, TOKENS, metrics.prob(5), method="zero", outliers="include")
 
 
 def test_pairs_take_them_too(sunk) -> None:
     both = [(TOKENS[0], TOKENS[1])]
-    found = contrast.matter(sunk, both, metric=metrics.prob(5), heads=[(0, 1)], by="mean", outliers=2.0)
+    found = contrast.ablate_differing(sunk, both, metric=metrics.prob(5), heads=[(0, 1)], method="mean", outliers=2.0)
     assert found.alone.info["outliers"] == 2.0
 
 

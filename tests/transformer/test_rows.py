@@ -1,8 +1,7 @@
-"""New knowledge is one row in one place: an invented architecture, an invented point, an invented edit."""
+"""New knowledge is one row in one place: an invented architecture, an invented point and an invented metric."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -11,8 +10,7 @@ from tiny_models import causal_lm
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMLP
 
 import hookline
-from hookline.hooks.data_edits import EDITS, DataEdit
-from hookline.hooks.edit_fields import NUMBER, TENSOR, edit_field
+from hookline.experiments import metrics, patching
 from hookline.transformer.architectures import ARCHITECTURES, Architecture
 from hookline.transformer.point_table import POINTS, PointRow
 from hookline.transformer.sites import output_of
@@ -83,27 +81,32 @@ def test_a_point_is_one_row(gate: PointRow) -> None:
         hookline.hook(causal_lm("gpt2")).run_with_cache(tokens, names_filter="blocks.0.mlp.hook_gate")
 
 
-def test_an_edit_is_one_class(tmp_path: Path) -> None:
+@pytest.fixture
+def entropy() -> Iterator[type[metrics.Metric]]:
+    """The entropy of the next token, as one class."""
+
     @dataclass(frozen=True, eq=False, repr=False)
-    class Clamp(DataEdit):
-        kind = "clamp"
-        center: torch.Tensor = edit_field(TENSOR)
-        limit: float = edit_field(NUMBER, 1.0)
+    class Entropy(metrics.Metric):
+        name = "entropy"
+        pos: metrics.Position = field(default=-1, metadata=metrics.POSITION)
 
-        def changed(self, x: torch.Tensor, hook: object) -> torch.Tensor:
-            return torch.clamp(x - self.center, -self.limit, self.limit) + self.center
+        def __call__(self, logits: torch.Tensor) -> torch.Tensor:
+            log_probs = logits[torch.arange(len(logits)), self.pos].float().log_softmax(-1)
+            return -(log_probs.exp() * log_probs).sum(-1)
 
-    try:
-        edit = Clamp(torch.zeros(32), 0.5, pos=hookline.last)
-        assert repr(edit) == "clamp(center=<[32] float32>, limit=0.5, pos=last)"
-        hookline.edits.save(tmp_path, [("blocks.1.hook_resid_post", edit)])
-        again = hookline.edits.load(tmp_path)
-        assert again == [("blocks.1.hook_resid_post", edit)]
-        model = hookline.hook(causal_lm("llama"))
-        with model.hooks(again), torch.no_grad():
-            resid = model.cache(torch.tensor([[1, 2, 3]]))["resid_post", 1]
-        assert resid[:, -1].abs().max() <= 0.5
-        with pytest.raises(hookline.HooklineError, match="limit"):
-            Clamp(torch.zeros(32), "much")
-    finally:
-        del EDITS["clamp"]
+    yield Entropy
+    del metrics.METRICS["entropy"]
+
+
+def test_a_metric_is_one_class(entropy: type[metrics.Metric]) -> None:
+    model = hookline.hook(causal_lm("llama"))
+    clean, corrupted = torch.tensor([[1, 2, 3]]), torch.tensor([[4, 2, 3]])
+    by_name = patching.sweep(model, clean, corrupted, "entropy")
+    assert by_name.name == "entropy"
+    assert torch.equal(by_name.values, patching.sweep(model, clean, corrupted, entropy()).values)
+    first = patching.sweep(model, clean, corrupted, entropy(pos=0))
+    assert first.info["clean"] != by_name.info["clean"]
+    with pytest.raises(hookline.HooklineError, match="'entropy'"):
+        patching.sweep(model, clean, corrupted, "entropi")
+    with pytest.raises(hookline.HooklineError, match="position 3"):
+        patching.sweep(model, clean, corrupted, entropy(pos=3))

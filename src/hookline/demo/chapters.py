@@ -65,7 +65,7 @@ def explore(model: HookedModel) -> Findings:
     ablated = ablation.ablate(model, PROMPT, receiver, progress=False)
     patched = patching.sweep(
         model, PROMPT, SWAPPED, receiver, points="z", over=("layer", "head"), progress=False
-    ).normalised
+    ).normalized
     induction = head_detectors.head_scores(model, kinds="induction", batch=16, length=24).sel(kind="induction").values
     giver, repeater = highest(patched.values), highest(induction)
     agreeing, shares = agreement(model)
@@ -118,8 +118,12 @@ def change(model: HookedModel, prompt: str, heads: Sequence[Head]) -> Change:
 
 
 def pushed(model: HookedModel, head: Head, word: str) -> float:
-    """The direct contribution of a head to the logit of a word at the end of the prompt."""
-    return logit_attribution.attribute(model, PROMPT, word, by="head").sel(layer=head[0], head=head[1]).item()
+    """What a head adds, by itself, to the logit of a word at the end of the prompt."""
+    return (
+        logit_attribution.direct_logit_attribution(model, PROMPT, word, of="heads")
+        .sel(layer=head[0], head=head[1])
+        .item()
+    )
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,55 @@
-"""Experiments: free functions of a model, prompts and a metric, each giving a labelled `Result`."""
+"""Experiments on a model, one module per method; each module is imported when it is first used.
+
+    import hookline
+    result = hookline.experiments.patching.sweep(model, clean, corrupted, metric)
+
+`patching`, `attribution`, `edges` and `paths` compare a clean and a corrupted run; `ablation` and `tracing` remove or
+restore activations; `logit_attribution`, `logit_lens` and `head_detectors` read a run as it is; `steering` and
+`contrast` compare kinds of prompts; `images` is for vision-language models. `metrics` are what they all measure.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hookline.experiments import (
+        ablation,
+        attribution,
+        contrast,
+        edges,
+        head_detectors,
+        images,
+        logit_attribution,
+        logit_lens,
+        metrics,
+        patching,
+        paths,
+        steering,
+        tracing,
+    )
+
+__all__ = [
+    "ablation",
+    "attribution",
+    "contrast",
+    "edges",
+    "head_detectors",
+    "images",
+    "logit_attribution",
+    "logit_lens",
+    "metrics",
+    "patching",
+    "paths",
+    "steering",
+    "tracing",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return import_module(f"hookline.experiments.{name}")
+    raise AttributeError(f"module 'hookline.experiments' has no attribute {name!r}; it has {', '.join(__all__)}")
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -1,4 +1,4 @@
-"""Ablation: what a metric becomes without a part of the model; each alone, or the first of a ranking together."""
+"""Ablation: the metric without a component of the model, each alone, or the first of a ranking together."""
 
 from __future__ import annotations
 
@@ -6,18 +6,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from hookline.errors import HooklineError
-from hookline.experiments.core.component_grid import Choice, Key, Of, Units
+from hookline.experiments.core.component_grid import Components, Of, Selection
 from hookline.experiments.core.continuations import continued
 from hookline.experiments.core.labels import Label, about, said_points
 from hookline.experiments.core.measure import Options, Reader, measured
 from hookline.experiments.core.prompts import Prompt, prompts_of
-from hookline.experiments.core.replacements import By, Replacement
-from hookline.experiments.core.sweep import Grid
-from hookline.experiments.result import Cell, Result, Top
+from hookline.experiments.core.replacements import Method, Replacement
+from hookline.experiments.core.sweep import Grid, Key
+from hookline.experiments.result import Cell, Result, TopCells
 from hookline.model import HookedModel
 from hookline.text.outliers import Outliers
 
+__all__ = ["ablate", "cumulative", "ranking"]
+
 Order: TypeAlias = Result | Sequence[Cell | Mapping[str, Label] | Key | Label]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def ablate(
@@ -28,8 +34,8 @@ def ablate(
     of: Of | None = None,
     points: str | Sequence[str] | None = None,
     over: str | Sequence[str] = ("layer",),
-    layer: int | Sequence[int] | None = None,
-    by: By = "zero",
+    layers: int | Sequence[int] | None = None,
+    method: Method = "zero",
     data: Prompt | None = None,
     per_position: bool = False,
     seed: int | None = None,
@@ -37,47 +43,45 @@ def ablate(
     outliers: Outliers = "exclude",
     **options: Any,
 ) -> Result:
-    """Ablate each part of the model by itself, and measure: `result.values[layer, head]`.
+    """Ablate each component of the model by itself, and measure: `result.values[layer, head]`.
 
         from hookline.experiments import ablation, metrics
         result = ablation.ablate(model, prompt, metrics.logit_diff(" Mary", " John"))
-        ablation.ranking(result)                                         # heads by what they matter
-        ablation.ablate(model, prompts, metric, of="mlps", by="mean", data=texts)
+        ablation.ranking(result)                                         # heads by their effect
+        ablation.ablate(model, prompts, metric, of="mlps", method="mean", data=texts)
 
-    The parts are `of` "heads" (unless told; at `z`), "attention", "mlps", "layers" (attention and MLP together; norms
-    of the stream itself stay) or "neurons"; or those at `points`, `over` axes, as in `patching.sweep`. `layer` is one
-    layer, without an axis for it, or several. What comes in their place is, `by`:
+    The components are `of` "heads" (the default; at `z`), "attention", "mlps", "layers" (attention and MLP together;
+    norms of the stream itself stay) or "neurons"; or `points`, `over` axes, as in `patching.sweep`. `layers` is one
+    layer, without an axis for it, or several. `method` is what replaces them:
 
     - "zero": zeros;
-    - "mean": the average over all positions of the texts in `data`, or `per_position`, over those that have it;
-    - "resample": what another text of `data`, as long and chosen by chance (`seed`, 0 unless told), has there.
+    - "mean": the mean over all positions of the texts in `data`, or with `per_position`, over texts at each position;
+    - "resample": the activation of a random other text of `data` of the same length (`seed`, 0 by default).
 
-    Without `data` these are the prompts themselves. `pos` ablates at these positions only, counted in each prompt.
+    `data` defaults to the prompts themselves. `pos` ablates at these positions only, counted within each prompt.
 
-    A mean is taken without outlying positions, such as attention sinks: those where the norm at the point is over 10
-    times the median. They also stay as they are, unless `pos` names them or positions are an axis, since no average of
-    others can stand in for them. `result.info["outlying"]` says how many they were, by point. `outliers="include"`
-    averages and replaces all of them, and a number takes the place of the 10.
+    A mean excludes outlying positions, such as attention sinks: those where the norm at the point is more than 10 times
+    the median. They are not replaced either, unless `pos` names them or positions are an axis, since no average of
+    other positions can replace them. `result.info["outlying"]` reports how many there were, by point.
+    `outliers="include"` averages and replaces everything, and a number replaces the 10.
 
-    The metric of the whole model is `result.info["clean"]`. Further `options`: see `Options`.
+    The metric of the unmodified model is `result.info["clean"]`. Further `options`: see `Options`.
     """
-    how, whole = Options.of(options), Replacement(by, data, per_position, seed, outliers)
-    what = Choice(of, points, over, layer)
+    how, whole = Options.of(options), Replacement(method, data, per_position, seed, outliers)
+    what = Selection(of, points, over, layers)
     metric, (text,) = continued(model, metric, prompts_of(model, prompts))
-    parts = Units.found(model, text, what, whole, pos)
+    parts = Components.found(model, text, what, whole, pos)
     reader = parts.reader(metric)
-    cells = list(parts.units)
-    grid = Grid(parts.axes, parts.coords, [parts.together([cell]) for cell in cells])
-    return measured(reader, grid, _info(what, whole, parts, reader), how)
+    return measured(reader, parts.builder.grid(), _info(what, whole, parts, reader), how)
 
 
-def ranking(result: Result, *, by: Literal["abs", "value", "lowest"] = "abs") -> Top:
-    """The parts by what ablating them changes, most first: by the size of the change, its value, or the lowest first.
+def ranking(result: Result, *, by: Literal["abs", "value", "lowest"] = "abs") -> TopCells:
+    """The components by the change of the metric when they are ablated, by its size, its value, or the lowest first.
 
-    The values are the changes: with "lowest", parts without which the metric falls most come first.
+    The values are the changes: with "lowest", the components whose ablation lowers the metric most come first.
     """
     if "choice" not in result.info or "metric" in result.axes:
-        raise HooklineError("a ranking is of what ablate(…) gave, with one metric: choose it with sel(metric=…)")
+        raise HooklineError("ranking needs a result of ablate(…) with one metric: select it with sel(metric=…)")
     if not result.complete:
         raise HooklineError("this ablation was interrupted: resume it before ranking")
     mean = result.mean("example") if "example" in result.axes else result
@@ -95,8 +99,8 @@ def cumulative(
     of: Of | None = None,
     points: str | Sequence[str] | None = None,
     over: str | Sequence[str] = ("layer",),
-    layer: int | Sequence[int] | None = None,
-    by: By = "zero",
+    layers: int | Sequence[int] | None = None,
+    method: Method = "zero",
     data: Prompt | None = None,
     per_position: bool = False,
     seed: int | None = None,
@@ -104,36 +108,38 @@ def cumulative(
     outliers: Outliers = "exclude",
     **options: Any,
 ) -> Result:
-    """Ablate the first `count` parts of a ranking together, from none to all: `result.values[order, count]`.
+    """Ablate the first `count` components of a ranking together, from none to all: `result.values[order, count]`.
 
         curve = ablation.cumulative(model, prompts, metric, ablation.ranking(result))
         curve.sel(order="as ranked").plot()
 
-    `order` is a ranking, or any list of parts: `(3, 4)`, `"L3H4"`, `{"layer": 3, "head": 4}`; a result of `ablate` is
-    ranked by the size of the change, and says, as a ranking does, what its parts are. The second row of the result has
-    the order reversed. All else is as in `ablate`; how to ablate is not taken from the ranking.
+    `order` is a ranking, or any list of components: `(3, 4)`, `"L3H4"`, `{"layer": 3, "head": 4}`. A result of `ablate`
+    is ranked by the size of the change; like a ranking, it also selects the components. The second row of the result
+    has the order reversed. Everything else is as in `ablate`; the method is not taken from the ranking.
     """
-    how, whole = Options.of(options), Replacement(by, data, per_position, seed, outliers)
-    what = Choice(of, points, over, layer)
+    how, whole = Options.of(options), Replacement(method, data, per_position, seed, outliers)
+    what = Selection(of, points, over, layers)
     if isinstance(order, Result):
         what, order = what.of_ranking(order.info), ranking(order)
-    elif isinstance(order, Top) and order.info and of is None and points is None:
+    elif isinstance(order, TopCells) and order.info and of is None and points is None:
         what = what.of_ranking(order.info)
     metric, (text,) = continued(model, metric, prompts_of(model, prompts))
-    parts = Units.found(model, text, what, whole, pos)
+    parts = Components.found(model, text, what, whole, pos)
     keys = [parts.key(each) for each in order]
     twice = next((key for at, key in enumerate(keys) if key in keys[:at]), None)
     if not keys or twice is not None:
-        raise HooklineError("the order is empty" if not keys else f"the order has {twice} twice")
+        raise HooklineError("the order is empty" if not keys else f"the order contains {twice} twice")
     reader = parts.reader(metric)
     coords: dict[str, list[Label]] = {"order": ["as ranked", "reversed"], "count": list(range(len(keys) + 1))}
-    variants = [parts.together(some[:count]) for some in (keys, keys[::-1]) for count in range(len(keys) + 1)]
+    variants = [
+        parts.builder.variant_for(some[:count]) for some in (keys, keys[::-1]) for count in range(len(keys) + 1)
+    ]
     info = _info(what, whole, parts, reader) | {"parts": [list(key) for key in keys]}
     return measured(reader, Grid(("order", "count"), coords, variants), info, how)
 
 
-def _info(what: Choice, whole: Replacement, parts: Units, reader: Reader) -> dict[str, Any]:
-    seed = {"seed": whole.seed or 0} if whole.by == "resample" else {}
+def _info(what: Selection, whole: Replacement, parts: Components, reader: Reader) -> dict[str, Any]:
+    seed = {"seed": whole.seed or 0} if whole.method == "resample" else {}
     at = {} if parts.positions is None else {"positions": parts.positions}
-    said = about(parts.model, f"{what.of or said_points(what.points or 'heads')} ablated ({whole.by})")
+    said = about(parts.model, f"{what.of or said_points(what.points or 'heads')} ablated ({whole.method})")
     return {**whole.info(), "clean": reader.baseline, "choice": what.to_dict(), **seed, **at, **said}

@@ -1,9 +1,8 @@
-"""Pairs of prompts: which heads differ between the two of each pair, and which of those matter."""
+"""Contrasting prompts: which heads differ between the two prompts of each pair, and which of them matter."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -14,50 +13,32 @@ from torch.nn.utils.rnn import pad_sequence
 
 from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError
-from hookline.experiments.core.component_grid import Choice, Units
+from hookline.experiments.core.component_grid import Components, Selection
 from hookline.experiments.core.continuations import continued
 from hookline.experiments.core.labels import Label, about, said_points
 from hookline.experiments.core.measure import Options, measured
 from hookline.experiments.core.prompts import Prompt, Prompts, prompts_of, warn_of_dropout
-from hookline.experiments.core.replacements import By, Replacement
-from hookline.experiments.core.sweep import Grid, Places, places
-from hookline.experiments.metrics import Rank, Read
+from hookline.experiments.core.replacements import Method, Replacement
+from hookline.experiments.core.sweep import Grid, SweepPoints, sweep_points
+from hookline.experiments.metrics import Accuracy
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
 from hookline.rerun.changes import index_of
 from hookline.text.outliers import Outliers
 from hookline.text.token_positions import Meaning, Positions, is_one_per_row, last
 
+__all__ = ["Importance", "ablate_differing", "head_differences"]
+
 Pairs: TypeAlias = Sequence[tuple[str, str]] | Sequence[tuple[Tensor, Tensor]]
 Order: TypeAlias = Literal["raises", "lowers", "changes"]
 SIDES: list[Label] = ["first", "second"]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Right(Rank):
-    """Whether the answer is the likeliest token: 1 or 0, so that the average is the share of right answers."""
-
-    name = "right"
-    example = 'pairs.right(" Paris")'
-
-    def __call__(self, logits: Float[Tensor, "batch pos vocab"]) -> Float[Tensor, " batch"]:
-        """1 or 0 in each row; NaN where a logit is."""
-        rank = super().__call__(logits)
-        return (rank == 0).to(rank).masked_fill(rank.isnan(), math.nan)
-
-    def of_tokens(self, read: Mapping[str, Read]) -> Float[Tensor, " batch"]:
-        """Whether each of its tokens is the likeliest after those before it: what greedy generation would write."""
-        found = []
-        for there, ids in read["answer"]:
-            is_right = (there.argmax(-1) == ids).all().to(there.dtype)
-            found.append(is_right.masked_fill(there.isnan().any(), math.nan))
-        return torch.stack(found)
+def __dir__() -> list[str]:
+    return __all__
 
 
-right = Right
-
-
-def compare(
+def head_differences(
     model: HookedModel,
     pairs: Pairs,
     *,
@@ -70,18 +51,18 @@ def compare(
 ) -> Result:
     """How far apart activations are in the two prompts of each pair: `result.values[layer, head]`.
 
-        pairs.compare(model, [(question, question_after_an_opinion), …]).top(5)
+        contrast.head_differences(model, [(question, question_after_an_opinion), …]).top(5)
 
-    It is the norm of the difference, averaged over pairs, or with `per_example` for each; `relative` to the norms of
-    the two. Activations are those at the last position, so prompts may differ in length; at another one (`pos` is as in
-    `run_with_cache`: an index, `token(" Paris")`, …), or with `pos=None` at all of them together, if there are as many.
-    At `vision.*` points it is all patches of all images and tiles together, or with `pos` given, those of each of them.
+    The value is the norm of the difference, averaged over pairs, or with `per_example` for each pair; `relative`
+    divides by the mean norm of the two. Activations are read at the last position, so prompts may differ in length; or
+    at `pos` (as in `run_with_cache`: an index, `token(" Paris")`, …), or with `pos=None` at all positions together, for
+    prompts of the same length. At `vision.*` points, all patches of all images are compared together.
     """
-    both, where = _checked(pairs), places(model, points, over, layers)
+    both, where = _checked(pairs), sweep_points(model, points, over, layers)
     inner = [axis for axis in where.over if axis not in where.coords]
     if {"pos", "src"} & {*inner}:
         raise HooklineError(
-            f"over={where.over!r}: pairs are compared at pos=…, or with pos=None at all positions together"
+            f"over={where.over!r}: positions are selected by pos=…; pos=None compares all positions together"
         )
     warn_of_dropout(model)
     found = torch.stack([_apart(model, pair, where, inner, pos, relative=relative) for pair in both], -1)
@@ -98,18 +79,18 @@ def compare(
 def _checked(pairs: Any) -> list[tuple[Any, Any]]:
     both = list(pairs) if isinstance(pairs, Iterable) and not isinstance(pairs, str | Tensor) else []
     if not both or not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in both):
-        raise HooklineError(f"pairs are a list of two prompts each, [(one, another), …], not {pairs!r}")
+        raise HooklineError(f"pairs is a list of pairs of prompts, [(one, another), …], got {pairs!r}")
     return [(a, b) for a, b in both]
 
 
 def _apart(
-    model: HookedModel, pair: tuple[Any, Any], where: Places, inner: list[str], pos: Positions, *, relative: bool
+    model: HookedModel, pair: tuple[Any, Any], where: SweepPoints, inner: list[str], pos: Positions, *, relative: bool
 ) -> Float[Tensor, "*grid"]:
     """The norms of the differences within one pair."""
     given = [prompts_of(model, prompt) for prompt in pair]
     tokens = [each.tokens for each in given]
     if any(len(each) != 1 for each in tokens):
-        raise HooklineError(f"each prompt of a pair is one text, not {[list(each.shape) for each in tokens]} tokens")
+        raise HooklineError(f"a prompt of a pair is one text, got {[list(each.shape) for each in tokens]} tokens")
     caches = {seen: [_cached(model, each, where, pos, of_images=seen) for each in given] for seen in (False, True)}
     norms = []
     for point in where.points.values():
@@ -138,7 +119,7 @@ def _apart(
     return x.permute([axes.index(axis) for axis in where.over])
 
 
-def _cached(model: HookedModel, prompt: Prompts, where: Places, pos: Positions, *, of_images: bool) -> Any:
+def _cached(model: HookedModel, prompt: Prompts, where: SweepPoints, pos: Positions, *, of_images: bool) -> Any:
     """What a prompt has at the points of images, or at the others."""
     names = [point.name for point in where.points.values() if (point.stream == "image") == of_images]
     if not names:
@@ -167,16 +148,16 @@ def _norm(x: Tensor, point: HookPoint, inner: list[str], pos: Positions) -> Tens
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Importance:
-    """What heads that differ between pairs of prompts are there for; prints as a table."""
+    """The effect of ablating heads that differ between pairs of prompts; prints as a table."""
 
     heads: list[tuple[int, int]]
-    """In the order of what they matter."""
+    """In the order of their effect."""
     alone: Result
-    """The metric over `prompt` (first, second) and `head`, without each of them."""
+    """The metric over `prompt` (first, second) and `head`, with each head ablated."""
     together: Result
-    """The metric over `prompt` and `count`: without the first so many of them, from none on."""
+    """The metric over `prompt` and `count`, with the first `count` heads ablated."""
     differences: Result | None = None
-    """How much each head of the model differs, if the heads were found by that."""
+    """The result of `head_differences`, if the heads were selected by it."""
 
     def __repr__(self) -> str:
         names = [f"L{layer}H{head}" for layer, head in self.heads]
@@ -193,7 +174,7 @@ def _column(result: Result, at: int) -> list[str]:
     return [f"{x:.4g}" for x in result.values[:, at].tolist()]
 
 
-def matter(
+def ablate_differing(
     model: HookedModel,
     pairs: Pairs,
     answers: Any = None,
@@ -201,37 +182,37 @@ def matter(
     metric: Any = None,
     heads: int | Sequence[tuple[int, int]] = 8,
     order: Order = "raises",
-    by: By = "zero",
+    method: Method = "zero",
     data: Prompt | None = None,
     outliers: Outliers = "exclude",
     **options: Any,
 ) -> Importance:
-    """Switch off heads that differ between pairs of prompts, each alone and together, and measure on both prompts.
+    """Ablate heads that differ between pairs of prompts, individually and jointly, and measure on both prompts.
 
-        found = pairs.matter(model, [(question, question_after_a_wrong_opinion), …], answers=[" Paris", …])
-        found.heads[:2]                       # without these the second prompts get the most right answers
+        found = contrast.ablate_differing(model, [(question, question_after_an_opinion), …], answers=[" Paris", …])
+        found.heads[:2]                       # ablating these gives the most correct answers on the second prompts
         print(found)
 
-    `answers` are the right ones, one for each pair: the metric is then the share of right answers; or give any `metric`
-    of the logits. `heads` is how many of those that differ most are tried (see `compare`), or which. The first is the
-    one that, switched off, `raises` the metric on the second prompts most (or `lowers`, or `changes` it); the next the
-    one that does so beside the first; and so on. What stands in their place, `by`, `data` and `outliers`, is
-    as in `ablation.ablate`. Options: batch_size, progress.
+    `answers` are the correct answers, one per pair: the metric is then the accuracy; or pass any `metric` of the
+    logits. `heads` is how many of the most different heads are tried (see `head_differences`), or a list of heads. They
+    are ordered greedily: the first is the head whose ablation `raises` the metric on the second prompts most (or
+    `lowers`, or `changes` it), the next the one that does so in addition to the first, and so on. `method`, `data` and
+    `outliers` are as in `ablation.ablate`. Options: batch_size, progress.
     """
     both = _checked(pairs)
     how = _options(options)
     if (answers is None) == (metric is None):
-        raise HooklineError("give the right answers of all pairs, answers=[…], or a metric=…: one of the two")
-    metric = metric if answers is None else Right(answers)
+        raise HooklineError("pass either the correct answers of all pairs, answers=[…], or metric=…")
+    metric = metric if answers is None else Accuracy(answers)
     if order not in ("raises", "lowers", "changes"):
-        raise HooklineError(f'order is "raises", "lowers" or "changes", what heads do to the metric, not {order!r}')
-    differences = compare(model, both) if isinstance(heads, int) else None
+        raise HooklineError(f'order is "raises", "lowers" or "changes", got {order!r}')
+    differences = head_differences(model, both) if isinstance(heads, int) else None
     chosen = _chosen(differences, heads)
-    whole = Replacement(by, data, outliers=outliers)
+    whole = Replacement(method, data, outliers=outliers)
     sides = [_Side(model, [pair[side] for pair in both], metric, whole, how) for side in (0, 1)]
-    keys = [sides[0].units.key(head) for head in chosen]
+    keys = [sides[0].components.key(head) for head in chosen]
     if len(set(keys)) < len(keys) or not keys:
-        raise HooklineError(f"heads are several (layer, head), each once, or how many: not {heads!r}")
+        raise HooklineError(f"heads is a number, or a list of (layer, head) without duplicates, got {heads!r}")
     keys = _ordered(keys, sides[1], order)
     alone = torch.stack([side.values([[key] for key in keys]) for side in sides])
     together = torch.stack([side.values([keys[:count] for count in range(len(keys) + 1)]) for side in sides])
@@ -251,7 +232,7 @@ def matter(
 
 
 def _ordered(keys: list[Any], side: _Side, order: Order) -> list[Any]:
-    """Each the one that does most beside those before it."""
+    """Order heads greedily by their effect in addition to those before."""
     chosen: list[Any] = []
     left = list(keys)
     while left:
@@ -264,7 +245,7 @@ def _ordered(keys: list[Any], side: _Side, order: Order) -> list[Any]:
 def _options(options: dict[str, Any]) -> Options:
     for name in ("resume", "per_example"):
         if name in options:
-            raise HooklineError(f"matter takes batch_size and progress, but no {name}: ablation.ablate does")
+            raise HooklineError(f"ablate_differing has no option {name!r}: ablation.ablate has")
     return Options.of(options)
 
 
@@ -272,12 +253,12 @@ def _chosen(differences: Result | None, heads: Any) -> list[Any]:
     if differences is None:
         return list(heads)
     if isinstance(heads, bool) or heads < 1:
-        raise HooklineError(f"heads is how many are tried, from 1 on, or a list of (layer, head), not {heads!r}")
+        raise HooklineError(f"heads is a number, at least 1, or a list of (layer, head), got {heads!r}")
     return [tuple(cell.labels.values()) for cell in differences.top(heads)]
 
 
 def _together(model: HookedModel, texts: Sequence[Any]) -> Prompts:
-    """Texts or tokens, of any lengths, as rows."""
+    """Texts or tokens of any lengths as rows of one batch."""
     given = [prompts_of(model, text) for text in texts]
     rows = [each.tokens[0] for each in given]
     masks = [torch.ones_like(row, dtype=torch.bool) for row in rows]
@@ -286,21 +267,23 @@ def _together(model: HookedModel, texts: Sequence[Any]) -> Prompts:
 
 
 class _Side:
-    """The first or the second prompts of all pairs, and what a metric says of them without some heads."""
+    """The first or the second prompts of all pairs, and the metric on them without some heads."""
 
     def __init__(self, model: HookedModel, texts: list[Any], metric: Any, whole: Replacement, how: Options) -> None:
         metric, (prompts,) = continued(model, metric, _together(model, texts))
-        self.units = Units.found(model, prompts, Choice("heads", None, ("layer",), None), whole, None)
-        self.reader, self.how = self.units.reader(metric), how
+        self.components = Components.found(model, prompts, Selection("heads", None, ("layer",), None), whole, None)
+        self.reader, self.how = self.components.reader(metric), how
         if len(self.reader.metrics) > 1:
-            raise HooklineError(f"heads matter by one metric, not by {len(self.reader.metrics)}: choose one")
+            raise HooklineError(f"ablate_differing needs one metric, got {len(self.reader.metrics)}")
         self.name = next(iter(self.reader.metrics))
         self.whole = self.reader.baseline.mean().cpu()
 
     def values(self, cells: Sequence[Sequence[Any]]) -> Float[Tensor, " cell"]:
         """The metric without the heads of each cell."""
-        grid = Grid(("cell",), {"cell": list(range(len(cells)))}, [self.units.together(keys) for keys in cells])
+        grid = Grid(
+            ("cell",), {"cell": list(range(len(cells)))}, [self.components.builder.variant_for(keys) for keys in cells]
+        )
         result = measured(self.reader, grid, {}, self.how)
         if not result.complete:
-            raise KeyboardInterrupt  # what comes next is chosen by all of them
+            raise KeyboardInterrupt  # the order depends on all of them
         return result.values

@@ -1,4 +1,4 @@
-"""Edge attribution patching: what each head and MLP tells each later one, from one gradient for all pairs of them."""
+"""Edge attribution patching: the effect of each head and MLP on each later one, from one gradient for all pairs."""
 
 from __future__ import annotations
 
@@ -32,19 +32,25 @@ from hookline.experiments.core.sampling import agreement, sampled
 from hookline.experiments.metrics import as_metric, value_of
 from hookline.experiments.patching import Direction, into
 from hookline.model import HookedModel
-from hookline.rerun.changes import Change, index_of
+from hookline.rerun.changes import index_of
 from hookline.transformer.architectures import is_parallel
+
+__all__ = ["EdgeScores", "edges"]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 @dataclass(frozen=True, eq=False)
 class Receiver:
-    """Something that reads the stream: a head's queries, keys or values, an MLP, or the logits."""
+    """A reader of the stream: a head's queries, keys or values, an MLP, or the logits."""
 
     label: str
     point: HookPoint
     head: int | None
     reads: tuple[int, int]
-    """What was written before this layer and turn is read: attentions have turn 0, MLPs 1."""
+    """It reads everything written before this layer and turn: attention has turn 0, MLPs have 1."""
 
 
 def edges(
@@ -59,17 +65,17 @@ def edges(
     seed: int = 0,
     **options: Any,
 ) -> EdgeScores:
-    """Estimate what every edge does: a sender's output, as it is in one run, told to one receiver in the other.
+    """Estimate the effect of every edge: a sender's output of one run, given to a single receiver in the other.
 
         scores = edges.edges(model, clean, corrupted, metrics.logit_diff(" Mary", " John"))
-        scores.top(10)                        # sender, receiver, and by how much the metric changes
+        scores.top(10)                        # sender, receiver, and the change of the metric
 
     Senders are the embeddings (`embed`), heads (`L2H3`) and MLPs (`mlp2`); receivers the queries, keys and values of
-    heads (`L3H4.q`; `L3KV1.k` where heads share them), MLPs and `logits`. A score is the change of the metric if the
-    receiver, and nobody else, were given the sender's output of the clean run ("denoise"). `steps` averages the
-    gradient over as many points on the line between the inputs of the two runs, at least 2. `check` edges are truly
-    patched, half of them those with the largest scores, half drawn at random among the others, and `info` says how well
-    the scores of each half agree: see `attribution.attribute`. Options: batch_size, progress.
+    heads (`L3H4.q`; `L3KV1.k` where heads share them), MLPs and `logits`. A score is the change of the metric if
+    only the receiver got the sender's output of the clean run ("denoise"). `steps` averages the gradient over that many
+    points on the line between the inputs of the two runs, at least 2. `check` edges are actually patched, half of them
+    those with the largest scores, half drawn at random from the others, and `info` reports the agreement of each half:
+    see `attribution.attribution_patching`. Options: batch_size, progress.
     """
     how = _options(direction, steps, check, options)
     pair = [prompts_of(model, clean), prompts_of(model, corrupted)]
@@ -80,7 +86,7 @@ def edges(
     runs = [decomposed(model, prompts) for prompts in pair]
     found = as_metric(metric, model, runs[0][0], runs[1][0], pair[0].tokens, pair[0].mask)
     if len(found) > 1:
-        raise HooklineError(f"edges are scored by one metric, not by {len(found)}: {', '.join(found)}")
+        raise HooklineError(f"edges needs one metric, got {len(found)}: {', '.join(found)}")
     changes = {name: runs[source][1][name] - part for name, part in runs[target][1].items()}
     changes = {name: x.float() * pair[0].mask[..., None] for name, x in changes.items()}
     gradients = _gradients(model, pair[source], pair[target], receivers, found, steps)
@@ -107,12 +113,12 @@ def edges(
 def _options(direction: str, steps: Any, check: Any, options: dict[str, Any]) -> Options:
     for name in ("resume", "per_example"):
         if name in options:
-            raise HooklineError(f"{name}= is for experiments that measure cell by cell: edges are scored all at once")
+            raise HooklineError(f"edges has no option {name!r}: all edges are scored at once")
     return checked_options(direction, steps, "inputs" if steps is not None else "activations", check, options)
 
 
 def receivers_of(model: HookedModel) -> list[Receiver]:
-    """Everything that reads the stream, in the order in which it does; an error where that is not to be had."""
+    """Everything that reads the stream, in order; an error if the model does not have these points."""
     points, config = model._points, model._points.anatomy.main.config
     found: list[Receiver] = []
     for layer in range(model.cfg.n_layers):
@@ -196,17 +202,16 @@ def _true(
     chosen: Sequence[tuple[int, int]],
     how: Options,
 ) -> Float[Tensor, "metric edge"]:
-    """By how much the metric truly changes along some edges."""
+    """The actual change of the metric for some edges."""
     names = dict.fromkeys(receivers[v].point.name for _, v in chosen)
     bases, senders = baselines(model, prompts, keep=names), list(changes.values())
     variants = []
     for u, v in chosen:
         to, each = receivers[v], []
         for row, base in enumerate(bases):
-            index = index_of(to.point, head=to.head)
-            before = base.kept[to.point.name][index]
+            before = base.kept[to.point.name][index_of(to.point, head=to.head)]
             change = unpadded(senders[u][row], receivers[-1].point, prompts.span(row), prompts.width)
-            each.append([Change(to.point, index, before + change.to(before), 0, before)])
+            each.append([base.change(to.point, before + change.to(before), head=to.head)])
         variants.append(each)
     reader = Reader(bases, prompts, metrics)
     return (

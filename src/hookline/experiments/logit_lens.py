@@ -1,4 +1,4 @@
-"""The logit lens: what the model would say if it stopped after each layer."""
+"""The logit lens: the residual stream after each layer, unembedded as if it were the last."""
 
 from __future__ import annotations
 
@@ -27,10 +27,16 @@ from hookline.experiments.result import Result
 from hookline.model import HookedModel
 from hookline.residual import ModelCache
 
+__all__ = ["LensTokens", "lens_tokens", "logit_lens"]
+
 Measure: TypeAlias = Literal["prob", "log_prob", "logit", "rank"]
 
 _ROOM = 2**28
-"""Bytes of logits that are there at a time."""
+"""Bytes of logits that are held at a time."""
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def logit_lens(
@@ -42,18 +48,18 @@ def logit_lens(
     pos: int | None = None,
     per_example: bool = False,
 ) -> Result:
-    """What the model would say of a token if it stopped after each layer: `result.values[layer, pos]`.
+    """The prediction for a token if the model stopped after each layer: `result.values[layer, pos]`.
 
-        from hookline.experiments import logits
-        logits.logit_lens(model, prompt, " Mary").plot()
-        logits.logit_lens(model, prompts, answers, measure="rank", pos=-1)      # axis layer
+        from hookline.experiments import logit_lens
+        logit_lens.logit_lens(model, prompt, " Mary").plot()
+        logit_lens.logit_lens(model, prompts, answers, measure="rank", pos=-1)      # axis layer
 
     The stream after each layer (and before the first: "embed") goes through the final norm and the unembedding.
-    Without `tokens` it is about what the model itself says in the end, at each position. `measure` is its "prob",
-    "log_prob", "logit" or "rank" (0 is the likeliest). `pos` is counted in each prompt; None is all positions.
+    `tokens` defaults to the model's own final prediction at each position. `measure` is its "prob", "log_prob", "logit"
+    or "rank" (0 is the most likely token). `pos` counts within each prompt; None is all positions.
     """
     if measure not in _MEASURES:
-        raise HooklineError(f"measure is one of {', '.join(map(repr, _MEASURES))}, not {measure!r}")
+        raise HooklineError(f"measure is one of {', '.join(map(repr, _MEASURES))}, got {measure!r}")
     text = checked_text(model, prompts, pos)
     cache = cached_run(model, text, pos)
     assert cache.logits is not None
@@ -71,7 +77,7 @@ def logit_lens(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LensTokens:
-    """The likeliest tokens after each layer, as a table: `tokens[layer][pos]` has `top` of them, `probs` as many."""
+    """The most likely tokens after each layer, as a table: `tokens[layer][pos]` has `top` of them, `probs` as many."""
 
     layers: list[Label]
     positions: list[Label]
@@ -103,16 +109,16 @@ class LensTokens:
         return f"<table><tr>{''.join(f'<th>{escape(x)}</th>' for x in head)}</tr>{body}</table>"
 
 
-def lens_tokens(model: HookedModel, prompt: Prompt, *, top: int = 5, pos: int | None = -1) -> LensTokens:
-    """The likeliest next tokens after each layer, at the end of a prompt, another position, or (None) at all of them.
+def lens_tokens(model: HookedModel, prompts: Prompt, *, top: int = 5, pos: int | None = -1) -> LensTokens:
+    """The most likely next tokens after each layer, at the last position, at `pos`, or (None) at all positions.
 
-    print(logits.lens_tokens(model, prompt))
+    print(logit_lens.lens_tokens(model, prompt))
     """
-    text = checked_text(model, prompt, pos)
+    text = checked_text(model, prompts, pos)
     if len(text) != 1:
-        raise HooklineError(f"lens_tokens is of one prompt, not of {len(text)}: take each by itself")
+        raise HooklineError(f"lens_tokens takes one prompt, got {len(text)}: call it for each")
     if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= model.cfg.d_vocab:
-        raise HooklineError(f"top is how many tokens to show, from 1 to {model.cfg.d_vocab}, not {top!r}")
+        raise HooklineError(f"top is how many tokens to show, from 1 to {model.cfg.d_vocab}, got {top!r}")
     found = []
     for span, logits in _after_layers(cached_run(model, text, pos), pos):
         row = logits[:, 0] if span is not None else logits
@@ -133,7 +139,7 @@ def _shown(model: HookedModel, token: int) -> str:
 def _after_layers(
     cache: ModelCache, pos: int | None
 ) -> Iterator[tuple[slice | None, Float[Tensor, "layer *place vocab"]]]:
-    """The logits after each layer; where there are all positions, some of them at a time."""
+    """The logits after each layer; for all positions, in chunks."""
     assert cache.logits is not None
     if pos is not None:
         yield None, cache.logit_lens()

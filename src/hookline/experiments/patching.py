@@ -1,4 +1,4 @@
-"""Activation patching: what a metric becomes when activations of one run are put into another, cell by cell."""
+"""Activation patching: the metric when activations of one run are written into another, cell by cell."""
 
 from __future__ import annotations
 
@@ -11,14 +11,20 @@ from hookline.experiments.core.continuations import continued
 from hookline.experiments.core.labels import about, said_points
 from hookline.experiments.core.measure import Options, Reader, measured, padded_logits
 from hookline.experiments.core.prompts import Prompt, Prompts, baselines, check_pair, prompts_of, unpadded
-from hookline.experiments.core.sweep import Places, Values, make_grid, places
+from hookline.experiments.core.sweep import SweepPoints, Values, make_grid, sweep_points
 from hookline.experiments.metrics import as_metric
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
 from hookline.rerun.image_inputs import in_one_row
 from hookline.residual import ModelCache
 
+__all__ = ["sweep"]
+
 Direction: TypeAlias = Literal["denoise", "noise"]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def sweep(
@@ -39,20 +45,20 @@ def sweep(
         patching.sweep(model, clean, corrupted, metrics.logit_diff(" Mary", " John"))
         patching.sweep(model, clean, corrupted, metric, points="z", over=("layer", "head"))
 
-    `points` is a kind of point that layers have (`resid_pre`, `z`, `mlp_out`, `pattern`, …), or several, which are then
-    an axis `point`; without `layer` in `over`, names of points or a filter. `over` has the axes to go along: `layer`,
-    `pos`, `head`, `src` (the keys of a pattern), `neuron`, `dim`; what is not named is patched whole. To "denoise" is
-    to put clean activations into the corrupted run, to "noise" the other way round. The result has the metric of both
-    runs, so that `result.normalised` is 1 where a cell does all that the whole input does. For `clean` a cache of the
-    clean run will do. Of several prompts, positions are columns of the padded batch. Further options: `per_example`
-    (each prompt's value, as an axis `example`), `batch_size` (how many cells go through at once, or "auto"),
-    `progress`, and `resume` (what an interrupted sweep gave).
+    `points` is a point that layers have (`resid_pre`, `z`, `mlp_out`, `pattern`, …), or several, which become an axis
+    `point`; without `layer` in `over`, point names or a filter. `over` are the axes of the result: `layer`, `pos`,
+    `head`, `src` (key positions of a pattern), `neuron`, `dim`; axes that are not listed are patched as a whole.
+    "denoise" writes clean activations into the corrupted run, "noise" the reverse. `info` has the metric of both runs,
+    and `result.normalized` is 1 where a cell has the effect of the whole input. `clean` may be a cache of the clean
+    run. With several prompts, positions are columns of the padded batch. Further options: `per_example` (the value of
+    each prompt, as an axis `example`), `batch_size` (how many cells run at once, or "auto"), `progress`, and `resume`
+    (the result of an interrupted sweep).
     """
     check_direction(direction)
-    how, where = Options.of(options), places(model, points, over, layers)
+    how, where = Options.of(options), sweep_points(model, points, over, layers)
     if isinstance(clean, ActivationCache):
         if direction == "noise":
-            raise HooklineError("a clean cache can be patched in, not patched into: give the clean prompt itself")
+            raise HooklineError("noise patches into the clean run, so it needs the clean prompt, not a cache")
         what = about(model, f"{said_points(points)} patched, {into(direction)}")
         return _from_cache(model, clean, prompts_of(model, corrupted), metric, where, how, what)
     pair = [prompts_of(model, clean), prompts_of(model, corrupted)]
@@ -73,14 +79,14 @@ class Both(NamedTuple):
     given: list[Values]
     """What the other has, for each prompt."""
     source: str
-    """The checksum of the other's prompts."""
+    """The checksum of the other run's prompts."""
     info: dict[str, Any]
 
 
 def both_runs(
     model: HookedModel, pair: Sequence[Prompts], metric: Any, keep: Sequence[str], direction: Direction
 ) -> Both:
-    """Run the clean and the corrupted prompts, with what they have at some points kept."""
+    """Run the clean and the corrupted prompts, and keep their activations at some points."""
     runs = [baselines(model, prompts, keep=keep) for prompts in pair]
     logits = [padded_logits(bases, prompts) for bases, prompts in zip(runs, pair, strict=True)]
     metrics = as_metric(metric, model, logits[0], logits[1], pair[0].tokens, pair[0].mask)
@@ -92,13 +98,13 @@ def both_runs(
 
 
 def check_direction(direction: str) -> None:
-    """It is one of two."""
+    """Raise unless the direction is "denoise" or "noise"."""
     if direction not in ("denoise", "noise"):
-        raise HooklineError(f'direction is "denoise" (clean into corrupted) or "noise", not {direction!r}')
+        raise HooklineError(f'direction is "denoise" (clean into corrupted) or "noise", got {direction!r}')
 
 
 def into(direction: Direction) -> str:
-    """Which run's activations are put into which, in words."""
+    """The direction in words."""
     return "clean into corrupted" if direction == "denoise" else "corrupted into clean"
 
 
@@ -107,15 +113,15 @@ def _from_cache(
     clean: ActivationCache,
     corrupted: Prompts,
     metric: Any,
-    where: Places,
+    where: SweepPoints,
     how: Options,
     what: dict[str, str],
 ) -> Result:
-    """With a cache of the clean run, which knows its activations, and perhaps its logits."""
+    """Sweep with a cache of the clean run instead of the clean prompt."""
     if continued(model, metric, corrupted)[1][0] is not corrupted:
         raise HooklineError(
-            "an answer of several tokens comes after the prompt, and the clean cache is of the prompt alone: give the "
-            "clean prompt itself"
+            "an answer of several tokens extends the prompt, but the clean cache has the prompt only: pass the clean "
+            "prompt itself"
         )
     bases = baselines(model, corrupted, keep=where.names)
     logits = padded_logits(bases, corrupted)
@@ -131,7 +137,7 @@ def _from_cache(
 
 
 def _row_of(cache: ActivationCache, names: Sequence[str], prompts: Prompts, row: int) -> Values:
-    """What a cache of all prompts has of one of them, without its padding."""
+    """The activations of one prompt in a cache of all prompts, without padding."""
     span = prompts.span(row)
     found = {}
     for name in names:

@@ -1,4 +1,4 @@
-"""Path patching: what a head or an MLP does to others directly, the attention in between being held as it was."""
+"""Path patching: the direct effect of a head or an MLP on others, with the attention in between frozen."""
 
 from __future__ import annotations
 
@@ -16,17 +16,23 @@ from hookline.experiments.core.labels import Label, about, said_points
 from hookline.experiments.core.measure import Options, Reader, measured, padded_logits
 from hookline.experiments.core.nodes import Node, receiver_node, sender_node
 from hookline.experiments.core.prompts import Prompt, baselines, check_pair, prompts_of
-from hookline.experiments.core.sweep import Grid, places
+from hookline.experiments.core.sweep import Grid, sweep_points
 from hookline.experiments.metrics import as_metric
 from hookline.experiments.patching import Direction, into
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline
-from hookline.rerun.changes import Change, Placed, Variant, put_all
-from hookline.rerun.strategy import Way
+from hookline.rerun.changes import Change, RowChange, Variant, write_all
+from hookline.rerun.strategy import Strategy
+
+__all__ = ["path_patch"]
 
 Sender: TypeAlias = tuple[int, int] | tuple[str, int]
 Receiver: TypeAlias = tuple[str, int, int] | tuple[str, int]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def path_patch(
@@ -41,7 +47,7 @@ def path_patch(
     through_mlps: bool = True,
     **options: Any,
 ) -> Result:
-    """Patch each sender's output as the receivers alone get it, and measure: `result.values[layer, head]`.
+    """Patch each sender's output for the receivers only, and measure: `result.values[layer, head]`.
 
         paths.path_patch(model, clean, corrupted, metric)                                  # heads → logits
         paths.path_patch(model, clean, corrupted, metric, receivers=[("q", 3, 4)])         # heads → queries of L3H4
@@ -49,13 +55,13 @@ def path_patch(
 
     A sender is a head `(layer, head)` or an MLP `("mlp", layer)`; a receiver the queries, keys or values of a head
     `("q", layer, head)`, an MLP, or all together the logits. Keys and values that heads share are numbered by group.
-    The sender's output of one run is put into the other, with all attention after it held as it was there, and all
-    MLPs too unless it may go `through_mlps`. What the receivers get in that run they are given in another, in which
-    everything after them is free. Without a path to a receiver nothing changes. `direction` and `options` are those
-    of `patching.sweep`.
+    The sender's output of one run is written into the other, with all later attention frozen, and all later MLPs too
+    with `through_mlps=False`. The values that the receivers get in that run are then patched into another run, in which
+    everything after them is free. Without a path to a receiver nothing changes. `direction` and `options` are those of
+    `patching.sweep`.
     """
     if direction not in ("denoise", "noise"):
-        raise HooklineError(f'direction is "denoise" (clean into corrupted) or "noise", not {direction!r}')
+        raise HooklineError(f'direction is "denoise" (clean into corrupted) or "noise", got {direction!r}')
     how = Options.of(options)
     axes, coords, nodes = _senders(model, senders)
     goals = _receivers(model, receivers)
@@ -85,32 +91,32 @@ def path_patch(
 def _senders(model: HookedModel, senders: Any) -> tuple[tuple[str, ...], dict[str, list[Label]], list[Node]]:
     """The axes of the result with their labels, and the sender of each cell."""
     if senders == "heads":
-        where = places(model, "z", ("layer", "head"))
+        where = sweep_points(model, "z", ("layer", "head"))
         heads: list[Label] = list(range(model.cfg.n_heads))
         nodes = [sender_node(model, (layer, head)) for layer in where.coords["layer"] for head in heads]
         return ("layer", "head"), {"layer": where.coords["layer"], "head": heads}, nodes
     if senders == "mlps":
-        layers = places(model, "mlp_out", ("layer",)).coords["layer"]
+        layers = sweep_points(model, "mlp_out", ("layer",)).coords["layer"]
         return ("layer",), {"layer": layers}, [sender_node(model, ("mlp", layer)) for layer in layers]
     if not isinstance(senders, list | tuple) or not senders:
-        raise HooklineError(f'senders are "heads", "mlps" or a list such as [(2, 3), ("mlp", 1)], not {senders!r}')
+        raise HooklineError(f'senders is "heads", "mlps" or a list such as [(2, 3), ("mlp", 1)], got {senders!r}')
     nodes = [sender_node(model, each) for each in senders]
     return ("sender",), {"sender": [node.label for node in nodes]}, nodes
 
 
 def _receivers(model: HookedModel, receivers: Any) -> list[Node] | None:
-    """The receivers; None if it is the logits."""
+    """The receivers; None for the logits."""
     if receivers == "logits" or receivers == ["logits"]:
         return None
     if not isinstance(receivers, list | tuple) or not receivers or "logits" in receivers:
         raise HooklineError(
-            f'receivers are "logits", or a list without them such as [("q", 3, 4), ("mlp", 3)], not {receivers!r}'
+            f'receivers is "logits", or a list without it such as [("q", 3, 4), ("mlp", 3)], got {receivers!r}'
         )
     return [receiver_node(model, each) for each in receivers]
 
 
 def _frozen(model: HookedModel, first: int, last: int, *, with_mlps: bool) -> list[Node]:
-    """What is held as it was: attention after the sender's, and MLPs if nothing is to go through them."""
+    """What is frozen: attention after the sender, and MLPs unless effects may pass through them."""
     points = model._points
     found = [
         Node("attn", layer, 0, points.find(f"{points.layer(layer)}.hook_attn_out"))
@@ -131,7 +137,7 @@ def _variants(
     frozen: Sequence[Node],
     how: Options,
 ) -> list[Variant]:
-    """For each sender, the changes of one prompt's run by which the receivers get what it would tell them."""
+    """For each sender, the changes that give the receivers of one prompt what the sender would directly give them."""
     direct = [_sent(base, given, node, frozen) for node in nodes]
     if goals is None:
         return direct
@@ -141,7 +147,7 @@ def _variants(
         reached = [goal for goal in goals if goal.layer >= layer]
         if not some or not reached:
             continue
-        room = base.room.tokens // base.tokens.shape[1]
+        room = base.budget.tokens // base.tokens.shape[1]
         size = max(1, room) if how.batch_size == "auto" else how.batch_size
         for at in range(0, len(some), size):
             part = some[at : at + size]
@@ -152,19 +158,19 @@ def _variants(
 
 
 def _sent(base: Baseline, given: Baseline, node: Node, frozen: Sequence[Node]) -> Variant:
-    """The sender as it is in the other run, and what comes after it as it was."""
+    """The sender's output of the other run, with everything after it frozen."""
     value, before = node.of(given), node.of(base)
     if torch.equal(value, before):
         return ()
     held = [each for each in frozen if (each.layer, each.turn) > (node.layer, node.turn)]
-    first = _first(value, before)
-    kept = [Change(each.point, each.index, each.of(base), first, each.of(base)) for each in held]
-    return [Change(node.point, node.index, value, first, before), *kept]
+    sent = base.change(node.point, value, head=node.head)
+    kept = [base.change(each.point, each.of(base), first=sent.first, head=each.head) for each in held]
+    return [sent, *kept]
 
 
 def _received(base: Baseline, variants: Sequence[Variant], layer: int, goals: Sequence[Node]) -> list[Tensor]:
-    """What each receiver gets in variants of a run that all begin at one layer: [variant, pos, …]."""
-    placed: dict[str, list[Placed]] = {}
+    """The input of each receiver in variants of a run that all start at one layer: [variant, pos, …]."""
+    placed: dict[str, list[RowChange]] = {}
     for row, variant in enumerate(variants):
         for change in variant:
             placed.setdefault(change.point.name, []).append((row, change))
@@ -174,9 +180,9 @@ def _received(base: Baseline, variants: Sequence[Variant], layer: int, goals: Se
     how: dict[str, Any] = {"names_filter": names, "fwd_hooks": hooks}
     tokens = base.tokens.expand(n, -1)
     with torch.no_grad(), drawn_once(n):
-        if base.image_inputs is not None:
-            _, cache = base.model.run_with_cache(input_ids=tokens, **base.image_inputs.repeated(n), **how)
-        elif base.way == Way.PLAIN:
+        if base.images is not None:
+            _, cache = base.model.run_with_cache(input_ids=tokens, **base.images.repeated(n), **how)
+        elif base.strategy == Strategy.FULL:
             _, cache = base.model.run_with_cache(tokens, **how)
         else:
             stream = base.streams[layer].expand(n, -1, -1)
@@ -184,18 +190,12 @@ def _received(base: Baseline, variants: Sequence[Variant], layer: int, goals: Se
     return [cache[goal.point.name][(slice(None), *goal.index)] for goal in goals]
 
 
-def _put(x: Tensor, placed: list[Placed], span: range) -> None:
-    put_all(x, placed, span)
+def _put(x: Tensor, placed: list[RowChange], span: range) -> None:
+    write_all(x, placed, span)
 
 
 def _told(base: Baseline, goals: Sequence[Node], values: Sequence[Tensor]) -> Iterator[Change]:
-    """Changes that give receivers these values."""
+    """Changes that give the receivers these values."""
     for goal, value in zip(goals, values, strict=True):
-        before = goal.of(base)
-        if not torch.equal(value, before):
-            yield Change(goal.point, goal.index, value, _first(value, before), before)
-
-
-def _first(value: Tensor, before: Tensor) -> int:
-    """The first position that differs."""
-    return int((value != before).flatten(1).any(1).int().argmax())
+        if not torch.equal(value, goal.of(base)):
+            yield base.change(goal.point, value, head=goal.head)

@@ -39,22 +39,28 @@ from hookline.experiments.core.labels import (
     taken,
 )
 
+__all__ = ["Cell", "Result", "TopCells"]
+
 BASELINES = ("clean", "corrupted")
 _HEAD = re.compile(r"L(\d+)H(\d+)")
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 class Cell(NamedTuple):
-    """One number of a result, and where it stands."""
+    """One number of a result, and its labels."""
 
     labels: dict[str, Label]
     value: float
 
 
-class Top(list[Cell]):
-    """The cells that stand out, in order; prints as a table."""
+class TopCells(list[Cell]):
+    """The top cells of a result, in order; prints as a table."""
 
     info: Mapping[str, Any] = MappingProxyType({})
-    """Of a ranking: about the experiment that it is of."""
+    """Of a ranking: the `info` of the ranked result."""
 
     def __repr__(self) -> str:
         rows = [[*map(str, cell.labels.values()), number(cell.value)] for cell in self]
@@ -76,17 +82,17 @@ class Result:
     """What an experiment measured: one number per cell, on axes with names and labels.
 
         result.sel(layer=3)                    # by label: one row, a Result with one axis fewer
-        result.sel(layer=[3, 4], pos="Mary")   # a list or a slice of labels keeps the axis; a slice includes its end
-        result[3, -1], result.isel(pos=-1)     # by place, as in a tensor
-        result.top(5)                          # the five cells that stand out
+        result.sel(layer=[3, 4], pos="Mary")   # a list or a slice of labels keeps the axis; slices include their end
+        result[3, -1], result.isel(pos=-1)     # by index, as in a tensor
+        result.top(5)                          # the five cells with the largest effect
         result.plot(); result.to_dataframe(); result.save("sweep.safetensors")
 
-    `info` has plain values about the experiment, among them the baselines `clean` and `corrupted` where there are
-    some. A value there may be a Result on some of the axes (a baseline per metric), and is selected along.
-    Several metrics are an axis `metric`. After an interrupted run `complete` is False and cells not done are NaN.
+    `info` has plain values about the experiment, among them the baselines `clean` and `corrupted` if there are any. A
+    value in it may be a Result on some of the axes (one baseline per metric), and is selected along with the values.
+    Several metrics are an axis `metric`. After an interrupted run, `complete` is False and missing cells are NaN.
     """
 
-    values: Float[Tensor, "*any"]
+    values: Float[Tensor, "..."]
     axes: tuple[str, ...]
     coords: dict[str, list[Label]]
     name: str = "value"
@@ -97,9 +103,7 @@ class Result:
         put = object.__setattr__  # the value is frozen from here on
         put(self, "values", floats(self.values))
         if not isinstance(self.name, str) or not isinstance(self.complete, bool):
-            raise HooklineError(
-                f"the name of a result is a string and complete a bool, not {self.name!r} and {self.complete!r}"
-            )
+            raise HooklineError(f"name must be a string and complete a bool, got {self.name!r} and {self.complete!r}")
         put(self, "axes", checked_axes(self.axes, self.values))
         put(self, "coords", checked_coords(self.coords, self.axes, self.values))
         put(self, "info", {checked_key(key): self._checked_info(value, key) for key, value in self.info.items()})
@@ -108,41 +112,41 @@ class Result:
         if not isinstance(value, Result):
             return plain(value, key)
         self._aligned(value, f"info[{key!r}]")
-        return replace(value, info={})  # what there is to say stands beside it
+        return replace(value, info={})  # the outer info has it
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """How many labels each axis has."""
+        """The number of labels of each axis."""
         return tuple(self.values.shape)
 
     def sel(self, **labels: Any) -> Result:
-        """The part with these labels, by axis: one label drops the axis; a list or a slice (its end included) keeps it.
+        """Select by label: one label drops the axis; a list or a slice (end included) keeps it.
 
-        A position labelled "3: Mary" is found by 3 and by "Mary" too, and `head="L3H4"` is that head of that layer.
+        A position labeled "3: Mary" is also found by 3 and by "Mary", and `head="L3H4"` selects one head of one layer.
         """
         asked = self._with_layer(labels)
         return self._picked({self._axis(axis): self._places(axis, want) for axis, want in asked.items()})
 
     def isel(self, **places: Any) -> Result:
-        """The part at these places, by axis, counted from 0 or from the end: an index, a list of them, or a slice."""
+        """Select by index along each axis: an index, a list of indices, or a slice."""
         return self._picked({self._axis(axis): indices(axis, self.coords[axis], at) for axis, at in places.items()})
 
     def __getitem__(self, key: Any) -> Result:
         keys = list(key) if isinstance(key, tuple) else [key]
         dots = [at for at, each in enumerate(keys) if each is Ellipsis]
         if len(keys) - len(dots) > len(self.axes) or len(dots) > 1:
-            raise HooklineError(f"{key!r} is too much for a result with the axes {listed(self.axes)}")
+            raise HooklineError(f"too many indices, {key!r}, for a result with the axes {listed(self.axes)}")
         if dots:
             keys[dots[0] : dots[0] + 1] = [slice(None)] * (len(self.axes) - len(keys) + 1)
         return self.isel(**dict(zip(self.axes, keys, strict=False)))
 
     def __iter__(self) -> Iterator[Result]:
         if not self.axes:
-            raise HooklineError("this result is one number: there is nothing to go through. float(result) gives it")
+            raise HooklineError("this result is one number and cannot be iterated over: use float(result)")
         return (self[at] for at in range(self.shape[0]))
 
     def mean(self, *axes: str) -> Result:
-        """The average over these axes, or over all; NaN where a cell is not done."""
+        """The mean over these axes, or over all; NaN where a cell is missing."""
         gone = list(dict.fromkeys(map(self._axis, axes or self.axes)))
         kept = tuple(axis for axis in self.axes if axis not in gone)
         values = self.values.mean([self.axes.index(axis) for axis in gone]) if gone else self.values
@@ -150,7 +154,7 @@ class Result:
         return replace(self, values=values, axes=kept, coords={axis: self.coords[axis] for axis in kept}, info=info)
 
     def __sub__(self, other: Result | float) -> Result:
-        """The difference by cell to a number, or to a result on the same axes or some of them."""
+        """The difference to a number, or to a result on the same axes or some of them."""
         return self._combined(other, torch.sub, "−")
 
     def __add__(self, other: Result | float) -> Result:
@@ -189,8 +193,8 @@ class Result:
         )
 
     @property
-    def normalised(self) -> Result:
-        """The effect as a share: 0 is the corrupted run's value, 1 the clean run's."""
+    def normalized(self) -> Result:
+        """The values rescaled so that 0 is the corrupted run's value and 1 the clean run's."""
         clean, corrupted = (self._baseline(key) for key in BASELINES)
         span = clean - corrupted
         flat = ~(span.abs() > 1e-6 * torch.maximum(clean.abs(), corrupted.abs()))
@@ -198,55 +202,55 @@ class Result:
             at = self._labels(int(flat.expand(self.values.shape).flatten().nonzero()[0]))
             where = {axis: label for axis, label in at.items() if flat.shape[self.axes.index(axis)] > 1}
             raise HooklineError(
-                f"the clean and the corrupted run have the same {self.name}{f' at {where}' if where else ''} (or it "
-                f"is no number), so there is no effect to take a share of: choose prompts or a metric that differ"
+                f"the clean and the corrupted run have the same {self.name}{f' at {where}' if where else ''} (or "
+                f"NaN), so the effect cannot be normalized: use prompts or a metric for which they differ"
             )
         values = (self.values - corrupted) / span
-        return replace(self, values=values, info={**self.info, "clean": 1.0, "corrupted": 0.0, "normalised": True})
+        return replace(self, values=values, info={**self.info, "clean": 1.0, "corrupted": 0.0, "normalized": True})
 
-    def top(self, k: int = 10, by: Literal["abs", "value", "lowest", "effect"] | None = None) -> Top:
-        """The `k` cells that stand out, in order; cells not done are left out.
+    def top(self, k: int = 10, by: Literal["abs", "value", "lowest", "effect"] | None = None) -> TopCells:
+        """The top `k` cells, in order, without missing cells.
 
-        By "effect", the default where there is a run that was changed, they are those farthest from its value (the
-        corrupted one if `info` says that the direction is "denoise", else the clean one); by "abs" those of largest
-        size, by "value" the largest, by "lowest" the lowest.
+        Sorted `by` "effect", the default if there is a baseline, they are those farthest from the value of the run that
+        was changed (the corrupted run if `info` has direction "denoise", otherwise the clean run); by "abs" those with
+        the largest absolute value, by "value" the largest, by "lowest" the lowest.
         """
         by = by if by is not None else "effect" if _is_measure(self.info.get(self._origin())) else "abs"
         orders = {"abs": self.values.abs(), "value": self.values, "lowest": -self.values}
         if by == "effect":
             orders["effect"] = (self.values - self._baseline(self._origin())).abs()
         if by not in orders:
-            raise HooklineError(f'by must be "abs", "value", "lowest" or "effect", not {by!r}')
+            raise HooklineError(f'by must be "abs", "value", "lowest" or "effect", got {by!r}')
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-            raise HooklineError(f"top(k) gives the first k cells: k must be a whole number from 1 on, not {k!r}")
+            raise HooklineError(f"top(k) returns the first k cells: k must be a positive integer, got {k!r}")
         key = orders[by].flatten()
         order = key.argsort(descending=True, stable=True)
         done = order[~key[order].isnan()][:k].tolist()
-        return Top(Cell(self._labels(at), float(self.values.flatten()[at])) for at in done)
+        return TopCells(Cell(self._labels(at), float(self.values.flatten()[at])) for at in done)
 
     def item(self) -> float:
-        """The number, of a result that is one."""
+        """The value of a result with a single number."""
         if self.values.numel() != 1:
-            raise HooklineError(f"{self._title()} is {self.values.numel()} numbers: choose one with sel or isel")
+            raise HooklineError(f"{self._title()} has {self.values.numel()} numbers: select one with sel or isel")
         return float(self.values)
 
     __float__ = item
 
     def numpy(self) -> np.ndarray:
-        """The values as an array of their own."""
+        """The values as a new NumPy array."""
         return self.values.numpy().copy()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.values.numpy(), dtype=dtype, copy=copy)
 
-    def __dlpack__(self, **kwargs: Any) -> Any:  # by which torch.as_tensor takes it
+    def __dlpack__(self, **kwargs: Any) -> Any:  # for torch.as_tensor
         return self.values.__dlpack__(**kwargs)
 
     def __dlpack_device__(self) -> Any:
         return self.values.__dlpack_device__()
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain lists, numbers and strings."""
+        """The result as plain lists, numbers and strings."""
         info = {key: value.to_dict() if isinstance(value, Result) else value for key, value in self.info.items()}
         return {**self._header(), "values": self.values.tolist(), "info": info}
 
@@ -258,16 +262,16 @@ class Result:
         return table
 
     def to_xarray(self) -> Any:
-        """An xarray.DataArray of the same name, axes and labels; what is plain in `info` is in `attrs`."""
+        """An xarray.DataArray with the same name, axes and labels; plain values of `info` are in `attrs`."""
         xarray = needed("xarray", "to_xarray", "data")
         plain = {key: value for key, value in self.info.items() if not isinstance(value, Result)}
         attrs = {**plain, "complete": self.complete}
         return xarray.DataArray(self.numpy(), coords=self.coords, dims=self.axes, name=self.name, attrs=attrs)
 
     def plot(self, ax: Any = None, **kwargs: Any) -> Any:
-        """Draw it: a line for one axis, a heat map for two, panels for three or several metrics.
+        """Plot: a line for one axis, a heat map for two, panels for three or for several metrics.
 
-        Gives the matplotlib Axes, or the Figure where there are panels. For the options see `pictures.plot`.
+        Returns the matplotlib Axes, or the Figure if there are panels. For the options see `core.plotting.plot`.
         """
         needed("matplotlib", "plot", "plot")
         from hookline.experiments.core import plotting
@@ -275,7 +279,7 @@ class Result:
         return plotting.plot(self, ax, **kwargs)
 
     def save(self, path: str | Path) -> None:
-        """Write it to a safetensors file, labels and info included."""
+        """Write the result, with labels and info, to a safetensors file."""
         inner = {key: value for key, value in self.info.items() if isinstance(value, Result)}
         tensors = {"values": self.values, **{f"info.{key}": value.values for key, value in inner.items()}}
         plain = {key: value for key, value in self.info.items() if key not in inner}
@@ -285,11 +289,11 @@ class Result:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read what `save` wrote; a file that is broken or not a result's is refused."""
+        """Read a file that `save` wrote; a damaged file, or another kind of file, raises an error."""
         tensors, metadata = read_tensors(path, "result", called="a result", writer="Result.save")
         version, content = metadata.get("version"), metadata.get("content", "")
         if version not in ("1", VERSION):
-            raise HooklineError(f"{path} is a result in a format that this hookline does not know: update hookline")
+            raise HooklineError(f"{path} has a newer result format: update hookline")
         if version == "1" and metadata.get("sum") != first_sum(content, tensors):
             raise HooklineError(f"{path} is damaged: its contents do not match their checksum")
         with taking_apart(str(path)):
@@ -404,7 +408,7 @@ class Result:
         sizes = [len(self.coords[axis]) if axis in other.axes else 1 for axis in self.axes]
         return other.values.permute(order).reshape(sizes)
 
-    def _outstanding(self, k: int) -> Top:
+    def _outstanding(self, k: int) -> TopCells:
         """The cells to mention: by their effect where there is a number to measure it from."""
         return self.top(k)
 

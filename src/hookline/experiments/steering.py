@@ -1,4 +1,4 @@
-"""Steering: a direction found by contrast, added to the stream while the model runs or writes."""
+"""Steering: contrast vectors, added to the residual stream while the model runs or generates."""
 
 from __future__ import annotations
 
@@ -22,12 +22,16 @@ from hookline.experiments.metrics import as_metric
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline
-from hookline.rerun.changes import WHOLE, Change, Variant
-from hookline.text.token_positions import Positions, at, new_tokens
+from hookline.rerun.changes import WHOLE, Variant
+from hookline.text.positions import Positions, at, new_tokens
 
 __all__ = ["Directions", "Steered", "contrast_vectors", "generate", "sweep_layers"]
 
 Where: TypeAlias = Literal["all", "new"] | Positions
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def sweep_layers(
@@ -46,12 +50,12 @@ def sweep_layers(
         vectors = steering.contrast_vectors(model, positive, negative)
         steering.sweep_layers(model, vectors, prompts, metrics.logit_diff(" Paris", " Rome")).top(3)
 
-    It is added at every position, or at `pos`, counted in each prompt. Without it the metric is `result.info["clean"]`.
+    It is added at every position, or at `pos`, counted within each prompt. `result.info["clean"]` is unsteered.
     Further `options`: see `Options` (per_example, batch_size, progress, resume).
     """
     how, wanted = Options.of(options), vectors.layers if layers is None else list(layers)
     if not len(coefficients) or not len(wanted):
-        raise HooklineError(f"a sweep needs coefficients and layers, but has {coefficients!r} and {list(wanted)}")
+        raise HooklineError(f"a sweep needs coefficients and layers, got {coefficients!r} and {list(wanted)}")
     added = {layer: vectors.fitting(model, layer) for layer in wanted}
     points = {layer: vectors.point(model, layer) for layer in wanted}
     metric, (rows,) = continued(model, metric, prompts_of(model, prompts))
@@ -70,14 +74,14 @@ def sweep_layers(
 
 
 def _moved(base: Baseline, point: HookPoint, change: Float[Tensor, " d"], pos: Any, own: int) -> Variant:
-    """The run with something added at a point: everywhere, or at positions of the prompt, which has `own` of them."""
+    """The run with a vector added at a point: everywhere, or at positions of the prompt, which has `own` tokens."""
     before = base.kept[point.name]
     indices = _indices(pos, before.shape[0] if pos is None else own)
     if not bool(change.any()):
         return ()
     value = before.clone()
     value[indices] += change.to(before)
-    return (Change(point, (WHOLE, WHOLE), value, min(indices), before),)
+    return (base.change(point, value, first=min(indices)),)
 
 
 def _indices(pos: Any, length: int) -> list[int]:
@@ -88,14 +92,14 @@ def _indices(pos: Any, length: int) -> list[int]:
     wrong = next((each for each in found if not isinstance(each, int) or each not in range(-length, length)), None)
     if wrong is not None or not found:
         raise HooklineError(
-            f"pos={pos!r}, but a prompt has {length} tokens: give an index, a slice or a list of indices"
+            f"pos={pos!r} is out of range: a prompt has {length} tokens. Pass an index, a slice or a list of indices"
         )
     return [each % length for each in found]
 
 
 @dataclass(frozen=True)
 class Steered:
-    """What a model writes as it is, and steered; prints one above the other."""
+    """What a model generates unmodified and steered; prints one above the other."""
 
     prompts: list[str]
     plain: list[str]
@@ -108,36 +112,36 @@ class Steered:
 
 def generate(
     model: HookedModel,
-    prompt: str | Sequence[str],
+    prompts: str | Sequence[str],
     vector: Directions | Float[Tensor, " d_model"],
     layer: int,
     coefficient: float = 1.0,
     *,
     max_new_tokens: int = 20,
-    positions: Where = "all",
+    pos: Where = "all",
     seed: int = 0,
     **kwargs: Any,
 ) -> Steered:
-    """Let the model go on with the prompts, as it is and with a vector added to the stream after a layer.
+    """Generate from the prompts, unmodified and with a vector added to the residual stream after a layer.
 
         print(steering.generate(model, "The weather today is", vectors, layer=2, coefficient=4.0))
 
-    `positions` are where it is added: "all" of the prompt and of what is written, "new" tokens only (the first of these
-    comes from the prompt, so it is not changed), or as in `hookline.at`: `last`, `token(" weather")`, indices, … A bare
-    tensor is added to `resid_post`. If tokens are drawn by chance (`do_sample=True`), both use the same `seed`. Other
-    arguments go to the model's own generate.
+    `pos` is where it is added: "all" positions of the prompt and the new text, "new" tokens only (the first new token
+    is predicted from the prompt, so it does not change), or as in `hookline.at`: `last`, `token(" weather")`, indices,
+    … A tensor is added to `resid_post`. With `do_sample=True`, both generations use the same `seed`. Other arguments go
+    to the model's own generate.
     """
-    if isinstance(prompt, Mapping):
-        raise HooklineError("with pictures give the text and them: steering.generate(model, text, …, images=[…])")
-    texts = [prompt] if isinstance(prompt, str) else list(prompt)
+    if isinstance(prompts, Mapping):
+        raise HooklineError("pass the text and its images separately: steering.generate(model, text, …, images=[…])")
+    texts = [prompts] if isinstance(prompts, str) else list(prompts)
     vectors = vector if isinstance(vector, Directions) else Directions.bare(vector, layer)
-    if isinstance(positions, str) and positions not in ("all", "new"):
-        raise HooklineError(f'positions are "all", "new", or as hookline.at takes them, not {positions!r}')
-    if isinstance(positions, str) and positions == "new" and max_new_tokens < 2:
+    if isinstance(pos, str) and pos not in ("all", "new"):
+        raise HooklineError(f'pos is "all", "new", or anything that hookline.at accepts, got {pos!r}')
+    if isinstance(pos, str) and pos == "new" and max_new_tokens < 2:
         raise HooklineError(
-            'the first new token comes from the prompt alone: with positions="new" let there be two or more'
+            'the first new token depends on the prompt only: with pos="new" use max_new_tokens=2 or more'
         )
-    where: Positions = {"all": None, "new": new_tokens}[positions] if isinstance(positions, str) else positions
+    where: Positions = {"all": None, "new": new_tokens}[pos] if isinstance(pos, str) else pos
     hook = at(where, _adding(coefficient * vectors.fitting(model, layer)))
     point = vectors.point(model, layer)
     plain = _written(model, texts, max_new_tokens, seed, kwargs)

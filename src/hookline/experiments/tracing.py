@@ -1,4 +1,4 @@
-"""Causal tracing: noise a subject's embeddings, then restore clean activations, and see where the answer comes back."""
+"""Causal tracing: noise the embeddings of a subject, then restore clean activations to see where the answer returns."""
 
 from __future__ import annotations
 
@@ -16,18 +16,24 @@ from hookline.experiments.core.continuations import continued
 from hookline.experiments.core.labels import Label, about, said_points
 from hookline.experiments.core.measure import Options, Reader, measured, padded_logits
 from hookline.experiments.core.prompts import Prompts, baselines, prompts_of
-from hookline.experiments.core.sweep import Grid, Places, places
+from hookline.experiments.core.sweep import Grid, SweepPoints, sweep_points
 from hookline.experiments.metrics import as_metric, prob
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline
-from hookline.rerun.changes import Change, Variant, index_of
+from hookline.rerun.changes import Variant, index_of
 from hookline.text.image_tokens import image_token_id
+
+__all__ = ["trace"]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def trace(
     model: HookedModel,
-    prompt: str | Tensor,
+    prompts: str | Tensor,
     subject: str | int | Sequence[int],
     metric: Any = None,
     *,
@@ -39,25 +45,25 @@ def trace(
     per_sample: bool = False,
     **options: Any,
 ) -> Result:
-    """Restore each layer and position of a run whose subject is noised, and measure: `result.values[layer, pos]`.
+    """Restore each layer and position of a run with a noised subject, and measure: `result.values[layer, pos]`.
 
         from hookline.experiments import tracing
         tracing.trace(model, "The capital of France is", "France")
         tracing.trace(model, prompt, "France", points=("mlp_out", "attn_out"), window=3)
 
-    `subject` is a text in the prompt, or positions. Gaussian noise is added to its embeddings, `noise` times the
-    standard deviation of the model's token embeddings, in `samples` ways (10 unless told) that `seed` fixes (0 unless
-    told), and the metric is averaged over them; or `noise` is what to add, [sample, position of the subject, d_model].
-    The metric is the probability of the model's own answer at the end, unless told. `window` layers around each are
-    restored together, an odd number; at the ends there are fewer. Several `points` are an axis `point`. In `info` are
-    the metric of the `clean` and of the noised (`corrupted`) runs, so that `result.normalised` is 1 where all comes
-    back. `per_sample` keeps an axis `sample`. Further `options`: see `Options`.
+    `subject` is a text in the prompt, or positions. Gaussian noise with `noise` times the standard deviation of the
+    model's token embeddings is added to its embeddings, in `samples` samples (10 by default, with seed `seed`), and the
+    metric is averaged over them; or `noise` is the tensor to add, [sample, position of the subject, d_model]. The
+    metric defaults to the probability of the model's own answer at the end. `window`, an odd number, is how many layers
+    are restored together, centered on each; fewer at the ends. Several `points` become an axis `point`. `info` has the
+    metric of the `clean` and the noised (`corrupted`) runs, and `result.normalized` is 1 where the answer is fully
+    restored. `per_sample` keeps an axis `sample`. Further `options`: see `Options`.
     """
     how = _options(options, per_sample)
-    text = prompts_of(model, prompt)
+    text = prompts_of(model, prompts)
     if len(text) != 1:
-        raise HooklineError(f"tracing is of one prompt, not of {len(text)}: trace each by itself")
-    where = places(model, points, ("layer", "pos"))
+        raise HooklineError(f"trace takes one prompt, got {len(text)}: trace each separately")
+    where = sweep_points(model, points, ("layer", "pos"))
     windows = _windows(where, window, model.cfg.n_layers)
     positions = subject_positions(model, text, subject)
     _check_no_image(model, text, positions, where)
@@ -87,7 +93,7 @@ def trace(
 
 
 def subject_positions(model: HookedModel, text: Prompts, subject: str | int | Sequence[int]) -> list[int]:
-    """The positions of a text in a prompt; or of what is given as positions already, counted from the first."""
+    """The positions of the subject in the prompt, counted from the first."""
     length = len(text.span(0))
     if isinstance(subject, str):
         return _found(model, text, subject)
@@ -95,32 +101,32 @@ def subject_positions(model: HookedModel, text: Prompts, subject: str | int | Se
     wrong = next((each for each in wanted if each not in range(-length, length)), None)
     if wrong is not None or not wanted:
         raise HooklineError(
-            f"position {wrong} of the subject, but the prompt has {length} tokens" if wanted else "the subject is empty"
+            f"subject position {wrong} is out of range: the prompt has {length} tokens" if wanted else "no subject"
         )
     return sorted({each % length for each in wanted})
 
 
-def _check_no_image(model: HookedModel, text: Prompts, positions: list[int], where: Places) -> None:
-    """Noise goes onto the embeddings of tokens, in whose place pictures come in later."""
+def _check_no_image(model: HookedModel, text: Prompts, positions: list[int], where: SweepPoints) -> None:
+    """Noise is added to token embeddings, which images replace later."""
     image = image_token_id(model.module.config) if text.more else None
     if image is not None and bool((text.tokens[0, positions] == image).any()):
         raise HooklineError(
-            "the subject is a picture: noise on the embeddings of its tokens would do nothing, as the picture comes in "
-            "their place. Patch from another picture: patching.sweep, images.patch"
+            "the subject is an image: noise on the embeddings of its tokens would have no effect, since the image "
+            "replaces them. Patch from another image instead: patching.sweep, images.patch"
         )
     if any(point.stream == "image" for point in where.points.values()):
-        raise HooklineError("tracing restores activations of the text: points of pictures are not noised")
+        raise HooklineError("trace needs points of the language model: the vision tower is not noised")
 
 
 def _found(model: HookedModel, text: Prompts, subject: str) -> list[int]:
-    """The tokens that a text is in."""
+    """The positions of the tokens that contain a text."""
     ids = text.row(0)[0].tolist()
     ends = [len(model.to_string(ids[: at + 1])) for at in range(len(ids))]
     whole = model.to_string(ids)
     starts = [at for at in range(len(whole)) if subject and whole.startswith(subject, at)]
     spans = [[p for p, end in enumerate(ends) if end > at and _start(ends, p) < at + len(subject)] for at in starts]
     if len(spans) != 1:
-        there = f"is there {len(spans)} times: give its positions, one of {spans}" if spans else "is not there"
+        there = f"occurs {len(spans)} times: pass its positions, one of {spans}" if spans else "does not occur"
         raise HooklineError(f"the subject {subject!r} {there}, in the prompt {whole!r}")
     return spans[0]
 
@@ -131,21 +137,21 @@ def _start(ends: list[int], at: int) -> int:
 
 def _own_answer(clean: Baseline) -> int:
     if not clean.is_causal:
-        raise HooklineError("this model does not go on with a text: say what to measure, metric=…")
+        raise HooklineError("this model does not predict a next token: pass metric=…")
     return int(clean.logits[-1].argmax())
 
 
 def _options(options: dict[str, Any], per_sample: bool) -> Options:
     if "per_example" in options:
-        raise HooklineError("tracing has one prompt, and samples of noise: say per_sample=True to keep them apart")
+        raise HooklineError("trace has one prompt and samples of noise: use per_sample=True to keep the samples")
     how = Options.of({**options, "per_example": per_sample})
     return how if how.resume is None else replace(how, resume=_renamed(how.resume, "sample", "example"))
 
 
-def _windows(where: Places, window: int, n_layers: int) -> list[list[tuple[Label, ...]]]:
-    """For each point and layer, the places that are restored with it."""
+def _windows(where: SweepPoints, window: int, n_layers: int) -> list[list[tuple[Label, ...]]]:
+    """For each point and layer, the points that are restored with it."""
     if isinstance(window, bool) or not isinstance(window, int) or window % 2 != 1 or not 1 <= window <= n_layers:
-        raise HooklineError(f"window is an odd number of layers, up to the {n_layers} of the model, not {window!r}")
+        raise HooklineError(f"window is an odd number of layers, at most {n_layers}, got {window!r}")
     layer, reach = where.over.index("layer"), window // 2
     return [
         [
@@ -166,26 +172,26 @@ def _noise(
     samples: int | None,
     seed: int | None,
 ) -> tuple[Float[Tensor, "sample position d_model"], float]:
-    """What is added in each sample, and its spread."""
+    """The noise of each sample, and its standard deviation."""
     here = clean.kept["hook_embed"]
     shape = (len(positions), here.shape[-1])
     if isinstance(noise, Tensor):
         if samples is not None or seed is not None:
-            raise HooklineError("noise is what to add already: leave out samples and seed")
+            raise HooklineError("noise is a tensor, so samples and seed have no effect: remove them")
         added = noise[None] if noise.ndim == 2 else noise
         if added.ndim != 3 or added.shape[1:] != shape or not len(added):
-            raise HooklineError(f"noise has the shape {list(noise.shape)}: for this subject it is [sample, {shape}]")
+            raise HooklineError(f"noise has shape {list(noise.shape)}, it must be [sample, {shape[0]}, {shape[1]}]")
         return added.to(here), float(added.float().std())
     count = 10 if samples is None else samples
     if not noise > 0 or isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise HooklineError(f"there must be noise, and at least one sample of it, not noise={noise}, samples={samples}")
+        raise HooklineError(f"noise must be positive and samples at least 1, got noise={noise}, samples={samples}")
     spread = noise * _spread(model, clean)
     generator = torch.Generator().manual_seed(0 if seed is None else seed)
     return (torch.randn(count, *shape, generator=generator) * spread).to(here), spread
 
 
 def _spread(model: HookedModel, clean: Baseline) -> float:
-    """The standard deviation of the embeddings of all tokens, as they enter the stream: some models scale them."""
+    """The standard deviation of all token embeddings as they enter the stream: some models scale them."""
     vocabulary = model.W_E.detach().float()
     here = vocabulary[clean.tokens[0].to(vocabulary.device)]
     return float(vocabulary.std() * clean.kept["hook_embed"].float().std().to(here.device) / here.std())
@@ -203,20 +209,18 @@ def _first(rows: Prompts, count: int) -> Prompts:
     return Prompts(rows.tokens[:count], rows.mask[:count], rows.more[:count], rows.copies, rows.own[:count])
 
 
-def _restored(where: Places, keys: list[tuple[Label, ...]], pos: int, clean: Baseline, noised: Baseline) -> Variant:
-    """At a position, clean activations at each of these points; none if the text is not that long."""
+def _restored(
+    where: SweepPoints, keys: list[tuple[Label, ...]], pos: int, clean: Baseline, noised: Baseline
+) -> Variant:
+    """Clean activations at one position of each of these points; none if the text is shorter."""
     if pos >= clean.tokens.shape[1]:
         return ()
-    changes = []
-    for key in keys:
-        point = where.points[key]
-        at = index_of(point, pos=pos)
-        changes.append(Change(point, at, clean.kept[point.name][at], pos, noised.kept[point.name][at]))
-    return changes
+    points = [where.points[key] for key in keys]
+    return [noised.change(point, clean.kept[point.name][index_of(point, pos=pos)], pos=pos) for point in points]
 
 
 def _renamed(result: Result, old: str, new: str) -> Result:
-    """The result with an axis called otherwise, also in the results in its info."""
+    """The result with an axis renamed, also in the results in its info."""
     if old not in result.axes:
         return result
     info = {key: _renamed(x, old, new) if isinstance(x, Result) else x for key, x in result.info.items()}

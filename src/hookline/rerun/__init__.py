@@ -1,1 +1,1 @@
-"""Running a model again in part: from a run whose streams, keys and values were kept."""
+"""Partial reruns: variants of a run that reuse its residual stream, keys and values."""

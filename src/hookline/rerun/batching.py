@@ -1,4 +1,4 @@
-"""Parts: which variants of a run go through the model together."""
+"""Batching: which variants of a run go through the model together."""
 
 from __future__ import annotations
 
@@ -12,57 +12,57 @@ from hookline.rerun.changes import Entry
 
 
 @dataclass(frozen=True)
-class Room:
-    """How much goes through a model at once."""
+class Budget:
+    """How many tokens go through a model at once."""
 
     tokens: int
-    """At most, so that there is memory for what a layer computes."""
+    """The maximum, so that the activations of a layer fit into memory."""
     per_pass: float
-    """What a pass costs in each layer beside its tokens, in tokens: reading the weights, and Python."""
+    """The fixed cost of a pass in each layer, in tokens: reading the weights, and Python overhead."""
 
 
-def room_for(block: nn.Module) -> Room:
-    """By the size of a layer, and where it is."""
+def budget_for(block: nn.Module) -> Budget:
+    """The budget for a layer of this size, on its device."""
     parameters = list(block.parameters())
     size, first = sum(parameter.numel() for parameter in parameters), parameters[0]
     widest = max(max(parameter.shape) for parameter in parameters) * first.element_size()
     if first.is_cuda:
         free = free_bytes(first.device)
-        return Room(max(256, int(free * 0.4) // (8 * widest)), 30 + _OVERHEAD * 4e14 / (2 * size))
-    return Room(max(256, min(4096, 2**25 // widest)), 30 + _OVERHEAD * 2.5e11 / (2 * size))
+        return Budget(max(256, int(free * 0.4) // (8 * widest)), 30 + _OVERHEAD * 4e14 / (2 * size))
+    return Budget(max(256, min(4096, 2**25 // widest)), 30 + _OVERHEAD * 2.5e11 / (2 * size))
 
 
 _OVERHEAD = 1.5e-4
-"""Seconds that Python takes for a layer. What follows are operations a second, of a GPU and of a few cores."""
+"""Seconds of Python overhead per layer. The factors above are operations per second, of a GPU and of a few cores."""
 
 
 @dataclass(frozen=True)
-class Part:
-    """Variants that go through together, by their numbers, from one position on."""
+class VariantBatch:
+    """Variants that run together, by their indices, starting at one position."""
 
     start: int
     numbers: tuple[int, ...]
 
 
-def parts(
-    entries: dict[int, Entry], n_layers: int, stop: int, room: Room, most_rows: int | None, *, from_any: bool
-) -> list[Part]:
-    """Variants in parts, so that little is computed twice and none has more tokens than there is room for."""
+def make_batches(
+    entries: dict[int, Entry], n_layers: int, stop: int, budget: Budget, most_rows: int | None, *, from_any: bool
+) -> list[VariantBatch]:
+    """Split variants into batches within the budget, so that little is computed twice."""
     by_position: dict[int, list[int]] = {}
     for number, entry in entries.items():
         by_position.setdefault(entry.position if from_any else 0, []).append(number)
-    found: list[Part] = []
-    for start, positions in _bounds(by_position, entries, n_layers, stop, room.per_pass):
+    found: list[VariantBatch] = []
+    for start, positions in _bounds(by_position, entries, n_layers, stop, budget.per_pass):
         numbers = [number for position in positions for number in by_position[position]]
         numbers.sort(key=lambda number: entries[number].layer)
-        rows = most_rows or max(1, room.tokens // (stop - start))
+        rows = most_rows or max(1, budget.tokens // (stop - start))
         for pieces in _even(numbers, rows):
-            found.append(Part(start, tuple(pieces)))
+            found.append(VariantBatch(start, tuple(pieces)))
     return found
 
 
 def _even(numbers: list[int], most: int) -> list[list[int]]:
-    """In as few pieces as there must be, of about the same size."""
+    """Split into as few chunks as possible, of about the same size."""
     n_pieces = -(-len(numbers) // most)
     size = -(-len(numbers) // n_pieces)
     return [numbers[at : at + size] for at in range(0, len(numbers), size)]
@@ -71,11 +71,11 @@ def _even(numbers: list[int], most: int) -> list[list[int]]:
 def _bounds(
     by_position: dict[int, list[int]], entries: dict[int, Entry], n_layers: int, stop: int, per_pass: float
 ) -> list[tuple[int, Sequence[int]]]:
-    """Where to begin each part: positions next to each other go together where a pass of their own costs more."""
+    """Where each batch starts: neighboring positions share one where separate passes would cost more."""
     positions = sorted(by_position)
     work = [sum(n_layers - entries[number].layer + 1 for number in by_position[each]) for each in positions]
     layers = [n_layers - min(entries[number].layer for number in by_position[each]) + 1 for each in positions]
-    best: list[tuple[float, int]] = [(0.0, 0)]  # of the first so many positions: the cost, and where the last part is
+    best: list[tuple[float, int]] = [(0.0, 0)]  # for the first n positions: the cost, and where the last batch starts
     for end in range(1, len(positions) + 1):
         choices, tokens, depth = [], 0, 0
         for begin in range(end - 1, -1, -1):

@@ -1,4 +1,4 @@
-"""Changes: another value at a place inside one run of a model. Several together are a variant of that run."""
+"""Changes: a new value at an index of a point in one run. Several together are a variant of that run."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ WHOLE = slice(None)
 
 @dataclass(frozen=True, eq=False)
 class Change:
-    """At a point, at an index of what is there for one text, another value.
+    """A new value at a point, at an index of the activation of one text.
 
-    `where` has an index for each axis after the batch. Positions before `first` are as they were. `before` is what the
-    run had there, if that is known: what is only added to the stream can then be changed without running its layer.
+    `where` has an index for each axis after the batch. Positions before `first` are unchanged. `before` is the value in
+    the baseline, if known: what is only added to the stream can then be changed without running its layer.
     """
 
     point: HookPoint
@@ -39,18 +39,18 @@ class Change:
 
     @cached_property
     def position(self) -> int | None:
-        """The one position that it is at, if it is at one."""
+        """The position of the change, if it is at a single one."""
         at = dict(zip(self.axes, self.where, strict=True)).get("p")
         return at if isinstance(at, int) else None
 
     @cached_property
     def axes(self) -> list[str]:
-        """The point's axes after the batch: `p h e`; of a point by its native name it is not known what they are."""
+        """The point's axes after the batch: `p h e`; empty strings for a native point, whose axes are unknown."""
         return self.point.axes.split()[1:] or [""] * len(self.where)
 
 
 Variant: TypeAlias = Sequence[Change]
-"""Changes that are made together, in one run."""
+"""Changes made together, in one run."""
 
 LETTERS = {"pos": "p", "head": "hg", "src": "k", "neuron": "m", "dim": "d"}
 
@@ -69,12 +69,22 @@ def index_of(point: HookPoint, **at: int | None) -> tuple[Index, ...]:
     return tuple(where)
 
 
+def first_changed(point: HookPoint, where: tuple[Index, ...], value: Tensor, before: Tensor | None) -> int:
+    """The first position where a value differs from what was there; one past the last if it differs nowhere."""
+    letters = [letter for letter, at in zip(point.axes.split()[1:], where, strict=False) if isinstance(at, slice)]
+    if before is None or value.shape != before.shape or "p" not in letters:
+        return 0
+    changed = (value.to(before.device) != before).movedim(letters.index("p"), 0)
+    by_position = changed.reshape(len(changed), -1).any(1)
+    return int(by_position.int().argmax()) if bool(by_position.any()) else len(by_position)
+
+
 @dataclass(frozen=True)
 class Entry:
-    """Where a variant leaves the run it is a variant of."""
+    """Where a variant departs from its baseline."""
 
     layer: int
-    """The first layer that must be run; the number of layers if none need be."""
+    """The first layer to run; the number of layers if none."""
     position: int
     """The first position that may differ."""
 
@@ -83,7 +93,7 @@ BEFORE_LAYERS = -1
 
 
 class Entries:
-    """Where changes come in, for one model: at which layer, and whether as the stream itself."""
+    """Where changes enter a model: at which layer, and whether they are changes of the stream itself."""
 
     def __init__(self, points: ModelPoints) -> None:
         self._points = points
@@ -91,20 +101,20 @@ class Entries:
         self._adds_up = adds_up(points)
 
     def of(self, variant: Variant) -> Entry:
-        """Where a variant of a run begins to differ from it."""
+        """Where a variant starts to differ from its baseline."""
         return Entry(min(self.layer(change) for change in variant), min(change.first for change in variant))
 
     def layer(self, change: Change) -> int:
-        """The first layer that must be run for a change; -1 if it is made before the first one."""
+        """The first layer to run for a change; -1 if the change is before the first layer."""
         layer, kind = self._place(change.point)
         return layer + 1 if kind == "end" or (kind == "added" and change.before is not None) else layer
 
     def is_stream(self, change: Change) -> bool:
-        """Whether it is the stream itself that is changed, as it enters a layer."""
+        """Whether the change is of the stream as it enters a layer."""
         return self._place(change.point)[1] in ("stream", "end")
 
     def is_added(self, change: Change) -> bool:
-        """Whether it is something that is added to the stream as it enters the next layer, and what it was is known."""
+        """Whether the change is of a known value that is added to the stream before the next layer."""
         return self._place(change.point)[1] == "added" and change.before is not None
 
     def _place(self, point: HookPoint) -> tuple[int, str]:
@@ -125,22 +135,22 @@ class Entries:
 
 
 def adds_up(points: ModelPoints) -> bool:
-    """Whether the stream is the sum of what is added to it: not in models that norm the stream itself."""
+    """Whether the stream is the sum of what is added to it: not in models that normalize the stream itself."""
     anatomy = points.anatomy
     return not (any(block.post_norm is not None for block in anatomy.blocks) or is_post_norm(anatomy.config))
 
 
-Placed: TypeAlias = tuple[int, Change]
-"""A change, and the row of a batch that it is for."""
+RowChange: TypeAlias = tuple[int, Change]
+"""The row of a batch, and the change to make in it."""
 
 
-def put_all(x: Tensor, placed: Iterable[Placed], span: range, *, as_difference: bool = False) -> None:
-    """Write each change into its row of `x`, which has the positions of `span`. Those alike are written at once."""
-    alike: dict[object, list[Placed]] = {}
-    times: Counter[object] = Counter()  # changes of one place (a parallel attention's and MLP's) come one by one
+def write_all(x: Tensor, placed: Iterable[RowChange], span: range, *, as_difference: bool = False) -> None:
+    """Write each change into its row of `x`, which has the positions of `span`; similar changes in one operation."""
+    alike: dict[object, list[RowChange]] = {}
+    times: Counter[object] = Counter()  # changes at one index (of parallel attention and MLP) come one by one
     for row, change in placed:
         if change.position is not None and change.position >= span.stop:
-            continue  # nobody reads so far
+            continue  # after the last position that is read
         key = tuple("i" if isinstance(each, int) else (each.start, each.stop, each.step) for each in change.where)
         here = (row, key, *(each for each in change.where if isinstance(each, int)))
         alike.setdefault((key, times[here]), []).append((row, change))
@@ -149,7 +159,7 @@ def put_all(x: Tensor, placed: Iterable[Placed], span: range, *, as_difference: 
         _put_alike(x, group, span, as_difference=as_difference)
 
 
-def _put_alike(x: Tensor, group: list[Placed], span: range, *, as_difference: bool) -> None:
+def _put_alike(x: Tensor, group: list[RowChange], span: range, *, as_difference: bool) -> None:
     device = x.device
     index: list[Tensor | slice] = [torch.tensor([row for row, _ in group], device=device)]
     for place, letter in enumerate(group[0][1].axes):
@@ -169,21 +179,21 @@ def _put_alike(x: Tensor, group: list[Placed], span: range, *, as_difference: bo
     x[tuple(index)] = values
 
 
-def _check_shapes(x: Tensor, group: list[Placed], pieces: list[Tensor]) -> None:
+def _check_shapes(x: Tensor, group: list[RowChange], pieces: list[Tensor]) -> None:
     where = group[0][1].where
     sizes = x.shape[1:]
     kept = [size for size, each in zip(sizes, where, strict=False) if isinstance(each, slice)]
-    shape = (*kept, *sizes[len(where) :])  # axes without a name are whole
+    shape = (*kept, *sizes[len(where) :])  # unnamed axes are not indexed
     for (_, change), piece in zip(group, pieces, strict=True):
         if piece.shape != shape:
             raise HooklineError(
-                f"the value to put in at {change.point.name!r} has the shape {list(change.value.shape)}; there it is "
-                f"{list(shape)}, at index {change.where}"
+                f"the value for {change.point.name!r} has shape {list(change.value.shape)}, but the activation has "
+                f"{list(shape)} at index {change.where}"
             )
 
 
 def _of_span(change: Change, value: Tensor | None, span: range) -> Tensor:
-    """The part of a value that is about these positions: a value for all positions may be one for too many."""
+    """The part of a value for these positions: a value for all positions may have more."""
     assert value is not None
     letters = [letter for letter, each in zip(change.axes, change.where, strict=True) if isinstance(each, slice)]
     for place, letter in enumerate(letters):

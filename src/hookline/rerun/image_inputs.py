@@ -1,4 +1,4 @@
-"""Pictures in a run of which variants are made: what goes in beside the tokens, and what the model made of it."""
+"""Images in a baseline: the inputs besides the tokens, and the output of the vision tower."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 
 
 def in_one_row(x: Tensor, point: HookPoint) -> Tensor:
-    """What a run on one prompt has at a point, with the patches of all images and tiles one after the other in a row.
+    """The activation of one prompt at a point, with the patches of all images and tiles concatenated in one row.
 
-    Vision towers take them as rows of a batch, or in one row already.
+    Vision towers take images as rows of a batch, or already in one row.
     """
     if x.shape[0] == 1:
         return x
     letters = point.axes.split()
     if point.stream != "image" or letters[1:2] != ["p"] or "k" in letters:
         raise HooklineError(
-            f"{point.name!r} has {x.shape[0]} rows in one run, for images or tiles of an image, and no axis that all "
-            f"of their patches could be along: use run_with_hooks"
+            f"{point.name!r} has {x.shape[0]} rows in one run (images, or tiles of an image), and no axis along "
+            f"which their patches can be concatenated: use run_with_hooks"
         )
     return x.flatten(0, 1)[None]
 
 
 class ImageInputs:
-    """The keyword inputs of a run beside its tokens, with what the vision tower gave for them.
+    """The keyword inputs of a run besides its tokens, and the output of the vision tower for them.
 
-    A variant that differs in the language part only need not look at the pictures again.
+    A variant that differs in the language model only does not run the tower again.
     """
 
     def __init__(self, root: nn.Module, inputs: Mapping[str, Any]) -> None:
@@ -44,10 +44,10 @@ class ImageInputs:
         self._tower, self._language = tower_of(root), language_of(root)
         self._seen: Any = None
         self.positions: Tensor | None = None
-        """Of the tokens, as the language part was told: some models count pictures in rows and columns."""
+        """The position ids that the language model received: some models number images by rows and columns."""
 
     def noted(self) -> TorchHooks:
-        """A block that notes, in a run, what the tower gives and which positions the language part gets."""
+        """A context that records the output of the tower, and the position ids of the language model, in a run."""
 
         def note_seen(_module: nn.Module, _args: Any, output: Any) -> None:
             self._seen = output
@@ -58,11 +58,11 @@ class ImageInputs:
         return TorchHooks(before=[(self._language, note_positions)], after=[(self._tower, note_seen)])
 
     def repeated(self, n: int) -> dict[str, Any]:
-        """The inputs for `n` rows of the same."""
+        """The inputs for `n` copies of the row."""
         return {name: torch.cat([x] * n) if isinstance(x, Tensor) and x.ndim else x for name, x in self.inputs.items()}
 
     def skipped(self) -> dict[nn.Module, Give]:
-        """The tower need not be run: it gives what it gave."""
+        """The tower, to be skipped, with its known output."""
         if self._tower is None or self._seen is None:
             return {}
         return {self._tower: lambda _args, _kwargs: self._seen}

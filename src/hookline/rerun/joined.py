@@ -1,8 +1,8 @@
-"""A pass that rows join on the way: each variant of a run comes in at the first layer where it differs.
+"""Joined forward pass: each variant of a run joins the batch at the first layer where it differs.
 
-The model's own forward goes on with one text. What is the stream of that one row becomes, at a layer, the streams of
-all variants that begin there, and at later layers more are added. So the weights are gone through once for all of them,
-and no variant is taken through a layer where it is as the run was.
+The model's own forward starts with one text. At a layer, its stream is replaced by the streams of all variants that
+start there, and at later layers more rows are added. So the weights are read once for all variants, and no variant runs
+through a layer where it equals the baseline.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hookline.engine.runs import Run
 from hookline.engine.skipping import Give, Skipping
 from hookline.engine.snapshots import sharing
 from hookline.engine.taps import Kind
-from hookline.rerun.changes import Placed, put_all
+from hookline.rerun.changes import RowChange, write_all
 from hookline.rerun.image_inputs import in_one_row
 from hookline.transformer.resume import pass_through
 
@@ -30,62 +30,62 @@ if TYPE_CHECKING:
     from hookline.transformer.index import ModelPoints
 
 
-class Join(Action):
-    """At the input of a layer, or the output of the last: rows come in, the first in place of what was there."""
+class JoinRows(Action):
+    """Adds rows at the input of a layer, or the output of the last; the first rows replace what was there."""
 
     phase = 1
 
     def __init__(self, site: Site, rows: Tensor, *, is_first: bool) -> None:
         super().__init__()
         self.module, self.tap, self.lens = site.module, site.tap, site.lens
-        self.stage = -50 if site.kind is Kind.INPUT else 50  # before all else of a layer, or after it
+        self.stage = -50 if site.kind is Kind.INPUT else 50  # before everything else of a layer, or after it
         self.rows, self.is_first = rows, is_first
 
     def __call__(self, value: Any) -> Any:
-        """The value with more rows."""
+        """Return the value with more rows."""
         self.fired = True
         rows = self.rows if self.is_first else torch.cat([self.lens.get(value), self.rows])
         return self.lens.put(value, rows)
 
 
-def joined_pass(
+def joined_forward(
     points: ModelPoints,
     joins: Mapping[int, Tensor],
-    changes: Mapping[str, list[Placed]],
+    changes: Mapping[str, list[RowChange]],
     span: range,
     inputs: dict[str, Any],
     *,
     read: Sequence[int],
     skipped: Mapping[nn.Module, Give],
 ) -> Any:
-    """The model's output for rows that join at layers, with changes made to single rows at points on the way.
+    """The model's output for rows that join at layers, with changes to single rows at points on the way.
 
-    Of the positions in `span`, numbered from its start, only those in `read` need be right. Modules in `skipped` are
-    not run: what they give is known.
+    Only the positions in `read`, counted from the start of `span`, need to be correct. Modules in `skipped` are not
+    run: their output is known.
     """
     anatomy = points.anatomy
     first, n_layers = min(joins), len(anatomy.blocks)
     actions: list[Action] = [
-        Join(_site(points, layer, n_layers), rows, is_first=layer == first) for layer, rows in joins.items()
+        JoinRows(_site(points, layer, n_layers), rows, is_first=layer == first) for layer, rows in joins.items()
     ]
     for name, placed in changes.items():
-        actions.append(hook_action(points.find(name), Put(placed, span), "fwd"))
-    skipped = {**skipped, **{block.module: pass_through(anatomy.kind) for block in anatomy.blocks[:first]}}
+        actions.append(hook_action(points.find(name), WriteChanges(placed, span), "fwd"))
+    skipped = {**skipped, **{block.module: give_on(anatomy.kind) for block in anatomy.blocks[:first]}}
     mlp = anatomy.blocks[-1].mlp
     if mlp is not None and len(read) < len(span) and not _is_looked_into(points, changes):
         skipped[mlp] = _only_at(mlp, list(read))
     skipped |= dict.fromkeys(_activations(points.root), _fused)
-    if first == n_layers:  # the rows come in with what the last layer gives
+    if first == n_layers:  # the rows replace the output of the last layer
         last = anatomy.blocks[-1].module
-        actions = [action for action in actions if not isinstance(action, Join)]
-        skipped[last] = lambda _args, _kwargs: pass_through(anatomy.kind)((joins[first],), {})
+        actions = [action for action in actions if not isinstance(action, JoinRows)]
+        skipped[last] = lambda _args, _kwargs: give_on(anatomy.kind)((joins[first],), {})
     run = Run(points.root, actions, is_one_pass=True)
     with Skipping(points.root, skipped), run, sharing(points.root, inputs):
         return points.root(**inputs)
 
 
 def _activations(root: nn.Module) -> list[nn.Module]:
-    """The modules that work out GPT-2's GELU in eight steps, each over all of the MLP: torch can do it in one."""
+    """The modules that compute GPT-2's GELU in eight elementwise operations: torch has a fused one."""
     if root not in _known:
         _known[root] = [module for module in root.modules() if type(module).__name__ == "NewGELUActivation"]
     return _known[root]
@@ -104,14 +104,14 @@ def _site(points: ModelPoints, layer: int, n_layers: int) -> Site:
     return points.find(f"{points.layer(layer)}.hook_resid_pre").site
 
 
-def _is_looked_into(points: ModelPoints, changes: Mapping[str, list[Placed]]) -> bool:
-    """Whether something is changed in the last layer's MLP."""
+def _is_looked_into(points: ModelPoints, changes: Mapping[str, list[RowChange]]) -> bool:
+    """Whether any change is in the last layer's MLP."""
     last = f"{points.layer(len(points.anatomy.blocks) - 1)}."
     return any(name.startswith(last) and "attn" not in name for name in changes)
 
 
 def _only_at(mlp: nn.Module, read: list[int]) -> Give:
-    """The last MLP where somebody looks at what it gives: it takes each position by itself. Zeros elsewhere."""
+    """Run the last MLP only at the positions that are read; it acts on each position separately. Zeros elsewhere."""
 
     def give(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if len(args) == 1 and isinstance(args[0], Tensor) and args[0].ndim == 3:
@@ -126,25 +126,25 @@ def _only_at(mlp: nn.Module, read: list[int]) -> Give:
     return give
 
 
-class Put:
+class WriteChanges:
     """A hook that writes changes into their rows."""
 
-    def __init__(self, placed: list[Placed], span: range) -> None:
+    def __init__(self, placed: list[RowChange], span: range) -> None:
         self.placed, self.span = placed, span
 
     def __call__(self, x: Tensor) -> None:
-        """Write them, in place."""
-        put_all(x, self.placed, self.span)
+        """Write the changes in place."""
+        write_all(x, self.placed, self.span)
 
 
-class PutPatches:
-    """A hook that writes changes into what one text's images have, whose patches count through all of them."""
+class WritePatchChanges:
+    """A hook that writes changes into the patches of one text's images, numbered across all images."""
 
-    def __init__(self, placed: list[Placed]) -> None:
+    def __init__(self, placed: list[RowChange]) -> None:
         self.placed = placed
 
     def __call__(self, x: Tensor, hook: HookPoint) -> Tensor:
-        """The activation with them."""
+        """Return the activation with the changes."""
         row = in_one_row(x, hook).clone()
-        put_all(row, self.placed, range(sys.maxsize))
+        write_all(row, self.placed, range(sys.maxsize))
         return row.view(x.shape)

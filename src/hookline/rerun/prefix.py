@@ -1,4 +1,4 @@
-"""Keys and values of positions that a run does not go over again, the same for however many rows come."""
+"""Keys and values of a prefix that is not recomputed, shared by all rows of a batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 
 class PrefixLayer(DynamicLayer):
-    """One layer's keys and values of the positions before; nothing that comes is kept."""
+    """One layer's keys and values of the prefix; new ones are not stored."""
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
         super().__init__()
@@ -19,7 +19,7 @@ class PrefixLayer(DynamicLayer):
         self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
 
     def update(self, key_states: Tensor, value_states: Tensor, *_args: Any, **_kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Those before, for each row, and then the new ones."""
+        """Return the prefix, repeated for each row, followed by the new keys and values."""
         assert self.keys is not None  # from the beginning
         assert self.values is not None
         return _after(self.keys, key_states), _after(self.values, value_states)
@@ -30,7 +30,7 @@ def _after(before: Tensor, new: Tensor) -> Tensor:
 
 
 def kept_pairs(cache: DynamicCache) -> list[tuple[Tensor, Tensor]] | None:
-    """Each layer's keys and values, [1, head, position, d_head]; None if some layer keeps something else."""
+    """Each layer's keys and values, [1, head, position, d_head]; None if a layer stores something else."""
     pairs: list[tuple[Tensor, Tensor]] = []
     for layer in cache.layers:
         if type(layer) is not DynamicLayer or layer.keys is None or layer.values is None:
@@ -40,7 +40,7 @@ def kept_pairs(cache: DynamicCache) -> list[tuple[Tensor, Tensor]] | None:
 
 
 def prefix_cache(pairs: Sequence[tuple[Tensor, Tensor]], length: int) -> DynamicCache:
-    """What a model takes as its past, of the first positions."""
+    """A key-value cache of the first positions."""
     cache = DynamicCache()
     cache.layers = [PrefixLayer(keys[..., :length, :], values[..., :length, :]) for keys, values in pairs]
     return cache

@@ -16,7 +16,7 @@ from hookline.transformer.architectures import residual_factor
 from hookline.weights.matrices import linear
 
 
-class Components(StreamCache):
+class ComponentCache(StreamCache):
     """Heads and neurons. What an attention or an MLP gives is linear in them, given the scale of a norm after it."""
 
     def compute_head_results(self) -> None:
@@ -176,8 +176,8 @@ class Components(StreamCache):
         if norm is not None:
             name = "ln1_post" if kind == "attn" else "ln2_post"
             scale = self._at(self._of(layer, f"{name}.hook_scale"), where)
-            centred = x - x.mean(-1, keepdim=True) if norm.subtracts_mean else x
-            x = (centred / (scale.unsqueeze(-2) if is_stacked else scale) * norm.gain).to(x.dtype)
+            centered = x - x.mean(-1, keepdim=True) if norm.subtracts_mean else x
+            x = (centered / (scale.unsqueeze(-2) if is_stacked else scale) * norm.gain).to(x.dtype)
         return x * factor if factor != 1.0 else x
 
     def _norm_after(self, layer: int, kind: str) -> nn.Module | None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from hookline.errors import HooklineError
-from hookline.residual.components import Components
+from hookline.residual.components import ComponentCache
 from hookline.residual.readout import Readout
 from hookline.text.token_positions import Positions
 
 
-class ModelCache(Components, Readout):
+class ModelCache(ComponentCache, Readout):
     """The activations of a language model; see `ActivationCache`."""
 
     def accumulated_resid(

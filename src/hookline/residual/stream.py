@@ -148,7 +148,7 @@ class StreamCache(ActivationCache):
         has_batch_dim: bool = True,
         recompute_ln: bool = False,
     ) -> Float[Tensor, "*part d_model"]:
-        """The parts as the norm before `layer`, or the final one, scales their sum: centred, and divided alike.
+        """The parts as the norm before `layer`, or the final one, scales their sum: centered, and divided alike.
 
         The stack is of the positions and rows that `pos_slice` and `batch_slice` say, of all of them by default. With
         `recompute_ln` each is normed by itself, and has the final norm's weight and bias: what the unembedding would

@@ -1,4 +1,4 @@
-"""Answers: the tokens whose logits are looked at, in a run on some prompts, and results over parts and positions."""
+"""Answers: the tokens whose logits are read in a run on some prompts, and results over parts and positions."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ Answers: TypeAlias = str | int | Sequence[str] | Sequence[int] | Tensor
 
 
 def checked_text(model: HookedModel, prompts: Prompt, pos: int | None) -> Prompts:
-    """The prompts, each of which must have the position; None is all of them, of prompts that are as long."""
+    """The prompts, each of which must have the position; None is all positions, for prompts of the same length."""
     text = prompts_of(model, prompts)
     if pos is None and not bool(text.mask.all()):
-        raise HooklineError("the prompts differ in length, so their positions are no axis: say which, pos=-1")
+        raise HooklineError("the prompts differ in length, so positions cannot be an axis: pass pos=-1")
     for row in range(len(text)):
         length = len(text.span(row))
         if pos is not None and pos not in range(-length, length):
-            raise HooklineError(f"position {pos}, but prompt {row} has {length} tokens")
+            raise HooklineError(f"position {pos} is out of range: prompt {row} has {length} tokens")
     return text
 
 
 def cached_run(model: HookedModel, prompts: Prompts, where: int | slice | None) -> ModelCache:
-    """The activations of a run, at these positions, with its logits; not those of what looks at pictures."""
+    """The activations of a run at these positions, with its logits, without the vision tower."""
     names = [point.name for point in model._points.select(None) if point.stream != "image"]
     with torch.no_grad():
         cache = model.run_with_cache(**prompts.call(model), names_filter=names, pos_slice=where)[1]
     if cache.logits is None:
-        raise HooklineError(f"{model.cfg.architecture} gave no logits: wrap a model with a language-model head")
+        raise HooklineError(f"{model.cfg.architecture} returned no logits: wrap a model with a language-model head")
     return cache
 
 
 def answer_ids(model: HookedModel, text: Prompts, tokens: Answers, pos: int | None) -> Int[Tensor, "*place"]:
-    """Token ids: one, one for each row, or one for each row and position."""
-    ids = model.token_ids(tokens)
+    """Token ids: one, one per row, or one per row and position."""
+    ids = model.token_ids(tokens)  # type: ignore[arg-type]
     if tuple(ids.shape) not in ((), (len(text),)) and (pos is not None or ids.shape != text.tokens.shape):
-        raise HooklineError(f"tokens of shape {list(ids.shape)} for {len(text)} prompts: give one, or one for each")
+        raise HooklineError(f"tokens of shape {list(ids.shape)} for {len(text)} prompts: pass one, or one per prompt")
     return ids
 
 
 def next_ids(text: Prompts, pos: int | None) -> Int[Tensor, "*place"]:
-    """The tokens that come next in each prompt; at all positions, one fewer than there are."""
+    """The next tokens of each prompt; at all positions, one fewer than there are tokens."""
     if pos is None and text.width > 1:
         return text.tokens[:, 1:]
     return torch.tensor([_next(text, row, 0 if pos is None else pos) for row in range(len(text))]).to(text.tokens)
@@ -59,22 +59,22 @@ def next_ids(text: Prompts, pos: int | None) -> Int[Tensor, "*place"]:
 def _next(text: Prompts, row: int, pos: int) -> int:
     span = text.span(row)
     if span[pos] == span[-1]:
-        raise HooklineError(f"after position {pos} of prompt {row} comes no token: say which one is meant, tokens=…")
+        raise HooklineError(f"there is no token after position {pos} of prompt {row}: pass tokens=…")
     return int(text.tokens[row, span[pos] + 1])
 
 
 def beside(ids: Num[Tensor, "*some"], shape: torch.Size) -> Num[Tensor, "*place"]:
-    """One token, or one for each row, laid out over rows and positions."""
+    """One token, or one per row, expanded over rows and positions."""
     return ids.reshape(*ids.shape, *[1] * (len(shape) - ids.ndim)).expand(shape)
 
 
 def layer_labels(n_layers: int) -> dict[str, list[Label]]:
-    """Of the embeddings, and of each layer after them."""
+    """The labels of the embeddings and of each layer."""
     return {"layer": ["embed", *range(n_layers)]}
 
 
 def laid_out(
-    values: Num[Tensor, "*any"],
+    values: Num[Tensor, "..."],
     coords: dict[str, list[Label]],
     places: dict[str, list[Label]],
     name: str,
@@ -84,7 +84,7 @@ def laid_out(
 ) -> Result:
     """The result over cells and positions, averaged over prompts or with an axis for them.
 
-    Floats in `info` are by prompt and position too.
+    Float tensors in `info` are by prompt and position, too.
     """
     rows: list[Label] = list(range(values.shape[len(coords)]))
     shared = places | ({"example": rows} if per_example else {})

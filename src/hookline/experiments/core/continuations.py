@@ -1,13 +1,13 @@
-"""Continuations: answers of several tokens, which go in after the prompt so that each token is read after those before.
+"""Continuations: answers of several tokens, appended to the prompt so that each token is read after those before.
 
-An example is then run with each continuation that its answers need: rows next to each other, which all have the value
-of the example.
+An example is run with each continuation that its answers need, in adjacent rows, which all have the value of the
+example.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -19,7 +19,7 @@ from hookline.errors import HooklineError
 from hookline.experiments.core.prompts import Prompts
 from hookline.experiments.metrics import LogitDiff, Metric, check_vocabulary, name_of, several, upcast
 from hookline.model import HookedModel
-from hookline.rerun.strategy import is_alike
+from hookline.rerun.strategy import is_close
 
 Ids: TypeAlias = tuple[int, ...]
 Slot: TypeAlias = list[Ids]
@@ -27,9 +27,9 @@ Slot: TypeAlias = list[Ids]
 
 
 def continued(model: HookedModel, spec: Any, *prompts: Prompts, repeats: int = 1) -> tuple[Any, list[Prompts]]:
-    """The metrics and prompts, ready for answers of several tokens; as they are where every answer is one token.
+    """The metrics and prompts, prepared for answers of several tokens; unchanged if every answer is one token.
 
-    So many rows as `repeats` says are of the same prompts, which the answers are for.
+    With `repeats`, the prompts are repeated that many times, and the answers are given once.
     """
     metrics = _metrics(spec)
     batch = len(prompts[0])
@@ -48,7 +48,7 @@ def continued(model: HookedModel, spec: Any, *prompts: Prompts, repeats: int = 1
     ready = {}
     for name, metric in metrics:
         if name in ready:
-            raise HooklineError(f"two metrics are called {name!r}: give a dict, {{'a name': metric, …}}")
+            raise HooklineError(f"two metrics are called {name!r}: pass a dict, {{'name': metric, …}}")
         read = {field: (slots[name, field], places[name, field]) for field in _answers(metric)}
         if "wrong" in read and any(a == b for a, b in zip(read["answer"][0], read["wrong"][0], strict=True)):
             raise HooklineError(f"the answer and the wrong answer are the same in a row: {metric!r} is always 0 there")
@@ -58,15 +58,15 @@ def continued(model: HookedModel, spec: Any, *prompts: Prompts, repeats: int = 1
 
 @dataclass(frozen=True, eq=False)
 class Continued:
-    """A metric of answers that continue prompts: a number for each row, the same for all rows of an example."""
+    """A metric of answers that continue prompts: one number per row, the same for all rows of an example."""
 
     metric: Metric
     answers: Mapping[str, tuple[Slot, int]]
-    """Of each field, the answer of each example, and which of its rows they continue."""
+    """For each field, the answer of each example, and which of its rows has it."""
     prompts: Prompts
 
     def __call__(self, logits: Float[Tensor, "batch pos vocab"]) -> Float[Tensor, " batch"]:
-        """A number for each row."""
+        """One number per row."""
         read = {field: self._read(logits, slot, copy) for field, (slot, copy) in self.answers.items()}
         return self.metric.of_tokens(read).repeat_interleave(self.prompts.copies)
 
@@ -89,7 +89,7 @@ def answers_of(model: HookedModel, given: Any, batch: int) -> Slot:
     if isinstance(given, tuple):
         found = [_tokens(model, each) for each in given]
         if len(found) not in (1, batch):
-            raise HooklineError(f"{len(found)} answers for {batch} prompts: give one for all, or one for each")
+            raise HooklineError(f"{len(found)} answers for {batch} prompts: pass one for all, or one each")
         return found * (batch // len(found))
     return [_tokens(model, given)] * batch
 
@@ -99,7 +99,7 @@ def _tokens(model: HookedModel, answer: Any) -> Ids:
     ids = (ids,) if isinstance(ids, int) else ids
     wrong = next((each for each in ids if each not in range(model.cfg.d_vocab)), None)
     if wrong is not None:
-        raise HooklineError(f"token {wrong} is out of range: there are 0 to {model.cfg.d_vocab - 1}")
+        raise HooklineError(f"token {wrong} is out of range: the vocabulary has 0 to {model.cfg.d_vocab - 1}")
     return ids
 
 
@@ -109,42 +109,39 @@ def _metrics(spec: Any) -> list[tuple[str, Any]]:
 
 def _answers(metric: Any) -> list[str]:
     """The fields of a metric that are answers."""
-    known = [field.name for field in fields(metric)] if isinstance(metric, Metric) else []
-    return [name for name in ("answer", "wrong") if name in known]
+    return metric.fields_of("answer") if isinstance(metric, Metric) else []
 
 
 def _check(model: HookedModel, metrics: Sequence[tuple[str, Any]]) -> None:
     anatomy = model._points.anatomy
     if anatomy.main.name == "encoder" or anatomy.is_encoder_decoder:
-        raise HooklineError("an answer of several tokens continues the prompt, which this model does not")
+        raise HooklineError("an answer of several tokens needs a decoder-only language model")
     for name, metric in metrics:
         check_vocabulary(name, model)
         if not _answers(metric):
             raise HooklineError(
-                f"{name} is measured on the prompt, but another metric has an answer of several tokens, which comes "
-                f"after it: measure them in two calls"
+                f"{name} is measured on the prompt, but another metric has an answer of several tokens, which extends "
+                f"the prompt: use two calls"
             )
         if not (isinstance(metric.pos, int) and metric.pos == -1):
-            raise HooklineError(
-                f"{metric!r}: an answer of several tokens is read after the end of the prompt: leave pos out"
-            )
+            raise HooklineError(f"{metric!r}: an answer of several tokens is read at the end of the prompt: remove pos")
         if type(metric).of_tokens is Metric.of_tokens:
-            metric.of_tokens({})  # it says why not
+            metric.of_tokens({})  # raises, and says why
 
 
 @torch.no_grad()
 def _check_causal(model: HookedModel, prompts: Prompts, longer: Prompts) -> None:
-    """What comes after a prompt must not be seen by it: some models attend to all of a prompt both ways."""
+    """A prompt must not attend to its continuation: some models attend to a prompt in both directions."""
     own, same = (model(**each.one(0))[:, : longer.length(0)] for each in (prompts, longer))
-    if not is_alike(same, own):
+    if not is_close(same, own):
         raise HooklineError(
-            "an answer of several tokens comes after the prompt, but this model's prompt attends to what comes after "
-            "it, and would see the answer: use an answer of one token"
+            "an answer of several tokens extends the prompt, but in this model the prompt attends to later tokens, and "
+            "would see the answer: use an answer of one token"
         )
 
 
 def _contexts(slots: Sequence[Slot], batch: int) -> list[Slot]:
-    """What goes in after each prompt, as few different ones as will do: all but the last token of every answer."""
+    """The fewest continuations of each prompt that contain all but the last token of every answer."""
     found: list[Slot] = []
     for slot in slots:
         needed = [ids[:-1] for ids in slot]
@@ -164,7 +161,7 @@ def _is_start(short: Ids, long: Ids) -> bool:
 
 
 def _copy_of(slot: Slot, contexts: Sequence[Slot]) -> int:
-    """Which of the continuations has the answers."""
+    """The index of the continuation that contains the answers."""
     return next(
         number
         for number, other in enumerate(contexts)
@@ -191,7 +188,7 @@ def _extended(model: HookedModel, prompts: Prompts, contexts: Sequence[Slot]) ->
 
 
 def longer(inputs: Mapping[str, Any], length: int, count: int) -> dict[str, Any]:
-    """The inputs beside the tokens of a prompt, for text that comes after it."""
+    """The inputs of a prompt besides its tokens, extended for `count` more tokens."""
     found: dict[str, Any] = {}
     for name, x in inputs.items():
         if not isinstance(x, Tensor) or x.shape[:2] != (1, length) or not count:
@@ -204,7 +201,7 @@ def longer(inputs: Mapping[str, Any], length: int, count: int) -> dict[str, Any]
             found[name] = torch.cat([x, x[:, -1:].expand(-1, count, *x.shape[2:])], 1)
         else:
             raise HooklineError(
-                f"{name} has a value for each token of the prompt, and it is not known which an answer of several "
-                f"tokens would have: use an answer of one token, such as {LogitDiff.example}"
+                f"{name} has one value per token of the prompt, and the values for an answer of several tokens are "
+                f"unknown: use an answer of one token, such as {LogitDiff.example}"
             )
     return found

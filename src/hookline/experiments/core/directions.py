@@ -1,4 +1,4 @@
-"""Directions in the stream: one for each layer, found as the difference between two kinds of prompts."""
+"""Directions in the residual stream: one per layer, the difference between two kinds of prompts."""
 
 from __future__ import annotations
 
@@ -36,43 +36,43 @@ class Directions:
     def __post_init__(self) -> None:
         if not self.vectors.is_floating_point() or not all(isinstance(each, int) for each in self.layers):
             raise HooklineError(
-                f"directions are vectors of floats at numbered layers, not {self.vectors.dtype} at {self.layers}"
+                f"directions are float vectors at numbered layers, got {self.vectors.dtype} at {self.layers}"
             )
         if self.vectors.ndim != 2 or len(self.vectors) != len(self.layers) or len({*self.layers}) < len(self.layers):
             raise HooklineError(
-                f"directions are a vector for each layer, [layer, d_model]: {list(self.vectors.shape)} for the layers "
+                f"directions need one vector per layer, [layer, d_model], got {list(self.vectors.shape)} for layers "
                 f"{self.layers}"
             )
 
     @classmethod
     def bare(cls, vector: Any, layer: int) -> Self:
-        """One vector as that of a layer."""
+        """A single vector, for one layer."""
         if not isinstance(vector, Tensor) or vector.ndim != 1 or not vector.is_floating_point():
-            raise HooklineError("a vector is a tensor of floats [d_model], or what contrast_vectors gave")
+            raise HooklineError("a vector is a float tensor [d_model], or the Directions of contrast_vectors")
         return cls(vector.detach()[None], [layer])
 
     def at(self, layer: int) -> Float[Tensor, " d_model"]:
         """The vector of a layer."""
         if layer not in self.layers:
-            raise HooklineError(f"there is no vector of layer {layer}: there are those of {self.layers}")
+            raise HooklineError(f"there is no vector for layer {layer}: there are vectors for {self.layers}")
         return self.vectors[self.layers.index(layer)]
 
     @property
     def norms(self) -> Float[Tensor, " layer"]:
-        """How long each is."""
+        """The norm of each vector."""
         return self.vectors.norm(dim=-1)
 
     def point(self, model: HookedModel, layer: int) -> HookPoint:
-        """Where the vector of a layer is added."""
+        """The point where the vector of a layer is added."""
         if layer not in range(model.cfg.n_layers):
-            raise HooklineError(f"layer {layer}, but the model has {model.cfg.n_layers}: 0 to {model.cfg.n_layers - 1}")
+            raise HooklineError(f"layer {layer} is out of range: the model has layers 0 to {model.cfg.n_layers - 1}")
         return _point(model, self.kind, layer)
 
     def fitting(self, model: HookedModel, layer: int) -> Float[Tensor, " d_model"]:
-        """The vector of a layer, if it is as wide as the model."""
+        """The vector of a layer; an error if it does not have the width of the model."""
         vector = self.at(layer)
         if vector.shape[0] != model.cfg.d_model:
-            raise HooklineError(f"these vectors are {vector.shape[0]} wide, but the model is {model.cfg.d_model}")
+            raise HooklineError(f"the vectors have width {vector.shape[0]}, but d_model is {model.cfg.d_model}")
         return vector.to(model.cfg.device)
 
     def save(self, path: str | Path) -> None:
@@ -100,35 +100,35 @@ def contrast_vectors(
     points: str = "resid_post",
     layers: Sequence[int] | None = None,
     pos: Positions = -1,
-    normalise: bool = False,
+    normalize: bool = False,
     outliers: Outliers = "exclude",
 ) -> Directions:
-    """The average activation of the positive prompts less that of the negative ones, in each layer.
+    """The mean activation of the positive prompts minus that of the negative ones, in each layer.
 
         vectors = steering.contrast_vectors(model, ["I love it", …], ["I hate it", …])
         vectors.at(2).shape                    # [d_model]
 
-    It is taken at `points` as wide as the stream (`resid_post`, `resid_pre`, `attn_out`, `mlp_out`, …) and at the last
-    position, or at another (`pos` is as in `run_with_cache`); at several, or with `pos=None` at all, it is first
-    averaged over those of each prompt. Positions where the norm is over 10 times the prompt's median, such as attention
-    sinks, are left out of that average; `info` says how many, `outliers="include"` counts them, and a number takes the
-    place of the 10. With `normalise` every vector has length 1. The two kinds need not be as many.
+    `points` must have the width of the stream (`resid_post`, `resid_pre`, `attn_out`, `mlp_out`, …). Activations are
+    read at the last position, or at `pos` (as in `run_with_cache`); over several positions, or all with `pos=None`,
+    each prompt is averaged first. Positions where the norm is more than 10 times the prompt's median, such as attention
+    sinks, are excluded from that average; `info` reports how many, `outliers="include"` includes them, and a number
+    replaces the 10. With `normalize`, every vector has norm 1. The two lists may differ in length.
     """
     if points.startswith(("vision.", "projector.")):
-        raise HooklineError(f"steering vectors are of the language part, and points={points!r} is of what sees")
+        raise HooklineError(f"steering needs a language-model point; points={points!r} is in the vision tower")
     wanted = list(range(model.cfg.n_layers)) if layers is None else list(layers)
     wrong = next((each for each in wanted if each not in range(model.cfg.n_layers)), None)
     if wrong is not None or not wanted:
-        raise HooklineError(f"layers={wanted}, but the model has {model.cfg.n_layers}: 0 to {model.cfg.n_layers - 1}")
+        raise HooklineError(f"layers={wanted} is out of range: the model has layers 0 to {model.cfg.n_layers - 1}")
     names = [_point(model, points, layer).name for layer in wanted]
     warn_of_dropout(model)
     left_out: dict[str, Outlying] = {}
     means = [_mean(model, prompts, names, pos, outliers, left_out) for prompts in (positive, negative)]
     vectors = means[0] - means[1]
-    if normalise:
+    if normalize:
         norms = vectors.norm(dim=-1, keepdim=True)
         if bool((norms == 0).any()):
-            raise HooklineError("the two kinds of prompts are the same in a layer there: there is nothing to normalise")
+            raise HooklineError("the prompts have the same mean in a layer: a zero vector cannot be normalized")
         vectors = vectors / norms
     info = {"model": model.cfg.model_name}
     if left_out:
@@ -139,10 +139,10 @@ def contrast_vectors(
 def _point(model: HookedModel, kind: str, layer: int) -> HookPoint:
     point = model._points.find(model._points.spelled((kind, layer)))
     if point.stream == "image":
-        raise HooklineError(f"steering vectors are of the language part, and {point.name!r} is of what sees")
+        raise HooklineError(f"steering needs a language-model point; {point.name!r} is in the vision tower")
     if point.axes != "b p d":
         raise HooklineError(
-            f"steering adds vectors as wide as the stream, but {point.name!r} has the axes {point.axes}"
+            f"steering needs a point with the width of the residual stream, but {point.name!r} has axes {point.axes}"
         )
     return point
 
@@ -156,7 +156,7 @@ def _mean(
     outliers: Outliers,
     left_out: dict[str, Outlying],
 ) -> Float[Tensor, "layer d_model"]:
-    """The average over prompts, each of them without padding and outlying positions, which are added to `left_out`."""
+    """The mean over prompts, without padding and outlying positions, which are added to `left_out`."""
     prompts = prompts_of(model, given)
     total = torch.zeros(len(names), model.cfg.d_model, dtype=torch.float64)
     for row in range(len(prompts)):

@@ -11,14 +11,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hookline.errors import HooklineError
-from hookline.experiments.result import BASELINES, Result, Top
+from hookline.experiments.result import BASELINES, Result, TopCells
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class EdgeScores:
-    """What each edge does to a metric.
+    """The effect of each edge on a metric.
 
-    scores.top(5)                          # the edges that stand out
+    scores.top(5)                          # the edges with the largest effect
     scores.of("L2H3", "L3H4.q")            # one of them
     scores.of("L2H3"), scores.of(to="mlp3")
     scores.matrix.plot()                   # a Result, sender × receiver, 0 where there is no edge
@@ -34,7 +34,7 @@ class EdgeScores:
     def __post_init__(self) -> None:
         object.__setattr__(self, "values", self.values.detach().cpu())
         if not len(self.values) == len(self.senders) == len(self.receivers):
-            raise HooklineError("an edge has a value, a sender and a receiver: there must be as many of each")
+            raise HooklineError("values, senders and receivers must have the same length")
 
     def __len__(self) -> int:
         return len(self.values)
@@ -43,20 +43,20 @@ class EdgeScores:
         """The score of one edge; or with only a sender, or only a receiver, the `EdgeScores` of that one's edges."""
         for asked, known in ((sender, self.senders), (to, self.receivers)):
             if asked is not None and asked not in known:
-                raise HooklineError(f"{asked!r} is not among {', '.join(dict.fromkeys(known))}")
+                raise HooklineError(f"there is no {asked!r}: use one of {', '.join(dict.fromkeys(known))}")
         pairs = enumerate(zip(self.senders, self.receivers, strict=True))
         at = [n for n, (u, v) in pairs if sender in (None, u) and to in (None, v)]
         if not at:
-            raise HooklineError(f"there is no edge from {sender} to {to}: {to} comes first")
+            raise HooklineError(f"there is no edge from {sender} to {to}: {to} comes before {sender}")
         if sender is not None and to is not None:
             return float(self.values[at[0]])
         return EdgeScores(
             self.values[at], [self.senders[n] for n in at], [self.receivers[n] for n in at], self.name, self.info
         )
 
-    def top(self, k: int = 10, by: Literal["abs", "value", "lowest"] = "abs") -> Top:
+    def top(self, k: int = 10, by: Literal["abs", "value", "lowest"] = "abs") -> TopCells:
         """The `k` edges of largest size, largest value or lowest value, in order."""
-        found = Top()
+        found = TopCells()
         for cell in Result(self.values, ("edge",), {"edge": list(range(len(self)))}).top(k, by):
             at = int(cell.labels["edge"])
             found.append(cell._replace(labels={"sender": self.senders[at], "receiver": self.receivers[at]}))

@@ -1,4 +1,4 @@
-"""Runs that can be differentiated: what a metric would gain from a change at any of many points."""
+"""Differentiable runs: the gradient of a metric at many points, and integrated gradients."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from hookline.model import HookedModel
 
 Along: TypeAlias = Literal["inputs", "activations"]
 ByMetric: TypeAlias = dict[str, dict[str, Tensor]]
-"""Of each metric, its gradient at each point."""
+"""The gradient of each metric at each point."""
 
 
 Among: TypeAlias = tuple[Float[Tensor, "batch pos vocab"], Int[Tensor, " row"]]
-"""The logits of all prompts, and which of them a run is of."""
+"""The logits of all prompts, and the rows that a run has."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,10 +37,10 @@ class Traced:
     logits: Float[Tensor, "batch pos vocab"]
     prompts: Prompts
     watched: Mapping[HookPoint, list[Tensor]]
-    """What each run had at a point: see `batches.py`."""
+    """The activation of each run at a point: see `prompt_batches.py`."""
 
     def values(self) -> dict[str, Tensor]:
-        """What was at the watched points, with a row for each prompt."""
+        """The activations at the watched points, with one row per prompt."""
         return {
             point.name: gathered([x.detach() for x in parts], point, self.prompts)
             for point, parts in self.watched.items()
@@ -49,7 +49,7 @@ class Traced:
     def gradients(
         self, metric: Callable[[Tensor], Any], name: str = "the metric", among: Among | None = None
     ) -> dict[str, Tensor]:
-        """Of the metric, summed over prompts, at each watched point; zeros where it makes no difference.
+        """The gradient of the metric, summed over prompts, at each watched point; zeros where it does not depend on it.
 
         `among` are the logits of all prompts, if this run is of some of them, and which.
         """
@@ -58,8 +58,8 @@ class Traced:
             value = value_of(metric, logits, name).sum()
         if not value.requires_grad:
             raise HooklineError(
-                f"{name} has no gradient: attribution needs a metric that changes smoothly with the logits "
-                f"(logit_diff, log_prob, prob, kl, loss), not one that counts or compares"
+                f"{name} has no gradient: attribution needs a differentiable metric (logit_diff, log_prob, prob, kl, "
+                f"loss), not one that counts or compares"
             )
         every = [x for parts in self.watched.values() for x in parts]
         found = torch.autograd.grad(value, every, retain_graph=True, allow_unused=True)
@@ -76,7 +76,7 @@ def traced(
     """Run the prompts with gradients at the points in `watch`, and something `added` at points."""
     if torch.is_inference_mode_enabled():
         raise HooklineError(
-            "attribution needs gradients, and torch.inference_mode() has none: leave it, or use no_grad"
+            "attribution needs gradients, which torch.inference_mode() disables: use torch.no_grad() instead"
         )
     points = [model._points.find(name) for name in watch]
     moved = {model._points.find(name): x for name, x in (added or {}).items()}
@@ -88,7 +88,9 @@ def traced(
 
         def note(x: Tensor, hook: HookPoint, noted: dict[str, Tensor] = noted) -> None:
             if hook.name in noted:
-                raise HooklineError(f"{hook.name!r} comes by more than once in a run: it has no one gradient")
+                raise HooklineError(
+                    f"{hook.name!r} fires more than once per forward pass, so its gradient is ambiguous"
+                )
             noted[hook.name] = x if x.requires_grad else x.requires_grad_()
 
         run = number if len(runs) > 1 else None
@@ -106,7 +108,7 @@ def _adding(x: Tensor, point: HookPoint, prompts: Prompts, run: int | None) -> C
 
 
 def _all_logits(parts: list[Tensor], prompts: Prompts) -> Float[Tensor, "batch pos vocab"]:
-    """Those of all runs in one tensor, zeros at padding."""
+    """The logits of all runs in one tensor, zeros at padding."""
     if len(parts) == 1:
         return parts[0]
     every = parts[0].new_zeros(len(prompts), prompts.width, parts[0].shape[-1])
@@ -117,7 +119,7 @@ def _all_logits(parts: list[Tensor], prompts: Prompts) -> Float[Tensor, "batch p
 
 @torch.no_grad()
 def ran(model: HookedModel, prompts: Prompts, names: Sequence[str], fit: Fit | None = None) -> tuple[Tensor, Values]:
-    """The logits of runs on all prompts, and what they have at these points, with a row for each prompt."""
+    """The logits of runs on all prompts, and their activations at these points, with one row per prompt."""
     points = [model._points.find(name) for name in names]
 
     def run(some: Sequence[list[int]]) -> tuple[Tensor, Values]:
@@ -136,7 +138,7 @@ def ran(model: HookedModel, prompts: Prompts, names: Sequence[str], fit: Fit | N
 
 
 def _rows(prompts: Prompts) -> list[list[int]]:
-    """What goes through the model by itself if need be: each prompt, or all, since images may be one row."""
+    """The smallest groups of prompts that can be run: single prompts, or all, since images may be one row."""
     return [[row] for row in range(len(prompts))] if not prompts.more else [list(range(len(prompts)))]
 
 
@@ -149,9 +151,9 @@ def _joined(runs: Sequence[tuple[Tensor, Values]]) -> tuple[Tensor, Values]:
 
 
 class Line:
-    """The way from one run to another along which gradients are taken; without steps, only where it starts.
+    """The line from one run to another along which gradients are taken; without steps, only its start.
 
-    Where memory runs out, some prompts at a time go through the model, beside the logits of the others.
+    If memory runs out, prompts are run in smaller groups.
     """
 
     def __init__(
@@ -160,10 +162,10 @@ class Line:
         self.model, self.prompts, self.points, self.steps = model, prompts, points, steps
         first = f"{model._points.layer(0)}.hook_resid_pre"
         self.moved = {first: points} if along == "inputs" else {name: [name] for name in points}
-        """What is moved, and the points whose gradients are then taken."""
+        """The points that are moved along the line, and the points whose gradients are then taken."""
         self.fit = Fit("prompts")
         self._start: Traced | None = None
-        """The run where it starts, if its gradients are wanted and all prompts fit."""
+        """The run at the start, if its gradients are needed and all prompts fit."""
 
     @property
     def names(self) -> list[str]:
@@ -171,7 +173,7 @@ class Line:
         return self.points if self.steps is None else list(dict.fromkeys([*self.points, *self.moved]))
 
     def start(self) -> tuple[Tensor, Values]:
-        """The logits of the run where it starts, and what that has at the points."""
+        """The logits of the run at the start, and its activations at the points."""
         if self.steps is not None:
             return ran(self.model, self.prompts, self.names, self.fit)
 
@@ -184,7 +186,7 @@ class Line:
         return _joined([found for _, found in self.fit.parts(_rows(self.prompts), run)])
 
     def gradients(self, metrics: Metrics, end: Values, start: Values) -> ByMetric:
-        """Of each metric at each point, averaged over the steps."""
+        """The gradient of each metric at each point, averaged over the steps."""
         if self.steps is None:
             return self._gradients(metrics, self.points, {})
         sums: ByMetric = {name: {point: torch.zeros_like(start[point]) for point in self.points} for name in metrics}
@@ -198,7 +200,7 @@ class Line:
         return sums
 
     def _gradients(self, metrics: Metrics, points: Sequence[str], added: Mapping[str, Tensor]) -> ByMetric:
-        """Of each metric at some points, in runs with something `added` at others."""
+        """The gradient of each metric at some points, in runs with `added` values at others."""
         others: list[Tensor] = []
 
         def run(some: Sequence[list[int]]) -> ByMetric:
@@ -223,7 +225,7 @@ class Line:
         return traced(self.model, self.prompts.part(rows), points, added=part)
 
     def _among(self, rows: list[int], added: Mapping[str, Tensor], known: list[Tensor]) -> Among:
-        """The logits of all prompts with what is added, and which rows of them are run."""
+        """The logits of all prompts with the added values, and the rows that are run."""
         if not known:
             known.append(self._logits(added))
         return known[0], torch.tensor(rows, device=known[0].device)

@@ -1,4 +1,4 @@
-"""Means: the average activation at a point over many texts, without outlying positions."""
+"""Means: the mean activation at a point over many texts, without outlying positions."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hookline.text.outliers import Outliers, Outlying, bound_of, is_outlying, ou
 
 
 class Mean:
-    """The average at a point: over all positions of all texts, or, `per_position`, over texts.
+    """The mean at a point: over all positions of all texts or, with `per_position`, over texts.
 
-    What is added is summed up, and its norms are noted. Then `judge` returns whether some of it was outlying: if so,
-    all of it is to be added once more, and this time outlying rows are left out. A row is compared with those that it
-    is averaged with: with `per_position`, those at its position.
+    `add` sums the values and records their norms. `judge` then returns whether any row was outlying: if so, all texts
+    must be added a second time, and outlying rows are then left out. A row is compared with the rows that it is
+    averaged with: with `per_position`, those at its position.
     """
 
     def __init__(self, point: HookPoint, outliers: Outliers, *, per_position: bool) -> None:
@@ -27,11 +27,11 @@ class Mean:
         self._counts: Tensor | None = None
         self._norms: list[Tensor] = []
         self._bounds: list[float] | None = None
-        """Above which norm a row is outlying: at each position, or for all."""
+        """The norm above which a row is outlying: for each position, or for all."""
         self.outlying = Outlying()
 
     def add(self, x: Tensor) -> None:
-        """One more text."""
+        """Add one text."""
         x = x.movedim(_position(self._point), 0)
         x = x if x.dtype == torch.float64 else x.float()
         ones = torch.ones(len(x), dtype=x.dtype, device=x.device)
@@ -44,7 +44,7 @@ class Mean:
         self._total, self._counts = _plus(self._total, x), _plus(self._counts, ones)
 
     def judge(self) -> bool:
-        """Whether something outlying was added, and all of it is to be added again."""
+        """Whether any row was outlying, so that all texts must be added again."""
         longest = max(map(len, self._norms))
         columns = range(longest) if self._per_position else ()
         groups = [torch.cat([each[at : at + 1] for each in self._norms]) for at in columns] or [torch.cat(self._norms)]
@@ -63,7 +63,7 @@ class Mean:
         return is_outlying(norms, torch.tensor(bounds, dtype=norms.dtype, device=norms.device))
 
     def laid_out(self, base: Baseline, *, keeps: bool) -> Tensor:
-        """As it stands in for what one text has, which with `keeps` stays where it is outlying."""
+        """The mean in the shape of one text's activation; with `keeps`, outlying positions keep their value."""
         assert self._total is not None
         assert self._counts is not None
         before = base.kept[self._point.name].movedim(_position(self._point), 0)
@@ -72,8 +72,8 @@ class Mean:
             mean = mean.expand(len(before), *mean.shape[1:])
         elif len(mean) < len(before):
             raise HooklineError(
-                f"a prompt has {len(before)} tokens, but no text of data has more than {len(mean)}: there is no mean "
-                f"at its last positions. Give longer texts, or leave out per_position"
+                f"a prompt has {len(before)} tokens, but no text of data has more than {len(mean)}, so there is no "
+                f"mean at its last positions. Pass longer texts, or remove per_position"
             )
         found = mean[: len(before)].to(before)
         if keeps and bool((is_out := self._is_out(before)).any()):
@@ -82,7 +82,7 @@ class Mean:
 
 
 def _plus(total: Tensor | None, x: Tensor) -> Tensor:
-    """The sum; where one is longer, what it has alone."""
+    """The sum of two tensors, the shorter one padded with zeros."""
     if total is None:
         return x
     longer, shorter = (total, x) if len(total) >= len(x) else (x, total)

@@ -1,4 +1,4 @@
-"""Measuring: what metrics say of many variants of a few runs."""
+"""Measuring: the metrics of many variants of a few runs."""
 
 from __future__ import annotations
 
@@ -29,43 +29,43 @@ from hookline.transformer.contexts import GradMode
 Metrics: TypeAlias = Mapping[str, Callable[[Tensor], Any]]
 
 _OTHERS = ("points", "over", "direction", "layers", "metric", "steps", "check", "seed", "window", "samples")
-"""What some experiments take beside them, that may have been meant."""
+"""Arguments of some experiments, to suggest in error messages."""
 
 _ROOM = 2**28
-"""Bytes of logits that are kept at a time."""
+"""Bytes of logits that are held at a time."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What every experiment with many cells takes."""
+    """The options of every experiment with many cells."""
 
     per_example: bool = False
     """Keep the value of each prompt, as an axis `example`, instead of their mean."""
     batch_size: int | Literal["auto"] = "auto"
-    """How many cells go through the model at once."""
+    """How many cells run at once; "auto" chooses by available memory."""
     progress: bool = True
-    """Show a bar if it takes more than two seconds."""
+    """Show a progress bar if it takes more than two seconds."""
     resume: Result | None = None
-    """What an interrupted experiment gave: only cells that are missing there are measured."""
+    """The result of an interrupted experiment: only its missing cells are measured."""
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
-        """From keywords; one that is none of these is refused."""
+        """From keyword arguments; an unknown one raises an error."""
         names = [field.name for field in fields(cls)]
         for name in given:
             if name not in names:
                 others = [other for other in (*names, *_OTHERS) if other != name]  # another experiment may take it
                 near = get_close_matches(name, others, n=1, cutoff=0.6)
                 hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
-                raise HooklineError(f"{name!r} is no option of this experiment: {hint}")
+                raise HooklineError(f"this experiment has no option {name!r}: {hint}")
         return cls(**given)
 
     def __post_init__(self) -> None:
         is_number = isinstance(self.batch_size, int) and not isinstance(self.batch_size, bool)
         if self.batch_size != "auto" and not (is_number and self.batch_size >= 1):
-            raise HooklineError(f'batch_size is "auto", or how many cells go through at once, not {self.batch_size!r}')
+            raise HooklineError(f'batch_size is "auto" or a positive number of cells, got {self.batch_size!r}')
         if not isinstance(self.resume, Result | None):
-            raise HooklineError(f"resume= is what an interrupted experiment gave, a Result, not {self.resume!r}")
+            raise HooklineError(f"resume= takes the Result of an interrupted experiment, got {self.resume!r}")
 
 
 def padded_logits(bases: Sequence[Baseline], prompts: Prompts) -> Float[Tensor, "batch pos vocab"]:
@@ -81,7 +81,7 @@ def padded_logits(bases: Sequence[Baseline], prompts: Prompts) -> Float[Tensor, 
 
 
 class Reader:
-    """Shows metrics the logits of all prompts. Of most only some positions need be known."""
+    """Evaluates metrics on the logits of all prompts, at the positions that the metrics read."""
 
     def __init__(
         self, bases: Sequence[Baseline], prompts: Prompts, metrics: Metrics, *, all_read: bool = False
@@ -100,21 +100,21 @@ class Reader:
         columns = [[each for each in self.read if each in span] or [span[-1]] for span in self._spans]
         self._columns = [torch.tensor(each, device=logits.device) for each in columns]
         self.positions = [[each - span.start for each in some] for some, span in zip(columns, self._spans, strict=True)]
-        """Of each prompt, the positions in its text that are read."""
+        """For each prompt, the positions in its text that are read."""
 
     @property
     def sees_all(self) -> bool:
-        """Whether metrics are shown every position."""
+        """Whether every position is read."""
         return len(self.read) == self.prompts.width
 
     def values_of(self, logits: Float[Tensor, "batch pos vocab"]) -> Float[Tensor, "metric example"]:
-        """What the metrics say of logits."""
+        """The values of the metrics."""
         with GradMode(False):
             found = [value_of(metric, logits, name) for name, metric in self.metrics.items()]
         return torch.stack([each.expand(len(logits)) for each in found])
 
     def value(self, logits: Sequence[Float[Tensor, "pos vocab"]]) -> Float[Tensor, "metric example"]:
-        """What they say of the logits of each prompt at the positions that are read; perhaps NaN."""
+        """The values of the metrics, from the logits of each prompt at the positions that are read; may be NaN."""
         for row, (each, columns) in enumerate(zip(logits, self._columns, strict=True)):
             self._buffer[row].index_copy_(0, columns, each)
         found = []
@@ -124,20 +124,20 @@ class Reader:
         return torch.stack(found) if len(found) > 1 else found[0][None]
 
     def _rows(self, value: Any, name: str) -> Float[Tensor, " example"]:
-        """A number for each prompt; NaN is left for later, when it is known whether more must be shown."""
+        """One number per prompt. NaN is allowed here: the metric may have read a position that is not known."""
         value, rows = torch.as_tensor(value).detach().float(), len(self.bases)
         if value.ndim and value.shape != (rows,):
             raise HooklineError(
-                f"{name} gave the shape {list(value.shape)} when an activation was changed: a metric gives one number "
-                f"for each of the {rows} prompts, or one for all"
+                f"{name} returned shape {list(value.shape)} when an activation was changed: a metric returns one "
+                f"number per prompt, of shape [{rows}], or one number"
             )
         return value.expand(rows)
 
 
 def measured(reader: Reader, grid: Grid, info: dict[str, Any], how: Options, source: str = "") -> Result:
-    """The result of measuring every cell of a grid; tensors in `info` are values of metrics, by metric and prompt.
+    """Measure every cell of a grid; tensors in `info` are values of metrics, by metric and prompt.
 
-    `source` tells where the changes come from: a result can only be resumed if that is the same.
+    `source` identifies where the changes come from: a result can only be resumed if it is the same.
     """
     if how.per_example:
         _check_by_row(reader)
@@ -172,10 +172,10 @@ def packed(
     info: dict[str, Any] | None = None,
     complete: bool = True,
 ) -> Any:
-    """Values as a result: along metrics where there are several, and examples where they are kept; else as a number.
+    """Values as a result, with axes for several metrics and for examples if they are kept; otherwise a number.
 
-    `coords` has the labels of the axes in between; it is empty for a value that is one for all cells. So many rows as
-    `copies` says are one example.
+    `coords` has the labels of the axes in between; it is empty for a value that is the same for all cells. `copies`
+    rows next to each other are one example.
     """
     values = values.unflatten(-1, (-1, copies)).mean(-1) if copies > 1 and values.shape[-1] > 1 else values
     several = len(metrics) > 1
@@ -192,15 +192,15 @@ def _check_by_row(reader: Reader) -> None:
     logits = padded_logits(reader.bases, reader.prompts)
     for name, metric in reader.metrics.items():
         if len(logits) > 1 and torch.as_tensor(metric(snapshot(logits, is_ours=True))).ndim == 0:
-            raise HooklineError(f"per_example=True, but {name} gives one number for all prompts: let it give [batch]")
+            raise HooklineError(f"per_example=True, but {name} returns one number for all prompts, not [batch]")
 
 
 def _before(old: Result | None, new: Result, n_metrics: int) -> list[bool] | None:
-    """Which cells an earlier result of the same experiment has already."""
+    """Which cells an earlier result of the same experiment already has."""
     if old is None:
         return None
     if old.axes != new.axes or any(old.coords[axis] != new.coords[axis] for axis in new.axes):
-        raise HooklineError(f"resume= is a result over {old.axes}, of other cells than these: {new.axes}")
+        raise HooklineError(f"resume= has other cells, over {old.axes}, than this experiment, over {new.axes}")
     _check_same(old, new)
     done = ~old.values.isnan()
     done = done.reshape(n_metrics, -1, len(old.coords["example"]) if "example" in old.axes else 1)
@@ -208,22 +208,22 @@ def _before(old: Result | None, new: Result, n_metrics: int) -> list[bool] | Non
 
 
 def _identity(reader: Reader, grid: Grid, source: str) -> str:
-    """A few letters that tell an experiment from others: its prompts, the points it changes, and to what."""
+    """A checksum that identifies an experiment: its prompts, and the points it changes."""
     points = sorted({change.point.listed for cell in grid.variants for variant in cell for change in variant})
     content = "\n".join([reader.prompts.checksum, source, *points])
     return f"{zlib.crc32(content.encode()):08x}"
 
 
 def _check_same(old: Result, new: Result) -> None:
-    """What is resumed must be the same experiment: what is known of both must not differ."""
+    """A resumed result must be of the same experiment."""
     known = {key: value for key, value in new.info.items() if key in old.info or key not in ("about", "model")}
     differing = [key for key, value in known.items() if not _is_alike(old.info.get(key), value)]
     if old.name != new.name:
         differing.append("metric")
     if differing:
         raise HooklineError(
-            f"resume= is a result of another experiment (it differs in {', '.join(sorted(differing))}): resume with "
-            f"the prompts, points, metric and options that it was made with"
+            f"resume= is a result of another experiment (different {', '.join(sorted(differing))}): use the same "
+            f"prompts, points, metric and options"
         )
 
 
@@ -238,9 +238,9 @@ def _is_alike(a: Any, b: Any) -> bool:
 def measure(
     reader: Reader, variants: Sequence[Sequence[Variant]], how: Options, *, skip: Sequence[bool] | None = None
 ) -> tuple[Float[Tensor, "metric variant example"], bool]:
-    """What the metrics say of each variant, which is a list of changes for every prompt; and whether all are done.
+    """The metrics of each variant, which is a list of changes for every prompt; and whether all were measured.
 
-    An interrupt (Ctrl-C) ends it early; what is not done, or skipped, is NaN.
+    An interrupt (Ctrl-C) ends it early; variants not measured, or skipped, are NaN.
     """
     values = torch.full((len(reader.metrics), len(variants), len(reader.bases)), torch.nan)
     wanted = [number for number in range(len(variants)) if skip is None or not skip[number]]
@@ -250,7 +250,7 @@ def measure(
             found: list[Tensor] = []
             try:
                 found.extend(reader.value(each) for each in zip(*logits, strict=True))
-            finally:  # also of a block that is interrupted
+            finally:  # also if the block is interrupted
                 if found:
                     values[:, numbers[: len(found)]] = torch.stack(found, 1).to(values)
             bar.update(len(numbers))
@@ -265,7 +265,7 @@ def measure(
 def _fill_in(
     reader: Reader, variants: Sequence[Sequence[Variant]], numbers: list[int], values: Tensor, how: Options
 ) -> None:
-    """Where a metric looked at more than it does of the baseline: with every position known."""
+    """Measure again, with all positions, where a metric read more positions than in the baseline."""
     if not numbers:
         return
     full = reader if reader.sees_all else Reader(reader.bases, reader.prompts, reader.metrics, all_read=True)
@@ -274,14 +274,14 @@ def _fill_in(
         found = torch.stack([full.value(each) for each in zip(*logits, strict=True)], 1)
         if bool(found.isnan().any()):
             names = [name for name, each in zip(reader.metrics, found, strict=True) if bool(each.isnan().any())]
-            raise HooklineError(f"{names[0]} gave NaN when an activation was patched: a metric must give a number")
+            raise HooklineError(f"{names[0]} returned NaN when an activation was patched: it must return a number")
         values[:, some] = found.to(values)
 
 
 def _blocks(
     reader: Reader, variants: Sequence[Sequence[Variant]], numbers: Sequence[int], how: Options
 ) -> Iterator[tuple[list[int], list[Tensor]]]:
-    """Numbers of some variants with the logits of each prompt, [variant, position, vocab], as many as there is room."""
+    """Indices of some variants with the logits of each prompt, [variant, position, vocab], within the memory limit."""
     rows, vocab = len(reader.bases), reader.bases[0].logits.shape[-1]
     most = max(1, _ROOM // (4 * vocab * max(1, len(reader.read)) * rows))
     ordered = sorted(numbers, key=lambda number: _first(variants[number])) if len(numbers) > most else numbers

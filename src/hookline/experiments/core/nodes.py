@@ -1,4 +1,4 @@
-"""Nodes: heads and MLPs, as what they write to the stream and as what they read of it."""
+"""Nodes: heads and MLPs as writers to the stream (senders) and readers of it (receivers)."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from hookline.rerun.baseline import Baseline
 from hookline.rerun.changes import Index, index_of
 
 MLP_INPUTS = ("hook_mlp_in", "mlp.hook_in", "mlp.hook_pre")
-"""Where what an MLP reads may be changed for it alone: the first of these that a layer has."""
+"""The input of an MLP, which can be changed for it alone: the first of these that a layer has."""
 
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """A place in a model where something is written, or read."""
+    """A point of a model, or one head of it, that writes to the stream or reads from it."""
 
     label: str
     layer: int
     turn: int
-    """In its layer: attention comes first, with 0, then the MLP."""
+    """The order within its layer: 0 for attention, 1 for the MLP."""
     point: HookPoint
     head: int | None = None
 
     @property
     def index(self) -> tuple[Index, ...]:
-        """Where it is in the point's value, without the batch."""
+        """Its index in the point's value, without the batch."""
         return index_of(self.point, head=self.head)
 
     def of(self, base: Baseline) -> Tensor:
-        """What it is in a run that has kept it."""
+        """Its activation in a baseline that keeps the point."""
         return base.kept[self.point.name][self.index]
 
 
@@ -48,7 +48,7 @@ def sender_node(model: HookedModel, sender: Any) -> Node:
             prefix = _layer(model, layer, sender)
             _check_head(head, model.cfg.n_heads, sender)
             return Node(f"L{layer}H{head}", layer, 0, model._points.find(f"{prefix}.attn.hook_z"), head)
-    raise HooklineError(f'a sender is a head (layer, head) or an MLP ("mlp", layer), not {sender!r}')
+    raise HooklineError(f'a sender is a head (layer, head) or an MLP ("mlp", layer), got {sender!r}')
 
 
 def receiver_node(model: HookedModel, receiver: Any) -> Node:
@@ -63,17 +63,15 @@ def receiver_node(model: HookedModel, receiver: Any) -> Node:
             prefix = _layer(model, layer, receiver)
             _check_head(head, model.cfg.n_heads if kind == "q" else model.cfg.n_kv_heads, receiver)
             return Node(f"L{layer}H{head}.{kind}", layer, 0, model._points.find(f"{prefix}.attn.hook_{kind}"), head)
-    raise HooklineError(
-        f'a receiver is ("q", layer, head), or k or v instead of q, or ("mlp", layer), not {receiver!r}'
-    )
+    raise HooklineError(f'a receiver is ("q", layer, head), ("k", …), ("v", …) or ("mlp", layer), got {receiver!r}')
 
 
 def _layer(model: HookedModel, layer: int, asked: Any) -> str:
     if layer not in range(model.cfg.n_layers):
-        raise HooklineError(f"{asked!r}: there is no layer {layer}, but 0 to {model.cfg.n_layers - 1}")
+        raise HooklineError(f"{asked!r}: there is no layer {layer}, the model has 0 to {model.cfg.n_layers - 1}")
     return model._points.layer(layer)
 
 
 def _check_head(head: int, count: int, asked: Any) -> None:
     if head not in range(count):
-        raise HooklineError(f"{asked!r}: there is no head {head} of that kind, but 0 to {count - 1}")
+        raise HooklineError(f"{asked!r}: there is no head {head}, the model has 0 to {count - 1}")

@@ -56,7 +56,7 @@ def plot(
     *,
     panels: str | None = None,
     title: str | None = None,
-    centre: float | None = None,
+    center: float | None = None,
     **kwargs: Any,
 ) -> Axes | Figure:
     """Draw a result: one axis as a line or as bars, two as a heat map, and a panel for each label of a further one.
@@ -65,7 +65,7 @@ def plot(
     result over a count, as of `ablation.cumulative`, is drawn as curves. Panels are for the metrics where there are
     several, else for the first of three axes, or for the axis that `panels` names.
 
-    Colors are blue above and red below `centre`, equally far on both sides: by default the value of the run that was
+    Colors are blue above and red below `center`, equally far on both sides: by default the value of the run that was
     changed, or 0. Values that cannot be negative and have no such run, such as attention or probabilities, get one
     color, from 0 up. The bar beside a map shows the range that occurs. Panels of metrics have scales of their own,
     others share one. Bars start at the value of the run that was changed, or 0. A heat map or bar chart with more than
@@ -80,15 +80,15 @@ def plot(
             f"a plot shows one or two axes, and panels for one more: this result has "
             f"{', '.join(map(repr, result.axes)) or 'none'}. Take a part with sel(…), or average with mean(…)"
         )
-    if centre is not None and (len(rest) == 1 or {"norm", "vmin", "vmax"} & kwargs.keys()):
-        raise HooklineError("centre is for the colours of a heat map, where no norm, vmin or vmax sets them already")
+    if center is not None and (len(rest) == 1 or {"norm", "vmin", "vmax"} & kwargs.keys()):
+        raise HooklineError("center is for the colors of a heat map, where no norm, vmin or vmax sets them already")
     result, note = _readable(result, split)
     heading = drawable(_heading(result) + note if title is None else title, cut=False)
     if split is not None:
-        return _panels(result, split, ax, heading, centre, kwargs)
+        return _panels(result, split, ax, heading, center, kwargs)
     if ax is None:
         ax = pyplot.subplots(figsize=_size(result), layout="constrained")[1]
-    _draw(result, ax, centre, kwargs)
+    _draw(result, ax, center, kwargs)
     ax.set_title(_wrapped(heading, ax.figure.get_figwidth()), fontsize=_FONT + 2, loc="left")  # type: ignore[union-attr]
     return ax
 
@@ -105,7 +105,7 @@ def _split_axis(result: Result, panels: str | None) -> str | None:
 def _heading(result: Result) -> str:
     done = int((~result.values.isnan()).sum())
     share = "" if result.complete else f" (incomplete: {done} of {result.values.numel()} cells)"
-    is_share = ", normalised" if result.info.get("normalised") else ""
+    is_share = ", normalized" if result.info.get("normalized") else ""
     about = f": {result.info['about']}" if isinstance(result.info.get("about"), str) else ""
     model = f" · {result.info['model']}" if isinstance(result.info.get("model"), str) else ""
     return f"{result.name}{is_share}{about}{model}{share}"
@@ -141,7 +141,7 @@ def _size(result: Result) -> tuple[float, float]:
     return min(max(0.34 * columns + 1.8, 4.2), 12.0), min(max(0.24 * rows + 0.6, 1.8), 8.0) + room
 
 
-def _panels(result: Result, split: str, ax: Axes | None, heading: str, centre: float | None, kwargs: Any) -> Figure:
+def _panels(result: Result, split: str, ax: Axes | None, heading: str, center: float | None, kwargs: Any) -> Figure:
     labels = result.coords[split]
     if ax is not None:
         raise HooklineError(f"{len(labels)} panels need a figure of their own: leave out ax, or take one with sel(…)")
@@ -167,10 +167,10 @@ def _panels(result: Result, split: str, ax: Axes | None, heading: str, centre: f
     )
     shared = kwargs
     if not (is_own or is_lines):
-        shared = {"cmap": _cmap(result, centre), **_rest(kwargs), "norm": _norm(result, centre, kwargs)}
+        shared = {"cmap": _cmap(result, center), **_rest(kwargs), "norm": _norm(result, center, kwargs)}
     images = []
     for at, (part, label, each) in enumerate(zip(parts, labels, grid.flat, strict=False)):
-        images.append(_draw(part, each, centre, shared, bar=is_own))
+        images.append(_draw(part, each, center, shared, bar=is_own))
         each.set_title(
             drawable(label if isinstance(label, str) else f"{split} {label}"), fontsize=_FONT + 1, loc="left"
         )
@@ -178,7 +178,7 @@ def _panels(result: Result, split: str, ax: Axes | None, heading: str, centre: f
     for each in grid.flat[len(parts) :]:
         each.set_visible(False)
     if not is_own and images[0] is not None:
-        plain_bar(figure.colorbar(images[0], ax=grid, shrink=0.8, pad=0.01), _range(result, centre, kwargs))
+        plain_bar(figure.colorbar(images[0], ax=grid, shrink=0.8, pad=0.01), _range(result, center, kwargs))
     figure.suptitle(_wrapped(heading, figure.get_figwidth()), fontsize=_FONT + 3, x=0.01, ha="left")
     return figure
 
@@ -194,12 +194,12 @@ def _label_edges(ax: Axes, *, is_left: bool, is_lowest: bool, is_own: bool) -> N
 
 
 def _draw(
-    result: Result, ax: Axes, centre: float | None, kwargs: dict[str, Any], *, bar: bool = True
+    result: Result, ax: Axes, center: float | None, kwargs: dict[str, Any], *, bar: bool = True
 ) -> AxesImage | None:
     if (along := _curve_axis(result)) is not None:
         _curves(result, along, ax, kwargs)
         return None
-    return _heat(result, ax, centre, kwargs, bar=bar)
+    return _heat(result, ax, center, kwargs, bar=bar)
 
 
 def _curve_axis(result: Result) -> str | None:
@@ -217,12 +217,12 @@ def _curves(result: Result, along: str, ax: Axes, kwargs: dict[str, Any]) -> Non
         _line(result.isel(**{other: at}), ax, {"color": f"C{at}", "label": drawable(str(label)), **kwargs})
 
 
-def _heat(result: Result, ax: Axes, centre: float | None, kwargs: dict[str, Any], *, bar: bool) -> AxesImage:
-    options = {"aspect": "auto", "interpolation": "nearest", **_rest(kwargs), "norm": _norm(result, centre, kwargs)}
-    options["cmap"] = colours(options.get("cmap", _cmap(result, centre)))
+def _heat(result: Result, ax: Axes, center: float | None, kwargs: dict[str, Any], *, bar: bool) -> AxesImage:
+    options = {"aspect": "auto", "interpolation": "nearest", **_rest(kwargs), "norm": _norm(result, center, kwargs)}
+    options["cmap"] = colors(options.get("cmap", _cmap(result, center)))
     rows, columns = result.shape
     options["extent"] = (-0.5, columns - 0.5, rows - 0.5, -0.5)  # places keep their numbers where cells are merged
-    image = ax.imshow(np.ma.masked_invalid(_merged(result, centre)), **options)
+    image = ax.imshow(np.ma.masked_invalid(_merged(result, center)), **options)
     down, across = result.axes
     _label_axis(ax.yaxis, down, result.coords[down])
     _label_axis(ax.xaxis, across, result.coords[across])
@@ -230,14 +230,14 @@ def _heat(result: Result, ax: Axes, centre: float | None, kwargs: dict[str, Any]
     for side in ax.spines.values():
         side.set_visible(False)
     if bar:
-        plain_bar(ax.figure.colorbar(image, ax=ax, pad=0.02, aspect=25), _range(result, centre, kwargs))
+        plain_bar(ax.figure.colorbar(image, ax=ax, pad=0.02, aspect=25), _range(result, center, kwargs))
     return image
 
 
-def _merged(result: Result, centre: float | None) -> np.ndarray:
+def _merged(result: Result, center: float | None) -> np.ndarray:
     """The cells to draw. Where they would be thinner than a pixel, the strongest of its neighbors stands for all."""
     values = result.numpy()
-    origin = result.origin if centre is None else centre
+    origin = result.origin if center is None else center
     for axis in (0, 1):
         size = values.shape[axis]
         group = math.ceil(size / _FINEST)
@@ -252,39 +252,39 @@ def _merged(result: Result, centre: float | None) -> np.ndarray:
     return values
 
 
-def _is_one_sided(result: Result, centre: float | None) -> bool:
+def _is_one_sided(result: Result, center: float | None) -> bool:
     """Whether the values go from 0 up, and are not changes of a run's value: attention, probabilities, norms."""
     done = result.values[result.values.isfinite()]
     has_run = any(key in result.info for key in BASELINES)
-    return centre is None and not has_run and len(done) > 0 and 0 <= float(done.min()) < float(done.max())
+    return center is None and not has_run and len(done) > 0 and 0 <= float(done.min()) < float(done.max())
 
 
-def _cmap(result: Result, centre: float | None) -> str:
-    return _SEQUENTIAL if _is_one_sided(result, centre) else _DIVERGING
+def _cmap(result: Result, center: float | None) -> str:
+    return _SEQUENTIAL if _is_one_sided(result, center) else _DIVERGING
 
 
-def _range(result: Result, centre: float | None, kwargs: dict[str, Any]) -> tuple[float, float] | None:
+def _range(result: Result, center: float | None, kwargs: dict[str, Any]) -> tuple[float, float] | None:
     """What the bar of colors shows: the values that occur and the center, unless the caller sets the scale."""
     done = result.values[result.values.isfinite()]
     if {"norm", "vmin", "vmax"} & kwargs.keys() or not len(done):
         return None
-    origin = result.origin if centre is None else centre
+    origin = result.origin if center is None else center
     low, high = min(float(done.min()), origin), max(float(done.max()), origin)
     return (low, high) if low < high else None
 
 
-def _norm(result: Result, centre: float | None, kwargs: dict[str, Any]) -> Any:
-    """The scale of the colours: as far below the centre as above it, unless told otherwise."""
+def _norm(result: Result, center: float | None, kwargs: dict[str, Any]) -> Any:
+    """The scale of the colors: as far below the center as above it, unless told otherwise."""
     if "norm" in kwargs:
         return kwargs["norm"]
-    is_one_sided = _is_one_sided(result, centre)
-    centre = result.origin if centre is None else centre
+    is_one_sided = _is_one_sided(result, center)
+    center = result.origin if center is None else center
     done = result.values[result.values.isfinite()]
-    reach = float((done - centre).abs().max()) if len(done) else 0.0
-    lowest = 0.0 if is_one_sided else centre - (reach or 1.0)
-    low, high = kwargs.get("vmin", lowest), kwargs.get("vmax", centre + (reach or 1.0))
+    reach = float((done - center).abs().max()) if len(done) else 0.0
+    lowest = 0.0 if is_one_sided else center - (reach or 1.0)
+    low, high = kwargs.get("vmin", lowest), kwargs.get("vmax", center + (reach or 1.0))
     if not low < high:
-        raise HooklineError(f"the colours would go from {low} to {high}: give a vmin below vmax, both or neither")
+        raise HooklineError(f"the colors would go from {low} to {high}: give a vmin below vmax, both or neither")
     return Normalize(low, high)
 
 
@@ -294,10 +294,10 @@ def _rest(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in kwargs.items() if key not in ("norm", "vmin", "vmax")}
 
 
-def colours(cmap: str | Colormap) -> Colormap:
-    """Matplotlib's colours by their name."""
+def colors(cmap: str | Colormap) -> Colormap:
+    """Matplotlib's colors by their name."""
     if isinstance(cmap, str) and cmap not in colormaps:
-        raise HooklineError(f"matplotlib has no colours {cmap!r}: for instance 'RdBu', 'PiYG', 'viridis'")
+        raise HooklineError(f"matplotlib has no colors {cmap!r}: for instance 'RdBu', 'PiYG', 'viridis'")
     return (colormaps[cmap] if isinstance(cmap, str) else cmap).with_extremes(bad=_EMPTY)
 
 

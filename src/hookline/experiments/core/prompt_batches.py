@@ -1,4 +1,4 @@
-"""Batches: prompts run together, or one by one where the rows at a point are images and not prompts."""
+"""Batches: prompts run together, or one by one where the rows at a point are images, not prompts."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from hookline.rerun.image_inputs import in_one_row
 
 
 def batches(prompts: Prompts, points: Iterable[HookPoint]) -> list[Prompts]:
-    """The prompts as they are to be run for these points."""
+    """The batches in which the prompts are run for these points."""
     if len(prompts) == 1 or not any(point.stream == "image" for point in points):
         return [prompts]
     return [prompts.only(row) for row in range(len(prompts))]
 
 
 def gathered(parts: Sequence[Tensor], point: HookPoint, prompts: Prompts) -> Tensor:
-    """What the runs on `batches` have at a point, as one tensor with a row for each prompt."""
+    """The activations of the runs on `batches` at a point, as one tensor with one row per prompt."""
     if point.stream == "image":
         parts = [in_one_row(x, point) for x in parts]
     elif len(parts) > 1:
         parts = [_padded(x, point, prompts, row) for row, x in enumerate(parts)]
     if len({x.shape[1:] for x in parts}) > 1:
         raise HooklineError(
-            f"the prompts have the shapes {[list(x.shape[1:]) for x in parts]} at {point.name!r}: give images of one "
-            f"size, as many in each prompt, or one prompt at a time"
+            f"the prompts have the shapes {[list(x.shape[1:]) for x in parts]} at {point.name!r}: use images of one "
+            f"size, the same number in each prompt, or one prompt at a time"
         )
     return torch.cat(list(parts)) if len(parts) > 1 else parts[0]
 
 
 def scattered(x: Tensor, point: HookPoint, prompts: Prompts, shape: torch.Size, run: int | None) -> Tensor:
-    """What `gathered` made, as it is in one of the runs, in which the point has this shape."""
+    """The inverse of `gathered`: the part of one run, in which the point has this shape."""
     if run is None:
         return x.view(shape)
     part = x[run]
@@ -46,7 +46,7 @@ def scattered(x: Tensor, point: HookPoint, prompts: Prompts, shape: torch.Size, 
 
 
 def _padded(x: Tensor, point: HookPoint, prompts: Prompts, row: int) -> Tensor:
-    """A run on one prompt alone, with zeros at the padding that it has among the others."""
+    """The activation of one prompt, with zeros at the padding that it has in the batch of all."""
     span = prompts.span(row)
     for axis in _text_axes(point, x.shape[1:], len(span)):
         wide = x.new_zeros([prompts.width if at == axis + 1 else size for at, size in enumerate(x.shape)])
@@ -55,6 +55,6 @@ def _padded(x: Tensor, point: HookPoint, prompts: Prompts, row: int) -> Tensor:
 
 
 def _text_axes(point: HookPoint, shape: Sequence[int], length: int) -> list[int]:
-    """The axes after the batch that have the positions of the text."""
+    """The axes after the batch that are positions in the text."""
     letters = point.axes.split()[1:]
     return [at for at, letter in enumerate(letters) if letter in "pk" and shape[at] == length]

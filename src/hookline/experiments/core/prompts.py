@@ -1,4 +1,4 @@
-"""Prompts of an experiment: texts, tokens, or texts with pictures, in pairs of the same shape; a baseline for each."""
+"""Prompts of an experiment: texts, tokens, or texts with images; and a baseline for each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hookline.rerun.baseline import Baseline
 
 Prompt: TypeAlias = str | Sequence[str | int | Sequence[int]] | Tensor | Mapping[str, Any] | Sequence[Mapping[str, Any]]
 """Text, texts, token ids (a tensor, a list, or a list for each text);
-or what `model.to_inputs(text, images=…)` gives for one text, or a list of such."""
+or the result of `model.to_inputs(text, images=…)` for one text, or a list of these."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,11 +32,11 @@ class Prompts:
     tokens: Int[Tensor, "batch pos"]
     mask: Bool[Tensor, "batch pos"]
     more: tuple[Mapping[str, Any], ...] = ()
-    """Of texts with pictures: what goes into the model beside the tokens of each row."""
+    """For texts with images: the inputs of each row besides its tokens."""
     copies: int = 1
-    """How many rows next to each other are one example: the same text, with different continuations."""
+    """How many adjacent rows are one example: the same text with different continuations."""
     own: tuple[int, ...] = ()
-    """How many tokens of each row are the prompt's own, where continuations come after them."""
+    """How many tokens of each row belong to the prompt, if continuations follow it."""
 
     @property
     def width(self) -> int:
@@ -47,7 +47,7 @@ class Prompts:
         return self.tokens.shape[0]
 
     def span(self, row: int) -> range:
-        """The columns that one row's text is in."""
+        """The columns of the text of one row."""
         columns = self.mask[row].nonzero().flatten().tolist()
         return range(columns[0], columns[-1] + 1)
 
@@ -57,7 +57,7 @@ class Prompts:
 
     @property
     def checksum(self) -> str:
-        """A few letters that tell these prompts from others."""
+        """A checksum of the prompts."""
         content = torch.where(self.mask, self.tokens, -1).cpu().contiguous().numpy().tobytes()
         for inputs in self.more:
             for _, x in sorted(inputs.items()):
@@ -72,13 +72,13 @@ class Prompts:
         return self.tokens[row : row + 1, span.start : span.stop]
 
     def only(self, row: int) -> Prompts:
-        """One row by itself, without its padding."""
+        """One row as a batch of its own, without its padding."""
         tokens = self.row(row)
         mask = torch.ones_like(tokens, dtype=torch.bool)
         return Prompts(tokens, mask, self.more[row : row + 1], own=self.own[row : row + 1])
 
     def one(self, row: int) -> dict[str, Any]:
-        """What the model is called with to run one row."""
+        """The model inputs for one row."""
         return {"input_ids": self.row(row), **self.more[row]} if self.more else {"input": self.row(row)}
 
     def part(self, rows: Sequence[int]) -> Prompts:
@@ -89,7 +89,7 @@ class Prompts:
         return Prompts(self.tokens[some], self.mask[some], tuple(self.more[row] for row in some) if self.more else ())
 
     def call(self, model: HookedModel) -> dict[str, Any]:
-        """What the model is called with to run all rows at once, padding and all."""
+        """The model inputs for all rows at once, with padding."""
         if self.more:
             return {"input_ids": self.tokens, "attention_mask": self.mask.long(), **self._together()}
         if bool(self.mask.all()):
@@ -98,10 +98,10 @@ class Prompts:
         return {"input": self.tokens, "attention_mask": mask, **model._positions(mask)}
 
     def _together(self) -> dict[str, Any]:
-        """The inputs of all rows: those with a number for each token, padded; the others, one row after the other."""
+        """The inputs of all rows: those with one value per token are padded, the others concatenated."""
         names = list(self.more[0])
         if any(list(inputs) != names for inputs in self.more):
-            raise HooklineError("some prompts have pictures and others none: run them apart")
+            raise HooklineError("some prompts have images and others have none: run them separately")
         found: dict[str, Any] = {}
         for name in names:
             each = [inputs[name] for inputs in self.more]
@@ -115,15 +115,15 @@ class Prompts:
                 found[name] = wide
             elif len({x.shape[1:] for x in each}) > 1:
                 raise HooklineError(
-                    f"{name} of these prompts has the shapes {[list(x.shape) for x in each]}: they do not go into one "
-                    f"batch; run them one by one"
+                    f"{name} has different shapes for these prompts, {[list(x.shape) for x in each]}, and cannot be "
+                    f"batched: run them one by one"
                 )
             else:
                 found[name] = torch.cat(each)
         return found
 
     def labels(self, model: HookedModel) -> list[str | int]:
-        """What positions are called: by their tokens if there is one text, else by their numbers."""
+        """The labels of positions: tokens if there is one text, otherwise numbers."""
         if len(self) > self.copies or model.tokenizer is None:
             return list(range(self.width))
         known = self.width if len(self) == 1 else self.length(0)  # continuations differ from there on
@@ -131,7 +131,7 @@ class Prompts:
 
 
 def prompts_of(model: HookedModel, prompt: Prompt) -> Prompts:
-    """Texts or tokens as rows."""
+    """Texts, tokens or inputs with images as rows."""
     if isinstance(prompt, Mapping):
         return _with_images(model, [prompt])
     if not isinstance(prompt, str | Tensor) and len(prompt) and all(isinstance(each, Mapping) for each in prompt):
@@ -167,12 +167,12 @@ def _with_images(model: HookedModel, given: Sequence[Mapping[str, Any]]) -> Prom
         ids = inputs.get("input_ids")
         if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.shape[0] != 1:
             raise HooklineError(
-                "a prompt with pictures is what model.to_inputs(text, images=…) gives for one text; for several, give "
-                f"a list of those. Here input_ids is {'missing' if ids is None else list(ids.shape)}"
+                "a prompt with images is the result of model.to_inputs(text, images=…) for one text, or a list of "
+                f"these. Here input_ids is {'missing' if ids is None else list(ids.shape)}"
             )
         mask = inputs.get("attention_mask")
         if isinstance(mask, Tensor) and not bool(mask.all()):
-            raise HooklineError("a prompt with pictures comes without padding: make the inputs of each text by itself")
+            raise HooklineError("a prompt with images must not have padding: create the inputs of each text separately")
         model.text.check_ids(ids)
         rows.append(ids[0].to(model._device))
         more.append(
@@ -187,14 +187,14 @@ def _with_images(model: HookedModel, given: Sequence[Mapping[str, Any]]) -> Prom
 
 
 def check_pair(model: HookedModel, clean: Prompts, corrupted: Prompts) -> None:
-    """What is patched from one into the other must be at the same places in both."""
+    """Clean and corrupted prompts must have the same shape."""
     if clean.tokens.shape == corrupted.tokens.shape and torch.equal(clean.mask, corrupted.mask):
         return
     row = next((row for row in range(min(len(clean), len(corrupted))) if clean.span(row) != corrupted.span(row)), 0)
     shown = [_shown(model, prompts, row) for prompts in (clean, corrupted)]
     raise HooklineError(
-        f"clean and corrupted prompts must have as many rows, and as many tokens in each, to be patched into each "
-        f"other: clean has {list(clean.tokens.shape)}, corrupted {list(corrupted.tokens.shape)}. "
+        f"clean and corrupted prompts must have the same number of rows, and of tokens in each row: clean has "
+        f"{list(clean.tokens.shape)}, corrupted {list(corrupted.tokens.shape)}. "
         f"Row {row}: clean {shown[0]}, corrupted {shown[1]}"
     )
 
@@ -208,7 +208,7 @@ def _shown(model: HookedModel, prompts: Prompts, row: int) -> str:
 def baselines(
     model: HookedModel, prompts: Prompts, *, keep: Iterable[str] = (), fwd_hooks: HookList = ()
 ) -> list[Baseline]:
-    """A run on each row, without padding, that variants can be made of."""
+    """A baseline for each row, without padding."""
     warn_of_dropout(model)
     keep = list(keep)
     more = prompts.more or (None,) * len(prompts)
@@ -219,22 +219,22 @@ def baselines(
 
 
 def warn_of_dropout(model: HookedModel) -> None:
-    """What is compared must not differ by chance."""
+    """Warn if the model is in training mode with dropout."""
     dropouts = [name for name, each in model.module.named_modules() if each.training and _is_random(each)]
     if dropouts:
         warnings.warn(
-            f"the model is in training mode with dropout ({dropouts[0]}, …): runs differ by chance. Call model.eval()",
+            f"the model is in training mode with dropout ({dropouts[0]}, …): runs differ at random. Call model.eval()",
             HooklineWarning,
             stacklevel=users_level(),
         )
 
 
 _CHANCES = ("dropout", "layerdrop", "drop_path", "jitter")
-"""Parts of the names by which modules keep how likely it is that something is dropped or shaken."""
+"""Parts of the attribute names under which modules store dropout or jitter rates."""
 
 
 def _is_random(module: nn.Module) -> bool:
-    """Whether a module in training mode does something by chance, itself or by a function that it calls."""
+    """Whether a module is random in training mode, itself or through a function that it calls."""
     if isinstance(module, nn.modules.dropout._DropoutNd):
         return module.p > 0
     rates = (x for name, x in vars(module).items() if any(each in name for each in _CHANCES))

@@ -1,4 +1,4 @@
-"""Replacements: what stands in an activation's place when it is ablated. Zeros, an average, or another text's."""
+"""Replacements for ablated activations: zeros, a mean, or the activation of another text."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from hookline.rerun.baseline import Baseline
 from hookline.rerun.image_inputs import in_one_row
 from hookline.text.outliers import Outliers, Outlying, factor_of
 
-By: TypeAlias = Literal["zero", "mean", "resample"]
+Method: TypeAlias = Literal["zero", "mean", "resample"]
 
 
 @dataclass(frozen=True, eq=False)
 class Replacement:
     """How activations are replaced: see `ablation.ablate`."""
 
-    by: By = "zero"
+    method: Method = "zero"
     data: Prompt | None = None
     per_position: bool = False
     seed: int | None = None
     outliers: Outliers = "exclude"
     left_out: dict[str, Outlying] = field(default_factory=dict)
-    """By point, the outlying positions that the mean was taken without; known once there are values."""
+    """The outlying positions that the mean excludes, by point; filled in by `values`."""
 
     def __post_init__(self) -> None:
-        if self.by not in ("zero", "mean", "resample"):
-            raise HooklineError(f'by is "zero", "mean" or "resample", not {self.by!r}')
-        if self.by == "zero" and self.data is not None:
-            raise HooklineError('by="zero" needs no data: leave it out, or say by="mean" or by="resample"')
-        if self.by != "mean" and self.per_position:
-            raise HooklineError(f'per_position is about the mean, but by={self.by!r}: say by="mean"')
-        if self.by != "resample" and self.seed is not None:
-            raise HooklineError(f'seed chooses the texts to resample from, but by={self.by!r}: say by="resample"')
+        if self.method not in ("zero", "mean", "resample"):
+            raise HooklineError(f'method is "zero", "mean" or "resample", got {self.method!r}')
+        if self.method == "zero" and self.data is not None:
+            raise HooklineError('method="zero" needs no data: remove it, or use method="mean" or method="resample"')
+        if self.method != "mean" and self.per_position:
+            raise HooklineError(f'per_position needs method="mean", got method={self.method!r}')
+        if self.method != "resample" and self.seed is not None:
+            raise HooklineError(f'seed needs method="resample", got method={self.method!r}')
         factor_of(self.outliers)  # it checks them
-        if self.by != "mean" and self.outliers != "exclude":
-            raise HooklineError(f'outliers is about the mean, but by={self.by!r}: say by="mean"')
+        if self.method != "mean" and self.outliers != "exclude":
+            raise HooklineError(f'outliers needs method="mean", got method={self.method!r}')
 
     def values(
         self,
@@ -57,20 +57,20 @@ class Replacement:
         *,
         at_all_positions: bool = True,
     ) -> list[Values]:
-        """What comes in at each point, for every prompt, in the shape of what is there.
+        """The replacement at each point, for every prompt, in the shape of the activation.
 
-        With `at_all_positions`, a mean leaves outlying positions as they are: it is not of them. Where the caller names
-        positions, it comes in at these, whatever they are.
+        With `at_all_positions`, a mean does not replace outlying positions, which it excludes. Positions that the
+        caller names are always replaced.
         """
         for point in points:
             if not bases[0].kept[point.name].is_floating_point():
                 raise HooklineError(
-                    f"{point.name!r} has whole numbers, {bases[0].kept[point.name].dtype}: not to ablate"
+                    f"{point.name!r} has integer values, {bases[0].kept[point.name].dtype}, which cannot be ablated"
                 )
-        if self.by == "zero":
+        if self.method == "zero":
             return [{point.name: torch.zeros_like(base.kept[point.name]) for point in points} for base in bases]
         data = None if self.data is None else prompts_of(model, self.data)
-        if self.by == "mean":
+        if self.method == "mean":
             self._check_mean(points, None if data is None else len(data), len(prompts))
             means = self._means(model, points, bases, data)
             return [
@@ -84,8 +84,8 @@ class Replacement:
         return [found for text in like for found in _runs(model, points, text, [0])]
 
     def info(self) -> dict[str, Any]:
-        """What a result says of it."""
-        said: dict[str, Any] = {"by": self.by}
+        """The entries of a result's `info` about the replacement."""
+        said: dict[str, Any] = {"by": self.method}
         if self.outliers != "exclude":
             said["outliers"] = self.outliers
         if self.left_out:
@@ -95,7 +95,7 @@ class Replacement:
     def _means(
         self, model: HookedModel, points: Sequence[HookPoint], bases: Sequence[Baseline], data: Prompts | None
     ) -> dict[str, Mean]:
-        """The average at each point, without outlying positions; where there are any, the texts are run once more."""
+        """The mean at each point without outlying positions; if there are any, the texts are run a second time."""
 
         def texts() -> Iterable[Values]:
             return [base.kept for base in bases] if data is None else _runs(model, points, data, range(len(data)))
@@ -116,16 +116,16 @@ class Replacement:
             letters = point.axes.split()
             if "p" not in letters or "k" in letters:
                 raise HooklineError(
-                    f'{point.name!r} (axes {point.axes}) has no mean that fits other texts: use by="zero" or "resample"'
+                    f'{point.name!r} (axes {point.axes}) has no mean over texts: use method="zero" or method="resample"'
                 )
         if n_data is None and n_prompts == 1 and self.per_position:
-            raise HooklineError("the mean of one prompt at each position is the prompt itself: give data=[texts]")
+            raise HooklineError("the mean of one prompt at each position is the prompt itself: pass data=[texts]")
 
 
 def _runs(
     model: HookedModel, points: Sequence[HookPoint], data: Prompts, rows: Iterable[int]
 ) -> Iterable[dict[str, Tensor]]:
-    """What each of these texts has at the points."""
+    """The activations of each of these texts at the points."""
     names = [point.name for point in points]
     for row in rows:
         with torch.no_grad():
@@ -134,7 +134,7 @@ def _runs(
 
 
 def _others(prompts: Prompts, data: Prompts | None, seed: int) -> list[int]:
-    """For each prompt another text, as long, chosen by chance."""
+    """For each prompt, a random other text of the same length."""
     generator = torch.Generator().manual_seed(seed)
     source = prompts if data is None else data
     chosen = []
@@ -144,17 +144,17 @@ def _others(prompts: Prompts, data: Prompts | None, seed: int) -> list[int]:
         if not able:
             whose = "the prompts" if data is None else "data"
             raise HooklineError(
-                f"no other text of {tokens.shape[1]} tokens is among {whose} to resample prompt {row} from: "
-                f"give data=[texts] that are as long as the prompts"
+                f"{whose} contain no other text of {tokens.shape[1]} tokens to resample prompt {row} from: "
+                f"pass data=[texts] of the same length as the prompts"
             )
         chosen.append(able[int(torch.randint(len(able), (), generator=generator))])
     return chosen
 
 
 def _is_other(source: Prompts, number: int, prompts: Prompts, row: int) -> bool:
-    """Whether a prompt is as long as another, and not the same: in its text, or in its pictures.
+    """Whether a prompt has the same length as another, and a different text or different images.
 
-    What continues them is no part of that, but must be the same where both are continued.
+    Continuations are not compared, but must be the same where both have one.
     """
     one, another = source.one(number), prompts.one(row)
     text = next(iter(one))
@@ -170,7 +170,7 @@ def _is_other(source: Prompts, number: int, prompts: Prompts, row: int) -> bool:
 
 
 def _continued_as(prompts: Prompts, row: int, data: Prompts) -> Prompts:
-    """A text of data, as long as a prompt, with what continues that."""
+    """A text of data with the continuation of a prompt of the same length."""
     after = prompts.row(row)[:, prompts.length(row) :]
     if not after.shape[1]:
         return data

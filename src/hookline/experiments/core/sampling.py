@@ -1,4 +1,4 @@
-"""Trials of an estimate: some of its cells truly measured, and how well the two agree."""
+"""Checks of an estimate: some of its cells actually measured, and how well the two agree."""
 
 from __future__ import annotations
 
@@ -13,31 +13,29 @@ from torch import Tensor
 from hookline.experiments.core.labels import Label
 from hookline.experiments.core.measure import Metrics, Options, Reader, measure
 from hookline.experiments.core.prompts import Prompts, baselines, unpadded
-from hookline.experiments.core.sweep import Places, Values
+from hookline.experiments.core.sweep import CellBuilder, SweepPoints, Values, make_cells
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
-from hookline.rerun.baseline import Baseline
-from hookline.rerun.changes import Change, Variant, index_of
 
 Cell = tuple[int, ...]
 
 
 class Sample(NamedTuple):
-    """Cells to try: those with the largest estimates, and others drawn at random."""
+    """Cells to measure: those with the largest estimates, and others drawn at random."""
 
     top: list[Cell]
     random: list[Cell]
 
     @property
     def cells(self) -> list[Cell]:
-        """All of them."""
+        """The cells of both kinds."""
         return [*self.top, *self.random]
 
 
 def sampled(effects: Float[Tensor, "*grid"], changed: Bool[Tensor, "*grid"], count: int, seed: int) -> Sample:
     """Half of the cells by the size of their estimated effects, half at random, of those where something changes.
 
-    Most cells of a large grid do next to nothing: a random sample alone would say little about those that matter.
+    Most cells of a large grid have almost no effect: a random sample alone would say little about the others.
     """
     cells = changed.cpu().nonzero()
     sizes = effects.cpu().abs()[tuple(cells.T)]
@@ -51,40 +49,30 @@ def sampled(effects: Float[Tensor, "*grid"], changed: Bool[Tensor, "*grid"], cou
 
 def true_values(
     model: HookedModel,
-    where: Places,
+    where: SweepPoints,
     prompts: Prompts,
     metrics: Metrics,
     given: Values,
     cells: Sequence[Cell],
     how: Options,
 ) -> Float[Tensor, "metric cell"]:
-    """What the metrics are when each of these cells is patched; NaN where that was interrupted."""
+    """The metrics when each of these cells is patched; NaN if interrupted."""
     if not cells:
         return torch.zeros(len(metrics), 0)
+    points = where.points.values()
     bases = baselines(model, prompts, keep=where.names)
-    variants = [[patch(where, cell, given, prompts, base, row) for row, base in enumerate(bases)] for cell in cells]
+    own = [
+        {point.name: unpadded(given[point.name][row], point, prompts.span(row), prompts.width) for point in points}
+        for row in range(len(prompts))
+    ]
+    grid = make_cells([where], bases, prompts, range(prompts.width))
+    builder, keys, shape = (
+        CellBuilder(grid, own, bases, prompts),
+        list(grid.covered),
+        list(map(len, grid.coords.values())),
+    )
+    variants = [builder.variant_for([keys[int(np.ravel_multi_index(cell, shape))]]) for cell in cells]
     return measure(Reader(bases, prompts, metrics), variants, how)[0].mean(-1)
-
-
-def patch(where: Places, cell: Cell, given: Values, prompts: Prompts, base: Baseline, row: int) -> Variant:
-    """The change that one cell is, in one prompt: what is given is of all prompts, padding and all."""
-    at = dict(zip(where.over, cell, strict=True))
-    point = where.points[tuple(labels[at[axis]] for axis, labels in _outer(where))]
-    span = prompts.span(row)
-    inside = {axis: number for axis, number in at.items() if axis not in where.coords}
-    is_text = point.stream != "image"
-    for axis in ("pos", "src") if is_text else ():
-        if axis in inside and inside[axis] not in span:
-            return ()
-        if axis in inside:
-            inside[axis] -= span.start
-    index, value = index_of(point, **inside), unpadded(given[point.name][row], point, span, prompts.width)
-    first = inside.get("pos", 0) if is_text else 0  # images come before the text
-    return (Change(point, index, value[index], first, base.kept[point.name][index]),)
-
-
-def _outer(where: Places) -> list[tuple[str, list[Label]]]:
-    return [(axis, where.coords[axis]) for axis in where.over if axis in where.coords]
 
 
 def agreement(
@@ -94,7 +82,7 @@ def agreement(
     labels: list[dict[str, Label]],
     metrics: list[str],
 ) -> dict[str, Any]:
-    """What to say of estimates, of which the true values of some cells are known: of all, of the top, of the others."""
+    """The agreement of estimates with true values: of all measured cells, of the top ones, of the random ones."""
     places = [int(np.ravel_multi_index(cell, estimates.shape[1:-1])) for cell in sample.cells]
     found = estimates.mean(-1).flatten(1)[:, places].cpu().double()
     true, done = true.cpu().double(), ~true.isnan().any(0).cpu()
@@ -128,7 +116,7 @@ def _agreeing(
 
 
 def correlation(a: Float[Tensor, " cell"], b: Float[Tensor, " cell"]) -> Float[Tensor, ""]:
-    """Pearson's; NaN if one of them is the same everywhere."""
+    """Pearson correlation; NaN if one side is constant."""
     a, b = a - a.mean(), b - b.mean()
     return (a * b).sum() / (a.norm() * b.norm())
 

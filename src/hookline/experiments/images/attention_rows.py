@@ -12,7 +12,7 @@ from torch import Tensor
 from hookline.errors import HooklineError
 from hookline.experiments.core.labels import Label, token_labels
 from hookline.experiments.core.prompts import prompts_of
-from hookline.experiments.core.sweep import Places
+from hookline.experiments.core.sweep import SweepPoints
 from hookline.model import HookedModel
 
 
@@ -28,8 +28,8 @@ def checked_position(inputs: Mapping[str, Any], pos: int, new_tokens: int) -> in
     return pos % length
 
 
-def attention_rows(
-    model: HookedModel, inputs: Mapping[str, Any], where: Places, pos: int, new_tokens: int
+def looks_of(
+    model: HookedModel, inputs: Mapping[str, Any], where: SweepPoints, pos: int, new_tokens: int
 ) -> tuple[Float[Tensor, "*step layer head key"], list[Label] | None]:
     """Each head's attention from a position to the whole prompt, and the labels of steps if tokens are generated."""
     length = inputs["input_ids"].shape[1]
@@ -65,8 +65,8 @@ def _of_prompt(row: Float[Tensor, "head key"], total: int, length: int) -> Float
     return torch.nn.functional.pad(row, (total - keys, 0))[:, :length]
 
 
-def tower_attention_rows(
-    model: HookedModel, inputs: Mapping[str, Any], where: Places, which: int, pos: int
+def tower_looks(
+    model: HookedModel, inputs: Mapping[str, Any], where: SweepPoints, which: int, pos: int
 ) -> Float[Tensor, "layer head key"]:
     """Each head's attention in the vision tower, from one position of one image."""
     found: dict[str, list[Tensor]] = {name: [] for name in where.names}

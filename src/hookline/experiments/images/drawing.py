@@ -17,14 +17,14 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from hookline.errors import HooklineError
-from hookline.experiments.core.plotting import Panels, colours, drawable, plain_bar, width
-from hookline.experiments.images.placed import PlacedImage
+from hookline.experiments.core.plotting import Panels, colors, drawable, plain_bar, width
+from hookline.experiments.images.placed import Sight
 
 _FONT = 8.0
 _MOST_PANELS = 48
 _SMALLEST, _LARGEST = 3.5, 10.0  # fonts of words, in points
 _LONGEST = 10  # characters of a word
-_SHADE = 0.45  # opacity of the darkest pixel of an image, over colors
+_SHADE = 0.45  # of the darkest place of a picture, over colors
 _BRIGHTNESS = np.array([0.3, 0.59, 0.11])  # of red, green, blue
 
 
@@ -38,7 +38,7 @@ def panels(
     norm: Normalize,
     label: str = "",
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with `count` panels of one image, and a color bar."""
+    """A figure with a panel for each of several drawings of one picture, and a bar for their colors."""
     if count > _MOST_PANELS:
         raise HooklineError(f"{count} panels are too many to read: select some of the layers, heads or steps")
     columns = columns or {1: 1, 2: 2, 3: 3, 4: 4}.get(count, math.ceil(math.sqrt(1.6 * count)))
@@ -48,7 +48,7 @@ def panels(
     figure, grid = pyplot.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False, FigureClass=Panels)
     for each in grid.flat[count:]:
         each.set_visible(False)
-    bar = ScalarMappable(norm, colours(cmap))
+    bar = ScalarMappable(norm, colors(cmap))
     shrink = min(1.0, 5.0 / size[1])
     drawn = figure.colorbar(bar, ax=grid, shrink=shrink, pad=0.01, aspect=25, fraction=0.5 / size[0])
     drawn.set_label(label, fontsize=_FONT)
@@ -93,7 +93,7 @@ def heat(
 
     Values near `clear` are transparent; the largest opacity is `alpha`.
     """
-    shades = colours(cmap)
+    shades = colors(cmap)
     if smooth:
         x0, y0, x1, y1 = placed.grid.extent
         tints = _tints(_between(placed, values), norm, shades, alpha, clear)
@@ -106,10 +106,10 @@ def heat(
     ax.add_collection(drawn)
 
 
-def _tints(values: np.ndarray, norm: Normalize, colours: Colormap, alpha: float, clear: float) -> np.ndarray:
-    """RGBA colors of values."""
+def _tints(values: np.ndarray, norm: Normalize, colors: Colormap, alpha: float, clear: float) -> np.ndarray:
+    """Colours of values, with how much each covers."""
     placed, middle = norm(np.ma.masked_invalid(values)), float(norm(clear))
-    tints: np.ndarray = colours(placed)
+    tints: np.ndarray = colors(placed)
     away = np.abs(np.ma.filled(placed, middle) - middle) / max(middle, 1 - middle)
     tints[..., 3] = alpha * np.clip(away, 0, 1) ** 0.5
     return tints

@@ -44,7 +44,7 @@ def _check_reading(points: ModelPoints, stack: Stack) -> None:
         if block.post_norm is not None or is_post_norm(stack.config):
             raise HooklineError(f"{kind} norms the stream itself: what is written to it does not stay")
         if block.ln1_post is not None or block.ln2_post is not None:
-            raise HooklineError(f"{kind} has norms after its attention or MLP: what they write cannot be centred")
+            raise HooklineError(f"{kind} has norms after its attention or MLP: what they write cannot be centered")
         needed = [block.ln1, *([] if is_parallel(stack.config) or _has_no_mlp(block) else [block.ln2])]
         needed += [block.ln2] if block.ln2 is not None else []
         needed += [block.cross.norm] if block.cross is not None else []
@@ -64,7 +64,7 @@ def _check_norm(points: ModelPoints, module: nn.Module | None, where: str) -> No
     if not norm.subtracts_mean:
         raise HooklineError(
             f"{path_of(points.root, module)} ({type(module).__name__}) does not subtract the mean of the stream: what "
-            f"is written to it cannot be centred"
+            f"is written to it cannot be centered"
         )
 
 
