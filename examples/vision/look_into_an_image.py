@@ -63,7 +63,7 @@ def main(folder: Path = Path("out")) -> Found:
 
     folder.mkdir(parents=True, exist_ok=True)
     swept = patching.sweep(model, red, green, lead).normalized
-    images.overlay(swept, images.sight(model, red, image)).savefig(folder / "sweep.png", dpi=150)
+    images.overlay(swept, images.place_image(model, red, image)).savefig(folder / "sweep.png", dpi=150)
     lens.plot().savefig(folder / "lens.png", dpi=150)
     attention.plot(int(head.labels["layer"])).savefig(folder / "attention.png", dpi=150)
     return Found(shape, ground, token, head)

@@ -271,11 +271,11 @@ class HookedModel(ModelInputs, ImageMethods, WeightProcessing):
             more = dict(input if isinstance(input, Mapping) else self.to_inputs(input, images))  # type: ignore[arg-type]
             ids, mask = more.pop("input_ids"), more.pop("attention_mask", None)
             if mask is not None and not bool(mask.all()):
-                raise HooklineError("a baseline is of one text without padding")
+                raise HooklineError("a baseline takes one prompt without padding")
             return Baseline(self, ids, inputs=more, fwd_hooks=fwd_hooks, keep=keep, strategy=strategy)
         ids, mask = self._inputs(input, None, None)
         if mask is not None:
-            raise HooklineError("a baseline is of one text without padding")
+            raise HooklineError("a baseline takes one prompt without padding")
         return Baseline(self, ids, fwd_hooks=fwd_hooks, keep=keep, strategy=strategy)
 
     def cache(self, *args: Any, stop_early: bool = True, **kwargs: Any) -> ActivationCache:

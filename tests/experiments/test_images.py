@@ -410,9 +410,9 @@ def test_towers_that_are_refused() -> None:
 # overlays
 
 
-def test_a_sweep_over_positions_is_drawn_on_the_picture(model, inputs, others, red) -> None:
+def test_a_sweep_over_positions_is_drawn_on_the_image(model, inputs, others, red) -> None:
     swept = patching.sweep(model, inputs, others, metrics.logit_diff(" red", " green")).normalized
-    on = images.sight(model, inputs, red)
+    on = images.place_image(model, inputs, red)
     figure = images.overlay(swept, on)
     assert [ax.get_title(loc="left") for ax in panels(figure)] == [f"layer {n}" for n in range(4)]
     (cells,) = panels(figure)[0].collections
@@ -454,9 +454,9 @@ def test_overlays_that_are_refused(model, inputs, others, red) -> None:
         images.overlay(swept.isel(pos=3), on)
     with pytest.raises(HooklineError, match="has 36 tokens"):
         images.overlay(torch.rand(43), on)
-    with pytest.raises(HooklineError, match="the one or the others"):
+    with pytest.raises(HooklineError, match="not both"):
         images.overlay(swept, on, center=0.0, vmax=1.0)
-    with pytest.raises(HooklineError, match="vmin below vmax"):
+    with pytest.raises(HooklineError, match="vmin must be below vmax"):
         images.overlay(swept, on, vmin=1.0, vmax=0.0)
 
 

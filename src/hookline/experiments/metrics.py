@@ -362,7 +362,20 @@ def resolve(
     mask: Bool[Tensor, "batch pos"] | Int[Tensor, "batch pos"] | None = None,
 ) -> MetricFunction:
     """The metric with text turned into ids and positions into columns of these prompts; other functions unchanged."""
-    return metric.resolved(model, tokens, mask) if isinstance(metric, Metric) else metric
+    if not isinstance(metric, Metric):
+        return metric
+    check_vocabulary(metric.name, model)
+    return metric.resolved(model, tokens, mask)
+
+
+def check_vocabulary(name: str, model: Any) -> None:
+    """Raise if a metric of tokens is asked of a model that has no logits of tokens."""
+    if model._anatomy.unembed is None:
+        raise HooklineError(
+            f"the metric {name} is computed from logits over the vocabulary, but {model.cfg.architecture} has no "
+            f"unembedding: its output is the last hidden state. Load the model with its language-model head "
+            f"(AutoModelForCausalLM, AutoModelForMaskedLM), or give a function of that output: lambda out: …"
+        )
 
 
 def value_of(metric: MetricFunction, logits: Float[Tensor, "batch pos vocab"], name: str) -> Float[Tensor, "..."]:

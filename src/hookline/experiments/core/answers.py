@@ -43,7 +43,7 @@ def cached_run(model: HookedModel, prompts: Prompts, where: int | slice | None) 
 
 def answer_ids(model: HookedModel, text: Prompts, tokens: Answers, pos: int | None) -> Int[Tensor, "*place"]:
     """Token ids: one, one per row, or one per row and position."""
-    ids = model.token_ids(tokens)  # type: ignore[arg-type]
+    ids = model.token_ids(tokens)
     if tuple(ids.shape) not in ((), (len(text),)) and (pos is not None or ids.shape != text.tokens.shape):
         raise HooklineError(f"tokens of shape {list(ids.shape)} for {len(text)} prompts: pass one, or one per prompt")
     return ids

@@ -28,7 +28,7 @@ def checked_position(inputs: Mapping[str, Any], pos: int, new_tokens: int) -> in
     return pos % length
 
 
-def looks_of(
+def attention_rows(
     model: HookedModel, inputs: Mapping[str, Any], where: SweepPoints, pos: int, new_tokens: int
 ) -> tuple[Float[Tensor, "*step layer head key"], list[Label] | None]:
     """Each head's attention from a position to the whole prompt, and the labels of steps if tokens are generated."""
@@ -65,7 +65,7 @@ def _of_prompt(row: Float[Tensor, "head key"], total: int, length: int) -> Float
     return torch.nn.functional.pad(row, (total - keys, 0))[:, :length]
 
 
-def tower_looks(
+def tower_attention_rows(
     model: HookedModel, inputs: Mapping[str, Any], where: SweepPoints, which: int, pos: int
 ) -> Float[Tensor, "layer head key"]:
     """Each head's attention in the vision tower, from one position of one image."""

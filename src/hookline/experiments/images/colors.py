@@ -1,4 +1,4 @@
-"""Overlay: any number for each position of a picture, as colors over the picture."""
+"""Overlay: one value per image position, drawn as colors over the image."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ def overlay(
     vmax: float | None = None,
     title: str | None = None,
 ) -> Any:
-    """Draw a number for each position of a picture as colors over it. Gives the matplotlib Figure.
+    """Draw one value per image position as colors over the image. Returns the matplotlib Figure.
 
         swept = patching.sweep(model, clean, corrupted, metric)          # over layer and pos
-        seen.overlay(swept.normalized, seen.sight(model, clean, image))  # a panel for each layer
-        seen.overlay(swept.sel(layer=2), seen.sight(model, clean, image), smooth=True)
+        images.overlay(swept.normalized, images.place_image(model, clean, image))  # one panel per layer
+        images.overlay(swept.sel(layer=2), images.place_image(model, clean, image), smooth=True)
 
-    `values` is a Result of one prompt with an axis `pos`, or one `patch`, and perhaps others, which get panels; or an
-    array whose last axis has the picture's own tokens. Colours are blue above and red below `center`, equally far:
-    unless told, the value of the run that was changed, or 0. `vmin` and `vmax` set the scale instead. Of a model that
-    looks twice, it is the finer look.
+    `values` is a Result of one prompt with an axis `pos` or `patch`, where other axes become panels; or an array whose
+    last axis has one entry per image token. Colors are blue above and red below `center`, on a symmetric scale;
+    `center` defaults to the value of the unpatched run for a Result, and to 0 for an array. `vmin` and `vmax` set the
+    scale instead. If the model receives an image twice, the finer grid is drawn.
     """
     needed("matplotlib", "overlay", "plot")
     from hookline.experiments.images import drawing
 
     rows, labels = _rows(values, on)
     if center is not None and (vmin is not None or vmax is not None):
-        raise HooklineError("center sets the colors, and so do vmin and vmax: give the one or the others")
+        raise HooklineError("pass either center, or vmin and vmax, not both")
     if center is None:
         center = values.origin if isinstance(values, Result) else 0.0
     norm = _norm(rows, center, vmin, vmax)
     clear = min(max(center, norm.vmin), norm.vmax)
     name = values.name if isinstance(values, Result) else ""
-    name += ", normalized" if isinstance(values, Result) and values.info.get("normalized") else ""
+    name += ", normalised" if isinstance(values, Result) and values.info.get("normalised") else ""
     figure, axes = drawing.panels(on, len(rows), cmap=cmap, norm=norm, label=name.replace("$", r"\$"))
     for row, label, ax in zip(rows, labels, axes, strict=True):
         drawing.ground(ax, on, is_shade=True, title=label)
@@ -65,7 +65,7 @@ def _norm(rows: Tensor, center: float, vmin: float | None, vmax: float | None) -
     reach = (float((done - center).abs().max()) if len(done) else 0.0) or 1.0
     low, high = center - reach if vmin is None else vmin, center + reach if vmax is None else vmax
     if not low < high:
-        raise HooklineError(f"the colors would go from {low} to {high}: give a vmin below vmax, both or neither")
+        raise HooklineError(f"the color scale would go from {low} to {high}: vmin must be below vmax")
     return Normalize(low, high)
 
 

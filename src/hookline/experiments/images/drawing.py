@@ -18,13 +18,13 @@ from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.experiments.core.plotting import Panels, colors, drawable, plain_bar, width
-from hookline.experiments.images.placed import Sight
+from hookline.experiments.images.placed import PlacedImage
 
 _FONT = 8.0
 _MOST_PANELS = 48
 _SMALLEST, _LARGEST = 3.5, 10.0  # fonts of words, in points
 _LONGEST = 10  # characters of a word
-_SHADE = 0.45  # of the darkest place of a picture, over colors
+_SHADE = 0.45  # opacity of the darkest pixel of an image, over colors
 _BRIGHTNESS = np.array([0.3, 0.59, 0.11])  # of red, green, blue
 
 
@@ -38,7 +38,7 @@ def panels(
     norm: Normalize,
     label: str = "",
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with a panel for each of several drawings of one picture, and a bar for their colors."""
+    """A figure with `count` panels of one image, and a color bar."""
     if count > _MOST_PANELS:
         raise HooklineError(f"{count} panels are too many to read: select some of the layers, heads or steps")
     columns = columns or {1: 1, 2: 2, 3: 3, 4: 4}.get(count, math.ceil(math.sqrt(1.6 * count)))
@@ -106,10 +106,10 @@ def heat(
     ax.add_collection(drawn)
 
 
-def _tints(values: np.ndarray, norm: Normalize, colors: Colormap, alpha: float, clear: float) -> np.ndarray:
-    """Colours of values, with how much each covers."""
+def _tints(values: np.ndarray, norm: Normalize, colours: Colormap, alpha: float, clear: float) -> np.ndarray:
+    """RGBA colors of values."""
     placed, middle = norm(np.ma.masked_invalid(values)), float(norm(clear))
-    tints: np.ndarray = colors(placed)
+    tints: np.ndarray = colours(placed)
     away = np.abs(np.ma.filled(placed, middle) - middle) / max(middle, 1 - middle)
     tints[..., 3] = alpha * np.clip(away, 0, 1) ** 0.5
     return tints

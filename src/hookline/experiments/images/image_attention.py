@@ -13,8 +13,8 @@ from torch import Tensor
 from hookline.errors import HooklineError
 from hookline.experiments.core.labels import Label, needed, number
 from hookline.experiments.core.sweep import SweepPoints, sweep_points
-from hookline.experiments.images.attention_rows import asked, looks_of, tower_looks
-from hookline.experiments.images.placed import Sight, sight, tower_sight
+from hookline.experiments.images.attention_rows import attention_rows, checked_position, tower_attention_rows
+from hookline.experiments.images.placed import PlacedImage, place_image, place_image_in_tower
 from hookline.experiments.result import Result, TopCells
 from hookline.model import HookedModel
 from hookline.vision.grid import Box
@@ -56,7 +56,7 @@ class ImageAttention:
         return Result(self.values.values[..., patches].sum(-1), axes, coords, name, self.values.info)
 
     def top(self, k: int = 10, box: Box | None = None) -> TopCells:
-        """The `k` heads that look most at the picture, or at a part of it."""
+        """The `k` heads with the most attention on the image, or on a box."""
         return (self.share if box is None else self.on(box)).top(k, by="value")
 
     def mean(self, *axes: str) -> ImageAttention:
@@ -78,9 +78,9 @@ class ImageAttention:
     ) -> Any:
         """Draw the attention over the image: one panel per layer and head (and step), all on one scale.
 
-        Titles have the share of a head's attention that goes to the picture. With `smooth`, colors flow into each
-        other; without, each part of the picture has its own. The scale goes to the largest value drawn, or to `vmax`,
-        and has more room for small values. Gives the matplotlib Figure.
+        Titles show the fraction of a head's attention that goes to the image. With `smooth`, colors are interpolated;
+        otherwise each region has one color. The scale ends at the largest value drawn, or at `vmax`, and resolves
+        small values better. Returns the matplotlib Figure.
         """
         needed("matplotlib", "plot", "plot")
         from matplotlib.colors import PowerNorm
@@ -146,9 +146,9 @@ def attention(
     """
     placed = place_image(model, inputs, image, which=which)
     if "input_ids" not in inputs:
-        raise HooklineError("this model reads no text that could look back at a picture: use seen.tower_attention")
-    where = sweep_points(model, "pattern", ("layer", "head"), _layers(layer))
-    found, steps = looks_of(model, inputs, where, asked(inputs, pos, new_tokens), new_tokens)
+        raise HooklineError("this model takes no text that could attend to an image: use images.tower_attention")
+    where = sweep_points(model, "pattern", ("layer", "head"), _layers(layers))
+    found, steps = attention_rows(model, inputs, where, checked_position(inputs, pos, new_tokens), new_tokens)
     info = {"from": pos} if not new_tokens else {"new_tokens": new_tokens}
     return _image_attention(placed, found[..., placed.grid.positions], where, head, steps, info)
 
@@ -170,14 +170,14 @@ def tower_attention(
 
     For models that do not tile images: LLaVA, PaliGemma, Gemma 3, and ViT, CLIP, SigLIP, DINOv2 by themselves.
     """
-    where = sweep_points(model, "vision.attn.pattern", ("layer", "head"), _layers(layer))
-    seen = tower_sight(model, inputs, picture, which=which)
-    if at is None and int(seen.grid.positions[0]) == 0:
-        raise HooklineError("this tower has no class token: say from where in the picture, at=(x, y)")
-    pos = 0 if at is None else seen.grid.position(*at)
-    found = tower_looks(model, inputs, where, which, pos)
-    if found.shape[-1] != int(seen.grid.positions[-1]) + 1:
-        raise HooklineError(f"the tower has {found.shape[-1]} positions, and not as many as {seen.grid!r}")
+    where = sweep_points(model, "vision.attn.pattern", ("layer", "head"), _layers(layers))
+    placed = place_image_in_tower(model, inputs, image, which=which)
+    if at is None and int(placed.grid.positions[0]) == 0:
+        raise HooklineError("this vision tower has no class token: choose a patch with at=(x, y)")
+    pos = 0 if at is None else placed.grid.position(*at)
+    found = tower_attention_rows(model, inputs, where, which, pos)
+    if found.shape[-1] != int(placed.grid.positions[-1]) + 1:
+        raise HooklineError(f"the vision tower has {found.shape[-1]} positions, which do not match {placed.grid!r}")
     info = {"from": "class token" if at is None else list(at)}
     return _image_attention(placed, found[..., placed.grid.positions], where, head, None, info)
 

@@ -14,6 +14,7 @@ from hookline.experiments.core.continuations import continued
 from hookline.experiments.core.measure import Options, measured
 from hookline.experiments.core.prompts import check_pair, prompts_of
 from hookline.experiments.core.sweep import Grid, SweepPoints, Values, sweep_points
+from hookline.experiments.images.placed import place_image
 from hookline.experiments.images.placed import positions as positions_of
 from hookline.experiments.patching import Direction, both_runs, check_direction
 from hookline.experiments.result import Result
@@ -45,14 +46,14 @@ def patch(
 
         red, blue = (model.to_inputs(prompt, images=[image]) for image in (red_circle, blue_circle))
         lead = metrics.logit_diff(" red", " blue")
-        seen.patch(model, red, blue, lead, box=(0.1, 0.1, 0.5, 0.5)).normalized.plot()
-        seen.patch(model, red, blue, lead, box=(0.1, 0.1, 0.5, 0.5), others=True)     # all of the picture but that
+        images.patch(model, red, blue, lead, box=(0.1, 0.1, 0.5, 0.5)).normalized.plot()
+        images.patch(model, red, blue, lead, box=(0.1, 0.1, 0.5, 0.5), others=True)     # everything else in the image
 
-    The part is a `box` (left, top, right, bottom, as fractions of the picture), or `positions` of the prompt; neither
-    is the whole picture. With `others` it is the rest of the picture's positions instead. Of several pairs of prompts,
-    `box` and `positions` are those of all of them, or a list with one for each. `which` is the number of the picture
-    in its prompt. The rest is as in `patching.sweep`: to "denoise" is to put the clean picture's activations into the
-    run on the corrupted one, and `result.normalized` is 1 where that does all that the whole input does.
+    The region is a `box` (left, top, right, bottom, as fractions of the image) or a list of prompt `positions`; by
+    default it is the whole image. `others` patches the rest of the image instead. For several pairs of prompts, pass
+    one `box` (or `positions`) for all, or a list with one per pair. `which` is the index of the image in its prompt.
+    The other options are those of `patching.sweep`: "denoise" puts clean activations into the corrupted run, and
+    `result.normalized` is 1 where the patch restores the full effect of the clean input.
     """
     check_direction(direction)
     how, where = Options.of(options), sweep_points(model, points, ("layer",), layers)
@@ -157,7 +158,7 @@ def _check_same_places(model: HookedModel, pair: Sequence[Mapping[str, Any]], wh
 
 
 def _grid(where: SweepPoints, given: Sequence[Values], bases: Sequence[Baseline], parts: list[list[int]]) -> Grid:
-    """A cell for each layer (and kind of point), which patches that part of every prompt."""
+    """One cell per layer (and kind of point), which patches the region in every prompt."""
     rows = list(zip(given, bases, parts, strict=True))
     variants = [
         [_variant(point, values[point.name], base, part) for values, base, part in rows]
