@@ -55,21 +55,17 @@ class Action:
         self.fired = False
         self.why_not: str | None = None
         self.is_permanent = False
-        self._run: ref[Run] | None = None
+        self.owner: ref[Run] | None = None  # the run that holds it, which it does not hold
 
     @property
     def run(self) -> Run | None:
         """The run that it belongs to; None for a standing one, and once the run is freed."""
-        return None if self._run is None else self._run()
+        return None if self.owner is None else self.owner()
 
     @property
     def is_standing(self) -> bool:
         """Whether it belongs to no run."""
-        return self._run is None
-
-    def belong_to(self, run: Run) -> None:
-        """Be of this run, which holds it, so it does not hold the run."""
-        self._run = ref(run)
+        return self.owner is None
 
     module: nn.Module
     tap: Tap
@@ -105,7 +101,7 @@ class Begin(Action):
         """Count from 0."""
         self.fired = True
         if not now.is_second_run:
-            self.count.begin(self.tap, self.module)
+            self.count.here().begin(self.tap, self.module)
             now.starts_with_grad = torch.is_grad_enabled()
             begin_sharing(self.module, value)
             passes.text().begin(self.module, _by_name(self.module, value))
@@ -134,7 +130,7 @@ class BeginEncoder(Action):
 
     def __call__(self, value: Any) -> Any:
         """Note the text, unless the whole model is running and has done so."""
-        if not now.is_second_run and not self.count.is_on():
+        if not now.is_second_run and not self.count.here().is_on():
             args, kwargs = value
             passes.text().begin_encoder(
                 self.root, dict(zip(parameters_of(self.module)[0], args, strict=False)) | kwargs
@@ -158,8 +154,8 @@ class End(Action):
     def __call__(self, value: Any) -> Any:
         """Count no more."""
         if not now.is_second_run:
-            self.count.end()
-            if not self.count.is_on():
+            self.count.here().end()
+            if not self.count.here().is_on():
                 now.passing = None  # a module that is called by itself after this pass is in no text
             end_sharing()
             run = self.run
@@ -199,7 +195,7 @@ class PointAction(Action):
         """Which call of its module is going on; None where that cannot be known."""
         if now.is_second_run:
             return 0 if self.times == 1 else UNKNOWN
-        return self.count.of(self.tap)
+        return self.count.here().of(self.tap)
 
     def keep_for_second_run(self) -> None:
         """Act again when the checkpointed region recomputes that is running now, if it is one."""
@@ -444,10 +440,13 @@ class Edit(HookAction):
     def __call__(self, value: Any) -> Any:
         """The value after the hook."""
         if not now.is_second_run:
-            self.times = (self.count.of(self.tap) or 0) + 1
+            call = self.count.here().of(self.tap)
+            self.times = (call or 0) + 1
         elif not self.has_edited:  # reading once is enough
             return self._pass_on(value, self.lens.get(value)) if self.has_passed_on else value
-        if not self.is_for_this_call():
+        else:
+            call = self.call()
+        if self.point.only is not None and not self.is_for_this_call():
             return value
         try:
             x = self.lens.get(value)
@@ -456,7 +455,7 @@ class Edit(HookAction):
         loan = lend(x)
         given = loan.given
         self.fired = self.fired or self.partial is None
-        result = self.ask(given, self.call())
+        result = self.ask(given, call)
         if self.partial is not None:
             self.note_whether_it_acted()
         if result is None or result is given:
@@ -466,8 +465,9 @@ class Edit(HookAction):
         # What flows on is nobody else's: the model may write to it, and the hook may have kept its result.
         new = self.lens.put(value, snapshot(self.fitted(result, x)))
         self.has_edited = True
-        self.keep_for_second_run()
-        return self.taking_effect(value, new)
+        if now.starts_with_grad:
+            self.keep_for_second_run()
+        return self.taking_effect(value, new) if self.tap.kind is Kind.OUTPUT else new
 
     def _asks_for_gradient(self, loan: Loan, x: Tensor) -> bool:
         """Whether the hook may have asked for the gradient of what it was given, which must be on the way then."""

@@ -265,13 +265,23 @@ def _is_derived(lens: Lens) -> bool:
 def with_needs(actions: Iterable[Action]) -> list[Action]:
     """The actions, and those that keep what their points need and bring about what their edits do."""
     every = list(actions)
-    at_points = [action for action in every if isinstance(action, PointAction)]
-    needed = dict.fromkeys(need for action in at_points for need in action.needs)
-    changing = [action for action in at_points if not action.only_reads]
-    effects = dict.fromkeys(effect for action in changing for effect in action.point.site.effects)
-    sources = dict.fromkeys(need for action in changing if _is_derived(action.lens) for need in action.needs)
-    replaced = dict.fromkeys((action.module, action.tap) for action in changing if action.tap.kind is Kind.INPUT)
+    needed: dict[Site, None] = {}
+    effects: dict[Consequence, None] = {}
+    sources: dict[Site, None] = {}
+    replaced: dict[tuple[nn.Module, Tap], None] = {}
+    for action in every:
+        if not isinstance(action, PointAction):
+            continue
+        if action.needs:
+            needed.update(dict.fromkeys(action.needs))
+        if not action.only_reads:
+            effects.update(dict.fromkeys(action.point.site.effects))
+            if action.needs and _is_derived(action.lens):
+                sources.update(dict.fromkeys(action.needs))
+            if action.tap.kind is Kind.INPUT:
+                replaced[action.module, action.tap] = None
+    if not (needed or effects or replaced):
+        return every
     sends = [Send(module, tap) for module, tap in replaced]
     returns = [GiveBack(module) for module in dict.fromkeys(module for module, _ in replaced)]
-    more = [*map(Keep, needed), *map(Effect, effects), *map(Forget, sources), *sends, *returns]
-    return [*every, *more] if more else every
+    return [*every, *map(Keep, needed), *map(Effect, effects), *map(Forget, sources), *sends, *returns]

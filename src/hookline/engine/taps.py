@@ -72,18 +72,17 @@ lock = threading.RLock()
 """Held while taps are put on modules or taken off."""
 
 
-class Count(threading.local):
-    """Which call each tap has come to in the forward pass of the whole model that is going on, in this thread.
+class Calls:
+    """Which call each tap has come to in the forward pass of the whole model that is going on, in one thread.
 
     A model that calls itself goes on counting; a pass that a hook makes counts apart from the one the hook is in.
     """
 
     failure: Any = None
     """Of a hook, in the pass that is going on."""
-    is_home = False
-    """Whether calls outside of a pass count too, as in the thread that entered a context of hooks."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_home: bool = False) -> None:
+        self.is_home = is_home  # whether calls outside of a pass count too
         self._calls: dict[tuple[Tap, int], int] = {}
         self._passes: list[int] = []  # those going on: in how many hooks
 
@@ -115,6 +114,38 @@ class Count(threading.local):
     def is_on(self) -> bool:
         """Whether a forward pass of the whole model is going on."""
         return bool(self._passes)
+
+
+class _Elsewhere(threading.local):
+    """The calls of each thread but the one that opened a context of hooks."""
+
+    def __init__(self, make: type[Calls]) -> None:
+        self.calls = make()
+
+
+class Count:
+    """The calls that a set of hooks has come to, in each thread apart."""
+
+    def __init__(self, make: type[Calls] = Calls) -> None:
+        self._make = make
+        self._home: Calls | None = None
+        self._thread: threading.Thread | None = None
+        self._elsewhere: _Elsewhere | None = None  # made when it is needed, which costs more than all the rest
+
+    def open(self) -> None:
+        """A context of hooks is entered in this thread: calls outside of a pass count too."""
+        thread = threading.current_thread()
+        if self._thread is not thread:
+            self._thread, self._home = thread, self._make(is_home=True)
+
+    def here(self) -> Calls:
+        """Those of this thread."""
+        if self._home is not None and self._thread is threading.current_thread():
+            return self._home
+        if self._elsewhere is None:
+            with lock:
+                self._elsewhere = self._elsewhere or _Elsewhere(self._make)
+        return self._elsewhere.calls
 
 
 def _is_running(module: nn.Module) -> bool:
@@ -150,9 +181,12 @@ class Routes:
         self.actions: Sequence[Action] = ()
         self.waiting: dict[Tap, list[Action]] = {}
         self.steps: dict[Tap, list[Step]] = {}
-        if not hasattr(self, "count"):
-            self.count = Count()
+        self.count = self.new_count()
         self.set(actions)
+
+    def new_count(self) -> Count:
+        """Where calls are counted: by each set of actions for itself."""
+        return Count()
 
     def set(self, actions: Sequence[Action]) -> None:
         """Route these actions, and no others. Threads that are reading see the old routes or the new."""
@@ -216,7 +250,7 @@ class Tap:
         now.is_second_run = is_second_run
         if not is_second_run:
             for run in here:
-                run.count.next(self)
+                run.count.here().next(self)
         steps = here[0].steps.get(self, []) if len(here) == 1 else self._merged(here)
         for step in steps:
             value = step(value)

@@ -140,7 +140,7 @@ class ObjectEdit(HookAction):
         if not self.is_enabled():
             return value
         if not now.is_second_run:
-            self.times = (self.count.of(self.tap) or 0) + 1
+            self.times = (self.count.here().of(self.tap) or 0) + 1
         elif not self.has_edited:  # reading once is enough
             return self._pass_on(value, self.view.get(value)) if self.has_passed_on else value
         if not self.is_for_this_call():
