@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hookline.engine.actions import Action, PointAction
 from hookline.engine.aliases import give_back, note_sent
 from hookline.engine.lenses import Chain, Lens
-from hookline.engine.taps import Kind, Tap, now, tap_on
+from hookline.engine.taps import Kind, Tap, Turn, now, tap_on
 
 if TYPE_CHECKING:
     from hookline.engine.points import Site
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 class Keep(Action):
     """Keeps what leaves a site, after all edits there."""
 
-    stage = 100
-    phase = 2
+    turn = Turn.KEEP
 
     def __init__(self, site: Site) -> None:
         super().__init__()
@@ -156,8 +155,7 @@ class Consequence(Protocol):
 class Effect(Action):
     """Lets an edit show at the output where it takes effect."""
 
-    stage = -100
-    phase = 1
+    turn = Turn.EFFECT
 
     def __init__(self, consequence: Consequence) -> None:
         super().__init__()
@@ -208,8 +206,7 @@ class Derived:
 class Forget(Action):
     """Forgets what was made of a tensor when it comes by again: in another pass, or when a checkpoint recomputes."""
 
-    stage = -100
-    phase = 0
+    turn = Turn.BEGIN
 
     def __init__(self, site: Site) -> None:
         super().__init__()
@@ -227,8 +224,7 @@ class Forget(Action):
 class Send(Action):
     """Notes which arguments of a call were replaced, after all edits at the module's input."""
 
-    stage = 200
-    phase = 3
+    turn = Turn.SEND
 
     def __init__(self, module: nn.Module, tap: Tap) -> None:
         super().__init__()
@@ -245,8 +241,7 @@ class Send(Action):
 class GiveBack(Action):
     """Lets the caller of a module see what the module wrote in place to the arguments that were replaced."""
 
-    stage = -200
-    phase = 0
+    turn = Turn.CALLERS_TENSORS
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

@@ -26,7 +26,7 @@ class _StandingCalls(Calls):
     def begin(self, tap: Tap, root: nn.Module) -> None:
         """One pass more, unless it is inside another."""
         super().begin(tap, root)
-        self.passes += len(self._passes) == 1
+        self.passes += len(self.passes_on) == 1
 
     def is_news(self, hook: HookAction) -> bool:
         """Whether it is the first time in this run that something is told of `hook`.

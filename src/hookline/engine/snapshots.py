@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, UntypedStorage, nn
@@ -39,12 +39,10 @@ class _Outside:
         """By their `id`; None until somebody asks."""
 
     def find(self) -> dict[int, UntypedStorage]:
-        """Look for it, once in a pass."""
-        self.storages = {id(found): found for found in self._find()}
-        return self.storages
+        """Look for it, once in a pass.
 
-    def _find(self) -> list[UntypedStorage]:
-        """Without a call for each module, and past `nn.Module.__getattr__`: a small network feels all of that."""
+        Without a call for each module, and past `nn.Module.__getattr__`: a small network feels all of that.
+        """
         modules, known = [self.root], {id(self.root)}
         tensors = tensors_in(self.inputs)
         for module in modules:  # which grows meanwhile
@@ -57,13 +55,15 @@ class _Outside:
                 if child is not None and id(child) not in known:
                     known.add(id(child))
                     modules.append(child)
-        found = []
+        found: dict[int, UntypedStorage] = {}
         for tensor in tensors:
             if tensor is not None:
                 try:
-                    found.append(tensor.untyped_storage())
+                    storage = tensor.untyped_storage()
                 except (NotImplementedError, RuntimeError, ValueError):
                     continue  # sparse, or not initialized yet: it has no memory to share
+                found[id(storage)] = storage
+        self.storages = found
         return found
 
 
@@ -129,38 +129,43 @@ def snapshot(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False) 
     return _copied(x) if is_for_reading and type(x) is Tensor and _is_plain(x) else x.clone()
 
 
-class Loan(NamedTuple):
-    """A snapshot that is given to a hook, beside a tensor that shares its memory until the hook writes to it."""
-
-    given: Tensor
-    kept: Tensor | None
-
-    def is_unchanged(self) -> bool:
-        """Whether the hook certainly did not write to what it was given."""
-        if self.kept is None:
-            return False
-        if is_unchanged(self.given, self.kept):
-            return True
-        # `given.numpy()` ends the sharing, though it may be for reading only.
-        is_tracked = not self.given.is_inference()
-        if self.given.shape != self.kept.shape or (self.given._version if is_tracked else self.given.is_cuda):
-            return False
-        return _has_same_bits(self.given, self.kept)
+Loan: TypeAlias = tuple[Tensor, Tensor | None]
+"""A snapshot that is given to a hook, and a tensor that shares its memory until the hook writes to it, if any does."""
 
 
 def lend(x: Tensor) -> Loan:
     """A snapshot of `x`, with the means to tell whether it was written to."""
     given = _shared(x)
     if given is not None:
-        return Loan(given, x)
+        return given, x
     copy = x.clone()
     given = _shared(copy, is_ours=True)
-    return Loan(copy, None) if given is None else Loan(given, copy)
+    return (copy, None) if given is None else (given, copy)
+
+
+def is_as_lent(given: Tensor, kept: Tensor | None) -> bool:
+    """Whether a hook certainly did not write to what it was given."""
+    if kept is None:
+        return False
+    if is_unchanged(given, kept):
+        return True
+    # `given.numpy()` ends the sharing, though it may be for reading only.
+    is_tracked = not given.is_inference()
+    if given.shape != kept.shape or (given._version if is_tracked else given.is_cuda):
+        return False
+    return _has_same_bits(given, kept)
 
 
 def _shared(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False) -> Tensor | None:
     """A snapshot that shares memory, if that is safe."""
-    if type(x) is not Tensor or not _is_plain(x):  # a parameter too is held by others
+    is_plain = (  # as `_is_plain`, which would cost a call at each event; a parameter is held by others
+        type(x) is Tensor
+        and (x.is_cpu or x.is_cuda)
+        and x.layout is torch.strided
+        and not (x.is_nested or x.is_quantized)
+        and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+    )
+    if not is_plain:
         return None
     if not is_for_reading and not x.is_contiguous() and _overlaps(x):
         return None  # several elements in one place: nobody could write to one of them
