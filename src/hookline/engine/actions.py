@@ -1,8 +1,6 @@
 """Actions: what is done with a value that flows past a tap.
 
-At one tap the points that are earlier on the way of the data come first (`Site.stage`). At one point: the edits as
-registered, the watches of gradients, the records. So a record holds what flowed out of the point after every edit, and
-a gradient is that of what flowed out.
+The order in which they are taken is stated in `taps.py`, by `Turn` and `Phase`.
 """
 
 from __future__ import annotations
@@ -24,9 +22,9 @@ from hookline.engine.callbacks import Caller, OnError, caller
 from hookline.engine.casting import cast, choices_at
 from hookline.engine.checkpointing import keep_for_second_run, passing_in_second_run
 from hookline.engine.signatures import parameters_of
-from hookline.engine.snapshots import Loan, begin_sharing, end_sharing, is_part_of_pass, lend, snapshot
+from hookline.engine.snapshots import begin_sharing, end_sharing, is_as_lent, is_part_of_pass, lend, snapshot
 from hookline.engine.structures import NoTensorError
-from hookline.engine.taps import Count, Kind, Step, Tap, has_foreign_hooks, now, tap_on
+from hookline.engine.taps import Count, Kind, Phase, Step, Tap, Turn, has_foreign_hooks, now, tap_on
 from hookline.errors import HookError, HooklineError, NeverFiredWarning, UnavailablePointError, describe
 
 if TYPE_CHECKING:
@@ -44,8 +42,9 @@ UNKNOWN = -1
 class Action:
     """Something that is done at a tap; it belongs to one run, or stands until it is removed."""
 
+    turn: Turn = Turn.AT_POINTS
     stage: int = 0
-    phase: ClassVar[int]
+    phase: ClassVar[Phase] = Phase.EDIT
     is_late: ClassVar[bool] = False
     only_reads: ClassVar[bool] = False
     dir: ClassVar[Literal["fwd", "bwd"]] = "fwd"
@@ -55,21 +54,17 @@ class Action:
         self.fired = False
         self.why_not: str | None = None
         self.is_permanent = False
-        self._run: ref[Run] | None = None
+        self.owner: ref[Run] | None = None  # the run that holds it, which it does not hold
 
     @property
     def run(self) -> Run | None:
         """The run that it belongs to; None for a standing one, and once the run is freed."""
-        return None if self._run is None else self._run()
+        return None if self.owner is None else self.owner()
 
     @property
     def is_standing(self) -> bool:
         """Whether it belongs to no run."""
-        return self._run is None
-
-    def belong_to(self, run: Run) -> None:
-        """Be of this run, which holds it, so it does not hold the run."""
-        self._run = ref(run)
+        return self.owner is None
 
     module: nn.Module
     tap: Tap
@@ -94,8 +89,7 @@ class Action:
 class Begin(Action):
     """At the input of the root module: a forward pass begins, and calls are counted anew."""
 
-    stage = -100
-    phase = 0
+    turn = Turn.BEGIN
 
     def __init__(self, root: nn.Module) -> None:
         super().__init__(prepend=True)
@@ -105,7 +99,7 @@ class Begin(Action):
         """Count from 0."""
         self.fired = True
         if not now.is_second_run:
-            self.count.begin(self.tap, self.module)
+            self.count.here().begin(self.tap, self.module)
             now.starts_with_grad = torch.is_grad_enabled()
             begin_sharing(self.module, value)
             passes.text().begin(self.module, _by_name(self.module, value))
@@ -121,8 +115,7 @@ def _by_name(module: nn.Module, given: tuple[tuple[Any, ...], dict[str, Any]]) -
 class BeginEncoder(Action):
     """At the input of an encoder, which `generate` runs before the model itself: it has a text too."""
 
-    stage = -100
-    phase = 0
+    turn = Turn.BEGIN
 
     def __init__(self, root: nn.Module, encoder: nn.Module) -> None:
         super().__init__(prepend=True)
@@ -134,7 +127,7 @@ class BeginEncoder(Action):
 
     def __call__(self, value: Any) -> Any:
         """Note the text, unless the whole model is running and has done so."""
-        if not now.is_second_run and not self.count.is_on():
+        if not now.is_second_run and not self.count.here().is_on():
             args, kwargs = value
             passes.text().begin_encoder(
                 self.root, dict(zip(parameters_of(self.module)[0], args, strict=False)) | kwargs
@@ -145,7 +138,7 @@ class BeginEncoder(Action):
 class End(Action):
     """When the root module is done, or has failed: the forward pass is over."""
 
-    phase = 0
+    phase = Phase.BOUND
 
     def __init__(self, root: nn.Module) -> None:
         super().__init__()
@@ -158,8 +151,8 @@ class End(Action):
     def __call__(self, value: Any) -> Any:
         """Count no more."""
         if not now.is_second_run:
-            self.count.end()
-            if not self.count.is_on():
+            self.count.here().end()
+            if not self.count.here().is_on():
                 now.passing = None  # a module that is called by itself after this pass is in no text
             end_sharing()
             run = self.run
@@ -368,10 +361,8 @@ class HookAction(PointAction):
         finally:
             now.call, now.is_second_run, now.hooks, now.passing, now.asked = before
 
-    def taking_effect(self, value: Any, new: Any) -> Any:
-        """What is returned for an edit that makes `new` of `value`, even if the module's caller looks elsewhere."""
-        if self.tap.kind is not Kind.OUTPUT or not is_part_of_pass(self.module) or not is_discarded():
-            return new
+    def written_back(self, value: Any, new: Any) -> Any:
+        """What is returned for an edit that makes `new` of `value`, where the module's caller looks elsewhere."""
         if write_through(value, new):
             return value
         if not self._is_told:
@@ -426,14 +417,14 @@ class HookAction(PointAction):
         return self.error(str(super().uncounted()))
 
 
-_OURS = 4
-"""References to what a hook was given while they are counted: two variables, the loan, and the argument itself."""
+_OURS = 3
+"""References to what a hook was given while they are counted: two variables, and the argument itself."""
 
 
 class Edit(HookAction):
     """A forward hook: reads the activation, changes it in place, or returns another."""
 
-    phase = 1
+    phase = Phase.EDIT
 
     def __init__(self, point: HookPoint, hook: Callable[..., Any], *, prepend: bool = False) -> None:
         super().__init__(point, hook, prepend=prepend)
@@ -444,34 +435,37 @@ class Edit(HookAction):
     def __call__(self, value: Any) -> Any:
         """The value after the hook."""
         if not now.is_second_run:
-            self.times = (self.count.of(self.tap) or 0) + 1
+            call = self.count.of(self.tap)
+            self.times = (call or 0) + 1
         elif not self.has_edited:  # reading once is enough
             return self._pass_on(value, self.lens.get(value)) if self.has_passed_on else value
-        if not self.is_for_this_call():
+        else:
+            call = self.call()
+        if self.point.only is not None and not self.is_for_this_call():
             return value
         try:
             x = self.lens.get(value)
         except NoTensorError as error:
             raise self.error(f"has nothing to work on: {error}", error) from error
-        loan = lend(x)
-        given = loan.given
+        given, kept = lend(x)
         self.fired = self.fired or self.partial is None
-        result = self.ask(given, self.call())
+        result = self.ask(given, call)
         if self.partial is not None:
             self.note_whether_it_acted()
         if result is None or result is given:
-            if loan.is_unchanged() and given.requires_grad == (x.requires_grad and torch.is_grad_enabled()):
-                return self._pass_on(value, given) if self._asks_for_gradient(loan, x) else value
+            if is_as_lent(given, kept) and given.requires_grad == (x.requires_grad and torch.is_grad_enabled()):
+                return self._pass_on(value, given) if self._asks_for_gradient(given, x) else value
             result = given
         # What flows on is nobody else's: the model may write to it, and the hook may have kept its result.
         new = self.lens.put(value, snapshot(self.fitted(result, x)))
         self.has_edited = True
-        self.keep_for_second_run()
-        return self.taking_effect(value, new)
+        if now.starts_with_grad:
+            self.keep_for_second_run()
+        is_lost = self.tap.kind is Kind.OUTPUT and is_part_of_pass(self.module) and is_discarded()
+        return self.written_back(value, new) if is_lost else new
 
-    def _asks_for_gradient(self, loan: Loan, x: Tensor) -> bool:
+    def _asks_for_gradient(self, given: Tensor, x: Tensor) -> bool:
         """Whether the hook may have asked for the gradient of what it was given, which must be on the way then."""
-        given = loan.given
         if not given.requires_grad or self.is_worked_out:
             return given.requires_grad
         if given.retains_grad or given._backward_hooks:
@@ -490,7 +484,7 @@ class Edit(HookAction):
 class Record(PointAction):
     """Keeps what flows out of a point."""
 
-    phase = 3
+    phase = Phase.RECORD
     is_late = True
     only_reads = True
 

@@ -138,7 +138,7 @@ def check_on_error(given: str) -> None:
 
 def hook_pairs(pairs: Iterable[Any], argument: str) -> Iterator[tuple[Any, Any]]:
     """The names and hooks in what was given for `argument`. An object that declares its target stands for its name."""
-    if isinstance(pairs, str | Mapping) or not isinstance(pairs, Iterable):
+    if type(pairs) not in (list, tuple) and (isinstance(pairs, str | Mapping) or not isinstance(pairs, Iterable)):
         raise InvalidHookError(f"{argument} must be a list of (name, hook) pairs, not {pairs!r}")
     for pair in pairs:
         refuse_class(pair)

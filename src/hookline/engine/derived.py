@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hookline.engine.actions import Action, PointAction
 from hookline.engine.aliases import give_back, note_sent
 from hookline.engine.lenses import Chain, Lens
-from hookline.engine.taps import Kind, Tap, now, tap_on
+from hookline.engine.taps import Kind, Tap, Turn, now, tap_on
 
 if TYPE_CHECKING:
     from hookline.engine.points import Site
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 class Keep(Action):
     """Keeps what leaves a site, after all edits there."""
 
-    stage = 100
-    phase = 2
+    turn = Turn.KEEP
 
     def __init__(self, site: Site) -> None:
         super().__init__()
@@ -156,8 +155,7 @@ class Consequence(Protocol):
 class Effect(Action):
     """Lets an edit show at the output where it takes effect."""
 
-    stage = -100
-    phase = 1
+    turn = Turn.EFFECT
 
     def __init__(self, consequence: Consequence) -> None:
         super().__init__()
@@ -208,8 +206,7 @@ class Derived:
 class Forget(Action):
     """Forgets what was made of a tensor when it comes by again: in another pass, or when a checkpoint recomputes."""
 
-    stage = -100
-    phase = 0
+    turn = Turn.BEGIN
 
     def __init__(self, site: Site) -> None:
         super().__init__()
@@ -227,8 +224,7 @@ class Forget(Action):
 class Send(Action):
     """Notes which arguments of a call were replaced, after all edits at the module's input."""
 
-    stage = 200
-    phase = 3
+    turn = Turn.SEND
 
     def __init__(self, module: nn.Module, tap: Tap) -> None:
         super().__init__()
@@ -245,8 +241,7 @@ class Send(Action):
 class GiveBack(Action):
     """Lets the caller of a module see what the module wrote in place to the arguments that were replaced."""
 
-    stage = -200
-    phase = 0
+    turn = Turn.CALLERS_TENSORS
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -265,13 +260,23 @@ def _is_derived(lens: Lens) -> bool:
 def with_needs(actions: Iterable[Action]) -> list[Action]:
     """The actions, and those that keep what their points need and bring about what their edits do."""
     every = list(actions)
-    at_points = [action for action in every if isinstance(action, PointAction)]
-    needed = dict.fromkeys(need for action in at_points for need in action.needs)
-    changing = [action for action in at_points if not action.only_reads]
-    effects = dict.fromkeys(effect for action in changing for effect in action.point.site.effects)
-    sources = dict.fromkeys(need for action in changing if _is_derived(action.lens) for need in action.needs)
-    replaced = dict.fromkeys((action.module, action.tap) for action in changing if action.tap.kind is Kind.INPUT)
+    needed: dict[Site, None] = {}
+    effects: dict[Consequence, None] = {}
+    sources: dict[Site, None] = {}
+    replaced: dict[tuple[nn.Module, Tap], None] = {}
+    for action in every:
+        if not isinstance(action, PointAction):
+            continue
+        if action.needs:
+            needed.update(dict.fromkeys(action.needs))
+        if not action.only_reads:
+            effects.update(dict.fromkeys(action.point.site.effects))
+            if action.needs and _is_derived(action.lens):
+                sources.update(dict.fromkeys(action.needs))
+            if action.tap.kind is Kind.INPUT:
+                replaced[action.module, action.tap] = None
+    if not (needed or effects or replaced):
+        return every
     sends = [Send(module, tap) for module, tap in replaced]
     returns = [GiveBack(module) for module in dict.fromkeys(module for module, _ in replaced)]
-    more = [*map(Keep, needed), *map(Effect, effects), *map(Forget, sources), *sends, *returns]
-    return [*every, *more] if more else every
+    return [*every, *map(Keep, needed), *map(Effect, effects), *map(Forget, sources), *sends, *returns]

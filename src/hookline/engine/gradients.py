@@ -15,7 +15,7 @@ from hookline.engine.aliases import OVERWRITTEN, Handed, in_same_memory, is_disc
 from hookline.engine.checkpointing import is_first_run
 from hookline.engine.snapshots import is_from_outside, is_part_of_pass, is_unchanged, snapshot
 from hookline.engine.structures import NoTensorError
-from hookline.engine.taps import Kind, Step, now
+from hookline.engine.taps import Kind, Phase, Step, now
 
 if TYPE_CHECKING:
     from hookline.engine.points import HookPoint
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Watch(PointAction):
     """Something that wants the gradient of what flows out of a point."""
 
-    phase = 2
+    phase = Phase.GRADIENT
     is_late = True
     dir = "bwd"
 

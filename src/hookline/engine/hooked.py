@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache
 from typing import Any, Literal, Self, TypeAlias
@@ -144,23 +144,24 @@ class Hooked:
             if reset_hooks_end
             else _Stay(self, actions, clear_contexts=clear_contexts)
         )
-        with self._noting_errors(run, actions), run:
-            return self(*args, **kwargs)
+        try:
+            with run:
+                return self(*args, **kwargs)
+        finally:
+            self._note_errors(run, actions)
 
     def _one_pass(self, actions: Iterable[Action], *, clear_contexts: bool = False) -> Run:
         on_exit = self.clear_contexts if clear_contexts else None
         return Run(self._points.root, actions, is_one_pass=True, on_exit=on_exit)
 
-    @contextmanager
-    def _noting_errors(self, run: Run | _Stay, hooks: Iterable[HookAction]) -> Iterator[None]:
-        """Let `last_errors` be those of this run, once it is over; runs that its hooks make are over before."""
-        try:
-            yield
-        finally:
-            if any(hook.on_error == "skip" for hook in hooks):  # also for errors that come later, in a backward pass
+    def _note_errors(self, run: Run | _Stay, hooks: Iterable[HookAction]) -> None:
+        """Let `last_errors` be those of this run, which is over; runs that its hooks made are over before."""
+        for hook in hooks:
+            if hook.on_error == "skip":  # also for errors that come later, in a backward pass
                 _last.errors[self._points] = run.errors
-            else:
-                _last.errors.pop(self._points, None)
+                return
+        if _last.errors:
+            _last.errors.pop(self._points, None)
 
     def run_with_cache(
         self,
@@ -199,11 +200,14 @@ class Hooked:
             _check_grad_mode()
             actions += [GradientRecord(point, recording) for point in points]
         run = self._one_pass(actions)
-        with self._noting_errors(run, hooks), run:
-            output = self(*args, **kwargs)
-            tensors = recording.values()
-            if incl_bwd:
-                tensors |= recording.backward(_loss(output, loss_fn))
+        try:
+            with run:
+                output = self(*args, **kwargs)
+                tensors = recording.values()
+                if incl_bwd:
+                    tensors |= recording.backward(_loss(output, loss_fn))
+        finally:
+            self._note_errors(run, hooks)
         return output, self._cache(recording, tensors, remove_batch_dim=remove_batch_dim)
 
     def cache(

@@ -39,7 +39,7 @@ class First:
 
     def put(self, value: Any, tensor: Tensor) -> Any:
         """`value` with its first tensor replaced."""
-        return replaced(value, first_tensor(value), tensor)
+        return tensor if isinstance(value, Tensor) else replaced(value, first_tensor(value), tensor)
 
 
 @dataclass(frozen=True, slots=True)

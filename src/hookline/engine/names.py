@@ -304,7 +304,7 @@ class Points:
 
     def _is_in_place(self, site: Site) -> bool:
         """Whether the modules that the site looks at are where they were when last looked for."""
-        return all(self._is_linked(each.module) for each in (site, *site.needs))
+        return self._is_linked(site.module) and all(self._is_linked(each.module) for each in site.needs)
 
     def _is_linked(self, module: nn.Module) -> bool:
         links = self._links.get(module)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 from weakref import WeakKeyDictionary, finalize, ref
 
 from torch import nn
@@ -10,22 +11,22 @@ from torch import nn
 from hookline.engine import compiling
 from hookline.engine.actions import HookAction, bounds
 from hookline.engine.derived import with_needs
-from hookline.engine.taps import Count, Routes, Tap, lock, now
+from hookline.engine.taps import Calls, Count, Routes, Tap, lock, now
 from hookline.errors import HookError
 
 
-class _StandingCount(Count):
+class _StandingCalls(Calls):
     """Standing hooks are for every call, also of a module by itself, where calls cannot be counted."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, is_home: bool = False) -> None:
+        super().__init__(is_home=is_home)
         self.passes = 0
         self.told: WeakKeyDictionary[HookAction, int] = WeakKeyDictionary()
 
     def begin(self, tap: Tap, root: nn.Module) -> None:
         """One pass more, unless it is inside another."""
         super().begin(tap, root)
-        self.passes += len(self._passes) == 1
+        self.passes += len(self.passes_on) == 1
 
     def is_news(self, hook: HookAction) -> bool:
         """Whether it is the first time in this run that something is told of `hook`.
@@ -50,7 +51,6 @@ class Standing(Routes):
     """Whether an exception that a hook of this model raises reaches the caller as it is, not as a `HookError`."""
 
     def __init__(self, root: nn.Module | None = None) -> None:
-        self.count: _StandingCount = _StandingCount()
         super().__init__()
         self._hooks: list[HookAction] = []
         self.past_errors: list[HookError] = []
@@ -58,9 +58,14 @@ class Standing(Routes):
         self._user: _User | None = None
         self.root = ref(root) if root is not None else lambda: None
 
+    def new_count(self) -> Count:
+        """Each thread for itself, and none of them at home."""
+        return Count(_StandingCalls)
+
     def is_news(self, hook: HookAction) -> bool:
         """Whether it is the first time in the run going on that something is told of `hook`."""
-        return self.count.is_news(hook)
+        calls = cast("_StandingCalls", self.count.here())
+        return calls.is_news(hook)
 
     def hooks(self) -> list[HookAction]:
         """The hooks, also those that are disabled, in the order in which they fire."""

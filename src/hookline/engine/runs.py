@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Self
+from weakref import ref
 
 import torch
 from torch import nn
@@ -51,8 +52,9 @@ class Run(Routes, Block):
         self._on_exit = on_exit
         self._depth = self._hooks = 0
         self.is_open = False
+        itself = ref(self)
         for action in self.actions:
-            action.belong_to(self)
+            action.owner = itself
         self._share_errors()
 
     def __enter__(self) -> Self:
@@ -103,7 +105,8 @@ class Run(Routes, Block):
         self.retain(self)
         now.starts_with_grad = torch.is_grad_enabled()
         active.set((*(run for run in active.get() if run.is_open), self))
-        self.is_open = self.count.is_home = True
+        self.count.open()
+        self.is_open = True
         return self
 
     def is_on(self, root: nn.Module) -> bool:
@@ -142,13 +145,14 @@ class Run(Routes, Block):
     def note(self, failure: HookError) -> None:
         """A hook has failed in the forward pass going on."""
         if self in active.get():
-            self.count.failure = failure
+            self.count.here().failure = failure
 
     def end_forward(self, *, has_succeeded: bool) -> None:
         """A forward pass is over. If a hook failed in it and it went on all the same, the model swallowed the error."""
-        if has_succeeded and self.count.failure is not None:
-            self._swallowed = self.count.failure
-        self.count.failure = None
+        calls = self.count.here()
+        if has_succeeded and calls.failure is not None:
+            self._swallowed = calls.failure
+        calls.failure = None
 
     def note_elsewhere(self, tap: Tap) -> None:
         """A module was called in a thread that does not have this run, in no forward pass of the whole model there."""

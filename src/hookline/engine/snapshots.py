@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, UntypedStorage, nn
@@ -35,33 +35,36 @@ class _Outside:
 
     def __init__(self, root: nn.Module, inputs: Any) -> None:
         self.root, self.inputs = root, inputs
-        self._storages: dict[int, UntypedStorage] | None = None
+        self.storages: dict[int, UntypedStorage] | None = None
+        """By their `id`; None until somebody asks."""
 
-    def has(self, storage: UntypedStorage) -> bool:
-        """Whether this memory is among it. Looked for once in a pass, and only if anybody asks."""
-        if self._storages is None:
-            self._storages = {id(found): found for found in self._find()}
-        return id(storage) in self._storages
+    def find(self) -> dict[int, UntypedStorage]:
+        """Look for it, once in a pass.
 
-    def _find(self) -> Iterator[UntypedStorage]:
-        waiting, seen = [self.root], {self.root}
-        while waiting:
-            module = waiting.pop()
-            for tensor in (*module._parameters.values(), *module._buffers.values()):
-                if tensor is not None:
-                    yield from _storage(tensor)
-            new = [child for child in module._modules.values() if child is not None and child not in seen]
-            seen.update(new)
-            waiting += new
-        for tensor in tensors_in(self.inputs):
-            yield from _storage(tensor)
-
-
-def _storage(x: Tensor) -> Iterator[UntypedStorage]:
-    try:
-        yield x.untyped_storage()
-    except (NotImplementedError, RuntimeError, ValueError):  # sparse, or not initialized yet: it has no memory to share
-        return
+        Without a call for each module, and past `nn.Module.__getattr__`: a small network feels all of that.
+        """
+        modules, known = [self.root], {id(self.root)}
+        tensors = tensors_in(self.inputs)
+        for module in modules:  # which grows meanwhile
+            own = module.__dict__
+            if "_modules" not in own:  # traced by TorchScript
+                own = {name: getattr(module, name) for name in ("_parameters", "_buffers", "_modules")}
+            tensors += own["_parameters"].values()
+            tensors += own["_buffers"].values()
+            for child in own["_modules"].values():
+                if child is not None and id(child) not in known:
+                    known.add(id(child))
+                    modules.append(child)
+        found: dict[int, UntypedStorage] = {}
+        for tensor in tensors:
+            if tensor is not None:
+                try:
+                    storage = tensor.untyped_storage()
+                except (NotImplementedError, RuntimeError, ValueError):
+                    continue  # sparse, or not initialized yet: it has no memory to share
+                found[id(storage)] = storage
+        self.storages = found
+        return found
 
 
 class _Passes(threading.local):
@@ -101,7 +104,7 @@ def is_part_of_pass(module: nn.Module) -> bool:
 def is_from_outside(x: Tensor) -> bool:
     """Whether `x` was there before the forward pass going on: an input, a parameter or a buffer, or a view of one."""
     outside = _passes.outside.get(now.hooks)
-    return outside is not None and _is_plain(x) and outside.has(x.untyped_storage())
+    return outside is not None and _is_plain(x) and id(x.untyped_storage()) in (outside.storages or outside.find())
 
 
 @contextmanager
@@ -120,53 +123,58 @@ def snapshot(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False) 
     Differentiable: gradients flow through it to `x`. `data_ptr()` and `numpy()` count as writing, since torch
     cannot know what will be done with a bare pointer. `is_ours` says that nobody else can have a pointer to `x`.
     """
-    if type(x) is not Tensor or not _is_plain(x):  # a parameter too is held by others
-        return x.clone()
-    if not is_for_reading and _overlaps(x):
-        return x.clone()  # several elements in one place: nobody could write to one of them
-    shared = _shared(x, is_ours=is_ours)
-    return shared if shared is not None else _copied(x) if is_for_reading else x.clone()
+    shared = _shared(x, is_for_reading=is_for_reading, is_ours=is_ours)
+    if shared is not None:
+        return shared
+    return _copied(x) if is_for_reading and type(x) is Tensor and _is_plain(x) else x.clone()
 
 
-class Loan(NamedTuple):
-    """A snapshot that is given to a hook, beside a tensor that shares its memory until the hook writes to it."""
-
-    given: Tensor
-    kept: Tensor | None
-
-    def is_unchanged(self) -> bool:
-        """Whether the hook certainly did not write to what it was given."""
-        if self.kept is None:
-            return False
-        if is_unchanged(self.given, self.kept):
-            return True
-        # `given.numpy()` ends the sharing, though it may be for reading only.
-        is_tracked = not self.given.is_inference()
-        if self.given.shape != self.kept.shape or (self.given._version if is_tracked else self.given.is_cuda):
-            return False
-        return _has_same_bits(self.given, self.kept)
+Loan: TypeAlias = tuple[Tensor, Tensor | None]
+"""A snapshot that is given to a hook, and a tensor that shares its memory until the hook writes to it, if any does."""
 
 
 def lend(x: Tensor) -> Loan:
     """A snapshot of `x`, with the means to tell whether it was written to."""
-    if not _is_plain(x):
-        return Loan(x.clone(), None)
-    given = None if type(x) is not Tensor or _overlaps(x) else _shared(x)
+    given = _shared(x)
     if given is not None:
-        return Loan(given, x)
+        return given, x
     copy = x.clone()
     given = _shared(copy, is_ours=True)
-    return Loan(copy, None) if given is None else Loan(given, copy)
+    return (copy, None) if given is None else (given, copy)
 
 
-def _shared(x: Tensor, *, is_ours: bool = False) -> Tensor | None:
+def is_as_lent(given: Tensor, kept: Tensor | None) -> bool:
+    """Whether a hook certainly did not write to what it was given."""
+    if kept is None:
+        return False
+    if is_unchanged(given, kept):
+        return True
+    # `given.numpy()` ends the sharing, though it may be for reading only.
+    is_tracked = not given.is_inference()
+    if given.shape != kept.shape or (given._version if is_tracked else given.is_cuda):
+        return False
+    return _has_same_bits(given, kept)
+
+
+def _shared(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False) -> Tensor | None:
     """A snapshot that shares memory, if that is safe."""
+    is_plain = (  # as `_is_plain`, which would cost a call at each event; a parameter is held by others
+        type(x) is Tensor
+        and (x.is_cpu or x.is_cuda)
+        and x.layout is torch.strided
+        and not (x.is_nested or x.is_quantized)
+        and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+    )
+    if not is_plain:
+        return None
+    if not is_for_reading and not x.is_contiguous() and _overlaps(x):
+        return None  # several elements in one place: nobody could write to one of them
     storage = x.untyped_storage()
     if not storage.resizable():  # there is a numpy array of it
         return None
     if not is_ours:
         outside = _passes.outside.get(now.hooks)
-        is_known = outside is not None and not outside.has(storage)
+        is_known = outside is not None and id(storage) not in (outside.storages or outside.find())
         if not is_known and not torch._C._is_cow_tensor(x):  # type: ignore[attr-defined]
             return None
     if not (_sharing.acquire(False) or _sharing.acquire(timeout=0.01)):
@@ -219,21 +227,9 @@ def is_same_memory(one: Tensor, other: Tensor) -> bool:
 
 
 def _is_plain(x: Tensor) -> bool:
-    if type(x) not in _PLAIN:
-        return False
-    keys = torch._C._dispatch_keys(x).raw_repr()
-    if keys not in _plain_keys:
-        _plain_keys[keys] = _has_plain_memory(x)
-    return _plain_keys[keys]
-
-
-_plain_keys: dict[int, bool] = {}
-"""Whether tensors are plain, by how torch dispatches on them: it tells all of what is asked here, and at once."""
-
-
-def _has_plain_memory(x: Tensor) -> bool:
     return (
-        (x.is_cpu or x.is_cuda)
+        type(x) in _PLAIN
+        and (x.is_cpu or x.is_cuda)
         and x.layout is torch.strided
         and not (x.is_nested or x.is_quantized)
         and not torch._C._functorch.is_functorch_wrapped_tensor(x)  # inside vmap and the like
@@ -242,8 +238,6 @@ def _has_plain_memory(x: Tensor) -> bool:
 
 def _overlaps(x: Tensor) -> bool:
     """Whether there are more elements than places for them, as in an expanded or unfolded tensor."""
-    if x.is_contiguous():
-        return False
     return sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) + 1 < x.numel()
 
 

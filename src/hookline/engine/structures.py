@@ -49,15 +49,21 @@ def _first_tensor(value: Any) -> Path | None:
     return None
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
+def tensors_in(value: Any) -> list[Tensor]:
     """All tensors in a structure, in no particular order."""
-    waiting = [value]
+    found, waiting = [], [value]
     while waiting:
         each = waiting.pop()
+        kind = type(each)
         if isinstance(each, Tensor):
-            yield each
-        elif each is not None and not isinstance(each, int | str):  # nearly always, and at every pass
+            found.append(each)
+        elif kind is tuple or kind is list:  # nearly always, and at every pass
+            waiting += each
+        elif kind is dict:
+            waiting += each.values()
+        elif each is not None and not isinstance(each, int | str):
             waiting.extend(child for _, child in children(each))
+    return found
 
 
 def look(value: Any, path: Path) -> Tensor:

@@ -12,9 +12,9 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from enum import Enum
+from enum import Enum, IntEnum, auto
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
@@ -48,6 +48,28 @@ class Kind(Enum):
         return self not in (Kind.INPUT, Kind.OUTPUT, Kind.END)
 
 
+class Turn(IntEnum):
+    """The order in which the actions at one event are taken. Those of one turn: as they were added."""
+
+    CALLERS_TENSORS = auto()  # the caller gets back its own tensors, before anybody sees the output
+    BEGIN = auto()  # a pass begins; what was worked out from an earlier value is forgotten
+    EFFECT = auto()  # an edit made at an earlier event shows
+    ENTER = auto()  # rows or a residual stream are put in at the input of a layer
+    AT_POINTS = auto()  # hooks and caches, by `Site.stage` along the way of the data, and by `Phase` at one point
+    LEAVE = auto()  # rows come in at the output of a layer
+    KEEP = auto()  # the value is kept for points at later events
+    SEND = auto()  # what the module is called with is noted
+
+
+class Phase(IntEnum):
+    """The order at one point: a record holds what the edits made, and a gradient is that of what flowed out."""
+
+    BOUND = auto()  # the end of a pass
+    EDIT = auto()
+    GRADIENT = auto()
+    RECORD = auto()
+
+
 class _Now(threading.local):
     """What is going on in this thread at this moment."""
 
@@ -72,49 +94,82 @@ lock = threading.RLock()
 """Held while taps are put on modules or taken off."""
 
 
-class Count(threading.local):
-    """Which call each tap has come to in the forward pass of the whole model that is going on, in this thread.
+class Calls:
+    """Which call each tap has come to in the forward pass of the whole model that is going on, in one thread.
 
     A model that calls itself goes on counting; a pass that a hook makes counts apart from the one the hook is in.
     """
 
     failure: Any = None
     """Of a hook, in the pass that is going on."""
-    is_home = False
-    """Whether calls outside of a pass count too, as in the thread that entered a context of hooks."""
 
-    def __init__(self) -> None:
-        self._calls: dict[tuple[Tap, int], int] = {}
-        self._passes: list[int] = []  # those going on: in how many hooks
+    def __init__(self, *, is_home: bool = False) -> None:
+        self.is_home = is_home  # whether calls outside of a pass count too
+        self.calls: dict[tuple[Tap, int], int] = {}
+        self.passes_on: list[int] = []  # those going on: in how many hooks
 
     def begin(self, tap: Tap, root: nn.Module) -> None:
         """A forward pass of the whole model begins, at `tap`."""
-        if self._passes and not _is_running(root):
-            self._passes = []  # torch does not say when a pass ends in an interrupt
-        if now.hooks not in self._passes:
-            self._calls = {key: call for key, call in self._calls.items() if key[1] < now.hooks}
-            self._calls[tap, now.hooks] = 0
-        self._passes.append(now.hooks)
+        if self.passes_on and not _is_running(root):
+            self.passes_on = []  # torch does not say when a pass ends in an interrupt
+        if now.hooks not in self.passes_on:
+            self.calls = {key: call for key, call in self.calls.items() if key[1] < now.hooks}
+            self.calls[tap, now.hooks] = 0
+        self.passes_on.append(now.hooks)
 
     def end(self) -> None:
         """It is over, one way or another."""
-        if self._passes:
-            self._passes.pop()
-        if not self._passes and not self.is_home:
-            self._calls = {}  # what is local to a thread keeps alive what it has
-
-    def next(self, tap: Tap) -> None:
-        """One more call."""
-        key = tap, now.hooks
-        self._calls[key] = self._calls.get(key, -1) + 1
-
-    def of(self, tap: Tap) -> int | None:
-        """The call that the tap has come to; None where calls are not counted."""
-        return self._calls.get((tap, now.hooks)) if self._passes or self.is_home else None
+        if self.passes_on:
+            self.passes_on.pop()
+        if not self.passes_on and not self.is_home:
+            self.calls = {}  # what is local to a thread keeps alive what it has
 
     def is_on(self) -> bool:
         """Whether a forward pass of the whole model is going on."""
-        return bool(self._passes)
+        return bool(self.passes_on)
+
+
+class _Elsewhere(threading.local):
+    """The calls of each thread but the one that opened a context of hooks."""
+
+    def __init__(self, make: type[Calls]) -> None:
+        self.calls = make()
+
+
+class Count:
+    """The calls that a set of hooks has come to, in each thread apart."""
+
+    def __init__(self, make: type[Calls] = Calls) -> None:
+        self._make = make
+        self._home: Any = None  # `Calls`, of the thread that opened a context
+        self._thread = 0
+        self._elsewhere: _Elsewhere | None = None  # made when it is needed, which costs more than all the rest
+
+    def open(self) -> None:
+        """A context of hooks is entered in this thread: calls outside of a pass count too."""
+        thread = threading.get_ident()
+        if self._thread != thread:
+            self._thread, self._home = thread, self._make(is_home=True)
+
+    def here(self) -> Calls:
+        """Those of this thread."""
+        if self._thread == threading.get_ident():
+            return cast("Calls", self._home)
+        if self._elsewhere is None:
+            with lock:
+                self._elsewhere = self._elsewhere or _Elsewhere(self._make)
+        return self._elsewhere.calls
+
+    def next(self, tap: Tap) -> None:
+        """One more call."""
+        calls = (self._home if self._thread == threading.get_ident() else self.here()).calls
+        key = tap, now.hooks
+        calls[key] = calls.get(key, -1) + 1
+
+    def of(self, tap: Tap) -> int | None:
+        """The call that the tap has come to; None where calls are not counted."""
+        here: Calls = self._home if self._thread == threading.get_ident() else self.here()
+        return here.calls.get((tap, now.hooks)) if here.passes_on or here.is_home else None
 
 
 def _is_running(module: nn.Module) -> bool:
@@ -150,9 +205,12 @@ class Routes:
         self.actions: Sequence[Action] = ()
         self.waiting: dict[Tap, list[Action]] = {}
         self.steps: dict[Tap, list[Step]] = {}
-        if not hasattr(self, "count"):
-            self.count = Count()
+        self.count = self.new_count()
         self.set(actions)
+
+    def new_count(self) -> Count:
+        """Where calls are counted: by each set of actions for itself."""
+        return Count()
 
     def set(self, actions: Sequence[Action]) -> None:
         """Route these actions, and no others. Threads that are reading see the old routes or the new."""
@@ -173,8 +231,8 @@ def arrange(actions: list[Action]) -> list[Step]:
     return steps
 
 
-def _turn(action: Action) -> tuple[int, int, int]:
-    return action.stage, action.phase, action.order
+def _turn(action: Action) -> tuple[Turn, int, Phase, int]:
+    return action.turn, action.stage, action.phase, action.order
 
 
 active: ContextVar[tuple[Routes, ...]] = ContextVar("hookline_active", default=())
@@ -208,9 +266,14 @@ class Tap:
 
     def flow(self, value: Any) -> Any:
         """What becomes of a value that passes here, in the run going on in this thread."""
-        here, is_second_run = self._runs()
+        runs = active.get()
+        here: Sequence[Routes]
+        if len(runs) == 1 and not self.standing and torch._C._current_graph_task_id() == -1:  # nearly always
+            here, is_second_run = runs if self in runs[0].steps and runs[0].is_open else (), False
+        else:
+            here, is_second_run = self._runs()
         if not here:
-            if not active.get():
+            if not runs:
                 self._tell_other_threads()
             return value
         now.is_second_run = is_second_run
@@ -224,10 +287,8 @@ class Tap:
 
     def _runs(self) -> tuple[list[Routes], bool]:
         """The runs that act here at this moment, and whether a checkpointed region is running a second time."""
-        in_backward = torch._C._current_graph_task_id() != -1
-        if not in_backward and not self.standing and len(alone := active.get()) == 1:  # nearly always, and often
-            return (list(alone) if self in alone[0].steps and alone[0].is_open else []), False
-        again = checkpointing.runs_in_second_run() if in_backward else None
+        is_in_backward = torch._C._current_graph_task_id() != -1
+        again = checkpointing.runs_in_second_run() if is_in_backward else None
         runs: Sequence[Routes] = again if again is not None else active.get()
         here = [run for run in runs if self in run.steps and (run.is_open or again is not None)]
         here += [run for run in self.standing if self in run.steps]

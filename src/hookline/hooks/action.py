@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from hookline.engine.actions import HookAction
-from hookline.engine.aliases import is_passed_through
+from hookline.engine.aliases import is_discarded, is_passed_through
 from hookline.engine.lenses import FIRST, Argument, Chain, First, Lens
 from hookline.engine.names import lens_of
 from hookline.engine.points import HookPoint, Site
-from hookline.engine.snapshots import Loan, lend, snapshot
+from hookline.engine.snapshots import Loan, is_part_of_pass, lend, snapshot
 from hookline.engine.structures import NoTensorError, first_tensor, look, replaced, tensor_paths, tensors_in
 from hookline.engine.taps import Kind, Step, Tap, now, tap_on
 from hookline.errors import InvalidHookError
@@ -69,7 +69,6 @@ class _Release:
 class ObjectEdit(HookAction):
     """Calls a hook object, which may change what passes."""
 
-    phase = 1
     hook: Hook
 
     def __init__(self, point: HookPoint, hook: Hook, *, prepend: bool = False) -> None:
@@ -189,7 +188,8 @@ class ObjectEdit(HookAction):
         new = self.view.put(value, self._fitted(result, seen, given))
         self.has_edited = True
         self.keep_for_second_run()
-        return self.taking_effect(value, new)
+        is_lost = self.tap.kind is Kind.OUTPUT and is_part_of_pass(self.module) and is_discarded()
+        return self.written_back(value, new) if is_lost else new
 
     def _is_callers(self, seen: Any) -> bool:
         """Whether the module returns its arguments, which its caller may go on using."""
@@ -237,8 +237,8 @@ class ObjectEdit(HookAction):
 
 def _lent(x: Tensor, loans: dict[int, Loan]) -> Tensor:
     loan = lend(x)
-    loans[id(loan.given)] = loan
-    return loan.given
+    loans[id(loan[0])] = loan
+    return loan[0]
 
 
 class ObjectRead(ObjectEdit):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hookline.engine.names import lens_of
 from hookline.engine.signatures import parameters_of
-from hookline.engine.snapshots import Loan
+from hookline.engine.snapshots import Loan, is_as_lent
 from hookline.engine.structures import children, look, tensor_paths, with_each
 from hookline.engine.taps import Kind
 from hookline.errors import HooklineError
@@ -46,7 +46,7 @@ def copied(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 def is_as_it_was(given: Any, seen: Any, loans: Mapping[int, Loan]) -> bool:
     """Whether what was given to a hook, as loans of what is `seen`, certainly was not written to."""
     if isinstance(seen, Tensor):
-        return id(given) in loans and loans[id(given)].is_unchanged()
+        return id(given) in loans and is_as_lent(*loans[id(given)])
     if not _is_container(seen):
         return given is seen
     before, after = dict(children(seen)), dict(children(given))

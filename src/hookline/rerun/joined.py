@@ -21,7 +21,7 @@ from hookline.engine.points import HookPoint, Site, hook_action
 from hookline.engine.runs import Run
 from hookline.engine.skipping import Give, Skipping
 from hookline.engine.snapshots import sharing
-from hookline.engine.taps import Kind
+from hookline.engine.taps import Kind, Turn
 from hookline.rerun.changes import RowChange, write_all
 from hookline.rerun.image_inputs import in_one_row
 from hookline.transformer.resume import pass_through
@@ -33,12 +33,10 @@ if TYPE_CHECKING:
 class JoinRows(Action):
     """Adds rows at the input of a layer, or the output of the last; the first rows replace what was there."""
 
-    phase = 1
-
     def __init__(self, site: Site, rows: Tensor, *, is_first: bool) -> None:
         super().__init__()
         self.module, self.tap, self.lens = site.module, site.tap, site.lens
-        self.stage = -50 if site.kind is Kind.INPUT else 50  # before everything else of a layer, or after it
+        self.turn = Turn.ENTER if site.kind is Kind.INPUT else Turn.LEAVE  # before all else of a layer, or after it
         self.rows, self.is_first = rows, is_first
 
     def __call__(self, value: Any) -> Any:

@@ -12,7 +12,7 @@ from hookline.engine.actions import Action, PointAction
 from hookline.engine.points import Site
 from hookline.engine.runs import Run
 from hookline.engine.skipping import Give, Skipping
-from hookline.engine.taps import active
+from hookline.engine.taps import Turn, active
 from hookline.errors import HooklineError
 from hookline.text.image_tokens import image_token_id
 from hookline.transformer.architectures import architecture
@@ -96,8 +96,7 @@ def _wrapped(kind: str, stream: Tensor) -> Any:
 class Enter(Action):
     """At the input of the first layer that runs: insert the stream, or check that it arrives unchanged."""
 
-    stage = -50
-    phase = 1
+    turn = Turn.ENTER
 
     def __init__(self, site: Site, resid: Tensor, *, is_first: bool) -> None:
         super().__init__()
