@@ -20,6 +20,7 @@ from hookline.engine.cache import ActivationCache
 from hookline.engine.callbacks import HookFunction, HookObject, OnError, check_on_error, hook_pairs, refuse_class
 from hookline.engine.gradients import GradientRecord
 from hookline.engine.names import Filter, Points
+from hookline.engine.permanent import keep
 from hookline.engine.plan import Plan, make_plan
 from hookline.engine.points import Direction, HookPoint, check_direction, hook_action
 from hookline.engine.recorder import Recording, StopForward
@@ -295,19 +296,10 @@ class Hooked:
             hook.check_points(points)
             hook.check_target(points, self._points)
             hook.attached(self)
-        undo: list[Callable[[], None]] = []
-
-        def remove() -> None:
-            for one in undo:
-                one()
-
-        try:
-            for point in points:
-                undo.append(point.add_hook(hook, dir, is_permanent=is_permanent, prepend=prepend))
-        except BaseException:
-            remove()
-            raise
-        return remove
+        actions = [hook_action(point, hook, dir, prepend=prepend) for point in points]
+        for action in actions:
+            action.is_permanent = is_permanent
+        return keep(list(zip(points, actions, strict=True)))
 
     def add_perma_hook(self, name: Filter, hook: HookFunction, dir: Direction = "fwd") -> Callable[[], None]:
         """`add_hook` with `is_permanent=True`."""
@@ -347,6 +339,7 @@ class Hooked:
         leave something. Hooks that stay on purpose stay: see `reset_hooks` and `restore_weights`.
         """
         end_all(self._points.root)
+        self._points.standing.settle()
 
     def clear_contexts(self) -> None:
         """Empty the `ctx` of every point."""
@@ -364,6 +357,7 @@ class Hooked:
             end_sharing()
 
     def _run_reporting(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._points.standing.settle()
         if not self._points.standing.steps:
             return forward(*args, **kwargs)
         standing, is_alone = self._points.standing, all(run.is_one_pass for run in active.get())
@@ -411,14 +405,8 @@ class _Stay:
             action.errors = self.errors
 
     def __enter__(self) -> Self:
-        try:
-            for action in self._actions:
-                action.point.standing.add(action)
-            return self
-        except BaseException:
-            for action in self._actions:
-                action.point.standing.remove(lambda other, action=action: other is action)  # type: ignore[misc]
-            raise
+        keep([(action.point, action) for action in self._actions])
+        return self
 
     def __exit__(self, *_: object) -> None:
         if self._clears:

@@ -67,7 +67,9 @@ class Run(Routes, Block):
         for action in self.actions:
             action.begin()
         if self._is_outermost():
-            standing_of(self.root).forget_missed()
+            standing = standing_of(self.root)
+            standing.settle()
+            standing.forget_missed()
         self._depth = len(now.watches)
         return self.begin()
 
