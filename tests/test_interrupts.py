@@ -308,16 +308,19 @@ def test_a_change_that_two_interrupts_ended_is_completed_later(monkeypatch) -> N
     def interrupt(*_) -> None:
         raise KeyboardInterrupt
 
-    for settle in (
-        lambda: net(x),
-        net.detach_all,
-        net.reset_hooks,
-        lambda: net.hooks().__enter__().__exit__(*[None] * 3),
-    ):
-        undo = net.add_hook("fc1", lambda h: h * 0)
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    def enter() -> None:
+        with net.hooks():
+            pass
+
+    def undo_interrupted(undo) -> None:
+        with monkeypatch.context() as patch:
             patch.setattr(taps.Tap, "release", interrupt)
             undo()
+
+    for settle in (lambda: net(x), net.detach_all, net.reset_hooks, enter):
+        undo = net.add_hook("fc1", lambda h: h * 0)
+        with pytest.raises(KeyboardInterrupt):
+            undo_interrupted(undo)
         settle()
         assert state_of(module) == before
         assert torch.equal(net(x), expected)

@@ -79,6 +79,9 @@ class Action:
         """A run begins that it belongs to."""
         self.fired = False
 
+    def end_pass(self) -> None:
+        """A forward pass is over, however it ended."""
+
     def settle(self) -> None:
         """The run is over."""
 

@@ -44,6 +44,7 @@ class Run(Routes, Block):
         self.is_one_pass = is_one_pass
         self._bounds: list[Action] = [] if is_one_pass else bounds(root)
         super().__init__([*self._bounds, *with_needs(actions)])
+        self._backward = [action for action in self.actions if action.dir == "bwd"]
         self._modules = {action.tap: action.module for action in self.actions}
         self.root = root
         self._elsewhere: dict[Tap, str] = {}
@@ -117,6 +118,7 @@ class Run(Routes, Block):
         active.set(tuple(run for run in active.get() if run is not self))
         if self.is_here:
             stop_watching(self._depth)
+        self._end_pass()
         self.release(self)
         let_go()
         if self._on_exit is not None:
@@ -149,6 +151,12 @@ class Run(Routes, Block):
         if has_succeeded and self.count.failure is not None:
             self._swallowed = self.count.failure
         self.count.failure = None
+        if not self.count.is_on():
+            self._end_pass()
+
+    def _end_pass(self) -> None:
+        for action in self._backward:
+            action.end_pass()
 
     def note_elsewhere(self, tap: Tap) -> None:
         """A module was called in a thread that does not have this run, in no forward pass of the whole model there."""
