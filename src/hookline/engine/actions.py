@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import _StopRecomputationError
 
 from hookline.engine import passes
-from hookline.engine.aliases import is_discarded, is_passed_through, write_through
+from hookline.engine.aliases import copy_of, is_discarded, is_passed_through, write_through
 from hookline.engine.callbacks import Caller, OnError, caller
 from hookline.engine.casting import cast, choices_at
 from hookline.engine.checkpointing import keep_for_second_run, passing_in_second_run
@@ -449,7 +449,8 @@ class Edit(HookAction):
         if not now.is_second_run:
             self.times = (self.count.of(self.tap) or 0) + 1
         elif not self.has_edited:  # reading once is enough
-            return self._pass_on(value, self.lens.get(value)) if self.has_passed_on else value
+            x = self.lens.get(value) if self.has_passed_on else None
+            return value if x is None else self._pass_on(value, x, x)
         if not self.is_for_this_call():
             return value
         try:
@@ -464,7 +465,7 @@ class Edit(HookAction):
             self.note_whether_it_acted()
         if result is None or result is given:
             if loan.is_unchanged() and given.requires_grad == (x.requires_grad and torch.is_grad_enabled()):
-                return self._pass_on(value, given) if self._asks_for_gradient(loan, x) else value
+                return self._pass_on(value, x, given) if self._asks_for_gradient(loan, x) else value
             result = given
         # What flows on is nobody else's: the model may write to it, and the hook may have kept its result.
         new = self.lens.put(value, snapshot(self.fitted(result, x)))
@@ -482,12 +483,12 @@ class Edit(HookAction):
         # Kept by the hook, if only for later: but passing it on must not separate the model's tensors from each other.
         return sys.getrefcount(given) > _OURS and not (self.tap.kind is Kind.OUTPUT and is_passed_through(x))
 
-    def _pass_on(self, value: Any, given: Tensor) -> Any:
+    def _pass_on(self, value: Any, x: Tensor, given: Tensor) -> Any:
         """The value with the same tensor in it. A checkpoint counts what working that out saves, so it is repeated."""
         self.has_passed_on = True
         if self.is_worked_out:
             self.keep_for_second_run()
-        return self.lens.put(value, snapshot(given))
+        return self.lens.put(value, copy_of(x, given))
 
 
 class Record(PointAction):
