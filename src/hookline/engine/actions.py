@@ -165,9 +165,13 @@ class End(Action):
             if not self.count.is_on():
                 now.passing = None  # a module that is called by itself after this pass is in no text
             end_sharing()
-            run = self.run
-            if run is not None:
-                run.end_forward(has_succeeded=value is not None)
+            if not self.is_standing:
+                if (run := self.run) is not None:
+                    run.end_forward(has_succeeded=value is not None)
+            elif self.count.failure is not None:
+                failure, self.count.failure = self.count.failure, None
+                if value is not None:  # the model caught the error of a hook
+                    raise failure
         return value
 
 
@@ -420,8 +424,8 @@ class HookAction(PointAction):
             hook_id=self.registered or getattr(self.hook, "id", None),
             original_error=original,
         )
-        if self.on_error != "skip" and (run := self.run) is not None:
-            run.note(failure)
+        if self.on_error != "skip" and (routes := self.point.standing if self.is_standing else self.run) is not None:
+            routes.note(failure)
         return failure
 
     def uncounted(self) -> HooklineError:

@@ -24,11 +24,11 @@ from hookline.engine.permanent import keep
 from hookline.engine.plan import Plan, make_plan
 from hookline.engine.points import Direction, HookPoint, check_direction, hook_action
 from hookline.engine.recorder import Recording, StopForward
-from hookline.engine.runs import Run, let_go, not_current, report_missed, report_silent
+from hookline.engine.runs import Run, let_go, not_current, open_runs, report_missed, report_silent
 from hookline.engine.signatures import parameters_of
 from hookline.engine.snapshots import begin_sharing, end_sharing, snapshot
 from hookline.engine.structures import with_each
-from hookline.engine.taps import active, now
+from hookline.engine.taps import active
 from hookline.errors import HookError, HooklineError
 
 HookList: TypeAlias = Iterable[tuple[Filter, HookFunction] | HookObject]
@@ -348,13 +348,13 @@ class Hooked:
 
     def _run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model; afterwards say of each hook that was added before and did not fire, once, that it did not."""
-        if not active.get():
+        if not open_runs():
             return self._run_reporting(forward, args, kwargs)
-        begin_sharing(self._points.root, (args, kwargs))
+        begun = begin_sharing(self._points.root, (args, kwargs))
         try:
             return self._run_reporting(forward, args, kwargs)
         finally:
-            end_sharing()
+            end_sharing(begun)
 
     def _run_reporting(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._points.standing.settle()
@@ -370,8 +370,7 @@ class Hooked:
             self._report_standing(before, has_ended=False)
             raise
         finally:
-            if not now.hooks:  # else a hook has called, whose own run goes on
-                let_go()
+            let_go()
         self._report_standing(before, has_ended=True)
         if is_alone:  # else more of the text may come in the context that is open, and it tells
             report_missed(standing.missed())

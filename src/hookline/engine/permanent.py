@@ -71,6 +71,11 @@ class Standing(Routes):
         """Whether it is the first time in the run going on that something is told of `hook`."""
         return self.count.is_news(hook)
 
+    def note(self, failure: HookError) -> None:
+        """A hook has failed; if that is in a forward pass of the whole model, the end of the pass looks at it."""
+        if self.count.is_on():
+            self.count.failure = failure
+
     def hooks(self) -> list[HookAction]:
         """The hooks, also those that are disabled, in the order in which they fire."""
         return sorted(self._hooks, key=lambda hook: hook.order)

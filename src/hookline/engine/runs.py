@@ -17,7 +17,7 @@ from hookline.engine.blocks import Block, covered
 from hookline.engine.derived import with_needs
 from hookline.engine.inner import stop_watching, sweep
 from hookline.engine.permanent import standing_of
-from hookline.engine.snapshots import stop_sharing
+from hookline.engine.snapshots import is_in_pass, stop_sharing
 from hookline.engine.taps import Routes, Tap, active, lock, now
 from hookline.errors import HookError, HooklineError, NeverFiredWarning, SkippedHookWarning, describe, users_level
 
@@ -172,18 +172,37 @@ class Run(Routes, Block):
         if silent:
             wanted = [action for action in silent if isinstance(action, PointAction) and action.must_fire]
             report_silent(wanted, has_run=all(bound.fired for bound in self._bounds))
+        self._report_replaced()
         fired = [action for action in self.actions if action.fired and isinstance(action, HookAction)]
         missed = [(action, told) for action in fired if action.missed and (told := action.missed.message())]
         report_missed(missed + (standing_of(self.root).missed() if self._is_outermost() else []))
 
+    def _report_replaced(self) -> None:
+        """Warn of hooks that have fired, but whose module has been replaced since."""
+        if self.is_one_pass:
+            return
+        there = set(self.root.modules())
+        gone = [each for each in self.actions if isinstance(each, HookAction) and each.fired]
+        gone = [each for each in gone if each.module not in there]
+        report_silent(gone, has_run=True, why={each: not_current(each) for each in gone})
+
     def _is_outermost(self) -> bool:
         """Whether it is a context of several passes, and in no other: what stays is reported when it is over."""
-        return not self.is_one_pass and all(run.is_one_pass for run in active.get() if run is not self)
+        return not self.is_one_pass and all(run.is_one_pass for run in open_runs() if run is not self)
+
+
+def open_runs() -> tuple[Routes, ...]:
+    """The runs going on in this thread or task. One that was left in another thread is struck off."""
+    runs = active.get()
+    if all(run.is_open for run in runs):
+        return runs
+    active.set(tuple(run for run in runs if run.is_open))
+    return active.get()
 
 
 def let_go() -> None:
     """Keep nothing alive that only a run needs, if none is going on in this thread."""
-    if not active.get():
+    if not open_runs() and not now.hooks and not is_in_pass():
         now.kept.clear()
         now.worked_out.clear()
         now.passing = None
