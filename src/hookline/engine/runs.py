@@ -17,7 +17,7 @@ from hookline.engine.blocks import Block, covered
 from hookline.engine.derived import with_needs
 from hookline.engine.inner import stop_watching, sweep
 from hookline.engine.permanent import standing_of
-from hookline.engine.snapshots import is_in_pass, stop_sharing
+from hookline.engine.snapshots import stop_sharing
 from hookline.engine.taps import Routes, Tap, active, lock, now
 from hookline.errors import HookError, HooklineError, NeverFiredWarning, SkippedHookWarning, describe, users_level
 
@@ -202,7 +202,7 @@ def open_runs() -> tuple[Routes, ...]:
 
 def let_go() -> None:
     """Keep nothing alive that only a run needs, if none is going on in this thread."""
-    if not open_runs() and not now.hooks and not is_in_pass():
+    if not open_runs() and not now.hooks:
         now.kept.clear()
         now.worked_out.clear()
         now.passing = None

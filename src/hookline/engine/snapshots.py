@@ -89,7 +89,7 @@ _passes = _Passes()
 
 def begin_sharing(root: nn.Module, inputs: Any) -> int:
     """A forward pass of a whole model begins: what it computes may be shared with snapshots. Returns what ends it."""
-    before = _passes.last()
+    before = _passes.last() if is_in_pass() else None
     new = _Outside(root, inputs if before is None else (before.inputs, inputs))
     some = _passes.outside.setdefault(now.hooks, [])
     some.append(new)
