@@ -119,3 +119,101 @@ def test_the_callers_input_is_written_to_as_without_hooks() -> None:
     net, x = hookline.hook(nn.Sequential(nn.ReLU(inplace=True))), torch.tensor([-1.0, 2.0])
     net.run_with_hooks(x, fwd_hooks=[("input", lambda h: None), ("0", lambda h: None)])
     assert x.tolist() == [0, 2]
+
+
+class Calls(nn.Module):
+    """A network whose forward is a function of the module and its input."""
+
+    def __init__(self, forward, **modules: nn.Module) -> None:
+        super().__init__()
+        self.run = forward
+        for name, module in modules.items():
+            self.add_module(name, module)
+
+    def forward(self, x):
+        return self.run(self, x)
+
+
+class Turn(nn.Module):
+    def forward(self, x):
+        return x.T
+
+
+class Detach(nn.Module):
+    def forward(self, x):
+        return x.detach()
+
+
+@pytest.mark.parametrize("reader", [lambda kept, h: kept.append(h), lambda _, h: h], ids=["keeps", "returns"])
+@pytest.mark.parametrize(
+    "module", [Turn(), nn.Flatten(0), Detach(), nn.Identity()], ids=lambda each: type(each).__name__
+)
+def test_reading_the_input_of_a_view_that_is_written_to_changes_nothing(module, reader) -> None:
+    def forward(self, x):
+        h = self.a(x)
+        y = self.view(h)
+        y.mul_(0.5)
+        return h * 2 + y.reshape(h.shape)
+
+    network = Calls(forward, a=nn.Linear(4, 4), view=module)
+    net, x, kept = hookline.hook(network), torch.randn(4, 4), []
+    expected = network(x)
+    expected.sum().backward()
+    gradient, network.a.weight.grad = network.a.weight.grad, None
+    output = net.run_with_hooks(x, fwd_hooks=[("view.input", lambda h: reader(kept, h))])
+    output.sum().backward()
+    assert torch.equal(output, expected)
+    assert torch.allclose(network.a.weight.grad, gradient)
+
+
+@pytest.mark.parametrize("point", ["same.input", "same", "input"])
+def test_reading_an_input_that_is_not_a_leaf_changes_nothing(point) -> None:
+    def forward(self, x):
+        y = self.same(x)
+        y.add_(1)
+        return x + y
+
+    network = Calls(forward, same=nn.Identity())
+    net, w, kept = hookline.hook(network), torch.ones(4, requires_grad=True), []
+    expected = network(w * 2)
+    assert torch.equal(net.run_with_hooks(w * 2, fwd_hooks=[(point, kept.append)]), expected)
+    assert torch.equal(net.run_with_hooks(w * 2, fwd_hooks=[(point, lambda h: h)]), expected)
+
+
+def test_reading_a_module_called_by_itself_changes_nothing() -> None:
+    network = nn.Sequential(nn.Identity())
+    kept: list = []
+    with hookline.hook(network).hooks(fwd_hooks=[("0.input", kept.append)]):
+        network(torch.ones(4))
+        h = torch.ones(4, requires_grad=True) * 2
+        network[0](h).add_(1)
+    assert torch.equal(h, torch.full((4,), 3.0))
+
+
+def test_an_edit_before_an_in_place_module_that_gets_the_input_has_a_gradient() -> None:
+    network = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 4))
+    net, v, x = hookline.hook(network), torch.ones(4, requires_grad=True), torch.randn(4, 4)
+    given = x.clone()
+    output = net.run_with_hooks(given, fwd_hooks=[("0.input", lambda h: h + v)])
+    expected = network[1](torch.relu(x + v))
+    assert torch.allclose(output, expected)
+    assert not given.requires_grad
+    assert torch.equal(given, torch.relu(x + v))
+    (found,), (wanted,) = torch.autograd.grad(output.sum(), v), torch.autograd.grad(expected.sum(), v)
+    assert torch.allclose(found, wanted)
+
+
+def test_an_edit_before_an_in_place_module_that_gets_a_buffer_has_a_gradient() -> None:
+    def forward(self, x):
+        self.buffer.copy_(self.a(x))
+        return self.act(self.buffer)
+
+    network = Calls(forward, a=nn.Linear(4, 4), act=nn.ReLU(inplace=True))
+    network.register_buffer("buffer", torch.zeros(4, 4))
+    net, x = hookline.hook(network), torch.randn(4, 4)
+    output = net.run_with_hooks(x, fwd_hooks=[("act.input", lambda h: h * 0.5 + 1)])
+    expected = torch.relu(network.a(x) * 0.5 + 1)
+    assert torch.allclose(output, expected)
+    weight = network.a.weight
+    (found,), (wanted,) = torch.autograd.grad(output.sum(), weight), torch.autograd.grad(expected.sum(), weight)
+    assert torch.allclose(found, wanted)

@@ -1,6 +1,7 @@
 """Checkpointed regions run twice; edits must hold both times, and nothing else may act twice."""
 
 import gc
+import weakref
 
 import pytest
 import torch
@@ -254,3 +255,36 @@ def test_a_standing_backward_hook_is_not_reported(pair, x) -> None:
     net(x).sum().backward()
     assert len(seen) == 1
     net.reset_hooks()
+
+
+class Nested(nn.Module):
+    """A checkpointed region inside another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x):
+        def outer(h):
+            return self.b(checkpoint(lambda each: torch.tanh(self.a(each)), h, use_reentrant=False))
+
+        return checkpoint(outer, self.c(x), use_reentrant=False)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: Blocks(False), lambda: Blocks(True), Nested], ids=["plain", "reentrant", "nested"]
+)
+def test_edits_and_backward_hooks_are_freed_with_the_graph(make, x) -> None:
+    class Double:
+        def __call__(self, value):
+            return value * 2
+
+    hook, module = Double(), make()
+    found, net = weakref.ref(hook), hookline.hook(module)
+    point = "blocks.1.0" if isinstance(module, Blocks) else "a"
+    given = x.detach().clone().requires_grad_()
+    net.run_with_hooks(given, fwd_hooks=[(point, hook)], bwd_hooks=[(point, hook)]).sum().backward()
+    del hook
+    gc.collect()
+    assert found() is None
+    assert not any(has_taps(each) for each in module.modules())

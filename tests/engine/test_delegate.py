@@ -122,7 +122,9 @@ def test_points_of_a_parent_are_those_inside(net, x) -> None:
 
 
 def test_data_parallel(net, x) -> None:
-    parallel = nn.DataParallel(net)
+    if torch.cuda.is_available():  # it then runs on the GPUs, and wants the module on the first
+        net, x = net.to("cuda:0"), x.to("cuda:0")
+    parallel = nn.DataParallel(net, device_ids=[0] if torch.cuda.is_available() else None)
     assert len(list(parallel.parameters())) == 4
     assert torch.equal(parallel(x), net(x))
     with pytest.raises(HooklineError, match="device"):

@@ -1,5 +1,7 @@
 """Backward hooks and gradients in the cache."""
 
+import gc
+import weakref
 from dataclasses import dataclass
 
 import pytest
@@ -286,3 +288,36 @@ def test_a_loss_function_that_writes_to_the_output_changes_nothing_else():
     out, cache = net.run_with_cache(x, incl_bwd=True, loss_fn=halved)
     assert torch.equal(out, net(x))
     torch.testing.assert_close(cache["output_grad"], out / 2)
+
+
+def test_a_context_lets_go_of_each_pass_that_a_backward_hook_saw() -> None:
+    handed = []
+
+    class Noting(nn.Tanh):
+        def forward(self, x):
+            handed.append(weakref.ref(x))
+            return super().forward(x)
+
+    module = nn.Sequential(nn.Linear(4, 4), Noting(), nn.Linear(4, 4))
+    net, x = hookline.hook(module), torch.randn(2, 4)
+    with net.hooks(bwd_hooks=[("0", lambda grad: grad * 2)]):
+        for call in (net, net.module, module[:2]):  # the last is no pass of the whole model
+            for _ in range(2):
+                call(x).sum().backward()
+        assert [each() is None for each in handed[:-1]] == [True] * 5
+    assert handed[-1]() is None
+
+
+def test_a_failed_run_lets_go_of_what_a_backward_hook_saw() -> None:
+    handed = []
+
+    class Failing(nn.Module):
+        def forward(self, x):
+            handed.append(weakref.ref(x))
+            raise RuntimeError("no")
+
+    net = hookline.hook(nn.Sequential(nn.Linear(4, 4), Failing()))
+    with pytest.raises(RuntimeError, match="no"):
+        net.run_with_hooks(torch.randn(2, 4), bwd_hooks=[("0", lambda grad: grad * 2)])
+    gc.collect()
+    assert handed[0]() is None

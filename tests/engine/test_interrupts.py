@@ -2,6 +2,8 @@
 
 import _thread
 import signal
+import sys
+import weakref
 
 import pytest
 import tiny_models
@@ -230,3 +232,95 @@ def test_signals_at_random_instants_leave_nothing(name) -> None:
     while signals.received < 400 and not signals.left:
         signals.send(name, work, 50)
     assert signals.left == []
+
+
+class InterruptAt:
+    """Raises KeyboardInterrupt at one of the instants where Python would: on entering a function, after a C call."""
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+
+    def __call__(self, frame, event, _arg) -> None:
+        # Python itself ignores what is raised in the callbacks of `weakref`, and in what they call.
+        files = {each.f_code.co_filename for each in (frame, frame.f_back)}
+        if event in ("call", "c_return") and weakref.__file__ not in files:
+            self.left -= 1
+            if self.left == 0:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+    def run(self, work) -> bool:
+        """Whether the interrupt came before `work` was over."""
+        sys.setprofile(self)
+        try:
+            work()
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.setprofile(None)
+        return False
+
+
+def test_an_interrupt_in_add_hook_leaves_no_hook() -> None:
+    module = MLP()
+    net, x = hookline.hook(module), torch.randn(2, 4)
+    net.add_hook("fc2", lambda h: None)()
+    before, expected, number = state_of(module), module(x), 0
+    while True:
+        number += 1
+        added: list = []
+        if not InterruptAt(number).run(lambda added=added: added.append(net.add_hook("fc1", lambda h: h * 0))):
+            break
+        if added:  # it came after the call
+            added[0]()
+        assert net.point("fc1").fwd_hooks == [], number
+        assert state_of(module) == before, number
+        undo = net.add_hook("fc2", lambda h: None)
+        assert torch.equal(net(x), expected), number
+        undo()
+    assert number > 50
+
+
+def test_an_interrupt_while_a_hook_is_removed_leaves_no_hook() -> None:
+    module = MLP()
+    net, x = hookline.hook(module), torch.randn(2, 4)
+    net.add_hook("fc2", lambda h: None)()
+    before, expected, number = state_of(module), module(x), 0
+    for remove in ("undo", "reset"):
+        number, came = 0, True
+        while came:
+            number += 1
+            undo = net.add_hook("fc1", lambda h: h * 0)
+            came = InterruptAt(number + 1).run(undo if remove == "undo" else net.point("fc1").remove_hooks)
+            if net.point("fc1").fwd_hooks:  # it came before anything was asked for
+                undo()
+            assert state_of(module) == before, (remove, number)
+            assert torch.equal(net(x), expected), (remove, number)
+        assert number > 30
+
+
+def test_a_change_that_two_interrupts_ended_is_completed_later(monkeypatch) -> None:
+    module = MLP()
+    net, x = hookline.hook(module), torch.randn(2, 4)
+    net.add_hook("fc2", lambda h: None)()
+    before, expected = state_of(module), module(x)
+
+    def interrupt(*_) -> None:
+        raise KeyboardInterrupt
+
+    def enter() -> None:
+        with net.hooks():
+            pass
+
+    def undo_interrupted(undo) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(taps.Tap, "release", interrupt)
+            undo()
+
+    for settle in (lambda: net(x), net.detach_all, net.reset_hooks, enter):
+        undo = net.add_hook("fc1", lambda h: h * 0)
+        with pytest.raises(KeyboardInterrupt):
+            undo_interrupted(undo)
+        settle()
+        assert state_of(module) == before
+        assert torch.equal(net(x), expected)

@@ -1,8 +1,11 @@
 """Hooks that stay from run to run."""
 
+import gc
 import warnings
+import weakref
 
 import pytest
+import torch
 from networks import Lazy, fill, hook_count, zero
 from torch import nn
 
@@ -96,3 +99,80 @@ def test_a_hook_on_a_module_that_was_replaced_is_reported(net, x) -> None:
     with pytest.warns(NeverFiredWarning, match=r"'fc1'.*Linear"):
         net(x)
     net.reset_hooks()
+
+
+class Swallows(nn.Module):
+    """Goes on when its layer fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+
+    def forward(self, x):
+        try:
+            return self.a(x)
+        except Exception:
+            return x
+
+
+def test_the_error_of_a_standing_hook_that_the_model_catches_is_raised() -> None:
+    net = hookline.hook(Swallows())
+    fail = [True]
+
+    def hook(_h):
+        if fail[0]:
+            raise ValueError("no")
+
+    net.add_hook("a", hook)
+    for call in (net, net.module):
+        with pytest.raises(hookline.HookError, match="raised ValueError: no"):
+            call(torch.ones(4))
+    fail[0] = False
+    net(torch.ones(4))
+
+
+def test_a_standing_hook_that_runs_another_model_leaves_the_pass_as_it_is() -> None:
+    class Doubles(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.c = nn.Identity()
+
+        def forward(self, x):
+            self.c(x * 1)
+            return x.mul_(2)
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.q = nn.Linear(4, 4), Doubles()
+
+        def forward(self, x):
+            h = self.a(x)
+            self.q(h)
+            return h + 0
+
+    net, other, x = hookline.hook(Whole()), hookline.hook(nn.Linear(4, 4)), torch.randn(3, 4)
+
+    def run_another(_h) -> None:
+        other.run_with_cache(x)
+
+    net.add_hook("q.input", lambda h: h * 0 + 5)
+    net.add_hook("q.c", run_another)
+    with torch.no_grad():
+        assert torch.equal(net(x), torch.full((3, 4), 10.0))
+
+
+def test_an_interrupted_pass_keeps_no_model_alive() -> None:
+    class Interrupted(nn.Module):
+        def forward(self, _x):
+            raise KeyboardInterrupt
+
+    module = nn.Sequential(nn.Linear(4, 4), Interrupted())
+    net, found = hookline.hook(module), weakref.ref(module)
+    undo = net.add_hook("0", lambda h: h * 2)
+    with pytest.raises(KeyboardInterrupt):
+        module(torch.ones(4))
+    undo()
+    del module, net, undo
+    gc.collect()
+    assert found() is None

@@ -395,3 +395,27 @@ def test_a_failure_in_another_thread_is_not_taken_for_one_that_was_swallowed(net
         thread.join()
         net(x)
     assert len(failed) == 1
+
+
+def test_a_module_replaced_inside_a_context_is_reported() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    net, x = hookline.hook(module), torch.ones(4)
+    context = net.hooks(fwd_hooks=[("0", lambda h: h * 0)])
+    context.__enter__()
+    net(x)
+    module[0] = nn.Linear(4, 4)
+    net(x)
+    with pytest.warns(NeverFiredWarning, match="no longer in the model"):
+        context.__exit__(None, None, None)
+
+
+def test_a_context_left_in_another_thread_is_not_active_here() -> None:
+    net, x = hookline.hook(nn.Sequential(nn.Linear(4, 4))), torch.ones(4)
+    context = net.hooks(fwd_hooks=[("0", lambda h: h * 0)])
+    context.__enter__()
+    net(x)
+    thread = threading.Thread(target=context.__exit__, args=(None, None, None))
+    thread.start()
+    thread.join()
+    assert not net(x).eq(0).all()
+    assert taps.active.get() == ()

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import _StopRecomputationError
 
 from hookline.engine import passes
-from hookline.engine.aliases import is_discarded, is_passed_through, write_through
+from hookline.engine.aliases import copy_of, is_discarded, is_passed_through, write_through
 from hookline.engine.callbacks import Caller, OnError, caller
 from hookline.engine.casting import cast, choices_at
 from hookline.engine.checkpointing import keep_for_second_run, passing_in_second_run
@@ -73,6 +73,9 @@ class Action:
     def begin(self) -> None:
         """A run begins that it belongs to."""
         self.fired = False
+
+    def end_pass(self) -> None:
+        """A forward pass is over, however it ended."""
 
     def settle(self) -> None:
         """The run is over."""
@@ -155,9 +158,13 @@ class End(Action):
             if not self.count.here().is_on():
                 now.passing = None  # a module that is called by itself after this pass is in no text
             end_sharing()
-            run = self.run
-            if run is not None:
-                run.end_forward(has_succeeded=value is not None)
+            if not self.is_standing:
+                if (run := self.run) is not None:
+                    run.end_forward(has_succeeded=value is not None)
+            elif (failure := self.count.here().failure) is not None:
+                self.count.here().failure = None
+                if value is not None:  # the model caught the error of a hook
+                    raise failure
         return value
 
 
@@ -408,8 +415,8 @@ class HookAction(PointAction):
             hook_id=self.registered or getattr(self.hook, "id", None),
             original_error=original,
         )
-        if self.on_error != "skip" and (run := self.run) is not None:
-            run.note(failure)
+        if self.on_error != "skip" and (routes := self.point.standing if self.is_standing else self.run) is not None:
+            routes.note(failure)
         return failure
 
     def uncounted(self) -> HooklineError:
@@ -438,7 +445,8 @@ class Edit(HookAction):
             call = self.count.of(self.tap)
             self.times = (call or 0) + 1
         elif not self.has_edited:  # reading once is enough
-            return self._pass_on(value, self.lens.get(value)) if self.has_passed_on else value
+            x = self.lens.get(value) if self.has_passed_on else None
+            return value if x is None else self._pass_on(value, x, x)
         else:
             call = self.call()
         if self.point.only is not None and not self.is_for_this_call():
@@ -454,7 +462,7 @@ class Edit(HookAction):
             self.note_whether_it_acted()
         if result is None or result is given:
             if is_as_lent(given, kept) and given.requires_grad == (x.requires_grad and torch.is_grad_enabled()):
-                return self._pass_on(value, given) if self._asks_for_gradient(given, x) else value
+                return self._pass_on(value, x, given) if self._asks_for_gradient(given, x) else value
             result = given
         # What flows on is nobody else's: the model may write to it, and the hook may have kept its result.
         new = self.lens.put(value, snapshot(self.fitted(result, x)))
@@ -473,12 +481,12 @@ class Edit(HookAction):
         # Kept by the hook, if only for later: but passing it on must not separate the model's tensors from each other.
         return sys.getrefcount(given) > _OURS and not (self.tap.kind is Kind.OUTPUT and is_passed_through(x))
 
-    def _pass_on(self, value: Any, given: Tensor) -> Any:
+    def _pass_on(self, value: Any, x: Tensor, given: Tensor) -> Any:
         """The value with the same tensor in it. A checkpoint counts what working that out saves, so it is repeated."""
         self.has_passed_on = True
         if self.is_worked_out:
             self.keep_for_second_run()
-        return self.lens.put(value, snapshot(given))
+        return self.lens.put(value, copy_of(x, given))
 
 
 class Record(PointAction):

@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -106,12 +107,21 @@ class _Sent(NamedTuple):
     is_copy: bool
 
 
+def copy_of(x: Tensor, given: Tensor) -> Tensor:
+    """A snapshot of `given`, which is `x` unedited: what is done with it in place is meant for `x`."""
+    copy = snapshot(given)
+    copy._hookline_original = getattr(x, "_hookline_original", None) or ref(x)  # type: ignore[attr-defined]
+    return copy
+
+
 def note_sent(old: Any, new: Any) -> None:
     """A module is called with the arguments `new`, where its caller gave `old`."""
     for before, after in _pairs(old, new):
         if isinstance(after, Tensor) and isinstance(before, Tensor) and not is_same_memory(before, after):
             kept = snapshot(after.detach(), is_ours=True)
-            now.sent[id(after)] = _Sent(before, after, kept, is_unchanged(after, before))
+            original = getattr(after, "_hookline_original", None)
+            is_copy = (original is not None and original() is before) or is_unchanged(after, before)
+            now.sent[id(after)] = _Sent(before, after, kept, is_copy)
 
 
 def give_back(value: Any) -> Any:
@@ -127,7 +137,7 @@ def give_back(value: Any) -> Any:
             if wrote:
                 _write(sent.old, sent.new)
             if wrote or sent.is_copy:
-                value = _swapped(value, sent.new, sent.old)
+                value = _swapped(value, sent.new, _leading_to(sent.new, sent.old) if wrote else sent.old)
                 own.append(sent.old)
             sent = now.sent.pop(id(sent.old), None)
     if own:
@@ -138,8 +148,21 @@ def give_back(value: Any) -> Any:
 def _write(target: Tensor, source: Tensor) -> bool:
     if target.shape != source.shape or (torch.is_grad_enabled() and target.is_leaf and target.requires_grad):
         return False  # torch refuses to write to such a leaf, with or without us
-    target.copy_(source.detach() if is_from_outside(target) else source)  # what stays must not get a graph
+    target.copy_(source.detach() if _stays_without_graph(target) else source)
     return True
+
+
+def _stays_without_graph(x: Tensor) -> bool:
+    """Whether `x` outlives the forward pass and has no graph, so that it must not get one from an edit."""
+    return is_from_outside(x) and not x.requires_grad
+
+
+def _leading_to(new: Tensor, old: Tensor) -> Tensor:
+    """A tensor in the memory of `old`, which has the value of `new` now, with the gradient going to `new`."""
+    if new.requires_grad and torch.is_grad_enabled() and _stays_without_graph(old):
+        leading: Tensor = _Alias.apply(new, old)
+        return leading
+    return old
 
 
 def write_through(old: Any, new: Any) -> bool:
@@ -164,11 +187,23 @@ def _pairs(old: Any, new: Any) -> Iterator[tuple[Any, Any]]:
 def _swapped(value: Any, new: Tensor, old: Tensor) -> Any:
     if value is new:
         return old
+    if isinstance(value, Tensor):
+        return _viewed_alike(value, new, old) if is_same_memory(value, new) else value
     for key, child in children(value):
         other = _swapped(child, new, old)
         if other is not child:
             value = replaced(value, (key,), other)
     return value
+
+
+def _viewed_alike(view: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """`old` in the way in which `view` shows `new`, where torch can tell."""
+    kinds = [(x.dtype, x.is_conj(), x.is_neg()) for x in (view, new, old)]
+    if len(set(kinds)) > 1 or new.stride() != old.stride():
+        return view
+    offset = view.storage_offset() - new.storage_offset() + old.storage_offset()
+    base = old if view.requires_grad else old.detach()
+    return base.as_strided(view.shape, view.stride(), offset)
 
 
 _HERE = str(Path(__file__).parent)

@@ -117,23 +117,34 @@ class _WatchStep:
 class BackwardHook(Watch, HookAction):
     """A backward hook: reads the gradient, changes it in place, or returns another."""
 
-    _handed: tuple[Handed, ...] = ()
+    def __init__(self, point: HookPoint, hook: Any, *, prepend: bool = False) -> None:
+        super().__init__(point, hook, prepend=prepend)
+        self._handed: list[Handed] = []
+        self._is_overwritten = False
 
     def begin(self) -> None:
         """Nothing has been handed on yet."""
         super().begin()
-        self._handed = ()
+        self._handed, self._is_overwritten = [], False
+
+    def end_pass(self) -> None:
+        """Note whether the model wrote over what was handed on, and let go of it: it has the hook, which has this."""
+        handed, self._handed = self._handed, []
+        self._is_overwritten = self._is_overwritten or any(each.is_overwritten() for each in handed)
 
     def settle(self) -> None:
         """Whether the model lets it be called."""
-        handed, self._handed = self._handed, ()
-        if any(each.is_overwritten() for each in handed):
+        self.end_pass()
+        if self._is_overwritten:
             self.fired, self.why_not = False, OVERWRITTEN
 
     def attach(self, mine: Tensor, out: Tensor) -> None:  # noqa: ARG002 (hooks of one point share `out`, in order)
         """Be called with the gradient, whenever it is computed."""
-        if self.run is not None:
-            self._handed = (*self._handed, Handed(out))
+        run = self.run
+        if run is not None and run.is_open:
+            if not run.is_one_pass and not self.count.here().is_on():
+                self.end_pass()  # a module by itself, or a checkpointed region that recomputes: no pass will end
+            self._handed.append(Handed(out))
         call, passing = self.call(), now.passing
 
         def on_gradient(grad: Tensor) -> Tensor | None:

@@ -87,6 +87,8 @@ def free_memory() -> None:
 
 def free_bytes(device: torch.device) -> int:
     """How much a GPU has left for this process: on the device, in the allocator, and within its memory fraction."""
+    if device.index is None:  # torch's functions for memory do not all take "cuda" for the current device
+        device = torch.device(device.type, torch.cuda.current_device())
     free, total = torch.cuda.mem_get_info(device)
     allocated = torch.cuda.memory_allocated(device)
     unused = torch.cuda.memory_reserved(device) - allocated

@@ -20,14 +20,15 @@ from hookline.engine.cache import ActivationCache
 from hookline.engine.callbacks import HookFunction, HookObject, OnError, check_on_error, hook_pairs, refuse_class
 from hookline.engine.gradients import GradientRecord
 from hookline.engine.names import Filter, Points
+from hookline.engine.permanent import keep
 from hookline.engine.plan import Plan, make_plan
 from hookline.engine.points import Direction, HookPoint, check_direction, hook_action
 from hookline.engine.recorder import Recording, StopForward
-from hookline.engine.runs import Run, let_go, not_current, report_missed, report_silent
+from hookline.engine.runs import Run, let_go, not_current, open_runs, report_missed, report_silent
 from hookline.engine.signatures import parameters_of
 from hookline.engine.snapshots import begin_sharing, end_sharing, snapshot
 from hookline.engine.structures import with_each
-from hookline.engine.taps import active, now
+from hookline.engine.taps import active
 from hookline.errors import HookError, HooklineError
 
 HookList: TypeAlias = Iterable[tuple[Filter, HookFunction] | HookObject]
@@ -299,19 +300,10 @@ class Hooked:
             hook.check_points(points)
             hook.check_target(points, self._points)
             hook.attached(self)
-        undo: list[Callable[[], None]] = []
-
-        def remove() -> None:
-            for one in undo:
-                one()
-
-        try:
-            for point in points:
-                undo.append(point.add_hook(hook, dir, is_permanent=is_permanent, prepend=prepend))
-        except BaseException:
-            remove()
-            raise
-        return remove
+        actions = [hook_action(point, hook, dir, prepend=prepend) for point in points]
+        for action in actions:
+            action.is_permanent = is_permanent
+        return keep(list(zip(points, actions, strict=True)))
 
     def add_perma_hook(self, name: Filter, hook: HookFunction, dir: Direction = "fwd") -> Callable[[], None]:
         """`add_hook` with `is_permanent=True`."""
@@ -351,6 +343,7 @@ class Hooked:
         leave something. Hooks that stay on purpose stay: see `reset_hooks` and `restore_weights`.
         """
         end_all(self._points.root)
+        self._points.standing.settle()
 
     def clear_contexts(self) -> None:
         """Empty the `ctx` of every point."""
@@ -359,15 +352,16 @@ class Hooked:
 
     def _run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model; afterwards say of each hook that was added before and did not fire, once, that it did not."""
-        if not active.get():
+        if not open_runs():
             return self._run_reporting(forward, args, kwargs)
-        begin_sharing(self._points.root, (args, kwargs))
+        begun = begin_sharing(self._points.root, (args, kwargs))
         try:
             return self._run_reporting(forward, args, kwargs)
         finally:
-            end_sharing()
+            end_sharing(begun)
 
     def _run_reporting(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._points.standing.settle()
         if not self._points.standing.steps:
             return forward(*args, **kwargs)
         standing, is_alone = self._points.standing, all(run.is_one_pass for run in active.get())
@@ -380,8 +374,7 @@ class Hooked:
             self._report_standing(before, has_ended=False)
             raise
         finally:
-            if not now.hooks:  # else a hook has called, whose own run goes on
-                let_go()
+            let_go()
         self._report_standing(before, has_ended=True)
         if is_alone:  # else more of the text may come in the context that is open, and it tells
             report_missed(standing.missed())
@@ -415,14 +408,8 @@ class _Stay:
             action.errors = self.errors
 
     def __enter__(self) -> Self:
-        try:
-            for action in self._actions:
-                action.point.standing.add(action)
-            return self
-        except BaseException:
-            for action in self._actions:
-                action.point.standing.remove(lambda other, action=action: other is action)  # type: ignore[misc]
-            raise
+        keep([(action.point, action) for action in self._actions])
+        return self
 
     def __exit__(self, *_: object) -> None:
         if self._clears:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, cast
 from weakref import WeakKeyDictionary, finalize, ref
 
 from torch import nn
 
 from hookline.engine import compiling
 from hookline.engine.actions import HookAction, bounds
+from hookline.engine.blocks import surely
 from hookline.engine.derived import with_needs
 from hookline.engine.taps import Calls, Count, Routes, Tap, lock, now
 from hookline.errors import HookError
+
+if TYPE_CHECKING:
+    from hookline.engine.points import HookPoint
 
 
 class _StandingCalls(Calls):
@@ -53,6 +58,9 @@ class Standing(Routes):
     def __init__(self, root: nn.Module | None = None) -> None:
         super().__init__()
         self._hooks: list[HookAction] = []
+        self._is_settled = True
+        self._joined: list[HookAction] = []
+        self._tapped: dict[Tap, nn.Module] = {}
         self.past_errors: list[HookError] = []
         """Of registered hooks that are no longer there."""
         self._user: _User | None = None
@@ -66,6 +74,11 @@ class Standing(Routes):
         """Whether it is the first time in the run going on that something is told of `hook`."""
         calls = cast("_StandingCalls", self.count.here())
         return calls.is_news(hook)
+
+    def note(self, failure: HookError) -> None:
+        """A hook has failed; if that is in a forward pass of the whole model, the end of the pass looks at it."""
+        if (calls := self.count.here()).is_on():
+            calls.failure = failure
 
     def hooks(self) -> list[HookAction]:
         """The hooks, also those that are disabled, in the order in which they fire."""
@@ -83,13 +96,20 @@ class Standing(Routes):
         return [(hook, told) for hook in active if hook.missed is not None and (told := hook.missed.message())]
 
     def add(self, hook: HookAction) -> None:
-        """One hook more."""
+        """Add a hook, or leave nothing of it."""
         hook.check_place()
-        with compiling.tracing_lock(), lock:
-            self._change([*self.hooks(), hook])
+        try:
+            with compiling.tracing_lock(), lock:
+                self._change([*self.hooks(), hook])
+        except BaseException:
+            self.remove(lambda other: other is hook)
+            raise
 
     def remove(self, unwanted: Callable[[HookAction], bool]) -> None:
-        """No hook for which `unwanted` says yes."""
+        """Remove every hook for which `unwanted` is true, even if an interrupt arrives meanwhile."""
+        surely(partial(self._remove, unwanted))
+
+    def _remove(self, unwanted: Callable[[HookAction], bool]) -> None:
         with compiling.tracing_lock(), lock:
             self._change([hook for hook in self.hooks() if not unwanted(hook)])
 
@@ -102,36 +122,80 @@ class Standing(Routes):
         """Hand all hooks over."""
         if other is not self and (hooks := self.hooks()):
             with compiling.tracing_lock(), lock:
-                self._change([])
-                other._change([*other.hooks(), *hooks])
+                both, none = [*other.hooks(), *hooks], list[HookAction]()
+                # No call between these, so no interrupt: every hook is in one of the two.
+                self._is_settled = other._is_settled = False
+                other._hooks, self._hooks = both, none
+                self.settle()
+                other.settle()
 
     def _change(self, hooks: list[HookAction]) -> None:
-        before = {action.tap: action.module for action in self.actions}
-        root = self.root()
-        gone, self._hooks = [hook for hook in self._hooks if hook not in hooks], hooks
-        for hook in gone:
+        self._is_settled = False
+        self._hooks = hooks
+        self.settle()
+
+    def settle(self) -> None:
+        """Bring the modules in line with the hooks, after a change or after one that an interrupt ended early.
+
+        What is put somewhere is noted before, and what is taken away is struck off after: doing all of this again, from
+        wherever it was left, comes to the same.
+        """
+        if self._is_settled:
+            return
+        with compiling.tracing_lock(), lock:
+            self._settle_hooks()
+            active = [hook for hook in self._hooks if hook.is_enabled()]
+            actions, root = with_needs(active), self.root()
+            if root is not None and active:
+                actions += bounds(root)
+            self.set(actions)
+            self._settle_taps({action.tap: action.module for action in actions})
+            if self._user is None:
+                self._user = _User()
+                finalize(self, compiling.resume, self._user)  # also if the model is freed, hooks and all
+            (compiling.pause if actions else compiling.resume)(self._user)
+            self._is_settled = True
+
+    def _settle_hooks(self) -> None:
+        for hook in [each for each in self._joined if each not in self._hooks]:
             hook.leave(self)
-            self.past_errors += hook.errors if hook.registered is not None else []
-        for hook in hooks:
+            errors = hook.errors if hook.registered is not None else []
+            self.past_errors += [error for error in errors if error not in self.past_errors]
+            self._joined.remove(hook)
+        for hook in self._hooks:
+            if hook not in self._joined:
+                self._joined.append(hook)
             hook.join(self)
-        active = [hook for hook in hooks if hook.is_enabled()]
-        actions = with_needs(active)
-        if root is not None and active:
-            actions += bounds(root)
-        after = {action.tap: action.module for action in actions}
-        self.set(actions)
-        for tap, module in after.items():
-            if tap not in before:
+
+    def _settle_taps(self, wanted: dict[Tap, nn.Module]) -> None:
+        for tap, module in wanted.items():
+            if self not in tap.standing:
+                self._tapped[tap] = module
                 tap.acquire(module, self)
                 tap.standing = (*tap.standing, self)
-        for tap, module in before.items():
-            if tap not in after:
+        for tap, module in list(self._tapped.items()):
+            if tap not in wanted:
                 tap.standing = tuple(other for other in tap.standing if other is not self)
                 tap.release(module, self)
-        if self._user is None:
-            self._user = _User()
-            finalize(self, compiling.resume, self._user)  # also if the model is freed, hooks and all
-        (compiling.pause if after else compiling.resume)(self._user)
+                self._tapped.pop(tap, None)
+
+
+def keep(hooks: Sequence[tuple[HookPoint, HookAction]]) -> Callable[[], None]:
+    """Add standing hooks at their points, all of them or none. Returns the function that removes them."""
+    actions = [action for _, action in hooks]
+
+    def remove() -> None:
+        for standing in dict.fromkeys(point.standing for point, _ in hooks):
+            standing.remove(lambda other: other in actions)
+
+    undo = partial(surely, remove)
+    try:
+        for point, action in hooks:
+            point.standing.add(action)
+    except BaseException:
+        undo()
+        raise
+    return undo
 
 
 _standings: WeakKeyDictionary[nn.Module, ref[Standing]] = WeakKeyDictionary()

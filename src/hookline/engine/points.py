@@ -16,7 +16,7 @@ from hookline.engine.casting import Choices
 from hookline.engine.gradients import BackwardHook
 from hookline.engine.lenses import FIRST, Lens
 from hookline.engine.passes import Stream
-from hookline.engine.permanent import Standing
+from hookline.engine.permanent import Standing, keep
 from hookline.errors import HooklineError
 
 if TYPE_CHECKING:
@@ -182,8 +182,7 @@ class HookPoint(nn.Module):
         """
         action = hook_action(self, hook, dir, prepend=prepend)
         action.is_permanent = is_permanent
-        self._standing.add(action)
-        return lambda: self._standing.remove(lambda other: other is action)
+        return keep([(self, action)])
 
     def add_perma_hook(self, hook: Callable[..., Any], dir: Direction = "fwd") -> Callable[[], None]:
         """`add_hook` with `is_permanent=True`."""

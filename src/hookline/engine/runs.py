@@ -45,6 +45,7 @@ class Run(Routes, Block):
         self.is_one_pass = is_one_pass
         self._bounds: list[Action] = [] if is_one_pass else bounds(root)
         super().__init__([*self._bounds, *with_needs(actions)])
+        self._backward = [action for action in self.actions if action.dir == "bwd"]
         self._modules = {action.tap: action.module for action in self.actions}
         self.root = root
         self._elsewhere: dict[Tap, str] = {}
@@ -69,7 +70,9 @@ class Run(Routes, Block):
         for action in self.actions:
             action.begin()
         if self._is_outermost():
-            standing_of(self.root).forget_missed()
+            standing = standing_of(self.root)
+            standing.settle()
+            standing.forget_missed()
         self._depth, self._hooks = len(now.watches), now.hooks
         return self.begin()
 
@@ -120,6 +123,7 @@ class Run(Routes, Block):
         active.set(tuple(run for run in active.get() if run is not self))
         if self.is_here:
             stop_intercepting(self._depth)
+        self._end_pass()
         self.release(self)
         let_go()
         if self._on_exit is not None:
@@ -153,6 +157,12 @@ class Run(Routes, Block):
         if has_succeeded and calls.failure is not None:
             self._swallowed = calls.failure
         calls.failure = None
+        if not self.count.here().is_on():
+            self._end_pass()
+
+    def _end_pass(self) -> None:
+        for action in self._backward:
+            action.end_pass()
 
     def note_elsewhere(self, tap: Tap) -> None:
         """A module was called in a thread that does not have this run, in no forward pass of the whole model there."""
@@ -168,18 +178,37 @@ class Run(Routes, Block):
         if silent:
             wanted = [action for action in silent if isinstance(action, PointAction) and action.must_fire]
             report_silent(wanted, has_run=all(bound.fired for bound in self._bounds))
+        self._report_replaced()
         fired = [action for action in self.actions if action.fired and isinstance(action, HookAction)]
         missed = [(action, told) for action in fired if action.missed and (told := action.missed.message())]
         report_missed(missed + (standing_of(self.root).missed() if self._is_outermost() else []))
 
+    def _report_replaced(self) -> None:
+        """Warn of hooks that have fired, but whose module has been replaced since."""
+        if self.is_one_pass:
+            return
+        there = set(self.root.modules())
+        gone = [each for each in self.actions if isinstance(each, HookAction) and each.fired]
+        gone = [each for each in gone if each.module not in there]
+        report_silent(gone, has_run=True, why={each: not_current(each) for each in gone})
+
     def _is_outermost(self) -> bool:
         """Whether it is a context of several passes, and in no other: what stays is reported when it is over."""
-        return not self.is_one_pass and all(run.is_one_pass for run in active.get() if run is not self)
+        return not self.is_one_pass and all(run.is_one_pass for run in open_runs() if run is not self)
+
+
+def open_runs() -> tuple[Routes, ...]:
+    """The runs going on in this thread or task. One that was left in another thread is struck off."""
+    runs = active.get()
+    if all(run.is_open for run in runs):
+        return runs
+    active.set(tuple(run for run in runs if run.is_open))
+    return active.get()
 
 
 def let_go() -> None:
     """Keep nothing alive that only a run needs, if none is going on in this thread."""
-    if not active.get():
+    if not open_runs() and not now.hooks:
         now.kept.clear()
         now.worked_out.clear()
         now.passing = None

@@ -6,12 +6,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
+from weakref import ref
 
 import torch
 from torch import Tensor, UntypedStorage, nn
 
 from hookline.engine.structures import tensors_in
-from hookline.engine.taps import now
+from hookline.engine.taps import now, running_modules
 
 # torch's copy-on-write clone shares memory until either side is written to, by anybody, in Python or in a
 # kernel; the writer then gets a copy. It exists for plain tensors that torch allocated itself, on CPU and CUDA; for all
@@ -34,16 +35,22 @@ class _Outside:
     """The memory that was there before a forward pass began."""
 
     def __init__(self, root: nn.Module, inputs: Any) -> None:
-        self.root, self.inputs = root, inputs
+        self._root, self.inputs = ref(root), inputs
         self.storages: dict[int, UntypedStorage] | None = None
         """By their `id`; None until somebody asks."""
+
+    @property
+    def root(self) -> nn.Module | None:
+        """The whole model. It is not kept alive: torch does not tell when a pass ends in an interrupt."""
+        return self._root()
 
     def find(self) -> dict[int, UntypedStorage]:
         """Look for it, once in a pass.
 
         Without a call for each module, and past `nn.Module.__getattr__`: a small network feels all of that.
         """
-        modules, known = [self.root], {id(self.root)}
+        root = self.root
+        modules, known = [] if root is None else [root], {id(root)}
         tensors = tensors_in(self.inputs)
         for module in modules:  # which grows meanwhile
             own = module.__dict__
@@ -71,21 +78,43 @@ class _Passes(threading.local):
     """The forward passes of whole models going on in this thread, by the number of hooks that they run in."""
 
     def __init__(self) -> None:
-        self.outside: dict[int, _Outside] = {}
+        self.outside: dict[int, list[_Outside]] = {}
+
+    def last(self) -> _Outside | None:
+        """Of the innermost pass, in the hooks that are running now."""
+        some = self.outside.get(now.hooks)
+        return some[-1] if some else None
 
 
 _passes = _Passes()
 
 
-def begin_sharing(root: nn.Module, inputs: Any) -> None:
-    """A forward pass of a whole model begins: what it computes may be shared with snapshots."""
-    before = _passes.outside.get(now.hooks)
-    _passes.outside[now.hooks] = _Outside(root, inputs if before is None else (before.inputs, inputs))
+def begin_sharing(root: nn.Module, inputs: Any) -> int:
+    """A forward pass of a whole model begins: what it computes may be shared with snapshots. Returns what ends it."""
+    before = _passes.last() if is_in_pass() else None
+    new = _Outside(root, inputs if before is None else (before.inputs, inputs))
+    some = _passes.outside.setdefault(now.hooks, [])
+    some.append(new)
+    return len(some) - 1
 
 
-def end_sharing() -> None:
-    """It is over."""
-    _passes.outside.pop(now.hooks, None)
+def end_sharing(begun: int = -1) -> None:
+    """It is over: the pass that `begun` is of, with those inside that an interrupt ended; or else the innermost."""
+    some = _passes.outside.get(now.hooks, [])
+    del some[begun:]
+    if not some:
+        _passes.outside.pop(now.hooks, None)
+    if not _passes.outside:
+        now.sent.clear()  # of modules that failed
+
+
+def is_in_pass() -> bool:
+    """Whether a forward pass of a whole model is going on in this thread. One that an interrupt ended is struck off."""
+    if _passes.outside:
+        running = {id(each) for each in running_modules()}
+        kept = {hooks: [each for each in some if id(each.root) in running] for hooks, some in _passes.outside.items()}
+        _passes.outside = {hooks: some for hooks, some in kept.items() if some}
+    return bool(_passes.outside)
 
 
 def stop_sharing() -> None:
@@ -97,24 +126,24 @@ def stop_sharing() -> None:
 
 def is_part_of_pass(module: nn.Module) -> bool:
     """Whether a forward pass of a whole model is going on that `module` is only a part of."""
-    outside = _passes.outside.get(now.hooks)
+    outside = _passes.last()
     return outside is not None and outside.root is not module
 
 
 def is_from_outside(x: Tensor) -> bool:
     """Whether `x` was there before the forward pass going on: an input, a parameter or a buffer, or a view of one."""
-    outside = _passes.outside.get(now.hooks)
+    outside = _passes.last()
     return outside is not None and _is_plain(x) and id(x.untyped_storage()) in (outside.storages or outside.find())
 
 
 @contextmanager
 def sharing(root: nn.Module, inputs: Any) -> Iterator[None]:
     """Around a forward pass of a whole model."""
-    begin_sharing(root, inputs)
+    begun = begin_sharing(root, inputs)
     try:
         yield
     finally:
-        end_sharing()
+        end_sharing(begun)
 
 
 def snapshot(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False) -> Tensor:
@@ -173,7 +202,7 @@ def _shared(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False) -
     if not storage.resizable():  # there is a numpy array of it
         return None
     if not is_ours:
-        outside = _passes.outside.get(now.hooks)
+        outside = _passes.last()
         is_known = outside is not None and id(storage) not in (outside.storages or outside.find())
         if not is_known and not torch._C._is_cow_tensor(x):  # type: ignore[attr-defined]
             return None

@@ -193,6 +193,11 @@ def is_call_of(frame: FrameType, module: nn.Module) -> bool:
 _CALL = nn.Module._call_impl.__code__
 
 
+def running_modules() -> list[nn.Module]:
+    """The modules that torch is calling in this thread, the innermost first."""
+    return [frame.f_locals["self"] for frame in callers() if frame.f_code is _CALL]
+
+
 class Routes:
     """Which actions wait at which tap. A run is one of these, and so is a set of standing hooks."""
 
