@@ -119,7 +119,8 @@ def note_sent(old: Any, new: Any) -> None:
     for before, after in _pairs(old, new):
         if isinstance(after, Tensor) and isinstance(before, Tensor) and not is_same_memory(before, after):
             kept = snapshot(after.detach(), is_ours=True)
-            is_copy = getattr(after, "_hookline_original", type(None))() is before or is_unchanged(after, before)
+            original = getattr(after, "_hookline_original", None)
+            is_copy = (original is not None and original() is before) or is_unchanged(after, before)
             now.sent[id(after)] = _Sent(before, after, kept, is_copy)
 
 
