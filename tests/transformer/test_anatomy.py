@@ -10,7 +10,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hookline
-from hookline import HookedModel, HooklineWarning
+from hookline import HookedModel
+from hookline.errors import HooklineWarning
 from hookline.transformer.dialects import classic_name
 from hookline.transformer.verify.probe import outcome
 from hookline.transformer.verify.report import verify

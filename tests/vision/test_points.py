@@ -246,7 +246,7 @@ def test_positions_in_the_text_and_in_images() -> None:
     _, patch = model.run_with_cache(**inputs, names_filter=seen, pos_slice=3)
     assert torch.equal(patch[seen], both[seen][:, 3])
     assert patch.logits is None, "a patch is no position of the text"
-    for place in (hookline.last, hookline.new_tokens, hookline.step(0)):
+    for place in (hookline.last, hookline.positions.new_tokens, hookline.positions.step(0)):
         with pytest.raises(HooklineError, match="place in the text"):
             model.run_with_cache(**inputs, names_filter=seen, pos_slice=place)
         with pytest.raises(HooklineError, match="place in the text"):

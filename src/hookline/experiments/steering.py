@@ -23,7 +23,7 @@ from hookline.experiments.result import Result
 from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.changes import WHOLE, Variant
-from hookline.text.positions import Positions, at, new_tokens
+from hookline.text.token_positions import Positions, at, new_tokens
 
 __all__ = ["Directions", "Steered", "contrast_vectors", "generate", "sweep_layers"]
 

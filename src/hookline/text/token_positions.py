@@ -7,7 +7,7 @@
     last                              the last token of each row, not counting padding
     token(" Paris")                   where that token stands, the last time if it is there several times (nth=0: first)
                                       in the text so far: tokens that a generation writes count too
-    image_tokens                      the tokens that stand for images
+    image_tokens                      the tokens of images
     new_tokens, step(3)               in a generation: all tokens after the prompt, or those of one step
 
 `at(last, fn)` makes a hook of `fn` that changes nothing elsewhere, and `run_with_cache(…, pos_slice=last)` caches that
@@ -190,7 +190,7 @@ def _mask_in(text: ForwardPass, span: Span, positions: Any) -> Bool[Tensor, "row
 def _parts_of_keys(
     parts: list[tuple[ForwardPass, Span]], text: ForwardPass, span: Span, positions: Any, point: Any
 ) -> list[tuple[ForwardPass, Span]]:
-    """Keys of earlier passes come by again in every pass, where all queries of the pass see the same."""
+    """Keys of earlier passes are there again in every pass, where all queries of the pass see the same."""
     if isinstance(positions, _Steps):
         return parts
     is_one_query = len(text.parts(text.span)) == 1

@@ -34,7 +34,7 @@ def next_token_loss(points: ModelPoints, logits: Tensor, inputs: Mapping[str, An
 
 
 def image_positions(points: ModelPoints, tokens: Tensor) -> Tensor | None:
-    """True where a token stands for an image; None for a model without a vision tower."""
+    """True where a token belongs to an image; None for a model without a vision tower."""
     image = image_token_id(points.root.config) if points.anatomy.towers else None
     return tokens == image if image is not None else None
 

@@ -37,7 +37,7 @@ class ModelInputs(WrappedTransformer, TokenHelpers):
 
         def _check_prompt(self, prompt: Any) -> None: ...
 
-        def _with_pictures(
+        def _with_images(
             self, prompt: Any, images: Any, prepend_bos: bool | None, padding_side: Side | None, given: dict[str, Any]
         ) -> Any: ...
 
@@ -57,7 +57,7 @@ class ModelInputs(WrappedTransformer, TokenHelpers):
         if images is not None:
             if attention_mask is not None:
                 raise HooklineError("images come with their own attention_mask: leave attention_mask out")
-            inputs |= self._with_pictures(input, images, prepend_bos, padding_side, given)
+            inputs |= self._with_images(input, images, prepend_bos, padding_side, given)
         elif input is not None:
             if isinstance(input, Tensor) and not (prepend_bos is None and padding_side is None):
                 raise HooklineError("prepend_bos and padding_side apply to text, and the input is token ids")
