@@ -493,7 +493,7 @@ def test_options_that_cannot_be_had_are_refused_by_name(options, why) -> None:
         ({"d_head": 7}, "not a multiple"),
         ({"act_fn": None}, "act_fn"),
         ({"use_local_attn": True}, "window_size"),
-        ({"num_experts": 2}, "go together"),
+        ({"num_experts": 2}, "num_experts"),
     ],
 )
 def test_configurations_that_cannot_be_are_refused_at_once(options, why) -> None:

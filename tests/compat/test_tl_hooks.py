@@ -210,7 +210,7 @@ def test_positions_are_columns(model, cache, where) -> None:
 
 
 def test_positions_must_go_up(model) -> None:
-    with pytest.raises(HooklineError, match="go up"):
+    with pytest.raises(HooklineError, match="strictly increasing"):
         model.run_with_cache(TOKENS, pos_slice=[3, 1])
 
 

@@ -205,7 +205,7 @@ def test_slices() -> None:
     assert utils.Slice(-1).indices().tolist() == [-1]
     with pytest.raises(HooklineError, match="length"):
         utils.Slice((1, 3)).indices()
-    with pytest.raises(HooklineError, match="slice is"):
+    with pytest.raises(HooklineError, match="a slice must be"):
         utils.Slice("all")
 
 
@@ -259,7 +259,7 @@ def test_sampling() -> None:
     before = torch.zeros(200, 3, dtype=torch.long)
     assert utils.sample_logits(logits, temperature=0.0, freq_penalty=1.0, tokens=before).eq(1).all()
     assert utils.sample_logits(logits, freq_penalty=100.0, tokens=before).ne(0).all()
-    with pytest.raises(HooklineError, match="give tokens"):
+    with pytest.raises(HooklineError, match="pass tokens"):
         utils.sample_logits(logits, freq_penalty=1.0)
 
 

@@ -81,9 +81,9 @@ def test_weights_come_back() -> None:
     before = dict(module.named_parameters())
     model = HookedTransformer.from_pretrained("gpt2", hf_model=module)
     assert model.module is module
-    with pytest.raises(HooklineError, match="processed already"):
+    with pytest.raises(HooklineError, match="already processed"):
         HookedTransformer.from_pretrained_no_processing("gpt2", hf_model=module)
-    with pytest.raises(HooklineError, match="processed already"):
+    with pytest.raises(HooklineError, match="already processed"):
         model.process_weights_()
     model.restore_weights()
     assert model.cfg.normalization_type == "LN"
@@ -212,7 +212,7 @@ def test_options_that_cannot_be_had_raise(options) -> None:
 def test_no_encoders() -> None:
     from tiny_models import encoder
 
-    with pytest.raises(HooklineError, match="next token"):
+    with pytest.raises(HooklineError, match="causal language model"):
         HookedTransformer.from_pretrained("bert", hf_model=encoder("bert", head=True))
 
 
@@ -322,7 +322,7 @@ def test_key_value_cache(model) -> None:
     torch.testing.assert_close(found, whole[:, 8:], atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(loss, model.loss_fn(whole[:, 8:], tokens[:, 8:]), atol=1e-4, rtol=1e-4)
     assert len(kept[0].past_keys[0]) == tokens.shape[1]
-    with pytest.raises(HooklineError, match="batch of 1"):
+    with pytest.raises(HooklineError, match="batch size 1"):
         model(TEXTS, past_kv_cache=kept)
     with pytest.raises(HooklineError, match="first layer"):
         model(found, start_at_layer=1, past_kv_cache=kept)

@@ -166,6 +166,9 @@ def test_one_prompt_that_does_not_fit(model) -> None:
     assert torch.isfinite(model(CLEAN[0])).all()
 
 
+@pytest.mark.filterwarnings(
+    "ignore:.*cannot be resumed if this harvest:hookline.errors.HooklineWarning"
+)  # a hook that is code
 def test_a_harvest(model, tmp_path) -> None:
     def harvest(path: str) -> hookline.store.Store:
         return hookline.harvest(model, texts(12), POINTS, tmp_path / path, batch_size=6, dtype=torch.bfloat16)
@@ -183,6 +186,9 @@ def test_a_harvest(model, tmp_path) -> None:
     assert found.is_complete
 
 
+@pytest.mark.filterwarnings(
+    "ignore:.*cannot be resumed if this harvest:hookline.errors.HooklineWarning"
+)  # a hook that is code
 def test_a_harvest_of_any_network(tmp_path) -> None:
     net = hookline.hook(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)))
     data = torch.randn(10, 4)

@@ -127,11 +127,11 @@ def test_patterns_of_a_repeated_text() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"prompts": "Tom likes Anna"}, "comes again.*duplicate_token"),
+        ({"prompts": "Tom likes Anna"}, "duplicate_token"),
         ({"prompts": "Tom", "kinds": "previous_token"}, "previous_token"),
         ({"kinds": ()}, "some of"),
         ({"kinds": ("induction", "induction")}, "without duplicates"),
-        ({"kinds": "copying"}, "no kind of head is called 'copying'"),
+        ({"kinds": "copying"}, "copying"),
         ({"length": 64}, "at most 63"),
         ({"batch": 0}, "batch is at least 1"),
         ({"prompts": PROMPT, "seed": 1}, "remove them"),

@@ -336,7 +336,7 @@ def test_attention_that_is_refused(model, inputs, red) -> None:
         ({"pos": 99}, "43 tokens"),
         ({"pos": 3, "new_tokens": 2}, "omit pos=3"),
         ({"new_tokens": -1}, "0 or more"),
-        ({"layers": 7}, "the model has 4"),
+        ({"layers": 7}, "layer 7"),
         ({"head": 9}, "no label 9"),
     ):
         with pytest.raises(HooklineError, match=match):

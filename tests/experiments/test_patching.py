@@ -333,7 +333,7 @@ def bad(**changes: Any) -> dict[str, Any]:
         (bad(direction="up"), 'direction is "denoise"'),
         (bad(batch_size=0), "batch_size"),
         (bad(batch_size=True), "batch_size"),
-        (bad(resume="sweep.safetensors"), "a Result, not 'sweep.safetensors'"),
+        (bad(resume="sweep.safetensors"), "sweep.safetensors"),
         (bad(points="blocks.9.hook_resid_pre", over="pos"), "blocks.9"),
         (bad(points=["z", "resid_pre"], over=("layer", "head")), "has no axis 'head'"),
     ],

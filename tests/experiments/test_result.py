@@ -129,7 +129,7 @@ def test_baselines_per_metric_are_selected_along(several):
         (lambda r: r.item(), "28 numbers"),
         (float, "28 numbers"),
         (lambda r: iter(r[0, 0]), "one number"),
-        (lambda r: r.top(0), "k must be a whole number from 1 on, not 0"),
+        (lambda r: r.top(0), "k must be a positive integer"),
         (lambda r: r.top(2.0), "k must be"),
         (lambda r: r.top(2, by="size"), "by must be"),
     ],

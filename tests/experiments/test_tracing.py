@@ -104,7 +104,7 @@ def test_a_subject_is_found_by_its_text(tinyworld) -> None:
     ):
         result = tracing.trace(tinyworld, PROMPT, subject, samples=1)
         assert result.info["subject"] == positions
-    with pytest.raises(HooklineError, match=r"2 times: give its positions, one of \[\[3\], \[9\]\]"):
+    with pytest.raises(HooklineError, match=r"2 times: pass its positions, one of \[\[3\], \[9\]\]"):
         tracing.trace(tinyworld, "When Mary and John went to the store, John gave a drink to", "John")
 
 
@@ -133,12 +133,12 @@ def test_an_interrupted_trace_goes_on(tinyworld) -> None:
 @pytest.mark.parametrize(
     ("subject", "options", "message"),
     [
-        ("Spain", {}, "not there"),
-        ("", {}, "not there"),
-        (99, {}, "position 99 of the subject, but the prompt has 11"),
-        ([], {}, "empty"),
+        ("Spain", {}, "does not occur"),
+        ("", {}, "does not occur"),
+        (99, {}, "position 99"),
+        ([], {}, "no subject"),
         ("France", {"window": 2}, "odd number"),
-        ("France", {"window": 5}, "up to the 4"),
+        ("France", {"window": 5}, "at most 4"),
         ("France", {"samples": 0}, "samples at least 1"),
         ("France", {"noise": 0}, "noise must be positive"),
         ("France", {"noise": torch.zeros(1, 2, 128)}, "noise has shape"),
@@ -155,7 +155,7 @@ def test_what_cannot_be_traced_is_refused(tinyworld, subject, options, message) 
 
 
 def test_several_prompts_and_encoders_without_a_metric_are_refused(tinyworld) -> None:
-    with pytest.raises(HooklineError, match="one prompt, not of 2"):
+    with pytest.raises(HooklineError, match="one prompt, got 2"):
         tracing.trace(tinyworld, [PROMPT, PROMPT], "France")
     with pytest.raises(HooklineError, match="metric=…"):
         tracing.trace(wrapped("bert"), torch.tensor([[5, 6, 7, 8]]), 2)

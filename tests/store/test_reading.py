@@ -210,7 +210,7 @@ def test_a_store_is_asked_by_name(store) -> None:
         iter(store).__next__()
     with pytest.raises(StoreError, match="by name, not by 1"):
         store.rows(0, 1, 1)
-    with pytest.raises(StoreError, match="2 points, not one"):
+    with pytest.raises(StoreError, match="matches 2 points"):
         store["blocks.*.hook_resid_*"]
     assert torch.equal(store.example(-1)[POINTS[0]], store.example(29)[POINTS[0]])
 

@@ -120,7 +120,7 @@ def test_the_step_and_positions_that_a_hook_is_told() -> None:
             assert seen == [], "not even the first pass is one step"
         with pytest.raises(HookError, match="runs the model on a text of its own"):
             model.generate(IDS, guidance_scale=1.5, **GREEDY)
-        with pytest.raises(HooklineError, match="several texts packed into one row"):
+        with pytest.raises(HooklineError, match="several texts into one row"):
             model.generate(IDS, cache_implementation="paged", **GREEDY)
 
 

@@ -414,7 +414,7 @@ def test_an_unknown_architecture_says_what_was_not_found() -> None:
         (["blocks.1.*", "blocks.0.hook_resid_post"], False),
     ],
 )
-@pytest.mark.filterwarnings("ignore:this filter also matches:hookline.HooklineWarning")
+@pytest.mark.filterwarnings("ignore:this filter also matches:hookline.errors.HooklineWarning")
 def test_filters_include_points_on_request_only_by_name(names_filter, is_asked, tmp_path) -> None:
     model, name = hookline.hook(tiny_models.causal_lm("llama")), "blocks.1.attn.hook_result"
     ids = torch.tensor([[3, 4, 5]])

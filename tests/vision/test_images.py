@@ -105,7 +105,7 @@ def test_what_is_no_image(tmp_path) -> None:
         (7, "is a int: give a PIL image"),
         (noise()[None], r"list\(array\)"),
         (np.zeros(5, np.uint8), "expected height"),
-        (np.zeros((8, 9, 5), np.uint8), "no axis of 1, 3 or 4 colours"),
+        (np.zeros((8, 9, 5), np.uint8), "no axis of 1, 3 or 4"),
         (np.zeros((3, 9, 3), np.uint8), "first or last"),
         (np.zeros((0, 9, 3), np.uint8), "is empty"),
         (noise().astype(np.int64), "array of int64"),
