@@ -330,7 +330,7 @@ class HookedModel(ModelInputs, ImageMethods, WeightProcessing):
         given = {**kwargs, **input} if isinstance(input, Mapping) else kwargs
         if given.get("stop_at_layer") is not None or given.get("start_at_layer") is not None:
             raise HooklineError("last_logits always runs all layers: leave start_at_layer and stop_at_layer out")
-        for name in ("return_type", "loss_per_token", "logits_to_keep"):
+        for name in ("return_type", "loss_per_token", "logits_to_keep", "labels"):
             if name in given:
                 raise HooklineError(f"last_logits returns the logits of each row's last token: leave out {name}")
         prompt = None if isinstance(input, Mapping) else input

@@ -198,7 +198,7 @@ def test_after_images(kind):
 @pytest.mark.parametrize(
     ("metric", "said"),
     [
-        (metrics.rank(ANSWER), "rank is of an answer of one token"),
+        (metrics.rank(ANSWER), "rank supports answers of one token"),
         (metrics.log_prob(ANSWER, pos=2), "remove pos"),
         ([metrics.log_prob(ANSWER), "kl"], "kl is measured on the prompt.*two calls"),
         ({"a": metrics.log_prob(ANSWER), "mine": lambda logits: logits[:, -1, 0]}, "mine is measured on the prompt"),

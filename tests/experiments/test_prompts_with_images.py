@@ -239,7 +239,7 @@ def test_images_of_other_sizes_are_refused_by_name() -> None:
     small = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "image_grid_thw": torch.tensor([[1, 4, 4]])}
     small |= {"mm_token_type_ids": (ids == tiny_vision.IMAGE).int(), "pixel_values": one["pixel_values"][:16]}
     how = {"points": "vision.resid_pre", "over": ("layer", "pos")}
-    with pytest.raises(HooklineError, match=r"differ in their number of pos.*\[16, 24\]"):
+    with pytest.raises(HooklineError, match=r"\[16, 24\]"):
         ablation.ablate(model, [one, small], metric, **how)
     with pytest.raises(HooklineError, match="images of one size"):
         contrast.head_differences(model, [(one, small)], points="vision.z")

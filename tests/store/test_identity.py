@@ -14,8 +14,9 @@ from stores import edit_manifest, harvested, same_rows, texts, tinyworld
 from torch import nn
 
 import hookline
-from hookline import HooklineError, StoreError, add, last, noise, replace, scale, token, zero
-from hookline.errors import HooklineWarning
+from hookline import HooklineError, last, token
+from hookline.edits import add, noise, replace, scale, zero
+from hookline.errors import HooklineWarning, StoreError
 from hookline.hooks import Controller, Detector
 from hookline.hooks.data_edits import Add, freeze, mean, project_out
 from hookline.sae import SAEConfig, SparseAutoencoder

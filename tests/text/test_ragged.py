@@ -47,7 +47,7 @@ def test_last_logits_under_hooks(model) -> None:
 def test_last_logits_that_cannot_be_had(model) -> None:
     with pytest.raises(HooklineError, match="runs all layers"):
         model.last_logits(TEXTS, stop_at_layer=1)
-    with pytest.raises(HooklineError, match="takes no labels"):
+    with pytest.raises(HooklineError, match="leave out labels"):
         model.last_logits("John", labels=model.to_tokens("John"))
     tokens = model.to_tokens("John went")
     with pytest.raises(HooklineError, match="a row without any token"):

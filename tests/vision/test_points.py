@@ -247,10 +247,10 @@ def test_positions_in_the_text_and_in_images() -> None:
     assert torch.equal(patch[seen], both[seen][:, 3])
     assert patch.logits is None, "a patch is no position of the text"
     for place in (hookline.last, hookline.positions.new_tokens, hookline.positions.step(0)):
-        with pytest.raises(HooklineError, match="place in the text"):
+        with pytest.raises(HooklineError, match="position in the prompt"):
             model.run_with_cache(**inputs, names_filter=seen, pos_slice=place)
-        with pytest.raises(HooklineError, match="place in the text"):
-            model.run_with_hooks(**inputs, fwd_hooks=[(seen, hookline.zero(pos=place))])
+        with pytest.raises(HooklineError, match="position in the prompt"):
+            model.run_with_hooks(**inputs, fwd_hooks=[(seen, hookline.edits.zero(pos=place))])
 
 
 def test_steps_at_the_tower() -> None:

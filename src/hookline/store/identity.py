@@ -148,7 +148,7 @@ def _content(value: Any) -> str:
             return f"[{', '.join(map(_content, value))}]"
         case dict():
             return f"{{{', '.join(f'{key!r}: {_content(each)}' for key, each in value.items())}}}"
-        case DataEdit():
+        case DataEdit() if type(value).__module__ == DataEdit.__module__:
             return f"{value.kind} {_content({each.name: getattr(value, each.name) for each in fields(value)})}"
         # A subclass may override what the inherited method describes, so the method must be its own.
         case _ if "as_data" in vars(type(value)):
