@@ -565,3 +565,12 @@ def test_directions_that_cannot_be_projected_out(model) -> None:
         run(model, RESID, project_out(torch.ones(3)))
     with pytest.raises(HookError, match="numbers with fractions"):
         model.run_with_hooks(TOKENS, fwd_hooks=[("hook_tokens", project_out(torch.ones(6)))])
+
+
+def test_a_subclass_without_a_kind_of_its_own_does_not_take_its_parents_place(tmp_path) -> None:
+    own = hookline.edits.scale(2.0)
+    louder = type("Louder", (type(own),), {})
+    with pytest.raises(HooklineError, match="Louder cannot be saved"):
+        hookline.edits.save(tmp_path, [("x", louder(2.0))])
+    hookline.edits.save(tmp_path, [("x", own)])
+    assert type(hookline.edits.load(tmp_path)[0][1]) is type(own)

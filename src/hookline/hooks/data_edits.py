@@ -62,7 +62,8 @@ class DataEdit(HookObject):
     mask: Tensor | None = edit_field(BOOLS, None)
 
     def __init_subclass__(cls) -> None:
-        EDITS[cls.kind] = cls
+        if "kind" in vars(cls):  # a subclass of an edit that names no kind of its own is code, and cannot be saved
+            EDITS[cls.kind] = cls
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -79,6 +79,10 @@ def _encoded(index: int, pair: Any, tensors: dict[str, Tensor]) -> dict[str, Any
             f"expected pairs (name, edit), where the edit is one of {', '.join(EDITS)}; got {pair!r}"
         )
     name, edit = pair
+    if type(edit) is not EDITS.get(edit.kind):
+        raise InvalidHookError(
+            f"{type(edit).__name__} cannot be saved: it would load as {edit.kind}. Give the class a kind of its own"
+        )
     row: dict[str, Any] = {"point": _encoded_name(name), "edit": edit.kind}
     for field in fields(edit):
         value = getattr(edit, field.name)
