@@ -188,5 +188,5 @@ def test_bad_contrasts(models) -> None:
             steering.contrast_vectors(model, tokens(0), tokens(1), **how)
     with pytest.raises(hookline.HooklineError, match="normalize"):
         steering.contrast_vectors(model, tokens(0), tokens(0), normalize=True)
-    with pytest.raises(hookline.HooklineError, match="128 wide"):
+    with pytest.raises(hookline.HooklineError, match="width 128"):
         steering.sweep_layers(model, steering.Directions(torch.zeros(1, 128), [0]), tokens(0), METRIC)
