@@ -174,7 +174,7 @@ def test_every_listed_name_finds_its_own_point(path) -> None:
     points = hookline.hook(module)._points
     for name, point in points.hook_dict.items():
         assert points.find(name) is point
-        assert points.canonical(name) == name
+        assert points.canonical_name(name) == name
         assert points.find(f"{name}#0").site == point.site
 
 

@@ -139,7 +139,7 @@ def test_the_verifier_catches_a_wrong_anatomy(kind, monkeypatch) -> None:
         "blocks.3.hook_resid_pre": "blocks.1.hook_resid_pre",
     }
     for name, other in wrong.items():
-        point = hookline.HookPoint.found(name, specs[other].site, model._points.standing)
+        point = hookline.HookPoint.at_site(name, specs[other].site, model._points.standing)
         monkeypatch.setitem(model._points.hook_dict, name, point)
     model._points._asked.clear()
     failed = {verdict.name for verdict in verify(model, tiny_models.inputs(module)).failed()}
@@ -427,8 +427,8 @@ def test_filters_include_points_on_request_only_by_name(names_filter, is_asked, 
     assert [name in str(plan) for plan in plans] == [is_asked] * 3
     hooked = []
     with torch.no_grad():
-        model.run_with_hooks(ids, fwd_hooks=[(names_filter, lambda x, hook: hooked.append(hook.listed))])
-        remove = model.add_hook(names_filter, lambda x, hook: hooked.append(hook.listed))
+        model.run_with_hooks(ids, fwd_hooks=[(names_filter, lambda x, hook: hooked.append(hook.canonical_name))])
+        remove = model.add_hook(names_filter, lambda x, hook: hooked.append(hook.canonical_name))
         model(ids)
         remove()
     assert hooked.count(name) == 2 * is_asked

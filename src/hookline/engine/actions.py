@@ -30,7 +30,7 @@ from hookline.errors import HookError, HooklineError, NeverFiredWarning, Unavail
 if TYPE_CHECKING:
     from hookline.engine.permanent import Standing
     from hookline.engine.points import HookPoint
-    from hookline.engine.recorder import Recording
+    from hookline.engine.recorder import Recorder
     from hookline.engine.runs import Run
 
 _numbers = count(1)
@@ -496,7 +496,7 @@ class Record(PointAction):
     is_late = True
     only_reads = True
 
-    def __init__(self, point: HookPoint, recording: Recording) -> None:
+    def __init__(self, point: HookPoint, recording: Recorder) -> None:
         super().__init__(point)
         self.recording = recording
         self.must_fire = not recording.skips_missing

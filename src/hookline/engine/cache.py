@@ -51,7 +51,7 @@ class ActivationCache(Mapping[str, Tensor]):
 
     def __init__(self, tensors: dict[str, Tensor], points: Points, *, has_batch_dim: bool = True) -> None:
         self._tensors, self.has_batch_dim = tensors, has_batch_dim
-        self.passing: Any = None  # which part of a text it is of
+        self.forward_pass: Any = None  # which part of a text it is of
         self.positions: Any = None  # which positions of that were kept; None for all
         self._points: Points | None = points
 
@@ -62,10 +62,10 @@ class ActivationCache(Mapping[str, Tensor]):
     def _canonical(self, key: str) -> str:
         """One spelling for all names of a point."""
         base, grad = (key.removesuffix(_GRAD), _GRAD) if key.endswith(_GRAD) else (key, "")
-        return (self._points.canonical(base) if self._points is not None else base) + grad
+        return (self._points.canonical_name(base) if self._points is not None else base) + grad
 
     def __getitem__(self, name: Any) -> Tensor:
-        asked = name if isinstance(name, str) or self._points is None else self._points.spelled(name)
+        asked = name if isinstance(name, str) or self._points is None else self._points.name_of(name)
         if asked in self._tensors:
             return self._tensors[asked]
         try:
@@ -153,7 +153,7 @@ class ActivationCache(Mapping[str, Tensor]):
         kept = self._tensors if count == 1 else self._of_text()
         new = self._with({name: of_rows(x, name, which, count) for name, x in kept.items()})
         new.has_batch_dim = not isinstance(which, int)
-        new.passing = passes.text().rows(self.passing, which)
+        new.forward_pass = passes.text().rows(self.forward_pass, which)
         return new
 
     def _is_of_images(self, name: str) -> bool:
@@ -162,7 +162,9 @@ class ActivationCache(Mapping[str, Tensor]):
 
     def _of_text(self) -> dict[str, Tensor]:
         """Without what is made of pictures, which need not be one for each row; says so, if there is some."""
-        kept = {name: x for name, x in self._tensors.items() if self.passing is None or not self._is_of_images(name)}
+        kept = {
+            name: x for name, x in self._tensors.items() if self.forward_pass is None or not self._is_of_images(name)
+        }
         if len(kept) < len(self._tensors):
             warnings.warn(
                 f"{len(self._tensors) - len(kept)} activations of pictures (vision.…, projector.…) are left out: which "
@@ -177,19 +179,19 @@ class ActivationCache(Mapping[str, Tensor]):
         return self.rows(batch_slice)
 
     def _row_count(self) -> int:
-        if self.passing is not None:
-            return self.passing.span.rows
+        if self.forward_pass is not None:
+            return self.forward_pass.span.rows
         return next((x.shape[0] for x in self._tensors.values() if x.ndim), 0)
 
     def _with(self, tensors: dict[str, Tensor]) -> Self:
         new = type(self).__new__(type(self))
         new._tensors, new._points, new.has_batch_dim = tensors, self._points, self.has_batch_dim
-        new.passing, new.positions = self.passing, self.positions
+        new.forward_pass, new.positions = self.forward_pass, self.positions
         return new
 
     def __getstate__(self) -> dict[str, Any]:
         # Without the model: what is pickled is the tensors, under the names they have here.
-        kept = {"has_batch_dim": self.has_batch_dim, "positions": self.positions, "passing": None}
+        kept = {"has_batch_dim": self.has_batch_dim, "positions": self.positions, "forward_pass": None}
         return {"_tensors": self._tensors, "_points": None, **kept}
 
     def save(self, path: str | Path) -> None:
@@ -216,7 +218,7 @@ class ActivationCache(Mapping[str, Tensor]):
         cache = kind.__new__(kind)
         cache._tensors, cache._points = _in_order(found, about.get("names"), path), None
         cache.has_batch_dim = _truth(about.get("has_batch_dim", "True"), path)
-        cache.passing, cache.positions = None, about.get("positions")
+        cache.forward_pass, cache.positions = None, about.get("positions")
         if model is not None:
             cache._adopt(model._points, about, path)
         return cache

@@ -19,7 +19,7 @@ from hookline.engine.taps import Kind, Phase, Step, now
 
 if TYPE_CHECKING:
     from hookline.engine.points import HookPoint
-    from hookline.engine.recorder import Recording
+    from hookline.engine.recorder import Recorder
 
 
 class Watch(PointAction):
@@ -173,7 +173,7 @@ class BackwardHook(Watch, HookAction):
 class GradientRecord(Watch):
     """Keeps the tensor, so that its gradient can be asked for when the forward pass is over."""
 
-    def __init__(self, point: HookPoint, recording: Recording) -> None:
+    def __init__(self, point: HookPoint, recording: Recorder) -> None:
         super().__init__(point)
         self.recording = recording
         self.must_fire = False  # the record of the value, at the same point, tells

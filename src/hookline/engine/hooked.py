@@ -23,11 +23,11 @@ from hookline.engine.names import Filter, Points
 from hookline.engine.permanent import keep
 from hookline.engine.plan import Plan, make_plan
 from hookline.engine.points import Direction, HookPoint, check_direction, hook_action
-from hookline.engine.recorder import Recording, StopForward
+from hookline.engine.recorder import Recorder, StopForward
 from hookline.engine.runs import Run, let_go, not_current, open_runs, report_missed, report_silent
 from hookline.engine.signatures import parameters_of
 from hookline.engine.snapshots import begin_sharing, end_sharing, snapshot
-from hookline.engine.structures import with_each
+from hookline.engine.structures import map_tensors
 from hookline.engine.taps import active
 from hookline.errors import HookError, HooklineError
 
@@ -192,24 +192,24 @@ class Hooked:
         if loss_fn is not None and not incl_bwd:
             raise HooklineError("loss_fn says what to differentiate: pass incl_bwd=True with it")
         points = self._points.select(names_filter)
-        recording = Recording(device=device, dtype=dtype, positions=pos_slice, skips_missing=names_filter is None)
-        recording.only_images = all(point.stream == "image" for point in points)
+        recorder = Recorder(device=device, dtype=dtype, positions=pos_slice, skips_missing=names_filter is None)
+        recorder.only_images = all(point.stream == "image" for point in points)
         hooks = self._actions(fwd_hooks, bwd_hooks, on_error)
         actions: list[Action] = [*hooks]
-        actions += [Record(point, recording) for point in points]
+        actions += [Record(point, recorder) for point in points]
         if incl_bwd:
             _check_grad_mode()
-            actions += [GradientRecord(point, recording) for point in points]
+            actions += [GradientRecord(point, recorder) for point in points]
         run = self._one_pass(actions)
         try:
             with run:
                 output = self(*args, **kwargs)
-                tensors = recording.values()
+                tensors = recorder.values()
                 if incl_bwd:
-                    tensors |= recording.backward(_loss(output, loss_fn))
+                    tensors |= recorder.backward(_loss(output, loss_fn))
         finally:
             self._note_errors(run, hooks)
-        return output, self._cache(recording, tensors, remove_batch_dim=remove_batch_dim)
+        return output, self._cache(recorder, tensors, remove_batch_dim=remove_batch_dim)
 
     def cache(
         self,
@@ -228,17 +228,17 @@ class Hooked:
         """
         self._check_options(kwargs)
         points = self._points.select(names_filter)
-        recording = Recording(
+        recorder = Recorder(
             device=device,
             dtype=dtype,
             positions=pos_slice,
             skips_missing=names_filter is None,
             stops_after=points if stop_early else (),
         )
-        recording.only_images = all(point.stream == "image" for point in points)
-        with self._one_pass([Record(point, recording) for point in points]), suppress(StopForward):
+        recorder.only_images = all(point.stream == "image" for point in points)
+        with self._one_pass([Record(point, recorder) for point in points]), suppress(StopForward):
             self(*args, **kwargs)
-        return self._cache(recording, recording.values(), remove_batch_dim=remove_batch_dim)
+        return self._cache(recorder, recorder.values(), remove_batch_dim=remove_batch_dim)
 
     def _check_options(self, kwargs: dict[str, Any]) -> None:
         """What is left over goes to the model; a slip in one of our own options must not, or it would do nothing."""
@@ -254,10 +254,10 @@ class Hooked:
     def _check_keyword(self, name: str) -> None:
         """Raise if the model's forward would drop a keyword of that name, where that can be known."""
 
-    def _cache(self, recording: Recording, tensors: dict[str, Tensor], *, remove_batch_dim: bool) -> ActivationCache:
+    def _cache(self, recorder: Recorder, tensors: dict[str, Tensor], *, remove_batch_dim: bool) -> ActivationCache:
         cache = self._cache_class(tensors, self._points)
-        cache.passing, cache.positions = recording.passing, recording.positions
-        recording.clear()
+        cache.forward_pass, cache.positions = recorder.forward_pass, recorder.positions
+        recorder.clear()
         return cache.remove_batch_dim() if remove_batch_dim else cache
 
     def plan(
@@ -448,7 +448,7 @@ def _check_grad_mode() -> None:
 
 def _own_copy(output: Any) -> Any:
     """The output as snapshots: a function that writes to it must not change what the run returns."""
-    return with_each(output, snapshot)
+    return map_tensors(output, snapshot)
 
 
 def _loss(output: Any, loss_fn: Callable[[Any], Tensor] | None) -> Tensor:

@@ -119,7 +119,7 @@ class Points:
         name = self._name(path, kind)
         if isinstance(module, HookPoint):
             return module.join(name, self.standing)
-        return HookPoint.found(name, self._site(module, kind, lens_of(module, kind)), self.standing)
+        return HookPoint.at_site(name, self._site(module, kind, lens_of(module, kind)), self.standing)
 
     def _site(self, module: nn.Module, kind: Kind, lens: Lens) -> Site:
         """Where a native point is."""
@@ -147,7 +147,7 @@ class Points:
     def _parse(self, name: str) -> HookPoint:
         event = self._event(name)
         if event is not None:
-            return self._point(*event).asked_as(name)
+            return self._point(*event).alias(name)
         match = _NAME.fullmatch(name)
         event = self._event(match["base"]) if match else None
         if match is None or event is None:
@@ -155,9 +155,9 @@ class Points:
         point, keys = self._point(*event), _keys(match["items"])
         only = int(match["call"]) if match["call"] else None
         if not keys:
-            return point.asked_as(name, only)
+            return point.alias(name, only)
         site = replace(point.site, lens=lens_of(point.site.module, point.site.kind, keys))
-        return HookPoint.found(name, site, self.standing).asked_as(name, only)
+        return HookPoint.at_site(name, site, self.standing).alias(name, only)
 
     def _event(self, base: str) -> tuple[str, Kind] | None:
         """Which module and which side of it a name without brackets means."""
@@ -185,7 +185,7 @@ class Points:
         """The points of a copy of the model."""
         return Points(root, Standing())
 
-    def spelled(self, name: object) -> str:
+    def name_of(self, name: object) -> str:
         """The name of what was asked for by something else than a name: by a point."""
         if not isinstance(name, HookPoint):
             raise UnknownPointError(f"a cache is asked by the name of a point, or by a point, not by {name!r}")
@@ -211,7 +211,7 @@ class Points:
         """Every point that anybody has got hold of."""
         return [*self._found.values(), *self._asked.values()]
 
-    def canonical(self, name: str) -> str:
+    def canonical_name(self, name: str) -> str:
         """The one spelling for all names of a point: of `fc1.output` it is `fc1`."""
         event = self._event(name)
         if event is None:

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from hookline.engine.actions import Record
 from hookline.engine.names import Points
 from hookline.engine.points import HookPoint
-from hookline.engine.recorder import Recording
+from hookline.engine.recorder import Recorder
 from hookline.engine.runs import Run
 from hookline.errors import HooklineError
 
@@ -100,25 +100,25 @@ def _row(point: HookPoint, use: str, seen: dict[str, list[Tensor]] | None) -> Ro
 
 def _shapes(points: Points, wanted: list[HookPoint], input: Any) -> dict[str, list[Tensor]]:
     """One forward pass of an empty copy of the model, with tensors that have shapes but no data."""
-    recording = Recording(skips_missing=True)
+    recorder = Recorder(skips_missing=True)
     try:
-        _run_empty(points, wanted, recording, *_arguments(input))
+        _run_empty(points, wanted, recorder, *_arguments(input))
     except Exception as error:  # whatever a model does that cannot be done without data
         why = str(error).strip().partition("\n")[0]
         raise HooklineError(
             f"the shapes cannot be told without running this model on this input ({type(error).__name__}: {why}); "
             f"leave the input out, or run it: net.run_with_cache(…)"
         ) from error
-    return recording.by_point()
+    return recorder.by_point()
 
 
 def _run_empty(
-    points: Points, wanted: list[HookPoint], recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]
+    points: Points, wanted: list[HookPoint], recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     copied = _empty_copy(points.root, mode)
     names = points.of_copy(copied)
-    records = [Record(names.find(point.name), recording) for point in wanted]
+    records = [Record(names.find(point.name), recorder) for point in wanted]
     with Run(copied, records), torch.no_grad(), mode:
         copied(*args, **kwargs)
 

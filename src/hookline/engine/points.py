@@ -76,24 +76,24 @@ class HookPoint(nn.Module):
         self.axes = ""
         self.ctx = {}
         self.only: int | None = None
-        self._listed = ""
+        self._canonical_name = ""
         self._site: Site | None = None
         self._standing = Standing()
 
     @classmethod
-    def found(cls, name: str, site: Site, standing: Standing, axes: str = "", only: int | None = None) -> Self:
+    def at_site(cls, name: str, site: Site, standing: Standing, axes: str = "", only: int | None = None) -> Self:
         """A point at a module of somebody else's model, perhaps for one call of it only."""
         point = cls()
         point.name, point._site, point._standing, point.axes, point.only = name, site, standing, axes, only
-        point._listed = name
+        point._canonical_name = name
         return point
 
-    def asked_as(self, name: str, only: int | None = None) -> HookPoint:
+    def alias(self, name: str, only: int | None = None) -> HookPoint:
         """The same point under the name it was asked for, perhaps for one call of its module only."""
         if (name, only) == (self.name, self.only):
             return self
-        view = HookPoint.found(name, self.site, self._standing, self.axes, only)
-        view.ctx, view._listed = self.ctx, self._listed
+        view = HookPoint.at_site(name, self.site, self._standing, self.axes, only)
+        view.ctx, view._canonical_name = self.ctx, self._canonical_name
         return view
 
     def join(self, name: str, standing: Standing) -> HookPoint:
@@ -102,7 +102,7 @@ class HookPoint(nn.Module):
             self.name = name
             self._standing.move_to(standing)
             self._standing = standing
-        return self.asked_as(name)
+        return self.alias(name)
 
     @property
     def site(self) -> Site:
@@ -128,9 +128,9 @@ class HookPoint(nn.Module):
         return taps.now.call
 
     @property
-    def listed(self) -> str:
+    def canonical_name(self) -> str:
         """The name under which it is listed, however it was asked for."""
-        return self._listed or self.name
+        return self._canonical_name or self.name
 
     @property
     def stream(self) -> Stream:
@@ -163,7 +163,7 @@ class HookPoint(nn.Module):
 
     def layer(self) -> int:
         """The number of the layer in the name: 5 for `blocks.5.attn.hook_q`."""
-        numbers = [part for part in self.listed.split(".") if part.isdigit()]
+        numbers = [part for part in self.canonical_name.split(".") if part.isdigit()]
         if not numbers:
             raise HooklineError(f"the point {self.name!r} is in no numbered layer")
         return int(numbers[0])

@@ -1,4 +1,4 @@
-"""Recording: what a run keeps of what flowed past it, on the way to a cache."""
+"""Recorder: what a run keeps of what flowed past it, on the way to a cache."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class StopForward(BaseException):
     """Leaves the forward pass early. Not an `Exception`, so that no model's own `except` can swallow it."""
 
 
-class Recording:
+class Recorder:
     """Activations as they pass, and the tensors whose gradients are wanted afterwards."""
 
     def __init__(
@@ -38,7 +38,7 @@ class Recording:
     ) -> None:
         self.device, self.dtype, self.positions = device, dtype, positions
         self.skips_missing = skips_missing
-        self.passing: Any = None  # which part of a text it was
+        self.forward_pass: Any = None  # which part of a text it was
         self.only_images = False
         """Whether positions are those of patches; else they are of the text, and what is made of pictures is whole."""
         self._awaited = {point.name for point in stops_after}
@@ -47,14 +47,14 @@ class Recording:
 
     def keep(self, point: HookPoint, x: Tensor) -> None:
         """Keep the value that `x` has now."""
-        self.passing = now.passing
+        self.forward_pass = now.passing
         if x.requires_grad:
             x = x.detach()
         if self.positions is not None and (self.only_images or point.stream != "image"):
             x = passes.text().pick(x, point, self.positions)
         kept = self._kept(x)
-        if self.passing is not None and self.positions is None:
-            _note_padding(kept, self.passing.span_at(point.stream), point.axes)
+        if self.forward_pass is not None and self.positions is None:
+            _note_padding(kept, self.forward_pass.span_at(point.stream), point.axes)
         self._values.setdefault(point.name, []).append(kept)
         if self._awaited:
             self._awaited.discard(point.name)

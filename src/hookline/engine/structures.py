@@ -123,7 +123,7 @@ def tensor_paths(value: Any) -> Iterator[Path]:
         yield from ((key, *path) for path in tensor_paths(child))
 
 
-def with_each(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """The value with every tensor changed, in containers of its own."""
     if isinstance(value, Tensor):
         return change(value)

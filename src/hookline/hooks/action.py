@@ -259,7 +259,7 @@ def input_of(point: HookPoint, describe: Callable[[], str]) -> HookPoint:
         return point
     whole = lens_of(site.module, Kind.INPUT)
     if site.kind is Kind.INPUT and isinstance(site.lens, Chain) and site.lens.lenses[0] == whole:
-        return HookPoint.found(point.name, Site(site.module, Kind.INPUT, whole), point.standing)
+        return HookPoint.at_site(point.name, Site(site.module, Kind.INPUT, whole), point.standing)
     names_module = not point.axes or point.name.lstrip("-").isdigit()
     if site.kind is not Kind.OUTPUT or not isinstance(site.lens, First) or not names_module:
         raise InvalidHookError(
@@ -267,7 +267,7 @@ def input_of(point: HookPoint, describe: Callable[[], str]) -> HookPoint:
             f"of one: name a module or its input, or make it a FORWARD hook"
         )
     name = "input" if point.name == "output" else f"{point.name.removesuffix('.output')}.input"
-    return HookPoint.found(name, Site(site.module, Kind.INPUT, lens_of(site.module, Kind.INPUT)), point.standing)
+    return HookPoint.at_site(name, Site(site.module, Kind.INPUT, lens_of(site.module, Kind.INPUT)), point.standing)
 
 
 def _is_own_output(point: HookPoint) -> bool:

@@ -259,7 +259,7 @@ class Noise(DataEdit):
     def changed(self, x: Tensor, hook: Any) -> Tensor:
         check_float(self.kind, x, hook)
         step = now.passing.whole_step(self) if now.passing is not None else 0
-        place = crc32(f"{hook.listed} {now.call} {step}".encode())
+        place = crc32(f"{hook.canonical_name} {now.call} {step}".encode())
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + place) % 2**63)
         rows = one_draw.get()
         if rows is not None:

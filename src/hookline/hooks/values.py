@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hookline.engine.names import lens_of
 from hookline.engine.signatures import parameters_of
 from hookline.engine.snapshots import Loan, is_as_lent
-from hookline.engine.structures import children, look, tensor_paths, with_each
+from hookline.engine.structures import children, look, map_tensors, tensor_paths
 from hookline.engine.taps import Kind
 from hookline.errors import HooklineError
 
@@ -37,10 +37,10 @@ WHOLE = Whole()
 
 
 def copied(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """As `with_each`; of arguments, `(args, kwargs)`, the keywords too are in a dict of their own."""
+    """As `map_tensors`; of arguments, `(args, kwargs)`, the keywords too are in a dict of their own."""
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], dict):
         value = (value[0], dict(value[1]))
-    return with_each(value, change)
+    return map_tensors(value, change)
 
 
 def is_as_it_was(given: Any, seen: Any, loans: Mapping[int, Loan]) -> bool:

@@ -115,7 +115,7 @@ class Baseline:
     def _hooks_come_first(self) -> bool:
         """Whether the baseline's own hooks act before the first layer, so that its streams include them."""
         points = [action.point for action in self.model._hook_actions(self._hooks, ())]
-        return all(point.listed in ("hook_embed", "hook_pos_embed", "hook_tokens") for point in points)
+        return all(point.canonical_name in ("hook_embed", "hook_pos_embed", "hook_tokens") for point in points)
 
     @GradMode(False)
     def _run(self, keep: Sequence[str]) -> None:
@@ -272,7 +272,7 @@ class Baseline:
         placed: dict[str, list[RowChange]] = {}
         for row, variant in enumerate(some):
             for change in variant:
-                placed.setdefault(change.point.listed, []).append((row, change))
+                placed.setdefault(change.point.canonical_name, []).append((row, change))
         text = range(self.tokens.shape[1])
         own = self.model._hook_actions(self._hooks, ())
         puts = [self._put(name, each, text) for name, each in placed.items()]
@@ -342,7 +342,7 @@ class Baseline:
                 elif self._entries.layer(change) == layer and self._entries.is_added(change):
                     sums.append((number, change))
                 else:
-                    placed.setdefault(change.point.listed, []).append((first_row + number, change))
+                    placed.setdefault(change.point.canonical_name, []).append((first_row + number, change))
         write_all(stream, sums, span, as_difference=True)
         write_all(stream, values, span)
 
@@ -387,7 +387,7 @@ def _check_variants(variants: Sequence[Variant]) -> None:
 
 def _goes_by_length(change: Change) -> bool:
     """Scores may depend on the number of keys, and a pattern may attend to keys that would be cut off."""
-    return change.point.listed.endswith(("hook_attn_scores", "hook_pattern"))
+    return change.point.canonical_name.endswith(("hook_attn_scores", "hook_pattern"))
 
 
 def _empty_past(root: nn.Module) -> Any:

@@ -118,7 +118,7 @@ class Entries:
         return self._place(change.point)[1] == "added" and change.before is not None
 
     def _place(self, point: HookPoint) -> tuple[int, str]:
-        name = point.listed
+        name = point.canonical_name
         if name not in self._known:
             self._known[name] = self._found(name)
         return self._known[name]

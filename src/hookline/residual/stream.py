@@ -42,7 +42,7 @@ class StreamCache(ActivationCache):
 
     def keep_logits(self, logits: Float[Tensor, "batch pos vocab"]) -> None:
         """Remember what the run gave, at the positions that were kept."""
-        if self.positions is None or self.passing is not None:
+        if self.positions is None or self.forward_pass is not None:
             self.logits = self._logits_at(logits, self.positions)
 
     def _with(self, tensors: dict[str, Tensor]) -> Self:
@@ -289,9 +289,9 @@ class StreamCache(ActivationCache):
         return found if self.has_batch_dim else found[0]
 
     def _picked(self, x: Tensor, where: Positions, name: str | None = None) -> Tensor:
-        if self.passing is None:
+        if self.forward_pass is None:
             raise HooklineError("this cache no longer knows its text: pick positions from what is given instead")
-        before, now.passing = now.passing, self.passing
+        before, now.passing = now.passing, self.forward_pass
         try:
             point = name.removesuffix("_grad") if name is not None else f"{self._model.layer(0)}.hook_resid_pre"
             return picked(x, self._model.find(point), where)

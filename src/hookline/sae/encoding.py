@@ -67,13 +67,13 @@ def run_with_features(model: Hooked, *args: Any, saes: Autoencoders, **kwargs: A
                 f"use sae.spliced(keep_features=True); cast the result with .to(…)"
             )
     pairs = [(model.point(name), sae) for name, sae in _by_name(saes)]
-    names = [point.listed for point, _ in pairs]
+    names = [point.canonical_name for point, _ in pairs]
     if len(set(names)) != len(names):
         raise HooklineError(f"expected one autoencoder per point, but they are at {names}: read them one at a time")
     output, cache = model.run_with_cache(*args, names_filter=[point for point, _ in pairs], **kwargs)
     tensors = {point.name: _features(sae, cache[point.name], point) for point, sae in pairs}
     features = ActivationCache(tensors, model._points, has_batch_dim=cache.has_batch_dim)
-    features.passing, features.positions = cache.passing, cache.positions
+    features.forward_pass, features.positions = cache.forward_pass, cache.positions
     return output, features
 
 

@@ -31,7 +31,7 @@ def check_points(model: HookedModel, points: Sequence[HookPoint]) -> None:
                 f"{point.name!r} has the axes {point.axes!r}: a store needs one row of fixed shape per position. Use "
                 f"run_with_cache instead"
             )
-        if model._anatomy.is_encoder_decoder and not point.listed.startswith("encoder."):
+        if model._anatomy.is_encoder_decoder and not point.canonical_name.startswith("encoder."):
             raise StoreError(
                 f"{point.name!r} is not in the encoder, and the data is fed to the encoder only: harvest encoder.…"
             )
@@ -77,7 +77,7 @@ def _run(model: Hooked, points: Sequence[HookPoint], batch: Batch, examples: Seq
     cache = model.cache(*args, names_filter=points, stop_early=stops, **kwargs)
     axes = {point.name: point.axes for point in points}
     return {
-        _checked_name(model._points.canonical(name)): _as_rows(name, x, axes.get(name, ""), batch)
+        _checked_name(model._points.canonical_name(name)): _as_rows(name, x, axes.get(name, ""), batch)
         for name, x in cache.items()
     }
 
@@ -118,7 +118,7 @@ def names_of(model: Hooked, name: str) -> list[str]:
         return others
     for native in (path, f"{path}.input"):
         with suppress(UnknownPointError):
-            if points.canonical(native) == name:
+            if points.canonical_name(native) == name:
                 others.append(native)
     return others
 

@@ -106,7 +106,7 @@ class _Harvest:
         self.model, self.options = model, options
         self._fit = Fit("examples")
         self.points = model._points.select(points)
-        self._asked = {model._points.canonical(point.name): point.name for point in self.points}
+        self._asked = {model._points.canonical_name(point.name): point.name for point in self.points}
         self.is_of_text = isinstance(model, HookedModel)
         check_steady(model.module)
         if isinstance(model, HookedModel):

@@ -94,9 +94,9 @@ def _own_hooks(model: Hooked) -> list[tuple[str, Any]]:
         for each in actions
         if isinstance(each, HookAction) and each.dir == "fwd" and each.is_enabled() and not each.only_reads
     ]
-    places = {each.tap: each.point.listed for each in reversed(found)}
+    places = {each.tap: each.point.canonical_name for each in reversed(found)}
     found.sort(key=lambda each: (places[each.tap], each.tap.kind.value, each.stage))
-    return [(each.point.listed, each.hook) for each in found]
+    return [(each.point.canonical_name, each.hook) for each in found]
 
 
 def _torch_hooks(module: nn.Module) -> Iterator[tuple[str, Any]]:

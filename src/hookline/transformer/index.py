@@ -47,7 +47,7 @@ class ModelPoints(Points):
         self.hook_dict = {}
         for name, spec in self._specs.items():
             if spec.site is not None:
-                self.hook_dict[name] = HookPoint.found(name, spec.site, self.standing, spec.axes, spec.only)
+                self.hook_dict[name] = HookPoint.at_site(name, spec.site, self.standing, spec.axes, spec.only)
         self._classic_at = {(point.site, point.only): name for name, point in self.hook_dict.items()}
         self._stacks = {stack.name: len(stack.blocks) for stack in self.anatomy.every_stack}
 
@@ -66,7 +66,7 @@ class ModelPoints(Points):
 
     def at(self, name: str, site: Site) -> HookPoint:
         """A point at a site without a classic name."""
-        return HookPoint.found(name, site, self.standing)
+        return HookPoint.at_site(name, site, self.standing)
 
     def layer(self, index: int) -> str:
         """The name of a layer of the main stack: `blocks.5`."""
@@ -79,7 +79,7 @@ class ModelPoints(Points):
         classic = base if base in self._specs else classic_name(base, self._stacks)
         if classic in self.hook_dict:
             point = self.hook_dict[classic]
-            return point.asked_as(name, int(call) if call else point.only)
+            return point.alias(name, int(call) if call else point.only)
         if classic in self._specs:
             raise UnavailablePointError(f"{name!r} is not available on this model: {self._specs[classic].why}")
         try:
@@ -95,7 +95,7 @@ class ModelPoints(Points):
         self._left_out = []
         chosen = super().select(names)
         if self._left_out:
-            self._warn_of_left_out({point.listed for point in chosen})
+            self._warn_of_left_out({point.canonical_name for point in chosen})
         return chosen
 
     def _warn_of_left_out(self, chosen: set[str]) -> None:
@@ -112,7 +112,7 @@ class ModelPoints(Points):
 
     def _select(self, names: Filter | tuple[Any, ...] | int) -> list[HookPoint]:
         if isinstance(names, int):
-            return [self.find(f"{self.layer(names)}.hook_resid_post").asked_as(str(names))]
+            return [self.find(f"{self.layer(names)}.hook_resid_post").alias(str(names))]
         if isinstance(names, tuple) and (classic := classic_name(names, self._stacks)) is not None:
             return [self.find(classic)]
         return super()._select(names)
@@ -161,7 +161,7 @@ class ModelPoints(Points):
 
     def is_on_request(self, name: str) -> bool:
         """Whether a point is recorded only if requested by name."""
-        spec = self._specs.get(self.canonical(name))
+        spec = self._specs.get(self.canonical_name(name))
         return spec is not None and spec.is_on_request
 
     def known(self) -> list[HookPoint]:
@@ -172,22 +172,22 @@ class ModelPoints(Points):
         """The points of a copy of the model."""
         return ModelPoints(root, Standing(), find_anatomy(root) or self.anatomy)
 
-    def spelled(self, name: object) -> str:
+    def name_of(self, name: object) -> str:
         """The name of a point given as a name, a shorthand tuple `("q", 5)`, or the index of a block."""
         if isinstance(name, int):
             return str(name)
         if isinstance(name, tuple) and (classic := classic_name(name, self._stacks)) is not None:
             return classic
-        return super().spelled(name)
+        return super().name_of(name)
 
-    def canonical(self, name: str) -> str:
+    def canonical_name(self, name: str) -> str:
         """The canonical name of a point: the classic name if it has one."""
         point = self.find(name)
         classic = self._classic_at.get((point.site, point.only))
         if classic is None and point.only is not None:
             every = self._classic_at.get((point.site, None))
             classic = f"{every}#{point.only}" if every is not None else None
-        return classic if classic is not None else super().canonical(name)
+        return classic if classic is not None else super().canonical_name(name)
 
 
 def _names(asked: object, name: str) -> bool:

@@ -154,14 +154,16 @@ class LensHooks(Hooked):
         self, name_filter: Filter = None, dir: Literal["fwd", "bwd", "both"] = "both", including_permanent: bool = True
     ) -> dict[str, list[HookFunction]]:
         """The current hooks by point name, including those of open contexts."""
-        chosen = {point.listed for point in self._points.select(name_filter)} if name_filter is not None else None
+        chosen = (
+            {point.canonical_name for point in self._points.select(name_filter)} if name_filter is not None else None
+        )
         found: dict[str, list[HookFunction]] = {}
         of_contexts = [each for run in active.get() if run.is_open for each in run.actions]
         for action in (*self._points.standing.hooks(), *of_contexts):
             if not isinstance(action, HookAction) or not self._points.has(action.module):
                 continue
             if dir in (action.dir, "both") and (including_permanent or not action.is_permanent):
-                name = action.point.listed
+                name = action.point.canonical_name
                 if chosen is None or name in chosen:
                     found.setdefault(name, []).append(action.hook)
         return found

@@ -191,7 +191,7 @@ class PatchHeadHook(Patch):
         """The point with separate heads (`hook_z`) that precedes this one."""
         if point.axes.split()[2:3] in (["h"], ["g"]):
             return point
-        before, dot, name = point.listed.rpartition(".")
+        before, dot, name = point.canonical_name.rpartition(".")
         if name not in ("hook_attn_out", "hook_cross_attn_out"):
             raise InvalidHookError(
                 f"{type(self).__name__} needs a point with heads, 'lm.attn.out' or 'lm.attn.z', not {point.name!r}"

@@ -137,7 +137,7 @@ def contrast_vectors(
 
 
 def _point(model: HookedModel, kind: str, layer: int) -> HookPoint:
-    point = model._points.find(model._points.spelled((kind, layer)))
+    point = model._points.find(model._points.name_of((kind, layer)))
     if point.stream == "image":
         raise HooklineError(f"steering needs a language-model point; {point.name!r} is in the vision tower")
     if point.axes != "b p d":

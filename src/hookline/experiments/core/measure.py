@@ -209,7 +209,7 @@ def _before(old: Result | None, new: Result, n_metrics: int) -> list[bool] | Non
 
 def _identity(reader: Reader, grid: Grid, source: str) -> str:
     """A checksum that identifies an experiment: its prompts, and the points it changes."""
-    points = sorted({change.point.listed for cell in grid.variants for variant in cell for change in variant})
+    points = sorted({change.point.canonical_name for cell in grid.variants for variant in cell for change in variant})
     content = "\n".join([reader.prompts.checksum, source, *points])
     return f"{zlib.crc32(content.encode()):08x}"
 

@@ -105,7 +105,7 @@ def _of_layer(model: HookedModel, kind: str, layer: int) -> HookPoint | None:
     if kind.startswith("vision.") and kind.count(".") == 1:  # vision.z, the shorthand of the language model
         asked = (kind.removeprefix("vision."), layer, "vision")
     try:
-        name = model._points.spelled(asked)
+        name = model._points.name_of(asked)
     except UnknownPointError:
         name = kind
     if name not in model._points.specs:

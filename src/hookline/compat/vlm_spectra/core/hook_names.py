@@ -91,7 +91,7 @@ def as_meant(point: HookPoint, points: ModelPoints) -> HookPoint:
 
     In most models the value is that of hookline's point anyway; where a norm comes after the module, it is before it.
     """
-    layer, _, what = point.listed.rpartition(".")
+    layer, _, what = point.canonical_name.rpartition(".")
     stack, _, number = layer.rpartition(".")
     main = points.anatomy.main
     if stack != main.name or what not in _MODULES:
@@ -99,4 +99,4 @@ def as_meant(point: HookPoint, points: ModelPoints) -> HookPoint:
     module = getattr(main.blocks[int(number)], _MODULES[what])
     if module is None or point.site.module is module:
         return point
-    return HookPoint.found(point.listed, Site(module, Kind.OUTPUT, FIRST), points.standing, point.axes)
+    return HookPoint.at_site(point.canonical_name, Site(module, Kind.OUTPUT, FIRST), points.standing, point.axes)
