@@ -15,8 +15,8 @@ shape_checks.install()
 from networks import MLP, has_taps  # noqa: E402 (after the import hook, or its shapes would not be checked)
 
 import hookline  # noqa: E402
-from hookline.engine import compiling, taps  # noqa: E402
-from hookline.engine.taps import now  # noqa: E402
+from hookline.engine import compiling, interception, schedule, taps  # noqa: E402
+from hookline.engine.calls import running  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -54,13 +54,13 @@ def _told_of_ragged_batches(monkeypatch) -> None:
 @pytest.fixture(autouse=True)
 def _nothing_is_left_behind() -> Iterator[None]:
     yield
-    assert taps.active.get() == ()
+    assert schedule.active.get() == ()
     if _hooked():
         gc.collect()  # a model that is gone, hooks and all, leaves nothing behind
     assert _hooked() == []
     assert compiling._users == set()
-    assert not now.watches
-    hooks, now.hooks = now.hooks, 0
+    assert not interception.stack.interceptors
+    hooks, running.hooks = running.hooks, 0
     assert hooks == 0  # or later tests would seem to run inside a hook
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn, overrides
 
-from hookline.engine import blocks, compiling, taps
+from hookline.engine import blocks, compiling, interception, schedule, skipping, taps
+from hookline.engine.calls import running
 
 _PLACES = (
     "_forward_hooks",
@@ -29,14 +30,14 @@ def state_of(module: nn.Module) -> dict[str, Any]:
         "training": {name: each.training for name, each in modules.items()},
         "detours": {name: vars(each).get("_compiled_call_impl") for name, each in modules.items()},
         "standing hooks": [
-            tap.standing for each in modules.values() for tap in taps._taps.get(each, {}).values() if tap.standing
+            tap.permanent for each in modules.values() for tap in taps._taps.get(each, {}).values() if tap.permanent
         ],
-        "active runs": taps.active.get(),
+        "active runs": schedule.active.get(),
         "open blocks": dict(blocks._open),
         "users of the compiler": set(compiling._users),
-        "skipped modules": dict(taps.now.skipped),
-        "watches": list(taps.now.watches),
-        "hooks that are running": taps.now.hooks,
+        "skipped modules": dict(skipping._skipped.modules),
+        "watches": list(interception.stack.interceptors),
+        "hooks that are running": running.hooks,
         # One that is over does nothing: torch may push it again when the traceback is freed.
         "modes": [mode for mode in overrides._get_current_function_mode_stack() if not getattr(mode, "is_over", False)],
         "gradients": torch.is_grad_enabled(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from hookline.engine.taps import Phase, Turn
+from hookline.engine.order import Phase, Turn
 
 MOST = 20
 """Python calls around the user's function, from torch's call of our hook until it returns."""
@@ -26,7 +26,7 @@ def run():
 
 def is_in_event(frame):
     while frame is not None:
-        if frame.f_code.co_qualname == "Tap.__call__":
+        if frame.f_code.co_qualname == "Listener.__call__":
             return True
         frame = frame.f_back
     return False
@@ -50,7 +50,7 @@ print(len(calls), *calls)
 def test_calls_around_a_plain_hook() -> None:
     done = subprocess.run([sys.executable, "-c", COUNT], capture_output=True, text=True, check=True)
     number, *names = done.stdout.split()
-    assert names[0] == "Tap.__call__"
+    assert names[0] == "Listener.__call__"
     assert int(number) <= MOST, names
 
 

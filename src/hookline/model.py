@@ -14,11 +14,11 @@ from hookline.engine.cache import ActivationCache
 from hookline.engine.hooked import OPTIONS, HookList
 from hookline.engine.keywords import check_keyword, is_dropped
 from hookline.engine.names import Filter
-from hookline.engine.permanent import standing_of
+from hookline.engine.permanent import permanent_hooks_of
 from hookline.engine.plan import Plan
 from hookline.engine.points import hook_action
 from hookline.engine.recorder import StopForward
-from hookline.engine.taps import active
+from hookline.engine.schedule import active
 from hookline.errors import HooklineError
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.strategy import Strategy
@@ -74,7 +74,7 @@ class HookedModel(ModelInputs, ImageMethods, WeightProcessing):
         super().__init__(module)
         # Not by attribute: that would write to the model's own attribute of that name.
         vars(self).update(tokenizer=tokenizer, processor=processor, _last_inputs=None)
-        self._points = ModelPoints(module, standing_of(module), anatomy)
+        self._points = ModelPoints(module, permanent_hooks_of(module), anatomy)
         self._tell_tokenizer()
 
     def _tell_tokenizer(self) -> None:
@@ -123,7 +123,7 @@ class HookedModel(ModelInputs, ImageMethods, WeightProcessing):
         vars(self).update(state, _last_inputs=None)
         anatomy = find_anatomy(self.module)
         assert anatomy is not None  # it had one before
-        self._points = ModelPoints(self.module, standing_of(self.module), anatomy)
+        self._points = ModelPoints(self.module, permanent_hooks_of(self.module), anatomy)
         self._tell_tokenizer()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -204,7 +204,7 @@ class HookedModel(ModelInputs, ImageMethods, WeightProcessing):
             check_keyword(self._points.root, name, ("images", *OPTIONS))
 
     def _run_to(self, layer: int | None, inputs: dict[str, Any], return_type: ReturnType, per_token: bool) -> Any:
-        if active.get() or self._points.standing.steps:
+        if active.get() or self._points.permanent.steps:
             begin_pass(self._points.root, inputs, is_only=all(run.is_one_pass for run in active.get()))
         if layer is not None:
             return self._stream_at(layer, inputs)
@@ -363,7 +363,7 @@ class HookedModel(ModelInputs, ImageMethods, WeightProcessing):
                 f"{type(self._points.root).__name__} cannot generate text: it has no language-model head that predicts "
                 f"the next token. Load the model with one (AutoModelForCausalLM, AutoModelForSeq2SeqLM)"
             )
-        if kwargs.get("cache_implementation") == "paged" and (active.get() or self._points.standing.steps):
+        if kwargs.get("cache_implementation") == "paged" and (active.get() or self._points.permanent.steps):
             raise HooklineError(
                 "hooks do not work with continuous batching (cache_implementation='paged'), which packs several texts "
                 "into one row in another thread: use another cache"

@@ -217,3 +217,50 @@ def test_an_edit_before_an_in_place_module_that_gets_a_buffer_has_a_gradient() -
     weight = network.a.weight
     (found,), (wanted,) = torch.autograd.grad(output.sum(), weight), torch.autograd.grad(expected.sum(), weight)
     assert torch.allclose(found, wanted)
+
+
+class Indirect(nn.Module):
+    """Ignores what an in-place module returns, in one of several ways."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.fc, self.relu, self.way = nn.Linear(4, 4), nn.ReLU(inplace=True), way
+        self.row = nn.Sequential(nn.Identity(), self.relu)
+
+    def helper(self, h: torch.Tensor) -> torch.Tensor:
+        return self.relu(h)
+
+    def in_a_row(self, h: torch.Tensor) -> None:
+        self.row(h)
+
+    def in_a_helper(self, h: torch.Tensor) -> None:
+        self.helper(h)
+
+    def in_a_lambda(self, h: torch.Tensor) -> None:
+        (lambda: self.relu(h))()
+
+    def in_a_variable(self, h: torch.Tensor) -> None:
+        unused = self.relu(h)  # noqa: F841
+
+    def in_an_underscore(self, h: torch.Tensor) -> torch.Tensor:
+        _ = self.relu(h)
+        return h
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.fc(x)
+        getattr(self, self.way)(h)
+        return h + 0
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("way", ["in_a_row", "in_a_helper", "in_a_lambda", "in_a_variable", "in_an_underscore"])
+def test_an_edit_takes_effect_if_its_module_is_ignored_indirectly(x, way, grad) -> None:
+    torch.manual_seed(0)
+    module = Indirect(way)
+    with torch.set_grad_enabled(grad):
+        out = hookline.hook(module).run_with_hooks(x, fwd_hooks=[("relu", lambda h: h * 0.5 + 7)])
+        expected = torch.relu(module.fc(x)) * 0.5 + 7
+    assert torch.equal(out, expected)
+    if grad:
+        found = torch.autograd.grad(out.square().sum(), module.fc.weight)[0]
+        assert torch.allclose(found, torch.autograd.grad(expected.square().sum(), module.fc.weight)[0])

@@ -14,7 +14,7 @@ from torch import nn
 
 import hookline
 from hookline.edits import zero
-from hookline.engine import taps
+from hookline.engine import interception, taps
 from hookline.engine.blocks import Block, _entries, covered, end_all, surely
 from hookline.engine.skipping import Skipping
 from hookline.experiments import patching
@@ -180,7 +180,7 @@ def test_a_mode_that_comes_back_late_does_nothing() -> None:
     tokens, seen = model.example_tokens(), []
 
     def keep(pattern):
-        seen.append(taps.now.watches[-1])
+        seen.append(interception.stack.interceptors[-1])
         return 2 * pattern
 
     model.run_with_hooks(tokens, fwd_hooks=[("blocks.0.attn.hook_pattern", keep)])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
-from hookline.engine.derived import Added, Difference, Keys, MergeTiles, Rows
+from hookline.engine.derived import Added, Difference, Keys, MergeTiles, Unflatten, stashed
 from hookline.engine.lenses import (
     FIRST,
     AddBatchAxis,
@@ -26,9 +26,9 @@ from hookline.engine.lenses import (
     Times,
     TimesParameter,
 )
+from hookline.engine.order import Kind
 from hookline.engine.points import Site
 from hookline.engine.structures import NoTensorError, children, tensors_in
-from hookline.engine.taps import Kind, now
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def test_scaled(factor) -> None:
 def kept(tensor: Tensor) -> Site:
     """A site whose tensor was kept from an earlier event."""
     site = Site(nn.Identity(), Kind.OUTPUT)
-    now.kept[site] = tensor
+    stashed.saved[site] = tensor
     return site
 
 
@@ -154,7 +154,7 @@ def test_sums_and_differences() -> None:
 
 
 def test_rows() -> None:
-    lens = Rows(kept(numbers(2, 3, 8)))
+    lens = Unflatten(kept(numbers(2, 3, 8)))
     check_laws(lens, numbers(6, 4))
     check_laws(lens, numbers(2, 3, 4))
 

@@ -14,7 +14,7 @@ from torch import nn
 
 import hookline
 from hookline import HookError, HooklineError, NeverFiredWarning
-from hookline.engine import compiling, taps
+from hookline.engine import compiling, schedule
 from hookline.errors import InvalidHookError
 
 
@@ -131,7 +131,7 @@ def test_interrupts_at_any_moment_leave_nothing(x) -> None:
                 net(x)
         except KeyboardInterrupt:
             assert hook_count(net.module) == 0, f"after line {lines}"
-            assert taps.active.get() == ()
+            assert schedule.active.get() == ()
             assert compiling._users == set()
         else:
             break
@@ -247,7 +247,7 @@ def test_a_context_left_in_another_thread_is_over(net, x) -> None:
     assert not net.run_with_cache(x)[0].eq(1).all(), "it is still in this thread's list, but closed"
     with net.hooks(fwd_hooks=[("fc1", zero)]):
         assert not net(x).eq(1).all()
-    taps.active.set(())
+    schedule.active.set(())
 
 
 def test_a_task_that_outlives_the_context(net, x) -> None:
@@ -360,7 +360,7 @@ def test_one_call_among_several_threads_is_refused(x) -> None:
             net.run_with_hooks(x, fwd_hooks=[("fc#0", zero)])
     finally:
         threading.excepthook = hook
-    assert "another thread than that of the run" in str(failed[0])
+    assert "another thread" in str(failed[0])
 
 
 def test_other_threads_that_run_the_whole_model_are_not_reported(net, x) -> None:
@@ -418,4 +418,4 @@ def test_a_context_left_in_another_thread_is_not_active_here() -> None:
     thread.start()
     thread.join()
     assert not net(x).eq(0).all()
-    assert taps.active.get() == ()
+    assert schedule.active.get() == ()

@@ -10,7 +10,8 @@ from networks import InPlace
 from torch import Tensor, nn
 
 import hookline
-from hookline.engine import snapshots, taps
+from hookline.engine import snapshots
+from hookline.engine.derived import stashed
 
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
@@ -214,7 +215,7 @@ def test_nothing_is_kept_alive_after_a_run(net, x) -> None:
     del mine
     gc.collect()
     assert alive() is None
-    assert taps.now.kept == {}
+    assert stashed.saved == {}
     assert snapshots._passes.outside == {}
 
 

@@ -139,7 +139,7 @@ def test_the_verifier_catches_a_wrong_anatomy(kind, monkeypatch) -> None:
         "blocks.3.hook_resid_pre": "blocks.1.hook_resid_pre",
     }
     for name, other in wrong.items():
-        point = hookline.HookPoint.at_site(name, specs[other].site, model._points.standing)
+        point = hookline.HookPoint.at_site(name, specs[other].site, model._points.permanent)
         monkeypatch.setitem(model._points.hook_dict, name, point)
     model._points._asked.clear()
     failed = {verdict.name for verdict in verify(model, tiny_models.inputs(module)).failed()}

@@ -16,7 +16,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 
 import hookline
 from hookline import HookedModel, HooklineError, NeverFiredWarning, UnknownPointError
-from hookline.engine.taps import now
+from hookline.engine import interception
 from hookline.transformer.verify.report import verify
 
 IDS = torch.tensor([[5, 17, 42, 7, 3, 9, 22], [6, 7, 8, 9, 10, 11, 12]])
@@ -424,7 +424,7 @@ def test_edits_in_a_checkpointed_model(kind, attn, reentrant) -> None:
         assert_same(back, own_back)
         assert sorted(read) == sorted(names)
         assert any(not torch.allclose(found[name], bare[name]) for name in bare), names
-    assert not now.watches
+    assert not interception.stack.interceptors
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

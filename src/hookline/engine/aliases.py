@@ -1,7 +1,8 @@
-"""What a module shares with its caller: tensors written in place, outputs that are inputs, results nobody reads.
+"""Tensors that a module shares with its caller: written in place, or returned as they came in.
 
 Replacing a tensor on its way in or out separates it from the one that the caller holds. That changes the model where it
-counts on the two being one: `self.relu(h)` in place, the return value ignored; `y = self.dropout(h)`, then `h.add_(1)`.
+relies on the two being one: `self.relu(h)` in place, with its return value ignored; `y = self.dropout(h)`, then
+`h.add_(1)`.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
-from hookline.engine.snapshots import is_from_outside, is_same_memory, is_unchanged, snapshot
+from hookline.engine.calls import call_arguments, is_call_of
+from hookline.engine.snapshots import is_from_outside, is_same_memory, is_unchanged, root_of_pass, snapshot
 from hookline.engine.structures import children, replaced, tensors_in
-from hookline.engine.taps import now
 
 
 def is_passed_through(x: Tensor) -> bool:
     """Whether `x`, at the output of a module, is an argument of that call, or a view of one."""
-    return now.arguments is not None and any(is_same_memory(x, each) for each in tensors_in(now.arguments))
+    return call_arguments.given is not None and any(
+        is_same_memory(x, each) for each in tensors_in(call_arguments.given)
+    )
 
 
 class _Alias(torch.autograd.Function):
@@ -42,7 +45,7 @@ class _Alias(torch.autograd.Function):
 
 
 class _Through(torch.autograd.Function):
-    """Lets the gradient of `x`, from now on, go by way of `out`, which has the same value."""
+    """Routes the gradient of `x`, from now on, through `out`, which has the same value."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, out: Tensor) -> Tensor:  # noqa: ARG004
@@ -55,7 +58,7 @@ class _Through(torch.autograd.Function):
 
 
 def lead_through(x: Tensor, out: Tensor) -> bool:
-    """Let the gradient of the very tensor `x` go by way of `out`; whether torch allows that."""
+    """Route the gradient of the tensor object `x` through `out`. Returns whether torch allows that."""
     if (x.is_leaf and x.requires_grad) or is_from_outside(x):
         return False
     try:
@@ -67,7 +70,7 @@ def lead_through(x: Tensor, out: Tensor) -> bool:
 
 
 def in_same_memory(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Two tensors in the memory of `x`, the second made from the first: each has a gradient of its own."""
+    """Return two tensors in the memory of `x`, the second made from the first, each with a gradient of its own."""
     if x.requires_grad:
         first = x.view_as(x)
         return first, first.view_as(first)
@@ -82,14 +85,14 @@ OVERWRITTEN = (
 
 
 class Handed:
-    """A tensor that was handed on in the memory of another, and whose gradient is wanted."""
+    """A tensor whose gradient is wanted and that was sent on, perhaps in the memory of another."""
 
     def __init__(self, out: Tensor) -> None:
         self.out = out
         self._node = None if out._base is None else out._base.grad_fn
 
     def is_overwritten(self) -> bool:
-        """Whether the model has written to it in place since: autograd then takes its gradient another way."""
+        """Whether the model has written to it in place since; its gradient then bypasses the point."""
         node = None if self.out._base is None else self.out._base.grad_fn
         while node is not None and node is not self._node:
             if node.name() == "CopySlices":
@@ -99,7 +102,7 @@ class Handed:
 
 
 class _Sent(NamedTuple):
-    """A tensor that went into a module in the place of the caller's."""
+    """A tensor that replaced the caller's as an argument of a module."""
 
     old: Tensor
     new: Tensor
@@ -108,30 +111,30 @@ class _Sent(NamedTuple):
 
 
 def copy_of(x: Tensor, given: Tensor) -> Tensor:
-    """A snapshot of `given`, which is `x` unedited: what is done with it in place is meant for `x`."""
+    """Return a snapshot of `given`, which is `x` unedited. In-place writes to it are meant for `x`."""
     copy = snapshot(given)
     copy._hookline_original = getattr(x, "_hookline_original", None) or ref(x)  # type: ignore[attr-defined]
     return copy
 
 
 def note_sent(old: Any, new: Any) -> None:
-    """A module is called with the arguments `new`, where its caller gave `old`."""
+    """Note that a module is called with the arguments `new` instead of its caller's `old`."""
     for before, after in _pairs(old, new):
         if isinstance(after, Tensor) and isinstance(before, Tensor) and not is_same_memory(before, after):
             kept = snapshot(after.detach(), is_ours=True)
             original = getattr(after, "_hookline_original", None)
             is_copy = (original is not None and original() is before) or is_unchanged(after, before)
-            now.sent[id(after)] = _Sent(before, after, kept, is_copy)
+            call_arguments.sent[id(after)] = _Sent(before, after, kept, is_copy)
 
 
 def give_back(value: Any) -> Any:
-    """What a module returned, after the caller's own tensors got what it wrote in place to those that we sent instead.
+    """Copy what a module wrote in place to replaced arguments into the caller's own tensors.
 
-    Where the module returns such a tensor, its caller gets back the one that it gave.
+    Returns the module's output, with the caller's tensors where the module returned a replacement.
     """
     own: list[Tensor] = []
-    for each in list(tensors_in(now.arguments)):
-        sent: _Sent | None = now.sent.pop(id(each), None)
+    for each in list(tensors_in(call_arguments.given)):
+        sent: _Sent | None = call_arguments.sent.pop(id(each), None)
         while sent is not None:  # replaced several times, perhaps
             wrote = not is_unchanged(sent.before, sent.new)
             if wrote:
@@ -139,9 +142,9 @@ def give_back(value: Any) -> Any:
             if wrote or sent.is_copy:
                 value = _swapped(value, sent.new, _leading_to(sent.new, sent.old) if wrote else sent.old)
                 own.append(sent.old)
-            sent = now.sent.pop(id(sent.old), None)
+            sent = call_arguments.sent.pop(id(sent.old), None)
     if own:
-        now.arguments = (now.arguments, own)
+        call_arguments.given = (call_arguments.given, own)
     return value
 
 
@@ -153,12 +156,12 @@ def _write(target: Tensor, source: Tensor) -> bool:
 
 
 def _stays_without_graph(x: Tensor) -> bool:
-    """Whether `x` outlives the forward pass and has no graph, so that it must not get one from an edit."""
+    """Whether `x` outlives the forward pass without a graph, and so must not get one from an edit."""
     return is_from_outside(x) and not x.requires_grad
 
 
 def _leading_to(new: Tensor, old: Tensor) -> Tensor:
-    """A tensor in the memory of `old`, which has the value of `new` now, with the gradient going to `new`."""
+    """Return a tensor in the memory of `old`, which now has the value of `new`, with its gradient going to `new`."""
     if new.requires_grad and torch.is_grad_enabled() and _stays_without_graph(old):
         leading: Tensor = _Alias.apply(new, old)
         return leading
@@ -166,14 +169,14 @@ def _leading_to(new: Tensor, old: Tensor) -> Tensor:
 
 
 def write_through(old: Any, new: Any) -> bool:
-    """Write an edit of a module's output to the arguments that the output consists of; whether there are any."""
+    """Write an edit of a module's output to the arguments that it returned. Returns whether there are any."""
     found = [(x, edited) for x, edited in _pairs(old, new) if x is not edited and is_passed_through(x)]
     written = [_write(x, edited) for x, edited in found]
     return any(written)
 
 
 def _pairs(old: Any, new: Any) -> Iterator[tuple[Any, Any]]:
-    """The leaves of two structures that are in the same places."""
+    """The leaves at the same places of two structures, where they differ."""
     parts = dict(children(old))
     if not parts:
         yield old, new
@@ -197,7 +200,7 @@ def _swapped(value: Any, new: Tensor, old: Tensor) -> Any:
 
 
 def _viewed_alike(view: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    """`old` in the way in which `view` shows `new`, where torch can tell."""
+    """Return a view of `old` that corresponds to `view` of `new`, where torch can express it."""
     kinds = [(x.dtype, x.is_conj(), x.is_neg()) for x in (view, new, old)]
     if len(set(kinds)) > 1 or new.stride() != old.stride():
         return view
@@ -208,23 +211,63 @@ def _viewed_alike(view: Tensor, new: Tensor, old: Tensor) -> Tensor:
 
 _HERE = str(Path(__file__).parent)
 _TORCH = nn.modules.module.__file__
+_SEQUENTIAL = nn.Sequential.forward.__code__
+_USED, _DISCARDED, _RETURNED = range(3)
 
 
 def is_discarded() -> bool:
-    """Whether the code that called the module whose hook is running throws away what the module returns."""
+    """Whether the code that called the module whose hook is running ignores what the module returns.
+
+    For a function that returns the same value, as for `nn.Sequential`, it depends on that function's caller.
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename != _TORCH:
         frame = frame.f_back
-    while frame is not None and frame.f_code.co_filename.startswith((_TORCH, _HERE)):
+    fate, root = _RETURNED, None
+    while fate == _RETURNED:
+        while frame is not None and frame.f_code.co_filename.startswith((_TORCH, _HERE)):
+            if root is not None and is_call_of(frame, root):
+                return False  # it is the output of the whole model
+            frame = frame.f_back
+        if frame is None:
+            return False
+        fate = _fates(frame.f_code).get(frame.f_lasti, _USED)
+        if frame.f_code is _SEQUENTIAL:
+            modules = frame.f_locals["self"]._modules  # iterating over the module itself would cost calls
+            fate = _RETURNED if frame.f_locals["module"] is next(reversed(modules.values())) else _USED
         frame = frame.f_back
-    return frame is not None and frame.f_lasti in _discarding(frame.f_code)
+        if fate == _RETURNED:
+            root = root_of_pass()
+    return fate == _DISCARDED
 
 
 @lru_cache(maxsize=512)
-def _discarding(code: CodeType) -> frozenset[int]:
-    """Where the result of an instruction is thrown away, or bound to `_`."""
-    return frozenset(
-        each.offset
-        for each, after in pairwise(dis.get_instructions(code))
-        if after.opname == "POP_TOP" or (after.opname.startswith("STORE_") and after.argval == "_")
-    )
+def _fates(code: CodeType) -> dict[int, int]:
+    """What becomes of the result of each instruction that is not simply used: it is discarded, or returned."""
+    instructions = list(dis.get_instructions(code))
+    read = {name for each in instructions if "LOAD" in each.opname or "DELETE" in each.opname for name in _names(each)}
+    read |= set(code.co_cellvars)
+    fates: dict[int, int] = {}
+    for each, after in pairwise(instructions):
+        if after.opname == "POP_TOP" or (after.opname.startswith("STORE_FAST") and _stored(after) not in read):
+            fate = _DISCARDED
+        elif after.opname == "RETURN_VALUE":
+            fate = _RETURNED
+        else:
+            continue
+        # While a call runs, the current instruction of its frame is the call or, for a Python function, its cache.
+        fates |= dict.fromkeys(range(each.offset, after.offset, 2), fate)
+    return fates
+
+
+def _names(instruction: dis.Instruction) -> tuple[Any, ...]:
+    """The variables that an instruction reads; two for one that combines two, of which one may be written."""
+    given = instruction.argval
+    if not isinstance(given, tuple):
+        return (given,)
+    return given[1:] if instruction.opname.startswith("STORE_FAST_LOAD") else given
+
+
+def _stored(instruction: dis.Instruction) -> Any:
+    """The variable that an instruction writes first."""
+    return instruction.argval[0] if isinstance(instruction.argval, tuple) else instruction.argval

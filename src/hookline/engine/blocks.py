@@ -1,4 +1,4 @@
-"""Blocks: `with` blocks that undo what they did, also when an interrupt arrives while they are left.
+"""Blocks: `with` blocks that undo what they did, even if an interrupt arrives on the way out.
 
 Python raises `KeyboardInterrupt`, or whatever a signal handler raises, at certain instructions. One of them is the
 entry of a function, before its first line, where no `try` of the function applies. A signal that arrives while an
@@ -66,16 +66,16 @@ _open: dict[int, Block] = {}
 
 
 class Block:
-    """A `with` block. `close` is called however it is left; it must do no harm when it is called twice."""
+    """A `with` block. `close` is always called on the way out; calling it twice must be safe."""
 
     _thread: threading.Thread | None = None
 
     def open(self) -> Any:
-        """Do what the block is for; what is returned is the `with` statement's target."""
+        """Do what the block is for. Returns the target of the `with` statement."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Undo it, also if `open` was left in the middle."""
+        """Undo it, even if `open` was interrupted."""
         raise NotImplementedError
 
     @property
@@ -84,11 +84,11 @@ class Block:
         return self._thread is threading.current_thread()
 
     def is_on(self, root: nn.Module) -> bool:  # noqa: ARG002
-        """Whether it does something to this model."""
+        """Whether it acts on this model."""
         return False
 
     def begin(self) -> Any:
-        """Open the block, or leave nothing."""
+        """Open the block, completely or not at all."""
         try:
             self._thread = threading.current_thread()
             _open[id(self)] = self
@@ -125,7 +125,7 @@ def find(number: int) -> Any:
 
 
 def end_all(root: nn.Module) -> None:
-    """End every block on this model that is open in this thread, or was left by a thread that is over."""
+    """End every block on this model that is open in this thread, or was left open by a thread that has ended."""
     for block in reversed(list(_open.values())):
         if block.is_on(root) and (block.is_here or (block._thread is not None and not block._thread.is_alive())):
             block.end()

@@ -12,7 +12,7 @@ from torch import nn
 from hookline.errors import HooklineError, InvalidHookError, describe
 
 if TYPE_CHECKING:
-    from hookline.engine.actions import HookAction
+    from hookline.engine.hook_actions import HookAction
     from hookline.engine.names import Points
     from hookline.engine.points import HookPoint
 

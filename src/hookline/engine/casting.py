@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hookline.engine.taps import Kind
+from hookline.engine.order import Kind
 from hookline.errors import HooklineError
 
 

@@ -1,19 +1,20 @@
 """Activation checkpointing: regions of a forward pass that run a second time, inside the backward pass.
 
-What was edited the first time must be edited again then, or the gradients would silently be those of another
-computation. But the run may be over by then. So a run that acts in such a region leaves a lease on it: while the
-graph lives that may recompute the region, the run stays on its modules, and acts only when that region recomputes.
+Edits must be applied again then, or the gradients would silently be those of another computation. But the run may have
+ended by then. So a run that acts in such a region takes a lease on it: as long as the graph that may recompute the
+region exists, the run stays attached to its modules, and acts only when that region recomputes.
 """
 
 from __future__ import annotations
 
-import inspect
+import threading
 from collections.abc import Iterator
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import checkpoint
+
+from hookline.engine.calls import callers
 
 if TYPE_CHECKING:
     from hookline.engine.runs import Run
@@ -27,8 +28,19 @@ _REENTRANT_FIRST_RUN = checkpoint.CheckpointFunction.forward.__code__
 _REENTRANT_SECOND_RUN = checkpoint.CheckpointFunction.backward.__code__
 
 
+class _Recomputing(threading.local):
+    """What checkpointing means for the forward pass in this thread."""
+
+    def __init__(self) -> None:
+        self.is_on = False  # whether a checkpointed region is recomputing
+        self.starts_with_grad = False  # whether gradients were enabled when the forward pass began
+
+
+recomputing = _Recomputing()
+
+
 class Lease:
-    """Held by a region for as long as it may recompute; the run's modules are let go with the last one."""
+    """Held by a region as long as it may recompute; the run detaches from its modules with the last lease."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -39,22 +51,22 @@ class Lease:
 
 
 def is_first_run() -> bool:
-    """Whether the code running now will run again. To be asked only in a forward pass that began with gradients on."""
+    """Whether the current code will run again. Only valid in a forward pass that began with gradients enabled."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
     if hooks is not None and getattr(hooks[0], "__qualname__", "") == _FIRST_RUN:
         return True
-    return not torch.is_grad_enabled() and any(frame.f_code is _REENTRANT_FIRST_RUN for frame in _callers())
+    return not torch.is_grad_enabled() and any(frame.f_code is _REENTRANT_FIRST_RUN for frame in callers())
 
 
-def keep_for_second_run(run: Run | None, passing: Any) -> None:
-    """Let `run` act when the regions recompute that the code running now is in. There may be none, or several.
+def keep_for_second_run(run: Run | None, forward_pass: Any) -> None:
+    """Let `run` act when the regions that the current code is in recompute. There may be none, or several.
 
-    `passing` is what the forward pass is about: another one may be going on by then, or none.
+    `forward_pass` is the current one of a language model: another one may be running by then, or none.
     """
     if not is_first_run():
         return
     for region in _regions_in_first_run():
-        region.__dict__["_hookline_passing"] = passing
+        region.__dict__["_hookline_pass"] = forward_pass
         if run is None:
             continue
         leases = region.__dict__.setdefault("_hookline_leases", [])
@@ -63,7 +75,7 @@ def keep_for_second_run(run: Run | None, passing: Any) -> None:
 
 
 def runs_in_second_run() -> list[Run] | None:
-    """The runs that acted in the regions now recomputing; None if the code running now is no second run."""
+    """The runs that acted in the regions that are recomputing; None if none is recomputing."""
     regions = list(_regions_in_second_run())
     if not regions:
         return None
@@ -71,13 +83,13 @@ def runs_in_second_run() -> list[Run] | None:
     return list(runs.values())
 
 
-def passing_in_second_run() -> Any:
-    """What the forward pass was about in which the region first ran that recomputes now."""
-    return next((region.__dict__.get("_hookline_passing") for region in _regions_in_second_run()), None)
+def pass_in_second_run() -> Any:
+    """The forward pass in which the region that is recomputing ran first."""
+    return next((region.__dict__.get("_hookline_pass") for region in _regions_in_second_run()), None)
 
 
 def _regions_in_first_run() -> Iterator[Any]:
-    for frame in _callers():
+    for frame in callers():
         if frame.f_code is _REENTRANT_FIRST_RUN:
             yield frame.f_locals["ctx"]
         elif frame.f_code.co_filename == checkpoint.__file__ and "gen" in frame.f_locals:
@@ -87,15 +99,8 @@ def _regions_in_first_run() -> Iterator[Any]:
 
 
 def _regions_in_second_run() -> Iterator[Any]:
-    for frame in _callers():
+    for frame in callers():
         if frame.f_code is _REENTRANT_SECOND_RUN:
             yield frame.f_locals["ctx"]
         elif frame.f_code.co_filename == checkpoint.__file__ and frame.f_code.co_qualname == _SECOND_RUN:
             yield frame.f_locals["frame"]
-
-
-def _callers() -> Iterator[FrameType]:
-    frame = inspect.currentframe()
-    while frame is not None:
-        yield frame
-        frame = frame.f_back

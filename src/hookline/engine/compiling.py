@@ -1,8 +1,8 @@
 """Compiled code and hooks: while hooks are attached, compiled code runs as plain Python.
 
-A compiled graph does not look at hooks added after it was made, and one made while hooks are there keeps them after
-they are gone; either would be silently wrong. Running the original code instead honours every hook, compiles
-nothing, and leaves the compiled graphs as they are for the next run without hooks.
+A compiled graph ignores hooks that were added after it was compiled, and one that was compiled with hooks keeps them
+after they are removed; both would be silently wrong. Running the original code instead respects every hook, compiles
+nothing, and keeps the compiled graphs for the next run without hooks.
 """
 
 from __future__ import annotations
@@ -15,56 +15,56 @@ from typing import Any
 
 _lock = threading.RLock()  # a model may be collected, hooks and all, in the middle of anything
 _users: set[int] = set()
-_ours: Any = None  # our stance, while it is the compiler's
-_is_blind = False  # hooks were attached when the compiler was not there yet
+_ours: Any = None  # our stance, while it is installed in the compiler
+_is_blind = False  # hooks were attached before the compiler was imported
 
 _no_tracing = threading.RLock()
 
 
 def tracing_lock() -> Any:
-    """The lock that the compiler holds while it traces: modules whose hooks change meanwhile would fail to compile.
+    """The lock that the compiler holds while it traces: a module whose hooks change meanwhile would fail to compile.
 
-    It is taken before `taps.lock`, by whoever takes both.
+    Code that takes both locks takes this one before `taps.lock`.
     """
     return getattr(sys.modules.get("torch._dynamo.convert_frame"), "compile_lock", _no_tracing)
 
 
 def pause(user: object) -> None:
-    """From now on, until `user` resumes, compiled functions run uncompiled."""
+    """Run compiled functions uncompiled until `user` calls `resume`."""
     with _lock:
         _users.add(id(user))
         _settle()
 
 
 def resume(user: object) -> None:
-    """Undo `pause`. Doing so twice does no harm."""
+    """Undo `pause`. Safe to call twice."""
     with _lock:
         _users.discard(id(user))
         _settle()
 
 
 def leaves_hooks_out() -> bool:
-    """Whether code that is being compiled now is to be compiled without hooks: it will not run while there are any."""
+    """Whether to compile code without hooks: it does not run while there are any."""
     return not _is_blind
 
 
 def _settle() -> None:
-    """Bring the compiler's stance in line with whether there are users."""
+    """Install our stance if there are users; otherwise restore the previous one."""
     global _ours, _is_blind
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is None or getattr(dynamo.__spec__, "_initializing", False):
-        # Importing the compiler takes a second, and nothing is compiled before: never be the cause. Another thread may
-        # be importing it just now.
+        # Importing the compiler takes a second, and nothing is compiled before that: never import it here. Another
+        # thread may be importing it at this moment.
         _is_blind = bool(_users)
         return
-    if _is_blind:  # it came while hooks were attached, and may have compiled them into something
+    if _is_blind:  # it was imported while hooks were attached, and may have compiled them
         dynamo.reset()
         _is_blind = False
     _install(dynamo) if _users else _uninstall(dynamo)
 
 
-# An interrupt may come between any two lines of these: what is done goes by the stance that is there. One that somebody
-# else has set since ours is left alone.
+# An interrupt may come between any two lines of these functions, so they look at the stance that is installed. One that
+# somebody else has set since is left alone.
 
 
 def _install(dynamo: ModuleType) -> None:
@@ -87,10 +87,10 @@ def _uninstall(dynamo: ModuleType) -> None:
 
 @cache
 def _stance_class(base: type[Any]) -> type[Any]:
-    """Of a stance that is "force_eager" while there are users, and otherwise the one that was there before.
+    """The class of a stance that is "force_eager" while there are users, and otherwise the previous one.
 
-    The compiler asks for its stance several times in one call, and fails if the answers differ: other threads' calls
-    that began under the one are not to see the other before they are over.
+    The compiler asks for its stance several times in one call, and fails if the answers differ: a call of another
+    thread that began under one stance must not see the other before it ends.
     """
 
     class Stance(base):  # type: ignore[misc]
@@ -99,7 +99,7 @@ def _stance_class(base: type[Any]) -> type[Any]:
             self._eager: set[int] = set()  # the threads whose last call began while there were users
 
         def is_needed(self) -> bool:
-            """Whether a call of another thread that began under it may still be going on."""
+            """Whether a call of another thread that began under it may still be running."""
             if self._eager:
                 self._eager &= sys._current_frames().keys() - {threading.get_ident()}
             return bool(self._eager)

@@ -1,11 +1,12 @@
-"""Values kept from one event for a later one in the same forward pass.
+"""Derived points: activations that no module takes or returns, computed from those of earlier events.
 
-Some points are no value that any module passes on: the residual stream in the middle of a block is what came in plus
-what the attention adds. Such a point sits at the later event, and its lens looks up what an earlier one let pass.
+For example, the residual stream in the middle of a block is the block's input plus the output of attention. Such a
+point is at the later event, and its lens looks up what was saved at the earlier one.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,16 +15,30 @@ import torch
 from torch import Tensor, nn
 
 from hookline.engine.actions import Action, PointAction
-from hookline.engine.aliases import give_back, note_sent
+from hookline.engine.aliases import copy_of, give_back, note_sent
+from hookline.engine.calls import call_arguments
 from hookline.engine.lenses import Chain, Lens
-from hookline.engine.taps import Kind, Tap, Turn, now, tap_on
+from hookline.engine.order import Kind, Turn
+from hookline.engine.structures import map_tensors
+from hookline.engine.taps import Tap, tap_on
 
 if TYPE_CHECKING:
     from hookline.engine.points import Site
 
 
-class Keep(Action):
-    """Keeps what leaves a site, after all edits there."""
+class _Stashed(threading.local):
+    """What earlier events of the forward pass in this thread left for points that need it."""
+
+    def __init__(self) -> None:
+        self.saved: dict[Any, Any] = {}  # by site; by lens, for an edit of a derived tensor
+        self.memo: dict[Any, Any] = {}  # what was computed from it since
+
+
+stashed = _Stashed()
+
+
+class Stash(Action):
+    """Saves the activation that leaves a site, after all edits there."""
 
     turn = Turn.KEEP
 
@@ -32,90 +47,89 @@ class Keep(Action):
         self.site, self.module, self.tap = site, site.module, site.tap
 
     def __call__(self, value: Any) -> Any:
-        """The value, unchanged."""
-        self.fired = True
-        now.kept[self.site] = self.site.lens.get(value)
-        now.worked_out[self.site] = {}
+        """Return the value unchanged."""
+        stashed.saved[self.site] = self.site.lens.get(value)
+        stashed.memo[self.site] = {}
         return value
 
 
 @dataclass(frozen=True)
 class Added:
-    """The sum of a kept tensor and the one that `lens` sees; putting one in changes the latter."""
+    """The sum of a saved tensor and the one that `lens` sees; `put` changes the latter."""
 
     base: Site
     lens: Lens
 
     def get(self, value: Any) -> Tensor:
         """The sum."""
-        return now.kept[self.base] + self.lens.get(value)
+        return stashed.saved[self.base] + self.lens.get(value)
 
     def put(self, value: Any, tensor: Tensor) -> Any:
-        """What must be added to give `tensor`."""
-        return self.lens.put(value, tensor - now.kept[self.base])
+        """Put in what must be added to get `tensor`."""
+        return self.lens.put(value, tensor - stashed.saved[self.base])
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The tensor that `lens` sees less a kept one: what was added to the one to give the other."""
+    """The tensor that `lens` sees minus a saved one: what was added in between."""
 
     base: Site
     lens: Lens
 
     def get(self, value: Any) -> Tensor:
         """The difference."""
-        return self.lens.get(value) - now.kept[self.base]
+        return self.lens.get(value) - stashed.saved[self.base]
 
     def put(self, value: Any, tensor: Tensor) -> Any:
-        """The sum with `tensor` added instead."""
-        return self.lens.put(value, now.kept[self.base] + tensor)
+        """Put in the saved tensor plus `tensor`."""
+        return self.lens.put(value, stashed.saved[self.base] + tensor)
 
 
 @dataclass(frozen=True)
-class Rows:
-    """A tensor with batch and positions as one axis, `(b p) d`, seen as `b p d`; `like` tells how many of each."""
+class Unflatten:
+    """A tensor with batch and positions as one axis, `(b p) d`, seen as `b p d`; `like` has the sizes."""
 
     like: Site
 
     def get(self, value: Tensor) -> Tensor:
-        """Two axes for one."""
-        return value if value.ndim == 3 else value.unflatten(0, now.kept[self.like].shape[:2])
+        """Split the first axis."""
+        return value if value.ndim == 3 else value.unflatten(0, stashed.saved[self.like].shape[:2])
 
     def put(self, value: Tensor, tensor: Tensor) -> Tensor:
-        """One for two."""
+        """Merge the first two axes."""
         return tensor if value.ndim == 3 else tensor.flatten(0, 1)
 
 
 @dataclass(frozen=True)
 class MergeTiles:
-    """A tensor with several rows for each row of the batch, `(b n) p …`, seen as one: `b (n p) …`."""
+    """A tensor with several rows (tiles) per example, `(b n) p …`, seen as `b (n p) …`; `like` has the batch size."""
 
     like: Site
 
     def get(self, value: Tensor) -> Tensor:
-        """As many rows as `like` has."""
-        return value.reshape(now.kept[self.like].shape[0], -1, *value.shape[2:])
+        """Merge the tiles of each example."""
+        return value.reshape(stashed.saved[self.like].shape[0], -1, *value.shape[2:])
 
     def put(self, value: Tensor, tensor: Tensor) -> Tensor:
-        """As it was."""
+        """Split into tiles again."""
         return tensor.reshape(value.shape)
 
 
 @dataclass(frozen=True)
 class ExpandBatch:
-    """A tensor that is the same for every row, `1 p d` or `p d`, seen as `b p d`; `like` tells how many there are."""
+    """A tensor that all rows share, `1 p d` or `p d`, seen as `b p d`; `like` has the batch size."""
 
     like: Site
     lens: Lens
 
     def get(self, value: Any) -> Tensor:
-        """As often as there are rows."""
-        x, like = self.lens.get(value), now.kept.get(self.like)
+        """Expand to the batch."""
+        x, like = self.lens.get(value), stashed.saved.get(self.like)
         x = x[None] if x.ndim == 2 else x
         return x if like is None or x.shape[0] != 1 else x.expand(like.shape[0], *x.shape[1:])
 
     def put(self, value: Any, tensor: Tensor) -> Any:
-        """A row for each."""
+        """Put in one row per example."""
         return self.lens.put(value, tensor)
 
 
@@ -123,29 +137,29 @@ class ExpandBatch:
 class Keys:
     """Scores or weights over the keys, `b h p k` or `(b h) p k`, seen as `b h p k`.
 
-    Where there may be more columns than keys, for a sink, `keys` tells how many of them are keys.
+    With an attention sink there are more columns than keys; `keys` has their number.
     """
 
     heads: int
     keys: Site | None = None
 
     def get(self, value: Tensor) -> Tensor:
-        """Over the keys alone."""
+        """Return the columns of the keys."""
         by_head = value if value.ndim == 4 else value.unflatten(0, (-1, self.heads))
         return by_head[..., : self._count(value)]
 
     def put(self, value: Tensor, tensor: Tensor) -> Tensor:
-        """With the other columns as they were."""
+        """Put in the columns of the keys; other columns stay."""
         by_head = tensor if value.ndim == 4 else tensor.flatten(0, 1)
         rest = value[..., self._count(value) :]
         return torch.cat([by_head, rest], -1) if rest.shape[-1] else by_head
 
     def _count(self, value: Tensor) -> int:
-        return value.shape[-1] if self.keys is None else now.kept[self.keys].shape[1]
+        return value.shape[-1] if self.keys is None else stashed.saved[self.keys].shape[1]
 
 
 class Consequence(Protocol):
-    """What an edit made at one event changes at a later one."""
+    """The effect at a later event of an edit made at an earlier one."""
 
     @property
     def module(self) -> nn.Module: ...  # noqa: D102
@@ -153,7 +167,7 @@ class Consequence(Protocol):
 
 
 class Effect(Action):
-    """Lets an edit show at the output where it takes effect."""
+    """Applies the effect of an edit at the output where it shows."""
 
     turn = Turn.EFFECT
 
@@ -161,80 +175,83 @@ class Effect(Action):
         super().__init__()
         self.module, self.consequence = consequence.module, consequence
         self.tap = tap_on(self.module, Kind.OUTPUT)
-        self.fired = True  # whether it does is the concern of the edit
 
     def __call__(self, value: Any) -> Any:
-        """The value after the edit, if there was one."""
+        """Return the value after the edit, if there was one."""
         return self.consequence(value)
 
 
 class Derived:
-    """A lens on a tensor that the model does not compute itself, but that can be worked out from what it does.
+    """A lens on a tensor that the model does not compute, but that can be computed from one that it does (the source).
 
-    An edit of it is remembered for as long as what it was worked out from flows, so that the next one sees it.
+    An edit is remembered as long as the same source passes, so that the next hook sees it.
     """
 
     def source(self, value: Any) -> Tensor:
-        """What it is worked out from."""
+        """The tensor that it is computed from."""
         raise NotImplementedError
 
-    def worked_out(self, value: Any) -> Tensor:
-        """The tensor, as it is without an edit."""
+    def computed(self, value: Any) -> Tensor:
+        """Compute the tensor, without edits."""
         raise NotImplementedError
 
     def changed(self, value: Any, before: Tensor, after: Tensor) -> Any:
-        """The value at the event after an edit of the tensor."""
+        """Return the value at the event after an edit of the tensor."""
         raise NotImplementedError
 
     def get(self, value: Any) -> Tensor:
-        """The tensor, after the edits so far."""
+        """Return the tensor after the edits so far."""
         edited = self.edited(self.source(value))
-        return self.worked_out(value) if edited is None else edited
+        return self.computed(value) if edited is None else edited
 
     def put(self, value: Any, tensor: Tensor) -> Any:
-        """The value at the event after an edit."""
+        """Return the value at the event after an edit, which is remembered."""
         new = self.changed(value, self.get(value), tensor)
-        now.kept[self] = self.source(value), tensor
+        stashed.saved[self] = self.source(value), tensor
         return new
 
     def edited(self, source: Tensor) -> Tensor | None:
-        """What the tensor was made to be, if it was."""
-        origin, tensor = now.kept.get(self, (None, None))
+        """The tensor after an edit; None if there was none for this source."""
+        origin, tensor = stashed.saved.get(self, (None, None))
         return tensor if origin is source else None
 
 
 class Forget(Action):
-    """Forgets what was made of a tensor when it comes by again: in another pass, or when a checkpoint recomputes."""
+    """Drops the edits of derived tensors when their source passes again, in another pass or a recomputation."""
 
     turn = Turn.BEGIN
 
     def __init__(self, site: Site) -> None:
         super().__init__()
         self.site, self.module, self.tap = site, site.module, site.tap
-        self.fired = True  # whether it does is nobody's concern
 
     def __call__(self, value: Any) -> Any:
-        """The value, unchanged."""
+        """Return the value unchanged."""
         source = self.site.lens.get(value)
-        for lens in [key for key in now.kept if isinstance(key, Derived) and key.edited(source) is not None]:
-            del now.kept[lens]
+        for lens in [key for key in stashed.saved if isinstance(key, Derived) and key.edited(source) is not None]:
+            del stashed.saved[lens]
         return value
 
 
 class Send(Action):
-    """Notes which arguments of a call were replaced, after all edits at the module's input."""
+    """Notes which arguments of a call were replaced, after all edits at the module's input.
+
+    A module that works in place gets a copy if its output is edited: autograd may need the output that it computed, and
+    the edit is written to the caller's own tensor.
+    """
 
     turn = Turn.SEND
 
-    def __init__(self, module: nn.Module, tap: Tap) -> None:
+    def __init__(self, module: nn.Module, tap: Tap, *, copies: bool) -> None:
         super().__init__()
-        self.module, self.tap = module, tap
-        self.fired = True  # whether it does is nobody's concern
+        self.module, self.tap, self._copies = module, tap, copies
 
     def __call__(self, value: Any) -> Any:
-        """The value, unchanged."""
-        if value is not now.arguments:
-            note_sent(now.arguments, value)
+        """Return the arguments to call the module with."""
+        if self._copies:
+            value = map_tensors(value, lambda x: copy_of(x, x))
+        if value is not call_arguments.given:
+            note_sent(call_arguments.given, value)
         return value
 
 
@@ -246,11 +263,10 @@ class GiveBack(Action):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module, self.tap = module, tap_on(module, Kind.OUTPUT)
-        self.fired = True  # whether it does is nobody's concern
 
     def __call__(self, value: Any) -> Any:
-        """The value, with the caller's own tensors where the module returns its arguments."""
-        return give_back(value) if now.sent else value
+        """Return the value, with the caller's own tensors where the module returns its arguments."""
+        return give_back(value) if call_arguments.sent else value
 
 
 def _is_derived(lens: Lens) -> bool:
@@ -258,12 +274,12 @@ def _is_derived(lens: Lens) -> bool:
 
 
 def with_needs(actions: Iterable[Action]) -> list[Action]:
-    """The actions, and those that keep what their points need and bring about what their edits do."""
+    """The actions, and those that save what their points need and bring about the effects of their edits."""
     every = list(actions)
     needed: dict[Site, None] = {}
     effects: dict[Consequence, None] = {}
     sources: dict[Site, None] = {}
-    replaced: dict[tuple[nn.Module, Tap], None] = {}
+    replaced: dict[tuple[nn.Module, Tap], bool] = {}
     for action in every:
         if not isinstance(action, PointAction):
             continue
@@ -274,9 +290,11 @@ def with_needs(actions: Iterable[Action]) -> list[Action]:
             if action.needs and _is_derived(action.lens):
                 sources.update(dict.fromkeys(action.needs))
             if action.tap.kind is Kind.INPUT:
-                replaced[action.module, action.tap] = None
+                replaced.setdefault((action.module, action.tap), False)
+            elif action.is_inplace and action.tap.kind is Kind.OUTPUT:
+                replaced[action.module, tap_on(action.module, Kind.INPUT, late=True)] = True
     if not (needed or effects or replaced):
         return every
-    sends = [Send(module, tap) for module, tap in replaced]
+    sends = [Send(module, tap, copies=copies) for (module, tap), copies in replaced.items()]
     returns = [GiveBack(module) for module in dict.fromkeys(module for module, _ in replaced)]
-    return [*every, *map(Keep, needed), *map(Effect, effects), *map(Forget, sources), *sends, *returns]
+    return [*every, *map(Stash, needed), *map(Effect, effects), *map(Forget, sources), *sends, *returns]

@@ -1,6 +1,6 @@
-"""Watches: actions that want the gradient of what flows out of a point.
+"""Gradient taps: actions that want the gradient of the activation that leaves a point.
 
-A watched tensor is sent on as one of its own, so that its gradient is the point's and no other's.
+The activation is sent on as a tensor of its own, so that its gradient is exactly that of the point.
 """
 
 from __future__ import annotations
@@ -10,38 +10,44 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hookline.engine.actions import HookAction, PointAction
+from hookline.engine import failures
+from hookline.engine.actions import PointAction
 from hookline.engine.aliases import OVERWRITTEN, Handed, in_same_memory, is_discarded, is_passed_through, lead_through
-from hookline.engine.checkpointing import is_first_run
+from hookline.engine.callbacks import Caller
+from hookline.engine.checkpointing import is_first_run, recomputing
+from hookline.engine.events import call_hook
+from hookline.engine.hook_actions import HookAction
+from hookline.engine.order import Kind, Phase
+from hookline.engine.passes import current
+from hookline.engine.results import fit
+from hookline.engine.schedule import Step
 from hookline.engine.snapshots import is_from_outside, is_part_of_pass, is_unchanged, snapshot
 from hookline.engine.structures import NoTensorError
-from hookline.engine.taps import Kind, Phase, Step, now
+from hookline.errors import HookError
 
 if TYPE_CHECKING:
     from hookline.engine.points import HookPoint
     from hookline.engine.recorder import Recorder
 
 
-class Watch(PointAction):
-    """Something that wants the gradient of what flows out of a point."""
+class GradientTap(PointAction):
+    """An action that wants the gradient of the activation that leaves a point."""
 
     phase = Phase.GRADIENT
     is_late = True
     dir = "bwd"
 
-    def extend(self, steps: list[Step]) -> None:
-        """Share one step with the other watches of the same tensor, so that they see it in order."""
+    def extend(self, steps: list[Step], *, is_replay: bool = False) -> None:  # noqa: ARG002 (the same in a replay)
+        """Share one step with the other gradient taps of the same tensor, so that they see it in order."""
         last = steps[-1] if steps else None
-        if isinstance(last, _WatchStep) and (last.first.lens, last.first.point.only) == (
-            self.lens,
-            self.point.only,
-        ):
-            last.watches.append(self)
+        mine = self.lens, self.point.only
+        if isinstance(last, _GradientStep) and (last.first.lens, last.first.point.only) == mine:
+            last.taps.append(self)
         else:
-            steps.append(_WatchStep(self))
+            steps.append(_GradientStep(self))
 
     def attach(self, mine: Tensor, out: Tensor) -> None:
-        """Ask for the gradient of `out`, which is on its way out of the point, or of `mine` just before it."""
+        """Ask for the gradient of `out`, which is sent on, or of `mine`, from which it is made."""
         raise NotImplementedError
 
     def miss(self, error: NoTensorError) -> None:
@@ -49,11 +55,11 @@ class Watch(PointAction):
         raise NotImplementedError
 
 
-class _WatchStep:
-    """Sends on a tensor of its own, so that its gradient is the point's and no other's."""
+class _GradientStep:
+    """Sends on a tensor of its own and lets the gradient taps of the point attach to it."""
 
-    def __init__(self, first: Watch) -> None:
-        self.first, self.watches = first, [first]
+    def __init__(self, first: GradientTap) -> None:
+        self.first, self.taps = first, [first]
 
     def __call__(self, value: Any) -> Any:
         first = self.first
@@ -62,42 +68,43 @@ class _WatchStep:
         try:
             x = first.lens.get(value)
         except NoTensorError as error:
-            for watch in self.watches:
-                watch.miss(error)
+            for tap in self.taps:
+                tap.miss(error)
             return value
         why_not = self._why_not(x)
-        for watch in self.watches:
-            watch.why_not, watch.fired = why_not, watch.fired or why_not is None
+        for tap in self.taps:
+            tap.why_not, tap.fired = why_not, tap.fired or why_not is None
         if why_not is not None or not torch.is_grad_enabled():
             return value
-        if first.is_worked_out:
+        if first.is_derived:
             first.keep_for_second_run()
-        if self._is_callers(x):
+        if self._shares_memory(x):
             mine, out = in_same_memory(x)
         else:
             mine = snapshot(x)
             if not mine.requires_grad:
                 mine.requires_grad_()
-            out = snapshot(mine)  # the model may write to this one; `mine` keeps standing for what left the point
-        for watch in self.watches:
-            watch.attach(mine, out)
+            out = snapshot(mine)  # the model may write to this one; `mine` remains what left the point
+        for tap in self.taps:
+            tap.attach(mine, out)
         if self._is_read_in_place(x) and lead_through(x, out):
             return value
         return first.lens.put(value, out)
 
-    def _is_callers(self, x: Tensor) -> bool:
-        """Whether what the model's own code holds must go on being the same memory as what is sent on."""
+    def _shares_memory(self, x: Tensor) -> bool:
+        """Whether the model's own code may rely on `x` being in the same memory as what is sent on."""
         first = self.first
-        if first.is_worked_out:
+        if first.is_derived:
             return False
         if first.tap.kind is Kind.INPUT:
             # What a module writes in place has no gradient of its own; see `aliases.py` for how the caller gets it.
-            return not getattr(first.module, "inplace", False) or is_from_outside(x)
+            return not first.is_inplace or is_from_outside(x)
         return is_passed_through(x) or is_from_outside(x)
 
     def _is_read_in_place(self, x: Tensor) -> bool:
+        """Whether the module's caller continues with the tensor that it passed in."""
         first = self.first
-        is_output = first.tap.kind is Kind.OUTPUT and not first.is_worked_out and is_part_of_pass(first.module)
+        is_output = first.tap.kind is Kind.OUTPUT and not first.is_derived and is_part_of_pass(first.module)
         return is_output and is_passed_through(x) and is_discarded()
 
     def _why_not(self, x: Tensor) -> str | None:
@@ -105,17 +112,17 @@ class _WatchStep:
             return f"its dtype {x.dtype} has no gradient"
         if torch.is_grad_enabled() or self._comes_later():
             return None
-        return "gradients are switched off (torch.no_grad or torch.inference_mode)"
+        return "gradients are disabled (torch.no_grad or torch.inference_mode)"
 
     def _comes_later(self) -> bool:
-        if not (now.starts_with_grad and is_first_run()):
+        if not (recomputing.starts_with_grad and is_first_run()):
             return False
         self.first.keep_for_second_run()
         return True
 
 
-class BackwardHook(Watch, HookAction):
-    """A backward hook: reads the gradient, changes it in place, or returns another."""
+class BackwardHook(GradientTap, HookAction):
+    """A backward hook: reads the gradient, changes it in place, or returns another one."""
 
     def __init__(self, point: HookPoint, hook: Any, *, prepend: bool = False) -> None:
         super().__init__(point, hook, prepend=prepend)
@@ -123,65 +130,93 @@ class BackwardHook(Watch, HookAction):
         self._is_overwritten = False
 
     def begin(self) -> None:
-        """Nothing has been handed on yet."""
+        """Prepare for a run."""
         super().begin()
         self._handed, self._is_overwritten = [], False
 
     def end_pass(self) -> None:
-        """Note whether the model wrote over what was handed on, and let go of it: it has the hook, which has this."""
+        """Note whether the model overwrote the tensors that were sent on, and drop them: they refer to this action."""
         handed, self._handed = self._handed, []
         self._is_overwritten = self._is_overwritten or any(each.is_overwritten() for each in handed)
 
     def settle(self) -> None:
-        """Whether the model lets it be called."""
+        """At the end of the run: a hook whose tensor was overwritten is never called."""
         self.end_pass()
         if self._is_overwritten:
             self.fired, self.why_not = False, OVERWRITTEN
 
+    def skip_on_error(self) -> None:
+        """From now on, keep the gradient unchanged when the hook fails."""
+        if self.on_error != "skip":
+            self.invoke = _skipping(self, self.invoke)
+        super().skip_on_error()
+
     def attach(self, mine: Tensor, out: Tensor) -> None:  # noqa: ARG002 (hooks of one point share `out`, in order)
-        """Be called with the gradient, whenever it is computed."""
+        """Call the hook with the gradient whenever it is computed."""
         run = self.run
         if run is not None and run.is_open:
             if not run.is_one_pass and not self.count.here().is_on():
                 self.end_pass()  # a module by itself, or a checkpointed region that recomputes: no pass will end
             self._handed.append(Handed(out))
-        call, passing = self.call(), now.passing
+        call, forward_pass = self.call(), current.forward_pass
 
         def on_gradient(grad: Tensor) -> Tensor | None:
             given = snapshot(grad, is_ours=True)
-            before, now.passing = now.passing, passing  # the text is that of the forward pass
+            before, current.forward_pass = current.forward_pass, forward_pass  # the text is that of the forward pass
             try:
-                result = self.ask(given, call)
+                result = _unpacked(call_hook(self, given, call))
             finally:
-                now.passing = before
-            if isinstance(result, tuple) and len(result) == 1:
-                result = result[0]
+                current.forward_pass = before
             if result is None or result is given:
                 return None if is_unchanged(given, grad) else given
-            return self.fitted(result, grad)
+            return fit(self, result, grad)
 
         out.register_hook(on_gradient)
 
     def miss(self, error: NoTensorError) -> None:
-        """A hook cannot work on nothing."""
-        failure = self.error(f"has nothing to work on: {error}", error)
+        """A hook needs a tensor."""
+        failure = failures.nothing_there(self, error)
         if self.on_error != "skip":
             raise failure from error
-        self._skip(failure)
+        failures.skip(self, failure)
 
 
-class GradientRecord(Watch):
-    """Keeps the tensor, so that its gradient can be asked for when the forward pass is over."""
+def _unpacked(result: Any) -> Any:
+    """The gradient that a backward hook returned: torch's own hooks return a tuple of one."""
+    return result[0] if isinstance(result, tuple) and len(result) == 1 else result
 
-    def __init__(self, point: HookPoint, recording: Recorder) -> None:
+
+def _skipping(action: BackwardHook, invoke: Caller) -> Caller:
+    """`invoke`, which calls a backward hook, so that an error drops its effect and keeps the gradient."""
+
+    def call(grad: Tensor, point: Any) -> Tensor:
+        before = snapshot(grad, is_ours=True)
+        try:
+            result = _unpacked(invoke(grad, point))
+            return fit(action, grad if result is None else result, before)
+        except HookError as failure:
+            failures.skip(action, failure)
+        except Exception as error:  # not swallowed: it is kept, and a warning reports it
+            what = f"raised {type(error).__name__}: {error}"
+            failures.skip(action, failures.hook_error(action, what, error))
+        return before
+
+    return call
+
+
+class GradientRecord(GradientTap):
+    """Keeps the tensor, so that its gradient can be computed after the forward pass."""
+
+    must_fire = False  # the record of the value, at the same point, reports it
+
+    def __init__(self, point: HookPoint, recorder: Recorder) -> None:
         super().__init__(point)
-        self.recording = recording
-        self.must_fire = False  # the record of the value, at the same point, tells
+        self.recorder = recorder
 
     def attach(self, mine: Tensor, out: Tensor) -> None:
-        """Remember `mine`: its gradient is what flows back from the point, after every hook."""
-        if not now.is_second_run:
-            self.recording.watch(self.point, mine, Handed(out))
+        """Remember `mine`: its gradient is the one at the point, after every hook."""
+        if not recomputing.is_on:
+            self.recorder.watch(self.point, mine, Handed(out))
 
     def miss(self, error: NoTensorError) -> None:
-        """The record of the value, at the same point, says so."""
+        """The record of the value, at the same point, reports it."""

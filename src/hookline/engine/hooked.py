@@ -14,21 +14,23 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from hookline.engine.actions import Action, HookAction, PointAction, Record
+from hookline.engine.actions import Action, PointAction, Record
 from hookline.engine.blocks import end_all
 from hookline.engine.cache import ActivationCache
 from hookline.engine.callbacks import HookFunction, HookObject, OnError, check_on_error, hook_pairs, refuse_class
 from hookline.engine.gradients import GradientRecord
+from hookline.engine.hook_actions import HookAction
 from hookline.engine.names import Filter, Points
 from hookline.engine.permanent import keep
 from hookline.engine.plan import Plan, make_plan
 from hookline.engine.points import Direction, HookPoint, check_direction, hook_action
 from hookline.engine.recorder import Recorder, StopForward
-from hookline.engine.runs import Run, let_go, not_current, open_runs, report_missed, report_silent
+from hookline.engine.reports import not_current, report_missed, report_silent
+from hookline.engine.runs import Run, clear_state, open_runs
+from hookline.engine.schedule import active
 from hookline.engine.signatures import parameters_of
 from hookline.engine.snapshots import begin_sharing, end_sharing, snapshot
 from hookline.engine.structures import map_tensors
-from hookline.engine.taps import active
 from hookline.errors import HookError, HooklineError
 
 HookList: TypeAlias = Iterable[tuple[Filter, HookFunction] | HookObject]
@@ -110,7 +112,7 @@ class Hooked:
         if on_error == "skip":
             for action in actions:
                 if action.on_error is None:
-                    action.forgive()
+                    action.skip_on_error()
         return actions
 
     @property
@@ -302,7 +304,7 @@ class Hooked:
             hook.attached(self)
         actions = [hook_action(point, hook, dir, prepend=prepend) for point in points]
         for action in actions:
-            action.is_permanent = is_permanent
+            action.registration.is_permanent = is_permanent
         return keep(list(zip(points, actions, strict=True)))
 
     def add_perma_hook(self, name: Filter, hook: HookFunction, dir: Direction = "fwd") -> Callable[[], None]:
@@ -314,12 +316,12 @@ class Hooked:
     ) -> None:
         """Remove every hook that was added and stays; the hooks of open contexts end with their contexts."""
         check_direction(direction, "fwd", "bwd", "both")
-        for standing in {self._points.standing, *(point.standing for point in self._points.known())}:
+        for standing in {self._points.permanent, *(point.permanent for point in self._points.known())}:
             standing.remove(
                 lambda hook: (
                     self._points.has(hook.module)
                     and direction in (hook.dir, "both")
-                    and (including_permanent or not hook.is_permanent)
+                    and (including_permanent or not hook.registration.is_permanent)
                 )
             )
 
@@ -343,7 +345,7 @@ class Hooked:
         leave something. Hooks that stay on purpose stay: see `reset_hooks` and `restore_weights`.
         """
         end_all(self._points.root)
-        self._points.standing.settle()
+        self._points.permanent.settle()
 
     def clear_contexts(self) -> None:
         """Empty the `ctx` of every point."""
@@ -361,11 +363,11 @@ class Hooked:
             end_sharing(begun)
 
     def _run_reporting(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._points.standing.settle()
-        if not self._points.standing.steps:
+        self._points.permanent.settle()
+        if not self._points.permanent.steps:
             return forward(*args, **kwargs)
-        standing, is_alone = self._points.standing, all(run.is_one_pass for run in active.get())
-        before = [(hook, hook.switches, hook.last_fired) for hook in standing.hooks()]
+        standing, is_alone = self._points.permanent, all(run.is_one_pass for run in active.get())
+        before = [(hook, hook.registration.switches, hook.registration.last_fired) for hook in standing.hooks()]
         if is_alone:
             standing.forget_missed()
         try:
@@ -374,18 +376,20 @@ class Hooked:
             self._report_standing(before, has_ended=False)
             raise
         finally:
-            let_go()
+            clear_state()
         self._report_standing(before, has_ended=True)
         if is_alone:  # else more of the text may come in the context that is open, and it tells
             report_missed(standing.missed())
         return output
 
     def _report_standing(self, before: list[tuple[HookAction, int, object]], *, has_ended: bool) -> None:
-        there, is_current = set(self._points.standing.hooks()), self._points.is_current
-        whole = [(hook, last) for hook, switches, last in before if hook in there and hook.switches == switches]
+        there, is_current = set(self._points.permanent.hooks()), self._points.is_current
+        whole = [
+            (hook, last) for hook, switches, last in before if hook in there and hook.registration.switches == switches
+        ]
         silent = [hook for hook, _ in whole if has_ended and hook.must_fire]
         silent = [hook for hook in silent if not (hook.fired and is_current(hook.point))]
-        stale = [hook for hook, last in whole if hook.is_stale(last)]
+        stale = [hook for hook, last in whole if hook.registration.is_stale(last)]
         what = "its module was not called in this run" if has_ended else "the run stopped before it"
         why: dict[PointAction, str] = dict.fromkeys(stale, f"{what}, and what it holds is of an earlier one")
         why |= {hook: not_current(hook) for hook, _ in whole if not is_current(hook.point)}

@@ -26,10 +26,10 @@ from torch import nn
 
 from hookline.engine.delegate import Delegate
 from hookline.engine.lenses import FIRST, Argument, Item, Lens
-from hookline.engine.permanent import Standing
+from hookline.engine.order import Kind
+from hookline.engine.permanent import PermanentHooks
 from hookline.engine.points import HookPoint, Site
 from hookline.engine.signatures import parameters_of
-from hookline.engine.taps import Kind
 from hookline.errors import HooklineError, UnavailablePointError, UnknownPointError, no_match, unknown_point
 
 Filter: TypeAlias = (
@@ -47,8 +47,8 @@ _NAME = re.compile(r"(?P<base>[^\[\]#]*)(?P<items>(?:\[[^\[\]]+\])*)(?:#(?P<call
 class Points:
     """The points of one model, and how to find them."""
 
-    def __init__(self, root: nn.Module, standing: Standing, *, only_placed: bool = False) -> None:
-        self.root, self.standing, self._only_placed = original(root), standing, only_placed
+    def __init__(self, root: nn.Module, standing: PermanentHooks, *, only_placed: bool = False) -> None:
+        self.root, self.permanent, self._only_placed = original(root), standing, only_placed
         self.hint = ""  # what is to be said to those who ask for a language model's points
         self.refresh()
 
@@ -118,8 +118,8 @@ class Points:
     def _make(self, path: str, kind: Kind, module: nn.Module) -> HookPoint:
         name = self._name(path, kind)
         if isinstance(module, HookPoint):
-            return module.join(name, self.standing)
-        return HookPoint.at_site(name, self._site(module, kind, lens_of(module, kind)), self.standing)
+            return module.join(name, self.permanent)
+        return HookPoint.at_site(name, self._site(module, kind, lens_of(module, kind)), self.permanent)
 
     def _site(self, module: nn.Module, kind: Kind, lens: Lens) -> Site:
         """Where a native point is."""
@@ -157,7 +157,7 @@ class Points:
         if not keys:
             return point.alias(name, only)
         site = replace(point.site, lens=lens_of(point.site.module, point.site.kind, keys))
-        return HookPoint.at_site(name, site, self.standing).alias(name, only)
+        return HookPoint.at_site(name, site, self.permanent).alias(name, only)
 
     def _event(self, base: str) -> tuple[str, Kind] | None:
         """Which module and which side of it a name without brackets means."""
@@ -183,7 +183,7 @@ class Points:
 
     def of_copy(self, root: nn.Module) -> Points:
         """The points of a copy of the model."""
-        return Points(root, Standing())
+        return Points(root, PermanentHooks())
 
     def name_of(self, name: object) -> str:
         """The name of what was asked for by something else than a name: by a point."""

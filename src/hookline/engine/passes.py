@@ -6,6 +6,7 @@ which text a pass is about. The package above that knows says so here, once, wit
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -13,6 +14,17 @@ from torch import Tensor, nn
 
 Stream: TypeAlias = Literal["text", "encoder", "image"]
 """What the positions of a point are of: the text, what goes into an encoder beside it, or the patches of images."""
+
+
+class _Current(threading.local):
+    """The forward pass of a language model that is running in this thread: a `text.forward_pass.ForwardPass`."""
+
+    def __init__(self) -> None:
+        self.forward_pass: Any = None
+        self.at_hook: Any = None  # the same when the innermost hook was called, which may have run the model since
+
+
+current = _Current()
 
 
 class Unreached(Protocol):

@@ -1,4 +1,4 @@
-"""Standing hooks: those that stay from run to run, for everybody, until they are removed."""
+"""Permanent hooks: they stay from run to run, for every thread, until they are removed."""
 
 from __future__ import annotations
 
@@ -10,50 +10,55 @@ from weakref import WeakKeyDictionary, finalize, ref
 from torch import nn
 
 from hookline.engine import compiling
-from hookline.engine.actions import HookAction, bounds
+from hookline.engine.actions import bounds
 from hookline.engine.blocks import surely
+from hookline.engine.calls import Calls, Count
 from hookline.engine.derived import with_needs
-from hookline.engine.taps import Calls, Count, Routes, Tap, lock, now
+from hookline.engine.hook_actions import HookAction
+from hookline.engine.passes import current
+from hookline.engine.reports import missed_by
+from hookline.engine.schedule import Schedule
+from hookline.engine.taps import Tap, lock
 from hookline.errors import HookError
 
 if TYPE_CHECKING:
     from hookline.engine.points import HookPoint
 
 
-class _StandingCalls(Calls):
-    """Standing hooks are for every call, also of a module by itself, where calls cannot be counted."""
+class _PermanentCalls(Calls):
+    """The calls that permanent hooks see. Calls of a module by itself, outside a pass, have no number."""
 
     def __init__(self, *, is_home: bool = False) -> None:
         super().__init__(is_home=is_home)
         self.passes = 0
-        self.told: WeakKeyDictionary[HookAction, int] = WeakKeyDictionary()
+        self.reported: WeakKeyDictionary[HookAction, int] = WeakKeyDictionary()
 
     def begin(self, tap: Tap, root: nn.Module) -> None:
-        """One pass more, unless it is inside another."""
+        """Begin a pass; one inside another does not count."""
         super().begin(tap, root)
         self.passes += len(self.passes_on) == 1
 
     def is_news(self, hook: HookAction) -> bool:
-        """Whether it is the first time in this run that something is told of `hook`.
+        """Whether nothing was reported about `hook` in this run yet.
 
-        A run is a forward pass of the whole model, or all those of one generation; a module by itself is in none.
+        A run is a forward pass of the whole model, or all passes of one generation; a module by itself is in none.
         """
         if not self.is_on():
             return True
-        earlier = now.passing.number if now.passing is not None else 0
-        before, self.told[hook] = self.told.get(hook), self.passes
+        earlier = current.forward_pass.number if current.forward_pass is not None else 0
+        before, self.reported[hook] = self.reported.get(hook), self.passes
         return before is None or before < self.passes - earlier
 
 
 class _User:
-    """Stands for a set of standing hooks, and outlives it."""
+    """Identifies a set of permanent hooks to `compiling`, and outlives it."""
 
 
-class Standing(Routes):
-    """The standing hooks of one model, on its modules while there is at least one."""
+class PermanentHooks(Schedule):
+    """The permanent hooks of one model, on its modules while there is at least one."""
 
     raises_own = False
-    """Whether an exception that a hook of this model raises reaches the caller as it is, not as a `HookError`."""
+    """Whether an exception of a hook of this model reaches the caller unchanged, not as a `HookError`."""
 
     def __init__(self, root: nn.Module | None = None) -> None:
         super().__init__()
@@ -62,17 +67,17 @@ class Standing(Routes):
         self._joined: list[HookAction] = []
         self._tapped: dict[Tap, nn.Module] = {}
         self.past_errors: list[HookError] = []
-        """Of registered hooks that are no longer there."""
+        """Skipped errors of registered hooks that were removed."""
         self._user: _User | None = None
         self.root = ref(root) if root is not None else lambda: None
 
     def new_count(self) -> Count:
-        """Each thread for itself, and none of them at home."""
-        return Count(_StandingCalls)
+        """Where calls are counted: in each thread separately."""
+        return Count(_PermanentCalls)
 
     def is_news(self, hook: HookAction) -> bool:
-        """Whether it is the first time in the run going on that something is told of `hook`."""
-        calls = cast("_StandingCalls", self.count.here())
+        """Whether nothing was reported about `hook` in the current run yet."""
+        calls = cast("_PermanentCalls", self.count.here())
         return calls.is_news(hook)
 
     def note(self, failure: HookError) -> None:
@@ -85,19 +90,19 @@ class Standing(Routes):
         return sorted(self._hooks, key=lambda hook: hook.order)
 
     def forget_missed(self) -> None:
-        """A run of several passes begins in this thread: no hook has missed a position in it."""
+        """Begin a run of several passes in this thread, in which no hook has missed a position yet."""
         for hook in self._hooks:
-            if hook.missed is not None:
-                hook.missed.clear()
+            if hook.reach is not None:
+                hook.reach.clear()
 
     def missed(self) -> list[tuple[HookAction, str]]:
-        """The hooks that fired in this run, but not at all of their positions, and which they missed."""
-        active = [hook for hook in self.hooks() if hook.fired and hook.is_enabled()]
-        return [(hook, told) for hook in active if hook.missed is not None and (told := hook.missed.message())]
+        """The hooks that fired in this run, but not at all of their positions, with a message about these."""
+        enabled = [hook for hook in self.hooks() if hook.registration.is_enabled()]
+        return missed_by(enabled)
 
     def add(self, hook: HookAction) -> None:
-        """Add a hook, or leave nothing of it."""
-        hook.check_place()
+        """Add a hook, completely or not at all."""
+        hook.registration.check_place(hook)
         try:
             with compiling.tracing_lock(), lock:
                 self._change([*self.hooks(), hook])
@@ -118,12 +123,12 @@ class Standing(Routes):
         with compiling.tracing_lock(), lock:
             self._change(self.hooks())
 
-    def move_to(self, other: Standing) -> None:
-        """Hand all hooks over."""
+    def move_to(self, other: PermanentHooks) -> None:
+        """Move all hooks to another model."""
         if other is not self and (hooks := self.hooks()):
             with compiling.tracing_lock(), lock:
                 both, none = [*other.hooks(), *hooks], list[HookAction]()
-                # No call between these, so no interrupt: every hook is in one of the two.
+                # There is no call between these lines, so no interrupt: every hook is in one of the two.
                 self._is_settled = other._is_settled = False
                 other._hooks, self._hooks = both, none
                 self.settle()
@@ -135,16 +140,16 @@ class Standing(Routes):
         self.settle()
 
     def settle(self) -> None:
-        """Bring the modules in line with the hooks, after a change or after one that an interrupt ended early.
+        """Bring the modules in line with the hooks, after a change or after an interrupted one.
 
-        What is put somewhere is noted before, and what is taken away is struck off after: doing all of this again, from
-        wherever it was left, comes to the same.
+        Attachments are noted before they are made and struck off after they are removed, so doing all of this again,
+        from wherever it stopped, has the same outcome.
         """
         if self._is_settled:
             return
         with compiling.tracing_lock(), lock:
             self._settle_hooks()
-            active = [hook for hook in self._hooks if hook.is_enabled()]
+            active = [hook for hook in self._hooks if hook.registration.is_enabled()]
             actions, root = with_needs(active), self.root()
             if root is not None and active:
                 actions += bounds(root)
@@ -158,54 +163,54 @@ class Standing(Routes):
 
     def _settle_hooks(self) -> None:
         for hook in [each for each in self._joined if each not in self._hooks]:
-            hook.leave(self)
-            errors = hook.errors if hook.registered is not None else []
+            hook.registration.leave(self)
+            errors = hook.errors if hook.registration.id is not None else []
             self.past_errors += [error for error in errors if error not in self.past_errors]
             self._joined.remove(hook)
         for hook in self._hooks:
             if hook not in self._joined:
                 self._joined.append(hook)
-            hook.join(self)
+            hook.registration.join(self)
 
     def _settle_taps(self, wanted: dict[Tap, nn.Module]) -> None:
         for tap, module in wanted.items():
-            if self not in tap.standing:
+            if self not in tap.permanent:
                 self._tapped[tap] = module
                 tap.acquire(module, self)
-                tap.standing = (*tap.standing, self)
+                tap.permanent = (*tap.permanent, self)
         for tap, module in list(self._tapped.items()):
             if tap not in wanted:
-                tap.standing = tuple(other for other in tap.standing if other is not self)
+                tap.permanent = tuple(other for other in tap.permanent if other is not self)
                 tap.release(module, self)
                 self._tapped.pop(tap, None)
 
 
 def keep(hooks: Sequence[tuple[HookPoint, HookAction]]) -> Callable[[], None]:
-    """Add standing hooks at their points, all of them or none. Returns the function that removes them."""
+    """Add permanent hooks at their points, all of them or none. Returns the function that removes them."""
     actions = [action for _, action in hooks]
 
     def remove() -> None:
-        for standing in dict.fromkeys(point.standing for point, _ in hooks):
+        for standing in dict.fromkeys(point.permanent for point, _ in hooks):
             standing.remove(lambda other: other in actions)
 
     undo = partial(surely, remove)
     try:
         for point, action in hooks:
-            point.standing.add(action)
+            point.permanent.add(action)
     except BaseException:
         undo()
         raise
     return undo
 
 
-_standings: WeakKeyDictionary[nn.Module, ref[Standing]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[nn.Module, ref[PermanentHooks]] = WeakKeyDictionary()
 
 
-def standing_of(root: nn.Module) -> Standing:
-    """The standing hooks of this model: the same however often it is wrapped."""
+def permanent_hooks_of(root: nn.Module) -> PermanentHooks:
+    """The permanent hooks of this model: one set, however often the model is wrapped."""
     with lock:
-        known = _standings.get(root, lambda: None)()
+        known = _known.get(root, lambda: None)()
         if known is None:
-            known = Standing(root)
-            _standings[root] = ref(known)
+            known = PermanentHooks(root)
+            _known[root] = ref(known)
         return known

@@ -10,13 +10,17 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from torch import Tensor, nn
 
 from hookline.engine import taps
-from hookline.engine.actions import UNKNOWN, Edit, HookAction
+from hookline.engine.actions import UNKNOWN
 from hookline.engine.callbacks import HookObject
+from hookline.engine.calls import running
 from hookline.engine.casting import Choices
 from hookline.engine.gradients import BackwardHook
+from hookline.engine.hook_actions import Edit, HookAction
 from hookline.engine.lenses import FIRST, Lens
-from hookline.engine.passes import Stream
-from hookline.engine.permanent import Standing, keep
+from hookline.engine.order import Kind
+from hookline.engine.passes import Stream, current
+from hookline.engine.permanent import PermanentHooks, keep
+from hookline.engine.schedule import active
 from hookline.errors import HooklineError
 
 if TYPE_CHECKING:
@@ -34,7 +38,7 @@ class Site:
     """
 
     module: nn.Module
-    kind: taps.Kind
+    kind: Kind
     lens: Lens = FIRST
     needs: tuple[Site, ...] = ()
     effects: tuple[Consequence, ...] = ()
@@ -78,13 +82,13 @@ class HookPoint(nn.Module):
         self.only: int | None = None
         self._canonical_name = ""
         self._site: Site | None = None
-        self._standing = Standing()
+        self._permanent = PermanentHooks()
 
     @classmethod
-    def at_site(cls, name: str, site: Site, standing: Standing, axes: str = "", only: int | None = None) -> Self:
+    def at_site(cls, name: str, site: Site, standing: PermanentHooks, axes: str = "", only: int | None = None) -> Self:
         """A point at a module of somebody else's model, perhaps for one call of it only."""
         point = cls()
-        point.name, point._site, point._standing, point.axes, point.only = name, site, standing, axes, only
+        point.name, point._site, point._permanent, point.axes, point.only = name, site, standing, axes, only
         point._canonical_name = name
         return point
 
@@ -92,27 +96,27 @@ class HookPoint(nn.Module):
         """The same point under the name it was asked for, perhaps for one call of its module only."""
         if (name, only) == (self.name, self.only):
             return self
-        view = HookPoint.at_site(name, self.site, self._standing, self.axes, only)
+        view = HookPoint.at_site(name, self.site, self._permanent, self.axes, only)
         view.ctx, view._canonical_name = self.ctx, self._canonical_name
         return view
 
-    def join(self, name: str, standing: Standing) -> HookPoint:
+    def join(self, name: str, standing: PermanentHooks) -> HookPoint:
         """Become part of a model under this name, with the hooks added so far; the first model keeps the point."""
-        if self._standing is standing or self._standing.root() is None:
+        if self._permanent is standing or self._permanent.root() is None:
             self.name = name
-            self._standing.move_to(standing)
-            self._standing = standing
+            self._permanent.move_to(standing)
+            self._permanent = standing
         return self.alias(name)
 
     @property
     def site(self) -> Site:
         """The module event and the lens. A placed point is its own module."""
-        return self._site or Site(self, taps.Kind.OUTPUT)
+        return self._site or Site(self, Kind.OUTPUT)
 
     @property
-    def standing(self) -> Standing:
+    def permanent(self) -> PermanentHooks:
         """The standing hooks that this point's belong to: its model's, or its own before it has one."""
-        return self._standing
+        return self._permanent
 
     @property
     def call(self) -> int | None:
@@ -120,12 +124,12 @@ class HookPoint(nn.Module):
 
         None for a hook that was added to stay, when its module is called by itself, outside a forward pass.
         """
-        if taps.now.call == UNKNOWN:
+        if running.call == UNKNOWN:
             raise HooklineError(
                 f"{self.name!r} was called several times, and cannot be told which call this is when a checkpointed "
                 f"region recomputes; switch gradient checkpointing off"
             )
-        return taps.now.call
+        return running.call
 
     @property
     def canonical_name(self) -> str:
@@ -152,7 +156,7 @@ class HookPoint(nn.Module):
         return passing.span_at(self.stream).positions
 
     def _passing(self) -> Any:
-        passing = taps.now.asked if taps.now.hooks else taps.now.passing
+        passing = current.at_hook if running.hooks else current.forward_pass
         if passing is None:
             raise HooklineError(f"the step and positions of {self.name!r} are known while a language model runs")
         return passing
@@ -181,7 +185,7 @@ class HookPoint(nn.Module):
         Returns the function that removes it.
         """
         action = hook_action(self, hook, dir, prepend=prepend)
-        action.is_permanent = is_permanent
+        action.registration.is_permanent = is_permanent
         return keep([(self, action)])
 
     def add_perma_hook(self, hook: Callable[..., Any], dir: Direction = "fwd") -> Callable[[], None]:
@@ -194,9 +198,9 @@ class HookPoint(nn.Module):
 
         def is_meant(action: HookAction) -> bool:
             is_here = action.point.site == self.site and dir in (action.dir, "both")
-            return is_here and (including_permanent or not action.is_permanent)
+            return is_here and (including_permanent or not action.registration.is_permanent)
 
-        self._standing.remove(is_meant)
+        self._permanent.remove(is_meant)
         remove_from_contexts(is_meant)
 
     @property
@@ -210,8 +214,8 @@ class HookPoint(nn.Module):
         return self._hooks("bwd")
 
     def _hooks(self, dir: Direction) -> list[Callable[..., Any]]:
-        of_contexts = [each for run in taps.active.get() if run.is_open for each in run.actions]
-        found = [each for each in (*self._standing.hooks(), *of_contexts) if isinstance(each, HookAction)]
+        of_contexts = [each for run in active.get() if run.is_open for each in run.actions]
+        found = [each for each in (*self._permanent.hooks(), *of_contexts) if isinstance(each, HookAction)]
         here = [each for each in found if each.dir == dir and each.point.site == self.site]
         return [each.hook for each in sorted(here, key=lambda each: each.order)]
 
@@ -225,11 +229,11 @@ class HookPoint(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy is a point of its own: it belongs to no model yet. (Hooks in place refuse to be copied: see Tap.)
-        return {**self.__dict__, "_site": None, "_standing": None}
+        return {**self.__dict__, "_site": None, "_permanent": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._standing = Standing()
+        self._permanent = PermanentHooks()
 
     def extra_repr(self) -> str:
         """What `repr` shows between the brackets."""
@@ -244,8 +248,10 @@ def check_direction(given: str, *allowed: str) -> None:
 
 def remove_from_contexts(unwanted: Callable[[HookAction], bool]) -> None:
     """Remove hooks of the contexts open in this thread, where these are of a kind that allows it (`level`)."""
-    for run in taps.active.get():
-        gone = {each for each in run.actions if isinstance(each, HookAction) and each.level and unwanted(each)}
+    for run in active.get():
+        gone = {
+            each for each in run.actions if isinstance(each, HookAction) and each.registration.level and unwanted(each)
+        }
         if gone:
             run.set([each for each in run.actions if each not in gone])
 

@@ -12,8 +12,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hookline.engine import passes
 from hookline.engine.aliases import OVERWRITTEN, Handed
+from hookline.engine.passes import current
 from hookline.engine.snapshots import snapshot
-from hookline.engine.taps import now
 from hookline.errors import HooklineError, NeverFiredWarning
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Recorder:
 
     def keep(self, point: HookPoint, x: Tensor) -> None:
         """Keep the value that `x` has now."""
-        self.forward_pass = now.passing
+        self.forward_pass = current.forward_pass
         if x.requires_grad:
             x = x.detach()
         if self.positions is not None and (self.only_images or point.stream != "image"):

@@ -1,10 +1,9 @@
-"""Runs: a set of actions on a model's modules, from the moment it is entered until it is left."""
+"""Runs: a set of actions on a model's modules, from entering a `with` block until leaving it."""
 
 from __future__ import annotations
 
 import threading
-import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Self
 from weakref import ref
@@ -12,22 +11,34 @@ from weakref import ref
 import torch
 from torch import nn
 
-from hookline.engine import compiling
-from hookline.engine.actions import Action, HookAction, PointAction, bounds
+from hookline.engine import compiling, interception
+from hookline.engine.actions import Action, PointAction, bounds
 from hookline.engine.blocks import Block, covered
-from hookline.engine.derived import with_needs
-from hookline.engine.inner import stop_intercepting, sweep
-from hookline.engine.permanent import standing_of
+from hookline.engine.calls import call_arguments, running
+from hookline.engine.checkpointing import recomputing
+from hookline.engine.derived import stashed, with_needs
+from hookline.engine.hook_actions import HookAction
+from hookline.engine.passes import current
+from hookline.engine.permanent import permanent_hooks_of
+from hookline.engine.reports import (
+    missed_by,
+    not_current,
+    report_elsewhere,
+    report_missed,
+    report_silent,
+    report_skipped,
+)
+from hookline.engine.schedule import Schedule, active
 from hookline.engine.snapshots import stop_sharing
-from hookline.engine.taps import Routes, Tap, active, lock, now
-from hookline.errors import HookError, HooklineError, NeverFiredWarning, SkippedHookWarning, describe, users_level
+from hookline.engine.taps import Tap, lock
+from hookline.errors import HookError, HooklineError
 
 
-class Run(Routes, Block):
-    """What is hooked while a `with` block lasts, in the thread or task that entered it and no other.
+class Run(Schedule, Block):
+    """The hooks of a `with` block, in the thread or task that entered it and no other.
 
-    Everything is resolved and checked when it is made; entering attaches all of it or nothing; leaving, by whatever
-    way, takes off exactly what this run put on.
+    Everything is resolved and checked when it is created; entering attaches everything or nothing; leaving, in any way,
+    detaches exactly what this run attached.
     """
 
     def __init__(
@@ -39,9 +50,9 @@ class Run(Routes, Block):
         on_exit: Callable[[], None] | None = None,
     ) -> None:
         self.errors: list[HookError] = []
-        """What went wrong in hooks that are to be skipped when they fail: the first error of each."""
+        """The first error of each hook that is skipped when it fails."""
         self._swallowed: HookError | None = None
-        # Where there is one forward pass only, as for `run_with_cache`, nobody need look out for its beginning and end.
+        # A single forward pass, as in `run_with_cache`, needs no actions at its beginning and end.
         self.is_one_pass = is_one_pass
         self._bounds: list[Action] = [] if is_one_pass else bounds(root)
         super().__init__([*self._bounds, *with_needs(actions)])
@@ -61,19 +72,19 @@ class Run(Routes, Block):
     def __enter__(self) -> Self:
         if self.is_open:
             raise HooklineError("this context is open already: make another one with hooks(…)")
-        if self.errors:  # of an earlier time; whoever has them keeps them
+        if self.errors:  # of an earlier use, whose caller may hold the list
             self.errors = []
             self._share_errors()
         for action in self.actions:
             if isinstance(action, HookAction):
-                action.check_place()
+                action.registration.check_place(action)
         for action in self.actions:
             action.begin()
         if self._is_outermost():
-            standing = standing_of(self.root)
-            standing.settle()
-            standing.forget_missed()
-        self._depth, self._hooks = len(now.watches), now.hooks
+            permanent = permanent_hooks_of(self.root)
+            permanent.settle()
+            permanent.forget_missed()
+        self._depth, self._hooks = len(interception.stack.interceptors), running.hooks
         return self.begin()
 
     def _share_errors(self) -> None:
@@ -86,7 +97,7 @@ class Run(Routes, Block):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if kind is not None and self.is_here:
-            now.hooks = self._hooks  # an interrupt on the way out of a hook may have left it counted
+            running.hooks = self._hooks  # an interrupt on the way out of a hook may have left it counted
         try:
             self._end()
         except BaseException:
@@ -103,10 +114,10 @@ class Run(Routes, Block):
 
     def open(self) -> Self:
         """Attach everything."""
-        if not now.watches and torch._C._len_torch_function_stack():
-            sweep()
+        if not interception.stack.interceptors and torch._C._len_torch_function_stack():
+            interception.sweep()
         self.retain(self)
-        now.starts_with_grad = torch.is_grad_enabled()
+        recomputing.starts_with_grad = torch.is_grad_enabled()
         active.set((*(run for run in active.get() if run.is_open), self))
         self.count.open()
         self.is_open = True
@@ -117,20 +128,20 @@ class Run(Routes, Block):
         return self.root is root
 
     def close(self) -> None:
-        """Undo everything; doing so twice does no harm."""
+        """Detach everything. Safe to call twice."""
         self.is_open = False
         # Not a reset to what it was before: contexts may be left in another order than they were entered.
         active.set(tuple(run for run in active.get() if run is not self))
         if self.is_here:
-            stop_intercepting(self._depth)
+            interception.stop(self._depth)
         self._end_pass()
         self.release(self)
-        let_go()
+        clear_state()
         if self._on_exit is not None:
             self._on_exit()
 
     def retain(self, holder: object) -> None:
-        """Stay on the modules for `holder`."""
+        """Stay attached to the modules for `holder`."""
         with compiling.tracing_lock(), lock:
             self._holders.add(id(holder))
             compiling.pause(self)
@@ -138,7 +149,7 @@ class Run(Routes, Block):
                 tap.acquire(module, self)
 
     def release(self, holder: object) -> None:
-        """Undo `retain`; without holders every module is as before."""
+        """Undo `retain`; without holders every module is as it was."""
         with compiling.tracing_lock(), lock:
             self._holders.discard(id(holder))
             if not self._holders:
@@ -152,7 +163,7 @@ class Run(Routes, Block):
             self.count.here().failure = failure
 
     def end_forward(self, *, has_succeeded: bool) -> None:
-        """A forward pass is over. If a hook failed in it and it went on all the same, the model swallowed the error."""
+        """End a forward pass. If a hook failed in it and it continued, the model swallowed the error."""
         calls = self.count.here()
         if has_succeeded and calls.failure is not None:
             self._swallowed = calls.failure
@@ -174,14 +185,12 @@ class Run(Routes, Block):
         if self._elsewhere:
             report_elsewhere({self._modules[tap]: thread for tap, thread in self._elsewhere.items()}, self.root)
             self._elsewhere = {}
-        silent = [action for action in self.actions if not action.fired]
+        silent = [each for each in self.actions if not each.fired and isinstance(each, PointAction) and each.must_fire]
         if silent:
-            wanted = [action for action in silent if isinstance(action, PointAction) and action.must_fire]
-            report_silent(wanted, has_run=all(bound.fired for bound in self._bounds))
+            report_silent(silent, has_run=not self._bounds or self._bounds[0].fired)
         self._report_replaced()
-        fired = [action for action in self.actions if action.fired and isinstance(action, HookAction)]
-        missed = [(action, told) for action in fired if action.missed and (told := action.missed.message())]
-        report_missed(missed + (standing_of(self.root).missed() if self._is_outermost() else []))
+        missed = missed_by(action for action in self.actions if isinstance(action, HookAction))
+        report_missed(missed + (permanent_hooks_of(self.root).missed() if self._is_outermost() else []))
 
     def _report_replaced(self) -> None:
         """Warn of hooks that have fired, but whose module has been replaced since."""
@@ -193,12 +202,12 @@ class Run(Routes, Block):
         report_silent(gone, has_run=True, why={each: not_current(each) for each in gone})
 
     def _is_outermost(self) -> bool:
-        """Whether it is a context of several passes, and in no other: what stays is reported when it is over."""
+        """Whether it is a context of several passes and in no other: it reports on permanent hooks when it ends."""
         return not self.is_one_pass and all(run.is_one_pass for run in open_runs() if run is not self)
 
 
-def open_runs() -> tuple[Routes, ...]:
-    """The runs going on in this thread or task. One that was left in another thread is struck off."""
+def open_runs() -> tuple[Schedule, ...]:
+    """The open runs of this thread or task. Runs that were left in another thread are removed."""
     runs = active.get()
     if all(run.is_open for run in runs):
         return runs
@@ -206,81 +215,11 @@ def open_runs() -> tuple[Routes, ...]:
     return active.get()
 
 
-def let_go() -> None:
-    """Keep nothing alive that only a run needs, if none is going on in this thread."""
-    if not open_runs() and not now.hooks:
-        now.kept.clear()
-        now.worked_out.clear()
-        now.passing = None
-        now.sent.clear()
+def clear_state() -> None:
+    """Drop what only a run needs, if none is open in this thread."""
+    if not open_runs() and not running.hooks:
+        stashed.saved.clear()
+        stashed.memo.clear()
+        current.forward_pass = None
+        call_arguments.sent.clear()
         stop_sharing()
-
-
-def report_silent(
-    actions: Iterable[PointAction], *, has_run: bool, why: Mapping[PointAction, str] | None = None
-) -> None:
-    """Warn that these actions never fired, and say why."""
-    silent = list(actions)
-    if not silent:
-        return
-    known = why or {}
-    lines = [f"  {_label(action)}: {known.get(action) or _reason(action, has_run=has_run)}" for action in silent]
-    text = f"{len(silent)} hook{'s' if len(silent) > 1 else ''} never fired:\n" + "\n".join(lines)
-    warnings.warn(text, NeverFiredWarning, stacklevel=users_level())
-
-
-def report_elsewhere(calls: Mapping[nn.Module, str], root: nn.Module) -> None:
-    """Warn of calls in other threads, at which the hooks of a run were not called."""
-    names = {module: name for name, module in root.named_modules()}
-    lines = [f"  {names.get(module, '')!r} ({type(module).__name__}) in {thread}" for module, thread in calls.items()]
-    text = (
-        "modules with hooks were called in another thread too, where the hooks were not called:\n"
-        + "\n".join(lines)
-        + "\nHooks belong to the thread that opened the run. If the model starts threads itself, it can start them "
-        "with contextvars.copy_context().run"
-    )
-    warnings.warn(text, NeverFiredWarning, stacklevel=users_level())
-
-
-def report_missed(missed: list[tuple[HookAction, str]]) -> None:
-    """Warn of hooks that fired, but not at all the positions they are for."""
-    if missed:
-        lines = [f"  {_label(action)}: {told}" for action, told in missed]
-        text = "hooks did not come to all of their positions:\n" + "\n".join(lines)
-        warnings.warn(text, NeverFiredWarning, stacklevel=users_level())
-
-
-def report_skipped(errors: Iterable[HookError]) -> None:
-    """Warn of hooks that failed and whose effect was dropped."""
-    for error in errors:
-        text = f"{error}. Its effect was dropped, and the run went on." + (
-            f" It failed {error.times} times." if error.times > 1 else ""
-        )
-        warnings.warn(text, SkippedHookWarning, stacklevel=users_level())
-
-
-def _label(action: PointAction) -> str:
-    what = describe(action.hook) if isinstance(action, HookAction) else "the cache"
-    return f"{what} at {action.point.name!r}"
-
-
-def _reason(action: PointAction, *, has_run: bool) -> str:
-    if action.why_not is not None:
-        return action.why_not
-    if not has_run:
-        return "no forward pass of the model ran"
-    if action.fired:
-        return not_current(action)
-    if action.point.site.kind.is_inner:
-        return (
-            f"its module ({type(action.module).__name__}) was not called, or computes attention where it cannot be "
-            f"looked into, as flash attention does: model.set_attn_implementation('sdpa') or 'eager'"
-        )
-    if action.point.only is not None:
-        return f"its module was not called for the {action.point.only + 1}. time"
-    return f"its module ({type(action.module).__name__}) was not called in this forward pass"
-
-
-def not_current(action: PointAction) -> str:
-    """The reason of a hook that stands at a module which was replaced."""
-    return f"its module ({type(action.module).__name__}) is no longer in the model by that name: add the hook anew"

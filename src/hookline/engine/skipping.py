@@ -1,10 +1,11 @@
-"""Skipping: modules that are not run, in this thread and for a while, but give what they are told to give.
+"""Skipping: modules that are not run for the length of a block, in this thread, but return a given value.
 
-The model's own forward goes on around them, so masks, positions and all else are its own.
+The rest of the model's own forward runs around them, with its own masks and positions.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,36 +13,46 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from hookline.engine.blocks import Block
-from hookline.engine.taps import lock, now
+from hookline.engine.taps import lock
 
 Give = Callable[[tuple[Any, ...], dict[str, Any]], Any]
-"""What a module gives instead, for the arguments of its call."""
+"""Returns the value of a skipped module, given the arguments of its call."""
 
 _users: WeakKeyDictionary[nn.Module, set[object]] = WeakKeyDictionary()
 _own: WeakKeyDictionary[nn.Module, dict[str, Any]] = WeakKeyDictionary()
-"""What a module has in this place of its own, if it was compiled."""
+"""The attribute that a compiled module had before."""
+
+
+class _Skipped(threading.local):
+    """The modules that are skipped in this thread, with what they return instead."""
+
+    def __init__(self) -> None:
+        self.modules: dict[nn.Module, Give] = {}
+
+
+_skipped = _Skipped()
 
 _PLACE = "_compiled_call_impl"
-"""What torch calls instead of a module, hooks and all, if it is there."""
+"""The attribute that torch calls instead of a module and its hooks, if it exists."""
 
 
 class Skipping(Block):
-    """A block in which these modules are skipped: neither their forward nor anybody's hooks on them are run."""
+    """A block in which these modules are skipped: neither their forward nor any hooks on them run."""
 
     def __init__(self, root: nn.Module, gives: Mapping[nn.Module, Give]) -> None:
-        self._root, self._gives, self._before = root, gives, now.skipped
+        self._root, self._gives, self._before = root, gives, _skipped.modules
 
     def open(self) -> None:
         """Skip them in this thread."""
         for module in self._gives:
             _detour(module, self)
-        self._before = now.skipped
-        now.skipped = {**self._before, **self._gives}
+        self._before = _skipped.modules
+        _skipped.modules = {**self._before, **self._gives}
 
     def close(self) -> None:
         """Run them again."""
         if self.is_here:
-            now.skipped = self._before
+            _skipped.modules = self._before
         for module in self._gives:
             _restore(module, self)
 
@@ -51,7 +62,7 @@ class Skipping(Block):
 
 
 def _detour(module: nn.Module, user: object) -> None:
-    """Let the module's calls come by here; those of other threads go on as they were."""
+    """Redirect the module's calls in this thread; those of other threads are unchanged."""
     with lock:
         users = _users.setdefault(module, set())
         users.add(user)
@@ -61,7 +72,7 @@ def _detour(module: nn.Module, user: object) -> None:
         go_on = getattr(module, _PLACE) or module._call_impl
 
         def detour(*args: Any, **kwargs: Any) -> Any:
-            give = now.skipped.get(module)
+            give = _skipped.modules.get(module)
             return go_on(*args, **kwargs) if give is None else give(args, kwargs)
 
         vars(module)[_PLACE] = detour

@@ -1,4 +1,4 @@
-"""Snapshots: tensors that keep their value whoever writes to the original, copied only if somebody does."""
+"""Snapshots: tensors that keep their value when the original is written to, copied only when that happens."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ from weakref import ref
 import torch
 from torch import Tensor, UntypedStorage, nn
 
+from hookline.engine.calls import call_arguments, running, running_modules
 from hookline.engine.structures import tensors_in
-from hookline.engine.taps import now, running_modules
 
-# torch's copy-on-write clone shares memory until either side is written to, by anybody, in Python or in a
-# kernel; the writer then gets a copy. It exists for plain tensors that torch allocated itself, on CPU and CUDA; for all
-# others a plain clone is as right, only slower.
+# torch's copy-on-write clone shares memory until either side is written to, in Python or in a kernel; the writer then
+# gets a copy. It exists for plain tensors that torch allocated itself, on CPU and CUDA; for all others a plain clone is
+# equally correct, but slower.
 _PLAIN = (Tensor, nn.Parameter)
 
-# torch does not see what is written through a bare pointer (numpy, DLPack, a CUDA graph), and the first write that it
-# does see moves a shared tensor away from that pointer. So memory that others may point to is copied instead of shared:
-# whatever was exported to numpy, the inputs of the pass, the parameters and buffers of the model, and everything that
-# passes when no forward pass of a whole model is known to be running.
+# torch does not see writes through a bare pointer (numpy, DLPack, a CUDA graph), and the first write that it does see
+# moves a shared tensor away from that pointer. So memory that others may point to is copied instead of shared: tensors
+# exported to numpy, the inputs of the pass, the parameters and buffers of the model, and every tensor outside a forward
+# pass of a whole model.
 _sharing = threading.RLock()
 """Held while memory is shared: two threads that share the same tensor for the first time would race.
 
-Nobody waits for it for long. An interrupt may come between the last line under a lock and its release, and a copy is
-as right as sharing.
+Nobody waits for it for long: an interrupt may come between the last line under a lock and its release, and a copy is as
+correct as sharing.
 """
 
 
 class _Outside:
-    """The memory that was there before a forward pass began."""
+    """The memory that existed before a forward pass began."""
 
     def __init__(self, root: nn.Module, inputs: Any) -> None:
         self._root, self.inputs = ref(root), inputs
         self.storages: dict[int, UntypedStorage] | None = None
-        """By their `id`; None until somebody asks."""
+        """By `id`; None until first needed."""
 
     @property
     def root(self) -> nn.Module | None:
-        """The whole model. It is not kept alive: torch does not tell when a pass ends in an interrupt."""
+        """The whole model, held weakly: torch does not report the end of a pass that was interrupted."""
         return self._root()
 
     def find(self) -> dict[int, UntypedStorage]:
-        """Look for it, once in a pass.
+        """Find it, once per pass.
 
-        Without a call for each module, and past `nn.Module.__getattr__`: a small network feels all of that.
+        It makes no call per module and bypasses `nn.Module.__getattr__`: small networks would notice the cost.
         """
         root = self._root()
         modules, known = [] if root is None else [root], {id(root)}
@@ -75,14 +75,14 @@ class _Outside:
 
 
 class _Passes(threading.local):
-    """The forward passes of whole models going on in this thread, by the number of hooks that they run in."""
+    """The forward passes of whole models in this thread, by the number of hooks that they run in."""
 
     def __init__(self) -> None:
         self.outside: dict[int, list[_Outside]] = {}
 
     def last(self) -> _Outside | None:
-        """Of the innermost pass, in the hooks that are running now."""
-        some = self.outside.get(now.hooks)
+        """The memory outside the innermost pass, at the current depth of hooks."""
+        some = self.outside.get(running.hooks)
         return some[-1] if some else None
 
 
@@ -90,26 +90,26 @@ _passes = _Passes()
 
 
 def begin_sharing(root: nn.Module, inputs: Any) -> int:
-    """A forward pass of a whole model begins: what it computes may be shared with snapshots. Returns what ends it."""
+    """Begin a forward pass of a whole model, whose tensors snapshots may share. Returns what `end_sharing` takes."""
     before = _passes.last() if is_in_pass() else None
     new = _Outside(root, inputs if before is None else (before.inputs, inputs))
-    some = _passes.outside.setdefault(now.hooks, [])
+    some = _passes.outside.setdefault(running.hooks, [])
     some.append(new)
     return len(some) - 1
 
 
 def end_sharing(begun: int = -1) -> None:
-    """It is over: the pass that `begun` is of, with those inside that an interrupt ended; or else the innermost."""
-    some = _passes.outside.get(now.hooks, [])
+    """End the pass that `begin_sharing` returned `begun` for, and those inside it; by default the innermost."""
+    some = _passes.outside.get(running.hooks, [])
     del some[begun:]
     if not some:
-        _passes.outside.pop(now.hooks, None)
+        _passes.outside.pop(running.hooks, None)
     if not _passes.outside:
-        now.sent.clear()  # of modules that failed
+        call_arguments.sent.clear()  # of modules that failed
 
 
 def is_in_pass() -> bool:
-    """Whether a forward pass of a whole model is going on in this thread. One that an interrupt ended is struck off."""
+    """Whether a forward pass of a whole model is running in this thread. Interrupted ones are removed."""
     if _passes.outside:
         running = {id(each) for each in running_modules()}
         kept = {hooks: [each for each in some if id(each.root) in running] for hooks, some in _passes.outside.items()}
@@ -118,20 +118,26 @@ def is_in_pass() -> bool:
 
 
 def stop_sharing() -> None:
-    """No pass is going on in this thread."""
+    """Note that no pass is running in this thread."""
     _passes.outside.clear()
     while _sharing._is_owned():  # type: ignore[attr-defined]  # left by an interrupt
         _sharing.release()
 
 
 def is_part_of_pass(module: nn.Module) -> bool:
-    """Whether a forward pass of a whole model is going on that `module` is only a part of."""
-    some = _passes.outside.get(now.hooks)  # as `last` does, without a call: this is asked in every event
+    """Whether a forward pass of a whole model is running of which `module` is only a part."""
+    some = _passes.outside.get(running.hooks)  # as `last` does, without a call: this is asked in every event
     return some is not None and bool(some) and some[-1]._root() is not module
 
 
+def root_of_pass() -> nn.Module | None:
+    """The whole model whose forward pass is running, at the current depth of hooks."""
+    outside = _passes.last()
+    return None if outside is None else outside.root
+
+
 def is_from_outside(x: Tensor) -> bool:
-    """Whether `x` was there before the forward pass going on: an input, a parameter or a buffer, or a view of one."""
+    """Whether `x` existed before the current forward pass: an input, a parameter or a buffer, or a view of one."""
     outside = _passes.last()
     return outside is not None and _is_plain(x) and id(x.untyped_storage()) in (outside.storages or outside.find())
 
@@ -147,10 +153,10 @@ def sharing(root: nn.Module, inputs: Any) -> Iterator[None]:
 
 
 def snapshot(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False) -> Tensor:
-    """The value of `x` now, for good. Where possible nothing is copied unless `x` or the snapshot is written to later.
+    """Return the current value of `x`. Where possible it is copied only when `x` or the snapshot is written to later.
 
-    Differentiable: gradients flow through it to `x`. `data_ptr()` and `numpy()` count as writing, since torch
-    cannot know what will be done with a bare pointer. `is_ours` says that nobody else can have a pointer to `x`.
+    Differentiable: gradients flow through it to `x`. `data_ptr()` and `numpy()` count as writing, because torch cannot
+    know how a bare pointer is used. `is_ours` states that nobody else can have a pointer to `x`.
     """
     shared = _shared(x, is_for_reading=is_for_reading, is_ours=is_ours)
     if shared is not None:
@@ -159,11 +165,11 @@ def snapshot(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False) 
 
 
 Loan: TypeAlias = tuple[Tensor, Tensor | None]
-"""A snapshot that is given to a hook, and a tensor that shares its memory until the hook writes to it, if any does."""
+"""A snapshot for a hook, and a tensor that shares its memory until the hook writes to it; None if none can."""
 
 
 def lend(x: Tensor) -> Loan:
-    """A snapshot of `x`, with the means to tell whether it was written to."""
+    """Return a snapshot of `x` and what `is_as_lent` needs to detect writes to it."""
     given = _shared(x)
     if given is not None:
         return given, x
@@ -173,7 +179,7 @@ def lend(x: Tensor) -> Loan:
 
 
 def is_as_lent(given: Tensor, kept: Tensor | None) -> bool:
-    """Whether a hook certainly did not write to what it was given."""
+    """Whether a hook certainly did not write to the snapshot that it was given."""
     if kept is None:
         return False
     if is_unchanged(given, kept):
@@ -186,7 +192,7 @@ def is_as_lent(given: Tensor, kept: Tensor | None) -> bool:
 
 
 def _shared(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False) -> Tensor | None:
-    """A snapshot that shares memory, if that is safe."""
+    """Return a snapshot that shares memory; None if that is not safe."""
     is_plain = (  # as `_is_plain`, which would cost a call at each event; a parameter is held by others
         type(x) is Tensor
         and (x.is_cpu or x.is_cuda)
@@ -202,7 +208,7 @@ def _shared(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False) -
     if not storage.resizable():  # there is a numpy array of it
         return None
     if not is_ours:
-        some = _passes.outside.get(now.hooks)  # as `last` does, without a call
+        some = _passes.outside.get(running.hooks)  # as `last` does, without a call
         outside = some[-1] if some else None
         is_known = outside is not None and id(storage) not in (outside.storages or outside.find())
         if not is_known and not torch._C._is_cow_tensor(x):  # type: ignore[attr-defined]
@@ -218,15 +224,15 @@ def _shared(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False) -
 
 
 def _copied(x: Tensor) -> Tensor:
-    """A copy for reading: what was expanded stays so."""
+    """Return a copy for reading; expanded dimensions stay expanded."""
     once = x[tuple(slice(0, 1 if stride == 0 else None) for stride in x.stride())]
     return once.clone().expand(x.shape)
 
 
 def is_unchanged(snapshot: Tensor, x: Tensor) -> bool:
-    """Whether a snapshot of `x` certainly is as it was made. A plain clone never counts as that.
+    """Whether certainly nobody wrote to `x` or to its snapshot. A plain clone never counts as unchanged.
 
-    Sharing tells more than a version counter: it also sees writes through `.data`, and in inference mode.
+    Shared memory detects more than a version counter: also writes through `.data`, and in inference mode.
     """
     return (
         _is_plain(snapshot)
@@ -250,7 +256,7 @@ def _has_same_bits(one: Tensor, other: Tensor) -> bool:
 
 
 def is_same_memory(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are, or are views of, the same memory; unlike a snapshot, which only shares it for now."""
+    """Whether two tensors are views of the same memory; a snapshot is not, it only shares memory until a write."""
     if not (_is_plain(one) and _is_plain(other)):
         return one is other
     return one.untyped_storage() is other.untyped_storage()
@@ -267,10 +273,10 @@ def _is_plain(x: Tensor) -> bool:
 
 
 def _overlaps(x: Tensor) -> bool:
-    """Whether there are more elements than places for them, as in an expanded or unfolded tensor."""
+    """Whether several elements are at one address, as in an expanded or unfolded tensor."""
     return sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) + 1 < x.numel()
 
 
 def address(x: Tensor) -> int:
-    """Where the data of `x` begins. Unlike `data_ptr()` it leaves shared memory shared."""
+    """The address of the data of `x`. Unlike `data_ptr()`, it leaves shared memory shared."""
     return torch._C._data_address(x) + x.storage_offset() * x.itemsize  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Torch hooks of our own that are on modules for the length of a block, or of a run that looks into a module."""
+"""Our own torch hooks on modules, for the length of a block or of a run that looks into a module."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from hookline.engine.blocks import Block
 
 
 class TorchHooks(Block):
-    """A block with a torch hook before or after the call of some modules. Compiled code, which would not call them,
-    runs uncompiled meanwhile.
+    """A block with torch hooks before or after the calls of some modules.
+
+    Compiled code, which would not call them, runs uncompiled meanwhile.
     """
 
     def __init__(
@@ -26,7 +27,7 @@ class TorchHooks(Block):
         self._after = [(module, hook) for module, hook in after if module is not None]
 
     def open(self) -> None:
-        """Put the hooks on: those before a call also get its keywords."""
+        """Attach the hooks; those before a call also get its keywords."""
         with compiling.tracing_lock():
             compiling.pause(self)
             for module, hook in self._before:
@@ -35,7 +36,7 @@ class TorchHooks(Block):
                 module.register_forward_hook(hook)
 
     def close(self) -> None:
-        """Take them off."""
+        """Detach the hooks."""
         with compiling.tracing_lock():
             for module, hook in (*self._before, *self._after):
                 take_off(module, hook)

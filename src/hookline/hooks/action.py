@@ -1,8 +1,8 @@
-"""The action of a hook object: it is called as `hook(module, args, kwargs, output)`, in the order of all hooks.
+"""The action of a hook object: it is called as `hook(module, args, kwargs, output)`, in order with all other hooks.
 
-What it is given are snapshots, as for every hook. At a module's own output, named by the module's path, `output` is all
-that the module returned; at every other point it is the point's tensor. At a module's input `output` is None, and what
-is returned is new `(args, kwargs)`.
+It is given snapshots, as every hook is. At a module's own output, named by the module's path, `output` is everything
+that the module returned; at every other point it is the point's tensor. At a module's input `output` is None, and the
+hook returns new `(args, kwargs)`.
 """
 
 from __future__ import annotations
@@ -10,26 +10,32 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from hookline.engine.actions import HookAction
-from hookline.engine.aliases import is_discarded, is_passed_through
-from hookline.engine.lenses import FIRST, Argument, Chain, First, Lens
+from hookline.engine.aliases import is_passed_through
+from hookline.engine.derived import stashed
+from hookline.engine.failures import hook_error, nothing_there
+from hookline.engine.hook_actions import Edit, HookAction
+from hookline.engine.lenses import FIRST, Argument, Chain, First
 from hookline.engine.names import lens_of
+from hookline.engine.order import Kind
 from hookline.engine.points import HookPoint, Site
-from hookline.engine.snapshots import Loan, is_part_of_pass, lend, snapshot
+from hookline.engine.registration import Registration
+from hookline.engine.results import fit
+from hookline.engine.schedule import Step
+from hookline.engine.snapshots import Loan, lend, snapshot
 from hookline.engine.structures import NoTensorError, first_tensor, look, replaced, tensor_paths, tensors_in
-from hookline.engine.taps import Kind, Step, Tap, now, tap_on
+from hookline.engine.taps import Tap, tap_on
 from hookline.errors import InvalidHookError
 from hookline.hooks.context import HookContext
 from hookline.hooks.values import WHOLE, copied, is_as_it_was, needs_grad
 
 if TYPE_CHECKING:
     from hookline.engine.callbacks import Caller
-    from hookline.engine.permanent import Standing
+    from hookline.engine.permanent import PermanentHooks
     from hookline.hooks.hook import Hook
 
 here: ContextVar[HookPoint | None] = ContextVar("hookline_here", default=None)
@@ -47,37 +53,74 @@ def being_at(point: HookPoint) -> Iterator[None]:
 
 
 class _Arguments(Site):
-    """What a module is called with, after everybody's hooks."""
+    """The arguments of a module's call, after all hooks."""
 
     @cached_property
     def tap(self) -> Tap:
-        """Behind all others at the input."""
+        """Behind all other taps at the input."""
         return tap_on(self.module, self.kind, late=True)
 
 
 class _Release:
-    """Lets go of the arguments that were kept for the hook objects at an output."""
+    """Drops the arguments that were saved for the hook objects at an output."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
 
     def __call__(self, value: Any) -> Any:
-        now.kept.pop(self.site, None)
+        stashed.saved.pop(self.site, None)
         return value
 
 
-class ObjectEdit(HookAction):
-    """Calls a hook object, which may change what passes."""
+class _ObjectRegistration(Registration):
+    """How a hook object is held: the object itself can be enabled and disabled, and may hold data."""
+
+    def __init__(self, hook: Hook) -> None:
+        self._hook = hook
+
+    def is_enabled(self) -> bool:
+        """Whether the object is enabled."""
+        return self._hook.is_enabled()
+
+    @property
+    def switches(self) -> int:
+        """How often the object was enabled or disabled."""
+        return self._hook.switches
+
+    def is_stale(self, last_fired: object) -> bool:
+        """Whether the object holds data of an earlier run, and was not called since `last_fired`."""
+        return self.is_enabled() and self._hook.is_holding() and self.last_fired is last_fired
+
+    def check_place(self, action: HookAction) -> None:
+        """Raise if the object cannot be here in addition to where it is already."""
+        self._hook.check_points([action.point])
+        root = action.point.permanent.root()
+        if not action.is_in_run and self.id is None and root is not None and self._hook.says_where():
+            self._hook.check_target([action.point], HookContext(root).model._points)  # it may have been given a point
+
+    def join(self, hooks: PermanentHooks) -> None:
+        """Let the object report when it is enabled or disabled."""
+        self._hook.joined(hooks)
+
+    def leave(self, hooks: PermanentHooks) -> None:
+        """Undo `join`, unless the object is there at another point."""
+        if all(action.hook is not self._hook for action in hooks.hooks()):
+            self._hook.left(hooks)
+
+
+class ObjectEdit(Edit):
+    """Calls a hook object, which may change the value: see `engine/events.py` for the algorithm."""
 
     hook: Hook
 
     def __init__(self, point: HookPoint, hook: Hook, *, prepend: bool = False) -> None:
         super().__init__(point, hook, prepend=prepend)
-        self.is_call = hook.is_pre
-        self.view: Lens = WHOLE if hook.is_pre or _is_own_output(point) else self.lens
-        self.has_edited = self.has_passed_on = False
+        self.registration = _ObjectRegistration(hook)
+        self.takes_call = hook.is_pre
+        if hook.is_pre or _is_own_output(point):
+            self.view = WHOLE
         self._must_fire = True
-        # The arguments of the call that an output is of, as they came in.
+        # The arguments of the call that the output belongs to.
         site = point.site
         self.before = _Arguments(site.module, Kind.INPUT, WHOLE) if site.kind is Kind.OUTPUT else None
         if self.before is not None:
@@ -86,153 +129,110 @@ class ObjectEdit(HookAction):
             self.on_error = hook.on_error
 
     def caller(self) -> Caller:
-        """With the module, and what it is called with."""
+        """With the module and the arguments of its call."""
         return self._invoke
 
     @property
     def must_fire(self) -> bool:
-        """Whether it is to be reported if it does not; not of one that is disabled."""
-        return self._must_fire and self.is_enabled()
+        """Whether to report it if it does not fire; a disabled hook is not reported."""
+        return self._must_fire and self.hook.is_enabled()
 
     @must_fire.setter
     def must_fire(self, wanted: bool) -> None:
         self._must_fire = wanted
 
-    def is_enabled(self) -> bool:
-        """Whether the object is."""
-        return self.hook.is_enabled()
-
-    @property
-    def switches(self) -> int:
-        """How often the object was enabled or disabled."""
-        return self.hook.switches
-
-    def is_stale(self, last_fired: object) -> bool:
-        """Whether the object holds what it saw in an earlier run, and was not called since `last_fired`."""
-        return self.is_enabled() and self.hook.is_holding() and self.last_fired is last_fired
-
-    def check_place(self) -> None:
-        """Whether the object may be there, beside the places where it is already."""
-        self.hook.check_points([self.point])
-        root = self.point.standing.root()
-        if self.is_standing and self.registered is None and root is not None and self.hook.says_where():
-            self.hook.check_target([self.point], HookContext(root).model._points)  # it may have come by the point alone
-
-    def join(self, standing: Standing) -> None:
-        """Let the object tell when it is enabled or disabled."""
-        self.hook.joined(standing)
-
-    def leave(self, standing: Standing) -> None:
-        """No more, unless it stands there in another place."""
-        if all(action.hook is not self.hook for action in standing.hooks()):
-            self.hook.left(standing)
-
-    def extend(self, steps: list[Step]) -> None:
-        """Take its place; the arguments are kept until the last of these has seen them."""
+    def extend(self, steps: list[Step], *, is_replay: bool = False) -> None:
+        """Append the step; the arguments stay saved until the last hook object has seen them."""
         steps[:] = [step for step in steps if not isinstance(step, _Release)]
-        super().extend(steps)
+        super().extend(steps, is_replay=is_replay)
+        steps[-1] = partial(_if_enabled, self, steps[-1])
         if self.before is not None:
             steps.append(_Release(self.before))
 
-    def __call__(self, value: Any) -> Any:
-        """The value after the hook."""
-        if not self.is_enabled():
-            return value
-        if not now.is_second_run:
-            self.times = (self.count.of(self.tap) or 0) + 1
-        elif not self.has_edited:  # reading once is enough
-            return self._pass_on(value, self.view.get(value)) if self.has_passed_on else value
-        if not self.is_for_this_call():
-            return value
-        seen = self._see(value)
-        loans: dict[int, Loan] = {}
-        given = copied(seen, lambda x: _lent(x, loans))
-        self.fired, self.last_fired = self.fired or self.partial is None, object()
-        result = self.ask((given, value), self.call())
-        if self.partial is not None:
-            self.note_whether_it_acted()
-        return self._outcome(value, seen, given, result, loans)
-
-    def _see(self, value: Any) -> Any:
+    def lend(self, x: Any) -> tuple[Any, dict[int, Loan]]:  # type: ignore[override]
+        """A copy of the structure with a snapshot of each tensor, and the loans."""
         try:
-            seen = self.view.get(value)
-            first_tensor(seen)
+            first_tensor(x)
         except NoTensorError as error:
-            raise self.error(f"has nothing to work on: {error}", error) from error
-        return seen
+            raise nothing_there(self, error) from error
+        loans: dict[int, Loan] = {}
+        self.registration.last_fired = object()
+        return copied(x, lambda each: _lent(each, loans)), loans
 
-    def _invoke(self, given_and_value: tuple[Any, Any], point: HookPoint) -> Any:
-        given, value = given_and_value
-        known = now.kept.get(self.before)
-        try:
-            with being_at(point):
-                args, kwargs = given if self.is_call else self._arguments(value)
-                return self.hook(self.module, args, kwargs, None if self.is_call else given)
-        finally:
-            if known is not None:  # the hook may have run the model, and kept other arguments there
-                now.kept[self.before] = known
+    def is_as_lent(self, given: Any, kept: Any, x: Any) -> bool:
+        """Whether the hook left what it was given unchanged."""
+        return is_as_it_was(given, x, kept)
 
-    def _arguments(self, value: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What the module was called with; nothing where that is not known, inside it."""
-        if self.before is None and self.point.site.kind is not Kind.INPUT:
-            return (), {}
-        known = value if self.before is None else now.kept.get(self.before, ((), {}))
-        return copied(known, snapshot)
+    def wants_gradient(self, given: Any, x: Any) -> bool:
+        """Whether the hook may have kept what it was given with its graph; not if the caller continues with `x`."""
+        return needs_grad(given) and not (self.tap.kind is Kind.OUTPUT and any(map(is_passed_through, tensors_in(x))))
 
-    def _outcome(self, value: Any, seen: Any, given: Any, result: Any, loans: dict[int, Loan]) -> Any:
-        if result is None or result is given:
-            if is_as_it_was(given, seen, loans):
-                # With gradients on, the hook may have kept what it was given, so that must be on the way.
-                return self._pass_on(value, given) if needs_grad(given) and not self._is_callers(seen) else value
-            result = given
-        new = self.view.put(value, self._fitted(result, seen, given))
-        self.has_edited = True
-        self.keep_for_second_run()
-        is_lost = self.tap.kind is Kind.OUTPUT and is_part_of_pass(self.module) and is_discarded()
-        return self.written_back(value, new) if is_lost else new
-
-    def _is_callers(self, seen: Any) -> bool:
-        """Whether the module returns its arguments, which its caller may go on using."""
-        return self.tap.kind is Kind.OUTPUT and any(map(is_passed_through, tensors_in(seen)))
-
-    def _pass_on(self, value: Any, given: Any) -> Any:
+    def passed_on(self, value: Any, x: Any, given: Any) -> Any:  # noqa: ARG002 (a structure has no single original)
+        """The value with the tensors that the hook saw."""
         self.has_passed_on = True
-        if self.is_worked_out:
+        if self.is_derived:
             self.keep_for_second_run()
         return self.view.put(value, copied(given, snapshot))
 
-    def _fitted(self, result: Any, seen: Any, given: Any) -> Any:
-        """The result as what it stands for, or the error that says why it does not fit."""
-        if isinstance(seen, Tensor):
-            return snapshot(self.fitted(result, seen))
-        if self.is_call:
-            return self._fitted_call(result, seen)
+    def fitted_result(self, result: Any, x: Any, given: Any) -> Any:  # type: ignore[override]
+        """What the hook returned, with a snapshot of each tensor, in the structure of `x`."""
+        if isinstance(x, Tensor):
+            return fit(self, result, x)
+        if self.takes_call:
+            return self._fitted_call(result, x)
         if isinstance(result, Tensor):
-            result = replaced(given, first_tensor(seen), result)
-        paths = list(tensor_paths(seen))
+            result = replaced(given, first_tensor(x), result)
+        paths = list(tensor_paths(x))
         if list(tensor_paths(result)) != paths:
-            raise self.error(
-                f"returned {_shown(result)}; it must return None, the first tensor, or a {type(seen).__name__} "
-                f"with tensors where there are some now: {_places(paths)}"
+            raise hook_error(
+                self,
+                f"returned {_shown(result)}; it must return None, the first tensor, or a {type(x).__name__} "
+                f"with tensors at the same places: {_places(paths)}",
             )
-        return self._with_fitted(result, seen, paths)
+        return self._with_fitted(result, x, paths)
 
-    def _fitted_call(self, result: Any, seen: Any) -> Any:
+    def _fitted_call(self, result: Any, x: Any) -> Any:
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
-            raise self.error(f"returned {_shown(result)}; before a module runs it must return None or (args, kwargs)")
+            what = f"returned {_shown(result)}; before a module runs it must return None or (args, kwargs)"
+            raise hook_error(self, what)
         if not isinstance(result[0], tuple | list):
-            raise self.error(
-                f"returned (args, kwargs) with a {type(result[0]).__name__} for args: it must be a tuple, as in "
-                f"((x,), kwargs)"
-            )
+            what = f"returned (args, kwargs) with a {type(result[0]).__name__} for args"
+            raise hook_error(self, f"{what}: it must be a tuple, as in ((x,), kwargs)")
         result = (tuple(result[0]), result[1])
-        before = set(tensor_paths(seen))
-        return self._with_fitted(result, seen, [path for path in tensor_paths(result) if path in before])
+        before = set(tensor_paths(x))
+        return self._with_fitted(result, x, [path for path in tensor_paths(result) if path in before])
 
-    def _with_fitted(self, result: Any, seen: Any, paths: list[Any]) -> Any:
+    def _with_fitted(self, result: Any, x: Any, paths: list[Any]) -> Any:
         for path in paths:
-            result = replaced(result, path, snapshot(self.fitted(look(result, path), look(seen, path))))
+            result = replaced(result, path, fit(self, look(result, path), look(x, path)))
         return result
+
+    def _invoke(self, given: Any, point: HookPoint) -> Any:
+        known = stashed.saved.get(self.before)
+        try:
+            with being_at(point):
+                args, kwargs = given if self.takes_call else self._arguments()
+                return self.hook(self.module, args, kwargs, None if self.takes_call else given)
+        finally:
+            if known is not None:  # the hook may have run the model, which saved other arguments
+                stashed.saved[self.before] = known
+
+    def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of the module's call; none where they are not known, inside the module."""
+        return copied(stashed.saved.get(self.before or self, ((), {})), snapshot)
+
+
+def _if_enabled(action: ObjectEdit, step: Step, value: Any) -> Any:
+    """Take the step unless the hook object is disabled."""
+    if not action.hook.is_enabled():
+        return value
+    if action.tap.kind is not Kind.INPUT or action.takes_call:
+        return step(value)
+    stashed.saved[action] = value  # the arguments, for a hook on one of them
+    try:
+        return step(value)
+    finally:
+        stashed.saved.pop(action, None)
 
 
 def _lent(x: Tensor, loans: dict[int, Loan]) -> Tensor:
@@ -242,14 +242,26 @@ def _lent(x: Tensor, loans: dict[int, Loan]) -> Tensor:
 
 
 class ObjectRead(ObjectEdit):
-    """Calls a hook object that only reads: what it is given is its own, and the value passes untouched."""
+    """Calls a hook object that only reads: it gets its own copy, and the value continues unchanged."""
 
     only_reads = True
 
-    def _outcome(self, value: Any, seen: Any, given: Any, result: Any, loans: dict[int, Loan]) -> Any:  # noqa: ARG002
-        if result is not None:
-            raise self.error(f"returned {_shown(result)}, but a Detector only reads: derive from Controller to change")
-        return value
+    def is_as_lent(self, given: Any, kept: Any, x: Any) -> bool:  # noqa: ARG002
+        """Changes of its own copy have no effect."""
+        return True
+
+    def wants_gradient(self, given: Any, x: Any) -> bool:  # noqa: ARG002
+        """Its own copy is not in the model's graph."""
+        return False
+
+    def _invoke(self, given: Any, point: HookPoint) -> Any:
+        result = super()._invoke(given, point)
+        return None if result is None else (result,)  # never the same object as `given`
+
+    def fitted_result(self, result: Any, x: Any, given: Any) -> Any:  # type: ignore[override]  # noqa: ARG002
+        """A detector must return None."""
+        what = f"returned {_shown(result[0])}, but a Detector only reads: derive from Controller to change values"
+        raise hook_error(self, what)
 
 
 def input_of(point: HookPoint, describe: Callable[[], str]) -> HookPoint:
@@ -259,7 +271,7 @@ def input_of(point: HookPoint, describe: Callable[[], str]) -> HookPoint:
         return point
     whole = lens_of(site.module, Kind.INPUT)
     if site.kind is Kind.INPUT and isinstance(site.lens, Chain) and site.lens.lenses[0] == whole:
-        return HookPoint.at_site(point.name, Site(site.module, Kind.INPUT, whole), point.standing)
+        return HookPoint.at_site(point.name, Site(site.module, Kind.INPUT, whole), point.permanent)
     names_module = not point.axes or point.name.lstrip("-").isdigit()
     if site.kind is not Kind.OUTPUT or not isinstance(site.lens, First) or not names_module:
         raise InvalidHookError(
@@ -267,7 +279,7 @@ def input_of(point: HookPoint, describe: Callable[[], str]) -> HookPoint:
             f"of one: name a module or its input, or make it a FORWARD hook"
         )
     name = "input" if point.name == "output" else f"{point.name.removesuffix('.output')}.input"
-    return HookPoint.at_site(name, Site(site.module, Kind.INPUT, lens_of(site.module, Kind.INPUT)), point.standing)
+    return HookPoint.at_site(name, Site(site.module, Kind.INPUT, lens_of(site.module, Kind.INPUT)), point.permanent)
 
 
 def _is_own_output(point: HookPoint) -> bool:

@@ -20,12 +20,14 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from hookline.engine.actions import Edit, HookAction
 from hookline.engine.batch_index import one_draw
 from hookline.engine.callbacks import HookObject
+from hookline.engine.calls import running
 from hookline.engine.gradients import BackwardHook
+from hookline.engine.hook_actions import Edit, HookAction
+from hookline.engine.passes import current
 from hookline.engine.points import HookPoint
-from hookline.engine.taps import now
+from hookline.engine.schedule import Step
 from hookline.errors import HooklineError
 from hookline.hooks.edit_fields import BOOLS, INTEGER, NUMBER, OUTLIERS, POSITIONS, TENSOR, UNITS, edit_field, type_of
 from hookline.hooks.fitting import (
@@ -139,9 +141,10 @@ class EditAction(Edit):
             self.invoke = at(edit.pos, edit.everywhere)
             self.only_at(self.invoke)
 
-    def __call__(self, value: Any) -> Any:
-        """The value after the edit."""
-        return value if self.is_idle else super().__call__(value)
+    def extend(self, steps: list[Step], *, is_replay: bool = False) -> None:
+        """Append the step, unless the mask selects nothing."""
+        if not self.is_idle:
+            super().extend(steps, is_replay=is_replay)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -258,8 +261,8 @@ class Noise(DataEdit):
 
     def changed(self, x: Tensor, hook: Any) -> Tensor:
         check_float(self.kind, x, hook)
-        step = now.passing.whole_step(self) if now.passing is not None else 0
-        place = crc32(f"{hook.canonical_name} {now.call} {step}".encode())
+        step = current.forward_pass.whole_step(self) if current.forward_pass is not None else 0
+        place = crc32(f"{hook.canonical_name} {running.call} {step}".encode())
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + place) % 2**63)
         rows = one_draw.get()
         if rows is not None:
@@ -270,7 +273,7 @@ class Noise(DataEdit):
 
     def _check_rows(self, x: Tensor, rows: int, hook: Any) -> None:
         """In an experiment, one row for each variant or prompt, with positions where they are in a run by itself."""
-        span = now.passing.span if now.passing is not None else None
+        span = current.forward_pass.span if current.forward_pass is not None else None
         is_padded = span is not None and span.mask is not None and not bool(span.mask.all())
         if is_padded and rows > 1:
             raise HooklineError(

@@ -9,15 +9,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from hookline.engine.actions import HookAction
 from hookline.engine.callbacks import OnError
+from hookline.engine.calls import running
+from hookline.engine.hook_actions import HookAction
 from hookline.engine.lenses import FIRST
 from hookline.engine.names import Filter
 from hookline.engine.points import HookPoint
-from hookline.engine.runs import let_go
+from hookline.engine.runs import clear_state
+from hookline.engine.schedule import active
 from hookline.engine.signatures import parameters_of
 from hookline.engine.snapshots import snapshot
-from hookline.engine.taps import active, now
 from hookline.errors import HooklineError, InvalidHookError
 from hookline.hooks.hook import Hook, HookType
 
@@ -90,8 +91,8 @@ class Detector(Hook):
 
     def check_points(self, points: list[HookPoint]) -> None:
         """One place only, wherever it is already: what it keeps of one would be lost to the next."""
-        if self._places() and not now.hooks:
-            let_go()
+        if self._places() and not running.hooks:
+            clear_state()
             gc.collect()  # one on a model that nobody has any more is nowhere
         if places := self._places():
             raise InvalidHookError(f"{self.described} {_where(places[0], points)}: {_ADVICE}")
@@ -232,9 +233,9 @@ _ADVICE = (
 
 def _where(action: HookAction, points: list[HookPoint]) -> str:
     """Where it is already, in words."""
-    how = "in an open context" if not action.is_standing else "registered" if action.registered else "added"
-    root = action.point.standing.root()
-    is_same = root is None or any(point.standing.root() is root for point in points)
+    how = "in an open context" if action.is_in_run else "registered" if action.registration.id else "added"
+    root = action.point.permanent.root()
+    is_same = root is None or any(point.permanent.root() is root for point in points)
     which = "" if is_same else f" of another model, a {type(root).__name__} that is still there"
     return f"is already {how} at {action.point.name!r}{which}, and would be at {points[0].name!r} as well"
 

@@ -19,7 +19,7 @@ from hookline.hooks.context import HookContext
 from hookline.hooks.values import in_order, out_of_order
 
 if TYPE_CHECKING:
-    from hookline.engine.permanent import Standing
+    from hookline.engine.permanent import PermanentHooks
 
 
 class HookType(StrEnum):
@@ -66,8 +66,8 @@ class Hook(HookObject):
     _placed: tuple[Any] | None = None  # once it is registered: the `layer_signature` that it declared itself
     _context: Any = None
     _contexts: WeakKeyDictionary[nn.Module, Any] | None = None
-    _followers: WeakSet[Standing] | None = None
-    _kept: tuple[Standing, ...] = ()  # while it is disabled, when nothing on the modules keeps them
+    _followers: WeakSet[PermanentHooks] | None = None
+    _kept: tuple[PermanentHooks, ...] = ()  # while it is disabled, when nothing on the modules keeps them
 
     def __init__(
         self,
@@ -126,13 +126,13 @@ class Hook(HookObject):
         return self._enabled
 
     @property
-    def followers(self) -> WeakSet[Standing]:
+    def followers(self) -> WeakSet[PermanentHooks]:
         """The sets of standing hooks that it is in. They have the modules, and it keeps no model alive."""
         if self._followers is None:
             self._followers = WeakSet()
         return self._followers
 
-    def joined(self, standing: Standing) -> None:
+    def joined(self, standing: PermanentHooks) -> None:
         """It is one of these standing hooks."""
         self.followers.add(standing)
         self._keep_followers()
@@ -140,7 +140,7 @@ class Hook(HookObject):
     def _keep_followers(self) -> None:
         self._kept = () if self._enabled else tuple(self.followers)
 
-    def left(self, standing: Standing) -> None:
+    def left(self, standing: PermanentHooks) -> None:
         """It is no longer one of these standing hooks."""
         self.followers.discard(standing)
         self._keep_followers()
@@ -161,7 +161,7 @@ class Hook(HookObject):
         While it is not being called: the model that it was last used on, or None.
         """
         point = here.get()
-        root = point.standing.root() if point is not None else None
+        root = point.permanent.root() if point is not None else None
         return self._context if root is None else self._known.get(root, self._context)
 
     def set_context(self, context: Any) -> None:
@@ -210,7 +210,7 @@ class Hook(HookObject):
             raise InvalidHookError(f"{type(self).__name__} does nothing: it defines neither _hook_fn nor __call__")
         if self.is_pre:
             point = input_of(point, lambda: self.described)
-        root = point.standing.root()
+        root = point.permanent.root()
         if root is not None and root not in self._known and (self._context is None or self._known):
             self.used_on(root, HookContext(root))
         return (ObjectRead if self.only_reads else ObjectEdit)(point, self, prepend=prepend)

@@ -11,7 +11,7 @@ from hookline.engine.delegate import Delegate
 from hookline.engine.hooked import OPTIONS, Hooked
 from hookline.engine.keywords import check_keyword
 from hookline.engine.names import Points
-from hookline.engine.permanent import standing_of
+from hookline.engine.permanent import permanent_hooks_of
 from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError
 from hookline.hooks.registry import Registry
@@ -34,7 +34,7 @@ class HookedModule(Hooked, Delegate):
         if isinstance(module, torch.jit.ScriptModule):
             raise HooklineError("torch allows no hooks on a ScriptModule: wrap the module it was made from")
         Delegate.__init__(self, module)
-        self._points = Points(module, standing_of(module))
+        self._points = Points(module, permanent_hooks_of(module))
 
     @property
     def registry(self) -> Registry:
@@ -64,7 +64,7 @@ class HookedModule(Hooked, Delegate):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._points = Points(self.module, standing_of(self.module))
+        self._points = Points(self.module, permanent_hooks_of(self.module))
 
     def __getitem__(self, key: Any) -> Any:
         return self.module[key]  # type: ignore[index]
@@ -104,7 +104,7 @@ class HookedRootModule(nn.Module, Hooked):
         hidden = [name for name in self._modules if hasattr(type(self), name)]
         if hidden:
             raise HooklineError(f"a HookedRootModule has methods of its own called {hidden}: rename those modules")
-        vars(self)["_hookline"] = Points(self, standing_of(self), only_placed=True)
+        vars(self)["_hookline"] = Points(self, permanent_hooks_of(self), only_placed=True)
         for name, point in self.named_modules():
             if isinstance(point, HookPoint):
                 point.name = name  # also of one that a model inside has named: the outermost model's names count

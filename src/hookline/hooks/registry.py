@@ -12,8 +12,8 @@ from uuid import uuid4
 
 from torch import nn
 
-from hookline.engine.actions import HookAction
 from hookline.engine.callbacks import HookFunction, HookObject, refuse_class
+from hookline.engine.hook_actions import HookAction
 from hookline.engine.names import Filter, is_called
 from hookline.engine.points import HookPoint, hook_action
 from hookline.errors import HookError, HooklineError, InvalidHookError
@@ -21,7 +21,7 @@ from hookline.hooks.hook import Hook, HookType, hook_type_of
 
 if TYPE_CHECKING:
     from hookline.engine.hooked import Hooked
-    from hookline.engine.permanent import Standing
+    from hookline.engine.permanent import PermanentHooks
 
 
 class Registry:
@@ -74,27 +74,27 @@ class Registry:
     def _register(self, layer_signature: Filter, hook: Any, hook_id: str | None, prepend: bool) -> str:
         point = self._point(layer_signature, hook)
         action = hook_action(point, hook, "fwd", prepend=prepend)
-        action.registered = self._new_id(hook, hook_id)
-        action.is_permanent = True
+        action.registration.id = self._new_id(hook, hook_id)
+        action.registration.is_permanent = True
         if isinstance(hook, HookObject):
             hook.check_points([point])
             hook.check_target([point], self._model._points)
             hook.attached(self._model)
-        point.standing.add(action)
+        point.permanent.add(action)
         if isinstance(hook, Hook) and layer_signature is not None:
             hook.place(layer_signature)
-        return action.registered
+        return action.registration.id
 
     def unregister_hook(self, hook_or_id: Any) -> bool:
         """Remove a hook, given by its id or itself."""
         action = self._action(hook_or_id)
-        action.point.standing.remove(lambda other: other is action)
+        action.point.permanent.remove(lambda other: other is action)
         return True
 
     def unregister_all(self) -> None:
         """Remove all registered hooks."""
         for action in self._actions():
-            self.unregister_hook(action.registered)
+            self.unregister_hook(action.registration.id)
 
     def hooks(self, layer_signature: Filter = None) -> list[Any]:
         """The registered hooks, in the order in which they were registered to fire; of one layer, if it is named."""
@@ -108,7 +108,7 @@ class Registry:
 
     def ids(self) -> list[str]:
         """The ids of the registered hooks."""
-        return [str(action.registered) for action in self._actions()]
+        return [str(action.registration.id) for action in self._actions()]
 
     def get(self, hook_id: str) -> Any:
         """The hook with that id."""
@@ -124,15 +124,15 @@ class Registry:
 
     def is_enabled(self, hook_or_id: Any) -> bool:
         """Whether a registered hook is called."""
-        return self._action(hook_or_id).is_enabled()
+        return self._action(hook_or_id).registration.is_enabled()
 
     def _switch(self, hook_or_id: Any, *, on: bool) -> None:
         action = self._action(hook_or_id)
         if isinstance(action.hook, Hook):
             (action.hook.enable if on else action.hook.disable)()
         else:
-            action.switch(on)
-            action.point.standing.refresh()
+            action.registration.switch(on)
+            action.point.permanent.refresh()
 
     def errors(self) -> list[HookError]:
         """Errors of registered hooks with `on_error="skip"`: the first error of each.
@@ -155,7 +155,7 @@ class Registry:
         return [name for name, module in modules if name and is_called(module) and not isinstance(module, HookPoint)]
 
     def __contains__(self, hook_or_id: object) -> bool:
-        return any(hook_or_id in (action.registered, action.hook) for action in self._actions())
+        return any(hook_or_id in (action.registration.id, action.hook) for action in self._actions())
 
     def _point(self, layer_signature: Filter, hook: Any) -> HookPoint:
         points = self._model._points
@@ -179,7 +179,7 @@ class Registry:
         if isinstance(hook, Hook) and given not in (None, hook.id):
             raise HooklineError(f"the hook has an id, {hook.id!r}: give hook_id when making it")
         new = hook.id if isinstance(hook, Hook) else given or str(uuid4())
-        taken = next((action for action in self._actions() if action.registered == new), None)
+        taken = next((action for action in self._actions() if action.registration.id == new), None)
         if taken is not None:
             raise HooklineError(
                 f"the id {new!r} is taken, by {taken.hook!r} at {taken.point.name!r}: unregister that first, or make a "
@@ -187,17 +187,19 @@ class Registry:
             )
         return new
 
-    def _standings(self) -> list[Standing]:
+    def _standings(self) -> list[PermanentHooks]:
         points = self._model._points
-        return [*dict.fromkeys([points.standing, *(point.standing for point in points.known())])]
+        return [*dict.fromkeys([points.permanent, *(point.permanent for point in points.known())])]
 
     def _actions(self) -> list[HookAction]:
-        actions = [hook for standing in self._standings() for hook in standing.hooks() if hook.registered is not None]
+        actions = [
+            hook for standing in self._standings() for hook in standing.hooks() if hook.registration.id is not None
+        ]
         return sorted(actions, key=lambda action: action.order)
 
     def _action(self, hook_or_id: Any) -> HookAction:
         for action in self._actions():
-            if action.registered == hook_or_id if isinstance(hook_or_id, str) else action.hook is hook_or_id:
+            if action.registration.id == hook_or_id if isinstance(hook_or_id, str) else action.hook is hook_or_id:
                 return action
         known = ", ".join(map(repr, self.ids())) or "none"
         raise HooklineError(f"no hook is registered as {hook_or_id!r}; those that are: {known}")

@@ -13,10 +13,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from hookline.engine.names import lens_of
+from hookline.engine.order import Kind
 from hookline.engine.signatures import parameters_of
 from hookline.engine.snapshots import Loan, is_as_lent
 from hookline.engine.structures import children, look, map_tensors, tensor_paths
-from hookline.engine.taps import Kind
 from hookline.errors import HooklineError
 
 

@@ -16,9 +16,9 @@ from hookline.engine.batch_index import drawn_once
 from hookline.engine.halving import Fit
 from hookline.engine.points import hook_action
 from hookline.engine.runs import Run
+from hookline.engine.schedule import active
 from hookline.engine.signatures import parameters_of
 from hookline.engine.snapshots import sharing
-from hookline.engine.taps import active
 from hookline.errors import HooklineError
 from hookline.rerun.batching import Budget, budget_for, make_batches
 from hookline.rerun.changes import (
@@ -101,7 +101,7 @@ class Baseline:
 
     def _find_strategy(self) -> Strategy:
         """The fastest strategy that works, found once per model by running some variants with each."""
-        if active.get() or self._points.standing.steps or not self._hooks_come_first():
+        if active.get() or self._points.permanent.steps or not self._hooks_come_first():
             return Strategy.FULL
         found = _strategies.setdefault(self.model.module, {})
         if self.images is None:
@@ -142,7 +142,7 @@ class Baseline:
         weights = [
             (id(each), None if each.is_inference() else each._version) for each in self.model.module.parameters()
         ]
-        return active.get(), tuple(self._points.standing.actions), tuple(weights)
+        return active.get(), tuple(self._points.permanent.actions), tuple(weights)
 
     def _check_unchanged(self) -> None:
         before, now = self._state, self._current_state()
@@ -290,7 +290,7 @@ class Baseline:
 
     def _check_hooks(self, count: int) -> None:
         """Variants are rows of batches: hooks must do the same to every row, in every run."""
-        has_hooks = bool(active.get() or self._points.standing.steps or self._hooks)
+        has_hooks = bool(active.get() or self._points.permanent.steps or self._hooks)
         if self._is_checked or not has_hooks or self.model.module.training or not bool(self.logits.isfinite().all()):
             return
         rows = self._plain([()] * count, list(range(self.tokens.shape[1])))

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hookline.engine.actions import Action
+from hookline.engine.order import Kind, Turn
 from hookline.engine.points import HookPoint, Site, hook_action
 from hookline.engine.runs import Run
 from hookline.engine.skipping import Give, Skipping
 from hookline.engine.snapshots import sharing
-from hookline.engine.taps import Kind, Turn
 from hookline.rerun.changes import RowChange, write_all
 from hookline.rerun.image_inputs import in_one_row
 from hookline.transformer.resume import pass_through
@@ -41,7 +41,6 @@ class JoinRows(Action):
 
     def __call__(self, value: Any) -> Any:
         """Return the value with more rows."""
-        self.fired = True
         rows = self.rows if self.is_first else torch.cat([self.lens.get(value), self.rows])
         return self.lens.put(value, rows)
 

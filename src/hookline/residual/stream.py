@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hookline.engine.batch_index import Rows, checked_rows
 from hookline.engine.cache import ActivationCache
-from hookline.engine.taps import now
+from hookline.engine.passes import current
 from hookline.errors import HooklineError
 from hookline.text.token_positions import Positions, picked
 from hookline.transformer.architectures import architecture, is_parallel, is_post_norm
@@ -291,12 +291,12 @@ class StreamCache(ActivationCache):
     def _picked(self, x: Tensor, where: Positions, name: str | None = None) -> Tensor:
         if self.forward_pass is None:
             raise HooklineError("this cache no longer knows its text: pick positions from what is given instead")
-        before, now.passing = now.passing, self.forward_pass
+        before, current.forward_pass = current.forward_pass, self.forward_pass
         try:
             point = name.removesuffix("_grad") if name is not None else f"{self._model.layer(0)}.hook_resid_pre"
             return picked(x, self._model.find(point), where)
         finally:
-            now.passing = before
+            current.forward_pass = before
 
     def _upto(self, layer: int | None) -> int:
         if layer is None or layer == -1:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from hookline.edits import DataEdit
 from hookline.engine.callbacks import OnError, caller
 from hookline.engine.names import Filter
+from hookline.engine.passes import current
 from hookline.engine.points import HookPoint
-from hookline.engine.taps import now
 from hookline.errors import HooklineError
 from hookline.hooks import Controller
 from hookline.hooks.action import ObjectEdit
@@ -107,8 +107,8 @@ class Splice(Controller):
             return None
         norms = row_norms(x, x.ndim - 1)
         is_text = torch.ones_like(norms, dtype=torch.bool)
-        if now.passing is not None and self.point.stream != "image":
-            span = now.passing.span_at(self.point.stream)
+        if current.forward_pass is not None and self.point.stream != "image":
+            span = current.forward_pass.span_at(self.point.stream)
             real = span.real()[:, span.positions.start : span.positions.stop].to(x.device)
             is_text = real if real.shape == norms.shape else is_text
         is_out = torch.zeros_like(is_text)
@@ -151,15 +151,14 @@ class SpliceAction(ObjectEdit):
         super().__init__(point, hook, prepend=prepend)
         self._pending = set(range(len(hook.edits)))
 
-    def __call__(self, value: Any) -> Any:
-        """The value after the splice."""
-        new = super().__call__(value)
-        if self.fired and self._pending:
+    def _invoke(self, given: Any, point: HookPoint) -> Any:
+        result = super()._invoke(given, point)
+        if self._pending:
             self._pending -= {number for number in self._pending if self.hook.acted(number)}
             edits = [self.hook.edits[number] for number in sorted(self._pending)]
             self.why_not = f"no position of the run matches {edits[0]!r}" if edits else None
             self.fired = not edits
-        return new
+        return result
 
 
 def flattened(sae: SparseAutoencoder, x: Tensor, point: HookPoint) -> Tensor:

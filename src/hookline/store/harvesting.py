@@ -116,7 +116,7 @@ class _Harvest:
 
     def context(self) -> Run | nullcontext[None]:
         """One run around all passes if there are permanent hooks, so that unreached positions are reported once."""
-        return Run(self.model._points.root, ()) if self.model._points.standing.steps else nullcontext()
+        return Run(self.model._points.root, ()) if self.model._points.permanent.steps else nullcontext()
 
     def resumed(self, store: Store) -> Manifest:
         """The manifest of the rows stored so far, which must belong to this harvest; or an empty one."""

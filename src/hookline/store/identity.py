@@ -19,9 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as every_module
 
-from hookline.engine.actions import HookAction
+from hookline.engine.hook_actions import HookAction
 from hookline.engine.hooked import Hooked
-from hookline.engine.taps import Tap, active
+from hookline.engine.schedule import active
+from hookline.engine.taps import Tap
 from hookline.errors import describe
 from hookline.hooks import Hook
 from hookline.hooks.data_edits import DataEdit
@@ -88,11 +89,11 @@ def tokenizer_digest(tokenizer: Any) -> str | None:
 
 def _own_hooks(model: Hooked) -> list[tuple[str, Any]]:
     """The enabled forward hooks that may change activations, by place; at one place, in the order they fire."""
-    actions = chain(model._points.standing.hooks(), *(run.actions for run in active.get()))
+    actions = chain(model._points.permanent.hooks(), *(run.actions for run in active.get()))
     found = [
         each
         for each in actions
-        if isinstance(each, HookAction) and each.dir == "fwd" and each.is_enabled() and not each.only_reads
+        if isinstance(each, HookAction) and each.dir == "fwd" and each.registration.is_enabled() and not each.only_reads
     ]
     places = {each.tap: each.point.canonical_name for each in reversed(found)}
     found.sort(key=lambda each: (places[each.tap], each.tap.kind.value, each.stage))

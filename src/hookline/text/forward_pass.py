@@ -6,6 +6,7 @@ all tokens before it kept. So a hook may see the whole prompt, or one position o
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -15,8 +16,8 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from hookline.engine.passes import Stream
-from hookline.engine.taps import now
+from hookline.engine.calls import running
+from hookline.engine.passes import Stream, current
 from hookline.errors import HooklineError
 from hookline.text.generation import Generation, generation_of
 
@@ -195,7 +196,7 @@ def begin_pass(model: nn.Module, inputs: Mapping[str, Any], *, is_only: bool = F
     span = _span(inputs, prefix, start)
     encoder = (_span(inputs, "", 0) or _span_of_states(inputs)) if has_encoder else None
     if span is None:
-        now.passing = None if encoder is None else ForwardPass(0, encoder, encoder, ref(model), is_only)
+        current.forward_pass = None if encoder is None else ForwardPass(0, encoder, encoder, ref(model), is_only)
         return
     if _is_noted(span, encoder):
         return
@@ -206,23 +207,23 @@ def begin_pass(model: nn.Module, inputs: Mapping[str, Any], *, is_only: bool = F
     passing = _in_loop(model, span, encoder, before, kept, is_only=is_only)
     if generation is not None:
         passing = _in_generation(passing, generation, before, kept)
-    now.passing = passing if refusal is None else replace(passing, refusal=refusal)
+    current.forward_pass = passing if refusal is None else replace(passing, refusal=refusal)
     if refusal is None:
         text = Earlier(passing.span.earlier, start, span.tokens)
         call = generation.settings if generation is not None else None
         progress = Progress(passing.step, passing.prompt, span.positions.stop, id(kept), text, passing.number, call)
-        now.progress.setdefault(model, {})[now.hooks] = progress
+        _latest.progress.setdefault(model, {})[running.hooks] = progress
 
 
 def begin_encoder(model: nn.Module, inputs: Mapping[str, Any]) -> None:
     """Note what the encoder of `model` runs on, before the model itself does: in `generate` it runs by itself."""
     span = _span(inputs, "", 0)
-    now.passing = ForwardPass(0, span, span, ref(model), False) if span is not None else None
+    current.forward_pass = ForwardPass(0, span, span, ref(model), False) if span is not None else None
 
 
 def _is_noted(span: Span, encoder: Span | None) -> bool:
     """Whether this pass was noted already, by the verb that runs it; two passes may be on the same tokens."""
-    before: ForwardPass | None = now.passing
+    before: ForwardPass | None = current.forward_pass
     if before is None or span.tokens is None or before.refusal is not None or before.generation is not None:
         return False
     is_same_encoder = (before.encoder is None) == (encoder is None) and (
@@ -318,7 +319,17 @@ def _seen_before(kept: Any, before: Progress | None) -> int:
         return before.stop if before is not None and before.kept == id(kept) else 0
 
 
+class _Latest(threading.local):
+    """How far the last pass of each model got in this thread, by the number of hooks that it ran in."""
+
+    def __init__(self) -> None:
+        self.progress: WeakKeyDictionary[nn.Module, dict[int, Progress]] = WeakKeyDictionary()
+
+
+_latest = _Latest()
+
+
 def _progress(model: nn.Module) -> Progress | None:
     """The last pass of this model, made by hooks that are as deep in other hooks."""
-    known: dict[int, Progress] = now.progress.get(model, {})
-    return known.get(now.hooks)
+    known: dict[int, Progress] = _latest.progress.get(model, {})
+    return known.get(running.hooks)

@@ -19,6 +19,7 @@ from weakref import ref
 
 from torch import Tensor, nn
 
+from hookline.engine.events import call_hook
 from hookline.errors import HooklineError
 
 
@@ -44,10 +45,9 @@ def generation_of(model: nn.Module) -> Generation | None:
     body, is_draft = _body(), False
     frame = sys._getframe(1) if body is not None else None
     while frame is not None:
-        module = frame.f_globals.get("__name__")
-        if module == "hookline.engine.actions" and frame.f_code.co_name == "ask":
+        if frame.f_code is call_hook.__code__:
             return None  # a hook runs the model on a text of its own
-        if module == "transformers.generation.logits_process":
+        if frame.f_globals.get("__name__") == "transformers.generation.logits_process":
             raise HooklineError("a logits processor, as guidance_scale makes one, runs the model on a text of its own")
         if frame.f_code is body:
             here = frame.f_locals

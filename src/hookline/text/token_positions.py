@@ -28,7 +28,7 @@ from torch import Tensor
 
 from hookline.engine.callbacks import caller
 from hookline.engine.casting import cast
-from hookline.engine.taps import now
+from hookline.engine.passes import current
 from hookline.errors import HooklineError
 from hookline.text.forward_pass import ForwardPass, Span, tokenizers
 from hookline.text.image_tokens import mask_in
@@ -311,7 +311,7 @@ def _passing(positions: Positions, point: Any, rows: int, n: int) -> tuple[Forwa
             )
         span = Span(range(n), rows, None, None)
         return ForwardPass(0, span, None, lambda: None, True), span  # type: ignore[arg-type]
-    text: ForwardPass | None = now.passing
+    text: ForwardPass | None = current.forward_pass
     if text is None and (isinstance(positions, Meaning) or point.axes):
         raise HooklineError(f"{positions!r} can only be resolved during a full forward pass of a language model")
     if text is None:  # some other network: what there is, is the text
@@ -351,7 +351,7 @@ def _whole(name: str, given: Any) -> int:
 
 def _writes_several(rows: int, texts: int) -> bool:
     """Whether a generation writes several texts for each of its prompts, as beams or `num_return_sequences` do."""
-    text: ForwardPass | None = now.passing
+    text: ForwardPass | None = current.forward_pass
     return text is not None and text.generation is not None and rows % texts == 0
 
 

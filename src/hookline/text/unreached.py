@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.engine.taps import now
+from hookline.engine.passes import current
 
 
 class UnreachedPositions(threading.local):
@@ -31,7 +31,7 @@ class UnreachedPositions(threading.local):
 
     def note(self, point: Any) -> None:
         """Look at the text of the forward pass going on, as the point sees it."""
-        passing = now.passing
+        passing = current.forward_pass
         if (self._wanted is None and self._token is None) or passing is None or passing.is_only:
             return
         span = passing.span_at(point.stream)

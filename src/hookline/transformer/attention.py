@@ -8,15 +8,17 @@ computed in separate steps; otherwise the fused call is unchanged.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hookline.engine.inner import FunctionInterceptor, InnerTap
-from hookline.engine.taps import Kind
+from hookline.engine.inner import InnerTap
+from hookline.engine.interception import FunctionInterceptor
+from hookline.engine.order import Kind
+from hookline.engine.taps import Tap
 from hookline.transformer.contexts import GradMode
 
 _FUSED = F.scaled_dot_product_attention
@@ -83,10 +85,11 @@ class AttentionInterceptor(FunctionInterceptor):
     Children that only select keys are ignored: they have queries and keys of their own.
     """
 
+    kinds = Kind.QUERY, Kind.KEY, Kind.SCORES, Kind.PATTERN
     ignored = frozenset({"indexer", "compressor"})
 
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__(module, (Kind.QUERY, Kind.KEY, Kind.SCORES, Kind.PATTERN), AttentionTap)
+    def __init__(self, module: nn.Module, taps: Mapping[Kind, Tap]) -> None:
+        super().__init__(module, taps)
         self.seen_qk = False  # whether the product of queries and keys was computed
         self.lengths: list[int] | None = None  # of images or windows packed into one row, each attending only to itself
         self.shifted: tuple[Tensor, Tensor] | None = None  # scores, and scores minus the maximum of each row
@@ -115,7 +118,7 @@ class AttentionInterceptor(FunctionInterceptor):
 
     def _fused(self, call: FusedCall) -> Tensor:
         call = call._replace(query=self.taps[Kind.QUERY].flow(call.query), key=self.taps[Kind.KEY].flow(call.key))
-        waiting = [*self.taps[Kind.SCORES].waiting(), *self.taps[Kind.PATTERN].waiting()]
+        waiting = [*self.taps[Kind.SCORES].actions(), *self.taps[Kind.PATTERN].actions()]
         if not waiting:
             return self._fused_output(call)
         only_reads = all(action.only_reads for action in waiting)  # then keep the steps out of the model's graph

@@ -11,9 +11,9 @@ from torch import nn
 
 from hookline.engine.lenses import Lens
 from hookline.engine.names import Filter, Points
-from hookline.engine.permanent import Standing
+from hookline.engine.order import Kind
+from hookline.engine.permanent import PermanentHooks
 from hookline.engine.points import HookPoint, Site
-from hookline.engine.taps import Kind
 from hookline.errors import (
     HooklineWarning,
     UnavailablePointError,
@@ -32,7 +32,7 @@ from hookline.transformer.vision_towers import image_modules
 class ModelPoints(Points):
     """The points of one transformer."""
 
-    def __init__(self, root: nn.Module, standing: Standing, anatomy: Anatomy) -> None:
+    def __init__(self, root: nn.Module, standing: PermanentHooks, anatomy: Anatomy) -> None:
         self.anatomy = anatomy
         self._left_out: list[str] = []
         super().__init__(root, standing)
@@ -47,7 +47,7 @@ class ModelPoints(Points):
         self.hook_dict = {}
         for name, spec in self._specs.items():
             if spec.site is not None:
-                self.hook_dict[name] = HookPoint.at_site(name, spec.site, self.standing, spec.axes, spec.only)
+                self.hook_dict[name] = HookPoint.at_site(name, spec.site, self.permanent, spec.axes, spec.only)
         self._classic_at = {(point.site, point.only): name for name, point in self.hook_dict.items()}
         self._stacks = {stack.name: len(stack.blocks) for stack in self.anatomy.every_stack}
 
@@ -66,7 +66,7 @@ class ModelPoints(Points):
 
     def at(self, name: str, site: Site) -> HookPoint:
         """A point at a site without a classic name."""
-        return HookPoint.at_site(name, site, self.standing)
+        return HookPoint.at_site(name, site, self.permanent)
 
     def layer(self, index: int) -> str:
         """The name of a layer of the main stack: `blocks.5`."""
@@ -170,7 +170,7 @@ class ModelPoints(Points):
 
     def of_copy(self, root: nn.Module) -> Points:
         """The points of a copy of the model."""
-        return ModelPoints(root, Standing(), find_anatomy(root) or self.anatomy)
+        return ModelPoints(root, PermanentHooks(), find_anatomy(root) or self.anatomy)
 
     def name_of(self, name: object) -> str:
         """The name of a point given as a name, a shorthand tuple `("q", 5)`, or the index of a block."""

@@ -12,9 +12,9 @@ from types import MappingProxyType
 
 from hookline.engine.derived import ExpandBatch
 from hookline.engine.lenses import FIRST, AddBatchAxis, Chain, Flat, Item, Patches
+from hookline.engine.order import Kind
 from hookline.engine.passes import Stream
 from hookline.engine.points import Site
-from hookline.engine.taps import Kind
 from hookline.transformer.architectures import architecture
 from hookline.transformer.roles import Anatomy, Projector, Stack, Tower
 from hookline.transformer.sites import (

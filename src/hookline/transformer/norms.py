@@ -13,10 +13,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from hookline.engine.derived import Derived
+from hookline.engine.derived import Derived, stashed
 from hookline.engine.names import lens_of
+from hookline.engine.order import Kind
 from hookline.engine.points import Site
-from hookline.engine.taps import Kind, now
 
 _EPSILON = ("eps", "variance_epsilon", "epsilon", "norm_eps")
 
@@ -59,10 +59,10 @@ class Norm:
 
     def parts_of(self, input: Site) -> tuple[Tensor, Tensor]:
         """The parts of the current input, computed once for all points of this norm."""
-        found = now.worked_out[input]
+        found = stashed.memo[input]
         with_grad = torch.is_grad_enabled()
         if with_grad not in found:
-            found[with_grad] = self.parts(now.kept[input])
+            found[with_grad] = self.parts(stashed.saved[input])
         return found[with_grad]
 
 
@@ -117,14 +117,14 @@ class _InNorm(Derived):
 
     def source(self, value: Any) -> Tensor:  # noqa: ARG002
         """The input of the norm."""
-        return now.kept[self.input]
+        return stashed.saved[self.input]
 
 
 @dataclass(frozen=True)
 class Scale(_InNorm):
     """`hook_scale`, the denominator. `b p 1`."""
 
-    def worked_out(self, value: Any) -> Tensor:
+    def computed(self, value: Any) -> Tensor:
         """The denominator, in the dtype of the stream."""
         return self.norm.parts_of(self.input)[0].to(self.source(value).dtype)
 
@@ -138,7 +138,7 @@ class Scale(_InNorm):
 class Normalized(_InNorm):
     """`hook_normalized`, the activation before weight and bias. `b p d`."""
 
-    def worked_out(self, value: Any) -> Tensor:
+    def computed(self, value: Any) -> Tensor:
         """The normalized activation, after edits of `hook_scale`."""
         x = self.source(value)
         scale, normalized = self.norm.parts_of(self.input)

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookline.engine.derived import Derived
+from hookline.engine.derived import Derived, stashed
 from hookline.engine.lenses import FIRST, Lens
+from hookline.engine.order import Kind
 from hookline.engine.points import Site
-from hookline.engine.taps import Kind, now
 from hookline.errors import HooklineError
 from hookline.transformer.norms import Normalized, Scale, norm_of
 
@@ -29,9 +29,9 @@ class HeadResult(Derived):
 
     def source(self, value: Any) -> Tensor:  # noqa: ARG002
         """`hook_z`."""
-        return now.kept[self.z]
+        return stashed.saved[self.z]
 
-    def worked_out(self, value: Any) -> Tensor:
+    def computed(self, value: Any) -> Tensor:
         """The projection of each head's `z`."""
         return self.of(self.source(value))
 
@@ -80,7 +80,7 @@ class PerHeadInput(Derived):
         """The input of attention."""
         return self.stream.get(value)
 
-    def worked_out(self, value: Any) -> Tensor:
+    def computed(self, value: Any) -> Tensor:
         """The stream repeated per head, or the edited input that this one is derived from."""
         stream = self.source(value)
         edited = self.of.edited(stream) if self.of is not None else None
@@ -104,11 +104,11 @@ class ReprojectHeads:
 
     def __call__(self, output: Any) -> Any:
         """The output, re-projected for each head with an edited input."""
-        stream = now.kept.get(self.stream)
+        stream = stashed.saved.get(self.stream)
         copies = self._edited(stream)
-        if stream is None or copies is None or now.kept.get(self) is copies:
+        if stream is None or copies is None or stashed.saved.get(self) is copies:
             return output
-        now.kept[self] = copies  # done: other runs need not repeat it
+        stashed.saved[self] = copies  # done: other runs need not repeat it
         self._check_norm(stream)
         heads = self._changed_heads(copies, stream)
         if not heads:
@@ -150,7 +150,7 @@ class ReprojectHeads:
 def _is_changed(point: Derived, source: Tensor) -> bool:
     """Whether a hook changed the value of a derived point."""
     edited = point.edited(source)
-    return edited is not None and not torch.equal(edited, point.worked_out(None))
+    return edited is not None and not torch.equal(edited, point.computed(None))
 
 
 def result_site(projection: nn.Module, z: Site) -> Site:
@@ -192,9 +192,9 @@ class ThroughNorm(Derived):
 
     def source(self, value: Any) -> Tensor:  # noqa: ARG002
         """The input of the norm."""
-        return now.kept[self.stream]
+        return stashed.saved[self.stream]
 
-    def worked_out(self, value: Any) -> Tensor:
+    def computed(self, value: Any) -> Tensor:
         """The input of the norm."""
         return self.source(value)
 

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from hookline.engine.actions import Action, PointAction
+from hookline.engine.order import Turn
 from hookline.engine.points import Site
 from hookline.engine.runs import Run
+from hookline.engine.schedule import active
 from hookline.engine.skipping import Give, Skipping
-from hookline.engine.taps import Turn, active
 from hookline.errors import HooklineError
 from hookline.text.image_tokens import image_token_id
 from hookline.transformer.architectures import architecture
@@ -126,7 +127,7 @@ def _check_nothing_before(points: ModelPoints, first: int) -> None:
     before: set[nn.Module] = {each for block in anatomy.blocks[:first] for each in block.module.modules()}
     entry = (anatomy.main.embed, anatomy.main.embed_norm, anatomy.main.pos_embed)
     before |= {module for module in entry if module is not None}
-    for routes in (*active.get(), points.standing):
+    for routes in (*active.get(), points.permanent):
         for action in routes.actions:
             if isinstance(action, PointAction) and action.must_fire and action.module in before:
                 raise HooklineError(f"{action.point.name!r} is before layer {first}, where this run starts")

@@ -9,16 +9,16 @@ from torch import nn
 from torch.nn import functional as F
 
 from hookline.engine.casting import Choices
-from hookline.engine.inner import FunctionInterceptor, InnerTap
-from hookline.engine.taps import Kind
+from hookline.engine.inner import InnerTap
+from hookline.engine.interception import FunctionInterceptor
+from hookline.engine.order import Kind
 
 
 class RouterInterceptor(FunctionInterceptor):
     """Intercepts the first linear call of a router, which returns the logits."""
 
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__(module, (Kind.ROUTER,), RouterTap)
-        self.seen_logits = False
+    kinds = (Kind.ROUTER,)
+    seen_logits = False
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

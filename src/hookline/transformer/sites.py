@@ -8,11 +8,11 @@ from typing import Any, Self
 
 from torch import nn
 
-from hookline.engine.derived import Added, Difference, ExpandBatch, Keys, MergeTiles, Rows
+from hookline.engine.derived import Added, Difference, ExpandBatch, Keys, MergeTiles, Unflatten
 from hookline.engine.lenses import FIRST, Chain, Heads, HeadsFirst, Interleaved, Lens, Slice, Times, TimesParameter
 from hookline.engine.names import lens_of
+from hookline.engine.order import Kind
 from hookline.engine.points import Site
-from hookline.engine.taps import Kind
 from hookline.transformer.architectures import (
     architecture,
     embedding_factor,
@@ -224,14 +224,16 @@ def _expert_points(block: Block, resid_pre: Site) -> Iterator[PointSpec]:
         for point in ("router", "expert_weights", "expert_indices"):
             yield PointSpec.of(f"mlp.hook_{point}", why="this layer is not a mixture of experts")
         return
-    yield PointSpec.of("mlp.hook_router", Site(router, Kind.ROUTER, Rows(resid_pre), (resid_pre,), tap_type=RouterTap))
+    yield PointSpec.of(
+        "mlp.hook_router", Site(router, Kind.ROUTER, Unflatten(resid_pre), (resid_pre,), tap_type=RouterTap)
+    )
     parameters = getattr(lens_of(experts, Kind.INPUT), "parameters", ())
     for point, word in (("hook_expert_weights", "weights"), ("hook_expert_indices", "ind")):
         name = next((name for name in parameters if word in name), None)
         if name is None:
             yield PointSpec.of(f"mlp.{point}", why="the experts of this layer do not take it as an argument")
         else:
-            lens = chained(lens_of(experts, Kind.INPUT, (name,)), Rows(resid_pre))
+            lens = chained(lens_of(experts, Kind.INPUT, (name,)), Unflatten(resid_pre))
             choices = choices_of(experts) if point == "hook_expert_indices" else None
             yield PointSpec.of(f"mlp.{point}", Site(experts, Kind.INPUT, lens, (resid_pre,), choices=choices))
 
@@ -400,4 +402,4 @@ def _merge_tiles(site: Site, like: Site) -> Site:
 
 
 def _by_row(site: Site, like: Site) -> Site:
-    return replace(site, lens=chained(site.lens, Rows(like)), needs=(like, *site.needs))
+    return replace(site, lens=chained(site.lens, Unflatten(like)), needs=(like, *site.needs))

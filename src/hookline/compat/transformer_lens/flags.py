@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from hookline.engine.actions import HookAction
+from hookline.engine.hook_actions import HookAction
 from hookline.engine.hooked import Hooked, HookList
 from hookline.engine.names import Filter
 from hookline.errors import HooklineError

@@ -16,7 +16,7 @@ class HookedRootModule(LensHooks, _HookedRootModule):
     def setup(self) -> None:
         """Name every HookPoint by its path. Call it at the end of `__init__`."""
         super().setup()
-        self._points.standing.raises_own = True
+        self._points.permanent.raises_own = True
 
 
 __getattr__ = refusing("transformer_lens.hook_points")

@@ -126,7 +126,7 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._points.standing.raises_own = True
+        self._points.permanent.raises_own = True
 
     def __call__(
         self,

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from hookline.compat.transformer_lens.slices import Slice, SliceInput
-from hookline.engine.actions import HookAction
 from hookline.engine.callbacks import HookFunction, OnError
+from hookline.engine.hook_actions import HookAction
 from hookline.engine.hooked import Hooked, HookList
 from hookline.engine.names import Filter
 from hookline.engine.points import Direction, HookPoint, remove_from_contexts
-from hookline.engine.taps import active
+from hookline.engine.schedule import active
 from hookline.errors import HooklineError
 
 CachingHooks = tuple[dict[str, Tensor], list[tuple[str, HookFunction]], list[tuple[str, HookFunction]]]
@@ -50,13 +50,15 @@ class LensHooks(Hooked):
             yield
         finally:
             if resets:
-                self._points.standing.remove(lambda hook: hook.level == level and not hook.is_permanent)
+                self._points.permanent.remove(
+                    lambda hook: hook.registration.level == level and not hook.registration.is_permanent
+                )
             _open.set(before)
 
     def _actions(self, fwd_hooks: HookList, bwd_hooks: HookList, on_error: OnError) -> list[HookAction]:
         actions = super()._actions(fwd_hooks, bwd_hooks, on_error)
         for action in actions:
-            action.level = self.context_level
+            action.registration.level = self.context_level
         return actions
 
     @contextmanager
@@ -159,10 +161,10 @@ class LensHooks(Hooked):
         )
         found: dict[str, list[HookFunction]] = {}
         of_contexts = [each for run in active.get() if run.is_open for each in run.actions]
-        for action in (*self._points.standing.hooks(), *of_contexts):
+        for action in (*self._points.permanent.hooks(), *of_contexts):
             if not isinstance(action, HookAction) or not self._points.has(action.module):
                 continue
-            if dir in (action.dir, "both") and (including_permanent or not action.is_permanent):
+            if dir in (action.dir, "both") and (including_permanent or not action.registration.is_permanent):
                 name = action.point.canonical_name
                 if chosen is None or name in chosen:
                     found.setdefault(name, []).append(action.hook)

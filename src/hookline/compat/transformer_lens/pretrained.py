@@ -39,7 +39,7 @@ class Pretrained(LensWeights):
                 f"HookedTransformer needs a causal language model: use hookline.hook for {anatomy.kind}"
             )
         HookedModel.__init__(self, module, None, anatomy)
-        self._points.standing.raises_own = True
+        self._points.permanent.raises_own = True
         known.setdefault("default_prepend_bos", anatomy.config.model_type not in self._no_bos)
         vars(self)["_cfg"] = described(module, anatomy, **known) if cfg is None else cfg
         self._cfg.device = self._device

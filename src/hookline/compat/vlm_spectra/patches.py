@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from hookline.engine.casting import cast
 from hookline.engine.lenses import FIRST
 from hookline.engine.names import Points
+from hookline.engine.passes import current
 from hookline.engine.points import HookPoint
-from hookline.engine.taps import now
 from hookline.errors import HooklineError, InvalidHookError
 from hookline.hooks.action import ObjectEdit, here
 from hookline.hooks.fitting import Units, described, units
@@ -112,7 +112,7 @@ class Patch(Hook):
 
     def _of_all(self, value: Tensor, x: Tensor, hook: HookPoint) -> Tensor | None:
         """A replacement of all positions of a text; in later steps of generation, its remaining positions."""
-        passing = None if hook.stream == "image" else now.passing
+        passing = None if hook.stream == "image" else current.forward_pass
         start = 0 if passing is None else passing.span_at(hook.stream).positions.start
         length = value.shape[-2]
         if not start or length == 1:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from hookline.engine.cache import ActivationCache
 from hookline.engine.names import lens_of
+from hookline.engine.order import Kind
 from hookline.engine.points import HookPoint, Site
-from hookline.engine.taps import Kind
 from hookline.transformer.architectures import architecture, is_post_norm
 from hookline.transformer.contexts import EagerAttention
 from hookline.transformer.roles import Block, Stack

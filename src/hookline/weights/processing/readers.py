@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from hookline.engine import taps
 from hookline.engine.blocks import Block
+from hookline.engine.schedule import active
 from hookline.engine.structures import tensors_in
-from hookline.engine.taps import active
 from hookline.engine.torch_hooks import TorchHooks
 from hookline.errors import HooklineError
 
@@ -76,17 +76,17 @@ class Unhooked(Block):
 
     def __init__(self, root: nn.Module) -> None:
         here = [tap for module in root.modules() for tap in taps._taps.get(module, {}).values()]
-        self._before = [(tap, tap.standing) for tap in here]
+        self._before = [(tap, tap.permanent) for tap in here]
         self._active = active.get()
 
     def open(self) -> None:
         """Let no hook act."""
         active.set(())
         for tap, _ in self._before:
-            tap.standing = ()
+            tap.permanent = ()
 
     def close(self) -> None:
         """Let them act again."""
         for tap, standing in self._before:
-            tap.standing = standing
+            tap.permanent = standing
         active.set(self._active)

@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 from hookline.engine.callbacks import HookFunction
 from hookline.engine.lenses import First
 from hookline.engine.names import Filter
-from hookline.engine.taps import Kind
+from hookline.engine.order import Kind
 from hookline.errors import HooklineError, UnknownHookPointError
 from hookline.hooks import Controller, Detector, Hook, HookType, Registry
 from hookline.hooks.hook import hook_type_of

@@ -14,8 +14,8 @@ from typing import Any
 
 from hookline.compat.vlm_spectra.core.activation_cache import Key
 from hookline.engine.lenses import FIRST
+from hookline.engine.order import Kind
 from hookline.engine.points import HookPoint, Site
-from hookline.engine.taps import Kind
 from hookline.errors import HooklineError, UnavailablePointError, UnknownHookPointError, UnknownPointError
 from hookline.transformer.index import ModelPoints
 
@@ -99,4 +99,4 @@ def as_meant(point: HookPoint, points: ModelPoints) -> HookPoint:
     module = getattr(main.blocks[int(number)], _MODULES[what])
     if module is None or point.site.module is module:
         return point
-    return HookPoint.at_site(point.canonical_name, Site(module, Kind.OUTPUT, FIRST), points.standing, point.axes)
+    return HookPoint.at_site(point.canonical_name, Site(module, Kind.OUTPUT, FIRST), points.permanent, point.axes)

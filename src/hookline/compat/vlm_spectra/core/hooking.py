@@ -9,10 +9,11 @@ from torch import Tensor
 
 from hookline.compat.vlm_spectra.core.activation_cache import ActivationCache, Key
 from hookline.compat.vlm_spectra.core.hook_names import as_meant, places_of
-from hookline.engine.actions import HookAction, Record
+from hookline.engine.actions import Record
 from hookline.engine.callbacks import HookObject, refuse_class
+from hookline.engine.hook_actions import HookAction
 from hookline.engine.points import HookPoint
-from hookline.engine.recorder import Recording
+from hookline.engine.recorder import Recorder
 from hookline.engine.runs import Run
 from hookline.engine.snapshots import snapshot
 from hookline.errors import InvalidHookError, describe
@@ -38,7 +39,7 @@ class _Called(Hook):
         return describe(self.hook)
 
 
-class _Keeper(Recording):
+class _Keeper(Recorder):
     """Records the value of a point in a cache; a later pass overwrites it."""
 
     def __init__(self, cache: ActivationCache, key: Key) -> None:

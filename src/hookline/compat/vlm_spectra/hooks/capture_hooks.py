@@ -10,7 +10,7 @@ from hookline.compat.vlm_spectra.core.activation_cache import ActivationCache
 from hookline.compat.vlm_spectra.hooks.base import Hook
 from hookline.engine.lenses import FIRST
 from hookline.engine.names import lens_of
-from hookline.engine.taps import Kind
+from hookline.engine.order import Kind
 
 
 class CaptureOutputHook(Hook):

@@ -1,0 +1,141 @@
+"""Counting the calls of modules in a forward pass, in each thread separately."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import TYPE_CHECKING, Any, cast
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from hookline.engine.taps import Tap
+
+
+class _Running(threading.local):
+    """The hooks running in this thread."""
+
+    def __init__(self) -> None:
+        self.hooks = 0  # how many there are, each called (indirectly) by the one before
+        self.call: int | None = None  # the number of the call of its module that the innermost hook sees
+
+
+running = _Running()
+
+
+class _Arguments(threading.local):
+    """The arguments of the module call whose tap a value passes in this thread."""
+
+    def __init__(self) -> None:
+        self.given: Any = None
+        self.sent: dict[int, Any] = {}  # tensors that replaced the caller's: see `aliases.py`
+
+
+call_arguments = _Arguments()
+
+
+class Calls:
+    """The number of the current call at each tap, in the current forward pass of the whole model, in one thread.
+
+    A model that calls itself continues the count; a pass that a hook starts has a count of its own.
+    """
+
+    failure: Any = None
+    """The error of a hook in the current pass."""
+
+    def __init__(self, *, is_home: bool = False) -> None:
+        self.is_home = is_home  # whether calls outside a pass count too
+        self.calls: dict[tuple[Tap, int], int] = {}
+        self.passes_on: list[int] = []  # for each pass that is running: inside how many hooks
+
+    def begin(self, tap: Tap, root: nn.Module) -> None:
+        """Begin a forward pass of the whole model, at `tap`."""
+        if self.passes_on and not _is_running(root):
+            self.passes_on = []  # torch does not report the end of a pass that was interrupted
+        if running.hooks not in self.passes_on:
+            self.calls = {key: call for key, call in self.calls.items() if key[1] < running.hooks}
+            self.calls[tap, running.hooks] = 0
+        self.passes_on.append(running.hooks)
+
+    def end(self) -> None:
+        """End the innermost forward pass."""
+        if self.passes_on:
+            self.passes_on.pop()
+        if not self.passes_on and not self.is_home:
+            self.calls = {}  # a thread-local keeps its contents alive
+
+    def is_on(self) -> bool:
+        """Whether a forward pass of the whole model is running."""
+        return bool(self.passes_on)
+
+
+class _Elsewhere(threading.local):
+    """The calls of each thread except the one that opened the context of hooks."""
+
+    def __init__(self, make: type[Calls]) -> None:
+        self.calls = make()
+
+
+class Count:
+    """The calls that a set of hooks has seen, in each thread separately."""
+
+    def __init__(self, make: type[Calls] = Calls) -> None:
+        self._make = make
+        self._home: Any = None  # `Calls` of the thread that opened the context
+        self._thread = 0
+        self._elsewhere: _Elsewhere | None = None  # created on demand: it costs more than everything else here
+
+    def open(self) -> None:
+        """Enter a context of hooks in this thread, in which calls outside a pass count too."""
+        thread = threading.get_ident()
+        if self._thread != thread:
+            self._thread, self._home = thread, self._make(is_home=True)
+
+    def here(self) -> Calls:
+        """The calls of this thread."""
+        if self._thread == threading.get_ident():
+            return cast("Calls", self._home)
+        if self._elsewhere is None:
+            with _lock:
+                self._elsewhere = self._elsewhere or _Elsewhere(self._make)
+        return self._elsewhere.calls
+
+    def next(self, tap: Tap) -> None:
+        """Count one more call."""
+        calls = (self._home if self._thread == threading.get_ident() else self.here()).calls
+        key = tap, running.hooks
+        calls[key] = calls.get(key, -1) + 1
+
+    def of(self, tap: Tap) -> int | None:
+        """The number of the current call at `tap`; None where calls are not counted."""
+        here: Calls = self._home if self._thread == threading.get_ident() else self.here()
+        return here.calls.get((tap, running.hooks)) if here.passes_on or here.is_home else None
+
+
+_lock = threading.Lock()
+_CALL = nn.Module._call_impl.__code__
+
+
+def callers() -> Iterator[FrameType]:
+    """The frames of this thread, innermost first."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+def is_call_of(frame: FrameType, module: nn.Module) -> bool:
+    """Whether torch is calling `module` in this frame."""
+    return frame.f_code is _CALL and frame.f_locals["self"] is module
+
+
+def running_modules() -> list[nn.Module]:
+    """The modules that torch is calling in this thread, innermost first."""
+    return [frame.f_locals["self"] for frame in callers() if frame.f_code is _CALL]
+
+
+def _is_running(module: nn.Module) -> bool:
+    """Whether this thread is in an earlier call of `module` than the current one."""
+    return sum(is_call_of(frame, module) for frame in callers()) > 1

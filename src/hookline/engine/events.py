@@ -1,0 +1,188 @@
+"""The event path: from torch's call of a tap to the user's function and back. Read it from top to bottom.
+
+    torch calls a module, and with it the tap on that event
+      Listener.__call__   notes the arguments of the call, and pauses interception
+        flow              finds the runs of this thread that listen here, and counts the call
+          step, step, …   the actions of those runs at this event, in the order that `order.py` states
+            edit          lends the activation to a hook, and sends on what the hook made of it
+              call_hook   calls the user's function
+
+What only some hooks need is composed around `edit` when the run is planned: see `composed`, at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import _StopRecomputationError
+
+from hookline.engine import checkpointing, compiling, failures, interception
+from hookline.engine.aliases import is_discarded
+from hookline.engine.calls import call_arguments, running
+from hookline.engine.checkpointing import recomputing
+from hookline.engine.order import Kind, arrange
+from hookline.engine.passes import current
+from hookline.engine.schedule import Schedule, Step, active
+from hookline.engine.snapshots import is_part_of_pass
+from hookline.engine.structures import NoTensorError
+from hookline.errors import HookError
+
+if TYPE_CHECKING:
+    from hookline.engine.actions import Action
+    from hookline.engine.hook_actions import Edit, HookAction
+
+
+class Listener:
+    """The part of a tap that torch calls; `taps.py` attaches it to its module."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        self.users: set[int] = set()
+        self.permanent: tuple[Schedule, ...] = ()
+
+    def __call__(self, _module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
+        """Called by torch with `(module, args, kwargs)` or `(module, args, kwargs, output)`."""
+        if torch.compiler.is_compiling() and compiling.leaves_hooks_out():
+            return None  # another thread hooks the module while this one compiles it
+        if len(rest) != (1 if self.kind is Kind.INPUT else 2):
+            # Another thread detached the tap when torch was about to call it, so torch calls it without keywords. No
+            # run of this thread needs it then.
+            return None
+        before, call_arguments.given = call_arguments.given, (args, rest[0])
+        value = call_arguments.given if self.kind is Kind.INPUT else rest[1]
+        is_plain = not interception.stack.interceptors
+        try:
+            new = self.flow(value) if is_plain else interception.unintercepted(self.flow, value)
+        finally:
+            call_arguments.given = before
+        return None if new is value else new
+
+    def flow(self: Any, value: Any) -> Any:
+        """Pass a value through the steps of the runs that listen here in this thread, and return the outcome."""
+        runs = active.get()
+        here: Sequence[Schedule]
+        if len(runs) == 1 and not self.permanent and torch._C._current_graph_task_id() == -1:  # nearly always
+            here, is_replay = runs if self in runs[0].steps and runs[0].is_open else (), False
+        else:
+            here, is_replay = self.schedules()
+        if not here:
+            if not runs:
+                self.tell_other_threads()
+            return value
+        recomputing.is_on = is_replay
+        if not is_replay:
+            for run in here:
+                run.count.next(self)
+        is_usual = len(here) == 1 and not is_replay
+        for step in here[0].steps[self] if is_usual else arrange(self.actions(here), is_replay=is_replay):
+            value = step(value)
+        return value
+
+    def schedules(self: Any) -> tuple[list[Schedule], bool]:
+        """The runs that act here at this moment, and whether a checkpointed region is recomputing."""
+        is_in_backward = torch._C._current_graph_task_id() != -1
+        again = checkpointing.runs_in_second_run() if is_in_backward else None
+        runs: Sequence[Schedule] = again if again is not None else active.get()
+        here = [run for run in runs if self in run.steps and (run.is_open or again is not None)]
+        here += [run for run in self.permanent if self in run.steps]
+        return here, again is not None
+
+    def actions(self: Any, schedules: Sequence[Schedule] | None = None) -> list[Action]:
+        """The actions of these schedules, or of those that act at this moment, that wait here."""
+        some = self.schedules()[0] if schedules is None else schedules
+        return [action for each in some for action in each.actions_at.get(self, ())]
+
+
+def edit(action: Edit, value: Any) -> Any:
+    """Let one hook work on the activation in `value`. Returns the value to continue with."""
+    if recomputing.is_on:
+        call = action.call()
+    else:
+        call = action.count.of(action.tap)
+        action.times = (call or 0) + 1
+    try:
+        x = action.view.get(value)
+    except NoTensorError as error:
+        raise failures.nothing_there(action, error) from error
+    given, kept = action.lend(x)
+    action.fired = True
+    result = call_hook(action, given, call)
+    if result is None or result is given:
+        if action.is_as_lent(given, kept, x):
+            return action.passed_on(value, x, given) if action.wants_gradient(given, x) else value
+        result = given
+    new = action.view.put(value, action.fitted_result(result, x, given))
+    action.has_edited = True
+    if recomputing.starts_with_grad:
+        action.keep_for_second_run()
+    is_lost = action.tap.kind is Kind.OUTPUT and is_part_of_pass(action.module) and is_discarded()
+    return action.written_back(value, new) if is_lost else new
+
+
+def call_hook(action: HookAction, given: Any, call: int | None) -> Any:
+    """Call the user's function. Its errors are raised as a `HookError`, unless the model wants them unchanged."""
+    before = running.call, running.hooks, recomputing.is_on, current.forward_pass, current.at_hook
+    try:
+        if recomputing.is_on:
+            current.forward_pass = checkpointing.pass_in_second_run()
+        running.call, running.hooks, current.at_hook = call, running.hooks + 1, current.forward_pass
+        return action.invoke(given, action.point)
+    except _StopRecomputationError:  # not a failure: torch has recomputed all that it needs
+        raise
+    except Exception as error:  # not swallowed: every error of a hook reaches the caller
+        failure = failures.raised(action, error)
+        if failure is error:
+            raise
+        raise failure from error
+    finally:
+        running.call, running.hooks, recomputing.is_on, current.forward_pass, current.at_hook = before
+
+
+def composed(action: Edit, *, is_replay: bool) -> Step:
+    """The step of an edit, with what its options ask for around it."""
+    step: Step = partial(replayed if is_replay else edit, action)
+    if action.reach is not None:
+        step = partial(at_positions, action, step)
+    if action.point.only is not None:
+        step = partial(only_call, action, step)
+    return partial(skip_errors, action, step) if action.on_error == "skip" else step
+
+
+def replayed(action: Edit, value: Any) -> Any:
+    """What an edit did in the first run of a checkpointed region. A hook that only read is not called again."""
+    if action.has_edited:
+        return edit(action, value)
+    if not action.has_passed_on:
+        return value
+    x = action.view.get(value)
+    return action.passed_on(value, x, x)
+
+
+def at_positions(action: Edit, step: Step, value: Any) -> Any:
+    """For a hook at some positions only: it has fired once it has reached one of them."""
+    fired, reach = action.fired, action.reach
+    assert reach is not None
+    value = step(value)
+    action.fired = fired or reach.has_acted()
+    action.why_not = None if action.fired else reach.why_not()
+    if not recomputing.is_on:
+        reach.note(action.point)
+    return value
+
+
+def only_call(action: Edit, step: Step, value: Any) -> Any:
+    """For a point such as `fc#1`: act at one call of the module."""
+    return step(value) if action.is_for_this_call() else value
+
+
+def skip_errors(action: Edit, step: Step, value: Any) -> Any:
+    """With `on_error="skip"`: drop the effect of a hook that fails, and continue."""
+    try:
+        return step(value)
+    except HookError as failure:
+        failures.skip(action, failure)
+        return value

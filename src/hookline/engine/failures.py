@@ -1,0 +1,59 @@
+"""The errors of hooks: how they are described, raised, or skipped with a warning."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hookline.engine.reports import report_skipped
+from hookline.errors import HookError, describe
+
+if TYPE_CHECKING:
+    from hookline.engine.hook_actions import HookAction
+    from hookline.engine.structures import NoTensorError
+
+
+def hook_error(action: HookAction, what: str, original: BaseException | None = None) -> HookError:
+    """The error that names a hook and its point."""
+    failure = HookError(
+        f"hook {describe(action.hook)} at point {action.point.name!r} {what}",
+        point=action.point,
+        hook=action.hook,
+        hook_id=action.registration.id or getattr(action.hook, "id", None),
+        original_error=original,
+    )
+    schedule = action.run if action.is_in_run else action.point.permanent
+    if action.on_error != "skip" and schedule is not None:
+        schedule.note(failure)
+    return failure
+
+
+def raised(action: HookAction, error: Exception) -> Exception:
+    """What to raise for an exception of the user's function: a `HookError`, or the exception itself with a note."""
+    failure = hook_error(action, f"raised {type(error).__name__}: {error}", error)
+    if not action.point.permanent.raises_own or action.on_error == "skip":
+        return failure
+    error.add_note(str(failure))
+    return error
+
+
+def nothing_there(action: HookAction, error: NoTensorError) -> HookError:
+    """The error for a point at which there is no tensor."""
+    return hook_error(action, f"has nothing to work on: {error}", error)
+
+
+def skip(action: HookAction, failure: HookError) -> None:
+    """Keep the first error of its kind, and warn: at the end of the run, or now if there is none."""
+    action.fired = True
+    failure.let_go()
+    known = next((each for each in action.errors if each.hook is failure.hook and each.point is failure.point), None)
+    if known is None:
+        action.errors.append(failure)
+    else:
+        known.times += 1
+    if action.is_in_run:
+        run = action.run
+        is_news = known is None and (run is None or not run.is_open)
+    else:
+        is_news = action.point.permanent.is_news(action)
+    if is_news:
+        report_skipped([failure])

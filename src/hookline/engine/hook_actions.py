@@ -1,0 +1,163 @@
+"""Actions that call a user's hook. `events.py` has the algorithm; the parts that depend on the hook are here."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hookline.engine import passes
+from hookline.engine.actions import PointAction
+from hookline.engine.aliases import copy_of, is_passed_through, write_through
+from hookline.engine.callbacks import Caller, OnError, caller
+from hookline.engine.casting import choices_at
+from hookline.engine.events import composed
+from hookline.engine.failures import hook_error
+from hookline.engine.order import Kind, Phase
+from hookline.engine.registration import Registration
+from hookline.engine.results import fit
+from hookline.engine.schedule import Step
+from hookline.engine.snapshots import is_as_lent, lend
+from hookline.errors import HookError, HooklineError, NeverFiredWarning, describe
+
+if TYPE_CHECKING:
+    from hookline.engine.points import HookPoint
+
+
+class Reach:
+    """The positions that a hook is for, and those that it has not reached yet."""
+
+    def __init__(self, partial: Any) -> None:
+        self._partial = partial
+        self._unreached = passes.text().unreached(partial.where)
+
+    def has_acted(self) -> bool:
+        """Whether the hook acted when it was last called."""
+        return bool(self._partial.acted)
+
+    def why_not(self) -> str:
+        """The reason for a hook that never fired."""
+        return f"none of the positions that ran is {self._partial.where!r}"
+
+    def clear(self) -> None:
+        """Begin a run: no position has been missed yet."""
+        if self._unreached is not None:
+            self._unreached.clear()
+
+    def note(self, point: HookPoint) -> None:
+        """Note which positions of the current forward pass the hook reached."""
+        if self._unreached is not None:
+            self._unreached.note(point)
+
+    def message(self) -> str | None:
+        """Which positions were never reached; None if all were."""
+        return None if self._unreached is None else self._unreached.message()
+
+
+class HookAction(PointAction):
+    """Calls a user's hook at a point."""
+
+    on_error: OnError | None = None
+    reach: Reach | None = None
+    """Of a hook for some positions only."""
+
+    def __init__(self, point: HookPoint, hook: Any, *, prepend: bool = False) -> None:
+        super().__init__(point, prepend=prepend)
+        self.hook = hook
+        self.registration = Registration()
+        self.choices = choices_at(point)
+        self.invoke = self.caller()
+        self.errors: list[HookError] = []
+        """Skipped errors; all actions of a run share its list."""
+
+    def caller(self) -> Caller:
+        """How to call the hook."""
+        return caller(self.hook)
+
+    def only_at(self, partial: Any) -> None:
+        """Note that the hook is for some positions only: `partial` is what `positions.at` returned."""
+        self.reach = Reach(partial)
+
+    def begin(self) -> None:
+        """A run begins."""
+        super().begin()
+        if self.reach is not None:
+            self.reach.clear()
+
+    def skip_on_error(self) -> None:
+        """From now on, drop the effect of the hook when it fails, and continue."""
+        self.on_error = "skip"
+
+    def uncounted(self) -> HooklineError:
+        """The error for a point of one call where calls are not counted, as an error of this hook."""
+        return hook_error(self, str(super().uncounted()))
+
+
+def _references(given: object) -> int:
+    return sys.getrefcount(given)
+
+
+def _references_of_one() -> int:
+    given = object()
+    return _references(given)
+
+
+_OURS = _references_of_one()
+"""References to a tensor that only `edit` and `wants_gradient` hold; Python versions count them differently."""
+
+
+class Edit(HookAction):
+    """A forward hook: reads the activation, changes it in place, or returns another one."""
+
+    phase = Phase.EDIT
+    lend = staticmethod(lend)
+    fitted_result = fit  # as a method: (result, x, given)
+    _has_warned = False
+
+    def __init__(self, point: HookPoint, hook: Callable[..., Any], *, prepend: bool = False) -> None:
+        super().__init__(point, hook, prepend=prepend)
+        self.view: Any = self.lens
+        self.has_edited = self.has_passed_on = False
+        if hasattr(hook, "where"):
+            self.only_at(hook)
+
+    def extend(self, steps: list[Step], *, is_replay: bool = False) -> None:
+        """Append the step of this edit."""
+        steps.append(composed(self, is_replay=is_replay))
+
+    def is_as_lent(self, given: Any, kept: Any, x: Any) -> bool:
+        """Whether the hook left what it was given unchanged."""
+        return is_as_lent(given, kept) and given.requires_grad == (x.requires_grad and torch.is_grad_enabled())
+
+    def wants_gradient(self, given: Any, x: Any) -> bool:
+        """Whether the hook may have asked for the gradient of what it was given, which must be in the graph then."""
+        if not given.requires_grad or self.is_derived:
+            return bool(given.requires_grad)
+        if given.retains_grad or given._backward_hooks:
+            return True
+        # The hook kept it, perhaps for later. But passing it on must not separate the model's tensors from each other.
+        return sys.getrefcount(given) > _OURS and not (self.tap.kind is Kind.OUTPUT and is_passed_through(x))
+
+    def passed_on(self, value: Any, x: Any, given: Any) -> Any:
+        """The value with the tensor that the hook saw. A checkpoint counts saved tensors, so this is replayed."""
+        self.has_passed_on = True
+        if self.is_derived:
+            self.keep_for_second_run()
+        return self.view.put(value, copy_of(x, given))
+
+    def written_back(self, value: Any, new: Any) -> Any:
+        """Return `value` with the edit written to the caller's own tensors: the caller ignores what is returned."""
+        if write_through(value, new):
+            return value
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"hook {describe(self.hook)} at point {self.point.name!r} has no effect: what calls "
+                f"{type(self.module).__name__} discards its return value",
+                NeverFiredWarning,
+                stacklevel=2,
+            )
+        return new

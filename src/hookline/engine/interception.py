@@ -1,0 +1,99 @@
+"""Interception of torch functions inside a module while it runs.
+
+A module computes its intermediate values with a few torch functions. While a run looks into a module, the calls of
+those functions are intercepted, in this thread and this module only; `transformer/attention.py` and
+`transformer/router.py` define what is intercepted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import nn, overrides
+from torch.overrides import TorchFunctionMode
+
+if TYPE_CHECKING:
+    from hookline.engine.order import Kind
+    from hookline.engine.taps import Tap
+
+
+class FunctionInterceptor(TorchFunctionMode):
+    """Intercepts every call of a torch function in one module."""
+
+    kinds: ClassVar[tuple[Kind, ...]]
+    """The inner events that it reports."""
+    ignored: ClassVar[frozenset[str]] = frozenset()
+    """The names of children in which nothing is intercepted."""
+
+    def __init__(self, module: nn.Module, taps: Mapping[Kind, Tap]) -> None:
+        super().__init__()
+        self.module, self.taps = module, taps
+        self.muted = 0  # how many ignored children are running; nothing is intercepted while any is
+        self.is_over = False
+
+
+class _Stack(threading.local):
+    """The interceptors of the modules now running in this thread, innermost last."""
+
+    def __init__(self) -> None:
+        self.interceptors: list[FunctionInterceptor] = []
+
+
+stack = _Stack()
+
+
+def start(interceptor: FunctionInterceptor) -> None:
+    """Intercept from now on."""
+    stack.interceptors.append(interceptor)
+    interceptor.__enter__()
+
+
+def stop(depth: int) -> None:
+    """End all interceptors except the outermost `depth`; some of their modules may have been interrupted."""
+    while len(stack.interceptors) > depth:
+        interceptor = stack.interceptors[-1]
+        # Torch removes a mode from its stack while calling it; an interrupt at that moment restores the mode late, when
+        # the traceback is freed. It must do nothing then.
+        interceptor.is_over, interceptor.muted = True, 1
+        sweep()
+        stack.interceptors.pop()
+
+
+def stop_in(module: nn.Module) -> None:
+    """End the interceptor of `module` and those inside it."""
+    mine = [depth for depth, each in enumerate(stack.interceptors) if each.module is module]
+    if mine:
+        stop(mine[-1])
+
+
+def mute(more: int) -> None:
+    """Enter (1) or leave (-1) a child that is ignored."""
+    if stack.interceptors:
+        stack.interceptors[-1].muted += more
+
+
+def sweep() -> None:
+    """Remove ended interceptors from torch's stack of modes, wherever an interrupt may have left them."""
+    above: list[Any] = []
+    while any(
+        isinstance(mode, FunctionInterceptor) and mode.is_over for mode in overrides._get_current_function_mode_stack()
+    ):
+        top = overrides._pop_mode()
+        if not (isinstance(top, FunctionInterceptor) and top.is_over):
+            above.append(top)
+    while above:
+        overrides._push_mode(above.pop())
+
+
+def unintercepted(function: Callable[[Any], Any], value: Any) -> Any:
+    """Call `function` without interception: what hooks compute is not part of the model."""
+    modes = overrides._get_current_function_mode_stack()
+    if not modes or modes[-1] is not stack.interceptors[-1]:  # in a nested hook, or under another mode
+        return function(value)
+    mode = overrides._pop_mode()
+    try:
+        return function(value)
+    finally:
+        overrides._push_mode(mode)

@@ -1,0 +1,51 @@
+"""Schedules: which actions wait at which tap. A run is one, and so are the permanent hooks of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from hookline.engine.calls import Count
+from hookline.engine.order import arrange
+
+if TYPE_CHECKING:
+    from hookline.engine.actions import Action
+    from hookline.engine.taps import Tap
+
+Step: TypeAlias = Callable[[Any], Any]
+"""Takes the value at an event, and returns the value to continue with."""
+
+
+class Schedule:
+    """The actions of one run, or the permanent hooks of a model, by the tap that they wait at."""
+
+    is_open = True
+    """Whether its actions are to be taken. A context that was left may still be in the `active` of another task."""
+    is_one_pass = False
+    """Whether it lasts for a single forward pass."""
+
+    def __init__(self, actions: Sequence[Action] = ()) -> None:
+        self.actions: Sequence[Action] = ()
+        self.actions_at: dict[Tap, list[Action]] = {}
+        self.steps: dict[Tap, list[Step]] = {}
+        self.count = self.new_count()
+        self.set(actions)
+
+    def new_count(self) -> Count:
+        """Where its calls are counted: each schedule has a count of its own."""
+        return Count()
+
+    def set(self, actions: Sequence[Action]) -> None:
+        """Replace all actions. Other threads see either the old ones or the new ones."""
+        actions_at: dict[Tap, list[Action]] = {}
+        for action in actions:
+            action.count = self.count
+            actions_at.setdefault(action.tap, []).append(action)
+        self.steps = {tap: arrange(some) for tap, some in actions_at.items()}
+        self.actions_at = actions_at
+        self.actions = actions
+
+
+active: ContextVar[tuple[Schedule, ...]] = ContextVar("hookline_active", default=())
+"""The runs of this thread or task, outermost first."""
