@@ -54,7 +54,7 @@ def all_messages() -> str:
 
 def _is_of_messages(function: ast.expr) -> bool:
     name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-    return name.endswith(("Error", "Warning")) or name in ("warn", "_warn", "error")
+    return name.endswith(("Error", "Warning")) or name in ("warn", "_warn", "error", "hook_error")
 
 
 def _text(node: ast.expr) -> str | None:

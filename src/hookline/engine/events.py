@@ -135,7 +135,8 @@ def call_hook(action: HookAction, given: Any, call: int | None) -> Any:
         raise
     except Exception as error:  # not swallowed: every error of a hook reaches the caller
         failure = failures.raised(action, error)
-        if failure is error:
+        if action.point.permanent.raises_own and action.on_error != "skip":
+            error.add_note(str(failure))
             raise
         raise failure from error
     finally:

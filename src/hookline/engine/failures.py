@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hookline.engine.structures import NoTensorError
 
 
-def hook_error(action: HookAction, what: str, original: BaseException | None = None) -> HookError:
+def hook_error(what: str, action: HookAction, original: BaseException | None = None) -> HookError:
     """The error that names a hook and its point."""
     failure = HookError(
         f"hook {describe(action.hook)} at point {action.point.name!r} {what}",
@@ -27,18 +27,14 @@ def hook_error(action: HookAction, what: str, original: BaseException | None = N
     return failure
 
 
-def raised(action: HookAction, error: Exception) -> Exception:
-    """What to raise for an exception of the user's function: a `HookError`, or the exception itself with a note."""
-    failure = hook_error(action, f"raised {type(error).__name__}: {error}", error)
-    if not action.point.permanent.raises_own or action.on_error == "skip":
-        return failure
-    error.add_note(str(failure))
-    return error
+def raised(action: HookAction, error: Exception) -> HookError:
+    """The error for an exception of the user's function."""
+    return hook_error(f"raised {type(error).__name__}: {error}", action, error)
 
 
 def nothing_there(action: HookAction, error: NoTensorError) -> HookError:
-    """The error for a point at which there is no tensor."""
-    return hook_error(action, f"has nothing to work on: {error}", error)
+    """The error for a point without a tensor."""
+    return hook_error(f"has nothing to work on: {error}", action, error)
 
 
 def skip(action: HookAction, failure: HookError) -> None:

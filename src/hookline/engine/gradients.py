@@ -51,7 +51,7 @@ class GradientTap(PointAction):
         raise NotImplementedError
 
     def miss(self, error: NoTensorError) -> None:
-        """There is no tensor at the point."""
+        """The point has no tensor in this call."""
         raise NotImplementedError
 
 
@@ -197,8 +197,7 @@ def _skipping(action: BackwardHook, invoke: Caller) -> Caller:
         except HookError as failure:
             failures.skip(action, failure)
         except Exception as error:  # not swallowed: it is kept, and a warning reports it
-            what = f"raised {type(error).__name__}: {error}"
-            failures.skip(action, failures.hook_error(action, what, error))
+            failures.skip(action, failures.raised(action, error))
         return before
 
     return call

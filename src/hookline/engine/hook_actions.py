@@ -93,7 +93,7 @@ class HookAction(PointAction):
 
     def uncounted(self) -> HooklineError:
         """The error for a point of one call where calls are not counted, as an error of this hook."""
-        return hook_error(self, str(super().uncounted()))
+        return hook_error(str(super().uncounted()), self)
 
 
 def _references(given: object) -> int:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from hookline.engine import failures
 from hookline.engine.casting import cast
+from hookline.engine.failures import hook_error
 from hookline.engine.snapshots import snapshot
 from hookline.errors import HooklineError
 
@@ -21,19 +21,22 @@ def fit(action: HookAction, result: Any, like: Tensor, given: Any = None) -> Ten
     It is a snapshot because the model may write to what flows on, and the hook may have kept its result.
     """
     if not isinstance(result, Tensor):
-        what = f"returned a {type(result).__name__}; it must return None, or a tensor of shape {tuple(like.shape)}"
-        raise failures.hook_error(action, what)
+        raise hook_error(
+            f"returned a {type(result).__name__}; it must return None, or a tensor of shape {tuple(like.shape)}", action
+        )
     if not like.is_nested and result.shape != like.shape:
-        what = f"returned a tensor of shape {tuple(result.shape)}, but the shape there is {tuple(like.shape)}"
-        raise failures.hook_error(action, what)
+        raise hook_error(
+            f"returned a tensor of shape {tuple(result.shape)}, but the shape there is {tuple(like.shape)}", action
+        )
     if result.is_meta and not like.is_meta:
-        raise failures.hook_error(action, "returned a tensor without data (on the device 'meta')")
+        raise hook_error("returned a tensor without data (on the device 'meta')", action)
     if result.dtype != like.dtype or result.device != like.device:
         try:
             result = cast(result, like)
         except HooklineError as error:
-            what = f"returned a tensor of {result.dtype} that does not fit: {error}"
-            raise failures.hook_error(action, what, error) from error
+            raise hook_error(
+                f"returned a tensor of {result.dtype} that does not fit: {error}", action, error
+            ) from error
     if action.choices is not None and (wrong := action.choices.wrong(result, like)) is not None:
-        raise failures.hook_error(action, wrong)
+        raise hook_error(wrong, action)
     return snapshot(result)

@@ -185,19 +185,23 @@ class ObjectEdit(Edit):
         paths = list(tensor_paths(x))
         if list(tensor_paths(result)) != paths:
             raise hook_error(
-                self,
                 f"returned {_shown(result)}; it must return None, the first tensor, or a {type(x).__name__} "
                 f"with tensors at the same places: {_places(paths)}",
+                self,
             )
         return self._with_fitted(result, x, paths)
 
     def _fitted_call(self, result: Any, x: Any) -> Any:
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
-            what = f"returned {_shown(result)}; before a module runs it must return None or (args, kwargs)"
-            raise hook_error(self, what)
+            raise hook_error(
+                f"returned {_shown(result)}; before a module runs it must return None or (args, kwargs)", self
+            )
         if not isinstance(result[0], tuple | list):
-            what = f"returned (args, kwargs) with a {type(result[0]).__name__} for args"
-            raise hook_error(self, f"{what}: it must be a tuple, as in ((x,), kwargs)")
+            raise hook_error(
+                f"returned (args, kwargs) with a {type(result[0]).__name__} for args: it must be a tuple, as in "
+                f"((x,), kwargs)",
+                self,
+            )
         result = (tuple(result[0]), result[1])
         before = set(tensor_paths(x))
         return self._with_fitted(result, x, [path for path in tensor_paths(result) if path in before])
@@ -260,8 +264,9 @@ class ObjectRead(ObjectEdit):
 
     def fitted_result(self, result: Any, x: Any, given: Any) -> Any:  # type: ignore[override]  # noqa: ARG002
         """A detector must return None."""
-        what = f"returned {_shown(result[0])}, but a Detector only reads: derive from Controller to change values"
-        raise hook_error(self, what)
+        raise hook_error(
+            f"returned {_shown(result[0])}, but a Detector only reads: derive from Controller to change values", self
+        )
 
 
 def input_of(point: HookPoint, describe: Callable[[], str]) -> HookPoint:
