@@ -1,37 +1,114 @@
-"""Every Python block in the README and the docs runs, top to bottom."""
+"""Every Python block in the README and the docs runs, top to bottom, and prints and draws what the page shows.
 
+A page shows output in two ways. A comment on a line with `print(…)`, or on the lines after it, is what that line prints. A code
+block without a language is what the Python blocks before it print. In both, "…" matches any text, and spaces at the
+start and end of a line are ignored. An image that a page's code saves is compared with the image of that name in docs/.
+"""
+
+import io
 import re
+import sys
+import tokenize
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
-def blocks(page: str) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
+def read(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)])
-def test_code_runs(page) -> None:
-    code = "\n".join(blocks(page))
-    exec(compile(code, page, "exec"), {"__name__": page})
+def source(page: str) -> str:
+    """The page with everything blank except its Python code, so that line numbers are those of the page."""
+    text, kept = read(page), {}
+    for block in BLOCK.finditer(text):
+        if block[1] == "python":
+            first = text.count("\n", 0, block.start(2))
+            kept.update(enumerate(block[2].splitlines(), first))
+    return "\n".join(kept.get(number, "") for number in range(text.count("\n") + 1))
+
+
+def shown_in_comments(code: str) -> dict[int, str]:
+    """The output that comments show, by the line of its `print`."""
+    comments = {
+        token.start[0]: token.string.removeprefix("#")
+        for token in tokenize.generate_tokens(io.StringIO(code).readline)
+        if token.type == tokenize.COMMENT
+    }
+    lines, shown = code.splitlines(), {}
+    for number, line in enumerate(lines, 1):
+        if line.lstrip().startswith("print("):
+            after = number + 1
+            while after <= len(lines) and lines[after - 1].startswith("#"):
+                after += 1
+            output = [comments[each] for each in range(number, after) if each in comments]
+            if output:
+                shown[number] = "\n".join(output)
+    return shown
+
+
+def shown_in_blocks(page: str) -> dict[tuple[int, int], str]:
+    """The output that blocks without a language show, by the first and last line of the code that prints it."""
+    text, shown, first = read(page), {}, 1
+    for block in BLOCK.finditer(text):
+        if not block[1]:
+            last = text.count("\n", 0, block.start())
+            shown[first, last] = block[2]
+            first = last
+    return shown
+
+
+def matches(shown: str, printed: str) -> bool:
+    pattern = r"\n".join(".*".join(map(re.escape, line.strip().split("…"))) for line in shown.strip().splitlines())
+    text = "\n".join(line.strip() for line in printed.splitlines())
+    return re.search(rf"^{pattern}$", text, re.DOTALL | re.MULTILINE) is not None
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "```python" in read(page)])
+def test_code_runs_and_prints_what_the_page_shows(page, tmp_path, monkeypatch) -> None:
+    printed: dict[int, str] = defaultdict(str)
+
+    def record(*values: object, sep: str = " ", end: str = "\n") -> None:
+        printed[sys._getframe(1).f_lineno] += sep.join(map(str, values)) + end
+
+    monkeypatch.chdir(tmp_path)
+    code = source(page)
+    exec(compile(code, page, "exec"), {"__name__": page, "print": record})
+    for line, shown in shown_in_comments(code).items():
+        assert matches(shown, printed[line]), f"{page}:{line} prints:\n{printed[line]}"
+    for (first, last), shown in shown_in_blocks(page).items():
+        output = "".join(text for line, text in sorted(printed.items()) if first <= line <= last)
+        assert matches(shown, output), f"{page}:{first}-{last} prints:\n{output}"
+    for drawn in tmp_path.glob("*.png"):
+        assert_same_image(drawn, ROOT / "docs" / drawn.name)
+
+
+def assert_same_image(drawn: Path, shown: Path) -> None:
+    """Fonts may differ a little between versions of matplotlib."""
+    from matplotlib.image import imread
+
+    one, other = imread(drawn), imread(shown)
+    assert one.shape == other.shape, shown
+    assert abs(one - other).mean() < 0.02, shown
+
+
+def test_output_that_differs_is_noticed() -> None:
+    code = "print(1)   # 1\nprint('a')\n# a\n# b…\nx = 2   # a note"
+    assert shown_in_comments(code) == {1: " 1", 2: " a\n b…"}
+    assert matches("a\nb…", "first\n  a\nb and c\n")
+    assert not matches("a\nb", "a\nb and c\n")
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page) -> None:
-    for link in re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text()):
+    for link in re.findall(r"\]\(([^)#]+)\)", read(page)):
         assert ((ROOT / page).parent / link).exists(), link
 
 
-def test_the_table_in_the_quickstart_is_what_is_printed(capsys) -> None:
-    text = (ROOT / "docs/quickstart.md").read_text()
-    table = re.search(r"^```\n(point .*?)^```", text, re.DOTALL | re.MULTILINE)
-    exec("\n".join(blocks("docs/quickstart.md")[:2]), {"__name__": "quickstart"})
-    assert table is not None
-    assert capsys.readouterr().out.strip() == table[1].strip()
-
-
 def test_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+    assert len(read("README.md").splitlines()) <= 150
