@@ -1,8 +1,9 @@
 """Every Python block in the README and the docs runs, top to bottom, and prints and draws what the page shows.
 
-A page shows output in two ways. A comment on a line with `print(…)`, or on the lines after it, is what that line prints. A code
-block without a language is what the Python blocks before it print. In both, "…" matches any text, and spaces at the
-start and end of a line are ignored. An image that a page's code saves is compared with the image of that name in docs/.
+A page shows output in two ways. A comment on a line with `print(…)`, or on the lines after it, is what that line
+prints. A code block without a language is what the Python blocks before it print. In both, "…" matches any text, and
+spaces at the start and end of a line are ignored. An image that a page's code saves is compared with the image of
+that name in docs/.
 """
 
 import io
@@ -13,6 +14,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from test_layers import LAYERS
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*.md"))]
@@ -112,3 +114,8 @@ def test_links_lead_somewhere(page) -> None:
 
 def test_readme_is_short() -> None:
     assert len(read("README.md").splitlines()) <= 150
+
+
+def test_the_tree_of_packages_is_complete_and_in_order() -> None:
+    tree = next(block[2] for block in BLOCK.finditer(read("docs/architecture.md")) if block[2].startswith("src/"))
+    assert re.findall(r"^  (\w+)", tree, re.MULTILINE) == list(LAYERS)
