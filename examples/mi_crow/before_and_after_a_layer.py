@@ -1,6 +1,6 @@
-"""Hook what goes into a layer or what comes out of it: mi-crow's PRE_FORWARD and FORWARD.
+"""Hook the input or the output of a layer: mi-crow's PRE_FORWARD and FORWARD.
 
-A layer's own name stands for its output, the name with `.input` for its input.
+The name of a layer refers to its output, the name with `.input` to its input.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ LAYER = "transformer.h.0.attn.c_attn"
 
 
 def double(activation: Tensor, hook: hookline.HookPoint) -> Tensor:
-    """Twice the activation."""
+    """Double the activation."""
     return 2 * activation
 
 
 @torch.no_grad()
 def main() -> dict[str, Tensor]:
-    """Print the shapes; return the layer's input, its output, and its output with either doubled."""
+    """Print the shapes; return the layer's input and output, and its output with either of them doubled."""
     model = hookline.load("tinyworld")
     points = [f"{LAYER}.input", LAYER]
     plain = model.cache("Hello, world!", names_filter=points)

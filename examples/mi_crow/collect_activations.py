@@ -1,4 +1,4 @@
-"""The usual pattern, from the model to the activations of one layer, for a batch of texts."""
+"""The basic pattern: get the activations of one layer for a batch of texts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LAYER = "transformer.h.0.attn.c_attn"
 
 
 def main() -> hookline.ActivationCache:
-    """Print and return the activations of a layer. The hook is there for this one run, whatever happens in it."""
+    """Print and return the activations of a layer. Nothing stays attached after the run, even if it fails."""
     model = hookline.load("tinyworld")
     logits, cache = model.run_with_cache(TEXTS, names_filter=LAYER)
     print(f"logits {list(logits.shape)}\n{cache}")

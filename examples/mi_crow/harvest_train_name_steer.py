@@ -1,8 +1,8 @@
-"""From activations to a concept and back: harvest, train a sparse autoencoder, name its features, steer with them.
+"""From activations to features to steering: harvest, train a sparse autoencoder, name its features, steer with them.
 
-Nobody tells the autoencoder about countries. It learns to write the stream as a sum of few features, and features for
-single countries are among those it finds. Exchanging the one of a country for that of the next changes what the model
-says about it, in a sentence that was not harvested.
+The autoencoder is not told about countries. It learns to write the residual stream as a sparse sum of features, and
+some of these turn out to be about single countries. Swapping the feature of one country for that of the next changes
+what the model says about it, in a sentence that was not harvested.
 """
 
 from __future__ import annotations
@@ -38,48 +38,48 @@ BEFORE = ("", "The cat sat on the mat. ", "Hello, my name is Mary. ", "The weath
 HELD_OUT = ("The capital of {} is", "The cat sat on the mat. The capital of {} is")
 
 STRENGTH = 2.0
-"""How strong a feature is made, beside the strongest it was in the harvested sentences."""
+"""The strength of a steered feature, relative to its maximum in the harvested sentences."""
 
 Answers: TypeAlias = dict[tuple[str, str], tuple[str, str]]
 
 
 class Story(NamedTuple):
-    """What came of each part."""
+    """The result of each step."""
 
     training: Training
     quality: Quality
     """On sentences that were not harvested."""
     features: dict[str, int]
-    """The feature that is about each of these countries."""
+    """The feature of each country that has one."""
     answers: Answers
-    """For a country and another: what the capital is said to be, left alone and steered."""
+    """For a country and the next one: the capital that the model names, unsteered and steered."""
 
 
 def filled(sentences: tuple[str, ...]) -> list[str]:
-    """The sentences, about every country."""
+    """Return the sentences, filled in with every country."""
     return [sentence.format(country) for sentence, country in product(sentences, CAPITALS)]
 
 
 def harvested() -> list[str]:
-    """The sentences to learn from, also after others that have nothing to do with them."""
+    """Return the sentences to train on, alone and after unrelated sentences."""
     return [before + sentence for before, sentence in product(BEFORE, filled(HARVESTED))]
 
 
 def trained(model: HookedModel) -> Training:
-    """Harvest what the stream holds at every token, and train on that."""
+    """Harvest the residual stream at every token, and train on it."""
     with TemporaryDirectory() as folder:
         store = hookline.harvest(model, harvested(), POINT, folder, progress=False)
         return train(store, POINT, d_sae=256, kind="topk", k=4, steps=1500, batch_size=256, progress=False)
 
 
 def named(found: Profile) -> dict[str, int]:
-    """The feature that is about a country, for each for which there is one: most of its strength is at that word."""
+    """Return the feature of each country that has one: a feature that is active mostly at that word."""
     best = {country: found.about(f" {country}", k=1) for country in CAPITALS}
     return {country: feature for country, ((feature, share),) in best.items() if share > 0.8}
 
 
 def steered(model: HookedModel, sae: SparseAutoencoder, found: Profile, features: dict[str, int]) -> Answers:
-    """What the model says of each country's capital, alone and with the feature of the next in place of its own."""
+    """Return the capital that the model names for each country, unsteered and with the feature of the next country."""
     countries, answers = list(features), {}
     for old, new in zip(countries, countries[1:] + countries[:1], strict=True):
         prompt, here = f"The capital of {old} is", token(f" {old}")
@@ -93,13 +93,13 @@ def steered(model: HookedModel, sae: SparseAutoencoder, found: Profile, features
 
 
 def show(found: Profile, features: dict[str, int]) -> None:
-    """Print what two features are named after."""
+    """Print the top contexts of two features."""
     for country in list(features)[:2]:
         print(f"feature {features[country]}: {country}\n{found.top(features[country], 3)}\n")
 
 
 def main() -> Story:
-    """Print and return how good the autoencoder is, what it found, and what that changes."""
+    """Print and return the quality of the autoencoder, the features it found, and the effect of steering."""
     model = hookline.load("tinyworld")
     training = trained(model)
     sae = training.sae

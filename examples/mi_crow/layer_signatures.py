@@ -1,4 +1,4 @@
-"""Say which layer is meant: by its module's name, by its number, or by the module itself. And list them all."""
+"""Refer to a layer by its module's name, by its index, or by the module itself; list all layers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import hookline
 
 
 def main() -> tuple[list[str], dict[str, Tensor]]:
-    """Print some of the layers; return the names of all, and what a hook saw under each way to name block 0."""
+    """Print some layers; return the names of all, and what a hook received for each way to refer to block 0."""
     model = hookline.load("tinyworld")
     layers = [name for name, _ in model.module.named_modules() if name]
     print(f"{len(layers)} layers, such as {', '.join(layers[3:10])}")

@@ -1,4 +1,4 @@
-"""The life of a hook: made, registered, run, switched off and on, unregistered."""
+"""The lifecycle of a hook: created, registered, disabled, enabled, unregistered."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import hookline
 
 
 def main() -> list[int]:
-    """Print and return how many activations the detector had after each stage."""
+    """Print and return how many activations the detector has captured after each stage."""
     model = hookline.load("tinyworld")
     captured: list[Tensor] = []
     enabled = True
 
-    def detector(activation: Tensor, hook: hookline.HookPoint) -> None:  # made: nothing happens yet
+    def detector(activation: Tensor, hook: hookline.HookPoint) -> None:  # created: nothing happens yet
         if enabled:
             captured.append(activation)
 
@@ -24,14 +24,14 @@ def main() -> list[int]:
         counts.append(len(captured))
         print(f"{stage:12} {counts[-1]} captured")
 
-    run("made")
+    run("created")
     unregister = model.add_hook("transformer.h.0.attn.c_attn", detector)
     try:
         run("registered")
         enabled = False
-        run("switched off")
+        run("disabled")
         enabled = True
-        run("switched on")
+        run("enabled")
     finally:
         unregister()
     run("unregistered")

@@ -14,7 +14,7 @@ PROMPTS = ["The capital of France is", "The capital of Germany is"]
 
 @torch.no_grad()
 def main() -> tuple[dict[str, Tensor], list[str]]:
-    """Print what each detector saw; return that, and the two answers, of which one was changed."""
+    """Print what each detector captured; return that, and the two answers, one of which was changed."""
     model = hookline.load("tinyworld")
     seen: dict[str, Tensor] = {}
 
@@ -37,7 +37,7 @@ def main() -> tuple[dict[str, Tensor], list[str]]:
     ]
     logits = model.run_with_hooks(PROMPTS, fwd_hooks=hooks)
     for name, activation in seen.items():
-        print(f"{name:16} norms of the rows: {', '.join(f'{row.norm():.1f}' for row in activation)}")
+        print(f"{name:16} norm of each row: {', '.join(f'{row.norm():.1f}' for row in activation)}")
     answers = [model.to_string(row) for row in logits[:, -1].argmax(-1)]
     for prompt, answer in zip(PROMPTS, answers, strict=True):
         print(f"{prompt} …{answer!r}")

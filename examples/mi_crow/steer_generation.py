@@ -1,7 +1,7 @@
-"""Steer what a model generates: add a direction to the stream at one word, at every step.
+"""Steer generation: add a direction to the residual stream at one word, at every step.
 
-The direction is the difference that another country makes in sentences about languages. It works in sentences about
-capitals too: the stream at that word holds the country, not the sentence.
+The direction is the difference between two countries in sentences about languages. It works in sentences about capitals
+too, because the residual stream at that word represents the country, not the sentence.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ POINT = "transformer.h.1"
 
 
 def country(model: HookedModel, name: str) -> Tensor:
-    """What the stream holds at a country's name in a sentence about languages: [d_model]."""
+    """Return the residual stream at a country's name in a sentence about languages: [d_model]."""
     prompt = f"People in {name} speak"
     return model.cache(prompt, names_filter=POINT, pos_slice=token(f" {name}"))[POINT][0]
 
 
 @torch.no_grad()
 def main() -> dict[str, tuple[str, str]]:
-    """Print and return, for each country, what the model says of its capital, left alone and steered."""
+    """Print and return, for each country, what the model says about its capital, unsteered and steered."""
     model = hookline.load("tinyworld")
     results = {}
     for old, new in STEERED.items():

@@ -1,4 +1,4 @@
-"""What a hook knows besides its activation: its point, its layer, the step and positions, and a place for notes."""
+"""What a hook has access to: its point, its layer, the step and positions, and a dict for its own data."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ POINTS = ["blocks.0.hook_resid_post", "blocks.3.hook_resid_post"]
 
 
 def note(resid: Tensor, hook: hookline.HookPoint) -> None:
-    """Write down how far the stream moved at the newest position since the last step."""
+    """Record how far the residual stream moved at the newest position since the last step."""
     moved = (resid[0, -1] - hook.ctx.get("before", 0)).norm().item()
     hook.ctx["before"] = resid[0, -1]
     hook.ctx.setdefault("notes", []).append((hook.layer(), hook.step, hook.positions, moved))
 
 
 def main() -> list[tuple[int, int, range, float]]:
-    """Print and return the notes of both points: layer, step of the generation, positions seen, and the number."""
+    """Print and return the records of both points: layer, generation step, positions, and the distance."""
     model = hookline.load("tinyworld")
     with model.hooks(fwd_hooks=[(POINTS, note)]):
         print(model.generate("The capital of France is", max_new_tokens=3, do_sample=False))

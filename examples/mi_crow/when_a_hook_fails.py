@@ -1,4 +1,4 @@
-"""When a hook fails, you get an error that says which and where, and the model is as it was."""
+"""When a hook fails, the error names the hook and its point, and the model is unchanged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def broken(activation: Tensor, hook: hookline.HookPoint) -> Tensor:
 
 @torch.no_grad()
 def main() -> tuple[hookline.HookError, bool]:
-    """Print the error; return it, and whether the model gives the same as before."""
+    """Print the error; return it, and whether the model's output is the same as before."""
     model = hookline.load("tinyworld")
     before = model("Hello, world!")
     try:
@@ -24,7 +24,7 @@ def main() -> tuple[hookline.HookError, bool]:
         failed = error
     print(f"point: {failed.point.name}\nhook: {failed.hook.__name__}\nerror: {failed.original_error!r}")
     same = bool(model("Hello, world!").equal(before))
-    print(f"the model afterwards is as before: {same}")
+    print(f"the model is unchanged: {same}")
     return failed, same
 
 

@@ -1,7 +1,7 @@
 """Collect the activations of several layers in one run.
 
-The recipe by hand, a dict that a hook on each layer fills, has a trap: a layer that works in place writes over what
-the dict already holds. A cache keeps what flowed.
+The usual recipe, a dict that is filled by a hook on each layer, has a pitfall: an in-place layer overwrites tensors
+that are already in the dict. A cache keeps the values as they were.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import hookline
 
 
 def by_hand(module: nn.Module, x: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
-    """The outputs of the named layers, collected with torch hooks."""
+    """Collect the outputs of the named layers with torch hooks."""
     activations: dict[str, Tensor] = {}
 
     def keep_as(name: str) -> Callable[..., None]:
@@ -34,7 +34,7 @@ def by_hand(module: nn.Module, x: Tensor, names: Iterable[str]) -> dict[str, Ten
 
 
 def main() -> tuple[hookline.ActivationCache, dict[str, Tensor], dict[str, Tensor]]:
-    """Print a cache; return it, the same layers by hand, and what each way keeps of a layer that is overwritten."""
+    """Print a cache; return it, the same layers by hand, and what each method keeps of an overwritten layer."""
     torch.manual_seed(0)
     module, x = Net(), torch.randn(1, 10)
     net = hookline.hook(module)
@@ -42,8 +42,8 @@ def main() -> tuple[hookline.ActivationCache, dict[str, Tensor], dict[str, Tenso
     _, cache = net.run_with_cache(x, names_filter=["fc1", "fc2"])
     collected = by_hand(module, x, ["fc1", "fc2"])
     print(cache)
-    print(f"the same as by hand: {all(torch.equal(cache[name], collected[name]) for name in collected)}")
-    print(f"without a filter, everything: {', '.join(net.cache(x))}\n")
+    print(f"equal to those collected by hand: {all(torch.equal(cache[name], collected[name]) for name in collected)}")
+    print(f"points without a filter: {', '.join(net.cache(x))}\n")
 
     module.act.inplace = True
     with torch.no_grad():
@@ -52,7 +52,7 @@ def main() -> tuple[hookline.ActivationCache, dict[str, Tensor], dict[str, Tenso
             "hookline": net.cache(x, names_filter="fc1")["fc1"],
             "by hand": by_hand(module, x, ["fc1"])["fc1"],
         }
-    print("fc1 when the ReLU after it works in place:")
+    print("fc1, followed by an in-place ReLU:")
     for way, value in kept.items():
         print(f"  {way:10} {', '.join(f'{number:+.2f}' for number in value[0])}")
     return cache, collected, kept

@@ -1,7 +1,8 @@
-"""A backward hook: look at the gradients at a layer's input and output.
+"""Backward hooks: read the gradients at the input and the output of a layer.
 
-`fc2` is the gradient of the loss with respect to what fc2 gives, `fc2.input` with respect to what it takes: what
-torch calls `grad_output` and `grad_input`. The example does it in three ways that agree.
+The gradient at `fc2` is that of the loss with respect to the output of fc2, and the gradient at `fc2.input` is that
+with respect to its input. torch calls them `grad_output` and `grad_input`. The example gets them in three ways, which
+agree.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ POINTS = ["fc2.input", "fc2"]
 
 
 def main() -> dict[str, dict[str, Tensor]]:
-    """Print the gradients at `fc2`; return them as found in each of three ways."""
+    """Print the gradients at `fc2`; return those from each of the three ways."""
     torch.manual_seed(0)
     module, x = Net(), torch.randn(3, 10)
     net = hookline.hook(module)

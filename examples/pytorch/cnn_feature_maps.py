@@ -1,7 +1,7 @@
 """The feature maps of a convolutional network, and which of its channels matter.
 
-Trains the network of `shapes.py`, draws what its convolutions make of a circle, a square and a triangle, and switches
-each channel off in turn to see how much worse the network gets. Needs matplotlib: `pip install "hookline[plot]"`.
+Trains the network of `shapes.py`, draws its feature maps for a circle, a square and a triangle, and ablates each
+channel in turn to see how much accuracy is lost. Needs matplotlib: `pip install "hookline[plot]"`.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from torch import Tensor
 import hookline
 
 LAYERS = {"conv1": "relu1", "conv2": "relu2"}
-"""Each convolution, and the point where its maps are read: after the ReLU, as the next layer gets them."""
+"""Each convolution, and the point where its maps are read: after the ReLU."""
 
 
 def zero_channel(maps: Tensor, channel: int) -> None:
-    """A hook that switches one channel off."""
+    """A hook that sets one channel to zero."""
     maps[:, channel] = 0
 
 
 def accuracy(net: hookline.HookedModule, x: Tensor, y: Tensor) -> float:
-    """The share of images that the network names correctly, with whatever hooks are active."""
+    """Return the fraction of images that are classified correctly, with the hooks that are active."""
     with torch.no_grad():
         return (net(x).argmax(1) == y).float().mean().item()
 
 
 def accuracy_without_each(net: hookline.HookedModule, point: str, x: Tensor, y: Tensor) -> list[float]:
-    """The accuracy without channel 0, without channel 1, and so on."""
+    """Return the accuracy without channel 0, without channel 1, and so on."""
     accuracies = []
     channels = net.points(point, input=x)[0].shape[1]
     for channel in range(channels):
@@ -42,7 +42,7 @@ def accuracy_without_each(net: hookline.HookedModule, point: str, x: Tensor, y: 
 
 
 def draw_maps(figure: SubFigure, layer: str, x: Tensor, maps: Tensor, without: list[float]) -> None:
-    """A row for each image: the image, then its maps, all channels on one scale."""
+    """Draw a row for each image: the image, then its feature maps, with one color scale for all channels."""
     figure.suptitle(f"{layer}: under each channel, the accuracy without it", x=0.01, ha="left", weight="bold")
     axes = figure.subplots(len(x), 1 + maps.shape[1])
     for row, image, channels in zip(axes, x, maps, strict=True):
@@ -60,7 +60,7 @@ def draw_maps(figure: SubFigure, layer: str, x: Tensor, maps: Tensor, without: l
 
 
 def main(out: Path = Path("out")) -> tuple[Path, float, dict[str, list[float]]]:
-    """Draw the page; return its path, the accuracy, and the accuracies without each channel of each layer."""
+    """Save the figure; return its path, the accuracy, and the accuracies without each channel of each layer."""
     torch.set_num_threads(1)
     net = hookline.hook(train(progress=True))
     x, y = images(600, seed=2)
@@ -78,7 +78,7 @@ def main(out: Path = Path("out")) -> tuple[Path, float, dict[str, list[float]]]:
     out.mkdir(parents=True, exist_ok=True)
     path = out / "feature_maps.png"
     figure.savefig(path, dpi=110, bbox_inches="tight", pad_inches=0.2)
-    print(f"drawn: {path}")
+    print(f"saved {path}")
     return path, whole, without
 
 

@@ -1,6 +1,6 @@
-"""A tour of hookline on a small convolutional network: train it, read it, break it, draw it.
+"""A tour of hookline on a small convolutional network: train it, read its activations, ablate channels, plot.
 
-Run it with `make demo`. Needs matplotlib: `pip install "hookline[plot]"`.
+Run it with `python examples/pytorch/demo.py`. Needs matplotlib: `pip install "hookline[plot]"`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ ACCENT, PLAIN = "crimson", "slategray"
 
 @dataclass(frozen=True)
 class Findings:
-    """What the tour finds; the page is drawn from it."""
+    """The results of the tour, from which the figure is drawn."""
 
     accuracy: float
-    lost: dict[str, list[float]]  # for each layer, how much accuracy is lost without each of its channels
-    layer: str  # the channel that matters most
+    lost: dict[str, list[float]]  # for each layer, the accuracy lost without each of its channels
+    layer: str  # the most important channel
     channel: int
-    image: Tensor  # one whose answer hangs on that channel
-    before: Tensor  # its probabilities, with the channel and without
+    image: Tensor  # an image whose answer depends on that channel
+    before: Tensor  # its class probabilities with the channel, and without it
     after: Tensor
     changed: int  # how many answers change without the channel
     saliency: Tensor
@@ -38,7 +38,7 @@ class Findings:
 
 
 def explore(net: hookline.HookedModule, x: Tensor, y: Tensor) -> Findings:
-    """Find the channel that matters most, an image that needs it, and what the network sees in that image."""
+    """Find the most important channel, an image that depends on it, and the feature maps and saliency of that image."""
     whole = accuracy(net, x, y)
     lost = {
         layer: [whole - without for without in accuracy_without_each(net, point, x, y)]
@@ -68,8 +68,8 @@ def explore(net: hookline.HookedModule, x: Tensor, y: Tensor) -> Findings:
 
 
 def tell(found: Findings, count: int) -> None:
-    """The findings in words and bars."""
-    print(f"\nAccuracy on {count} new images: {found.accuracy:.1%}. Lost when one channel is switched off:\n")
+    """Print the results as text and bars."""
+    print(f"\nAccuracy on {count} new images: {found.accuracy:.1%}. Lost without each channel:\n")
     for layer, values in found.lost.items():
         for channel, value in enumerate(values):
             print(f"  {layer} channel {channel}  {value:6.1%}  {'█' * round(100 * value)}".rstrip())
@@ -80,10 +80,12 @@ def tell(found: Findings, count: int) -> None:
 
 
 def draw(found: Findings) -> Figure:
-    """The page: an image and its answers, then the maps of each layer over the worth of its channels."""
+    """Draw an image and its answers, and for each layer its feature maps and the importance of its channels."""
     figure = Figure(figsize=(11, 10), layout="constrained")
     name = CLASSES[found.before.argmax()]
-    figure.suptitle(f"A {name} inside a small network, and the channel it hangs on", size="x-large", weight="bold")
+    figure.suptitle(
+        f"A {name} inside a small network, and the channel that its answer depends on", size="x-large", weight="bold"
+    )
     top, *layers = figure.subfigures(3, height_ratios=(1.15, 1, 1), hspace=0.05)
     shown, salient, answers = top.subplots(1, 3, width_ratios=(1, 1, 1.6))
     shown.imshow(found.image.numpy(), cmap="gray")
@@ -103,7 +105,7 @@ def draw(found: Findings) -> Figure:
 
 
 def draw_answers(ax: Axes, found: Findings) -> None:
-    """The probabilities with the channel and without it."""
+    """Draw the probabilities with the channel and without it."""
     rows = torch.arange(len(CLASSES))
     for values, offset, color, label in (
         (found.before, -0.2, PLAIN, "the network"),
@@ -119,7 +121,7 @@ def draw_answers(ax: Axes, found: Findings) -> None:
 
 
 def draw_bars(ax: Axes, found: Findings, layer: str) -> None:
-    """The accuracy lost without each channel of a layer."""
+    """Draw the accuracy lost without each channel of a layer."""
     values = found.lost[layer]
     matters = [(layer, channel) == (found.layer, found.channel) for channel in range(len(values))]
     heights = [max(value, 0) for value in values]
@@ -132,15 +134,15 @@ def draw_bars(ax: Axes, found: Findings, layer: str) -> None:
 
 
 def main(out: Path = Path("out")) -> tuple[Path, Findings]:
-    """Take the tour; return the page's path and what was found."""
+    """Run the tour; return the path of the figure, and the results."""
     torch.set_num_threads(1)
-    print(f"A network learns to tell a {CLASSES[0]}, a {CLASSES[1]} and a {CLASSES[2]} apart.")
+    print(f"Training a network to classify images of a {CLASSES[0]}, a {CLASSES[1]} or a {CLASSES[2]}.")
     net = hookline.hook(train(progress=True))
     x, y = images(600, seed=2)
 
-    print("\nThese are its points, for a batch of one:\n")
+    print("\nIts points, with shapes for a batch of one:\n")
     print(net.points(input=x[:1]))
-    print("\nIts answers to three images:\n")
+    print("\nIts answers for three images:\n")
     for scores, label in zip(net(x[:3]).softmax(1), y, strict=False):
         print(
             f"  a {CLASSES[label]:9}" + "  ".join(f"{name} {p:6.1%}" for name, p in zip(CLASSES, scores, strict=True))
@@ -151,7 +153,7 @@ def main(out: Path = Path("out")) -> tuple[Path, Findings]:
     out.mkdir(parents=True, exist_ok=True)
     path = out / "demo.png"
     draw(found).savefig(path, dpi=110, bbox_inches="tight", pad_inches=0.25)
-    print(f"\nThe page with the image, the feature maps, the saliency and the channels: {path}")
+    print(f"\nSaved the figure: {path}")
     return path, found
 
 

@@ -1,6 +1,6 @@
-"""Edit activations: switch neurons off, add noise, hide inputs, perturb with intent.
+"""Edit activations: ablate neurons, add noise, mask inputs, perturb adversarially.
 
-None of it is in the model: each is a hook of one or two lines.
+Each edit is a hook of one or two lines; the model is not changed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def switch_off(h: Tensor, neuron: int) -> None:
 
 
 def add_noise(h: Tensor, size: float) -> Tensor:
-    """Noise of a given size, the same at every call."""
+    """Add noise of a given size, the same at every call."""
     return h + size * torch.randn(h.shape, generator=torch.Generator().manual_seed(0))
 
 
 def hide(x: Tensor, feature: int) -> None:
-    """Mask one number of the input."""
+    """Mask one feature of the input."""
     x[:, feature] = 0
 
 
@@ -45,7 +45,7 @@ def main() -> dict[str, list[float]]:
             answers = net.run_with_hooks(x, fwd_hooks=[(point, edit)]).argmax(1)
         return (answers == y).float().mean().item()
 
-    # The gradient at the input says which way to push each number so that the loss grows.
+    # The sign of the gradient at the input is the direction in which each feature increases the loss.
     _, cache = net.run_with_cache(
         x, names_filter="input", incl_bwd=True, loss_fn=lambda scores: F.cross_entropy(scores, y)
     )

@@ -1,4 +1,4 @@
-"""A forward hook: look at what goes into a layer and what comes out of it."""
+"""Forward hooks: read the input and the output of a layer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import hookline
 
 
 def main() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Print the shapes at `fc1`; return the tensors seen by hookline and by a torch hook."""
+    """Print the shapes at `fc1`; return the tensors that hookline and a torch hook received."""
     torch.manual_seed(0)
     module, x = Net(), torch.randn(3, 10)
     net = hookline.hook(module)
@@ -28,7 +28,7 @@ def main() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     by_hand: dict[str, Tensor] = {}
 
     def torch_hook(layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        print(f"  {type(layer).__name__} takes {list(args[0].shape)} and gives {list(output.shape)}")
+        print(f"  {type(layer).__name__} input {list(args[0].shape)}, output {list(output.shape)}")
         by_hand.update({"fc1.input": args[0], "fc1": output})
 
     print("torch, by hand:")

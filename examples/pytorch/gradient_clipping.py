@@ -1,7 +1,7 @@
 """Clip the gradient inside the network while it trains.
 
-A few targets are wildly wrong, and their gradients throw the weights about. A backward hook that limits the gradient
-where it enters the network keeps every step small, whatever the loss does.
+A few targets are far off, and their gradients disrupt training. A backward hook that clips the gradient where it
+enters the network limits every step.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ LIMIT = 0.2
 
 
 def clip_norm(grad: Tensor) -> Tensor:
-    """Another gradient: the same direction, no longer than `LIMIT`."""
+    """Return the gradient, scaled down to norm `LIMIT` if it is larger."""
     return grad * (LIMIT / grad.norm()).clamp(max=1)
 
 
 def clip_norm_in_place(grad: Tensor) -> None:
-    """The same, written into the gradient."""
+    """Do the same in place."""
     grad.mul_((LIMIT / grad.norm()).clamp(max=1))
 
 
@@ -61,13 +61,13 @@ def train(clip: Callable[[Tensor], Tensor | None] | None, steps: int = 300) -> T
 
 
 def batch(count: int = 64) -> tuple[Tensor, Tensor]:
-    """Inputs and targets without any noise."""
+    """Return inputs and targets without noise."""
     x = torch.randn(count, 4)
     return x, x.sum(1, keepdim=True).sin()
 
 
 def main() -> dict[str, Training]:
-    """Train without a hook, with one that returns a gradient and with one that writes to it."""
+    """Train without clipping, with a hook that returns the clipped gradient, and with one that clips in place."""
     torch.set_num_threads(1)
     ways = {"not clipped": None, "clipped by return": clip_norm, "clipped in place": clip_norm_in_place}
     results = {name: train(clip) for name, clip in ways.items()}

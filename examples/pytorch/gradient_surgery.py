@@ -1,8 +1,8 @@
-"""Gradient surgery: change gradients during training for a purpose.
+"""Gradient surgery: change gradients during training.
 
-Two purposes. *Protect* what a layer already says along one direction: the gradient that reaches the layer has that
-direction taken out of it, so training cannot move it. *Forget* a nuisance: the gradient of a branch that tries to
-read it is turned around on its way into the encoder, which then learns to hide it from that branch.
+Two uses. *Protect* the output of a layer along one direction: the direction is projected out of the gradient that
+reaches the layer, so training cannot change it. *Forget* a nuisance variable: the gradient of a head that predicts it
+is reversed where it enters the encoder, which then learns to remove the variable.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import hookline
 
 
 def without(direction: Tensor) -> Callable[[Tensor], Tensor]:
-    """A hook that takes one direction, of length 1, out of each row."""
+    """Return a hook that projects a unit vector out of each row."""
 
     def project(grad: Tensor) -> Tensor:
         return grad - (grad @ direction)[:, None] * direction
@@ -27,7 +27,7 @@ def without(direction: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def protect(*, surgery: bool) -> dict[str, float]:
-    """How far training moves `fc1` along a direction, and along all the others together."""
+    """Measure how far training moves `fc1` along a direction, and orthogonally to it."""
     torch.manual_seed(0)
     net = hookline.hook(Net())
     x, y = question(500, seed=1)
@@ -46,7 +46,7 @@ def protect(*, surgery: bool) -> dict[str, float]:
 
 
 class TwoHeads(nn.Module):
-    """An encoder, a head for the task and a head that tries to read a nuisance."""
+    """An encoder, a head for the task, and a head that predicts a nuisance variable."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,19 +55,19 @@ class TwoHeads(nn.Module):
         self.nuisance = nn.Linear(4, 2)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The scores of both heads."""
+        """Return the scores of both heads."""
         code = self.encoder(x)
         return self.task(code), self.nuisance(code)
 
 
 def two_labels(count: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs, whether the first number is positive, and whether the second is."""
+    """Return inputs, whether the first feature is positive, and whether the second one is."""
     x = torch.randn(count, 10, generator=torch.Generator().manual_seed(seed))
     return x, (x[:, 0] > 0).long(), (x[:, 1] > 0).long()
 
 
 def forget(*, surgery: bool) -> dict[str, float]:
-    """How well each head answers after training both."""
+    """Measure the accuracy of each head after training both."""
     torch.manual_seed(0)
     net = hookline.hook(TwoHeads())
     x, task, nuisance = two_labels(1000, seed=1)
@@ -88,14 +88,14 @@ def forget(*, surgery: bool) -> dict[str, float]:
 
 
 def _best_linear_reader(code: Tensor, label: Tensor) -> float:
-    """The accuracy of the linear head that fits these labels best: what is in the code, whoever reads it."""
+    """Return the accuracy of a linear probe that is fitted to these labels."""
     inputs = F.pad(code, (0, 1), value=1.0)
     weights = torch.linalg.lstsq(inputs, 2.0 * label - 1).solution
     return ((inputs @ weights > 0) == label).float().mean().item()
 
 
 def main() -> dict[str, dict[str, float]]:
-    """Train with and without surgery, for each purpose."""
+    """Train with and without surgery, for each use."""
     torch.set_num_threads(1)
     results = {
         "free": protect(surgery=False),
@@ -103,10 +103,10 @@ def main() -> dict[str, dict[str, float]]:
         "both heads": forget(surgery=False),
         "one reversed": forget(surgery=True),
     }
-    print("protect: how far fc1 moved along the direction and across it, and the accuracy")
+    print("protect: how far fc1 moved along the direction and orthogonally to it, and the accuracy")
     for name in ("free", "protected"):
         print(f"  {name:13}" + "  ".join(f"{key} {value:8.4f}" for key, value in results[name].items()))
-    print("forget: the accuracy of the task's head and of the nuisance's (0.5 is guessing)")
+    print("forget: the accuracy of each head, and of a linear probe for the nuisance (chance is 0.5)")
     for name in ("both heads", "one reversed"):
         print(f"  {name:13}" + "  ".join(f"{key} {value:.3f}" for key, value in results[name].items()))
     return results

@@ -1,4 +1,4 @@
-"""Images of circles, squares and triangles, and a small convolutional network that tells them apart."""
+"""Images of circles, squares and triangles, and a small convolutional network that classifies them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SIZE = 28
 
 
 def images(count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """`count` noisy images of shapes anywhere, of any size and turned at will: `[count, 1, 28, 28]`, and labels."""
+    """Return noisy images `[count, 1, 28, 28]` of shapes with random position, size and rotation, and their labels."""
     generator = torch.Generator().manual_seed(seed)
 
     def uniform(low: float, high: float) -> Tensor:
@@ -31,7 +31,10 @@ def images(count: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def _depth(x: Tensor, y: Tensor, angle: Tensor, size: Tensor, sides: float) -> Tensor:
-    """How many pixels each pixel is inside a regular polygon with the area of a circle of radius `size`."""
+    """Return the signed distance of each pixel to the edge of a regular polygon, in pixels, positive inside.
+
+    The polygon has the area of a circle of radius `size`.
+    """
     if sides == math.inf:
         return size - torch.hypot(x, y)
     to_side = size * math.sqrt(math.pi / (sides * math.tan(math.pi / sides)))
@@ -53,14 +56,14 @@ class ShapeNet(nn.Module):
         self.fc = nn.Linear(8, len(CLASSES))
 
     def forward(self, x: Tensor) -> Tensor:
-        """One score for each class."""
+        """Return one score per class."""
         x = self.pool1(self.relu1(self.conv1(x)))
         x = self.pool2(self.relu2(self.conv2(x)))
         return self.fc(x.flatten(1))
 
 
 def train(steps: int = 300, *, progress: bool = False) -> ShapeNet:
-    """A network that has seen `steps` batches of images."""
+    """Train a network on `steps` batches of images."""
     torch.manual_seed(0)
     net = ShapeNet()
     x, y = images(3000, seed=1)

@@ -1,4 +1,4 @@
-"""A plain network of two layers, and a small question for it to answer."""
+"""A network of two layers, and a small classification task."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 
 class Net(nn.Module):
-    """Ten numbers in, five neurons, two scores out."""
+    """Ten features, five neurons, two classes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -17,18 +17,18 @@ class Net(nn.Module):
         self.fc2 = nn.Linear(5, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """One score for each of two classes."""
+        """Return one score for each of two classes."""
         return self.fc2(self.act(self.fc1(x)))
 
 
 def question(count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Inputs `[count, 10]`, of which only the first two numbers decide the class."""
+    """Return inputs `[count, 10]` and labels, which depend only on the first two features."""
     x = torch.randn(count, 10, generator=torch.Generator().manual_seed(seed))
     return x, (x[:, 0] + x[:, 1].abs() > 0.8).long()
 
 
 def train(steps: int = 300) -> Net:
-    """A network that answers the question."""
+    """Train a network on the task."""
     torch.manual_seed(0)
     net = Net()
     x, y = question(2000, seed=1)

@@ -1,4 +1,4 @@
-"""Add a point that no library offers: place a HookPoint in a model of your own, and every verb knows it."""
+"""Add your own point: place a HookPoint in your model, and every method accepts its name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import hookline
 
 
 class Gated(hookline.HookedRootModule):
-    """A layer with a gate; how far the gate is open has a name."""
+    """A layer with a gate, whose activation is a point."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -18,20 +18,20 @@ class Gated(hookline.HookedRootModule):
         self.setup()
 
     def forward(self, x: Tensor) -> Tensor:
-        """The value, as far as the gate lets it through."""
+        """Return the gated value."""
         return self.value(x) * self.hook_openness(self.gate(x).sigmoid())
 
 
 @torch.no_grad()
 def main() -> tuple[Tensor, Tensor, Tensor]:
-    """Print how open the gate is; return that, and the output with the gate shut and wide open."""
+    """Print how open the gate is; return that, and the output with the gate closed and fully open."""
     torch.manual_seed(0)
     model, x = Gated(), torch.randn(1, 4)
     _, cache = model.run_with_cache(x)
-    print("open by", [f"{share:.2f}" for share in cache["hook_openness"][0].tolist()])
+    print("gate:", [f"{share:.2f}" for share in cache["hook_openness"][0].tolist()])
     shut = model.run_with_hooks(x, fwd_hooks=[("hook_openness", torch.zeros_like)])
     wide = model.run_with_hooks(x, fwd_hooks=[("hook_openness", torch.ones_like)])
-    print("shut:", shut[0].tolist(), "\nwide open:", [f"{value:.2f}" for value in wide[0].tolist()])
+    print("closed:", shut[0].tolist(), "\nfully open:", [f"{value:.2f}" for value in wide[0].tolist()])
     return cache["hook_openness"], shut, wide - model.value(x)
 
 

@@ -1,4 +1,4 @@
-"""Switch one attention head off and see the answer change."""
+"""Ablate one attention head and see the answer change."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ PROMPT = "When Mary and John went to the store, John gave a drink to"
 
 
 def zero_head(z: Tensor, hook: hookline.HookPoint, head: int) -> Tensor:
-    """One head's output at zero, at every position: z is [batch, position, head, d_head]."""
+    """Set the output of one head to zero at every position: z is [batch, position, head, d_head]."""
     z[:, :, head] = 0
     return z
 
 
 @torch.no_grad()
 def main() -> dict[str, dict[str, float]]:
-    """Print and return the probabilities of both names, with all heads, without 3.4, and without another head."""
+    """Print and return the probabilities of both names with all heads, without head 3.4, and without another head."""
     model = hookline.load("tinyworld")
     hooks = {
         "all heads": [],

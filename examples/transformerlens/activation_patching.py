@@ -1,4 +1,4 @@
-"""Activation patching: put what one prompt makes of a point into the run of another."""
+"""Activation patching: replace an activation by its value from a run on another prompt."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CLEAN, CORRUPTED = "The capital of France is", "The capital of Germany is"
 
 
 def patch(resid: Tensor, hook: hookline.HookPoint, cache: hookline.ActivationCache, pos: int | None = None) -> Tensor:
-    """The cached activation instead of this one, at one position or at all."""
+    """Replace the activation by the cached one, at one position or at all of them."""
     where = slice(None) if pos is None else slice(pos, pos + 1)
     resid[:, where] = cache[hook.name][:, where]
     return resid

@@ -1,4 +1,4 @@
-"""Read activations: all of one run, those that a filter selects, or a single one."""
+"""Cache activations: all of them, those that a filter selects, or a single one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hookline
 
 
 def main() -> dict[str, hookline.ActivationCache]:
-    """Print what each of three filters keeps; return the caches."""
+    """Print what each of three filters caches; return the caches."""
     model = hookline.load("tinyworld")
     prompt = "Hello, world"
 

@@ -1,7 +1,7 @@
-"""Direct logit attribution: what each part of the model, and each head, writes to the logits by itself.
+"""Direct logit attribution: the direct contribution of each component, and of each head, to the logits.
 
-The last stream is a sum of what every part has added to it, and the way from it to the logits is linear once the
-last norm's denominator is taken as it was. So the parts' shares add up to the logits.
+The final residual stream is the sum of the outputs of all components, and the map from it to the logits is linear if
+the scale of the final norm is held fixed. So the contributions sum to the logits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PROMPT = "When Mary and John went to the store, John gave a drink to"
 
 @torch.no_grad()
 def main() -> tuple[dict[str, float], float, Tensor]:
-    """Print the shares of Mary's lead over John; return those of the parts, the lead itself, and those of the heads."""
+    """Print the contributions to the logit difference; return those of components, the total, and those of heads."""
     model = hookline.load("tinyworld")
     layers = range(model.cfg.n_layers)
     parts = ["hook_embed", "hook_pos_embed"]
@@ -30,21 +30,21 @@ def main() -> tuple[dict[str, float], float, Tensor]:
     direction = unembed[mary] - unembed[john]
 
     def share(written: Tensor) -> Tensor:
-        centred = written - written.mean(-1, keepdim=True)
-        return centred / cache["ln_final.hook_scale"][0] * norm.weight @ direction
+        centered = written - written.mean(-1, keepdim=True)
+        return centered / cache["ln_final.hook_scale"][0] * norm.weight @ direction
 
     shares = {part: share(cache[part][0]).item() for part in parts}
     shares["ln_final's bias"] = (norm.bias @ direction).item()
-    lead = (logits[0, -1, mary] - logits[0, -1, john]).item()
+    logit_diff = (logits[0, -1, mary] - logits[0, -1, john]).item()
     heads = torch.stack([share(cache["result", layer][0]) for layer in layers])
 
     for part, value in shares.items():
         print(f"{part:24} {value:+6.2f}")
-    print(f"{'sum':24} {sum(shares.values()):+6.2f}, and the lead of Mary over John is {lead:+.2f}\n")
+    print(f"{'sum':24} {sum(shares.values()):+6.2f}, and the logit difference of Mary and John is {logit_diff:+.2f}\n")
     print("heads     " + "".join(f"{head:7}" for head in range(model.cfg.n_heads)))
     for layer in layers:
         print(f"  layer {layer} " + "".join(f"{value:+7.2f}" for value in heads[layer]))
-    return shares, lead, heads
+    return shares, logit_diff, heads
 
 
 if __name__ == "__main__":

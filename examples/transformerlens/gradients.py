@@ -1,4 +1,4 @@
-"""Look at gradients, and change them on their way back: a backward hook gets the bare gradient of its point."""
+"""Read and edit gradients: a backward hook receives the gradient at its point."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ LAYER = "blocks.2.hook_resid_post"
 
 
 def scale(grad: Tensor, hook: hookline.HookPoint) -> Tensor:
-    """A tenth of the gradient."""
+    """Scale the gradient by a tenth."""
     return grad * 0.1
 
 
 def main() -> tuple[Tensor, Tensor, Tensor]:
-    """Print the gradient at a layer; return it, and the gradient of a weight below without and with scaling."""
+    """Print the gradient at a layer; return it, and the gradient of an earlier weight without and with scaling."""
     model = hookline.load("tinyworld")
     weight = model.module.transformer.h[2].mlp.c_proj.weight
 
@@ -30,7 +30,7 @@ def main() -> tuple[Tensor, Tensor, Tensor]:
     plain = torch.autograd.grad(model(PROMPT, return_type="loss"), weight)[0]
     loss = model.run_with_hooks(PROMPT, bwd_hooks=[(LAYER, scale)], return_type="loss")
     scaled = torch.autograd.grad(loss, weight)[0]
-    print(f"weight gradient below it: norm {plain.norm():.4f}; with the hook {scaled.norm():.4f}")
+    print(f"gradient of an earlier weight: norm {plain.norm():.4f}; with the hook {scaled.norm():.4f}")
     return grad, plain, scaled
 
 

@@ -1,4 +1,4 @@
-"""One hook at every point that a filter selects: here a function that looks at the name."""
+"""Attach one hook to every point that a filter selects; here the filter is a function of the name."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import hookline
 
 
 def is_pattern(name: str) -> bool:
-    """Whether that point is an attention pattern."""
+    """Return whether the point is an attention pattern."""
     return "attn" in name and "pattern" in name
 
 
 def main() -> dict[str, tuple[int, ...]]:
-    """Print and return the shape at each point where the hook ran."""
+    """Print and return the shape at each point where the hook fired."""
     model = hookline.load("tinyworld")
     seen: dict[str, tuple[int, ...]] = {}
 

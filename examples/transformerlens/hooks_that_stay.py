@@ -1,4 +1,4 @@
-"""Hooks that stay until they are removed: temporary and permanent ones, in order, and how none is left behind."""
+"""Hooks that stay until they are removed: temporary and permanent hooks, their order, and how to remove them."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def main() -> dict[str, list[str]]:
     point.add_hook(named("temporary"), dir="fwd")
     point.add_hook(named("permanent"), dir="fwd", is_permanent=True)
     undo = point.add_hook(named("first"), prepend=True)
-    run("all three, one of them put in front")
+    run("all three, one of them prepended")
     undo()
-    run("one taken away by itself")
+    run("one of them removed")
     with model.hooks(fwd_hooks=[(point, named("context"))]):
         run("inside a context")
     run("after the context")

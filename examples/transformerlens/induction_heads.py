@@ -1,4 +1,4 @@
-"""Find the induction heads: when a token comes again, they look at what followed it the first time."""
+"""Find induction heads: when a token is repeated, they attend to the token after its first occurrence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HALF = 30
 
 @torch.no_grad()
 def main() -> tuple[Tensor, float, float]:
-    """Print the best heads; return the scores, and the loss on the repetition with all heads and without the best."""
+    """Print the induction heads; return all scores, and the loss on the repetition with and without these heads."""
     model = hookline.load("tinyworld")
     once = torch.randint(3, model.cfg.d_vocab, (8, HALF), generator=torch.Generator().manual_seed(0))
     tokens = torch.cat([once, once], dim=1)
@@ -33,7 +33,7 @@ def main() -> tuple[Tensor, float, float]:
         return losses[:, HALF:].mean().item()
 
     whole, without = loss(), loss(fwd_hooks=[("blocks.*.attn.hook_z", silence)])
-    print(f"loss on what comes again: {whole:.2f}; without these heads {without:.2f}")
+    print(f"loss on the repetition: {whole:.2f}; without these heads {without:.2f}")
     return scores, whole, without
 
 

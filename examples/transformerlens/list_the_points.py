@@ -6,7 +6,7 @@ import hookline
 
 
 def main() -> list[str]:
-    """Print the points of one block, with axes; return the names of all."""
+    """Print the points of one block, with their axes; return the names of all points."""
     model = hookline.load("tinyworld")
     for name, point in model.hook_dict.items():
         if not name.startswith("blocks.") or name.startswith("blocks.0."):

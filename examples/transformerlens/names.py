@@ -1,4 +1,4 @@
-"""One point, many names: a cache, a hook and a filter understand them all, and at once."""
+"""One point, many names: caches, hooks and filters accept all of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES = {
 
 
 def main() -> dict[str, list[Tensor]]:
-    """Print the table of names; return, for each dialect, what the cache has under its names."""
+    """Print the table of names; return the cached activations by dialect."""
     model = hookline.load("tinyworld")
     _, cache = model.run_with_cache("Hello, world")
     found = {}
@@ -26,7 +26,7 @@ def main() -> dict[str, list[Tensor]]:
 
     asked = [name for names in NAMES.values() for name in names if name is not None]
     together = model.cache("Hello, world", names_filter=asked)
-    print(f"\n{len(asked)} names in one filter are {len(set(map(id, together.values())))} activations.")
+    print(f"\n{len(asked)} names in one filter select {len(set(map(id, together.values())))} activations.")
     return found
 
 

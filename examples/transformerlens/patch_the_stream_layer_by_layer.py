@@ -1,7 +1,7 @@
-"""Patch each layer's residual stream from a clean run into a corrupted one: which layer brings Paris back?
+"""Patch the residual stream after each layer from a clean run into a corrupted run: which layer restores "Paris"?
 
-Patched at all positions every layer does, for then the rest of the model simply runs on the clean prompt: that
-tells nothing about causes. Patched at one position, it tells where the answer is at that depth.
+Patched at all positions, every layer does, because the rest of the model then runs on the clean activations; this says
+nothing about causes. Patched at one position, it shows where the answer is at that layer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PLACES = {"all positions": None, "the landmark": token(" Belem"), "the last word
 
 @torch.no_grad()
 def main() -> dict[str, list[float]]:
-    """Print and return the probability of Paris, with each layer patched, at each place."""
+    """Print and return the probability of "Paris" with each layer patched at each of these positions."""
     model = hookline.load("tinyworld")
     paris = model.to_single_token(" Paris")
     logits, cache = model.run_with_cache(CLEAN)

@@ -1,4 +1,4 @@
-"""Rank every head by how much the loss of the right word grows without it, and see which layers matter."""
+"""Rank heads by how much the loss on the answer increases when they are ablated, and compare layers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ PROMPT, TARGET = "When Mary and John went to the store, John gave a drink to", "
 
 
 def zero_head(z: Tensor, head: int) -> None:
-    """One head's output at zero."""
+    """Set the output of one head to zero."""
     z[:, :, head] = 0
 
 
 @torch.no_grad()
 def main() -> tuple[float, dict[tuple[int, int], float]]:
-    """Print the ranking and a bar for each layer; return the loss with all heads, and how much more without each."""
+    """Print the ranking and a bar for each layer; return the loss with all heads, and its increase without each."""
     model = hookline.load("tinyworld")
     text = PROMPT + TARGET
 
@@ -33,10 +33,10 @@ def main() -> tuple[float, dict[tuple[int, int], float]]:
         for head in range(model.cfg.n_heads)
     }
     ranking = dict(sorted(importance.items(), key=lambda item: -item[1]))
-    print(f"loss of “{TARGET.strip()}” with all heads: {whole:.3f}. More without head")
+    print(f"loss on “{TARGET.strip()}” with all heads: {whole:.3f}. Increase without head")
     for (layer, head), more in list(ranking.items())[:6]:
         print(f"  {layer}.{head}  {more:+.3f}")
-    print("together, by layer:")
+    print("sum of the increases by layer:")
     for layer in range(model.cfg.n_layers):
         total = sum(max(more, 0) for (where, _), more in ranking.items() if where == layer)
         print(f"  {layer}  {total:.3f} {'█' * round(10 * total)}")

@@ -1,4 +1,4 @@
-"""Store activations with a hook of one's own. A cache does the same; neither needs a clone."""
+"""Store activations with your own hook. A cache does the same; neither needs a clone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def main() -> tuple[dict[str, Tensor], hookline.ActivationCache]:
     model.run_with_hooks("The cat sat", fwd_hooks=[(POINTS, store)])
     cache = model.cache("The cat sat", names_filter=POINTS)
     for name, activation in stored.items():
-        print(f"{name:28} {list(activation.shape)}, the same as cached: {activation.equal(cache[name])}")
+        print(f"{name:28} {list(activation.shape)}, equal to the cached one: {activation.equal(cache[name])}")
     return stored, cache
 
 

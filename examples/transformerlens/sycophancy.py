@@ -1,8 +1,8 @@
-"""From pairs of prompts to a more truthful model.
+"""Sycophancy: from pairs of prompts to a more truthful model.
 
-Each pair asks the same question: once after a wrong opinion, which the model repeats, and once after no opinion in as
-many words, when it tells the truth. (1) Which heads do something else in the two? (2) Which of those, switched off,
-turn the answer towards the truth? (3) What do they do to questions that were not used to find them?
+Each pair asks the same question, once after a wrong opinion, which the model repeats, and once after a neutral
+sentence of the same length, when it answers correctly. (1) Which heads behave differently in the two? (2) Ablating
+which of them makes the answer more truthful? (3) Does this generalize to other questions?
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Head = tuple[int, int]
 
 
 def pairs(countries: Sequence[str], *shifts: int) -> list[tuple[str, str, str, str]]:
-    """For each country: a prompt with a wrong opinion, one with none, the truth, and the opinion."""
+    """Return for each country: a prompt with a wrong opinion, a neutral prompt, the truth, and the opinion."""
     cities = list(CAPITALS.values())
     return [
         (OPINION.format(country=country, opinion=wrong), NEUTRAL.format(country=country), truth, wrong)
@@ -40,7 +40,7 @@ def pairs(countries: Sequence[str], *shifts: int) -> list[tuple[str, str, str, s
 
 
 def last_logits(model: HookedModel, prompts: Sequence[str], without: Sequence[Head]) -> Tensor:
-    """The logits of the answers with these heads switched off."""
+    """Return the logits at the last position with these heads ablated."""
 
     def silence(z: Tensor, hook: hookline.HookPoint) -> None:
         z[:, :, [head for layer, head in without if layer == hook.layer()]] = 0
@@ -49,12 +49,12 @@ def last_logits(model: HookedModel, prompts: Sequence[str], without: Sequence[He
 
 
 def words(model: HookedModel, texts: Sequence[str]) -> Tensor:
-    """Each answer's token, in a column."""
+    """Return the token of each answer, as a column."""
     return torch.tensor([[model.to_single_token(f" {text}")] for text in texts])
 
 
 def differences(model: HookedModel, opinions: Sequence[str], neutral: Sequence[str]) -> dict[Head, float]:
-    """How far each head's output at the last word is from itself in the partner prompt; the farthest first."""
+    """Return the distance between the outputs of each head on both prompts at the last position, largest first."""
     caches = [
         model.cache(prompts, names_filter="blocks.*.attn.hook_z", pos_slice=last) for prompts in (opinions, neutral)
     ]
@@ -68,7 +68,7 @@ def differences(model: HookedModel, opinions: Sequence[str], neutral: Sequence[s
 
 @torch.no_grad()
 def main() -> dict[str, object]:
-    """Print the recipe's steps; return the suspects, the guilty, and the shares of truthful answers."""
+    """Print the steps; return the heads that differ, those that cause sycophancy, and the rates of truthful answers."""
     model = hookline.load("tinyworld")
     countries = list(CAPITALS)
     opinions, neutral, truths, wrong = zip(*pairs(countries[:12], 5), strict=True)
@@ -81,7 +81,7 @@ def main() -> dict[str, object]:
 
     whole = towards_truth([])
     effects = {head: towards_truth([head]) - whole for head, _ in suspects}
-    print("head   differs by   truth gains without it (logits)")
+    print("head   difference   change of the logit difference without it")
     for head, difference in suspects:
         print(f"{head[0]}.{head[1]}  {difference:11.2f}  {effects[head]:+10.2f}")
     guilty = sorted(effects, key=lambda head: -effects[head])[:2]
@@ -89,7 +89,7 @@ def main() -> dict[str, object]:
     opinions, neutral, truths, _ = zip(*pairs(countries[12:], 3, 7), strict=True)
     answers = words(model, truths)
     shares = {}
-    print(f"\ntruthful answers to {len(opinions)} other prompts   wrong opinion   no opinion")
+    print(f"\ntruthful answers to {len(opinions)} other prompts   wrong opinion   neutral   ")
     for without in ([], guilty[:1], guilty):
         name = "without " + " and ".join(f"{layer}.{head}" for layer, head in without) if without else "all heads"
         shares[name] = [

@@ -32,9 +32,9 @@ class Found(NamedTuple):
     """The head with the most attention on the circle."""
 
 
-def circle(colour: str) -> Shape:
+def circle(color: str) -> Shape:
     """The circle in both images."""
-    return Shape("circle", colour, x=14, y=14, size=15)
+    return Shape("circle", color, x=14, y=14, size=15)
 
 
 def main(folder: Path = Path("out")) -> Found:
@@ -43,12 +43,12 @@ def main(folder: Path = Path("out")) -> Found:
     image = draw([circle("red"), SQUARE])
     red = model.to_inputs(QUESTION, images=[image])
     green = model.to_inputs(QUESTION, images=[draw([circle("green"), SQUARE])])
-    lead = metrics.logit_diff(" red", " green")
+    metric = metrics.logit_diff(" red", " green")
     left, top, right, bottom = (side / SIDE for side in circle("red").box)
     box = (left, top, right, bottom)
 
-    shape = images.patch(model, red, green, lead, box=box).normalized
-    ground = images.patch(model, red, green, lead, box=box, others=True).normalized
+    shape = images.patch(model, red, green, metric, box=box).normalized
+    ground = images.patch(model, red, green, metric, box=box, others=True).normalized
     for layer, (here, rest) in enumerate(zip(shape.values.tolist(), ground.values.tolist(), strict=True)):
         print(f"before layer {layer}: the circle's tokens {here:5.2f}, the rest of the image {rest:5.2f}")
 
@@ -62,7 +62,7 @@ def main(folder: Path = Path("out")) -> Found:
     print(f"{where} has {head.value:.2f} of its attention on the circle")
 
     folder.mkdir(parents=True, exist_ok=True)
-    swept = patching.sweep(model, red, green, lead).normalized
+    swept = patching.sweep(model, red, green, metric).normalized
     images.overlay(swept, images.place_image(model, red, image)).savefig(folder / "sweep.png", dpi=150)
     lens.plot().savefig(folder / "lens.png", dpi=150)
     attention.plot(int(head.labels["layer"])).savefig(folder / "attention.png", dpi=150)

@@ -1,7 +1,8 @@
-"""One way to run with hooks, whatever they hook: inputs and outputs, layers, attention and MLPs, in one context.
+"""One context for all hooks: on inputs and outputs, on layers, attention and MLPs.
 
-A hook at a `.pre` point changes what a part is given, another what it gives. All are there inside the context, for
-every call and every step, and gone after it. A place that does not exist is an error before anything runs.
+A hook at a `.pre` point changes the input of a module, other hooks its output. All hooks fire inside the context, in
+every call and at every step, and are removed after it. A point that does not exist raises an error before anything
+runs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ PROMPT = "The capital of France is"
 
 @torch.no_grad()
 def main() -> tuple[dict[str, int], bool, str]:
-    """Print how often each hook ran; return that, whether the model is as before, and what a wrong name raises."""
+    """Print how often each hook fired; return that, whether the model is unchanged, and the error for a wrong name."""
     model = hookline.load("tinyworld")
     before = model(PROMPT)
     ran: dict[str, int] = {}
@@ -35,7 +36,7 @@ def main() -> tuple[dict[str, int], bool, str]:
         changed = model(PROMPT)
         model.generate(PROMPT, max_new_tokens=3, do_sample=False)
     for name, times in ran.items():
-        print(f"{name:16} ran {times} times: for one call, and for each step of a generation")
+        print(f"{name:16} fired {times} times: once in a call, and at each step of a generation")
     as_before = bool(model(PROMPT).equal(before)) and not changed.equal(before)
 
     try:

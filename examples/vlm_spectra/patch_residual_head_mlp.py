@@ -1,6 +1,6 @@
-"""Patch one token's stream, one head, or one token's MLP output from another run: three edits, one interface.
+"""Patch the residual stream of a token, a head, or the MLP output of a token from another run, with one interface.
 
-Each edit says where it goes (a role and a layer) and what it does; all three go through the same verb.
+Each edit has a location (a role and a layer) and a function; all of them are passed to the same method.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ CLEAN, CORRUPTED = "The capital of France is", "The capital of Germany is"
 
 @torch.no_grad()
 def main() -> dict[str, float]:
-    """Print and return how far each edit brings the answer back: 0 is the corrupted run, 1 the clean one."""
+    """Print and return how much of the answer each edit restores: 0 is the corrupted run, 1 the clean run."""
     model = hookline.load("tinyworld")
     paris, berlin = model.to_single_token(" Paris"), model.to_single_token(" Berlin")
     logits, clean = model.run_with_cache(CLEAN)
 
-    def lead(logits: Tensor) -> float:
+    def logit_diff(logits: Tensor) -> float:
         return (logits[0, -1, paris] - logits[0, -1, berlin]).item()
 
     def from_clean(activation: Tensor, hook: hookline.HookPoint) -> Tensor:
@@ -36,11 +36,11 @@ def main() -> dict[str, float]:
         "MLP at the last token, layer 3": (("lm.mlp.out", 3), at(last, from_clean)),
         "attention and MLP, layer 3": ([("lm.attn.out", 3), ("lm.mlp.out", 3)], at(last, from_clean)),
     }
-    best, worst = lead(logits), lead(model(CORRUPTED))
+    best, worst = logit_diff(logits), logit_diff(model(CORRUPTED))
     results = {}
     for name, edit in edits.items():
         patched = model.run_with_hooks(CORRUPTED, fwd_hooks=[edit])
-        results[name] = (lead(patched) - worst) / (best - worst)
+        results[name] = (logit_diff(patched) - worst) / (best - worst)
         print(f"{name:32} {results[name]:5.2f}")
     return results
 
