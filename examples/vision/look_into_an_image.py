@@ -15,7 +15,7 @@ from hookline.demo.tinysight import SIDE, Shape, draw
 from hookline.experiments import images, metrics, patching
 from hookline.experiments.result import Cell, Result
 
-QUESTION = "<image> What colour is the circle?"
+QUESTION = "<image> What color is the circle?"
 SQUARE = Shape("square", "blue", x=36, y=35, size=13)
 
 
