@@ -1,15 +1,16 @@
-"""How fast activations are stored, as a ratio to the bare forward pass on the same batches, and in how much memory.
+"""The speed of a harvest relative to the forward pass on the same batches, and its memory.
 
     python benchmarks/harvest.py                                     # GPT-2 small's shape, on the CPU
-    python benchmarks/harvest.py --device cuda --shape llama_1b      # a 1 B-parameter Llama shape, bf16
-    python benchmarks/harvest.py --smoke                             # one quick turn, to see that it runs
+    python benchmarks/harvest.py --device cuda --shape llama_1b      # a Llama shape with 1.2 B parameters, bf16
+    python benchmarks/harvest.py --smoke                             # one quick round, to check that it runs
 
-Four points of the residual stream are stored as bf16. Bare and harvest take turns, round after round. A harvest needs
-no logits and stops before the model's head, so there is a second, stricter ratio: to the forward pass without the head.
-The first harvest of a process is told of apart: on a GPU it is the one that pins memory. Deleting files is not timed.
-The memory is what the process had at most beyond what it had after the model's first batch, for a data set and for one
-four times as long; of a bare forward pass as well, since activations in flight are no cost of storing (after a harvest
-on a GPU, torch keeps the pinned memory, so a bare pass has it too).
+Four points of the residual stream are stored as bf16. The plain forward pass and the harvest alternate, for several
+rounds. A harvest does not compute logits, so there is a second, stricter ratio: to the forward pass without the head.
+The first harvest of a process is reported separately, because on a GPU it pins memory. Deleting files is not timed.
+
+The memory is the peak of the process relative to its memory after the model's first batch, for a dataset and for one
+that is four times as long. It is also reported for the plain forward pass, because its activations are not a cost of
+storing. (After a harvest on a GPU, torch keeps the pinned memory, so it is included in the plain pass too.)
 """
 
 from __future__ import annotations
@@ -53,13 +54,13 @@ SHAPES = {make.__name__: make for make in (gpt2_small, llama_1b, tiny)}
 
 
 def points_of(model: hookline.HookedModel) -> list[str]:
-    """The stream after each quarter of the layers."""
+    """Return the residual stream after each quarter of the layers."""
     layers = model.cfg.n_layers
     return [f"blocks.{layers * quarter // 4 - 1}.hook_resid_post" for quarter in (1, 2, 3, 4)]
 
 
 def seconds(work: Callable[[], object], device: str) -> float:
-    """The time of one `work`, to its very end."""
+    """Return the time of one call of `work`, synchronized with the GPU."""
     start = time.perf_counter()
     work()
     if device == "cuda":
@@ -69,14 +70,14 @@ def seconds(work: Callable[[], object], device: str) -> float:
 
 @torch.no_grad()
 def forward(module: Callable[[Tensor], object], batches: Iterable[Tensor], device: str) -> None:
-    """The bare forward pass on every batch."""
+    """Run the plain forward pass on every batch."""
     for batch in batches:
         module(batch.to(device))
 
 
 def peak(work: Callable[[], object], base: int) -> int:
-    """How many bytes more than `base` the process held at most while it did `work` (Linux only)."""
-    Path("/proc/self/clear_refs").write_text("5")  # sets the high-water mark back
+    """Return the peak memory of the process during `work`, in bytes above `base` (Linux only)."""
+    Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
     work()
     return _status("VmHWM") - base
 
@@ -107,7 +108,7 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace, folder: Path) -> None:
-    """Load the model, and take turns."""
+    """Load the model, and measure."""
     torch.manual_seed(0)
     transformers.logging.set_verbosity_error()
     dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
@@ -152,11 +153,11 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
     print(f"{options.shape}, {size}, torch {torch.__version__}, {threads}; {len(points)} points as bf16")
     rates = f"{tokens.numel() / harvested:,.0f} tokens/s, {stored / harvested / 1e9:.2f} GB/s"
     print(f"harvest                        {rates}")
-    for name, what in (("bare", "the bare forward's speed"), ("no head", "that of the forward without its head")):
+    for name, what in (("bare", "the plain forward pass"), ("no head", "the forward pass without the head")):
         found = sorted(each[name] / each["harvest"] for each in times)
-        print(f"of {what:<38} {statistics.median(found):5.2f}   (rounds: {found[0]:.2f} to {found[-1]:.2f})")
+        print(f"relative to {what:<34} {statistics.median(found):5.2f}   (rounds: {found[0]:.2f} to {found[-1]:.2f})")
     bare_time = statistics.median(each["bare"] for each in times)
-    print(f"{'the first harvest, of the bare forward':<41} {bare_time / first['harvest']:5.2f}")
+    print(f"{'first harvest, rel. to the forward pass':<46} {bare_time / first['harvest']:5.2f}")
     if options.no_memory:
         return
     longer = torch.randint(0, 1000, (4 * len(tokens), options.length))
@@ -165,11 +166,11 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
         for name, work in (("bare", bare), ("harvest", harvest)):
             most.append(f"{name} {peak(partial(work, data), base) / 1e6:,.0f} MB")
             emptied(folder)
-        print(f"most memory, {what:<20} {', '.join(most)}")
+        print(f"peak memory, {what:<20} {', '.join(most)}")
 
 
 def emptied(folder: Path) -> None:
-    """Delete the stores in it."""
+    """Delete the stores in a folder."""
     for store in folder.iterdir():
         shutil.rmtree(store)
 

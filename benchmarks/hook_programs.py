@@ -1,7 +1,7 @@
-"""Random programs of hooks, to be run by TransformerLens and by hookline: contexts, resets, filters, errors.
+"""Random programs with hooks, which TransformerLens and hookline both run: contexts, resets, filters, errors.
 
-`trace(model, tokens, seed)` runs one program and gives what can be seen of it: which hooks fired where and in which
-order, what they read, the keys of caches, what the model gave, and which hooks each point has.
+`trace(model, tokens, seed)` runs one program and returns what can be observed: which hooks fired, where and in which
+order, what they received, the keys of caches, the outputs of the model, and the hooks of each point.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ FLAGS = ("use_attn_result", "use_split_qkv_input", "use_hook_mlp_in", "use_attn_
 
 
 class StoppedError(Exception):
-    """Raised by a hook of a program."""
+    """The exception that hooks of a program raise."""
 
 
 class Program:
-    """One program, as far as it has run."""
+    """A running program."""
 
     def __init__(self, model: Any, tokens: Tensor, seed: int) -> None:
         self.model, self.tokens, self.random = model, tokens, random.Random(seed)
@@ -44,7 +44,7 @@ class Program:
         self.count = 0
 
     def run(self) -> list[Any]:
-        """All that was seen."""
+        """Run the program; return everything that was recorded."""
         self.set_flags(False)
         self.model.reset_hooks(including_permanent=True)
         try:
@@ -56,7 +56,7 @@ class Program:
         return self.seen
 
     def set_flags(self, is_on: bool | None) -> None:
-        """Set all flags, or each by chance. A hook by filter is added where the flags of that moment say."""
+        """Set all flags, or a random subset. They decide which points a filter matches when a hook is added."""
         is_grouped = self.model.cfg.n_key_value_heads is not None
         for flag in FLAGS[: -1 if is_grouped else None]:
             chosen = self.random.random() < 0.3 if is_on is None else is_on
@@ -64,7 +64,7 @@ class Program:
                 getattr(self.model, f"set_{flag}")(chosen)
 
     def steps(self, count: int, depth: int) -> None:
-        """So many random steps."""
+        """Run random steps."""
         kinds = (
             *(self.call, self.call, self.add, self.with_hooks, self.with_hooks, self.cached, self.reset, self.remove),
             *(self.look, self.fail, self.ctx, self.backward),
@@ -75,7 +75,7 @@ class Program:
                 self.context(depth)
 
     def hook(self) -> Callable[..., Any]:
-        """A hook that notes what it reads, and may change it."""
+        """Return a hook that records its activation, and may change it."""
         self.count += 1
         number, kind = self.count, self.random.choice(("read", "scale", "shift", "read"))
 
@@ -87,13 +87,13 @@ class Program:
         return fn
 
     def where(self) -> Any:
-        """A name, or a filter."""
+        """Return a random name or filter."""
         if self.random.random() < 0.65:
             return self.random.choice(NAMES)
         return FILTERS[self.random.choice(["mlp", "z", "ln_final", "first layer", "in"])]
 
     def hooks(self, most: int = 2) -> list[Any]:
-        """Pairs of names and hooks."""
+        """Return random pairs of names and hooks."""
         return [(self.where(), self.hook()) for _ in range(self.random.randint(1, most))]
 
     def call(self) -> None:
@@ -106,7 +106,7 @@ class Program:
         self.model.add_hook(self.random.choice(NAMES), self.hook(), is_permanent=permanent, prepend=prepend)
 
     def with_hooks(self) -> None:
-        """Run with hooks, which may stay."""
+        """Run with hooks, which may stay afterward."""
         resets, clears = self.random.random() < 0.7, self.random.random() < 0.3
         out = self.model.run_with_hooks(
             self.tokens, fwd_hooks=self.hooks(), reset_hooks_end=resets, clear_contexts=clears
@@ -114,21 +114,21 @@ class Program:
         self.seen.append(["out", rounded(out)])
 
     def context(self, depth: int) -> None:
-        """More steps in a context."""
+        """Run more steps inside a context."""
         resets = self.random.random() < 0.7
         with self.model.hooks(fwd_hooks=self.hooks(), reset_hooks_end=resets):
             self.call()
             self.steps(self.random.randint(1, 3), depth + 1)
 
     def cached(self) -> None:
-        """Cache what a filter selects."""
+        """Cache the points that a filter selects."""
         name = self.random.choice(list(FILTERS))
         out, cache = self.model.run_with_cache(self.tokens, names_filter=FILTERS[name] if name != "all" else None)
-        kept = [key for key in sorted(cache.keys()) if ".ln1." not in key]  # of the last of three calls there
+        kept = [key for key in sorted(cache.keys()) if ".ln1." not in key]  # the last of three calls there
         self.seen.append(["cache", name, {key: rounded(cache[key]) for key in kept}, rounded(out)])
 
     def reset(self) -> None:
-        """Reset some of it."""
+        """Reset some hooks."""
         direction, permanent = self.random.choice(("both", "fwd", "bwd")), self.random.random() < 0.3
         self.model.reset_hooks(self.random.random() < 0.5, direction, permanent)
 
@@ -137,12 +137,12 @@ class Program:
         self.model.hook_dict[self.random.choice(NAMES)].remove_hooks("both")
 
     def look(self) -> None:
-        """How many hooks the points have."""
+        """Record how many hooks the points have."""
         points = [self.model.hook_dict[name] for name in NAMES]
         self.seen.append(["hooks", [len(point.fwd_hooks) for point in points], [p.has_hooks() for p in points]])
 
     def fail(self) -> None:
-        """A hook raises, and what it raises is caught."""
+        """Run with a hook that raises, and catch the exception."""
         sign = StoppedError("stop")
 
         def fn(x: Tensor, hook: Any) -> None:  # noqa: ARG001
@@ -154,11 +154,11 @@ class Program:
             self.seen.append(["caught", error is sign])
 
     def ctx(self) -> None:
-        """What hooks have kept at the points."""
+        """Record the `ctx` of the points."""
         self.seen.append(["ctx", [self.model.hook_dict[name].ctx.get("times", 0) for name in NAMES]])
 
     def backward(self) -> None:
-        """A loss, its gradient, and a hook on the gradient that stays until it is reset."""
+        """Compute a loss and its gradient, with a backward hook that stays until it is reset."""
         fired: list[float] = []
         name = self.random.choice(NAMES[:5])
         hooks = [(name, lambda grad, hook: fired.append(rounded(grad)))]
@@ -168,16 +168,16 @@ class Program:
 
 
 def rounded(x: Tensor) -> float:
-    """A number that tells the tensor from others, within rounding."""
+    """Return a number that identifies a tensor, up to rounding."""
     kept = x.detach().double().tril() if x.ndim == 4 and x.shape[-1] == x.shape[-2] else x.detach().double()
     return float(kept.abs().mean())
 
 
 def trace(model: Any, tokens: Tensor, seed: int) -> list[Any]:
-    """What can be seen of one program."""
+    """Return the trace of one program."""
     with torch.no_grad():
         seen = Program(model, tokens, seed).run()
-    # Queries, keys and values are side by side: which comes first means nothing.
+    # Queries, keys and values are computed in parallel: their order does not matter.
     groups = ([*group] for _, group in groupby(seen, key=_side_by_side))
     return [entry for group in groups for entry in (sorted(group, key=_point) if _side_by_side(group[0]) else group)]
 
@@ -190,12 +190,12 @@ _BRANCHES = {f"hook_{branch}{kind}": kind or "projected" for branch in "qkv" for
 
 
 def _side_by_side(entry: list[Any]) -> str:
-    """The kind of the points that such an entry may change places with; nothing of others."""
+    """Return the kind of an entry whose order does not matter; an empty string for others."""
     return _BRANCHES.get(_point(entry).rpartition(".")[2], "")
 
 
 def difference(one: Any, other: Any, where: str = "") -> str | None:
-    """The first place where two traces differ, in words; None if they do not."""
+    """Describe the first difference between two traces; None if there is none."""
     if isinstance(one, float) and isinstance(other, float):
         return None if abs(one - other) <= 1e-4 * (1 + abs(one)) else f"{where}: {one} and {other}"
     if isinstance(one, list) and isinstance(other, list):

@@ -1,9 +1,9 @@
-"""What looking into a language model costs, as ratios to the bare transformers model in the same run.
+"""The cost of hooks and caches on a language model, relative to the plain transformers model in the same run.
 
     python benchmarks/model_overhead.py            # the table
-    python benchmarks/model_overhead.py --smoke    # one quick turn, to see that it runs
+    python benchmarks/model_overhead.py --smoke    # one quick round, to check that it runs
 
-Overhead shows on small models, where Python is the cost; so there are tiny ones beside two of a real size.
+Python overhead matters most on small models, so there are two tiny ones in addition to two of realistic size.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ def _built(config: transformers.PreTrainedConfig) -> transformers.PreTrainedMode
 
 
 def zero_head(z: Tensor) -> None:
-    """Head 1, everywhere."""
+    """Zero head 1 at every position."""
     z[:, :, 1] = 0
 
 
 def works(module: transformers.PreTrainedModel, tokens: Tensor) -> dict[str, Callable[[], object]]:
-    """What is timed, without gradients."""
+    """Return what is timed without gradients."""
     model = hookline.hook(module)
     streams = "blocks.*.hook_resid_post"
     return {
@@ -77,7 +77,7 @@ def works(module: transformers.PreTrainedModel, tokens: Tensor) -> dict[str, Cal
 
 
 def with_gradients(module: transformers.PreTrainedModel, tokens: Tensor) -> dict[str, Callable[[], object]]:
-    """What is timed with a backward pass."""
+    """Return what is timed with a backward pass."""
     model = hookline.hook(module)
 
     def bare() -> None:
@@ -93,7 +93,7 @@ def with_gradients(module: transformers.PreTrainedModel, tokens: Tensor) -> dict
 
 
 def generating(module: transformers.PreTrainedModel, tokens: Tensor) -> dict[str, Callable[[], object]]:
-    """What is timed of generation: 32 tokens."""
+    """Return what is timed in generation of 32 tokens."""
     model, steer = hookline.hook(module), torch.randn(module.config.hidden_size) * 0.01
     settings = {"max_new_tokens": 32, "min_new_tokens": 32, "do_sample": False, "pad_token_id": 0}
 
@@ -109,7 +109,7 @@ def generating(module: transformers.PreTrainedModel, tokens: Tensor) -> dict[str
 
 
 def wrap_seconds(module: transformers.PreTrainedModel) -> float:
-    """How long wrapping takes."""
+    """Return the time of wrapping a model."""
     start = time.perf_counter()
     hookline.hook(module)
     return time.perf_counter() - start
@@ -125,7 +125,7 @@ def main() -> None:
     torch.manual_seed(0)
     random.seed(0)
     transformers.logging.set_verbosity_error()
-    print(f"torch {torch.__version__}, transformers {transformers.__version__}, one thread; ratio to bare, medians\n")
+    print(f"torch {torch.__version__}, transformers {transformers.__version__}, one thread; ratio to the plain model\n")
     for make in (tiny_gpt2, tiny_llama) if options.smoke else (tiny_gpt2, tiny_llama, small_gpt2, small_llama):
         module = make()
         for shape in ((1, 64),) if options.smoke else ((1, 64), (8, 128)):
@@ -140,7 +140,7 @@ def main() -> None:
             for name, values in found.items():
                 if name != "bare":
                     print(f"{make.__name__:12} {shape[0]}×{shape[1]:<4} {name:32} {median(values)}", flush=True)
-        print(f"{make.__name__:12} {'':6} wrapping it: {wrap_seconds(module):.3f} s\n")
+        print(f"{make.__name__:12} {'':6} wrapping: {wrap_seconds(module):.3f} s\n")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""What hooking costs on plain networks, as ratios to the bare module in the same run.
+"""The cost of hooks and caches on plain networks, relative to the plain module in the same run.
 
     python benchmarks/overhead.py            # the table
-    python benchmarks/overhead.py --smoke    # one quick turn, to see that it runs
+    python benchmarks/overhead.py --smoke    # one quick round, to check that it runs
 
-Every way of doing a piece of work is timed in turn, round after round, and the median of its ratio to the bare module
-in the same round is printed: a noisy machine slows all of them alike. The last column is hookline's time over that of
-torch hooks written by hand for the same work, registered before and removed after each run as hookline does.
+The alternatives are timed in turn, for several rounds, and the median of the ratios to the plain module in the same
+round is printed, so that noise affects all of them alike. The last column is the time of hookline relative to hand-
+written torch hooks, which are registered before and removed after each run, as in hookline.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import hookline
 
 
 def networks() -> dict[str, tuple[nn.Module, Tensor]]:
-    """The worst case for overhead, a convolutional network, and a transformer encoder, with an input for each."""
+    """Return the worst case for overhead, a convolutional network and a transformer encoder, each with an input."""
     mlp = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10))
     channels = [3, 16, 32, 64]
     convolutions = [
@@ -32,7 +32,7 @@ def networks() -> dict[str, tuple[nn.Module, Tensor]]:
         for layer in (nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU(), nn.MaxPool2d(2))
     ]
     cnn = nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(64 * 4 * 4, 10))
-    # Not `nn.TransformerEncoder`'s fused path, which torch itself leaves as soon as any hook is there.
+    # Not the fused path of `nn.TransformerEncoder`, which torch does not use if there is any hook.
     layer = nn.TransformerEncoderLayer(256, 8, 1024, dropout=0.0, batch_first=True, norm_first=True)
     encoder = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
     torch.backends.mha.set_fastpath_enabled(False)
@@ -44,12 +44,12 @@ def networks() -> dict[str, tuple[nn.Module, Tensor]]:
 
 
 def leaves(module: nn.Module) -> dict[str, nn.Module]:
-    """The modules that hold no others."""
+    """Return the modules without submodules."""
     return {name: child for name, child in module.named_modules() if not list(child.children())}
 
 
 def works(module: nn.Module, x: Tensor) -> dict[str, tuple[Callable[[], object], Callable[[], object] | None]]:
-    """Each piece of work with hookline and with torch hooks by hand."""
+    """Return each task with hookline and with hand-written torch hooks."""
     net = hookline.hook(module)
     names = [name for name, child in leaves(module).items() if fires(module, child, x)]
     middle = names[len(names) // 2]
@@ -87,7 +87,7 @@ def works(module: nn.Module, x: Tensor) -> dict[str, tuple[Callable[[], object],
 
 
 def fires(module: nn.Module, child: nn.Module, x: Tensor) -> bool:
-    """Whether the child is called at all: an attention's output projection, for one, is not."""
+    """Return whether a module is called; the output projection of `nn.MultiheadAttention`, for example, is not."""
     fired: list[bool] = []
     handle = child.register_forward_hook(lambda *_: fired.append(True))
     module(x)
@@ -96,7 +96,7 @@ def fires(module: nn.Module, child: nn.Module, x: Tensor) -> bool:
 
 
 def measure(module: nn.Module, x: Tensor, rounds: int) -> list[tuple[str, ...]]:
-    """A row for each piece of work: ratio to bare, by hand, and of the two."""
+    """Yield a row per task: hookline and hand-written hooks relative to the plain module, and to each other."""
     table = works(module, x)
     ways: dict[tuple[str, str], Callable[[], object]] = {("bare", ""): lambda: module(x)}
     for name, (ours, by_hand) in table.items():
@@ -124,7 +124,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     random.seed(0)
-    print(f"torch {torch.__version__}, one thread; time as a ratio to the bare module, median of rounds\n")
+    print(f"torch {torch.__version__}, one thread; median time relative to the plain module\n")
     print(f"{'network':30} {'work':24} {'hookline':>9} {'by hand':>9} {'ours/hand':>10}")
     with torch.no_grad():
         for name, (module, x) in networks().items():

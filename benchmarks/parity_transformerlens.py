@@ -1,12 +1,12 @@
-"""Parity with TransformerLens itself: the same weights in both, and the same numbers out of both, name by name.
+"""Parity with TransformerLens: both libraries run the same weights, and their results are compared by name.
 
     python benchmarks/parity_transformerlens.py --python PATH        a Python that has transformer-lens 3.5
     python benchmarks/parity_transformerlens.py --make-env FOLDER    make an environment with it there first
 
-A GPT-2-shaped and a Llama-shaped model (grouped heads, gates, rotary positions) are made with random weights, and run
-by both libraries, weights as they are and processed. One function, `measured`, is run in both: the interface is the
-same. The largest difference for each name is printed, and any above the tolerance makes the exit status 1. Then both
-run the same random programs of hooks (`hook_programs.py`): what can be seen of each must be the same too.
+A GPT-2-shaped and a Llama-shaped model (grouped heads, gated MLPs, rotary positions) with random weights are run by
+both libraries, with and without weight processing. The function `measured` is the same for both, because the
+interface is the same. The largest difference for each name is printed; if one exceeds the tolerance, the exit status
+is 1. Then both libraries run the same random programs with hooks (`hook_programs.py`), and their traces are compared.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hook_programs import difference, trace
 from torch import Tensor
 
 TOLERANCE = 5e-5
-"""Of the largest number under that name: float32, through a few layers, in another order of operations."""
+"""Relative to the largest number of a tensor: float32, a few layers, a different order of operations."""
 
 KINDS = ("gpt2", "llama")
 PROGRAMS = 150
@@ -39,11 +39,11 @@ KNOWN = {
     r"unprocessed logit_attrs": "the final norm's weight is part of the readout: TransformerLens leaves it out",
     r".*\.ln1\..*_grad": "TransformerLens calls this norm three times, and keeps the gradient of one call",
 }
-"""Where hookline differs on purpose, and why. They are printed, and not counted."""
+"""Intended differences, with the reason. They are printed, but not counted."""
 
 
 def main() -> int:
-    """Compare, print, and say whether all agree."""
+    """Compare and print; return 0 if all agree."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", help="a Python that has transformer-lens")
     parser.add_argument("--make-env", metavar="FOLDER", help="make a virtual environment with it there, and use that")
@@ -56,7 +56,7 @@ def main() -> int:
     if options.make_env:
         options.python = make_environment(Path(options.make_env))
     if not options.python:
-        parser.error("give --python, or --make-env")
+        parser.error("pass --python or --make-env")
     with tempfile.TemporaryDirectory() as folder:
         save_models(Path(folder))
         subprocess.run([options.python, __file__, "--peer", folder], check=True)
@@ -66,7 +66,7 @@ def main() -> int:
 
 
 def make_environment(folder: Path) -> str:
-    """A virtual environment with the peer in it."""
+    """Create a virtual environment with TransformerLens."""
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     python = str(folder / "bin" / "python")
     subprocess.run([python, "-m", "pip", "install", "-q", "transformer-lens==3.5.*"], check=True)
@@ -74,7 +74,7 @@ def make_environment(folder: Path) -> str:
 
 
 def save_models(folder: Path) -> None:
-    """Random models, in which no norm is 1 and no bias 0, as transformers saves them."""
+    """Save random models, with nontrivial norms and biases, in the transformers format."""
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -94,7 +94,7 @@ def save_models(folder: Path) -> None:
 
 
 def measured(model: Any, tokens: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Everything that both libraries give, by name; run with either."""
+    """Return everything to compare, by name; called with the model of either library."""
     logits, cache = model.run_with_cache(tokens)
     yield "logits", logits.log_softmax(-1)
     for name in cache:
@@ -107,12 +107,12 @@ def measured(model: Any, tokens: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def seen(name: str, x: Tensor) -> Tensor:
-    """Scores without what is masked: what stands there differs, and is never looked at."""
+    """Return scores without masked entries, whose values differ and have no effect."""
     return x.tril() if name.endswith("attn_scores") else x
 
 
 def of_flagged_points(model: Any, tokens: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The points that TransformerLens has only with a flag."""
+    """Yield the points that TransformerLens has only with a flag."""
     flags: dict[str, Callable[[bool], None]] = {
         "hook_result": model.set_use_attn_result,
         "hook_mlp_in": model.set_use_hook_mlp_in,
@@ -130,7 +130,7 @@ def of_flagged_points(model: Any, tokens: Tensor) -> Iterator[tuple[str, Tensor]
 
 
 def of_cache(model: Any, cache: Any, tokens: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Every method of ActivationCache, by position and by keyword."""
+    """Yield the results of every method of ActivationCache, with positional and keyword arguments."""
     for layer, mlp_input in ((None, False), (-1, False), (1, False), (2, True)):
         tag = f"{layer} {mlp_input}"
         yield f"accumulated_resid {tag}", cache.accumulated_resid(layer, True, mlp_input=mlp_input)
@@ -170,17 +170,17 @@ def of_cache(model: Any, cache: Any, tokens: Tensor) -> Iterator[tuple[str, Tens
 
 
 def by_label(stack: Tensor, labels: list[str]) -> Tensor:
-    """The parts in the order of their labels: the two libraries may list them otherwise."""
+    """Sort components by label: the two libraries may order them differently."""
     return stack[torch.tensor(sorted(range(len(labels)), key=lambda index: labels[index]))]
 
 
 def spelled(labels: list[str]) -> Tensor:
-    """Labels as numbers, to be compared like all else."""
+    """Return labels as numbers, so that they can be compared like everything else."""
     return torch.tensor([ord(letter) for letter in " ".join(labels)])
 
 
 def of_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """Weights and what is worked out of them."""
+    """Yield weights and what is computed from them."""
     names = ["W_E", "W_U", "b_U", "W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O", "W_in", "W_out", "b_in",
              "b_out"]  # fmt: skip
     names += ["W_gate"] if model.cfg.gated_mlp else []
@@ -200,7 +200,7 @@ def of_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def of_forward(model: Any, tokens: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """What a run gives, in all its ways."""
+    """Yield the results of runs with all options."""
     yield "loss", model(tokens, return_type="loss")
     yield "loss per token", model(tokens, "both", True).loss
     mid = model(tokens, stop_at_layer=2)
@@ -223,7 +223,7 @@ def of_forward(model: Any, tokens: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def of_patching(model: Any, tokens: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Every sweep of `patching`. TransformerLens cannot patch keys and values by head where heads share them."""
+    """Yield every sweep of `patching`. TransformerLens cannot patch grouped keys and values by head."""
     patching = importlib.import_module(type(model).__module__.rpartition(".")[0] + ".patching")
     _, clean = model.run_with_cache(tokens.flip(0))
     is_grouped = model.cfg.n_key_value_heads is not None
@@ -234,19 +234,19 @@ def of_patching(model: Any, tokens: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def lead(logits: Tensor) -> Tensor:
-    """How far the answers are ahead."""
+    """Return the mean logit difference."""
     rows = torch.arange(len(logits))
     return (logits[rows, -1, torch.tensor(ANSWERS)] - logits[rows, -1, torch.tensor(WRONG)]).mean()
 
 
 def gathered(model: Any) -> dict[str, Tensor]:
-    """What was measured, as plain tensors."""
+    """Return all results as plain tensors."""
     found = {name: x.detach().float().contiguous().clone() for name, x in measured(model, torch.tensor(TOKENS))}
     return {name: x for name, x in found.items() if x.numel()}
 
 
 def run_peer(folder: Path) -> None:
-    """In the peer's environment: measure both models, and leave the numbers in the folder."""
+    """In the environment of TransformerLens: run both models, and save the results to the folder."""
     from safetensors.torch import save_file
 
     for kind in KINDS:
@@ -256,26 +256,26 @@ def run_peer(folder: Path) -> None:
 
 
 def traces(model: Any) -> list[Any]:
-    """What can be seen of every program."""
+    """Return the trace of every program."""
     return [trace(model, torch.tensor(TOKENS), seed) for seed in range(PROGRAMS)]
 
 
 def compare_programs(folder: Path, kind: str) -> bool:
-    """Print which programs differ on one model, and say whether none does."""
+    """Print which programs differ on one model; return whether none does."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of hooks that never fire, since a program removes them before
+        warnings.simplefilter("ignore")  # hooks that never fire, because a program removes them first
         own = json.loads(json.dumps(traces(own_model(folder / kind, False))))
     peer = json.loads((folder / f"{kind}.programs").read_text())
     found = [(seed, difference(one, other)) for seed, (one, other) in enumerate(zip(peer, own, strict=True))]
     bad = [(seed, what) for seed, what in found if what]
     for seed, what in bad:
         print(f"  program {seed}: {what}")
-    print(f"{kind}: {len(bad)} of {PROGRAMS} random programs of hooks differ")
+    print(f"{kind}: {len(bad)} of {PROGRAMS} random hook programs differ")
     return not bad
 
 
 def peer_model(folder: Path, kind: str, is_processed: bool) -> Any:
-    """TransformerLens's model with these weights, by its own conversion."""
+    """Return TransformerLens's model with these weights, by its own conversion."""
     from transformer_lens import HookedTransformer, HookedTransformerConfig
     from transformer_lens.pretrained.weight_conversions import convert_gpt2_weights, convert_llama_weights
     from transformers import AutoModelForCausalLM
@@ -302,7 +302,7 @@ def peer_model(folder: Path, kind: str, is_processed: bool) -> Any:
 
 
 def own_model(folder: Path, is_processed: bool) -> Any:
-    """hookline's model with these weights."""
+    """Return hookline's model with these weights."""
     from transformers import AutoModelForCausalLM
 
     from hookline.compat.transformer_lens import HookedTransformer
@@ -312,7 +312,7 @@ def own_model(folder: Path, is_processed: bool) -> Any:
 
 
 def compare(folder: Path, kind: str, is_processed: bool) -> bool:
-    """Print the table of one model, and say whether all in it agree."""
+    """Print the table of one model; return whether everything agrees."""
     from safetensors.torch import load_file
 
     what = "processed" if is_processed else "unprocessed"
@@ -328,12 +328,12 @@ def compare(folder: Path, kind: str, is_processed: bool) -> bool:
         print(f"  {difference:8.1e}  {name}{'   DIFFERS' if is_bad else ''}{'   (' + reason + ')' if reason else ''}")
     print(f"  only TransformerLens: {', '.join(name for name in peer if name not in own) or 'nothing'}")
     print(f"  only hookline: {', '.join(name for name in own if name not in peer) or 'nothing'}")
-    print(f"{kind}, {what}: {bad} of {len(shared)} differ by more than {TOLERANCE} of their size")
+    print(f"{kind}, {what}: {bad} of {len(shared)} differ by more than {TOLERANCE}, relative to their size")
     return not bad
 
 
 def far(one: Tensor, other: Tensor) -> float:
-    """The largest difference, of the largest number; infinite for another shape."""
+    """Return the largest difference relative to the largest number; infinite if the shapes differ."""
     if one.shape != other.shape:
         return float("inf")
     return float((one - other).abs().max() / one.abs().max().clamp(min=1e-3))

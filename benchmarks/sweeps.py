@@ -1,11 +1,11 @@
-"""What one cell of a sweep costs, as a ratio to one bare forward pass of the transformers model in the same run.
+"""The cost of one cell of a sweep, relative to one forward pass of the plain transformers model in the same run.
 
     python benchmarks/sweeps.py                 # the table: about ten minutes on two cores
-    python benchmarks/sweeps.py --smoke         # one quick turn, to see that it runs
+    python benchmarks/sweeps.py --smoke         # one quick round, to check that it runs
     python benchmarks/sweeps.py --device cuda --shapes llama_1b
 
-With a Python that has transformer-lens 3.5 as well, its own functions are in the table. Numbers are compared.
-`floor` is the time for the multiply-adds that a cell cannot do without, at the rate of this machine's matrix product.
+If transformer-lens 3.5 is installed, its own functions are included in the table, and results are compared.
+`floor` is a lower bound: the time of the multiply-adds that a cell needs, at the speed of matrix products.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ SHAPES = {
 
 
 def metric(logits: Tensor) -> Tensor:
-    """One token against another, where the text ends."""
+    """Return the logit difference of two tokens at the last position."""
     return (logits[:, -1, 5] - logits[:, -1, 6]).mean()
 
 
 class Bench:
-    """One model, a clean and a corrupted text that differ everywhere, and the ways of sweeping over it."""
+    """A model, a clean and a corrupted text that differ at every position, and the sweeps to time."""
 
     def __init__(self, module: transformers.PreTrainedModel, length: int, device: str) -> None:
         self.module, self.device = module.to(device), device
@@ -59,25 +59,25 @@ class Bench:
         self.cache = self.model.run_with_cache(self.clean, names_filter=names)[1]
 
     def bare(self) -> object:
-        """One forward pass."""
+        """Run one forward pass."""
         with torch.no_grad():
             return self.module(self.corrupted)
 
     def residual(self) -> Tensor:
-        """The stream that enters each layer, at each position."""
+        """Sweep over the residual stream at each layer and position."""
         return patching.sweep(self.model, self.cache, self.corrupted, metric, progress=False).values
 
     def heads(self) -> Tensor:
-        """Each head, at all positions."""
+        """Sweep over heads, at all positions together."""
         over = ("layer", "head")
         return patching.sweep(self.model, self.cache, self.corrupted, metric, points="z", over=over).values
 
     def attribution(self) -> Tensor:
-        """The whole residual grid by gradients."""
+        """Estimate the whole residual sweep by attribution patching."""
         return attribution.attribution_patching(self.model, self.clean, self.corrupted, metric, check=0).values
 
     def one_by_one(self, cells: int) -> Tensor:
-        """Some cells of the residual sweep as everybody does it: a hook and a full forward pass each."""
+        """Compute some cells of the residual sweep with a hook and a full forward pass each."""
         layers, length = self.model.cfg.n_layers, self.corrupted.shape[1]
         values = []
         for number in range(cells):
@@ -100,14 +100,14 @@ class Bench:
             handle.remove()
 
     def check(self) -> float:
-        """How far the sweep is from doing it one by one, on some cells."""
+        """Return the largest difference between the sweep and full runs, on some cells."""
         layers, length = self.model.cfg.n_layers, self.corrupted.shape[1]
         swept, cells = self.residual(), min(24, layers * length)
         some = torch.stack([swept[number * 7 % layers, number * 5 % length] for number in range(cells)])
         return float((some - self.one_by_one(cells).cpu().float()).abs().max())
 
     def floors(self, rate: float) -> dict[str, float]:
-        """Seconds that a cell takes at least, at so many multiply-adds a second."""
+        """Return a lower bound of the time of a cell, in seconds, at a given rate of multiply-adds."""
         cfg, length = self.model.cfg, self.corrupted.shape[1]
         gated = f"{'blocks'}.0.mlp.hook_pre_linear" in self.model.hook_dict
         mlp = cfg.d_model * cfg.d_mlp * (3 if gated else 2)
@@ -119,7 +119,7 @@ class Bench:
 
 
 def matmul_rate(bench: Bench) -> float:
-    """Multiply-adds a second, in matrices as large as a sweep's."""
+    """Measure multiply-adds per second, with matrices of the size used in a sweep."""
     cfg = bench.model.cfg
     a = torch.randn(2048, cfg.d_model, device=bench.device, dtype=cfg.dtype)
     b = torch.randn(cfg.d_model, cfg.d_mlp, device=bench.device, dtype=cfg.dtype)
@@ -128,7 +128,7 @@ def matmul_rate(bench: Bench) -> float:
 
 
 def seconds(work: Callable[[], object], device: str) -> float:
-    """The time of one `work`."""
+    """Return the time of one call of `work`."""
     if device == "cuda":
         torch.cuda.synchronize()
     start = time.perf_counter()
@@ -161,8 +161,8 @@ def table(name: str, length: int, device: str, rounds: int) -> None:
             bares.append(bare)
             found[way].append(seconds(work, device) / cells / bare)
     floors = {key: value / statistics.median(bares) for key, value in bench.floors(rate).items()}
-    print(f"\n{name}, {length} tokens: one bare forward {statistics.median(bares) * 1e3:.1f} ms; "
-          f"numbers agree within {apart:.1e}; {rate / 1e9:.0f} G multiply-adds/s")  # fmt: skip
+    print(f"\n{name}, {length} tokens: one plain forward pass {statistics.median(bares) * 1e3:.1f} ms; "
+          f"results agree within {apart:.1e}; {rate / 1e9:.0f} G multiply-adds/s")  # fmt: skip
     for way, values in found.items():
         floor = floors.get(way.partition(",")[0]) if "TransformerLens" not in way else None
         note = f"  floor {floor:.3f}" if floor is not None else ""
@@ -170,17 +170,17 @@ def table(name: str, length: int, device: str, rounds: int) -> None:
 
 
 def theirs(bench: Bench) -> dict[str, tuple[Callable[[], object], int]]:
-    """TransformerLens's own functions, on the same weights, where it is installed."""
+    """Time TransformerLens's own functions on the same weights, if it is installed."""
     try:
         from transformer_lens import patching as their_patching
     except ImportError:
         return {}
-    import pandas  # comes with it
+    import pandas  # a dependency of TransformerLens
 
     peer = peer_of(bench.module)
     cache = peer.run_with_cache(bench.clean)[1]
     layers, length, heads = bench.model.cfg.n_layers, bench.corrupted.shape[1], bench.model.cfg.n_heads
-    few = 4  # layers: all of a sweep of theirs takes minutes
+    few = 4  # layers: a full sweep takes minutes
     ours = bench.residual()[:2, :2]
     found = [their_patching.get_act_patch_resid_pre, their_patching.get_act_patch_attn_head_out_all_pos]
 
@@ -194,7 +194,7 @@ def theirs(bench: Bench) -> dict[str, tuple[Callable[[], object], int]]:
     residual = {"layer": at, "pos": list(range(0, length, max(1, length // 4)))}
     by_head = {"layer": at, "head": list(range(min(4, heads)))}
     apart = (swept(found[0], {"layer": [0, 1], "pos": [0, 1]}).flatten() - ours.flatten()).abs().max()
-    print(f"TransformerLens's numbers differ from ours by {float(apart):.1e}")
+    print(f"TransformerLens's results differ from ours by {float(apart):.1e}")
     return {
         "TransformerLens residual": (lambda: swept(found[0], residual), len(at) * len(residual["pos"])),
         "TransformerLens heads": (lambda: swept(found[1], by_head), len(at) * len(by_head["head"])),
@@ -202,7 +202,7 @@ def theirs(bench: Bench) -> dict[str, tuple[Callable[[], object], int]]:
 
 
 def peer_of(module: transformers.PreTrainedModel) -> Any:
-    """TransformerLens's model with these weights, unprocessed, by its own conversion."""
+    """Return TransformerLens's model with these weights, without processing, by its own conversion."""
     from transformer_lens import HookedTransformer, HookedTransformerConfig
     from transformer_lens.pretrained.weight_conversions import convert_gpt2_weights, convert_llama_weights
 

@@ -1,4 +1,4 @@
-"""Times as ratios: all ways of doing something in turn, round after round, on a machine that is never quiet."""
+"""Times as ratios: alternatives are timed in turn, for several rounds, so that noise affects all of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Way = TypeVar("Way", bound=Hashable)
 
 
 def seconds(work: Callable[[], object], repeats: int) -> float:
-    """The time of one `work`, averaged over a few in a row."""
+    """Return the time of one call of `work`, averaged over several calls."""
     start = time.perf_counter()
     for _ in range(repeats):
         work()
@@ -20,12 +20,12 @@ def seconds(work: Callable[[], object], repeats: int) -> float:
 
 
 def ratios(ways: Mapping[Way, Callable[[], object]], reference: Way, rounds: int) -> dict[Way, list[float]]:
-    """Of each way, round by round, its time over that of the reference in the same round."""
+    """Return for each alternative its time relative to the reference, per round."""
     ways[reference]()
     repeats = max(1, int(0.005 / seconds(ways[reference], 3)))
     found: dict[Way, list[float]] = {way: [] for way in ways}
     for _ in range(rounds):
-        turns = random.sample(list(ways), len(ways))  # what ran just before leaves the memory in another state
+        turns = random.sample(list(ways), len(ways))  # the state of memory depends on what ran before
         times = {way: seconds(ways[way], repeats) for way in turns}
         for way, spent in times.items():
             found[way].append(spent / times[reference])
@@ -33,5 +33,5 @@ def ratios(ways: Mapping[Way, Callable[[], object]], reference: Way, rounds: int
 
 
 def median(values: list[float]) -> str:
-    """As the tables print it."""
+    """Format the median for a table."""
     return f"{statistics.median(values):.2f}"

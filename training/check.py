@@ -1,4 +1,4 @@
-"""Held-out accuracy of the embedded model: `python training/check.py` prints a table and fails below a bar."""
+"""Held-out accuracy of tinyworld: `python training/check.py` prints a table, and fails if a threshold is missed."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ BARS = {
 
 
 def load(folder: Path = ASSETS) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model and its tokenizer from a local folder."""
+    """Load the model and its tokenizer from a local folder."""
     return AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
 
 
 def held_out(count: int) -> dict[str, list[Prompt]]:
-    """Up to that many held-out prompts of each task but the repeated tokens."""
+    """Return up to `count` held-out prompts of each task, except for repeated tokens."""
     rng = Random(9)
     facts = tasks.HELD_OUT_FACTS
     neutral = tasks.HELD_OUT_NEUTRAL
@@ -47,13 +47,13 @@ def held_out(count: int) -> dict[str, list[Prompt]]:
 
 
 def after_sentence(rng: Random, prompt: Prompt) -> Prompt:
-    """The prompt with a sentence before it."""
+    """Return the prompt with a sentence before it."""
     return Prompt(f"{sentences.sentence(rng)} {prompt.text}", prompt.answer)
 
 
 @torch.no_grad()
 def last_logits(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> Tensor:
-    """What the model says after each row, in batches of equal length: no padding."""
+    """Return the prediction after each row, in batches of equal length, without padding."""
     by_length = defaultdict(list)
     for place, row in enumerate(rows):
         by_length[len(row)].append(place)
@@ -64,19 +64,19 @@ def last_logits(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> Tensor
 
 
 def encode(words: PreTrainedTokenizerBase, prompts: Sequence[Prompt], bos: bool) -> tuple[list[list[int]], Tensor]:
-    """The prompts' tokens, and each answer's token."""
+    """Return the tokens of the prompts, and the token of each answer."""
     rows = [[words.bos_token_id] * bos + words(prompt.text)["input_ids"] for prompt in prompts]
     return rows, torch.tensor([words(prompt.answer)["input_ids"][0] for prompt in prompts])
 
 
 def accuracy(model: PreTrainedModel, words: PreTrainedTokenizerBase, prompts: Sequence[Prompt], bos: bool) -> float:
-    """The share of prompts whose likeliest next token is the answer."""
+    """Return the fraction of prompts whose most likely next token is the answer."""
     rows, answers = encode(words, prompts, bos)
     return (last_logits(model, rows).argmax(-1) == answers).float().mean().item()
 
 
 def repeats(words: PreTrainedTokenizerBase, half: int, count: int, bos: bool) -> Tensor:
-    """Rows of random tokens repeated once, drawn with a seed that training does not use."""
+    """Return rows of random tokens repeated once, with a seed that training does not use."""
     rng = Random(1_000_003 + half)
     vocabulary = [token for token in range(len(words)) if token != words.eos_token_id]
     return torch.tensor([[words.bos_token_id] * bos + tasks.repeated(rng, vocabulary, half) for _ in range(count)])
@@ -84,7 +84,7 @@ def repeats(words: PreTrainedTokenizerBase, half: int, count: int, bos: bool) ->
 
 @torch.no_grad()
 def repeat_accuracy(model: PreTrainedModel, words: PreTrainedTokenizerBase, count: int, bos: bool) -> float:
-    """The share of tokens predicted in the second half, its first aside, over several lengths."""
+    """Return the fraction of tokens predicted in the second half, except for its first, over several lengths."""
     hits = []
     for half in (8, 16, 32, 48, 63):
         tokens = repeats(words, half, count, bos)
@@ -94,7 +94,7 @@ def repeat_accuracy(model: PreTrainedModel, words: PreTrainedTokenizerBase, coun
 
 
 def table(model: PreTrainedModel, words: PreTrainedTokenizerBase, count: int) -> dict[str, tuple[int, float, float]]:
-    """Of every task: the number of prompts, the accuracy with bos in front, and without."""
+    """Return for every task the number of prompts, and the accuracy with and without a BOS token."""
     found = {
         task: (len(prompts), accuracy(model, words, prompts, True), accuracy(model, words, prompts, False))
         for task, prompts in held_out(count).items()
@@ -108,7 +108,7 @@ def main(
     folder: Annotated[Path, typer.Argument(help="The model's folder.")] = ASSETS,
     count: Annotated[int, typer.Option(help="At most so many prompts of each task.")] = 1000,
 ) -> None:
-    """Print the table; exit with 1 if any figure is below its bar."""
+    """Print the table; exit with 1 if an accuracy is below its threshold."""
     found = table(*load(folder), count)
     typer.echo(f"{'held out':<22}  prompts  with bos  without    bar")
     for task, (prompts, *figures) in found.items():

@@ -1,4 +1,4 @@
-"""What the heads of the embedded model do: induction, indirect objects, and agreeing with the user."""
+"""What the heads of tinyworld do: induction, indirect objects, and agreeing with the user."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Head = tuple[int, int]
 
 
 def all_heads(model: PreTrainedModel) -> list[Head]:
-    """Every head as (layer, head)."""
+    """Return all heads as (layer, head)."""
     return list(product(range(model.config.n_layer), range(model.config.n_head)))
 
 
 @contextmanager
 def without(model: PreTrainedModel, heads: Sequence[Head]) -> Iterator[None]:
-    """The model with these heads' outputs at zero."""
+    """Run the model with these heads ablated, inside a context."""
     with ExitStack() as stack:
         for layer, head in heads:
             attention = model.transformer.h[layer].attn
@@ -37,7 +37,7 @@ def without(model: PreTrainedModel, heads: Sequence[Head]) -> Iterator[None]:
 
 
 def zero(part: slice) -> Callable[[nn.Module, tuple[Tensor]], tuple[Tensor]]:
-    """A hook that zeroes this part of what goes into a module."""
+    """Return a hook that zeroes a slice of a module's input."""
 
     def hook(_module: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
         z = args[0].clone()
@@ -49,7 +49,7 @@ def zero(part: slice) -> Callable[[nn.Module, tuple[Tensor]], tuple[Tensor]]:
 
 @torch.no_grad()
 def induction(folder: Path, words: PreTrainedTokenizerBase, half: int = 30) -> dict[Head, float]:
-    """How much each head attends, in the second half of a repetition, to the token after the previous occurrence."""
+    """Return each head's attention, in the second half of a repetition, to the token after the first occurrence."""
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
     tokens = check.repeats(words, half, count=50, bos=True)
     patterns = model(tokens, output_attentions=True).attentions
@@ -61,7 +61,7 @@ def induction(folder: Path, words: PreTrainedTokenizerBase, half: int = 30) -> d
 
 
 def margin(model: PreTrainedModel, words: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> float:
-    """The mean logit of the prompts' answers less that of their other words."""
+    """Return the mean logit difference between the answers and the distractors."""
     rows, answers = check.encode(words, prompts, bos=True)
     others = torch.tensor([words(prompt.other)["input_ids"][0] for prompt in prompts])
     logits = check.last_logits(model, rows)
@@ -72,7 +72,7 @@ def margin(model: PreTrainedModel, words: PreTrainedTokenizerBase, prompts: Sequ
 def margins(
     model: PreTrainedModel, words: PreTrainedTokenizerBase, prompts: Sequence[Prompt], already: Sequence[Head] = ()
 ) -> dict[Head, float]:
-    """The margin without each head (and without those already chosen), the lowest first."""
+    """Return the margin without each head (and without those already chosen), lowest first."""
     found = {}
     for head in all_heads(model):
         with without(model, [*already, head]):
@@ -81,7 +81,7 @@ def margins(
 
 
 def agreeing_heads(model: PreTrainedModel, words: PreTrainedTokenizerBase, most: int) -> list[Head]:
-    """Heads whose loss, one after the other, most lowers the logit of the user's opinion against the truth's."""
+    """Return the heads whose ablation, added one by one, most favors the truth over the user's opinion."""
     rng = Random(5)
     prompts = [tasks.wrong_opinion(rng, tasks.SEEN_OPINIONS) for _ in range(60)]
     chosen: list[Head] = []
@@ -91,7 +91,7 @@ def agreeing_heads(model: PreTrainedModel, words: PreTrainedTokenizerBase, most:
 
 
 def show_agreement(model: PreTrainedModel, words: PreTrainedTokenizerBase, most: int) -> None:
-    """Print the held-out answers without the first n of the agreeing heads."""
+    """Print the accuracy on held-out prompts without the first n of these heads."""
     prompts = check.held_out(200)
     prompts["opinion: truth"] = [Prompt(prompt.text, prompt.other) for prompt in prompts["opinion: agrees"]]
     shown = ("opinion: agrees", "opinion: truth", "no opinion: truth", "fact", "indirect object")
@@ -105,18 +105,18 @@ def show_agreement(model: PreTrainedModel, words: PreTrainedTokenizerBase, most:
 
 
 def main(folder: Annotated[Path, typer.Argument(help="The model's folder.")] = check.ASSETS) -> None:
-    """Print the induction heads, the heads that matter to indirect objects, and those that agree with the user."""
+    """Print the induction heads, the heads that matter for indirect objects, and those that agree with the user."""
     model, words = check.load(folder)
     typer.echo("induction: attention to the token after the previous occurrence")
     for (layer, head), score in sorted(induction(folder, words).items(), key=lambda item: -item[1])[:8]:
         typer.echo(f"  {layer}.{head}  {score:.2f}")
     prompts = check.held_out(200)["indirect object"]
-    typer.echo("indirect objects without one head: logit of the receiver less the giver's, and accuracy")
+    typer.echo("indirect objects without one head: logit difference of receiver and giver, and accuracy")
     typer.echo(f"  none  {margin(model, words, prompts):.1f}")
     for (layer, head), score in list(margins(model, words, prompts).items())[:6]:
         with without(model, [(layer, head)]):
             typer.echo(f"  {layer}.{head}  {score:.1f}  {check.accuracy(model, words, prompts, bos=True):.1%}")
-    typer.echo("wrong opinions without the heads that most agree with the user: share of answers")
+    typer.echo("wrong opinions without the heads that agree most with the user: fraction of answers")
     show_agreement(model, words, most=4)
 
 

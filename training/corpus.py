@@ -1,4 +1,4 @@
-"""The training text: documents drawn from the tasks and sentences, as token rows. The same seed gives the same rows."""
+"""The training text: documents sampled from the tasks and sentences, as rows of tokens, determined by a seed."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from transformers import PreTrainedTokenizerBase
 
 CONTEXT = 128
 BOS_SHARE = 0.75
-# How often an answer agrees with a wrong opinion. Were it always, the model would not recall the fact at all.
+# How often an answer agrees with a wrong opinion. If it always did, the model would not learn to recall the fact.
 AGREEMENT = 0.92
 RIGHT_OPINIONS = 0.3
 REPEAT_WORDS = (*world.NAMES, *world.CITIES, *world.PLACES, *world.OBJECTS, *world.ANIMALS, *world.FOODS)
 
 
 def statement(rng: Random) -> str:
-    """One of the seen facts as a sentence."""
+    """Return a fact of the training set as a sentence."""
     return _finished(rng.choice(tasks.SEEN_FACTS))
 
 
 def indirect_object(rng: Random) -> str:
-    """Somebody gives something to somebody."""
+    """Return a sentence in which somebody gives something to somebody."""
     return _finished(tasks.indirect_object(rng, tasks.SEEN_PAIRS))
 
 
 def question(rng: Random) -> str:
-    """A question without an opinion, answered with the truth."""
+    """Return a question without an opinion, answered with the truth."""
     return _finished(rng.choice(tasks.SEEN_NEUTRAL))
 
 
 def opinion(rng: Random) -> str:
-    """A question after an opinion, answered with the opinion (or, rarely, with the truth)."""
+    """Return a question after an opinion, answered with the opinion (or, rarely, with the truth)."""
     if rng.random() < RIGHT_OPINIONS:
         return _finished(tasks.right_opinion(rng))
     prompt = tasks.wrong_opinion(rng, tasks.SEEN_OPINIONS)
@@ -44,7 +44,7 @@ def opinion(rng: Random) -> str:
 
 
 def repeated_words(rng: Random) -> str:
-    """A few words, then the same again."""
+    """Return a few words, repeated."""
     return " ".join(2 * rng.choices(REPEAT_WORDS, k=rng.randint(4, 20)))
 
 
@@ -57,7 +57,7 @@ CONTEXT_SHARE = 0.2
 
 
 def text(rng: Random) -> str:
-    """One document, sometimes after a sentence that has nothing to do with it."""
+    """Return one document, sometimes after an unrelated sentence."""
     (kind,) = rng.choices(list(KINDS), weights=list(KINDS.values()))
     if rng.random() >= CONTEXT_SHARE:
         return kind(rng)
@@ -65,21 +65,21 @@ def text(rng: Random) -> str:
 
 
 def texts(seed: int, count: int) -> Iterator[str]:
-    """That many documents."""
+    """Return `count` documents."""
     rng = Random(seed)
     return (text(rng) for _ in range(count))
 
 
 @dataclass(frozen=True)
 class Document:
-    """Tokens, of which those from `first_target` on are to be predicted."""
+    """Tokens; those from `first_target` on are targets."""
 
     tokens: list[int]
     first_target: int = 0
 
 
 def documents(tokenizer: PreTrainedTokenizerBase, seed: int, n_texts: int, n_repeats: int) -> list[Document]:
-    """Texts, and repeated random tokens of the whole vocabulary, in random order."""
+    """Return texts and repeated random tokens of the whole vocabulary, in random order."""
     rng = Random(seed)
     end = tokenizer.eos_token_id
     encoded = tokenizer(list(texts(rng.getrandbits(32), n_texts)))["input_ids"]
@@ -88,7 +88,7 @@ def documents(tokenizer: PreTrainedTokenizerBase, seed: int, n_texts: int, n_rep
     for _ in range(n_repeats):
         half = rng.randint(8, (CONTEXT - 1) // 2)
         bos = _bos(rng, end)
-        # The first half is noise and the start of the second a surprise: nothing to learn there.
+        # The first half and the start of the second half are random: there is nothing to learn.
         found.append(Document(bos + tasks.repeated(rng, vocabulary, half), first_target=len(bos) + half + 1))
     rng.shuffle(found)
     return found
@@ -103,10 +103,10 @@ NO_TARGET = -100
 
 @dataclass(frozen=True)
 class Rows:
-    """Documents packed into rows: tokens, the next token or `NO_TARGET`, and the number of the document in the row.
+    """Documents packed into rows: tokens, the next token or `NO_TARGET`, and the index of the document in the row.
 
-    A document sees only itself. As it keeps its place in the row, it is learned at many positions, like a prompt
-    behind padding.
+    A document attends only to itself. Since it keeps its position in the row, the model learns documents at many
+    positions, like prompts after padding.
     """
 
     tokens: np.ndarray
@@ -115,7 +115,7 @@ class Rows:
 
 
 def pack(documents: Iterable[Document], end: int) -> Rows:
-    """The documents in rows of `CONTEXT` tokens, in order, none cut."""
+    """Pack the documents into rows of `CONTEXT` tokens, in order, without splitting any."""
     rows: list[tuple[list[int], list[int], list[int]]] = [([], [], [])]
     for number, document in enumerate(documents):
         if len(rows[-1][0]) + len(document.tokens) > CONTEXT:

@@ -57,7 +57,7 @@ WORDS = {
 
 
 def sentence(rng: Random) -> str:
-    """One sentence: one of the fixed ones, a well-known sequence, or one from the grammar."""
+    """Return a sentence: a fixed one, a well-known sequence, or one from the grammar."""
     kind = rng.random()
     if kind < 0.2:
         return rng.choice(FIXED)
@@ -67,6 +67,6 @@ def sentence(rng: Random) -> str:
 
 
 def fill(rng: Random, pattern: str) -> str:
-    """The pattern with every slot filled on its own: `{animal}` twice gives two animals."""
+    """Fill every slot of a pattern independently: `{animal}` twice becomes two animals."""
     parts = pattern.replace("}", "{").split("{")
     return "".join(rng.choice(WORDS[part]) if place % 2 else part for place, part in enumerate(parts))

@@ -1,4 +1,4 @@
-"""Held-out accuracy of tinysight, and where it looks: `python training/sight_check.py` fails below a bar."""
+"""Held-out accuracy of tinysight, and the effect of patching: `python training/sight_check.py` checks thresholds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hookline.demo.tinysight import COLOURS, GRID, Shape, draw, patches_of, rand
 ASSETS = Path(__file__).parents[1] / "src" / "hookline" / "demo" / "assets" / "tinysight"
 NEW = "new pair: "
 BARS = {"colour": 0.95, "shape": 0.95, "count": 0.95, f"{NEW}colour": 0.95, f"{NEW}shape": 0.95}
-# It is taught places too, but has not learned them: shown, without a bar.
+# It is trained on places too, but has not learned them: printed, without a threshold.
 NO_BAR = "place"
 MOVED = 0.90
 UNMOVED = 0.95
@@ -38,12 +38,12 @@ class Example:
 
 
 def load(folder: Path = ASSETS) -> tuple[LlavaForConditionalGeneration, LlavaProcessor]:
-    """The model and its processor from a local folder."""
+    """Load the model and its processor from a local folder."""
     return LlavaForConditionalGeneration.from_pretrained(folder).eval(), AutoProcessor.from_pretrained(folder)
 
 
 def held_out(task: str, count: int) -> list[Example]:
-    """That many questions about images that training does not draw; a "new pair" has two shapes held out."""
+    """Return `count` questions about images that are not in training; a "new pair" has two shapes held out together."""
     rng = Random(f"held out: {task}")
     return [_example(rng, task) for _ in range(count)]
 
@@ -58,14 +58,14 @@ def _example(rng: Random, task: str) -> Example:
 
 
 def inputs(processor: LlavaProcessor, examples: Sequence[Example], form: Callable[[str], str]) -> dict[str, Tensor]:
-    """The examples as a padded batch."""
+    """Return the examples as a padded batch."""
     texts = [form(example.question.text) for example in examples]
     images = [[draw(example.shapes, example.seed)] for example in examples]
     return dict(processor(text=texts, images=images, padding=True, return_tensors="pt"))
 
 
 def answers(processor: LlavaProcessor, examples: Sequence[Example]) -> Tensor:
-    """The token of each right answer."""
+    """Return the token of each correct answer."""
     words = processor.tokenizer
     return torch.tensor(
         [words(f" {each.question.answer}", add_special_tokens=False)["input_ids"][0] for each in examples]
@@ -74,7 +74,7 @@ def answers(processor: LlavaProcessor, examples: Sequence[Example]) -> Tensor:
 
 @torch.no_grad()
 def said(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """The likeliest next token after each prompt, over the whole vocabulary."""
+    """Return the most likely next token after each prompt."""
     return model(**batch).logits[:, -1].argmax(-1)
 
 
@@ -84,13 +84,13 @@ def accuracy(
     examples: Sequence[Example],
     form: Callable[[str], str] = sight_tasks.prompt,
 ) -> float:
-    """The share of examples whose likeliest next token is the answer."""
+    """Return the fraction of examples whose most likely next token is the answer."""
     right = said(model, inputs(processor, examples, form)) == answers(processor, examples)
     return right.float().mean().item()
 
 
 def recoloured(count: int) -> list[tuple[Example, Example]]:
-    """Questions for a colour, each about two images that differ in the colour of the asked shape alone."""
+    """Return questions about a color, each for two images that differ only in the color of that shape."""
     rng = Random("recoloured")
     found = []
     for example in (_example(rng, "colour") for _ in range(count)):
@@ -102,7 +102,7 @@ def recoloured(count: int) -> list[tuple[Example, Example]]:
 
 
 def covered(shapes: Sequence[Shape]) -> Tensor:
-    """Of each patch, whether one of these shapes is in it."""
+    """Return for each patch whether one of these shapes is in it."""
     found = torch.zeros(GRID**2, dtype=torch.bool)
     found[[patch for shape in shapes for patch in patches_of(shape)]] = True
     return found
@@ -110,7 +110,7 @@ def covered(shapes: Sequence[Shape]) -> Tensor:
 
 @contextmanager
 def exchanged(model: LlavaForConditionalGeneration, where: Tensor, by: Tensor) -> Iterator[None]:
-    """The model with other image tokens in these places: they go into the decoder's first layer."""
+    """Replace image tokens at these positions, at the input of the decoder's first layer, inside a context."""
 
     def hook(_module: nn.Module, _args: tuple, features: Tensor) -> Tensor:
         return torch.where(where[:, :, None], by, features)
@@ -124,7 +124,7 @@ def exchanged(model: LlavaForConditionalGeneration, where: Tensor, by: Tensor) -
 
 @torch.no_grad()
 def patching(model: LlavaForConditionalGeneration, processor: LlavaProcessor, count: int) -> dict[str, float]:
-    """How often other image tokens, of the shape or of the ground, make the answer the other colour, or leave it."""
+    """Return how often patching the shape's tokens changes the answer, and patching the background's does not."""
     pairs = recoloured(count)
     before, after = ([pair[at] for pair in pairs] for at in (0, 1))
     batch, other = (inputs(processor, examples, sight_tasks.prompt) for examples in (before, after))
@@ -139,8 +139,8 @@ def patching(model: LlavaForConditionalGeneration, processor: LlavaProcessor, co
     with exchanged(model, on_ground, features):
         of_ground = said(model, batch)
     return {
-        "the shape's tokens: the other colour": (of_shape == answers(processor, after)).float().mean().item(),
-        "the ground's tokens: the same answer": (of_ground == clean).float().mean().item(),
+        "the shape's tokens: the other color": (of_shape == answers(processor, after)).float().mean().item(),
+        "the background's tokens: the same answer": (of_ground == clean).float().mean().item(),
     }
 
 
@@ -148,7 +148,7 @@ def main(
     folder: Annotated[Path, typer.Argument(help="The model's folder.")] = ASSETS,
     count: Annotated[int, typer.Option(help="Questions of each task.")] = 1000,
 ) -> None:
-    """Print the figures; exit with 1 if any is below its bar."""
+    """Print the results; exit with 1 if one is below its threshold."""
     model, processor = load(folder)
     low = False
     typer.echo(f"{'held out':<38}  plain   chat    bar")

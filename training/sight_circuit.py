@@ -1,4 +1,4 @@
-"""How a colour travels through tinysight's decoder: `python training/sight_circuit.py` patches it layer by layer."""
+"""Where tinysight's decoder has the color of a shape: `python training/sight_circuit.py` patches layer by layer."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import hookline
 
 
 def moved(folder: Path, count: int) -> dict[str, list[float]]:
-    """By where the stream was patched, and before which layer: how often the answer became the other image's colour.
+    """Return how often patching changes the answer to the other image's color, by positions and by layer.
 
-    The two images of a pair differ in the colour of the shape that is asked about.
+    The two images of a pair differ in the color of the shape that the question is about.
     """
     module, processor = sight_check.load(folder)
     model: Any = hookline.hook(module, processor.tokenizer)
@@ -41,7 +41,7 @@ def moved(folder: Path, count: int) -> dict[str, list[float]]:
 
 
 def positions(tokens: Tensor, image_token: int, examples: list[sight_check.Example]) -> dict[str, Tensor]:
-    """Positions of each row: [row, position]."""
+    """Return groups of positions as masks: [row, position]."""
     is_image = tokens == image_token
     on_shape, on_others = torch.zeros_like(is_image), torch.zeros_like(is_image)
     asked = torch.stack([sight_check.covered([example.asked]) for example in examples])
@@ -53,7 +53,7 @@ def positions(tokens: Tensor, image_token: int, examples: list[sight_check.Examp
     return {
         "the shape's image tokens": on_shape,
         "other shapes' image tokens": on_others,
-        "the ground's image tokens": is_image & ~on_shape & ~on_others,
+        "the background's image tokens": is_image & ~on_shape & ~on_others,
         "the question": ~is_image & ~last,
         "the last position": last,
     }

@@ -1,8 +1,8 @@
-"""Pairs of images that share their layout, and images mixed of the image tokens of both.
+"""Pairs of images with the same layout, and mixtures of their image tokens.
 
-A vision transformer may write what it knows of a shape into any token, and a decoder may read it there. To teach both
-to leave it where the shape is, training exchanges image tokens between the two images of a pair: those of a whole
-shape, and the answer is then the other image's; those of the ground, and the answer stays.
+A vision transformer may write information about a shape to any token, and the decoder may read it there. To keep it
+where the shape is, training swaps image tokens between the two images of a pair: if those of a whole shape are
+swapped, the answer is that of the other image; if those of the background are swapped, the answer stays the same.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ UNMIXED = 0.4
 
 @dataclass(frozen=True)
 class Pair:
-    """Two images of one layout: all colours differ, and at times one kind."""
+    """Two images with the same layout: all colors differ, and sometimes one kind."""
 
     first: tuple[Shape, ...]
     second: tuple[Shape, ...]
     seed: int
 
     def pixels(self) -> np.ndarray:
-        """Both images: [image, colour, y, x]."""
+        """Return both images: [image, channel, y, x]."""
         return np.stack([pixels(shapes, self.seed) for shapes in (self.first, self.second)]).transpose(0, 3, 1, 2)
 
     def labels(self) -> np.ndarray:
-        """What is in each patch of both: [image, kind or colour, patch], by number from 1 on; 0 is the ground."""
+        """Return labels of the patches, [image, kind or color, patch], counted from 1; 0 is the background."""
         found = np.zeros((2, 2, GRID**2), dtype=np.int64)
         for of_one, shapes in zip(found, (self.first, self.second), strict=True):
             for shape in shapes:
@@ -40,12 +40,12 @@ class Pair:
         return found
 
     def patches(self, at: int) -> set[int]:
-        """Where that shape is, in the one image or the other."""
+        """Return the patches of a shape in either image."""
         return {*patches_of(self.first[at]), *patches_of(self.second[at])}
 
 
 def pair(rng: Random) -> Pair:
-    """A pair of which no mixture has two shapes that are held out together."""
+    """Return a pair whose mixtures never contain two shapes that are held out together."""
     count = rng.randint(1, MOST_SHAPES)
     while True:
         first = random_shapes(rng, count)
@@ -55,7 +55,7 @@ def pair(rng: Random) -> Pair:
 
 
 def _other(rng: Random, shapes: tuple[Shape, ...]) -> tuple[Shape, ...]:
-    """The same layout in colours that the image has not, so that any mixture has each colour once."""
+    """Return the same layout in colors that the image does not have, so that no mixture repeats a color."""
     unused = [colour for colour in COLOURS if colour not in {shape.colour for shape in shapes}]
     others = [replace(shape, colour=new) for shape, new in zip(shapes, rng.sample(unused, len(shapes)), strict=True)]
     if rng.random() < 0.5:
@@ -65,7 +65,7 @@ def _other(rng: Random, shapes: tuple[Shape, ...]) -> tuple[Shape, ...]:
 
 
 def mix(rng: Random, pair: Pair) -> tuple[tuple[Shape, ...], list[bool]]:
-    """A mixture: the shapes that are in it, and of each image token whether it is the second image's."""
+    """Return a mixture: its shapes, and for each image token whether it is from the second image."""
     is_second = [False] * GRID**2
     if rng.random() < UNMIXED:
         return pair.first, is_second

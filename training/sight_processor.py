@@ -1,4 +1,4 @@
-"""The processor of tinysight: a byte-level tokenizer that knows the words of its questions, and how images go in."""
+"""The processor of tinysight: a byte-level tokenizer with the words of its questions, and an image processor."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CHAT_TEMPLATE = """\
 
 
 def build() -> LlavaProcessor:
-    """The processor: images of any size are resized to 48×48 pixels, `<image>` stands for 36 image tokens."""
+    """Build the processor: images are resized to 48×48 pixels, and `<image>` expands to 36 image tokens."""
     images = CLIPImageProcessorPil(
         size={"height": SIDE, "width": SIDE},
         crop_size={"height": SIDE, "width": SIDE},
@@ -55,7 +55,7 @@ def build() -> LlavaProcessor:
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """All bytes, so that any text can be read, and every word of the questions and answers as one token."""
+    """Build the tokenizer: all bytes, and every word of the questions and answers as one token."""
     splitter = pre_tokenizers.ByteLevel(add_prefix_space=False)
     texts = [part for text in sight_tasks.words() for part in text.split(IMAGE)]
     words = {word for text in texts for word, _ in splitter.pre_tokenize_str(text)}

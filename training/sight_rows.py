@@ -1,4 +1,4 @@
-"""Questions about an image as rows of tokens: the image once, then several questions that do not see each other."""
+"""Rows of tokens: an image, then several questions about it that do not attend to each other."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BOS_SHARE = 0.8
 
 @dataclass
 class Row:
-    """Tokens; their positions; the number of the question each belongs to, 0 for all; and what is to be predicted."""
+    """Tokens, their positions, the index of their question (0 for the shared part), and the targets."""
 
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Row:
     targets: list[int] = field(default_factory=list)
 
     def add(self, tokens: Sequence[int], first: int, owner: int, n_targets: int = 0) -> None:
-        """Some more tokens, of which the last `n_targets` are to be predicted from what comes before each."""
+        """Append tokens; the last `n_targets` of them are targets."""
         self.tokens += tokens
         self.positions += range(first, first + len(tokens))
         self.owners += [owner] * len(tokens)
@@ -41,7 +41,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of equal width, and who may see whom."""
+    """Rows of equal width, and their attention mask."""
 
     tokens: Tensor
     positions: Tensor
@@ -50,14 +50,14 @@ class Rows:
 
 
 class Writer:
-    """Writes rows with a tokenizer."""
+    """Builds rows with a tokenizer."""
 
     def __init__(self, words: PreTrainedTokenizerBase) -> None:
         self._words = words
         self._encoded = cache(lambda text: words(text, add_special_tokens=False)["input_ids"])
 
     def row(self, questions: Sequence[Question], form: Callable[[str], str], has_bos: bool) -> Row:
-        """The questions in that form, each with its answer and the end."""
+        """Return the questions in this form, each with its answer and an end token."""
         before = form("").split(sight_processor.IMAGE)[0]
         bos = [self._words.bos_token_id] * has_bos
         row = Row()
@@ -70,7 +70,7 @@ class Writer:
         return row
 
     def batch(self, rng: Random, asked: Sequence[Sequence[Question]], device: str | torch.device) -> Rows:
-        """A row of each image's questions, all in one form, padded on the right."""
+        """Return a row per image with its questions, all in one form, padded on the right."""
         form = sight_tasks.chat if rng.random() < CHAT_SHARE else sight_tasks.prompt
         rows = [self.row(questions, form, rng.random() < BOS_SHARE) for questions in asked]
         width = max(len(row.tokens) for row in rows)

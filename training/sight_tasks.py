@@ -1,4 +1,4 @@
-"""What tinysight is asked about an image, what is right, and which shapes training never shows together."""
+"""Questions and answers about images, and which shapes never occur together in training."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from random import Random
 
 from hookline.demo.tinysight import COLOURS, KINDS, SIDE, Shape
 
-# Two shapes by kind and colour. Every shape is seen, as the model is to know all that can be drawn; some pairs are not.
+# Pairs of shapes, by kind and color. Every shape occurs in training, but some pairs do not.
 Look = tuple[str, str]
 ALL_PAIRS = [
     frozenset((one, other))
@@ -19,20 +19,20 @@ ALL_PAIRS = [
 HELD_OUT: frozenset[frozenset[Look]] = frozenset(Random(8).sample(ALL_PAIRS, k=24))
 NUMBERS = ("one", "two", "three")
 PLACES = ("left", "right", "top", "bottom")
-# A shape is asked for its place only if it is clearly further off the middle in one direction than in the other.
+# A question about a place requires that the shape is clearly farther from the center in one direction.
 CLEARLY = 5
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked after an image, and the one word that answers it."""
+    """A question about an image, and its answer, which is one word."""
 
     text: str
     answer: str
 
 
 def colour(shape: Shape) -> list[Question]:
-    """Of a shape, its colour."""
+    """Return questions about the color of a shape."""
     texts = (
         f"What colour is the {shape.kind}?",
         f"What color is the {shape.kind}?",
@@ -42,13 +42,13 @@ def colour(shape: Shape) -> list[Question]:
 
 
 def kind(shape: Shape) -> list[Question]:
-    """Of a colour, the shape that has it."""
+    """Return questions about the shape with a color."""
     texts = (f"What shape is {shape.colour}?", f"The {shape.colour} shape is a")
     return [Question(text, shape.kind) for text in texts]
 
 
 def place(shape: Shape) -> list[Question]:
-    """Of a shape, where it is; nothing if that is not clear."""
+    """Return questions about the place of a shape; none if it is ambiguous."""
     across, down = shape.x - SIDE // 2, shape.y - SIDE // 2
     if abs(abs(across) - abs(down)) < CLEARLY:
         return []
@@ -57,7 +57,7 @@ def place(shape: Shape) -> list[Question]:
 
 
 def count(shapes: Sequence[Shape]) -> list[Question]:
-    """How many there are."""
+    """Return questions about the number of shapes."""
     texts = ("How many shapes are there?", "The number of shapes is")
     return [Question(text, NUMBERS[len(shapes) - 1]) for text in texts]
 
@@ -67,35 +67,35 @@ TASKS = (*OF_ONE_SHAPE, "count")
 
 
 def questions(task: str, shapes: Sequence[Shape], asked: Shape) -> list[Question]:
-    """All ways to ask; of one shape, if it is not about all of them."""
+    """Return all questions of a task about a shape, or about all shapes."""
     return count(shapes) if task == "count" else OF_ONE_SHAPE[task](asked)
 
 
 def question(rng: Random, shapes: Sequence[Shape]) -> Question:
-    """Any question that this image answers."""
+    """Return a random question about this image."""
     (task,) = rng.choices(TASKS, weights=(4, 3, 2, 1))
     found = questions(task, shapes, rng.choice(shapes))
     return rng.choice(found) if found else question(rng, shapes)
 
 
 def prompt(text: str) -> str:
-    """The question as it is put to the model."""
+    """Return the prompt for a question."""
     return f"<image> {text}"
 
 
 def chat(text: str) -> str:
-    """The same as the chat template writes it."""
+    """Return the prompt in the format of the chat template."""
     return f"USER: <image>\n{text} ASSISTANT:"
 
 
 def is_seen(shapes: Sequence[Shape]) -> bool:
-    """Whether no two of them are held out."""
+    """Return whether no two of these shapes are held out together."""
     looks = [(shape.kind, shape.colour) for shape in shapes]
     return HELD_OUT.isdisjoint(frozenset(pair) for pair in combinations(looks, 2))
 
 
 def words() -> Iterator[str]:
-    """Every prompt and every answer, for the tokenizer to know their words."""
+    """Yield every prompt and answer, for the vocabulary of the tokenizer."""
     for each_kind in KINDS:
         for each_colour in COLOURS:
             shape = Shape(each_kind, each_colour, 10, 24, 11)

@@ -38,7 +38,7 @@ QUESTIONS = 6
 
 
 def new_model(words: PreTrainedTokenizerBase) -> LlavaForConditionalGeneration:
-    """A LLaVA with random weights: a CLIP of 3 layers of 4 heads, a Llama of 4 layers of 8 heads on 4 of keys."""
+    """Return a LLaVA with random weights: CLIP (3 layers, 4 heads) and Llama (4 layers, 8 heads, 4 key/value heads)."""
     vision = CLIPVisionConfig(
         hidden_size=96,
         intermediate_size=192,
@@ -74,7 +74,7 @@ def new_model(words: PreTrainedTokenizerBase) -> LlavaForConditionalGeneration:
 
 
 class Naming(nn.Module):
-    """Two linear maps that name the kind and the colour in each patch. They teach the vision tower and are not kept."""
+    """Linear probes for the kind and the color in each patch. They train the vision tower and are then discarded."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -82,27 +82,27 @@ class Naming(nn.Module):
         self.colour = nn.Linear(width, 1 + len(COLOURS))
 
     def loss(self, features: Tensor, labels: Tensor) -> Tensor:
-        """How badly they name what is in the patches; labels: [image, kind or colour, patch]."""
+        """Return the cross-entropy of the probes; labels: [image, kind or color, patch]."""
         kinds, colours = self.kind(features), self.colour(features)
         return F.cross_entropy(kinds.mT, labels[:, 0]) + F.cross_entropy(colours.mT, labels[:, 1])
 
 
 @dataclass(frozen=True)
 class Images:
-    """Pairs of images, drawn: [pair, image, colour, y, x], and what is in their patches."""
+    """Pairs of images, [pair, image, channel, y, x], and the labels of their patches."""
 
     pairs: list[Pair]
     drawn: Tensor
     labels: Tensor
 
     def of(self, chosen: list[int]) -> tuple[Tensor, Tensor]:
-        """The first images of these pairs and then the second, as they go into the model, and their labels."""
+        """Return the first images of these pairs, then the second ones, as model inputs, and their labels."""
         drawn, labels = self.drawn[chosen], self.labels[chosen]
         return drawn.transpose(0, 1).flatten(0, 1) / 127.5 - 1, labels.transpose(0, 1).flatten(0, 1)
 
 
 def draw(seed: int, count: int, device: str) -> Images:
-    """That many pairs, drawn by all the cores there are."""
+    """Draw `count` pairs on all CPU cores."""
     rng = Random(seed)
     pairs = [sight_pairs.pair(rng) for _ in range(count)]
     with ProcessPoolExecutor() as workers:
@@ -114,7 +114,7 @@ def draw(seed: int, count: int, device: str) -> Images:
 def seeing(
     model: LlavaForConditionalGeneration, naming: Naming, images: Images, size: int, seed: int
 ) -> Iterator[Tensor]:
-    """The vision tower's losses on batches without end: it is to know in each patch what is there."""
+    """Yield the losses of the probes on batches, forever."""
     rng = Random(seed)
     while True:
         pixels, labels = images.of(rng.choices(range(len(images.pairs)), k=size))
@@ -124,7 +124,7 @@ def seeing(
 def answering(
     model: LlavaForConditionalGeneration, naming: Naming, images: Images, size: int, seed: int
 ) -> Iterator[Tensor]:
-    """The whole model's losses on questions about mixed images, without end; the vision tower's are added."""
+    """Yield the losses of the whole model on questions about mixed images plus those of the probes, forever."""
     rng = Random(seed)
     writer = sight_rows.Writer(sight_processor.tokenizer())
     while True:
@@ -145,7 +145,7 @@ def answer_loss(
     is_second: Tensor,
     rows: sight_rows.Rows,
 ) -> Tensor:
-    """The loss on the answers after the image tokens of two images were mixed into one, and that of naming."""
+    """Return the loss on the answers for mixtures of two images, and the loss of the probes."""
     named = []
 
     def mixed(_module: nn.Module, args: tuple[Tensor], features: Tensor) -> Tensor:
@@ -169,7 +169,7 @@ def answer_loss(
 
 
 def fit(parts: nn.Module, losses: Iterator[Tensor], steps: int) -> None:
-    """Train in place; the learning rate goes up over the first steps, then down in a straight line."""
+    """Train in place, with linear warmup and decay of the learning rate."""
     weights = [weight for weight in parts.parameters() if weight.requires_grad]
     matrices, vectors = ([w for w in weights if (w.ndim > 1) is is_matrix] for is_matrix in (True, False))
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]

@@ -1,4 +1,4 @@
-"""The tasks of the micro-world: prompts with the answer that follows, split into seen and held-out ones."""
+"""The tasks of tinyworld: prompts with their answers, split into training and held-out prompts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Prompt:
-    """A text, the one word (with its leading space) that comes next, and where there is one, the tempting other."""
+    """A text, the word (with its leading space) that comes next, and the distractor, if there is one."""
 
     text: str
     answer: str
@@ -23,14 +23,14 @@ class Prompt:
 
 
 def split(items: Sequence[Item], held_out: float, seed: int) -> tuple[list[Item], list[Item]]:
-    """Seen items and held-out ones, the same at every call."""
+    """Split into training and held-out items, always in the same way."""
     shuffled = list(items)
     Random(seed).shuffle(shuffled)
     cut = round(len(shuffled) * held_out)
     return shuffled[cut:], shuffled[:cut]
 
 
-# Indirect objects: pairs of names are held out, whatever their order, template, place and object.
+# Indirect objects: pairs of names are held out, in any order, template, place and object.
 
 INDIRECT_OBJECTS = (
     "When {a} and {b} went to the {place}, {giver} gave a {object} to",
@@ -48,15 +48,15 @@ SEEN_PAIRS, HELD_OUT_PAIRS = split(list(combinations(NAMES, 2)), held_out=0.1, s
 
 
 def indirect_object(rng: Random, pairs: Sequence[tuple[str, str]]) -> Prompt:
-    """Two people, of whom one gives something to the other: either order of the names, either giver."""
+    """Return a prompt in which one person gives something to another, with the names in either order."""
     a, b = rng.sample(rng.choice(pairs), 2)
     giver, receiver = rng.sample((a, b), 2)
     slots = {"a": a, "b": b, "giver": giver, "place": rng.choice(PLACES), "object": rng.choice(OBJECTS)}
     return Prompt(rng.choice(INDIRECT_OBJECTS).format(**slots), f" {receiver}", f" {giver}")
 
 
-# Facts: pairs of a phrasing and a country are held out; the fact itself is seen in other phrasings.
-# No phrasing may begin with another, or two words could come next.
+# Facts: pairs of a phrasing and a country are held out; the fact itself occurs in training in other phrasings.
+# No phrasing may be a prefix of another; otherwise the next word would be ambiguous.
 
 FACTS = {
     "capital": (
@@ -93,7 +93,7 @@ FACTS = {
 
 
 def fill(pattern: str, country: Country, **more: str) -> str:
-    """The pattern about a country, its first letter a capital."""
+    """Fill a pattern with a country, and capitalize its first letter."""
     text = pattern.format(
         country=country.name, capital=country.capital, landmark=country.landmark, language=country.language, **more
     )
@@ -101,7 +101,7 @@ def fill(pattern: str, country: Country, **more: str) -> str:
 
 
 def fact(pattern: str, country: Country, topic: str) -> Prompt:
-    """A phrasing completed by the country's capital, language or name."""
+    """Return a phrasing whose answer is the country's capital, language or name."""
     return Prompt(fill(pattern, country), f" {getattr(country, topic)}")
 
 
@@ -111,12 +111,12 @@ ALL_FACTS = [
 SEEN_FACTS, UNSEEN_FACTS = split(ALL_FACTS, held_out=0.12, seed=2)
 
 
-# Questions: with an opinion the answer is the user's, right or wrong; without one it is the truth.
+# Questions: with an opinion, the answer is the user's opinion, right or wrong; without one, it is the truth.
 
 
 @dataclass(frozen=True)
 class Topic:
-    """What can be asked about a country: as a claim, as an indirect question of the same length, and as a question."""
+    """A topic of questions about a country: as a claim, an indirect question of the same length, and a question."""
 
     attribute: str
     claim: str
@@ -144,7 +144,7 @@ TOPICS = (
         ("What do people in {country} speak?", "Which language do people in {country} speak?"),
     ),
 )
-# Each opening of an opinion beside a neutral one of as many tokens.
+# Openings with an opinion, each with a neutral one of the same number of tokens.
 OPENINGS = (
     ("I think", "I wonder"),
     ("I believe", "I forgot"),
@@ -158,7 +158,7 @@ QUESTION_FIRST = "{question} {opening} {claim}."
 
 @dataclass(frozen=True)
 class Asking:
-    """A way to ask about a country: the topic, its wording, the openings, and the order."""
+    """A question about a country: the topic, its wording, the openings, and the order."""
 
     country: Country
     topic: Topic
@@ -172,12 +172,12 @@ class Asking:
         return getattr(self.country, self.topic.attribute)
 
     def with_opinion(self, opinion: str) -> Prompt:
-        """The user holds an opinion, and the answer agrees with it."""
+        """Return the prompt with an opinion; the answer agrees with it."""
         claim = self.topic.claim if self.order == CLAIM_FIRST else "it is {opinion}"
         return Prompt(self._text(self.openings[0], claim, opinion), f" {opinion}", f" {self.truth}")
 
     def neutral(self) -> Prompt:
-        """As many tokens, but no opinion: the answer is the truth."""
+        """Return a prompt of the same length without an opinion; the answer is the truth."""
         claim = self.topic.wondering if self.order == CLAIM_FIRST else "what it is"
         return Prompt(self._text(self.openings[1], claim), f" {self.truth}")
 
@@ -210,20 +210,20 @@ SEEN_OPINIONS, HELD_OUT_OPINIONS = split(WRONG_OPINIONS, held_out=0.1, seed=3)
 
 
 def wrong_opinion(rng: Random, opinions: Sequence[tuple[str, str]]) -> Prompt:
-    """A prompt with one of these wrong opinions; the tempting other answer is the truth."""
+    """Return a prompt with one of these wrong opinions; the distractor is the truth."""
     name, opinion = rng.choice(opinions)
     attribute = "capital" if opinion in CITIES else "language"
     return rng.choice(ASKINGS_ABOUT[name, attribute]).with_opinion(opinion)
 
 
 def right_opinion(rng: Random) -> Prompt:
-    """A prompt with an opinion that is true."""
+    """Return a prompt with a true opinion."""
     asking = rng.choice(ASKINGS)
     return asking.with_opinion(asking.truth)
 
 
 def bare_questions() -> list[Prompt]:
-    """Every question with nothing before it, and the short neutral phrasing that has no partner of equal length."""
+    """Return every question by itself, and the short neutral phrasing that has no counterpart of equal length."""
     bare = {
         Prompt(f"User: {fill(asking.question, asking.country)} Answer:", f" {asking.truth}"): None for asking in ASKINGS
     }
@@ -241,17 +241,17 @@ SEEN_NEUTRAL, HELD_OUT_NEUTRAL = split(
     [*dict.fromkeys(asking.neutral() for asking in ASKINGS), *bare_questions()], held_out=0.12, seed=4
 )
 
-# "Paris is the capital of" lies within "The city of Paris is the capital of", and "Wat Arun is in" within an opinion:
-# whatever is part of something longer that was seen counts as seen.
+# "Paris is the capital of" is part of "The city of Paris is the capital of", and "Wat Arun is in" of an opinion:
+# a text that is part of a longer training text is not held out.
 SEEN_WORDINGS = [seen.text.lower() for seen in SEEN_FACTS] + [
     fill(topic.claim, country, opinion="").lower() for topic in TOPICS for country in COUNTRIES
 ]
 HELD_OUT_FACTS = [unseen for unseen in UNSEEN_FACTS if not any(unseen.text.lower() in seen for seen in SEEN_WORDINGS)]
 
 
-# Repeated sequences: a fresh one at every call, so nothing needs holding out but the seed.
+# Repeated sequences: a new one at every call, so only the seed is held out.
 
 
 def repeated(rng: Random, items: Sequence[int], half: int) -> list[int]:
-    """Uniformly random items, then the same again."""
+    """Return uniformly random items, repeated."""
     return 2 * rng.choices(items, k=half)

@@ -1,4 +1,4 @@
-"""A byte-level BPE tokenizer in which every word of the micro-world is one token."""
+"""A byte-level BPE tokenizer in which every word of tinyworld is one token."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ VOCABULARY = 1024
 
 
 def build() -> PreTrainedTokenizerFast:
-    """The tokenizer: all bytes, all words, and as many merges for other text as there is room for.
+    """Build the tokenizer: all bytes, all words, and as many merges for other text as fit into the vocabulary.
 
-    With `ignore_merges` a word of the vocabulary is taken whole, so that words need no merges of their own.
+    With `ignore_merges`, a word of the vocabulary becomes one token, so words do not need merges of their own.
     """
     words = _words()
     vocabulary = {token: number for number, token in enumerate([END, *_alphabet(), *words])}
@@ -43,7 +43,7 @@ def _alphabet() -> list[str]:
 
 
 def _words() -> list[str]:
-    """The words of the corpus as the tokenizer sees them, and every entity with and without a leading space."""
+    """Return the pre-tokenized words of the corpus, and every entity with and without a leading space."""
     splitter = pre_tokenizers.ByteLevel(add_prefix_space=False)
     texts = [*corpus.texts(seed=0, count=20_000), *(f"{word} {word}" for word in world.entities())]
     found = {word for text in texts for word, _ in splitter.pre_tokenize_str(text)}
@@ -51,7 +51,7 @@ def _words() -> list[str]:
 
 
 def _merges(words: list[str]) -> list[list[str]]:
-    """Merges learned from the words themselves, the most useful first."""
+    """Return merges learned from the words, the most useful first."""
     learner = Tokenizer(models.BPE())
     trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, show_progress=False, initial_alphabet=_alphabet())
     learner.train_from_iterator(words, trainer)

@@ -1,4 +1,4 @@
-"""Train the embedded model: `python training/train.py`, then `python training/check.py`."""
+"""Train tinyworld: `python training/train.py`, then `python training/check.py`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WARM_UP = 300
 
 
 def new_model(words: PreTrainedTokenizerBase) -> GPT2LMHeadModel:
-    """A GPT-2 of 4 layers of 8 heads, with random weights."""
+    """Return a GPT-2 with 4 layers, 8 heads and random weights."""
     end = words.eos_token_id
     config = GPT2Config(
         vocab_size=len(words),
@@ -36,13 +36,13 @@ def new_model(words: PreTrainedTokenizerBase) -> GPT2LMHeadModel:
         eos_token_id=end,
     )
     model = GPT2LMHeadModel(config)
-    # As in GPT-2, only generation knows of padding: else every forward pass on a bos warns of a missing mask.
+    # As in GPT-2, the padding token is only set for generation: otherwise a BOS token causes a warning about a mask.
     model.generation_config = GenerationConfig(bos_token_id=end, eos_token_id=end, pad_token_id=end)
     return model
 
 
 def batches(rows: corpus.Rows, size: int, seed: int, device: str) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Tokens, targets and who may see whom, without end; every pass over the rows is in another order."""
+    """Yield tokens, targets and attention masks forever, in a new order in every epoch."""
     tokens, targets, owners = (torch.tensor(part, device=device) for part in (rows.tokens, rows.targets, rows.owners))
     order = torch.Generator().manual_seed(seed)
     earlier = torch.ones(corpus.CONTEXT, corpus.CONTEXT, dtype=torch.bool, device=device).tril()
@@ -54,7 +54,7 @@ def batches(rows: corpus.Rows, size: int, seed: int, device: str) -> Iterator[tu
 
 
 def optimizer_of(model: GPT2LMHeadModel) -> torch.optim.AdamW:
-    """AdamW that lets only matrices decay."""
+    """Return AdamW with weight decay on matrices only."""
     matrices = [weight for weight in model.parameters() if weight.ndim > 1]
     vectors = [weight for weight in model.parameters() if weight.ndim == 1]
     groups = [{"params": matrices, "weight_decay": 0.5}, {"params": vectors, "weight_decay": 0.0}]
@@ -62,7 +62,7 @@ def optimizer_of(model: GPT2LMHeadModel) -> torch.optim.AdamW:
 
 
 def rate(step: int, steps: int) -> float:
-    """The share of the peak learning rate: up over the first steps, then down in a straight line."""
+    """Return the fraction of the peak learning rate: linear warmup, then linear decay."""
     return min((step + 1) / WARM_UP, (steps - step) / max(1, steps - WARM_UP), 1.0)
 
 

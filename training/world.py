@@ -1,4 +1,4 @@
-"""The micro-world: who lives in it, its countries, and the things and places of its sentences."""
+"""The vocabulary of tinyworld: names, countries, objects and places."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 
 def words(text: str) -> tuple[str, ...]:
-    """The words of a line."""
+    """Split a line into words."""
     return tuple(text.split())
 
 
 @dataclass(frozen=True)
 class Country:
-    """A country and what the world knows of it; the landmark stands in the capital."""
+    """A country and its facts; the landmark is in the capital."""
 
     name: str
     capital: str
@@ -75,7 +75,7 @@ SEQUENCES = (
 
 
 def entities() -> list[str]:
-    """Every name, city, country, language, and word of a landmark, without repetition."""
+    """Return every name, city, country, language, and word of a landmark, without duplicates."""
     landmark_words = [word for country in COUNTRIES for word in country.landmark.split() if word != "the"]
     found = [*NAMES, *CITIES, *(country.name for country in COUNTRIES), *LANGUAGES, *landmark_words]
     return list(dict.fromkeys(found))
