@@ -6,6 +6,7 @@ spaces at the start and end of a line are ignored. An image that a page's code s
 that name in docs/.
 """
 
+import importlib.util
 import io
 import re
 import sys
@@ -104,6 +105,19 @@ def test_output_that_differs_is_noticed() -> None:
     assert shown_in_comments(code) == {1: " 1", 2: " a\n b…"}
     assert matches("a\nb…", "first\n  a\nb and c\n")
     assert not matches("a\nb", "a\nb and c\n")
+
+
+def test_diagrams_show_the_points_of_the_models(tmp_path, monkeypatch) -> None:
+    """`main` raises if a diagram, or the table in docs/points.md, differs from the models."""
+    spec = importlib.util.spec_from_file_location("make_points", ROOT / "docs/make_points.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/points.md").write_text(read("docs/points.md"), encoding="utf-8")
+    monkeypatch.setattr(script, "ROOT", tmp_path)
+    script.main()
+    for drawn in (tmp_path / "docs").glob("*.svg"):
+        assert drawn.read_text() == read(f"docs/{drawn.name}"), "run docs/make_points.py"
 
 
 @pytest.mark.parametrize("page", PAGES)
