@@ -33,6 +33,32 @@ BANNED = {
 }
 """Phrases that readers stumble over (regular expressions, any case, across line ends), and what to write instead."""
 
+BANNED_IN_DOCS = {
+    r"(?<!there\s)\b(is|are) no\b(?! (longer|more than)\b)": "is not a; has no",
+    r"(?<!one\s)\bof which\b": "whose, where",
+    r"\bworked out\b": "computed",
+    r"\bas ever\b": "as before",
+    r"\blet go\b": "freed, released",
+    r"\b(be it|whoever|whichever way)\b": "even if; regardless of",
+    r"\bone's own\b": "your own",
+    r"\bswitch(es|ed|ing)?( \w+){0,3} off\b": "ablate, disable",
+    r"\bleft alone\b": "unchanged, unsteered",
+    r"\b(has|have) not(?=[,.;:)])": "does not have",
+    r"\btells? nothing\b": "says nothing, is not informative",
+    r"\b(is|are|was|were|be) refused\b": "raises an error",
+    r"\bverbs?\b": "method, function",
+    r"\blikewise\b": "the same",
+    r"\band the like\b": "and similar functions",
+    r"\bis about (several|the prompt)\b": "covers several tokens",
+    r"\bwhat (flows|goes|comes|it is made of|is (there|made|added))\b": "the activation, the input, the output",
+    r"\basked for\b": "requested",
+    r"\b(told of|put together)\b": "reported, combined",
+    r"\b(colour|behaviour|honour|favour|neighbour)\w*": "American spelling: -or",
+    r"\b\w+(al|im|t)is(e|ed|es|ing|ation)\b(?<!otherwise)": "American spelling: -ize",
+    r"\b(afterwards|towards|grey|centred?)\b": "American spelling",
+}
+"""More of them, for the pages, examples and benchmarks."""
+
 
 def messages(path: Path) -> list[str]:
     """The texts that a module raises or warns with, in its order; {…} has the source of each value in them."""
@@ -79,14 +105,17 @@ def _text(node: ast.expr) -> str | None:
 
 def prose_files() -> list[str]:
     """The files whose phrases are checked, from the repository's root."""
-    found = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("docs/*.py"), *PACKAGE.rglob("*.py")]
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.*"), *ROOT.glob("examples/**/*.*"), *ROOT.glob("benchmarks/*.py")]
+    pages += ROOT.glob("training/*.md")
+    found = [path for path in [*pages, *PACKAGE.rglob("*.py")] if path.suffix in (".md", ".py")]
     return sorted(path.relative_to(ROOT).as_posix() for path in found)
 
 
 def banned_in(file: str) -> Iterator[str]:
     """Each banned phrase in a file: its line, the phrase, what to write."""
     text = (ROOT / file).read_text(encoding="utf-8")
-    for pattern, better in BANNED.items():
+    is_source = (ROOT / file).is_relative_to(PACKAGE)
+    for pattern, better in (BANNED if is_source else BANNED | BANNED_IN_DOCS).items():
         for match in re.finditer(pattern.replace(" ", r"\s+"), text, re.IGNORECASE):
             line = text.count("\n", 0, match.start()) + 1
             yield f"{file}:{line}: {' '.join(match[0].split())!r}; write: {better}"
