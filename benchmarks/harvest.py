@@ -97,9 +97,9 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--shard-mb", type=int, default=128)
-    parser.add_argument("--store", help="the folder that stores are made in; by default where temporary files go")
-    parser.add_argument("--no-memory", action="store_true", help="measure the speed only")
-    parser.add_argument("--smoke", action="store_true", help="one quick turn with a tiny model")
+    parser.add_argument("--store", help="the folder for stores; the system's temporary folder by default")
+    parser.add_argument("--no-memory", action="store_true", help="measure only the speed")
+    parser.add_argument("--smoke", action="store_true", help="one quick round with a tiny model")
     options = parser.parse_args()
     if options.smoke:
         options.shape, options.rounds, options.batches = "tiny", 1, 2

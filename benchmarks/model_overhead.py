@@ -118,7 +118,7 @@ def wrap_seconds(module: transformers.PreTrainedModel) -> float:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--smoke", action="store_true", help="one quick turn, tiny models only")
+    parser.add_argument("--smoke", action="store_true", help="one quick round, tiny models only")
     parser.add_argument("--rounds", type=int, default=41)
     options = parser.parse_args()
     torch.set_num_threads(1)

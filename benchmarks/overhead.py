@@ -118,7 +118,7 @@ def _row(name: str, found: dict[tuple[str, str], list[float]]) -> tuple[str, ...
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--smoke", action="store_true", help="one quick turn")
+    parser.add_argument("--smoke", action="store_true", help="one quick round")
     parser.add_argument("--rounds", type=int, default=101)
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,7 +1,7 @@
 """Parity with TransformerLens: both libraries run the same weights, and their results are compared by name.
 
-    python benchmarks/parity_transformerlens.py --python PATH        a Python that has transformer-lens 3.5
-    python benchmarks/parity_transformerlens.py --make-env FOLDER    make an environment with it there first
+    python benchmarks/parity_transformerlens.py --python PATH        a Python with transformer-lens 3.5 installed
+    python benchmarks/parity_transformerlens.py --make-env FOLDER    create such an environment there first
 
 A GPT-2-shaped and a Llama-shaped model (grouped heads, gated MLPs, rotary positions) with random weights are run by
 both libraries, with and without weight processing. The function `measured` is the same for both, because the
@@ -45,8 +45,10 @@ KNOWN = {
 def main() -> int:
     """Compare and print; return 0 if all agree."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", help="a Python that has transformer-lens")
-    parser.add_argument("--make-env", metavar="FOLDER", help="make a virtual environment with it there, and use that")
+    parser.add_argument("--python", help="a Python with transformer-lens installed")
+    parser.add_argument(
+        "--make-env", metavar="FOLDER", help="create a virtual environment with transformer-lens there, and use it"
+    )
     parser.add_argument("--peer", metavar="FOLDER", help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -106,7 +106,7 @@ def table(model: PreTrainedModel, words: PreTrainedTokenizerBase, count: int) ->
 
 def main(
     folder: Annotated[Path, typer.Argument(help="The model's folder.")] = ASSETS,
-    count: Annotated[int, typer.Option(help="At most so many prompts of each task.")] = 1000,
+    count: Annotated[int, typer.Option(help="Maximum number of prompts per task.")] = 1000,
 ) -> None:
     """Print the table; exit with 1 if an accuracy is below its threshold."""
     found = table(*load(folder), count)

@@ -146,7 +146,7 @@ def patching(model: LlavaForConditionalGeneration, processor: LlavaProcessor, co
 
 def main(
     folder: Annotated[Path, typer.Argument(help="The model's folder.")] = ASSETS,
-    count: Annotated[int, typer.Option(help="Questions of each task.")] = 1000,
+    count: Annotated[int, typer.Option(help="Number of questions per task.")] = 1000,
 ) -> None:
     """Print the results; exit with 1 if one is below its threshold."""
     model, processor = load(folder)

@@ -61,7 +61,7 @@ def positions(tokens: Tensor, image_token: int, examples: list[sight_check.Examp
 
 def main(
     folder: Annotated[Path, typer.Argument(help="The model's folder.")] = sight_check.ASSETS,
-    count: Annotated[int, typer.Option(help="Pairs of images.")] = 300,
+    count: Annotated[int, typer.Option(help="Number of pairs of images.")] = 300,
 ) -> None:
     """Print the table."""
     found = moved(folder, count)

@@ -191,12 +191,12 @@ def fit(parts: nn.Module, losses: Iterator[Tensor], steps: int) -> None:
 
 def main(
     out: Annotated[Path, typer.Option(help="The folder to write.")] = ASSETS,
-    steps: Annotated[int, typer.Option(help="Batches of questions to learn from.")] = 1_500,
-    first: Annotated[int, typer.Option(help="Batches of images that the vision tower sees before.")] = 3_000,
-    size: Annotated[int, typer.Option(help="Pairs of images in a batch.")] = 32,
-    pairs: Annotated[int, typer.Option(help="Pairs of images to draw.")] = 20_000,
-    seed: Annotated[int, typer.Option(help="Of the images, the questions, and the first weights.")] = 1,
-    device: Annotated[str, typer.Option(help="cpu or cuda; the GPU if there is one.")] = "",
+    steps: Annotated[int, typer.Option(help="Number of batches of questions.")] = 1_500,
+    first: Annotated[int, typer.Option(help="Number of batches to train the vision tower on first.")] = 3_000,
+    size: Annotated[int, typer.Option(help="Number of pairs of images per batch.")] = 32,
+    pairs: Annotated[int, typer.Option(help="Number of pairs of images to draw.")] = 20_000,
+    seed: Annotated[int, typer.Option(help="Seed for the images, the questions and the initial weights.")] = 1,
+    device: Annotated[str, typer.Option(help="cpu or cuda; by default the GPU, if there is one.")] = "",
 ) -> None:
     """Build the processor, train the model and write both as a Hugging Face folder."""
     torch.manual_seed(seed)

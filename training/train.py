@@ -87,10 +87,10 @@ def train(model: GPT2LMHeadModel, rows: corpus.Rows, steps: int, size: int, seed
 
 def main(
     out: Annotated[Path, typer.Option(help="The folder to write.")] = ASSETS,
-    steps: Annotated[int, typer.Option(help="Batches to learn from.")] = 3_000,
-    size: Annotated[int, typer.Option(help="Rows of 128 tokens in a batch.")] = 64,
-    seed: Annotated[int, typer.Option(help="Of the text, its order, and the first weights.")] = 1,
-    device: Annotated[str, typer.Option(help="cpu or cuda; the GPU if there is one.")] = "",
+    steps: Annotated[int, typer.Option(help="Number of batches.")] = 3_000,
+    size: Annotated[int, typer.Option(help="Number of rows of 128 tokens per batch.")] = 64,
+    seed: Annotated[int, typer.Option(help="Seed for the text, its order and the initial weights.")] = 1,
+    device: Annotated[str, typer.Option(help="cpu or cuda; by default the GPU, if there is one.")] = "",
 ) -> None:
     """Build the tokenizer, train the model and write both as a Hugging Face folder."""
     torch.manual_seed(seed)
