@@ -120,10 +120,18 @@ def test_diagrams_show_the_points_of_the_models(tmp_path, monkeypatch) -> None:
         assert drawn.read_text() == read(f"docs/{drawn.name}"), "run docs/make_points.py"
 
 
-@pytest.mark.parametrize("page", PAGES)
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md"])
 def test_links_lead_somewhere(page) -> None:
-    for link in re.findall(r"\]\(([^)#]+)\)", read(page)):
-        assert ((ROOT / page).parent / link).exists(), link
+    for link, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", read(page)):
+        target = (ROOT / page).parent / link if link else ROOT / page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), f"{link}#{anchor}"
 
 
 def test_readme_is_short() -> None:
