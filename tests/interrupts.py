@@ -40,6 +40,7 @@ def state_of(module: nn.Module) -> dict[str, Any]:
         "hooks that are running": running.hooks,
         # One that is over does nothing: torch may push it again when the traceback is freed.
         "modes": [mode for mode in overrides._get_current_function_mode_stack() if not getattr(mode, "is_over", False)],
+        "dispatch modes": _get_current_dispatch_mode_stack(),
         "gradients": torch.is_grad_enabled(),
     }
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import nn, overrides
 from torch.overrides import TorchFunctionMode
 
+from hookline.engine.modes import sweep
+
 if TYPE_CHECKING:
     from hookline.engine.order import Kind
     from hookline.engine.taps import Tap
@@ -72,19 +74,6 @@ def mute(more: int) -> None:
     """Enter (1) or leave (-1) a child that is ignored."""
     if stack.interceptors:
         stack.interceptors[-1].muted += more
-
-
-def sweep() -> None:
-    """Remove ended interceptors from torch's stack of modes, wherever an interrupt may have left them."""
-    above: list[Any] = []
-    while any(
-        isinstance(mode, FunctionInterceptor) and mode.is_over for mode in overrides._get_current_function_mode_stack()
-    ):
-        top = overrides._pop_mode()
-        if not (isinstance(top, FunctionInterceptor) and top.is_over):
-            above.append(top)
-    while above:
-        overrides._push_mode(above.pop())
 
 
 def unintercepted(function: Callable[[Any], Any], value: Any) -> Any:

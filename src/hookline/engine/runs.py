@@ -18,6 +18,7 @@ from hookline.engine.calls import call_arguments, running
 from hookline.engine.checkpointing import recomputing
 from hookline.engine.derived import stashed, with_needs
 from hookline.engine.hook_actions import HookAction
+from hookline.engine.modes import sweep
 from hookline.engine.passes import current
 from hookline.engine.permanent import permanent_hooks_of
 from hookline.engine.reports import (
@@ -115,7 +116,7 @@ class Run(Schedule, Block):
     def open(self) -> Self:
         """Attach everything."""
         if not interception.stack.interceptors and torch._C._len_torch_function_stack():
-            interception.sweep()
+            sweep()
         self.retain(self)
         recomputing.starts_with_grad = torch.is_grad_enabled()
         active.set((*(run for run in active.get() if run.is_open), self))

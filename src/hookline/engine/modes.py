@@ -1,0 +1,58 @@
+"""Torch modes that an interrupt cannot leave behind.
+
+Torch calls a mode for every operation until it is removed from a stack, and an interrupt can skip the removal.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import overrides
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+
+from hookline.engine.blocks import Block
+
+
+class Modes(Block):
+    """A block with torch modes on. Each of them must do nothing while its `is_over` is true."""
+
+    def __init__(self, *modes: Any) -> None:
+        self._modes = modes
+
+    def open(self) -> None:
+        """Put the modes on torch's stacks, the last one on top."""
+        for mode in self._modes:
+            mode.is_over = False
+            if isinstance(mode, TorchDispatchMode):
+                torch._C._push_on_torch_dispatch_stack(mode)  # type: ignore[attr-defined]
+            else:
+                overrides._push_mode(mode)
+
+    def close(self) -> None:
+        """Remove them."""
+        for mode in self._modes:
+            mode.is_over = True
+        sweep()
+
+
+def sweep() -> None:
+    """Remove modes that are over from torch's stacks, wherever an interrupt may have left them."""
+    above: list[Any] = []
+    while any(map(_is_over, overrides._get_current_function_mode_stack())):
+        top = overrides._pop_mode()
+        if not _is_over(top):
+            above.append(top)
+    while above:
+        overrides._push_mode(above.pop())
+    while any(map(_is_over, _get_current_dispatch_mode_stack())):
+        top = torch._C._pop_torch_dispatch_stack(None)  # type: ignore[attr-defined]
+        if not _is_over(top):
+            above.append(top)
+    while above:
+        torch._C._push_on_torch_dispatch_stack(above.pop())  # type: ignore[attr-defined]
+
+
+def _is_over(mode: TorchFunctionMode | TorchDispatchMode) -> bool:
+    return bool(getattr(mode, "is_over", False))
