@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn, overrides
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from hookline.engine import blocks, compiling, interception, schedule, skipping, taps
 from hookline.engine.calls import running
