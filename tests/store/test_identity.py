@@ -21,8 +21,7 @@ from hookline.hooks import Controller, Detector
 from hookline.hooks.data_edits import Add, freeze, mean, project_out
 from hookline.sae import SAEConfig, SparseAutoencoder
 from hookline.sae.splice import Splice
-from hookline.store.checksums import tensor_checksum
-from hookline.store.identity import content_digest, tokenizer_digest
+from hookline.store.identity import content_digest, tensor_checksum, tokenizer_digest
 
 pytestmark = pytest.mark.filterwarnings("ignore::hookline.errors.NeverFiredWarning")  # of a store that is complete
 

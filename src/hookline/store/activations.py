@@ -14,10 +14,11 @@ from hookline.engine.hooked import Hooked
 from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError, StoreError, UnknownPointError
 from hookline.model import HookedModel
-from hookline.store.buffers import to_device
+from hookline.store.identity import device_of
 from hookline.store.manifest import Column
 from hookline.store.selection import Batch
 from hookline.store.shards import DTYPES, ROW
+from hookline.store.writer import to_device
 from hookline.transformer.dialects import other_names
 from hookline.transformer.index import ModelPoints
 
@@ -80,13 +81,6 @@ def _run(model: Hooked, points: Sequence[HookPoint], batch: Batch, examples: Seq
         _checked_name(model._points.canonical_name(name)): _as_rows(name, x, axes.get(name, ""), batch)
         for name, x in cache.items()
     }
-
-
-def device_of(model: Hooked) -> torch.device:
-    """The device of the model's inputs."""
-    if isinstance(model, HookedModel):
-        return model._device
-    return next((p.device for p in model.module.parameters()), torch.device("cpu"))
 
 
 def _as_rows(name: str, x: Tensor, axes: str, batch: Batch) -> Tensor:

@@ -23,15 +23,13 @@ from hookline.errors import HooklineError, HooklineWarning, StoreError, users_le
 from hookline.model import HookedModel
 from hookline.store.activations import check_points, check_steady, column_of, names_of, run_batch
 from hookline.store.examples import Example, Examples, as_sample, as_text
-from hookline.store.folders import write_file
 from hookline.store.identity import changes, code_in, identity
-from hookline.store.integrity import shard_names, with_unlisted
-from hookline.store.manifest import MANIFEST, About, Column, Manifest, Progress, differences, versions
+from hookline.store.integrity import with_unlisted
+from hookline.store.manifest import MANIFEST, About, Column, Manifest, Progress, differences, shard_names, versions
 from hookline.store.options import Chosen, Options
 from hookline.store.selection import Batch, sample_batch, text_batch
-from hookline.store.shards import columns_of
-from hookline.store.store import Store, load_manifest, open_store
-from hookline.store.writer import Writer, cannot_write
+from hookline.store.store import Store, open_store
+from hookline.store.writer import Writer
 
 
 def harvest(
@@ -126,7 +124,7 @@ class _Harvest:
             if untagged:
                 _warn(f"{store.path} cannot be resumed if this harvest is interrupted: {_needs_tag(untagged)}")
             return Manifest(wanted, versions=versions())
-        found = load_manifest(folder)
+        found = Manifest.load(folder)
         try:
             different = changes(wanted, found.about)
         except BAD_CONTENT as error:
@@ -145,7 +143,7 @@ class _Harvest:
         _warn_of_versions(found, store.path)
         whole = with_unlisted(folder, found)
         if whole != found:
-            _save(store, whole)
+            whole.save(folder)
         return whole
 
     def _about(self) -> About:
@@ -203,35 +201,15 @@ class _Harvest:
         }
         if not manifest.about.points:
             manifest = replace(manifest, about=replace(manifest.about, points=columns))
-            _save(store, manifest)  # so that it exists before the first shard
+            manifest.save(store.folder)  # so that it exists before the first shard
         if sources and (different := differences(_unasked(columns), _unasked(manifest.about.points))):
             raise StoreError(f"{store.path} has activations of other shapes or dtypes: {'; '.join(different)}")
-        row = sum(each.nbytes for each in columns_of(manifest.about).values())
-        return Writer(
-            store.folder,
-            manifest,
-            shard_rows=self.options.shard_rows or max(1, self.options.shard_bytes // row),
-            flush_every=self.options.flush_every,
-            is_pinned=any(x.is_cuda for x in sources.values()),
-            narrowed=[name for name, x in sources.items() if _is_narrowed(x, columns[name])],
-        )
+        return Writer(store.folder, manifest, self.options, sources)
 
 
 def _unasked(columns: dict[str, Column]) -> dict[str, Column]:
     """Without the names by which points were requested, which do not matter."""
     return {name: replace(each, asked="") for name, each in columns.items()}
-
-
-def _is_narrowed(x: Tensor, column: Column) -> bool:
-    """Whether the stored dtype has a smaller range than the activation's."""
-    return x.is_floating_point() and torch.finfo(x.dtype).max > torch.finfo(column.torch_dtype).max
-
-
-def _save(store: Store, manifest: Manifest) -> None:
-    try:
-        write_file(store.folder, MANIFEST, [manifest.to_bytes()])
-    except OSError as error:
-        raise cannot_write(store.folder, manifest, error) from error
 
 
 def _check_over(examples: Examples, manifest: Manifest, where: str) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as every_module
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hookline.engine.hook_actions import HookAction
 from hookline.engine.hooked import Hooked
@@ -27,8 +28,6 @@ from hookline.errors import describe
 from hookline.hooks import Hook
 from hookline.hooks.data_edits import DataEdit
 from hookline.model import HookedModel
-from hookline.store.activations import device_of
-from hookline.store.checksums import tensor_checksum
 from hookline.store.manifest import About, differences
 from hookline.text.token_positions import Meaning
 
@@ -37,6 +36,9 @@ RULE = 2
 
 _NO_EFFECT = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype", "use_cache")
 """Config entries that do not change what the model computes."""
+
+_TABLE_WIDTH = 1024
+"""How many integers are in a row of the table over which a tensor's checksum is computed."""
 
 _HARMLESS = ("torch", "transformers", "accelerate", "hookline")
 """Packages whose torch hooks record or move tensors, but do not change activations."""
@@ -60,6 +62,13 @@ def identity(model: Hooked) -> dict[str, Any]:
         "autocast": None if autocast is None else str(autocast).removeprefix("torch."),
         "hooks": [_described(*each) for each in chain(_own_hooks(model), _torch_hooks(module))],
     }
+
+
+def device_of(model: Hooked) -> torch.device:
+    """The device of the model's inputs."""
+    if isinstance(model, HookedModel):
+        return model._device
+    return next((p.device for p in model.module.parameters()), torch.device("cpu"))
 
 
 def _config(module: nn.Module) -> str:
@@ -195,3 +204,46 @@ def _listed(hooks: list[Any]) -> str:
 
 def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def tensor_checksum(x: Tensor) -> str:
+    """Returns a checksum of dtype, shape and all values; of a tensor on "meta", of dtype and shape."""
+    found = hashlib.blake2b(digest_size=16)
+    for part in _plain_tensors(x):
+        found.update(f"{part.dtype} {tuple(part.shape)}".encode())
+        if part.device.type != "meta" and part.numel():
+            for each in _reduced(part):
+                found.update(each.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def _plain_tensors(x: Tensor) -> Iterator[Tensor]:
+    """The plain tensors that a tensor consists of: several if it is quantized, nested or distributed."""
+    if is_traceable_wrapper_subclass(x):
+        names, _ = x.__tensor_flatten__()
+        for name in names:
+            yield from _plain_tensors(getattr(x, name))
+        return
+    x = x.detach()
+    if x.layout != torch.strided:
+        x = x.to_dense()
+    x = x.as_subclass(Tensor)
+    if x.is_nested:
+        for row in x.unbind():
+            yield from _plain_tensors(row)
+        return
+    x = x.dequantize() if x.is_quantized else x
+    yield x.resolve_conj().resolve_neg()
+
+
+def _reduced(x: Tensor) -> tuple[Tensor, ...]:
+    """View the bytes as a table of integers; returns the sums of its rows, the sums of its columns, and the remainder.
+
+    They are computed on the tensor's device. A changed value changes the sum of its row, and two swapped values change
+    the sums of their rows or columns.
+    """
+    raw = x.reshape(-1).contiguous().view(torch.uint8)  # a column is one row that is not
+    whole = raw.numel() // (8 * _TABLE_WIDTH) * 8 * _TABLE_WIDTH
+    head = raw[:whole] if raw.storage_offset() % 8 == 0 else raw[:whole].clone()
+    table = head.view(torch.int64).view(-1, _TABLE_WIDTH)
+    return table.sum(0), table.sum(1), raw[whole:]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -16,6 +17,7 @@ import torch
 
 from hookline.engine.tensorfile import BAD_CONTENT, reason
 from hookline.errors import StoreError
+from hookline.store.folders import Folder
 
 MANIFEST, FORMAT = "manifest.json", 1
 
@@ -198,10 +200,33 @@ class Manifest:
         """Returns the JSON file, with one line per shard."""
         fields = {"hookline": "store", "format": FORMAT, "versions": self.versions, **self.about.to_json()}
         shards = [shard.text for shard in self.shards]
-        total = _sum_of(json.dumps(fields).removesuffix("}") + f', "shards": [{", ".join(shards)}]}}')
+        whole = json.dumps(fields).removesuffix("}") + f', "shards": [{", ".join(shards)}]}}'
+        total = checksum(whole.encode())
         start = json.dumps({"sum": total, **fields}, indent=1).removesuffix("\n}")
         lines = ",\n  ".join(shards)
         return f'{start},\n "shards": [\n  {lines}\n ]\n}}'.encode()
+
+    def save(self, folder: Folder) -> None:
+        """Write it to a folder; StoreError if the disk is full or cannot be written to."""
+        with writing(folder, self.rows):
+            folder.replace(MANIFEST, self.to_bytes())
+
+    @classmethod
+    def load(cls, folder: Folder) -> Self:
+        """Read it from a folder; StoreError if there is none or it is damaged."""
+        try:
+            file = folder.open(MANIFEST)
+        except FileNotFoundError:
+            shards = shard_names(folder)
+            advice = (
+                f"but {len(shards)} shards: `hookline store verify PATH --rebuild` rewrites it"
+                if shards
+                else "and no shard: harvest into it first"
+            )
+            raise StoreError(f"{folder.path} has no {MANIFEST}, {advice}") from None
+        except OSError as error:
+            raise StoreError(f"{folder.path}/{MANIFEST} cannot be opened: {reason(error)}") from error
+        return cls.from_bytes(bytes(file[:]), f"{folder.path}/{MANIFEST}")
 
     @classmethod
     def from_bytes(cls, raw: bytes, where: str) -> Self:
@@ -209,7 +234,7 @@ class Manifest:
         try:
             fields = json.loads(raw)
             given = fields.pop("sum")
-            if fields["hookline"] != "store" or given != _sum(fields):
+            if fields["hookline"] != "store" or given != checksum(json.dumps(fields).encode()):
                 raise ValueError("its checksum does not match")
             if fields["format"] != FORMAT:
                 raise ValueError(f"its format is {fields['format']}, and this version of hookline reads {FORMAT}")
@@ -229,16 +254,30 @@ class Manifest:
             ) from error
 
 
+def shard_names(folder: Folder) -> list[str]:
+    """The files that are named like shards."""
+    return [name for name in folder.names() if name.endswith(".safetensors")]
+
+
+@contextmanager
+def writing(folder: Folder, rows: int) -> Iterator[None]:
+    """Raise a StoreError if the disk is full or cannot be written to."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"{folder.path} cannot be written to: {reason(error)}. Its rows so far (at least {rows:,}) are kept, and "
+            f"the same harvest can be resumed once there is space"
+        ) from error
+
+
 def _is_size(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
-def _sum(fields: Mapping[str, Any]) -> str:
-    return _sum_of(json.dumps(fields))
-
-
-def _sum_of(text: str) -> str:
-    return f"{zlib.crc32(text.encode()):08x}"
+def checksum(content: Any) -> str:
+    """The checksum of bytes, as a store's files record it."""
+    return f"{zlib.crc32(content):08x}"
 
 
 def versions() -> dict[str, str]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import index
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hookline.errors import HooklineError
-from hookline.store.checksums import tensor_checksum
-from hookline.text.token_positions import Meaning, Positions, canonical, new_tokens
+from hookline.store.identity import tensor_checksum
+from hookline.text.token_positions import Positions, canonical, new_tokens
 
 Chosen = Positions | Callable[[Tensor], Tensor]
 
@@ -39,12 +40,8 @@ class Options:
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "max_rows", "max_tokens", "shard_rows", "shard_bytes"):
-            value = _plain(getattr(self, name))
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise HooklineError(f"{name} must be a positive integer, not {value!r}")
-            object.__setattr__(self, name, value)
-        positions = canonical(self.positions) if isinstance(self.positions, slice) else _plain(self.positions)
-        object.__setattr__(self, "positions", positions)
+            object.__setattr__(self, name, _count(name, getattr(self, name)))
+        object.__setattr__(self, "positions", _checked(self.positions))
         if not 0 < self.sample <= 1:
             raise HooklineError(f"sample is the fraction of rows to keep, above 0 and at most 1, not {self.sample!r}")
         if self.dtype is not None and self.dtype not in FLOATS:
@@ -54,7 +51,6 @@ class Options:
             raise HooklineError(f"flush_every is a nonnegative number of seconds, not {self.flush_every!r}")
         if self.hooks_tag is not None and not (isinstance(self.hooks_tag, str) and self.hooks_tag):
             raise HooklineError(f"hooks_tag must be a non-empty string, such as 'v1', not {self.hooks_tag!r}")
-        _check_positions(self.positions)
 
     def recorded(self) -> dict[str, Any]:
         """The options as the manifest records them; a harvest resumes only if they are equal."""
@@ -66,34 +62,35 @@ class Options:
         }
 
 
-def _plain(value: Any) -> Any:
-    """Convert a NumPy integer to a Python int; return anything else unchanged."""
-    is_other_number = (
-        hasattr(value, "__index__") and not isinstance(value, int | Tensor) and not getattr(value, "ndim", 0)
-    )
-    return int(value) if is_other_number else value
+def _count(name: str, value: Any) -> int | None:
+    try:
+        found = 1 if value is None else index(value)  # also of NumPy
+    except TypeError:
+        found = 0
+    if found < 1:
+        raise HooklineError(f"{name} must be a positive integer, not {value!r}")
+    return None if value is None else found
 
 
-def _check_positions(positions: Any) -> None:
-    if isinstance(positions, Meaning) and type(positions) is type(new_tokens):
-        raise HooklineError(f"{positions!r} refers to generated tokens, but a harvest does not generate")
-    if isinstance(positions, Tensor) and (positions.dtype != torch.bool or positions.ndim != 2):
-        raise HooklineError(
-            "positions given as a tensor must be a boolean mask [example, position], not "
-            f"{list(positions.shape)} of {positions.dtype}"
-        )
-    is_list = isinstance(positions, list | tuple | range) and all(type(each) is int for each in positions)
-    if not (
-        positions is None
-        or type(positions) is int
-        or isinstance(positions, slice | Meaning | Tensor)
-        or is_list
-        or callable(positions)
-    ):
+def _checked(positions: Any) -> Any:
+    """Positions in one form; HooklineError if a harvest does not accept them."""
+    if callable(positions):
+        return positions
+    try:
+        found = canonical(positions)
+    except HooklineError:
         raise HooklineError(
             "positions are None (all), an index, a slice, a list of indices, last, token(…), image_tokens, a mask "
             f"[example, position], or a function from a text's tokens to a mask; not {positions!r}"
+        ) from None
+    if type(found) is type(new_tokens):
+        raise HooklineError(f"{found!r} refers to generated tokens, but a harvest does not generate")
+    if isinstance(found, Tensor) and (found.dtype != torch.bool or found.ndim != 2):
+        raise HooklineError(
+            "positions given as a tensor must be a boolean mask [example, position], not "
+            f"{list(found.shape)} of {found.dtype}"
         )
+    return found
 
 
 def _described(positions: Any) -> Any:
@@ -102,6 +99,5 @@ def _described(positions: Any) -> Any:
     if isinstance(positions, Tensor):
         return f"a mask {list(positions.shape)} with the checksum {tensor_checksum(positions)}"
     if callable(positions):
-        name = getattr(positions, "__qualname__", type(positions).__qualname__)
-        return f"the function {name}"
-    return repr(list(positions) if isinstance(positions, tuple | range) else positions)
+        return f"the function {getattr(positions, '__qualname__', type(positions).__qualname__)}"
+    return repr(list(positions) if isinstance(positions, tuple) else positions)
