@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -11,15 +10,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from hookline.engine.callbacks import OnError
 from hookline.engine.names import Filter
 from hookline.errors import HooklineError
 from hookline.sae.sae_config import SAEConfig, dtype_of, shapes_of
-from hookline.text.outliers import Outliers
 
 if TYPE_CHECKING:
-    from hookline.sae.encoding import FeatureDetector
-    from hookline.sae.splice import FeatureEdit, Splice
+    from hookline.sae.splice import FeatureDetector, Splice
 
 _EPS = 1e-5
 
@@ -126,32 +122,15 @@ class SparseAutoencoder(nn.Module):
         is_of_heads = self.cfg.reshape_activations == "hook_z" and x.ndim > 1 and x.shape[-1] != self.d_in
         return x.flatten(-2) if is_of_heads and x.shape[-2:].numel() == self.d_in else x
 
-    def spliced(
-        self,
-        point: Filter = None,
-        *,
-        edits: Sequence[FeatureEdit] = (),
-        keep_error: bool = True,
-        outliers: Outliers = "exclude",
-        keep_features: bool = False,
-        hook_id: str | None = None,
-        on_error: OnError | None = None,
-    ) -> Splice:
+    def spliced(self, point: Filter = None, **options: Any) -> Splice:
         """A hook that splices the autoencoder in at a point, by default where it was trained: see `Splice`."""
         from hookline.sae.splice import Splice
 
-        return Splice(
-            *(self, point, edits),
-            keep_error=keep_error,
-            outliers=outliers,
-            keep_features=keep_features,
-            hook_id=hook_id,
-            on_error=on_error,
-        )
+        return Splice(self, point, **options)
 
     def detector(self, point: Filter = None, **options: Any) -> FeatureDetector:
         """A hook that reads features at a point without changing anything: see `FeatureDetector`."""
-        from hookline.sae.encoding import FeatureDetector
+        from hookline.sae.splice import FeatureDetector
 
         return FeatureDetector(self, point, **options)
 

@@ -8,10 +8,11 @@ autoencoder.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from hookline.errors import HooklineError
-from hookline.sae.sae_config import SAEConfig
+from hookline.sae.sae_config import SAEConfig, check_bool
 
 _OLDER = {
     "hook_point": "hook_name",
@@ -25,33 +26,36 @@ _METADATA = (
     *("prepend_bos", "exclude_special_tokens", "neuronpedia_id", "context_size", "seqpos_slice", "dataset_path"),
     *("sae_lens_version", "sae_lens_training_version"),
 )
-_OURS = (
-    *("architecture", "d_in", "d_sae", "k", "dtype", "apply_b_dec_to_input", "normalize_activations"),
-    *("reshape_activations", "rescale_acts_by_decoder_norm"),
-)
-_READ = ("metadata", "device", "activation_fn", "activation_fn_kwargs", "finetuning_scaling_factor", *_OURS, *_METADATA)
+_OURS = tuple(each.name for each in fields(SAEConfig) if each.name not in ("hook_name", "metadata", "extra"))
 FORMAT = "6.0.0"
 """The version of SAELens in whose format files are written."""
 
 
-def config_of(fields: Any) -> SAEConfig:
-    """Convert the contents of a `cfg.json` to a config."""
-    if not isinstance(fields, dict):
-        raise HooklineError(f"a config must be a JSON object, not {fields!r}")
-    given = _by_todays_names(fields)
+def config_of(content: Any) -> tuple[SAEConfig, bool]:
+    """Convert the contents of a `cfg.json` to a config, and whether features are scaled before decoding.
+
+    Some older files have such a scaling factor.
+    """
+    if not isinstance(content, dict):
+        raise HooklineError(f"a config must be a JSON object, not {content!r}")
+    given: dict[str, Any] = {}
+    for name, value in content.items():
+        _merge(given, {_OLDER.get(name) or name: value})
     missing = [name for name in ("d_in", "d_sae") if name not in given]
     if missing:
-        raise HooklineError(f"it has no {' and no '.join(missing)}; its fields are {', '.join(map(repr, fields))}")
+        raise HooklineError(f"it has no {' and no '.join(missing)}; its fields are {', '.join(map(repr, content))}")
     metadata = _metadata(given)
-    hook_name = metadata.pop("hook_name", None)
-    values = {name: given[name] for name in _OURS if name in given}
-    values |= {"architecture": given.get("architecture", "standard"), "dtype": given.get("dtype", "float32")}
-    values |= _activation(given, values["architecture"])
-    values["normalize_activations"] = _normalization(given.get("normalize_activations"))
-    is_z = "reshape_activations" not in given and str(hook_name).endswith("_z")
-    values["reshape_activations"] = "hook_z" if is_z else given.get("reshape_activations", "none")
-    extra = {name: value for name, value in given.items() if name not in _READ}
-    return SAEConfig(**values, hook_name=hook_name, metadata=metadata, extra=extra)
+    values = {"architecture": "standard"} | {name: given.pop(name) for name in _OURS if name in given}
+    if "reshape_activations" not in values and str(metadata["hook_name"]).endswith("_z"):
+        values["reshape_activations"] = "hook_z"
+    norm = values.get("normalize_activations")
+    if norm is None or isinstance(norm, bool):
+        values["normalize_activations"] = "expected_average_only_in" if norm else "none"
+    _use_activation(values, given.pop("activation_fn", "relu"), given.pop("activation_fn_kwargs", None) or {})
+    is_scaled = given.pop("finetuning_scaling_factor", None)
+    check_bool("finetuning_scaling_factor", is_scaled is not None and is_scaled)
+    given.pop("device", None)
+    return SAEConfig(**values, hook_name=metadata.pop("hook_name"), metadata=metadata, extra=given), bool(is_scaled)
 
 
 def fields_of(cfg: SAEConfig) -> dict[str, Any]:
@@ -65,38 +69,21 @@ def fields_of(cfg: SAEConfig) -> dict[str, Any]:
     return {**cfg.extra, **ours, "device": "cpu", "metadata": {**metadata, "hook_name": cfg.hook_name}}
 
 
-def has_scaling_factor(fields: Mapping[str, Any]) -> bool:
-    """Whether the config says that features are scaled before decoding, as in some older files."""
-    given = fields.get("finetuning_scaling_factor")
-    if given is not None and not isinstance(given, bool):
-        raise HooklineError(f"finetuning_scaling_factor must be true or false, not {given!r}")
-    return bool(given)
+def _merge(into: dict[str, Any], more: Mapping[str, Any]) -> None:
+    """Add fields; raise if one has another value already."""
+    for name, value in more.items():
+        if into.setdefault(name, value) != value:
+            raise HooklineError(f"it has two values for {name}: {into[name]!r} and {value!r}")
 
 
-def _by_todays_names(fields: Mapping[str, Any]) -> dict[str, Any]:
-    given: dict[str, Any] = {}
-    for name, value in fields.items():
-        today = _OLDER.get(name, name)
-        _check_agree(today, given.get(today, value), value)
-        given[today] = value
-    return given
-
-
-def _check_agree(name: str, one: Any, other: Any) -> None:
-    """Merge two sources of fields; raise if they disagree."""
-    if one != other:
-        raise HooklineError(f"it has two values for {name}: {one!r} and {other!r}")
-
-
-def _metadata(given: Mapping[str, Any]) -> dict[str, Any]:
-    inner = given.get("metadata")
+def _metadata(given: dict[str, Any]) -> dict[str, Any]:
+    """Take the metadata out of the fields, wherever they are; `hook_name` is always there."""
+    inner = given.pop("metadata", None)
     if inner is not None and not isinstance(inner, dict):
         raise HooklineError(f"metadata must be a JSON object, not {inner!r}")
-    outer = {name: given[name] for name in _METADATA if name in given}
-    for name in outer.keys() & (inner or {}).keys():
-        _check_agree(name, outer[name], (inner or {})[name])
-    metadata = outer | (inner or {})
-    point = metadata.get("hook_name")
+    metadata = {name: given.pop(name) for name in _METADATA if name in given}
+    _merge(metadata, inner or {})
+    point = metadata.setdefault("hook_name", None)
     if point is not None and not isinstance(point, str):
         raise HooklineError(f"hook_name must be the name of a point, not {point!r}")
     if metadata.get("hook_head_index") is not None:
@@ -106,26 +93,19 @@ def _metadata(given: Mapping[str, Any]) -> dict[str, Any]:
     return metadata
 
 
-def _activation(given: Mapping[str, Any], architecture: Any) -> dict[str, Any]:
-    """The architecture and k, taking the activation function into account."""
-    function, options = given.get("activation_fn", "relu"), given.get("activation_fn_kwargs") or {}
+def _use_activation(values: dict[str, Any], function: Any, options: Any) -> None:
+    """Take the activation function into account, which is where older files have top-k."""
+    architecture = values["architecture"]
     if function == "relu" and architecture != "topk":
         if options:
             raise HooklineError(f"the activation function relu takes no options, but got {options!r}")
-        return {}
+        return
     if function not in ("relu", "topk") or architecture not in ("standard", "topk"):
         raise HooklineError(f"the activation function {function!r} is not supported for {architecture!r} autoencoders")
     if not isinstance(options, dict) or set(options) - {"k"}:
         raise HooklineError(f"the activation function topk takes only k, but got {options!r}")
-    k = given.get("k", options.get("k"))
-    _check_agree("k", k, options.get("k", k))
-    return {"architecture": "topk", "k": k}
-
-
-def _normalization(given: Any) -> Any:
-    if given is None or given is False:
-        return "none"
-    return "expected_average_only_in" if given is True else given
+    values["architecture"] = "topk"
+    _merge(values, options)
 
 
 def _major(version: Any) -> int:

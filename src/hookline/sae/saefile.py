@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hookline.engine.tensorfile import make_folder, read_json, read_tensors, write_bytes, write_tensors
 from hookline.errors import HooklineError
-from hookline.sae.layout import config_of, fields_of, has_scaling_factor
+from hookline.sae.layout import config_of, fields_of
 from hookline.sae.sae_config import DTYPES, SAEConfig, dtype_of, shapes_of
 
 if TYPE_CHECKING:
@@ -35,9 +35,8 @@ def read(
     """
     fields = _fields(folder)
     try:
-        cfg = config_of(fields)
+        cfg, is_scaled = config_of(fields)
         cfg = cfg if dtype is None else replace(cfg, dtype=str(dtype).removeprefix("torch."))
-        is_scaled = has_scaling_factor(fields)
     except HooklineError as error:
         raise HooklineError(f"{folder / CONFIG} cannot be used: {error}") from None
     found, about = _tensors(folder / WEIGHTS, check=check)
@@ -97,7 +96,7 @@ def _fields(folder: Path) -> dict[str, Any]:
 
 def _weights(path: Path, found: dict[str, Tensor], cfg: SAEConfig, *, is_scaled: bool) -> dict[str, Tensor]:
     for name, x in found.items():
-        if x.dtype not in DTYPES:
+        if x.dtype not in DTYPES.values():
             raise HooklineError(f"{path}: {name} has dtype {x.dtype}; expected a float dtype")
         _check_finite(f"{path}: {name}", x)
     if "log_threshold" in found and "threshold" not in found:
@@ -128,15 +127,17 @@ def _tensors(path: Path, *, check: bool) -> tuple[dict[str, Tensor], dict[str, s
 
 def _scaled(path: Path, weights: dict[str, Tensor], scale: Tensor | None, *, is_scaled: bool) -> dict[str, Tensor]:
     """Fold the factor by which features are scaled before decoding into their directions."""
-    is_one = scale is None or bool((scale == 1).all())
-    if is_scaled != (scale is not None) and not (is_one and scale is not None):
+    is_one = scale is not None and bool((scale == 1).all())
+    if is_scaled != (scale is not None) and not is_one:
         has = "there is none" if scale is None else "there is one that is not 1"
         raise HooklineError(f"{path}: {CONFIG} has finetuning_scaling_factor={is_scaled}, but {has}")
-    if scale is not None and scale.shape != weights["W_dec"].shape[:1]:
+    if scale is None:
+        return weights
+    if scale.shape != weights["W_dec"].shape[:1]:
         raise HooklineError(
             f"{path}: the scaling factor has the shape {list(scale.shape)}, expected one value per feature"
         )
-    return weights if is_one or scale is None else weights | {"W_dec": weights["W_dec"] * scale[:, None]}
+    return weights | {"W_dec": weights["W_dec"] * scale[:, None]}
 
 
 def _folded(

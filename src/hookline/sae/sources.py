@@ -14,7 +14,7 @@ from numpy import ndarray
 from torch import Tensor
 
 from hookline.errors import HooklineError
-from hookline.sae.sae_config import is_count
+from hookline.sae.sae_config import check_count
 from hookline.store import Rows, Store, open_store
 
 Data: TypeAlias = Store | str | Path | Tensor | ndarray | Iterable[Any]
@@ -58,8 +58,8 @@ class Source:
 
 def source_of(data: Data, point: str | None, batch_size: int | None, seed: int) -> Source:
     """The batches of a store or a tensor of activations, or an iterable of batches as given."""
-    if batch_size is not None and not is_count(batch_size):
-        raise HooklineError(f"batch_size must be a positive integer, not {batch_size!r}")
+    if batch_size is not None:
+        check_count("batch_size", batch_size)
     if isinstance(data, Store | str | Path):
         return _of_store(open_store(data), point, batch_size or BATCH_SIZE, seed)
     if isinstance(data, ndarray):
