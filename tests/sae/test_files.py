@@ -97,7 +97,7 @@ def test_top_k_of_today(tmp_path) -> None:
     cfg = TODAY | {"architecture": "topk", "k": 4, "rescale_acts_by_decoder_norm": True}
     sae = SparseAutoencoder.load(written(tmp_path, cfg, tensors("b_enc")))
     assert (sae.cfg.k, sae.cfg.rescale_acts_by_decoder_norm) == (4, True)
-    with pytest.raises(HooklineError, match=r'cfg.json cannot be used: a "topk" autoencoder needs k from 1'):
+    with pytest.raises(HooklineError, match="needs k from 1"):
         SparseAutoencoder.load(written(tmp_path, TODAY | {"architecture": "topk"}, tensors("b_enc")))
 
 
@@ -217,12 +217,12 @@ def test_the_dtype_is_that_of_the_file_or_the_one_asked_for(tmp_path) -> None:
         ({"d_in": "6"}, "d_in must be a positive integer"),
         (
             {"d_sae": 21},
-            r"W_enc has the shape \[6, 20\], .*d_sae=21 in cfg.json it should be \[6, 21\]",
+            r"W_enc \[6, 20\], .*d_sae=21 has .*W_enc \[6, 21\]",
         ),
         ({"dtype": "int4"}, "dtype is 'int4'"),
         ({"metadata": ["x"]}, "metadata must be a JSON object"),
         ({"metadata": {"hook_name": 3}}, "hook_name must be the name of a point"),
-        ({"architecture": "gated"}, "has the tensors W_dec, W_enc, b_dec, b_enc; a 'gated' autoencoder has"),
+        ({"architecture": "gated"}, r"b_enc \[20\]; a 'gated' autoencoder"),
     ],
 )
 def test_configurations_that_are_not_understood(change, message, tmp_path) -> None:
@@ -240,9 +240,7 @@ def test_files_that_are_broken_or_not_there(tmp_path) -> None:
         weights.write_bytes(broken)
         with pytest.raises(HooklineError, match="is not a file of an autoencoder's weights, or is damaged"):
             SparseAutoencoder.load(folder)
-    weights.unlink()
-    with pytest.raises(HooklineError, match=r"has a cfg.json, but no sae_weights.safetensors"):
-        SparseAutoencoder.load(folder)
+    weights.write_bytes(whole)
     for broken, message in (
         (b"{", "is no JSON"),
         (b"\xff\xfe", "is no JSON"),
@@ -252,6 +250,9 @@ def test_files_that_are_broken_or_not_there(tmp_path) -> None:
         (folder / "cfg.json").write_bytes(broken)
         with pytest.raises(HooklineError, match=message):
             SparseAutoencoder.load(folder)
+    weights.unlink()
+    with pytest.raises(HooklineError, match=r"has a cfg.json, but no sae_weights.safetensors"):
+        SparseAutoencoder.load(folder)
     with pytest.raises(HooklineError, match="there is no autoencoder in"):
         SparseAutoencoder.load(folder / "cfg.json")
     with pytest.raises(HooklineError, match="is a file"):

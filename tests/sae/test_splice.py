@@ -244,10 +244,10 @@ def test_in_any_network() -> None:
 
 def test_the_wrong_width_names_both(model, sae) -> None:
     wide = "blocks.1.mlp.hook_post"
-    with pytest.raises(HookError, match=rf"width {sae.d_in}, but '{wide}' has the width \d+ .*trained at '{POINT}'"):
+    with pytest.raises(HookError, match=rf"width {sae.d_in}, but '{wide}' .*'{POINT}'"):
         model.run_with_hooks(TOKENS, fwd_hooks=[sae.spliced(wide)])
     z = make(99, reshape_activations="hook_z")
-    with pytest.raises(HookError, match=r"width 99 \(heads × d_head\)"):
+    with pytest.raises(HookError, match="heads of width 99"):
         model.run_with_hooks(TOKENS, fwd_hooks=[z.spliced("blocks.1.attn.hook_z")])
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from hookline.engine.names import Filter
+from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError
 from hookline.sae.sae_config import SAEConfig, dtype_of, shapes_of
 
@@ -85,8 +86,7 @@ class SparseAutoencoder(nn.Module):
 
         An autoencoder over all heads (`hook_z`) also accepts [*place, head, d_head].
         """
-        x = self._checked(self._joined(x), self.d_in, "activations")
-        inputs = self._normalized(x)
+        inputs = self._normalized(self._cast(self.flattened(x)))
         if self.cfg.apply_b_dec_to_input:
             inputs = inputs - self.b_dec
         found = inputs @ self.W_enc
@@ -108,19 +108,26 @@ class SparseAutoencoder(nn.Module):
 
         An autoencoder that normalizes activations needs `x`, the original activations, to undo it.
         """
-        features = self._checked(features, self.d_sae, "features")
+        self._check_width(features, self.d_sae, "features", "got")
+        features = self._cast(features)
         if self.cfg.rescale_acts_by_decoder_norm:
             features = features / self.W_dec.norm(dim=1)
         return self._denormalized(features @ self.W_dec + self.b_dec, x)
 
     def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Returns the reconstruction of activations, in their shape."""
-        return self.decode(self.encode(x), self._joined(x)).view(x.shape)
+        return self.decode(self.encode(x), self.flattened(x)).view(x.shape)
 
-    def _joined(self, x: Tensor) -> Tensor:
-        """Flatten the heads, for an autoencoder over all heads."""
-        is_of_heads = self.cfg.reshape_activations == "hook_z" and x.ndim > 1 and x.shape[-1] != self.d_in
-        return x.flatten(-2) if is_of_heads and x.shape[-2:].numel() == self.d_in else x
+    def flattened(self, x: Tensor, point: HookPoint | None = None) -> Tensor:
+        """Returns activations as [*place, d_in]: an autoencoder over all heads flattens the heads.
+
+        `point` is named in the error for another width.
+        """
+        is_of_heads = self.cfg.reshape_activations == "hook_z"
+        found = x.flatten(-2) if is_of_heads and x.ndim > 1 and x.shape[-1] != self.d_in else x
+        what = "flattened heads" if is_of_heads else "activations"
+        self._check_width(found, self.d_in, what, "got" if point is None else f"{point.name!r} has")
+        return found
 
     def spliced(self, point: Filter = None, **options: Any) -> Splice:
         """A hook that splices the autoencoder in at a point, by default where it was trained: see `Splice`."""
@@ -186,18 +193,23 @@ class SparseAutoencoder(nn.Module):
                 f"this autoencoder normalizes activations ({self.cfg.normalize_activations}), so decoding needs "
                 f"the original activations: decode(features, x)"
             )
-        x = self._checked(x, self.d_in, "activations")
+        x = self._cast(self.flattened(x))
         if self.cfg.normalize_activations == "layer_norm":
             return y * x.std(-1, keepdim=True) + x.mean(-1, keepdim=True)
         return y * (x.norm(dim=-1, keepdim=True) / self.d_in**0.5)
 
-    def _checked(self, x: Tensor, width: int, what: str) -> Tensor:
-        """Check the width and the device, and cast to the dtype of the weights."""
-        if not x.ndim or x.shape[-1] != width:
-            raise HooklineError(f"this autoencoder takes {what} of width {width}, but got the shape {list(x.shape)}")
+    def _check_width(self, x: Tensor, width: int, what: str, found: str) -> None:
+        if x.shape[-1:] != (width,):
+            trained = f". It was trained at {self.cfg.hook_name!r}" if self.cfg.hook_name else ""
+            raise HooklineError(
+                f"this autoencoder takes {what} of width {width}, but {found} the shape {list(x.shape)}{trained}"
+            )
+
+    def _cast(self, x: Tensor) -> Tensor:
+        """Check the device, and cast to the dtype of the weights."""
         if x.device != self.device:
             raise HooklineError(
-                f"the autoencoder is on {self.device}, but the {what} are on {x.device}: sae.to({str(x.device)!r})"
+                f"the autoencoder is on {self.device}, but its input is on {x.device}: sae.to({str(x.device)!r})"
             )
         return x.to(self.dtype)
 

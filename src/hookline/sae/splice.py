@@ -34,8 +34,6 @@ FeatureEdit: TypeAlias = DataEdit | Callable[..., Tensor | None]
 
 Autoencoders: TypeAlias = SparseAutoencoder | Iterable[SparseAutoencoder] | Mapping[str, SparseAutoencoder]
 
-FEATURES = "features"
-
 
 class Splice(Controller):
     """Inserts an autoencoder at a point: the activation is encoded, its features are edited, and decoded again.
@@ -96,7 +94,7 @@ class Splice(Controller):
         """Returns the reconstruction, plus its error with `keep_error`."""
         if output is None:
             raise HooklineError("to splice an autoencoder in at an input, name the point: 'layer.input'")
-        x = flattened(self.sae, output, self.point)
+        x = self.sae.flattened(output, self.point)
         found = self.sae.encode(x)
         features = self._edited(found)
         if self.keep_features:
@@ -172,20 +170,6 @@ class SpliceAction(ObjectEdit):
         return result
 
 
-def flattened(sae: SparseAutoencoder, x: Tensor, point: HookPoint) -> Tensor:
-    """The activation in the shape that the autoencoder takes: with flattened heads, if it spans all heads."""
-    is_of_heads = sae.cfg.reshape_activations == "hook_z"
-    width = x.shape[-2:].numel() if is_of_heads else x.shape[-1] if x.ndim else 0
-    if width != sae.d_in or (is_of_heads and x.ndim < 2):
-        of_heads = " (heads × d_head)" if is_of_heads else ""
-        trained = f" It was trained at {sae.cfg.hook_name!r}." if sae.cfg.hook_name else ""
-        raise HooklineError(
-            f"the autoencoder takes activations of width {sae.d_in}{of_heads}, but {point.name!r} has the width "
-            f"{width} (shape {list(x.shape)}).{trained}"
-        )
-    return x.flatten(-2) if is_of_heads else x
-
-
 def _call(edit: Any, sae: SparseAutoencoder) -> Callable[[Tensor, Any], Tensor | None]:
     """The function that applies an edit; invalid edits raise here."""
     if not isinstance(edit, DataEdit):
@@ -212,16 +196,9 @@ class FeatureDetector(Detector):
     detector.get_captured()
     """
 
-    def __init__(
-        self,
-        sae: SparseAutoencoder,
-        point: Filter = None,
-        *,
-        keep_all: bool = False,
-        hook_id: str | None = None,
-        on_error: OnError | None = None,
-    ) -> None:
-        super().__init__(point, hook_id=hook_id, keep_all=keep_all, on_error=on_error)
+    def __init__(self, sae: SparseAutoencoder, point: Filter = None, **options: Any) -> None:
+        """`options` are those of `Detector`: `keep_all`, `hook_id`, `on_error`."""
+        super().__init__(point, **options)
         if point is None and sae.cfg.hook_name is not None:
             self.place(sae.cfg.hook_name)
         self.sae = sae
@@ -229,7 +206,7 @@ class FeatureDetector(Detector):
     def process_activation(self, activation: Any) -> None:
         """Capture the features of the first tensor in it."""
         with torch.no_grad():
-            self.capture(FEATURES, self.sae.encode(flattened(self.sae, FIRST.get(activation), self.point)))
+            self.capture("features", self.sae.encode(self.sae.flattened(FIRST.get(activation), self.point)))
 
 
 def run_with_features(model: Hooked, *args: Any, saes: Autoencoders, **kwargs: Any) -> tuple[Any, ActivationCache]:
@@ -252,7 +229,7 @@ def run_with_features(model: Hooked, *args: Any, saes: Autoencoders, **kwargs: A
     if len(set(names)) != len(names):
         raise HooklineError(f"expected one autoencoder per point, but they are at {names}: read them one at a time")
     output, cache = model.run_with_cache(*args, names_filter=[point for point, _ in pairs], **kwargs)
-    tensors = {point.name: sae.encode(flattened(sae, cache[point.name], point)) for point, sae in pairs}
+    tensors = {point.name: sae.encode(sae.flattened(cache[point.name], point)) for point, sae in pairs}
     features = ActivationCache(tensors, model._points, has_batch_dim=cache.has_batch_dim)
     features.forward_pass, features.positions = cache.forward_pass, cache.positions
     return output, features

@@ -13,7 +13,6 @@ from hookline.errors import HooklineError
 from hookline.model import HookedModel
 from hookline.sae.autoencoder import SparseAutoencoder
 from hookline.sae.sae_config import check_count
-from hookline.sae.splice import flattened
 from hookline.store import Rows
 
 
@@ -44,7 +43,7 @@ def text_batches(
         if len(cache) != 1:
             raise HooklineError(f"{point!r} matches {len(cache)} points, expected exactly one: {list(cache)[:4]}")
         (x,) = cache.values()
-        x, real = flattened(sae, x, model.point(point))[mask.bool()], mask.bool().cpu()
+        x, real = sae.flattened(x, model.point(point))[mask.bool()], mask.bool().cpu()
         row, position = real.nonzero(as_tuple=True)
         example = torch.tensor([number for number, _ in some])[row]
         yield Rows(example, position, ids.cpu()[real], {point: x}), ids, mask
