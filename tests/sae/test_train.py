@@ -8,9 +8,8 @@ import hookline
 from hookline import HooklineError
 from hookline.errors import HooklineWarning
 from hookline.sae import SparseAutoencoder, Training, train
-from hookline.sae.resampling import resample
 from hookline.sae.sources import source_of
-from hookline.sae.train import Plan, Trainer
+from hookline.sae.train import Plan, Trainer, resample
 
 CPU = torch.device("cpu")
 POINT = "blocks.1.hook_resid_post"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import NamedTuple
@@ -69,7 +69,9 @@ class Profile:
 
     def top(self, feature: int, k: int | None = None) -> Contexts:
         """The top contexts of a feature."""
-        row, places = self._row(feature), self.activation.shape[1]
+        if feature not in self.features:
+            raise HooklineError(f"feature {feature!r} is not in this profile of {len(self.features)} features")
+        row, places = self.features.index(feature), self.activation.shape[1]
         if k is not None and k not in range(1, places + 1):
             raise HooklineError(f"the profile has {places} contexts per feature, not {k}: use profile(…, k={k})")
         count = int((self.activation[row, :k] > 0).sum())
@@ -85,11 +87,6 @@ class Profile:
         share = there / self.activation.sum(1).clamp_min(1e-30)
         best = [row for row in (there * share).argsort(descending=True).tolist() if there[row] > 0]
         return [(self.features[row], float(share[row])) for row in best[:k]]
-
-    def _row(self, feature: int) -> int:
-        if feature not in self.features:
-            raise HooklineError(f"feature {feature!r} is not in this profile of {len(self.features)} features")
-        return self.features.index(feature)
 
     def _context(self, row: int, place: int) -> Context:
         example, position = int(self.example[row, place]), int(self.position[row, place])
@@ -149,7 +146,12 @@ def profile(
     chosen = list(range(sae.d_sae)) if features is None else [feature % sae.d_sae for feature in features]
     best, tokens = _Best(len(chosen), k), dict[int, Tensor]()
     store = texts if isinstance(texts, Store) else None
-    for rows in _batches(sae, model, texts, where, batch_size):
+    batches: Iterable[Rows]
+    if isinstance(texts, Store):
+        batches = texts.batches(4096, [where])
+    else:
+        batches = (rows for rows, _, _ in text_batches(sae, model, texts, where, batch_size))
+    for rows in batches:
         found = sae.encode(rows[where].flatten(1).to(sae.device))
         best.update(found if features is None else found[:, chosen], rows)
         if store is None:  # keep the tokens of texts that appear in a context
@@ -167,14 +169,6 @@ def profile(
     density = best.active / best.rows
     token, example, position = best.places
     return Profile(chosen, best.rows, density, best.activation, token, example, position, model, tokens_of)
-
-
-def _batches(
-    sae: SparseAutoencoder, model: HookedModel, texts: Iterable[str] | Store, point: str, batch_size: int
-) -> Iterator[Rows]:
-    if isinstance(texts, Store):
-        return iter(texts.batches(4096, [point]))
-    return (rows for rows, _, _ in text_batches(sae, model, texts, point, batch_size))
 
 
 class _Best:

@@ -14,7 +14,6 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from hookline.errors import HooklineError, HooklineWarning, users_level
 from hookline.sae.autoencoder import SparseAutoencoder
-from hookline.sae.resampling import DeadFeatures, resample
 from hookline.sae.sae_config import SAEConfig, check_count, is_count
 from hookline.sae.sources import Data, Source, source_of
 from hookline.text.outliers import Outliers, Outlying, factor_of, outlying, row_norms
@@ -23,6 +22,8 @@ L1, K = 2.0, 16
 _Check: TypeAlias = tuple[Callable[[Any], bool], str]
 _LAST_RESAMPLING = 0.75
 """The fraction of the steps after which no feature is resampled, so that the last ones can converge."""
+_SHARE = 0.2
+"""The norm of a resampled encoder direction, relative to the mean norm of those that are alive."""
 
 
 @dataclass(frozen=True)
@@ -193,6 +194,52 @@ class Plan:
             hook_name=source.hook_name,
             metadata={"model_name": source.model_name, "trained_by": "hookline"},
         )
+
+
+class DeadFeatures:
+    """Counts for how many steps each feature has been inactive."""
+
+    def __init__(self, d_sae: int, patience: int, device: torch.device) -> None:
+        self.steps = torch.zeros(d_sae, dtype=torch.long, device=device)
+        self.patience = patience
+
+    def update(self, features: Tensor) -> None:
+        """Count a batch."""
+        self.steps += 1
+        self.steps[(features > 0).any(0)] = 0
+
+    def indices(self) -> Tensor:
+        """The features that have been inactive for `patience` steps."""
+        return (self.steps >= self.patience).nonzero().flatten()
+
+    def share(self) -> float:
+        """The fraction of dead features."""
+        return len(self.indices()) / len(self.steps)
+
+
+@torch.no_grad()
+def resample(
+    sae: SparseAutoencoder, optimizer: torch.optim.Adam, dead_features: DeadFeatures, x: Tensor, random: torch.Generator
+) -> int:
+    """Point dead features at poorly reconstructed inputs, sampled by their error; returns how many were resampled."""
+    dead = dead_features.indices()
+    if not len(dead):
+        return 0
+    error = x - sae(x)
+    odds = error.pow(2).sum(1).pow(2).double().cpu() + 1e-30
+    chosen = torch.multinomial(odds, len(dead), replacement=len(dead) > len(x), generator=random)
+    directions = nn.functional.normalize(error[chosen.to(x.device)], dim=1)
+    alive = dead_features.steps < dead_features.patience
+    norm = sae.W_enc[:, alive].norm(dim=0).mean() if bool(alive.any()) else 1.0
+    sae.W_dec[dead] = directions
+    sae.W_enc[:, dead] = (directions * norm * _SHARE).T
+    sae.b_enc[dead] = 0
+    for parameter, axis in ((sae.W_dec, 0), (sae.W_enc, 1), (sae.b_enc, 0)):
+        for moment in ("exp_avg", "exp_avg_sq"):
+            if parameter in optimizer.state:
+                optimizer.state[parameter][moment].index_fill_(axis, dead, 0)
+    dead_features.steps[dead] = 0
+    return len(dead)
 
 
 class Trainer:
