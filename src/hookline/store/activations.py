@@ -57,13 +57,13 @@ def run_batch(model: Hooked, points: Sequence[HookPoint], batch: Batch, fit: Fit
     examples = range(batch.shape[0])
     if not batch.can_be_split:
         return _run(model, points, batch, examples)
-    found = [each for _, each in fit.parts(examples, lambda some: _kept(_run(model, points, batch, some), some, batch))]
+
+    def run(some: Sequence[int]) -> dict[str, Tensor]:
+        found = _run(model, points, batch, some)
+        return found if len(some) == len(examples) else {name: x.cpu() for name, x in found.items()}
+
+    found = [each for _, each in fit.parts(examples, run)]
     return found[0] if len(found) == 1 else {name: torch.cat([each[name] for each in found]) for name in found[0]}
-
-
-def _kept(found: dict[str, Tensor], some: Sequence[int], batch: Batch) -> dict[str, Tensor]:
-    """The results of a part of a batch, moved to the CPU to free memory for the next part."""
-    return found if len(some) == batch.shape[0] else {name: x.cpu() for name, x in found.items()}
 
 
 def _run(model: Hooked, points: Sequence[HookPoint], batch: Batch, examples: Sequence[int]) -> dict[str, Tensor]:
@@ -77,10 +77,8 @@ def _run(model: Hooked, points: Sequence[HookPoint], batch: Batch, examples: Seq
     stops = isinstance(model, HookedModel) and all(point.axes for point in points)
     cache = model.cache(*args, names_filter=points, stop_early=stops, **kwargs)
     axes = {point.name: point.axes for point in points}
-    return {
-        _checked_name(model._points.canonical_name(name)): _as_rows(name, x, axes.get(name, ""), batch)
-        for name, x in cache.items()
-    }
+    names = model._points
+    return {names.canonical_name(name): _as_rows(name, x, axes.get(name, ""), batch) for name, x in cache.items()}
 
 
 def _as_rows(name: str, x: Tensor, axes: str, batch: Batch) -> Tensor:
@@ -94,12 +92,6 @@ def _as_rows(name: str, x: Tensor, axes: str, batch: Batch) -> Tensor:
             f"{name!r} has the shape {list(x.shape)}, but needs one row per {what} of a batch {list(batch.shape)}"
         )
     return x.flatten(0, len(batch.shape) - 1)
-
-
-def _checked_name(name: str) -> str:
-    if name in ROW:
-        raise StoreError(f"a point cannot be stored as {name!r}: that name is reserved")
-    return name
 
 
 def names_of(model: Hooked, name: str) -> list[str]:
@@ -119,6 +111,8 @@ def names_of(model: Hooked, name: str) -> list[str]:
 
 def column_of(x: Tensor, asked: str, name: str, dtype: torch.dtype | None, also: Sequence[str] = ()) -> Column:
     """How the rows of a point are stored. `also` are its other names."""
+    if name in ROW:
+        raise StoreError(f"a point cannot be stored as {name!r}: that name is reserved")
     stored = dtype if dtype is not None and x.is_floating_point() else x.dtype
     known = str(stored).removeprefix("torch.")
     if known not in DTYPES:

@@ -25,7 +25,7 @@ from hookline.store.activations import check_points, check_steady, column_of, na
 from hookline.store.examples import Example, Examples, as_sample, as_text
 from hookline.store.identity import changes, code_in, identity
 from hookline.store.integrity import with_unlisted
-from hookline.store.manifest import MANIFEST, About, Column, Manifest, Progress, differences, shard_names, versions
+from hookline.store.manifest import MANIFEST, About, Manifest, Progress, differences, shard_names, versions
 from hookline.store.options import Chosen, Options
 from hookline.store.selection import Batch, sample_batch, text_batch
 from hookline.store.store import Store, open_store
@@ -86,11 +86,7 @@ def harvest(
         if manifest.is_complete:
             _check_over(examples, manifest, where.path)
         else:
-            # With `max_rows` the number of examples is unknown in advance, so the progress bar counts rows.
-            total, unit = (examples.total, " examples") if max_rows is None else (options.max_rows, " rows")
-            with tqdm(total=total, disable=not progress, delay=2, leave=False, unit=unit) as bar:
-                bar.update(manifest.examples if max_rows is None else manifest.rows)
-                work.run(examples, where, manifest, bar)
+            work.run(examples, where, manifest, progress)
     where.refresh()
     return where
 
@@ -122,7 +118,7 @@ class _Harvest:
         untagged = self._untagged(wanted)
         if MANIFEST not in folder.names() and not shard_names(folder):
             if untagged:
-                _warn(f"{store.path} cannot be resumed if this harvest is interrupted: {_needs_tag(untagged)}")
+                _warn(f"{store.path} cannot be resumed if this harvest is interrupted: {untagged}")
             return Manifest(wanted, versions=versions())
         found = Manifest.load(folder)
         try:
@@ -134,13 +130,17 @@ class _Harvest:
                 f"{store.path} belongs to a different harvest: {'; '.join(different)}. Harvest into another store"
             )
         if untagged:
-            raise StoreError(f"{store.path} cannot be resumed: {_needs_tag(untagged)}. Harvest into another store")
+            raise StoreError(f"{store.path} cannot be resumed: {untagged}. Harvest into another store")
         missing = sorted({shard.name for shard in found.shards} - {*folder.names()})
         if missing:
             raise StoreError(
                 f"{store.path} has lost {', '.join(missing[:4])}: `hookline store verify PATH` checks all shards"
             )
-        _warn_of_versions(found, store.path)
+        if different := differences(versions(), found.versions):
+            _warn(
+                f"{store.path} was started with other versions, so its rows may differ in the last bits: "
+                f"{'; '.join(different)}"
+            )
         whole = with_unlisted(folder, found)
         if whole != found:
             whole.save(folder)
@@ -150,22 +150,30 @@ class _Harvest:
         about = About(identity(self.model), {"points": list(self._asked), **self.options.recorded()}, {})
         return About.from_json(about.to_json())  # as it will be read back
 
-    def _untagged(self, wanted: About) -> list[str]:
-        """The functions that this harvest runs, unless a tag says which version they are."""
-        if self.options.hooks_tag is not None:
-            return []
-        return code_in(wanted) + (["positions"] if callable(self.options.positions) else [])
+    def _untagged(self, wanted: About) -> str:
+        """Why functions that this harvest runs prevent resuming; empty if there are none, or a tag names them."""
+        functions = code_in(wanted) + (["positions"] if callable(self.options.positions) else [])
+        if not functions or self.options.hooks_tag is not None:
+            return ""
+        return (
+            f"it runs Python functions, which are not compared ({', '.join(functions)}). Name their version with "
+            f"harvest(…, hooks_tag='v1'), and change the tag whenever they change"
+        )
 
-    def run(self, examples: Examples, store: Store, manifest: Manifest, bar: Any) -> None:
+    def run(self, examples: Examples, store: Store, manifest: Manifest, progress: bool) -> None:
         """Run the model on each batch, and store the activations at the points."""
+        limit, writer = self.options.max_rows, None
+        # With `max_rows` the number of examples is unknown in advance, so the progress bar counts rows.
+        total, unit = (examples.total, " examples") if limit is None else (limit, " rows")
         with ExitStack() as stack:
-            writer: Writer | None = None
+            bar = stack.enter_context(tqdm(total=total, disable=not progress, delay=2, leave=False, unit=unit))
+            bar.update(manifest.examples if limit is None else manifest.rows)
             for before, batch in self._batches(examples, manifest.rows):
                 sources = run_batch(self.model, self.points, batch, self._fit)
                 if writer is None:
                     writer = stack.enter_context(self._writer(store, manifest, sources))
                 writer.add(batch, sources, before, examples.progress)
-                bar.update(examples.progress.examples - bar.n if self.options.max_rows is None else batch.rows)
+                bar.update(examples.progress.examples - bar.n if limit is None else batch.rows)
             if writer is None and not manifest.rows:
                 raise StoreError(
                     f"there are no rows to store in {store.path}: the data set is empty, or no text has the positions"
@@ -202,14 +210,9 @@ class _Harvest:
         if not manifest.about.points:
             manifest = replace(manifest, about=replace(manifest.about, points=columns))
             manifest.save(store.folder)  # so that it exists before the first shard
-        if sources and (different := differences(_unasked(columns), _unasked(manifest.about.points))):
+        if sources and (different := differences(columns, manifest.about.points)):
             raise StoreError(f"{store.path} has activations of other shapes or dtypes: {'; '.join(different)}")
         return Writer(store.folder, manifest, self.options, sources)
-
-
-def _unasked(columns: dict[str, Column]) -> dict[str, Column]:
-    """Without the names by which points were requested, which do not matter."""
-    return {name: replace(each, asked="") for name, each in columns.items()}
 
 
 def _check_over(examples: Examples, manifest: Manifest, where: str) -> None:
@@ -222,22 +225,6 @@ def _check_over(examples: Examples, manifest: Manifest, where: str) -> None:
             f"{where} is complete, with {manifest.examples:,} examples, but this data set has more: harvest into "
             f"another store"
         )
-
-
-def _warn_of_versions(found: Manifest, where: str) -> None:
-    different = differences(versions(), found.versions)
-    if different:
-        _warn(
-            f"{where} was started with other versions, so its rows may differ in the last bits: {'; '.join(different)}"
-        )
-
-
-def _needs_tag(functions: list[str]) -> str:
-    """Why functions prevent resuming, and what to do about it."""
-    return (
-        f"it runs Python functions, which are not compared ({', '.join(functions)}). Name their version with "
-        f"harvest(…, hooks_tag='v1'), and change the tag whenever they change"
-    )
 
 
 def _warn(message: str) -> None:

@@ -53,7 +53,7 @@ def identity(model: Hooked) -> dict[str, Any]:
         "rule": RULE,
         "id": known.cfg.model_name if known else type(module).__name__,
         "class": type(module).__name__,
-        "config": _digest(_config(module)) if known else None,
+        "config": _config_digest(module.config) if known else None,
         "modules": _digest(repr(module)),
         "weights": weights_digest(module),
         "tokenizer": tokenizer_digest(known.tokenizer) if known else None,
@@ -71,9 +71,9 @@ def device_of(model: Hooked) -> torch.device:
     return next((p.device for p in model.module.parameters()), torch.device("cpu"))
 
 
-def _config(module: nn.Module) -> str:
-    settings = {key: value for key, value in module.config.to_dict().items() if key not in _NO_EFFECT}  # type: ignore[operator, union-attr]
-    return json.dumps(settings, sort_keys=True, default=str)
+def _config_digest(config: Any) -> str:
+    settings = {key: value for key, value in config.to_dict().items() if key not in _NO_EFFECT}
+    return _digest(json.dumps(settings, sort_keys=True, default=str))
 
 
 def weights_digest(module: nn.Module) -> str:
@@ -175,31 +175,22 @@ def changes(here: About, there: About) -> list[str]:
     """What differs between this harvest and the one in a store, as readable phrases."""
     if here.model["rule"] != there.model.get("rule"):
         return ["it was started by an earlier version of hookline, so it can be read but not resumed"]
-    return [
-        *differences(_compared(here.model), _compared(there.model)),
-        *_hook_changes(here.model["hooks"], there.model["hooks"]),
-        *differences(here.options, there.options),
-    ]
-
-
-def _compared(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the id, which is only a name, and the hooks, which have a phrase of their own."""
-    return {name: value for name, value in model.items() if name not in ("id", "hooks")}
+    # The id is only a name, and hooks have a phrase of their own.
+    ours, theirs = ({**about.model, "id": "", "hooks": []} for about in (here, there))
+    hooks = _hook_changes(here.model["hooks"], there.model["hooks"])
+    return [*differences(ours, theirs), *hooks, *differences(here.options, there.options)]
 
 
 def _hook_changes(here: list[Any], there: list[Any]) -> list[str]:
-    if list(map(_label, here)) != list(map(_label, there)):
-        return [f"hooks: {_listed(here)} here, but {_listed(there)} in the store"]
+    ours, theirs = (", ".join(map(_label, hooks)) or "none" for hooks in (here, there))
+    if ours != theirs:
+        return [f"hooks: {ours} here, but {theirs} in the store"]
     changed = [_label(one) for one, other in zip(here, there, strict=True) if one["sum"] != other["sum"]]
     return [f"hooks: {each} has other values here than in the store" for each in changed]
 
 
 def _label(hook: Mapping[str, Any]) -> str:
     return f"{hook['hook']} at {hook['at']!r}"
-
-
-def _listed(hooks: list[Any]) -> str:
-    return ", ".join(map(_label, hooks)) or "none"
 
 
 def _digest(text: str) -> str:

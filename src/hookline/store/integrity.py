@@ -62,21 +62,15 @@ def verify(folder: Folder) -> Verification:
     except StoreError as error:
         others = [Finding(name, None, note="not checked") for name in shard_names(folder)]
         return Verification(folder.path, None, (Finding(MANIFEST, None, str(error)), *others))
-    listed = [
-        Finding(shard.name, shard, _problem(folder, manifest, shard, before))
-        for before, shard in zip((None, *manifest.shards), manifest.shards, strict=False)
-    ]
+    listed = [Finding(shard.name, shard, _problem(folder, manifest, shard)) for shard in manifest.shards]
     return Verification(folder.path, manifest, (*listed, *_unlisted(folder, manifest)))
 
 
-def _problem(folder: Folder, manifest: Manifest, shard: Shard, before: Shard | None) -> str:
+def _problem(folder: Folder, manifest: Manifest, shard: Shard) -> str:
     try:
-        _, header = open_shard(folder, shard.name, check=True)
+        return mismatch(manifest, shard, open_shard(folder, shard.name, check=True)[1])
     except StoreError as error:
         return str(error)
-    if problem := mismatch(manifest, shard, header):
-        return problem
-    return "" if shard.follows(before) else "it does not start where the previous shard ends"
 
 
 def _unlisted(folder: Folder, manifest: Manifest) -> Iterator[Finding]:

@@ -8,13 +8,13 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache, cached_property
-from importlib.metadata import PackageNotFoundError, version
-from itertools import pairwise
+from functools import cache
+from importlib.metadata import version
 from typing import Any, Self
 
 import torch
 
+from hookline import __version__
 from hookline.engine.tensorfile import BAD_CONTENT, reason
 from hookline.errors import StoreError
 from hookline.store.folders import Folder
@@ -28,7 +28,7 @@ class Column:
 
     dtype: str
     shape: tuple[int, ...]
-    asked: str = ""
+    asked: str = field(default="", compare=False)
     """The name by which the point was requested, if it differs."""
     also: tuple[str, ...] = field(default=(), compare=False)
     """Its names in other dialects."""
@@ -159,11 +159,6 @@ class Shard:
             raise ValueError(f"a shard is described as {_short(dict(given))}")
         return found
 
-    @cached_property
-    def text(self) -> str:
-        """Its JSON. Cached, since the manifest is rewritten each time shards are added."""
-        return json.dumps(asdict(self))
-
     def unsealed(self) -> Shard:
         """A copy without the fields that are known only after writing."""
         return replace(self, bytes=0, seal="")
@@ -199,11 +194,10 @@ class Manifest:
     def to_bytes(self) -> bytes:
         """Returns the JSON file, with one line per shard."""
         fields = {"hookline": "store", "format": FORMAT, "versions": self.versions, **self.about.to_json()}
-        shards = [shard.text for shard in self.shards]
-        whole = json.dumps(fields).removesuffix("}") + f', "shards": [{", ".join(shards)}]}}'
-        total = checksum(whole.encode())
+        shards = [vars(shard) for shard in self.shards]
+        total = checksum(json.dumps({**fields, "shards": shards}).encode())
         start = json.dumps({"sum": total, **fields}, indent=1).removesuffix("\n}")
-        lines = ",\n  ".join(shards)
+        lines = ",\n  ".join(map(json.dumps, shards))
         return f'{start},\n "shards": [\n  {lines}\n ]\n}}'.encode()
 
     def save(self, folder: Folder) -> None:
@@ -239,11 +233,9 @@ class Manifest:
             if fields["format"] != FORMAT:
                 raise ValueError(f"its format is {fields['format']}, and this version of hookline reads {FORMAT}")
             shards = tuple(Shard.from_json(each) for each in fields["shards"])
-            if shards and (shards[0].number, shards[0].first_row) != (0, 0):
-                raise ValueError(f"its first shard is number {shards[0].number}, not 0")
-            for before, shard in pairwise(shards):
-                if (shard.number, shard.first_row) != (before.number + 1, before.stop_row):
-                    raise ValueError(f"shard {shard.number} does not start where the previous one ends")
+            for before, shard in zip((None, *shards), shards, strict=False):
+                if not shard.follows(before):
+                    raise ValueError(f"its shard {shard.number} does not start where the previous one ends")
             if not isinstance(fields["versions"], dict):
                 raise ValueError(f"its versions are {_short(fields['versions'])}")
             return cls(About.from_json(fields), shards, fields["versions"])
@@ -280,14 +272,7 @@ def checksum(content: Any) -> str:
     return f"{zlib.crc32(content):08x}"
 
 
+@cache
 def versions() -> dict[str, str]:
     """The versions of the packages that compute and store the activations."""
-    return {name: _version(name) for name in ("hookline", "torch", "transformers", "safetensors")}
-
-
-@cache
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "unknown"
+    return {"hookline": __version__} | {name: version(name) for name in ("torch", "transformers", "safetensors")}

@@ -60,13 +60,8 @@ class Batch:
         if rows >= self.rows:
             return self
         index = self.index if self.index is not None else torch.arange(self.rows)
-        return replace(
-            self,
-            index=index[:rows],
-            example=self.example[:rows],
-            position=self.position[:rows],
-            token=self.token[:rows],
-        )
+        example, position, token = self.example[:rows], self.position[:rows], self.token[:rows]
+        return replace(self, index=index[:rows], example=example, position=position, token=token)
 
 
 def text_batch(model: HookedModel, examples: Sequence[Example], first: int, options: Options) -> Batch:
@@ -193,10 +188,8 @@ def _warn_of_padding(
 ) -> None:
     """Warn once per harvest if token ids without a mask look padded: they are stored as they are."""
     bare = [row for row, each in enumerate(examples) if isinstance(each, Tokens) and not each.is_masked]
-    if "padding" in warned or not bare:
-        return
-    suspects = [row for row in bare if _looks_padded(model, texts[row])] or _padded_in_batch(model, bare, texts)
-    if suspects:
+    suspects = [row for row in bare if _looks_padded(model, texts[row])]
+    if suspects and "padding" not in warned:
         warned.add("padding")
         warnings.warn(
             f"example {first + suspects[0]} looks padded, and its padding is stored as if it were text: pass examples "
@@ -215,15 +208,6 @@ def _looks_padded(model: HookedModel, ids: Tensor) -> bool:
     is_for_padding_only = tokenizer is not None and pad not in (tokenizer.eos_token_id, tokenizer.bos_token_id)
     least = 1 if is_for_padding_only else 2
     return any(part == [pad] * least for part in (ids[:least].tolist(), ids[-least:].tolist()))
-
-
-def _padded_in_batch(model: HookedModel, bare: list[int], texts: Sequence[Tensor]) -> list[int]:
-    """The first row that looks padded in a batch of rows of the same length."""
-    rows = [texts[row] for row in bare]
-    if model.tokenizer is None or len(rows) < 2 or len({len(row) for row in rows}) != 1 or not len(rows[0]):
-        return []
-    row = model.text.padded_row(torch.stack(rows))
-    return [] if row is None else [bare[row]]
 
 
 def _extra_columns(

@@ -188,10 +188,6 @@ class Store:
         example, position, token, *found = self._read([*ROW, *names], spans)
         return Rows(example, position, token, dict(zip(names, found, strict=True)), self._names)
 
-    def read(self, names: Sequence[str], start: int, stop: int) -> list[Tensor]:
-        """The rows `start:stop` of some columns."""
-        return self._read(names, self._spans(start, stop))
-
     def row_number(self, row: int) -> int:
         """A row number counted from the start; IndexError if there is no such row."""
         if row not in range(-len(self), len(self)):

@@ -135,7 +135,7 @@ class View:
         return (torch.cat(parts) if parts else self._span(0, 0))[places]
 
     def _span(self, start: int, stop: int) -> Tensor:
-        return self._store.read([self.name], start, stop)[0]
+        return self._store._read([self.name], self._store._spans(start, stop))[0]
 
     def __repr__(self) -> str:
         return f"{self.name} {list(self.shape)} {self.column.dtype}"
@@ -177,10 +177,10 @@ class Batches(IterableDataset[Rows]):
 
     def __iter__(self) -> Iterator[Rows]:
         random = torch.Generator().manual_seed(self._seed * 1_000_003 + self.epoch)
-        starts = self._starts(random)
+        run = _RUN if self._shuffles else self.batch_size  # how many rows are read at once
         pool: list[Rows] = []
-        for start in starts:
-            pool.append(self._store.rows(start, start + self._run(), self._points))
+        for start in self._starts(run, random):
+            pool.append(self._store.rows(start, start + run, self._points))
             if sum(map(len, pool)) >= self._pool_rows:
                 left = yield from self._emitted(self._mixed(pool, random))
                 pool = [left] if len(left) else []
@@ -189,13 +189,9 @@ class Batches(IterableDataset[Rows]):
             if len(left) and not self._drops_last:
                 yield left
 
-    def _run(self) -> int:
-        """How many rows are read at once."""
-        return _RUN if self._shuffles else self.batch_size
-
-    def _starts(self, random: torch.Generator) -> list[int]:
-        """The rows that this worker reads, in order."""
-        starts = torch.arange(0, len(self._store), self._run())
+    def _starts(self, run: int, random: torch.Generator) -> list[int]:
+        """The first rows of the runs that this worker reads, in order."""
+        starts = torch.arange(0, len(self._store), run)
         if self._shuffles:
             starts = starts[torch.randperm(len(starts), generator=random)]
         worker = get_worker_info()

@@ -53,7 +53,6 @@ class Writer:
         self._handed_over = manifest.shards[-1] if manifest.shards else None
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="hookline-store")
         self._writing = list[Future[Buffer | None]]()
-        self._is_broken = False
 
     def __enter__(self) -> Self:
         return self
@@ -107,7 +106,7 @@ class Writer:
 
     def _has_failed(self) -> bool:
         """Whether a shard could not be written; no later shard becomes part of the store then."""
-        return any(each.done() and each.exception() is not None for each in self._writing) or self._is_broken
+        return any(each.done() and each.exception() is not None for each in self._writing)
 
     def _end(self) -> None:
         """Finish the shards that are being written, even if interrupted again: it takes seconds."""
@@ -139,14 +138,9 @@ class Writer:
 
     def _collect(self) -> None:
         """Reclaim the buffers that are written; raise the error of one that failed."""
-        done = [each for each in self._writing if each.done()]
-        self._writing = [each for each in self._writing if each not in done]
-        for each in done:
-            try:
-                buffer = each.result()
-            except BaseException:
-                self._is_broken = True
-                raise
+        for each in [each for each in self._writing if each.done()]:
+            buffer = each.result()  # one that failed stays in the list
+            self._writing.remove(each)
             if buffer is not None:
                 buffer.clear()
                 self._free.append(buffer)
