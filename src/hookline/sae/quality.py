@@ -89,10 +89,10 @@ def evaluate(
         every.update(x, seen)
         ordinary.update(x[kept], seen[kept])
         if predicts:
-            ordinary_tokens = mask.bool()
-            ordinary_tokens[ordinary_tokens.clone()] = kept
+            is_zeroed = torch.ones_like(mask, dtype=torch.bool)
+            is_zeroed[mask.bool()] = kept
             splice = sae.spliced(where, keep_error=False, outliers=outliers)
-            losses += _losses(model, ids, mask, [splice], [(where, zero(pos=ordinary_tokens))])
+            losses += _losses(model, ids, mask, [splice], [(where, zero(pos=is_zeroed))])
     if not every.rows or (predicts and not losses[3]):
         raise HooklineError("there are no tokens to evaluate on: pass texts of at least two tokens")
     loss, spliced, zeroed = (losses[:3] / losses[3]).tolist()

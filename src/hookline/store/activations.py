@@ -55,8 +55,6 @@ def run_batch(model: Hooked, points: Sequence[HookPoint], batch: Batch, fit: Fit
     If memory runs out, the batch is run in parts, and their results are collected on the CPU.
     """
     examples = range(batch.shape[0])
-    if not batch.can_be_split:
-        return _run(model, points, batch, examples)
 
     def run(some: Sequence[int]) -> dict[str, Tensor]:
         found = _run(model, points, batch, some)

@@ -44,11 +44,6 @@ class Batch:
         """The number of stored rows."""
         return len(self.example)
 
-    @property
-    def can_be_split(self) -> bool:
-        """Whether every input has one row per example."""
-        return all(len(x) == self.shape[0] for x in (*self.args, *self.kwargs.values()))
-
     def part(self, start: int, stop: int) -> Batch:
         """The inputs of the examples `start:stop`, for a forward pass; the stored rows stay as they are."""
         kwargs = {name: x[start:stop] for name, x in self.kwargs.items()}
