@@ -13,6 +13,7 @@ from torch.nn.functional import relu
 from hookline.engine.names import Filter
 from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError
+from hookline.sae import saefile
 from hookline.sae.sae_config import SAEConfig, dtype_of, shapes_of
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class SparseAutoencoder(nn.Module):
         return self.W_enc.device
 
     def as_data(self) -> tuple[Any, ...]:
-        """The values that determine what it computes: the config and the weights."""
+        """Returns the values that determine its output: the config and the weights."""
         return self.cfg, dict(self.state_dict())
 
     def encode(self, x: Float[Tensor, "*any"]) -> Float[Tensor, "*place d_sae"]:
@@ -130,13 +131,13 @@ class SparseAutoencoder(nn.Module):
         return found
 
     def spliced(self, point: Filter = None, **options: Any) -> Splice:
-        """A hook that splices the autoencoder in at a point, by default where it was trained: see `Splice`."""
+        """Returns a hook that splices it in at a point, by default where it was trained. Options: see `Splice`."""
         from hookline.sae.splice import Splice
 
         return Splice(self, point, **options)
 
     def detector(self, point: Filter = None, **options: Any) -> FeatureDetector:
-        """A hook that reads features at a point without changing anything: see `FeatureDetector`."""
+        """Returns a hook that reads features at a point and changes nothing. Options: see `FeatureDetector`."""
         from hookline.sae.splice import FeatureDetector
 
         return FeatureDetector(self, point, **options)
@@ -157,18 +158,14 @@ class SparseAutoencoder(nn.Module):
         `normalize_activations` is "expected_average_only_in". Files saved by hookline have checksums, which
         `check=False` ignores. Weights that are not finite, or that overflow the dtype, are refused.
         """
-        from hookline.sae.saefile import read
-
-        cfg, weights = read(Path(path), norm_scaling_factor, dtype, check=check)
+        cfg, weights = saefile.read(Path(path), norm_scaling_factor, dtype, check=check)
         sae = cls(cfg)
         sae.load_state_dict(weights)
         return sae.to(device)
 
     def save(self, path: str | Path) -> None:
         """Save it to a folder, which is created if needed, as `cfg.json` and `sae_weights.safetensors`."""
-        from hookline.sae.saefile import write
-
-        write(Path(path), self)
+        saefile.write(Path(path), self.cfg, self.state_dict())
 
     def _largest(self, found: Tensor) -> Tensor:
         """Keep the k largest values, and set the others to 0."""

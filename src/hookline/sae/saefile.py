@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,9 +22,6 @@ from torch import Tensor
 from hookline.engine.tensorfile import make_folder, read_json, read_tensors, write_bytes, write_tensors
 from hookline.errors import HooklineError
 from hookline.sae.sae_config import DTYPES, SAEConfig, check_bool, dtype_of, shapes_of
-
-if TYPE_CHECKING:
-    from hookline.sae.autoencoder import SparseAutoencoder
 
 CONFIG, WEIGHTS = "cfg.json", "sae_weights.safetensors"
 _KIND = "sae"
@@ -74,15 +71,14 @@ def read(
         raise HooklineError(f"the autoencoder in {folder} cannot be used: {error}") from None
 
 
-def write(folder: Path, sae: SparseAutoencoder) -> None:
+def write(folder: Path, cfg: SAEConfig, weights: Mapping[str, Tensor]) -> None:
     """Write both files, each atomically."""
-    cfg = replace(sae.cfg, dtype=str(sae.dtype).removeprefix("torch."))
+    cfg = replace(cfg, dtype=str(weights["W_enc"].dtype).removeprefix("torch."))
     try:
         text = json.dumps(fields_of(cfg), indent=1).encode()
         total = _sum(json.loads(text))  # as it will be read back
     except (TypeError, ValueError, RecursionError) as error:
         raise HooklineError(f"the metadata of the config cannot be written as JSON: {error}") from None
-    weights = sae.state_dict()
     for name, x in weights.items():
         _check_finite(f"the autoencoder cannot be saved to {folder}: {name}", x)
     make_folder(folder, "an autoencoder")

@@ -45,13 +45,12 @@ class Splice(Controller):
     The edits are those of activations (`zero`, `scale`, `add`, `replace` …, with `neuron=` for the features and
     `pos=`), or functions `f(features)` and `f(features, hook)`, applied in order.
 
-    With `keep_error` what the autoencoder misses is added again, so that without edits nothing changes, and with them
-    only what they change. It counts as a constant: gradients flow through the features alone. Without it the
-    reconstruction flows on, except at outlying positions such as attention sinks: there the error is kept, so that only
-    edits change them. A position is outlying if its norm is over 10 times the median of the positions in the same
-    forward pass; `outliers` is as for `evaluate` ("include": the reconstruction flows on there too). `keep_features`
-    keeps the features of the last call as they flowed, in its graph, as `splice.features`: their gradients can be
-    asked for.
+    With `keep_error` the reconstruction error is added back, so that the activation changes only where edits change it,
+    and not at all without edits. The error is a constant: gradients flow through the features alone. With
+    `keep_error=False` the model continues with the reconstruction, except at outlying positions such as attention
+    sinks, where the error is kept. A position is outlying if its norm is over 10 times the median of the positions in
+    the same forward pass; `outliers="include"` uses the reconstruction there too. With `keep_features` the features of
+    the last call stay available as `splice.features`, with their autograd graph.
     """
 
     def __init__(
@@ -78,8 +77,8 @@ class Splice(Controller):
         self._calls = [_call(edit, sae) for edit in self.edits]
 
     def action(self, point: HookPoint, dir: str, *, prepend: bool = False) -> ObjectEdit:
-        """The action that splices it in at `point`."""
-        super().action(point, dir, prepend=prepend)  # for what it checks
+        """Returns the action that splices it in at `point`."""
+        super().action(point, dir, prepend=prepend)  # raises if the hook cannot be there
         return SpliceAction(point, self, prepend=prepend)
 
     def check_points(self, points: list[HookPoint]) -> None:
@@ -111,7 +110,7 @@ class Splice(Controller):
         return new.view(output.shape)
 
     def _outlying(self, x: Tensor) -> Bool[Tensor, "*place"] | None:
-        """Which positions are outlying, beside those of the same pass that are not padding; None if none is."""
+        """A mask of the outlying positions, compared with the other tokens of the same pass; None if there are none."""
         if math.isinf(self._factor) or x.ndim < 2:
             return None
         norms = row_norms(x, x.ndim - 1)
@@ -125,7 +124,7 @@ class Splice(Controller):
         return is_out if bool(is_out.any()) else None
 
     def as_data(self) -> tuple[Any, ...]:
-        """The values that determine what it computes: a harvest compares two splices by these."""
+        """Returns the values that determine its output; a harvest compares splices by them."""
         return (self.sae, self.edits, self.keep_error, *(() if self.keep_error else (self._factor,)))
 
     def _edited(self, features: Tensor) -> Tensor:

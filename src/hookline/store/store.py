@@ -90,12 +90,12 @@ class Store:
         return self.manifest.is_complete
 
     def rows(self, start: int = 0, stop: int | None = None, points: str | Sequence[str] | None = None) -> Rows:
-        """The rows `start:stop`, of all points or of some (names or globs)."""
+        """Returns the rows `start:stop`, of all points or of some (names or globs)."""
         start, stop, _ = slice(start, stop).indices(len(self))
         return self._rows(self._spans(start, stop), self.select(points))
 
     def example(self, number: int, points: str | Sequence[str] | None = None) -> Rows:
-        """The rows of one example, in the order of their positions."""
+        """Returns the rows of one example, in the order of their positions."""
         if number not in range(-self.examples, self.examples):
             raise StoreError(f"example {number} is not in {self.path}: it has 0 to {self.examples - 1}")
         number %= self.examples
@@ -127,21 +127,21 @@ class Store:
         }
 
     def batches(self, batch_size: int, points: str | Sequence[str] | None = None, **options: Any) -> Batches:
-        """All rows in batches, for iteration or a DataLoader: see `Batches` for the options."""
+        """Returns all rows in batches, for iteration or a DataLoader: see `Batches` for the options."""
         return Batches(self, batch_size, points, **options)
 
     def dataset(self, points: str | Sequence[str] | None = None) -> RowDataset:
-        """A torch Dataset whose items are single rows."""
+        """Returns a torch Dataset whose items are single rows."""
         return RowDataset(self, points)
 
     def outlying(self, point: str, outliers: Outliers = "exclude") -> Outlying:
-        """The rows whose norm at a point is over 10 times the median, such as attention sinks, with their numbers.
+        """Counts the rows whose norm at a point is over 10 times the median, such as attention sinks.
 
             print(store.outlying("blocks.15.hook_resid_post"))
             # 480 of 10,048 rows (4.8%) outlying: norms up to 26,918, over 10 × the median of 177
 
-        A harvest keeps them, and `sae.train` leaves them out. A number as `outliers` replaces the 10. This
-        reads all rows of the point.
+        The result also has their row numbers. A harvest keeps them, and `sae.train` leaves them out. A number as
+        `outliers` replaces the 10. This reads all rows of the point.
         """
         view = self[point]
         parts = [row_norms(view[start : start + _RUN]) for start in range(0, len(self), _RUN)]
@@ -160,7 +160,7 @@ class Store:
         self.verify(rebuild=True)
 
     def select(self, points: str | Sequence[str] | None) -> list[str]:
-        """The stored points that match names or globs, in any dialect."""
+        """Returns the stored points that match names or globs, in any dialect."""
         if points is None:
             return list(self.points)
         found: dict[str, None] = {}

@@ -233,8 +233,8 @@ class Copier:
         self._in_flight: tuple[list[Any], list[Tensor]] = ([], [])
 
     def copy(self, sources: Mapping[str, Tensor], index: Tensor | None, targets: Mapping[str, Tensor]) -> list[Any]:
-        """Copy the rows at `index` (None: all), cast to the targets' dtypes; returns what to wait for."""
-        self.finish()  # what the batch before needed may now be let go
+        """Copy the rows at `index` (None: all), cast to the targets' dtypes; returns the CUDA events to wait for."""
+        self.finish()  # releases the tensors of the previous batch
         devices = {x.device for x in sources.values() if x.is_cuda}
         for device in devices:
             self._stream(device).wait_stream(torch.cuda.current_stream(device))
