@@ -18,7 +18,7 @@ from hookline import HooklineError, UnknownPointError
 from hookline.cli import app
 from hookline.errors import StoreError
 from hookline.store import LocalStore, Rows
-from hookline.store.activations import column_of, names_of
+from hookline.store.harvesting import column_of, names_of
 from hookline.store.manifest import Column
 
 

@@ -20,8 +20,7 @@ from torch import Tensor
 from hookline.errors import StoreError
 from hookline.store.folders import Folder
 from hookline.store.manifest import Column, Manifest, Progress, Shard, differences, writing
-from hookline.store.options import Options
-from hookline.store.selection import Batch
+from hookline.store.selection import Batch, Options
 from hookline.store.shards import columns_of, stage_shard
 
 THREADS = 4
