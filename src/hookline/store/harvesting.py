@@ -81,7 +81,7 @@ def harvest(
         *(max_tokens, prepend_bos, shard_rows, shard_bytes, flush_every, hooks_tag),
     )
     where, work = open_store(store), _Harvest(model, points, options)
-    examples = Examples(dataset, column, as_text if work.is_of_text else as_sample)
+    examples = Examples(dataset, column, as_text if isinstance(model, HookedModel) else as_sample)
     with where.folder.locked(), torch.no_grad(), work.context():
         manifest = work.resumed(where)
         examples.skip(manifest, where.path)
@@ -103,7 +103,6 @@ class _Harvest:
         self._fit = Fit("examples")
         self.points = model._points.select(points)
         self._asked = {model._points.canonical_name(point.name): point.name for point in self.points}
-        self.is_of_text = isinstance(model, HookedModel)
         _check_steady(model.module)
         if isinstance(model, HookedModel):
             _check_points(model, self.points)
@@ -116,7 +115,8 @@ class _Harvest:
 
     def resumed(self, store: Store) -> Manifest:
         """The manifest of the rows stored so far, which must belong to this harvest; or an empty one."""
-        wanted, folder = self._about(), store.folder
+        about = About(identity(self.model), {"points": list(self._asked), **self.options.recorded()}, {})
+        wanted, folder = About.from_json(about.to_json()), store.folder  # as it will be read back
         untagged = self._untagged(wanted)
         if MANIFEST not in folder.names() and not shard_names(folder):
             if untagged:
@@ -147,10 +147,6 @@ class _Harvest:
         if whole != found:
             whole.save(folder)
         return whole
-
-    def _about(self) -> About:
-        about = About(identity(self.model), {"points": list(self._asked), **self.options.recorded()}, {})
-        return About.from_json(about.to_json())  # as it will be read back
 
     def _untagged(self, wanted: About) -> str:
         """Why functions that this harvest runs prevent resuming; empty if there are none, or a tag names them."""

@@ -141,8 +141,6 @@ class Batch:
 
     def first(self, rows: int) -> Batch:
         """A copy that stores only the first rows."""
-        if rows >= self.rows:
-            return self
         index = self.index if self.index is not None else torch.arange(self.rows)
         example, position, token = self.example[:rows], self.position[:rows], self.token[:rows]
         return replace(self, index=index[:rows], example=example, position=position, token=token)
