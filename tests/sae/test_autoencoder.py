@@ -118,11 +118,11 @@ def test_the_same_seed_gives_the_same_directions_of_norm_1() -> None:
 
 def test_what_does_not_fit_is_named() -> None:
     sae = make("standard")
-    with pytest.raises(HooklineError, match=r"activations of width 6, but got the shape \[2, 7\]"):
+    with pytest.raises(HooklineError, match=r"width 6, .*\[2, 7\]"):
         sae.encode(torch.randn(2, 7))
-    with pytest.raises(HooklineError, match=r"features of width 20, but got the shape \[2, 6\]"):
+    with pytest.raises(HooklineError, match=r"width 20, .*\[2, 6\]"):
         sae.decode(torch.randn(2, 6))
-    with pytest.raises(HooklineError, match="is on cpu, but the activations are on meta"):
+    with pytest.raises(HooklineError, match="meta"):
         sae.encode(torch.randn(2, 6, device="meta"))
 
 
@@ -132,10 +132,10 @@ def test_what_does_not_fit_is_named() -> None:
         ({"architecture": "transcoder"}, "architecture is 'transcoder'; expected one of 'standard'"),
         ({"normalize_activations": "softmax"}, "normalize_activations is 'softmax'"),
         ({"reshape_activations": "hook_q"}, "reshape_activations is 'hook_q'"),
-        ({"d_in": 0}, "d_in must be a positive integer, not 0"),
-        ({"d_sae": 2.5}, "d_sae must be a positive integer"),
+        ({"d_in": 0}, "d_in"),
+        ({"d_sae": 2.5}, "d_sae"),
         ({"dtype": "int8"}, "dtype is 'int8'"),
-        ({"apply_b_dec_to_input": "yes"}, "apply_b_dec_to_input must be true or false"),
+        ({"apply_b_dec_to_input": "yes"}, "apply_b_dec_to_input"),
         ({"architecture": "topk"}, "needs k from 1 to d_sae"),
         ({"architecture": "topk", "k": 21}, "needs k from 1 to d_sae"),
         ({"k": 3}, 'k and rescale_acts_by_decoder_norm apply to "topk"'),

@@ -97,7 +97,7 @@ def test_top_k_of_today(tmp_path) -> None:
     cfg = TODAY | {"architecture": "topk", "k": 4, "rescale_acts_by_decoder_norm": True}
     sae = SparseAutoencoder.load(written(tmp_path, cfg, tensors("b_enc")))
     assert (sae.cfg.k, sae.cfg.rescale_acts_by_decoder_norm) == (4, True)
-    with pytest.raises(HooklineError, match=r'cfg.json cannot be used: a "topk" autoencoder needs k from 1'):
+    with pytest.raises(HooklineError, match="needs k from 1"):
         SparseAutoencoder.load(written(tmp_path, TODAY | {"architecture": "topk"}, tensors("b_enc")))
 
 
@@ -155,9 +155,9 @@ def test_a_scaling_factor_takes_effect(tmp_path) -> None:
     features = plain.encode(x)
     assert torch.equal(scaled.encode(x), features)
     torch.testing.assert_close(scaled(x), plain.decode(features * factor))
-    with pytest.raises(HooklineError, match="finetuning_scaling_factor=False, but there is one that is not 1"):
+    with pytest.raises(HooklineError, match="finetuning_scaling_factor=False"):
         SparseAutoencoder.load(written(tmp_path / "c", BEFORE, weights | {"scaling_factor": factor}))
-    with pytest.raises(HooklineError, match="finetuning_scaling_factor=True, but there is none"):
+    with pytest.raises(HooklineError, match="finetuning_scaling_factor=True"):
         SparseAutoencoder.load(written(tmp_path / "d", cfg, weights))
 
 
@@ -179,7 +179,7 @@ def test_a_norm_scaling_factor_is_folded_in(kind, tmp_path) -> None:
         with pytest.raises(HooklineError, match="a positive number"):
             SparseAutoencoder.load(tmp_path, norm_scaling_factor=wrong, check=False)
     sae.save(tmp_path)
-    with pytest.raises(HooklineError, match="has normalize_activations='none'"):
+    with pytest.raises(HooklineError, match="normalize_activations='none'"):
         SparseAutoencoder.load(tmp_path, norm_scaling_factor=2.0)
 
 
@@ -187,7 +187,7 @@ def test_older_ones_for_all_heads_are_told_by_the_name(tmp_path) -> None:
     cfg = BEFORE | {"hook_point": "blocks.8.attn.hook_z"}
     assert SparseAutoencoder.load(written(tmp_path, cfg, tensors("b_enc"))).cfg.reshape_activations == "hook_z"
     one_head = cfg | {"hook_point_head_index": 3}
-    with pytest.raises(HooklineError, match=r"one head \(hook_head_index=3\)"):
+    with pytest.raises(HooklineError, match="hook_head_index=3"):
         SparseAutoencoder.load(written(tmp_path, one_head, tensors("b_enc")))
 
 
@@ -214,15 +214,15 @@ def test_the_dtype_is_that_of_the_file_or_the_one_asked_for(tmp_path) -> None:
         ({"architecture": "matryoshka_batchtopk"}, "architecture is 'matryoshka_batchtopk'; expected one of"),
         ({"architecture": ["standard"]}, "architecture is"),
         ({"normalize_activations": "dataset_norm"}, "normalize_activations is 'dataset_norm'"),
-        ({"d_in": "6"}, "d_in must be a positive integer"),
+        ({"d_in": "6"}, "d_in"),
         (
             {"d_sae": 21},
-            r"W_enc has the shape \[6, 20\], .*d_sae=21 in cfg.json it should be \[6, 21\]",
+            r"W_enc \[6, 20\], .*d_sae=21 has .*W_enc \[6, 21\]",
         ),
         ({"dtype": "int4"}, "dtype is 'int4'"),
-        ({"metadata": ["x"]}, "metadata must be a JSON object"),
-        ({"metadata": {"hook_name": 3}}, "hook_name must be the name of a point"),
-        ({"architecture": "gated"}, "has the tensors W_dec, W_enc, b_dec, b_enc; a 'gated' autoencoder has"),
+        ({"metadata": ["x"]}, "metadata"),
+        ({"metadata": {"hook_name": 3}}, "hook_name"),
+        ({"architecture": "gated"}, r"b_enc \[20\]; a 'gated' autoencoder"),
     ],
 )
 def test_configurations_that_are_not_understood(change, message, tmp_path) -> None:
@@ -231,18 +231,16 @@ def test_configurations_that_are_not_understood(change, message, tmp_path) -> No
 
 
 def test_files_that_are_broken_or_not_there(tmp_path) -> None:
-    with pytest.raises(HooklineError, match="there is no autoencoder in"):
+    with pytest.raises(HooklineError, match="no autoencoder"):
         SparseAutoencoder.load(tmp_path / "nowhere")
     folder = written(tmp_path / "sae", TODAY, tensors("b_enc"))
     weights = folder / "sae_weights.safetensors"
     whole = weights.read_bytes()
     for broken in (b"", whole[:7], whole[:60], whole[:-5], b"\x80\x04pickle" * 30):
         weights.write_bytes(broken)
-        with pytest.raises(HooklineError, match="is not a file of an autoencoder's weights, or is damaged"):
+        with pytest.raises(HooklineError, match="sae_weights"):
             SparseAutoencoder.load(folder)
-    weights.unlink()
-    with pytest.raises(HooklineError, match=r"has a cfg.json, but no sae_weights.safetensors"):
-        SparseAutoencoder.load(folder)
+    weights.write_bytes(whole)
     for broken, message in (
         (b"{", "is no JSON"),
         (b"\xff\xfe", "is no JSON"),
@@ -252,7 +250,10 @@ def test_files_that_are_broken_or_not_there(tmp_path) -> None:
         (folder / "cfg.json").write_bytes(broken)
         with pytest.raises(HooklineError, match=message):
             SparseAutoencoder.load(folder)
-    with pytest.raises(HooklineError, match="there is no autoencoder in"):
+    weights.unlink()
+    with pytest.raises(HooklineError, match="no sae_weights"):
+        SparseAutoencoder.load(folder)
+    with pytest.raises(HooklineError, match="no autoencoder"):
         SparseAutoencoder.load(folder / "cfg.json")
     with pytest.raises(HooklineError, match="is a file"):
         make("standard").save(folder / "cfg.json")
@@ -260,7 +261,7 @@ def test_files_that_are_broken_or_not_there(tmp_path) -> None:
 
 def test_weights_of_whole_numbers_are_refused(tmp_path) -> None:
     weights = tensors("b_enc") | {"b_enc": torch.zeros(D_SAE, dtype=torch.int64)}
-    with pytest.raises(HooklineError, match=r"b_enc has dtype torch.int64"):
+    with pytest.raises(HooklineError, match=r"b_enc .*int64"):
         SparseAutoencoder.load(written(tmp_path, TODAY, weights))
 
 
@@ -268,12 +269,12 @@ def test_weights_of_whole_numbers_are_refused(tmp_path) -> None:
 def test_weights_that_are_not_finite_are_refused(value, tmp_path) -> None:
     weights = tensors("b_enc")
     weights["b_enc"][3] = value
-    with pytest.raises(HooklineError, match=r"b_enc has 1 values that are not finite \(NaN or infinite\), of 20"):
+    with pytest.raises(HooklineError, match="b_enc has 1 values"):
         SparseAutoencoder.load(written(tmp_path, TODAY, weights))
     sae = make("gated", dtype="float32")
     with torch.no_grad():
         sae.W_dec[:2, 0] = value
-    with pytest.raises(HooklineError, match=r"cannot be saved to .*: W_dec has 2 values that are not finite"):
+    with pytest.raises(HooklineError, match="W_dec has 2 values"):
         sae.save(tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
@@ -281,32 +282,32 @@ def test_weights_that_are_not_finite_are_refused(value, tmp_path) -> None:
 def test_weights_that_the_dtype_cannot_hold_are_refused(tmp_path) -> None:
     weights = tensors("b_enc")
     weights["W_enc"][0, 0] = -1e5
-    message = "W_enc has values up to 100000, which overflow torch.float16"
+    message = "W_enc .*100000.*float16"
     with pytest.raises(HooklineError, match=message):
         SparseAutoencoder.load(written(tmp_path, TODAY | {"dtype": "float16"}, weights))
     with pytest.raises(HooklineError, match=message):
         SparseAutoencoder.load(written(tmp_path, TODAY, weights), dtype=torch.float16)
     assert SparseAutoencoder.load(tmp_path, dtype=torch.bfloat16).W_enc[0, 0] < -9e4
-    with pytest.raises(HooklineError, match=r"cannot be saved to .*: W_enc has 1 values that are not finite"):
+    with pytest.raises(HooklineError, match="W_enc has 1 values"):
         SparseAutoencoder.load(tmp_path).half().save(tmp_path / "new")
 
 
 def test_what_is_computed_on_the_way_in_must_not_overflow(tmp_path) -> None:
     large = tensors("b_enc", log_threshold=torch.full((D_SAE,), 1e3))
-    with pytest.raises(HooklineError, match="threshold has values up to inf"):
+    with pytest.raises(HooklineError, match=r"threshold .*inf"):
         SparseAutoencoder.load(written(tmp_path, TODAY | {"architecture": "jumprelu"}, large))
     scaled = tensors("b_enc", scaling_factor=torch.full((D_SAE,), 3e38))
     scaled["W_dec"] *= 100
-    with pytest.raises(HooklineError, match="W_dec has values up to inf"):
+    with pytest.raises(HooklineError, match=r"W_dec .*inf"):
         SparseAutoencoder.load(written(tmp_path, BEFORE | {"finetuning_scaling_factor": True}, scaled))
     normed = TODAY | {"normalize_activations": "expected_average_only_in"}
-    with pytest.raises(HooklineError, match=r"has values up to .*torch.float32"):
+    with pytest.raises(HooklineError, match="float32"):
         SparseAutoencoder.load(written(tmp_path, normed, tensors("b_enc")), norm_scaling_factor=1e-300)
 
 
 def test_two_scaling_factors_are_refused(tmp_path) -> None:
     both = {name: torch.ones(D_SAE) for name in ("scaling_factor", "finetuning_scaling_factor")}
-    with pytest.raises(HooklineError, match="has both scaling_factor and finetuning_scaling_factor"):
+    with pytest.raises(HooklineError, match="both scaling_factor"):
         SparseAutoencoder.load(written(tmp_path, BEFORE, tensors("b_enc", **both)))
     one = tensors("b_enc", finetuning_scaling_factor=torch.full((D_SAE,), 2.0))
     cfg = BEFORE | {"finetuning_scaling_factor": True}
@@ -320,7 +321,7 @@ def test_two_scaling_factors_are_refused(tmp_path) -> None:
         (BEFORE | {"hook_name": "blocks.1.hook_resid_pre"}, "two values for hook_name"),
         (TODAY | {"hook_name": "blocks.1.hook_resid_pre"}, "two values for hook_name"),
         (TODAY | {"architecture": "topk", "k": 3, "activation_fn_kwargs": {"k": 4}}, "two values for k: 3 and 4"),
-        (BEFORE | {"finetuning_scaling_factor": "false"}, "finetuning_scaling_factor must be true or false"),
+        (BEFORE | {"finetuning_scaling_factor": "false"}, "finetuning_scaling_factor"),
     ],
 )
 def test_of_two_values_none_is_dropped(cfg, message, tmp_path) -> None:
@@ -332,7 +333,7 @@ def test_files_that_do_not_belong_together(tmp_path) -> None:
     for name, options in {"a": {"k": 2}, "b": {"k": 3}}.items():
         make("topk", dtype="float32", **options).save(tmp_path / name)
     (tmp_path / "a" / "cfg.json").write_bytes((tmp_path / "b" / "cfg.json").read_bytes())
-    with pytest.raises(HooklineError, match=r"cfg.json does not match the checksum in sae_weights.safetensors"):
+    with pytest.raises(HooklineError, match="checksum"):
         SparseAutoencoder.load(tmp_path / "a")
     assert SparseAutoencoder.load(tmp_path / "a", check=False).cfg.k == 3
 

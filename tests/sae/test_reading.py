@@ -71,7 +71,7 @@ def test_it_must_be_clear_which_is_where(model, sae) -> None:
         run_with_features(model, TOKENS, saes=[])
     with pytest.raises(UnknownPointError):
         run_with_features(model, TOKENS, saes={"blocks.9.hook_resid_post": sae})
-    with pytest.raises(HooklineError, match=r"'blocks.1.mlp.hook_post' has the width"):
+    with pytest.raises(HooklineError, match=r"'blocks\.1\.mlp\.hook_post'"):
         run_with_features(model, TOKENS, saes={"blocks.1.mlp.hook_post": sae})
 
 

@@ -244,35 +244,35 @@ def test_in_any_network() -> None:
 
 def test_the_wrong_width_names_both(model, sae) -> None:
     wide = "blocks.1.mlp.hook_post"
-    with pytest.raises(HookError, match=rf"width {sae.d_in}, but '{wide}' has the width \d+ .*trained at '{POINT}'"):
+    with pytest.raises(HookError, match=rf"width {sae.d_in}, but '{wide}' .*'{POINT}'"):
         model.run_with_hooks(TOKENS, fwd_hooks=[sae.spliced(wide)])
     z = make(99, reshape_activations="hook_z")
-    with pytest.raises(HookError, match=r"width 99 \(heads × d_head\)"):
+    with pytest.raises(HookError, match="heads of width 99"):
         model.run_with_hooks(TOKENS, fwd_hooks=[z.spliced("blocks.1.attn.hook_z")])
 
 
 def test_mistakes_are_seen_when_it_is_made(model, sae) -> None:
-    with pytest.raises(HooklineError, match="feature 48 does not exist: there are 48, 0 to 47"):
+    with pytest.raises(HooklineError, match="feature 48"):
         sae.spliced(edits=[zero(neuron=48)])
-    with pytest.raises(HooklineError, match="features have no heads"):
+    with pytest.raises(HooklineError, match="heads"):
         sae.spliced(edits=[zero(head=1)])
-    with pytest.raises(HooklineError, match="edits must be a list"):
+    with pytest.raises(HooklineError, match="edits"):
         sae.spliced(edits=zero(neuron=1))
     with pytest.raises(HooklineError, match="not callable"):
         sae.spliced(edits=[3])
-    with pytest.raises(HooklineError, match="does not say where it belongs"):
+    with pytest.raises(HooklineError, match="Splice"):
         model.run_with_hooks(TOKENS, fwd_hooks=[make(sae.d_in).spliced()])
-    with pytest.raises(HooklineError, match="keep_features needs a single point"):
+    with pytest.raises(HooklineError, match="keep_features"):
         model.run_with_hooks(TOKENS, fwd_hooks=[sae.spliced("blocks.*.hook_resid_post", keep_features=True)])
     with pytest.raises(HooklineError, match="works on the forward pass"):
         model.run_with_hooks(TOKENS, bwd_hooks=[sae.spliced()])
-    with pytest.raises(HookError, match=r"\[2, 6, 1\]; the features have the shape \[2, 6, 48\]"):
+    with pytest.raises(HookError, match=r"\[2, 6, 1\].*\[2, 6, 48\]"):
         model.run_with_hooks(TOKENS, fwd_hooks=[sae.spliced(edits=[lambda f: f[..., :1]])])
 
 
 def test_an_edit_for_positions_that_never_come_is_reported(model, sae) -> None:
     both = [add(1.0, neuron=1), zero(neuron=2, pos=new_tokens)]
-    with pytest.warns(NeverFiredWarning, match=r"no position of the run matches zero\(pos=new_tokens"):
+    with pytest.warns(NeverFiredWarning, match=r"zero\(pos=new_tokens"):
         model.run_with_hooks(TOKENS, fwd_hooks=[sae.spliced(edits=both)])
     with pytest.raises(HookError, match="token 60"):
         model.run_with_hooks(TOKENS, fwd_hooks=[sae.spliced(edits=[zero(neuron=2, pos=token(60))])])

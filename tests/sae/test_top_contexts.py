@@ -100,7 +100,7 @@ def test_the_features_of_a_token(model) -> None:
 
 
 def test_questions_that_make_no_sense(model, sae, tmp_path) -> None:
-    with pytest.raises(HooklineError, match="feature 40 does not exist: there are 40"):
+    with pytest.raises(HooklineError, match="feature 40"):
         top_contexts(sae, model, TEXTS, 40)
     with pytest.raises(HooklineError, match="k must be"):
         top_contexts(sae, model, TEXTS, 1, 0)
@@ -113,9 +113,9 @@ def test_questions_that_make_no_sense(model, sae, tmp_path) -> None:
     with pytest.raises(HooklineError, match="matches 4 points"):
         profile(sae, model, TEXTS, point="blocks.*.hook_resid_post")
     found = profile(sae, model, TEXTS, features=[3], k=2)
-    with pytest.raises(HooklineError, match="feature 4 is not in this profile"):
+    with pytest.raises(HooklineError, match="feature 4 "):
         found.top(4)
-    with pytest.raises(HooklineError, match="2 contexts per feature, not 3"):
+    with pytest.raises(HooklineError, match="2 contexts"):
         found.top(3, 3)
 
 

@@ -8,9 +8,8 @@ import hookline
 from hookline import HooklineError
 from hookline.errors import HooklineWarning
 from hookline.sae import SparseAutoencoder, Training, train
-from hookline.sae.resampling import resample
 from hookline.sae.sources import source_of
-from hookline.sae.train import Plan, Trainer
+from hookline.sae.train import Plan, Trainer, resample
 
 CPU = torch.device("cpu")
 POINT = "blocks.1.hook_resid_post"
@@ -131,11 +130,11 @@ def test_from_batches_that_are_given(activations) -> None:
     assert torch.equal(as_text.sae.W_dec, training.sae.W_dec), "axes before the last are rows"
     once = quick((batch for batch in batches), batch_size=None, steps=40)
     assert once.steps == 40
-    with pytest.warns(HooklineWarning, match="ended after 40 of 60 steps"):
+    with pytest.warns(HooklineWarning, match="40 of 60 steps"):
         assert quick((batch for batch in batches), batch_size=None).steps == 40
     with pytest.raises(HooklineError, match="used as they are"):
         quick(batches, batch_size=10)
-    with pytest.raises(HooklineError, match="a batch has the width 15, but earlier ones have 16"):
+    with pytest.raises(HooklineError, match="width 15"):
         quick([batches[0], batches[0][:, :15]], batch_size=None)
 
 
@@ -183,14 +182,14 @@ def test_stored_dtypes_are_trained_on_in_full_precision(activations) -> None:
         ({"l1": 2.0}, 'l1 does not apply to kind="topk"'),
         ({"kind": "l1", "k": 3}, 'k does not apply to kind="l1"'),
         ({"k": 33}, "needs k from 1 to d_sae"),
-        ({"d_sae": 0}, "d_sae must be a positive integer"),
-        ({"steps": 0}, "steps must be a positive integer"),
-        ({"lr": float("nan")}, "lr must be a nonnegative number"),
-        ({"warm_up": 2}, "warm_up must be a fraction of the steps"),
-        ({"decay": -1}, "decay must be a fraction"),
-        ({"resample_every": -3}, "resample_every must be a number of steps"),
-        ({"log_every": -3}, "log_every must be a positive integer"),
-        ({"batch_size": 0}, "batch_size must be a positive integer"),
+        ({"d_sae": 0}, "d_sae"),
+        ({"steps": 0}, "steps"),
+        ({"lr": float("nan")}, "lr"),
+        ({"warm_up": 2}, "warm_up"),
+        ({"decay": -1}, "decay"),
+        ({"resample_every": -3}, "resample_every"),
+        ({"log_every": -3}, "log_every"),
+        ({"batch_size": 0}, "batch_size"),
         ({"lr": 1e30}, "the loss is"),
     ],
 )
@@ -202,14 +201,14 @@ def test_options_that_make_no_sense(activations, options, message) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (torch.randn(16), r"activations must be a float tensor \[row, d_in\]"),
-        (torch.randn(0, 16), r"activations must be a float tensor \[row, d_in\]"),
-        (torch.ones(5, 16, dtype=torch.long), r"activations must be a float tensor \[row, d_in\]"),
-        (torch.zeros(50, 16), "the mean norm of the activations is 0.0"),
-        (torch.full((50, 16), float("nan")), "the mean norm of the activations is nan"),
+        (torch.randn(16), "float tensor"),
+        (torch.randn(0, 16), "no activations"),
+        (torch.ones(5, 16, dtype=torch.long), "float tensor"),
+        (torch.zeros(50, 16), "mean norm .*0.0"),
+        (torch.full((50, 16), float("nan")), "mean norm .*nan"),
         ([], "there are no batches"),
-        ([3], "a batch of activations must be a float tensor"),
-        (3, "must be a store, a tensor or an iterable"),
+        ([3], "float tensor"),
+        (3, "not 3"),
     ],
 )
 def test_data_that_is_none(data, message) -> None:

@@ -100,7 +100,7 @@ def test_positions_are_passed_on_and_belong_to_the_data(model, tmp_path) -> None
     with pytest.raises(hookline.errors.StoreError, match="other data"):
         hookline.harvest(model, [{"input_ids": ids, "position_ids": where + 1}], POINT, tmp_path, progress=False)
     mixed = [{"input_ids": ids, "position_ids": where}, {"input_ids": ids}]
-    with pytest.raises(HooklineError, match="example 0 has position_ids, but example 1 does not"):
+    with pytest.raises(HooklineError, match="example 0 has position_ids"):
         hookline.harvest(model, mixed, POINT, tmp_path / "mixed", progress=False)
 
 
@@ -116,7 +116,7 @@ def test_positions_are_passed_on_and_belong_to_the_data(model, tmp_path) -> None
 def test_what_the_model_would_take_and_is_not_passed_on_is_refused(tmp_path, kind, row, why) -> None:
     model = hookline.hook((seq2seq if kind == "t5" else causal_lm)(kind))
     point = "encoder.0.hook_resid_post" if kind == "t5" else POINT
-    with pytest.raises(HooklineError, match=f"example 0 has {why}, which this model accepts"):
+    with pytest.raises(HooklineError, match=f"example 0 has {why}"):
         hookline.harvest(model, [{"input_ids": [5, 6, 7], **row}], point, tmp_path, progress=False)
 
 
@@ -131,10 +131,10 @@ def test_what_the_model_does_not_take_does_not_matter(tmp_path) -> None:
     ("dataset", "why"),
     [
         (["a", None], "example 1: .*not None"),
-        (["a", (3, "Mary")], "example 1: .*a tuple: .*column="),
-        ([["a", "b"]], "example 0: .*a list of 2 items"),
-        ([[[1, 2], [3]]], "example 0: .*a list of 2 items"),
-        ([[{"role": "user", "content": "x"}]], "example 0: .*a chat: .*apply_chat_template"),
+        (["a", (3, "Mary")], "example 1: .*column=0"),
+        ([["a", "b"]], "example 0: .*list of 2"),
+        ([[[1, 2], [3]]], "example 0: .*list of 2"),
+        ([[{"role": "user", "content": "x"}]], "example 0: .*apply_chat_template"),
         ([b"x"], "example 0: .*decode"),
         ([{"id": 1, "text": "a"}], "example 0: .*several columns"),
         ({"train": ["a"], "test": ["b"]}, "pass one of them"),
@@ -157,7 +157,7 @@ def test_hints_fit_the_mistake(model, tmp_path) -> None:
     assert "max_tokens" not in str(error.value)
     long, room = ["Mary and " * 2000], model.cfg.n_ctx
     for options in ({}, {"max_tokens": room + 1}):
-        with pytest.raises(HooklineError, match=f"example 0: .*; max_tokens={room} cuts"):
+        with pytest.raises(HooklineError, match=f"example 0: .*max_tokens={room}"):
             hookline.harvest(model, long, POINT, tmp_path, **OPTIONS, **options)
 
 

@@ -399,12 +399,12 @@ def test_a_hook_that_stays_for_a_position_that_some_texts_have_not(model, tmp_pa
     texts = ["Mary went to the garden.", "John went."]
     model.add_hook("blocks.0.hook_resid_post", hookline.edits.zero(pos=4))
     try:
-        with pytest.warns(hookline.NeverFiredWarning, match="position 4 of row 1, which has 3"):
+        with pytest.warns(hookline.NeverFiredWarning, match="position 4"):
             one = hookline.harvest(model, texts, 1, tmp_path / "one", progress=False)
     finally:
         model.reset_hooks()
     with (
-        pytest.warns(hookline.NeverFiredWarning, match="position 4 of row 1, which has 3"),
+        pytest.warns(hookline.NeverFiredWarning, match="position 4"),
         model.hooks([("blocks.0.hook_resid_post", hookline.edits.zero(pos=4))]),
     ):
         two = hookline.harvest(model, texts, 1, tmp_path / "two", progress=False)

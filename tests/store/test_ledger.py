@@ -15,10 +15,9 @@ from stores import POINTS, edit_manifest, files, harvested, tinyworld
 
 from hookline.errors import StoreError
 from hookline.store import LocalStore, writer
-from hookline.store.buffers import Buffer
 from hookline.store.folders import LocalFolder
-from hookline.store.ledger import Ledger
 from hookline.store.manifest import MANIFEST, About, Manifest, Progress, Shard
+from hookline.store.writer import Buffer, Ledger
 
 COUNT = 8
 

@@ -18,7 +18,7 @@ from hookline import HooklineError, UnknownPointError
 from hookline.cli import app
 from hookline.errors import StoreError
 from hookline.store import LocalStore, Rows
-from hookline.store.activations import column_of, names_of
+from hookline.store.harvesting import column_of, names_of
 from hookline.store.manifest import Column
 
 
@@ -86,7 +86,7 @@ def test_batches_in_order(store) -> None:
 
 @pytest.mark.parametrize("pool_rows", [1, 64, 65536])
 def test_shuffled_batches_have_every_row_once(store, pool_rows, monkeypatch) -> None:
-    monkeypatch.setattr("hookline.store.dataset._RUN", 16)
+    monkeypatch.setattr("hookline.store.stored_rows._RUN", 16)
     every, batches = store.rows(), list(store.batches(20, POINTS[0], shuffle=True, seed=3, pool_rows=pool_rows))
     assert all(len(batch) == 20 for batch in batches[:-1])
     found = [place for batch in batches for place in places(batch)]
@@ -115,7 +115,7 @@ def test_drop_last(store) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_loaders(store, workers, monkeypatch) -> None:
-    monkeypatch.setattr("hookline.store.dataset._RUN", 16)
+    monkeypatch.setattr("hookline.store.stored_rows._RUN", 16)
     loader = DataLoader(store.batches(20, POINTS[0], shuffle=True), batch_size=None, num_workers=workers)
     assert sorted(place for batch in loader for place in places(batch)) == places(store.rows())
     rows = DataLoader(store.dataset(POINTS[0]), batch_size=7, num_workers=workers)

@@ -4,13 +4,11 @@ See docs/sae.md.
 """
 
 from hookline.sae.autoencoder import SparseAutoencoder
-from hookline.sae.encoding import FeatureDetector, run_with_features
 from hookline.sae.quality import Quality, evaluate
 from hookline.sae.sae_config import SAEConfig
-from hookline.sae.splice import Splice
+from hookline.sae.splice import FeatureDetector, Splice, run_with_features
 from hookline.sae.top_contexts import Contexts, Profile, profile, top_contexts
-from hookline.sae.train import train
-from hookline.sae.training import Metrics, Training
+from hookline.sae.train import Metrics, Training, train
 
 __all__ = [
     "SparseAutoencoder",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -11,15 +10,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from hookline.engine.callbacks import OnError
 from hookline.engine.names import Filter
+from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError
+from hookline.sae import saefile
 from hookline.sae.sae_config import SAEConfig, dtype_of, shapes_of
-from hookline.text.outliers import Outliers
 
 if TYPE_CHECKING:
-    from hookline.sae.encoding import FeatureDetector
-    from hookline.sae.splice import FeatureEdit, Splice
+    from hookline.sae.splice import FeatureDetector, Splice
 
 _EPS = 1e-5
 
@@ -81,7 +79,7 @@ class SparseAutoencoder(nn.Module):
         return self.W_enc.device
 
     def as_data(self) -> tuple[Any, ...]:
-        """The values that determine what it computes: the config and the weights."""
+        """Returns the values that determine its output: the config and the weights."""
         return self.cfg, dict(self.state_dict())
 
     def encode(self, x: Float[Tensor, "*any"]) -> Float[Tensor, "*place d_sae"]:
@@ -89,8 +87,7 @@ class SparseAutoencoder(nn.Module):
 
         An autoencoder over all heads (`hook_z`) also accepts [*place, head, d_head].
         """
-        x = self._checked(self._joined(x), self.d_in, "activations")
-        inputs = self._normalized(x)
+        inputs = self._normalized(self._cast(self.flattened(x)))
         if self.cfg.apply_b_dec_to_input:
             inputs = inputs - self.b_dec
         found = inputs @ self.W_enc
@@ -112,46 +109,36 @@ class SparseAutoencoder(nn.Module):
 
         An autoencoder that normalizes activations needs `x`, the original activations, to undo it.
         """
-        features = self._checked(features, self.d_sae, "features")
+        self._check_width(features, self.d_sae, "features", "got")
+        features = self._cast(features)
         if self.cfg.rescale_acts_by_decoder_norm:
             features = features / self.W_dec.norm(dim=1)
         return self._denormalized(features @ self.W_dec + self.b_dec, x)
 
     def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Returns the reconstruction of activations, in their shape."""
-        return self.decode(self.encode(x), self._joined(x)).view(x.shape)
+        return self.decode(self.encode(x), self.flattened(x)).view(x.shape)
 
-    def _joined(self, x: Tensor) -> Tensor:
-        """Flatten the heads, for an autoencoder over all heads."""
-        is_of_heads = self.cfg.reshape_activations == "hook_z" and x.ndim > 1 and x.shape[-1] != self.d_in
-        return x.flatten(-2) if is_of_heads and x.shape[-2:].numel() == self.d_in else x
+    def flattened(self, x: Tensor, point: HookPoint | None = None) -> Tensor:
+        """Returns activations as [*place, d_in]: an autoencoder over all heads flattens the heads.
 
-    def spliced(
-        self,
-        point: Filter = None,
-        *,
-        edits: Sequence[FeatureEdit] = (),
-        keep_error: bool = True,
-        outliers: Outliers = "exclude",
-        keep_features: bool = False,
-        hook_id: str | None = None,
-        on_error: OnError | None = None,
-    ) -> Splice:
-        """A hook that splices the autoencoder in at a point, by default where it was trained: see `Splice`."""
+        `point` is named in the error for another width.
+        """
+        is_of_heads = self.cfg.reshape_activations == "hook_z"
+        found = x.flatten(-2) if is_of_heads and x.ndim > 1 and x.shape[-1] != self.d_in else x
+        what = "flattened heads" if is_of_heads else "activations"
+        self._check_width(found, self.d_in, what, "got" if point is None else f"{point.name!r} has")
+        return found
+
+    def spliced(self, point: Filter = None, **options: Any) -> Splice:
+        """Returns a hook that splices it in at a point, by default where it was trained. Options: see `Splice`."""
         from hookline.sae.splice import Splice
 
-        return Splice(
-            *(self, point, edits),
-            keep_error=keep_error,
-            outliers=outliers,
-            keep_features=keep_features,
-            hook_id=hook_id,
-            on_error=on_error,
-        )
+        return Splice(self, point, **options)
 
     def detector(self, point: Filter = None, **options: Any) -> FeatureDetector:
-        """A hook that reads features at a point without changing anything: see `FeatureDetector`."""
-        from hookline.sae.encoding import FeatureDetector
+        """Returns a hook that reads features at a point and changes nothing. Options: see `FeatureDetector`."""
+        from hookline.sae.splice import FeatureDetector
 
         return FeatureDetector(self, point, **options)
 
@@ -171,18 +158,14 @@ class SparseAutoencoder(nn.Module):
         `normalize_activations` is "expected_average_only_in". Files saved by hookline have checksums, which
         `check=False` ignores. Weights that are not finite, or that overflow the dtype, are refused.
         """
-        from hookline.sae.saefile import read
-
-        cfg, weights = read(Path(path), norm_scaling_factor, dtype, check=check)
+        cfg, weights = saefile.read(Path(path), norm_scaling_factor, dtype, check=check)
         sae = cls(cfg)
         sae.load_state_dict(weights)
         return sae.to(device)
 
     def save(self, path: str | Path) -> None:
         """Save it to a folder, which is created if needed, as `cfg.json` and `sae_weights.safetensors`."""
-        from hookline.sae.saefile import write
-
-        write(Path(path), self)
+        saefile.write(Path(path), self.cfg, self.state_dict())
 
     def _largest(self, found: Tensor) -> Tensor:
         """Keep the k largest values, and set the others to 0."""
@@ -207,18 +190,23 @@ class SparseAutoencoder(nn.Module):
                 f"this autoencoder normalizes activations ({self.cfg.normalize_activations}), so decoding needs "
                 f"the original activations: decode(features, x)"
             )
-        x = self._checked(x, self.d_in, "activations")
+        x = self._cast(self.flattened(x))
         if self.cfg.normalize_activations == "layer_norm":
             return y * x.std(-1, keepdim=True) + x.mean(-1, keepdim=True)
         return y * (x.norm(dim=-1, keepdim=True) / self.d_in**0.5)
 
-    def _checked(self, x: Tensor, width: int, what: str) -> Tensor:
-        """Check the width and the device, and cast to the dtype of the weights."""
-        if not x.ndim or x.shape[-1] != width:
-            raise HooklineError(f"this autoencoder takes {what} of width {width}, but got the shape {list(x.shape)}")
+    def _check_width(self, x: Tensor, width: int, what: str, found: str) -> None:
+        if x.shape[-1:] != (width,):
+            trained = f". It was trained at {self.cfg.hook_name!r}" if self.cfg.hook_name else ""
+            raise HooklineError(
+                f"this autoencoder takes {what} of width {width}, but {found} the shape {list(x.shape)}{trained}"
+            )
+
+    def _cast(self, x: Tensor) -> Tensor:
+        """Check the device, and cast to the dtype of the weights."""
         if x.device != self.device:
             raise HooklineError(
-                f"the autoencoder is on {self.device}, but the {what} are on {x.device}: sae.to({str(x.device)!r})"
+                f"the autoencoder is on {self.device}, but its input is on {x.device}: sae.to({str(x.device)!r})"
             )
         return x.to(self.dtype)
 

@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from jaxtyping import Bool
 from torch import Tensor
 
 from hookline.edits import zero
 from hookline.errors import HooklineError
 from hookline.model import HookedModel
 from hookline.sae.autoencoder import SparseAutoencoder
-from hookline.sae.texts import Batch, batches_of, rows_of
+from hookline.sae.texts import point_of, text_batches
 from hookline.text.loss import lm_loss
 from hookline.text.outliers import Outliers, Outlying, factor_of, outlying, row_norms
 
@@ -75,15 +74,13 @@ def evaluate(
     computed with their original activations. `outliers="include"` includes all tokens. The explained variance is
     reported both ways. The losses are nan for a model without a next-token loss, such as a masked language model.
     """
-    where = point if point is not None else sae.cfg.hook_name
-    if where is None:
-        raise HooklineError("the autoencoder has no hook_name: pass the point")
+    where = point_of(sae, point)
     losses = torch.zeros(4, dtype=torch.float64)
     active = torch.zeros(sae.d_sae, dtype=torch.float64)
     ordinary, every, left_out = _Moments(sae), _Moments(sae), Outlying(factor=factor_of(outliers))
     predicts = _predicts_next(model)
-    for batch in batches_of(model, texts, batch_size):
-        x = rows_of(model, sae, where, batch)
+    for rows, ids, mask in text_batches(sae, model, texts, where, batch_size):
+        x = rows[where]
         is_out, found = outlying(row_norms(x), outliers)
         left_out, kept = left_out + found, ~is_out
         features = sae.encode(x)
@@ -92,8 +89,10 @@ def evaluate(
         every.update(x, seen)
         ordinary.update(x[kept], seen[kept])
         if predicts:
+            is_zeroed = torch.ones_like(mask, dtype=torch.bool)
+            is_zeroed[mask.bool()] = kept
             splice = sae.spliced(where, keep_error=False, outliers=outliers)
-            losses += _losses(model, batch, splice, zeroed=_zeroed(where, batch, kept))
+            losses += _losses(model, ids, mask, [splice], [(where, zero(pos=is_zeroed))])
     if not every.rows or (predicts and not losses[3]):
         raise HooklineError("there are no tokens to evaluate on: pass texts of at least two tokens")
     loss, spliced, zeroed = (losses[:3] / losses[3]).tolist()
@@ -107,20 +106,13 @@ def _predicts_next(model: HookedModel) -> bool:
     return model._anatomy.main.name != "encoder" and not model._anatomy.is_encoder_decoder
 
 
-def _losses(model: HookedModel, batch: Batch, splice: Any, zeroed: Any) -> Tensor:
-    """The sums of the loss as it is, with the reconstruction, and with zeros; and of how many tokens."""
+def _losses(model: HookedModel, ids: Tensor, mask: Tensor, spliced: list[Any], zeroed: list[Any]) -> Tensor:
+    """The sums of the loss unchanged, with the reconstruction, and with zeros; and the number of tokens."""
     sums = []
-    for hooks in ([], [splice], [zeroed]):
-        logits = model.run_with_hooks(batch.ids, attention_mask=batch.mask, fwd_hooks=hooks)
-        sums.append(float(lm_loss(logits, batch.ids, batch.mask, per_token=True).double().sum()))
-    return torch.tensor([*sums, int((batch.mask[:, 1:] * batch.mask[:, :-1]).sum())], dtype=torch.float64)
-
-
-def _zeroed(point: str, batch: Batch, kept: Bool[Tensor, " row"]) -> Any:
-    """The hook that writes zeros, but not at tokens that are left out."""
-    is_out = torch.zeros_like(batch.mask, dtype=torch.bool)
-    is_out[batch.mask.bool()] = ~kept
-    return point, zero(pos=~is_out)
+    for hooks in ([], spliced, zeroed):
+        logits = model.run_with_hooks(ids, attention_mask=mask, fwd_hooks=hooks)
+        sums.append(float(lm_loss(logits, ids, mask, per_token=True).double().sum()))
+    return torch.tensor([*sums, int((mask[:, 1:] * mask[:, :-1]).sum())], dtype=torch.float64)
 
 
 class _Moments:

@@ -45,26 +45,20 @@ class SAEConfig:
                 known = ", ".join(map(repr, kinds))
                 raise HooklineError(f"{name} is {getattr(self, name)!r}; expected one of {known}")
         for name in ("d_in", "d_sae"):
-            if not is_count(getattr(self, name)):
-                raise HooklineError(f"{name} must be a positive integer, not {getattr(self, name)!r}")
+            check_count(name, getattr(self, name))
         for name in ("apply_b_dec_to_input", "rescale_acts_by_decoder_norm"):
-            if not isinstance(getattr(self, name), bool):
-                raise HooklineError(f"{name} must be true or false, not {getattr(self, name)!r}")
-        self._check_topk()
+            check_bool(name, getattr(self, name))
         dtype_of(self.dtype)
+        if self.architecture != "topk" and (self.k is not None or self.rescale_acts_by_decoder_norm):
+            raise HooklineError(
+                f'k and rescale_acts_by_decoder_norm apply to "topk" autoencoders, not {self.architecture!r}'
+            )
+        if self.architecture == "topk" and not (is_count(self.k) and self.k <= self.d_sae):  # type: ignore[operator]
+            raise HooklineError(f'a "topk" autoencoder needs k from 1 to d_sae ({self.d_sae}), not {self.k!r}')
 
     def as_data(self) -> tuple[Any, ...]:
         """The fields that affect the computation, without the dtype (the weights have it) and the provenance."""
         return tuple((each.name, getattr(self, each.name)) for each in fields(self) if each.name not in _NO_EFFECT)
-
-    def _check_topk(self) -> None:
-        is_topk = self.architecture == "topk"
-        if is_topk and not (is_count(self.k) and self.k <= self.d_sae):  # type: ignore[operator]
-            raise HooklineError(f'a "topk" autoencoder needs k from 1 to d_sae ({self.d_sae}), not {self.k!r}')
-        if not is_topk and (self.k is not None or self.rescale_acts_by_decoder_norm):
-            raise HooklineError(
-                f'k and rescale_acts_by_decoder_norm apply to "topk" autoencoders, not {self.architecture!r}'
-            )
 
 
 _NO_EFFECT = ("dtype", "hook_name", "metadata", "extra")
@@ -95,12 +89,26 @@ def is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
+def check_count(name: str, value: Any) -> None:
+    """Raise unless it is a positive integer."""
+    if not is_count(value):
+        raise HooklineError(f"{name} must be a positive integer, not {value!r}")
+
+
+def check_bool(name: str, value: Any) -> None:
+    """Raise unless it is a boolean."""
+    if not isinstance(value, bool):
+        raise HooklineError(f"{name} must be true or false, not {value!r}")
+
+
+DTYPES = {
+    str(each).removeprefix("torch."): each for each in (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+}
+
+
 def dtype_of(name: Any) -> torch.dtype:
     """Convert "float32", "torch.bfloat16" … to a dtype."""
-    known = {str(each).removeprefix("torch."): each for each in DTYPES}
-    if not isinstance(name, str) or name.removeprefix("torch.") not in known:
-        raise HooklineError(f"dtype is {name!r}; expected one of {', '.join(map(repr, known))}")
-    return known[name.removeprefix("torch.")]
-
-
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+    found = DTYPES.get(str(name).removeprefix("torch."))
+    if found is None or not isinstance(name, str):
+        raise HooklineError(f"dtype is {name!r}; expected one of {', '.join(map(repr, DTYPES))}")
+    return found

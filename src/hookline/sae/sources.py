@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -14,7 +14,7 @@ from numpy import ndarray
 from torch import Tensor
 
 from hookline.errors import HooklineError
-from hookline.sae.sae_config import is_count
+from hookline.sae.sae_config import check_count
 from hookline.store import Rows, Store, open_store
 
 Data: TypeAlias = Store | str | Path | Tensor | ndarray | Iterable[Any]
@@ -27,12 +27,12 @@ class Source:
 
     d_in: int
     hook_name: str | None
-    is_of_heads: bool
-    model_name: str | None
-    epoch: Callable[[int], Iterator[Tensor]]
+    epoch: Callable[[int], Iterable[Tensor]]
     """Returns all batches once, in the order of an epoch."""
-    repeats: bool
+    repeats: bool = True
     """Whether there is more than one epoch."""
+    is_of_heads: bool = False
+    model_name: str | None = None
 
     def batches(self) -> Iterator[Float[Tensor, "row d_in"]]:
         """Yield batches, epoch after epoch."""
@@ -40,10 +40,9 @@ class Source:
         while number == 0 or self.repeats:
             is_empty = True
             for batch in self.epoch(number):
-                if not batch.numel():
-                    continue
-                is_empty = False
-                yield self._checked(batch)
+                if batch.numel():
+                    is_empty = False
+                    yield self._checked(batch)
             if is_empty:
                 raise HooklineError("there are no activations to train on")
             number += 1
@@ -58,26 +57,21 @@ class Source:
 
 def source_of(data: Data, point: str | None, batch_size: int | None, seed: int) -> Source:
     """The batches of a store or a tensor of activations, or an iterable of batches as given."""
-    if batch_size is not None and not is_count(batch_size):
-        raise HooklineError(f"batch_size must be a positive integer, not {batch_size!r}")
+    if batch_size is not None:
+        check_count("batch_size", batch_size)
     if isinstance(data, Store | str | Path):
         return _of_store(open_store(data), point, batch_size or BATCH_SIZE, seed)
-    if isinstance(data, ndarray):
-        data = torch.from_numpy(data)
-    if isinstance(data, Tensor):
-        return _of_tensor(data, point, batch_size or BATCH_SIZE, seed)
+    if isinstance(data, Tensor | ndarray):
+        return _of_tensor(_tensor_of(data, point), point, batch_size or BATCH_SIZE, seed)
     if batch_size is not None:
         raise HooklineError("batch_size applies to a store or a tensor; batches are used as they are")
+    if not isinstance(data, Iterable):
+        raise HooklineError(f"activations must be a store, a tensor or an iterable of batches, not {data!r}")
     return _of_batches(data, point)
 
 
 def _of_store(store: Store, point: str | None, batch_size: int, seed: int) -> Source:
-    names = store.select(point)
-    if len(names) != 1:
-        raise HooklineError(
-            f"an autoencoder is trained at one point, but {store.path} has {names}: choose one with point="
-        )
-    (name,) = names
+    name = _one_point(store.select(point), store.path)
     shape = store.points[name].shape
     if len(shape) not in (1, 2):
         raise HooklineError(f"a row of {name!r} has the shape {list(shape)}; expected a vector, or one vector per head")
@@ -86,13 +80,10 @@ def _of_store(store: Store, point: str | None, batch_size: int, seed: int) -> So
         return (rows[name] for rows in store.batches(batch_size, [name], shuffle=True, seed=seed, epoch=number))
 
     model = store.manifest.about.model.get("id")
-    width = torch.Size(shape).numel()
-    return Source(width, name, len(shape) == 2, model, epoch, repeats=True)
+    return Source(torch.Size(shape).numel(), name, epoch, is_of_heads=len(shape) == 2, model_name=model)
 
 
 def _of_tensor(data: Tensor, point: str | None, batch_size: int, seed: int) -> Source:
-    if data.ndim < 2 or not data.is_floating_point() or not data.numel():
-        raise HooklineError(f"activations must be a float tensor [row, d_in], not {list(data.shape)} of {data.dtype}")
     rows = data.flatten(0, -2)
 
     def epoch(number: int) -> Iterator[Tensor]:
@@ -100,12 +91,10 @@ def _of_tensor(data: Tensor, point: str | None, batch_size: int, seed: int) -> S
         order = torch.randperm(len(rows), generator=random).to(rows.device)
         return (rows[part] for part in order.split(batch_size))
 
-    return Source(rows.shape[1], point, False, None, epoch, repeats=True)
+    return Source(rows.shape[1], point, epoch)
 
 
 def _of_batches(data: Iterable[Any], point: str | None) -> Source:
-    if not isinstance(data, Iterable):
-        raise HooklineError(f"activations must be a store, a tensor or an iterable of batches, not {data!r}")
     batches = iter(data)
     first = next(batches, None)
     if first is None:
@@ -116,20 +105,21 @@ def _of_batches(data: Iterable[Any], point: str | None) -> Source:
         items = iter(data) if again and number else chain([first], batches)
         return (_tensor_of(item, point) for item in items)
 
-    return Source(_tensor_of(first, point).shape[-1], point, False, None, epoch, repeats=again)
+    return Source(_tensor_of(first, point).shape[-1], point, epoch, repeats=again)
 
 
 def _tensor_of(item: Any, point: str | None) -> Tensor:
     if isinstance(item, Rows):
-        names = list(item.activations) if point is None else [point]
-        if len(names) != 1:
-            raise HooklineError(
-                f"an autoencoder is trained at one point, but these rows have {names}: choose one with point="
-            )
-        item = item[names[0]]
+        item = item[_one_point(list(item.activations) if point is None else [point], "a batch of rows")]
     if isinstance(item, ndarray):
         item = torch.from_numpy(item)
     if not isinstance(item, Tensor) or item.ndim < 2 or not item.is_floating_point():
         shown = f"{list(item.shape)} of {item.dtype}" if isinstance(item, Tensor) else repr(item)
-        raise HooklineError(f"a batch of activations must be a float tensor [row, d_in], not {shown}")
+        raise HooklineError(f"activations must be a float tensor [row, d_in], not {shown}")
     return item
+
+
+def _one_point(names: Sequence[str], where: str) -> str:
+    if len(names) != 1:
+        raise HooklineError(f"an autoencoder is trained at one point, but {where} has {names}: choose one with point=")
+    return names[0]

@@ -1,9 +1,13 @@
-"""Splice: an autoencoder inserted at a point, so that the model continues with its reconstruction."""
+"""Autoencoders at a point of a model.
+
+`Splice` inserts one, so that the model continues with its reconstruction. `FeatureDetector` and `run_with_features`
+read features and change nothing.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -11,12 +15,15 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 
 from hookline.edits import DataEdit
+from hookline.engine.cache import ActivationCache
 from hookline.engine.callbacks import OnError, caller
+from hookline.engine.hooked import Hooked
+from hookline.engine.lenses import FIRST
 from hookline.engine.names import Filter
 from hookline.engine.passes import current
 from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError
-from hookline.hooks import Controller
+from hookline.hooks import Controller, Detector
 from hookline.hooks.action import ObjectEdit
 from hookline.sae.autoencoder import SparseAutoencoder
 from hookline.text.outliers import Outliers, factor_of, outlying, row_norms
@@ -24,6 +31,8 @@ from hookline.text.token_positions import at
 
 FeatureEdit: TypeAlias = DataEdit | Callable[..., Tensor | None]
 """An edit of features, such as `zero(neuron=7)`, or a function of them."""
+
+Autoencoders: TypeAlias = SparseAutoencoder | Iterable[SparseAutoencoder] | Mapping[str, SparseAutoencoder]
 
 
 class Splice(Controller):
@@ -36,13 +45,12 @@ class Splice(Controller):
     The edits are those of activations (`zero`, `scale`, `add`, `replace` …, with `neuron=` for the features and
     `pos=`), or functions `f(features)` and `f(features, hook)`, applied in order.
 
-    With `keep_error` what the autoencoder misses is added again, so that without edits nothing changes, and with them
-    only what they change. It counts as a constant: gradients flow through the features alone. Without it the
-    reconstruction flows on, except at outlying positions such as attention sinks: there the error is kept, so that only
-    edits change them. A position is outlying if its norm is over 10 times the median of the positions in the same
-    forward pass; `outliers` is as for `evaluate` ("include": the reconstruction flows on there too). `keep_features`
-    keeps the features of the last call as they flowed, in its graph, as `splice.features`: their gradients can be
-    asked for.
+    With `keep_error` the reconstruction error is added back, so that the activation changes only where edits change it,
+    and not at all without edits. The error is a constant: gradients flow through the features alone. With
+    `keep_error=False` the model continues with the reconstruction, except at outlying positions such as attention
+    sinks, where the error is kept. A position is outlying if its norm is over 10 times the median of the positions in
+    the same forward pass; `outliers="include"` uses the reconstruction there too. With `keep_features` the features of
+    the last call stay available as `splice.features`, with their autograd graph.
     """
 
     def __init__(
@@ -69,8 +77,8 @@ class Splice(Controller):
         self._calls = [_call(edit, sae) for edit in self.edits]
 
     def action(self, point: HookPoint, dir: str, *, prepend: bool = False) -> ObjectEdit:
-        """The action that splices it in at `point`."""
-        super().action(point, dir, prepend=prepend)  # for what it checks
+        """Returns the action that splices it in at `point`."""
+        super().action(point, dir, prepend=prepend)  # raises if the hook cannot be there
         return SpliceAction(point, self, prepend=prepend)
 
     def check_points(self, points: list[HookPoint]) -> None:
@@ -85,7 +93,7 @@ class Splice(Controller):
         """Returns the reconstruction, plus its error with `keep_error`."""
         if output is None:
             raise HooklineError("to splice an autoencoder in at an input, name the point: 'layer.input'")
-        x = flattened(self.sae, output, self.point)
+        x = self.sae.flattened(output, self.point)
         found = self.sae.encode(x)
         features = self._edited(found)
         if self.keep_features:
@@ -102,7 +110,7 @@ class Splice(Controller):
         return new.view(output.shape)
 
     def _outlying(self, x: Tensor) -> Bool[Tensor, "*place"] | None:
-        """Which positions are outlying, beside those of the same pass that are not padding; None if none is."""
+        """A mask of the outlying positions, compared with the other tokens of the same pass; None if there are none."""
         if math.isinf(self._factor) or x.ndim < 2:
             return None
         norms = row_norms(x, x.ndim - 1)
@@ -116,7 +124,7 @@ class Splice(Controller):
         return is_out if bool(is_out.any()) else None
 
     def as_data(self) -> tuple[Any, ...]:
-        """The values that determine what it computes: a harvest compares two splices by these."""
+        """Returns the values that determine its output; a harvest compares splices by them."""
         return (self.sae, self.edits, self.keep_error, *(() if self.keep_error else (self._factor,)))
 
     def _edited(self, features: Tensor) -> Tensor:
@@ -161,20 +169,6 @@ class SpliceAction(ObjectEdit):
         return result
 
 
-def flattened(sae: SparseAutoencoder, x: Tensor, point: HookPoint) -> Tensor:
-    """The activation in the shape that the autoencoder takes: with flattened heads, if it spans all heads."""
-    is_of_heads = sae.cfg.reshape_activations == "hook_z"
-    width = x.shape[-2:].numel() if is_of_heads else x.shape[-1] if x.ndim else 0
-    if width != sae.d_in or (is_of_heads and x.ndim < 2):
-        of_heads = " (heads × d_head)" if is_of_heads else ""
-        trained = f" It was trained at {sae.cfg.hook_name!r}." if sae.cfg.hook_name else ""
-        raise HooklineError(
-            f"the autoencoder takes activations of width {sae.d_in}{of_heads}, but {point.name!r} has the width "
-            f"{width} (shape {list(x.shape)}).{trained}"
-        )
-    return x.flatten(-2) if is_of_heads else x
-
-
 def _call(edit: Any, sae: SparseAutoencoder) -> Callable[[Tensor, Any], Tensor | None]:
     """The function that applies an edit; invalid edits raise here."""
     if not isinstance(edit, DataEdit):
@@ -191,3 +185,61 @@ def check_feature(sae: SparseAutoencoder, feature: int) -> None:
     """Raise unless the feature exists."""
     if isinstance(feature, bool) or not isinstance(feature, int) or feature not in range(-sae.d_sae, sae.d_sae):
         raise HooklineError(f"feature {feature!r} does not exist: there are {sae.d_sae}, 0 to {sae.d_sae - 1}")
+
+
+class FeatureDetector(Detector):
+    """Reads the features at a point, [batch, pos, d_sae], without changing anything.
+
+    detector = sae.detector("blocks.2.hook_resid_post")
+    model.run_with_hooks(prompt, fwd_hooks=[detector])
+    detector.get_captured()
+    """
+
+    def __init__(self, sae: SparseAutoencoder, point: Filter = None, **options: Any) -> None:
+        """`options` are those of `Detector`: `keep_all`, `hook_id`, `on_error`."""
+        super().__init__(point, **options)
+        if point is None and sae.cfg.hook_name is not None:
+            self.place(sae.cfg.hook_name)
+        self.sae = sae
+
+    def process_activation(self, activation: Any) -> None:
+        """Capture the features of the first tensor in it."""
+        with torch.no_grad():
+            self.capture("features", self.sae.encode(self.sae.flattened(FIRST.get(activation), self.point)))
+
+
+def run_with_features(model: Hooked, *args: Any, saes: Autoencoders, **kwargs: Any) -> tuple[Any, ActivationCache]:
+    """Returns the model's output, and the features at the point of each autoencoder.
+
+        logits, features = run_with_features(model, prompt, saes=sae)
+        features["blocks.2.hook_resid_post"]     # [batch, pos, d_sae]; by any name of the point
+
+    `saes` is one or several autoencoders, each read at the point where it was trained, or a mapping from points to
+    autoencoders. Everything else is as for `run_with_cache`. Nothing is spliced in: the model's output is unchanged.
+    """
+    for name in ("names_filter", "incl_bwd", "dtype", "device"):
+        if name in kwargs:
+            raise HooklineError(
+                f"run_with_features does not take {name}: the points are those of `saes`. For gradients of features, "
+                f"use sae.spliced(keep_features=True); cast the result with .to(…)"
+            )
+    pairs = [(model.point(name), sae) for name, sae in _by_name(saes)]
+    names = [point.canonical_name for point, _ in pairs]
+    if len(set(names)) != len(names):
+        raise HooklineError(f"expected one autoencoder per point, but they are at {names}: read them one at a time")
+    output, cache = model.run_with_cache(*args, names_filter=[point for point, _ in pairs], **kwargs)
+    tensors = {point.name: sae.encode(sae.flattened(cache[point.name], point)) for point, sae in pairs}
+    features = ActivationCache(tensors, model._points, has_batch_dim=cache.has_batch_dim)
+    features.forward_pass, features.positions = cache.forward_pass, cache.positions
+    return output, features
+
+
+def _by_name(saes: Autoencoders) -> list[tuple[str, SparseAutoencoder]]:
+    if isinstance(saes, Mapping):
+        return list(saes.items())
+    several = [saes] if isinstance(saes, SparseAutoencoder) else list(saes)
+    if not several:
+        raise HooklineError("saes is empty")
+    if any(sae.cfg.hook_name is None for sae in several):
+        raise HooklineError("an autoencoder has no hook_name: pass saes={'blocks.2.hook_resid_post': sae}")
+    return [(str(sae.cfg.hook_name), sae) for sae in several]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import NamedTuple
@@ -14,10 +14,10 @@ from torch import Tensor
 from hookline.errors import HooklineError
 from hookline.model import HookedModel
 from hookline.sae.autoencoder import SparseAutoencoder
-from hookline.sae.sae_config import is_count
+from hookline.sae.sae_config import check_count
 from hookline.sae.splice import check_feature
-from hookline.sae.texts import batches_of, rows_of
-from hookline.store import Store
+from hookline.sae.texts import point_of, text_batches
+from hookline.store import Rows, Store
 
 _WINDOW = 12
 """The number of tokens shown before a token; half as many are shown after it."""
@@ -69,7 +69,9 @@ class Profile:
 
     def top(self, feature: int, k: int | None = None) -> Contexts:
         """The top contexts of a feature."""
-        row, places = self._row(feature), self.activation.shape[1]
+        if feature not in self.features:
+            raise HooklineError(f"feature {feature!r} is not in this profile of {len(self.features)} features")
+        row, places = self.features.index(feature), self.activation.shape[1]
         if k is not None and k not in range(1, places + 1):
             raise HooklineError(f"the profile has {places} contexts per feature, not {k}: use profile(…, k={k})")
         count = int((self.activation[row, :k] > 0).sum())
@@ -85,11 +87,6 @@ class Profile:
         share = there / self.activation.sum(1).clamp_min(1e-30)
         best = [row for row in (there * share).argsort(descending=True).tolist() if there[row] > 0]
         return [(self.features[row], float(share[row])) for row in best[:k]]
-
-    def _row(self, feature: int) -> int:
-        if feature not in self.features:
-            raise HooklineError(f"feature {feature!r} is not in this profile of {len(self.features)} features")
-        return self.features.index(feature)
 
     def _context(self, row: int, place: int) -> Context:
         example, position = int(self.example[row, place]), int(self.position[row, place])
@@ -142,24 +139,33 @@ def profile(
 
     With a store the model is not run, only used to decode tokens. Memory: k contexts per feature.
     """
-    if not is_count(k):
-        raise HooklineError(f"k must be a positive integer, not {k!r}")
-    where = point if point is not None else sae.cfg.hook_name
-    if where is None:
-        raise HooklineError("the autoencoder has no hook_name: pass the point")
-    chosen = (
-        list(range(sae.d_sae)) if features is None else [feature % sae.d_sae for feature in _checked(sae, features)]
-    )
-    best = _Best(len(chosen), k)
+    check_count("k", k)
+    where = point_of(sae, point)
+    for feature in features or ():
+        check_feature(sae, feature)
+    chosen = list(range(sae.d_sae)) if features is None else [feature % sae.d_sae for feature in features]
+    best, tokens = _Best(len(chosen), k), dict[int, Tensor]()
+    store = texts if isinstance(texts, Store) else None
+    batches: Iterable[Rows]
     if isinstance(texts, Store):
-        rows, tokens_of = _of_store(sae, texts, where), _reader(texts)
+        batches = texts.batches(4096, [where])
     else:
-        seen = _Seen(best)
-        rows, tokens_of = seen.rows(sae, model, texts, where, batch_size), seen.tokens_of
-    for found, places in rows:
-        best.see(found if features is None else found[:, chosen], places)
+        batches = (rows for rows, _, _ in text_batches(sae, model, texts, where, batch_size))
+    for rows in batches:
+        found = sae.encode(rows[where].flatten(1).to(sae.device))
+        best.update(found if features is None else found[:, chosen], rows)
+        if store is None:  # keep the tokens of texts that appear in a context
+            tokens |= {number: rows.token[rows.example == number] for number in rows.example.unique().tolist()}
+            tokens = {number: tokens[number] for number in best.examples() if number in tokens}
     if not best.rows:
         raise HooklineError("there are no texts to profile")
+
+    def tokens_of(example: int) -> tuple[Tensor, Tensor]:
+        if store is None:
+            return tokens[example], torch.arange(len(tokens[example]))
+        rows = store.example(example, [])
+        return rows.token.long(), rows.position
+
     density = best.active / best.rows
     token, example, position = best.places
     return Profile(chosen, best.rows, density, best.activation, token, example, position, model, tokens_of)
@@ -174,60 +180,17 @@ class _Best:
         self.activation = torch.zeros(features, k)
         self.places = torch.full((3, features, k), -1)
 
-    def see(self, found: Float[Tensor, "row feature"], places: Int[Tensor, "place row"]) -> None:
-        """Add rows."""
+    def update(self, found: Float[Tensor, "row feature"], rows: Rows) -> None:
+        """Add the features of rows."""
         self.rows += len(found)
         self.active += (found > 0).sum(0).double().cpu()
         values, index = found.T.float().topk(min(self.k, len(found)), dim=1)
+        places = torch.stack([each.long() for each in (rows.token, rows.example, rows.position)])
         activation = torch.cat([self.activation, values.cpu()], 1)
         candidates = torch.cat([self.places, places[:, index.cpu()]], 2)
         self.activation, kept = activation.topk(self.k, dim=1)
         self.places = candidates.gather(2, kept.expand(3, -1, -1))
 
-
-class _Seen:
-    """Texts as a stream; only those that appear in a context are kept."""
-
-    def __init__(self, best: _Best) -> None:
-        self.best = best
-        self.tokens: dict[int, Tensor] = {}
-
-    def rows(
-        self, sae: SparseAutoencoder, model: HookedModel, texts: Iterable[str], point: str, batch_size: int
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the features at every token, with the token, example and position."""
-        for batch in batches_of(model, texts, batch_size):
-            ids, real = batch.ids.cpu(), batch.mask.bool().cpu()
-            self.tokens |= {number: ids[row][real[row]] for row, number in enumerate(batch.numbers.tolist())}
-            row, position = real.nonzero(as_tuple=True)
-            places = torch.stack([ids[real], batch.numbers[row], position])
-            yield sae.encode(rows_of(model, sae, point, batch)), places
-            kept = set(self.best.places[1].unique().tolist())
-            self.tokens = {example: tokens for example, tokens in self.tokens.items() if example in kept}
-
-    def tokens_of(self, example: int) -> tuple[Tensor, Tensor]:
-        """The tokens of a text, and their positions."""
-        tokens = self.tokens[example]
-        return tokens, torch.arange(len(tokens))
-
-
-def _of_store(sae: SparseAutoencoder, store: Store, point: str) -> Iterator[tuple[Tensor, Tensor]]:
-    (name,) = store.select([point])
-    for rows in store.batches(4096, [name]):
-        x = rows[name].flatten(1).to(sae.device)
-        places = torch.stack([each.long() for each in (rows.token, rows.example, rows.position)])
-        yield sae.encode(x), places
-
-
-def _reader(store: Store) -> Callable[[int], tuple[Tensor, Tensor]]:
-    def tokens_of(example: int) -> tuple[Tensor, Tensor]:
-        rows = store.example(example, [])
-        return rows.token.long(), rows.position
-
-    return tokens_of
-
-
-def _checked(sae: SparseAutoencoder, features: Sequence[int]) -> Sequence[int]:
-    for feature in features:
-        check_feature(sae, feature)
-    return features
+    def examples(self) -> list[int]:
+        """The examples that appear; -1 for places that are still free."""
+        return self.places[1].unique().tolist()

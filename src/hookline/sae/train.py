@@ -1,12 +1,12 @@
-"""Train a sparse autoencoder on activations."""
+"""Train a sparse autoencoder on activations; the result has the autoencoder and its metrics."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -14,15 +14,63 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from hookline.errors import HooklineError, HooklineWarning, users_level
 from hookline.sae.autoencoder import SparseAutoencoder
-from hookline.sae.resampling import DeadFeatures, resample
-from hookline.sae.sae_config import SAEConfig, is_count
+from hookline.sae.sae_config import SAEConfig, check_count, is_count
 from hookline.sae.sources import Data, Source, source_of
-from hookline.sae.training import Metrics, Training
 from hookline.text.outliers import Outliers, Outlying, factor_of, outlying, row_norms
 
 L1, K = 2.0, 16
+_Check: TypeAlias = tuple[Callable[[Any], bool], str]
 _LAST_RESAMPLING = 0.75
 """The fraction of the steps after which no feature is resampled, so that the last ones can converge."""
+_SHARE = 0.2
+"""The norm of a resampled encoder direction, relative to the mean norm of those that are alive."""
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """The metrics on the batches since the previous record."""
+
+    step: int
+    loss: float
+    l0: float
+    """The mean number of active features."""
+    explained_variance: float
+    """The fraction of the activations' variance that the reconstruction explains."""
+    dead: float
+    """The fraction of dead features."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """A trained autoencoder with its history of metrics. Prints as a table."""
+
+    sae: SparseAutoencoder
+    history: tuple[Metrics, ...]
+    steps: int
+    """The number of steps run."""
+    resampled: int
+    """The number of times a dead feature was resampled."""
+    is_interrupted: bool = False
+    """Whether Ctrl-C stopped it early."""
+    outlying: Outlying = field(default_factory=Outlying)
+    """The rows that were excluded, counted in every epoch."""
+
+    @property
+    def last(self) -> Metrics:
+        """The last metrics."""
+        return self.history[-1]
+
+    def __repr__(self) -> str:
+        head = [each.name for each in fields(Metrics)]
+        last = len(self.history) - 1
+        shown = sorted({round(last * i / 9) for i in range(10)})  # evenly spaced, with the last
+        rows = [[f"{getattr(self.history[i], name):.4g}" for name in head] for i in shown]
+        widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+        lines = ["  ".join(f"{x:>{width}}" for x, width in zip(row, widths, strict=True)) for row in [head, *rows]]
+        end = "stopped by Ctrl-C after" if self.is_interrupted else "after"
+        about = f"{self.sae.extra_repr()}; {end} {self.steps} steps, {self.resampled} features resampled"
+        left_out = [f'left out: {self.outlying} (outliers="include" keeps them)'] if self.outlying.count else []
+        return "\n".join([about, *left_out, *lines])
 
 
 def train(
@@ -77,6 +125,15 @@ def train(
         return Trainer(source_of(data, point, batch_size, seed), plan, torch.device(device), outliers).run(progress)
 
 
+_NUMBER: _Check = (lambda x: math.isfinite(x) and x >= 0, "a nonnegative number")
+_FRACTION: _Check = (lambda x: 0 <= x <= 1, "a fraction of the steps, from 0 to 1")
+_VALID: dict[str, _Check] = {
+    "resample_every": (lambda x: x == 0 or is_count(x), "a number of steps, or 0 for never"),
+    **dict.fromkeys(("l1", "lr"), _NUMBER),
+    **dict.fromkeys(("warm_up", "decay", "l1_warm_up"), _FRACTION),
+}
+
+
 @dataclass(frozen=True)
 class Plan:
     """The hyperparameters of a training run."""
@@ -98,18 +155,11 @@ class Plan:
         if self.kind not in ("l1", "topk"):
             raise HooklineError(f'kind must be "l1" or "topk", not {self.kind!r}')
         for name in ("d_sae", "k", "steps", "log_every"):
-            if not is_count(getattr(self, name)):
-                raise HooklineError(f"{name} must be a positive integer, not {getattr(self, name)!r}")
-        if self.resample_every != 0 and not is_count(self.resample_every):
-            raise HooklineError(
-                f"resample_every must be a number of steps, or 0 for never, not {self.resample_every!r}"
-            )
-        for name in ("l1", "lr"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
-                raise HooklineError(f"{name} must be a nonnegative number, not {getattr(self, name)!r}")
-        for name in ("warm_up", "decay", "l1_warm_up"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise HooklineError(f"{name} must be a fraction of the steps, from 0 to 1, not {getattr(self, name)!r}")
+            check_count(name, getattr(self, name))
+        for name, (is_valid, expected) in _VALID.items():
+            value = getattr(self, name)
+            if not is_valid(value):
+                raise HooklineError(f"{name} must be {expected}, not {value!r}")
 
     def rate(self, step: int) -> float:
         """The learning rate at a step: linear warm-up, constant, linear decay."""
@@ -144,6 +194,52 @@ class Plan:
             hook_name=source.hook_name,
             metadata={"model_name": source.model_name, "trained_by": "hookline"},
         )
+
+
+class DeadFeatures:
+    """Counts for how many steps each feature has been inactive."""
+
+    def __init__(self, d_sae: int, patience: int, device: torch.device) -> None:
+        self.steps = torch.zeros(d_sae, dtype=torch.long, device=device)
+        self.patience = patience
+
+    def update(self, features: Tensor) -> None:
+        """Count a batch."""
+        self.steps += 1
+        self.steps[(features > 0).any(0)] = 0
+
+    def indices(self) -> Tensor:
+        """The features that have been inactive for `patience` steps."""
+        return (self.steps >= self.patience).nonzero().flatten()
+
+    def share(self) -> float:
+        """The fraction of dead features."""
+        return len(self.indices()) / len(self.steps)
+
+
+@torch.no_grad()
+def resample(
+    sae: SparseAutoencoder, optimizer: torch.optim.Adam, dead_features: DeadFeatures, x: Tensor, random: torch.Generator
+) -> int:
+    """Point dead features at poorly reconstructed inputs, sampled by their error; returns how many were resampled."""
+    dead = dead_features.indices()
+    if not len(dead):
+        return 0
+    error = x - sae(x)
+    odds = error.pow(2).sum(1).pow(2).double().cpu() + 1e-30
+    chosen = torch.multinomial(odds, len(dead), replacement=len(dead) > len(x), generator=random)
+    directions = nn.functional.normalize(error[chosen.to(x.device)], dim=1)
+    alive = dead_features.steps < dead_features.patience
+    norm = sae.W_enc[:, alive].norm(dim=0).mean() if bool(alive.any()) else 1.0
+    sae.W_dec[dead] = directions
+    sae.W_enc[:, dead] = (directions * norm * _SHARE).T
+    sae.b_enc[dead] = 0
+    for parameter, axis in ((sae.W_dec, 0), (sae.W_enc, 1), (sae.b_enc, 0)):
+        for moment in ("exp_avg", "exp_avg_sq"):
+            if parameter in optimizer.state:
+                optimizer.state[parameter][moment].index_fill_(axis, dead, 0)
+    dead_features.steps[dead] = 0
+    return len(dead)
 
 
 class Trainer:

@@ -1,12 +1,11 @@
 """Activations on disk: written by `harvest`, read by a `Store`."""
 
 from hookline.errors import StoreError
-from hookline.store.dataset import Batches, RowDataset
 from hookline.store.harvesting import harvest
 from hookline.store.integrity import Verification
 from hookline.store.manifest import Manifest
 from hookline.store.store import LocalStore, RemoteStore, Store, open_store
-from hookline.store.stored_rows import Rows
+from hookline.store.stored_rows import Batches, RowDataset, Rows
 
 __all__ = [
     "harvest",

@@ -5,17 +5,36 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hookline.errors import HooklineError, StoreError
 from hookline.store.manifest import Manifest, Progress
-from hookline.store.token_rows import Tokens, as_tokens, raw
 
-Example = str | Tensor | Tokens
-"""A text, its token ids without padding, or one sample for a network that is not a language model."""
+
+@dataclass(frozen=True)
+class Tokens:
+    """The token ids of one example without padding, and the other columns of its row."""
+
+    ids: Tensor
+    is_masked: bool = False
+    """Whether an attention_mask marked the padding."""
+    extra: dict[str, Tensor] = field(default_factory=dict)
+    """The columns with one integer per token, such as token_type_ids."""
+    others: tuple[str, ...] = ()
+    """The names of all other columns."""
+
+
+Example = str | Tokens | Tensor
+"""A text, its tokens, or one sample for a network that is not a language model."""
+
+
+_ITERABLE = ("__iter__", "__getitem__")
 
 
 class Examples:
@@ -24,8 +43,10 @@ class Examples:
     def __init__(self, dataset: Any, column: str | int | None, convert: Callable[[Any], Example]) -> None:
         self._column, self._convert = column, convert
         self._items = _items(dataset)
-        self.total = _length(dataset)
         self.progress = Progress()
+        self.total: int | None = None
+        with suppress(TypeError):  # a generator has no length
+            self.total = len(dataset["input_ids"] if isinstance(dataset, Mapping) else dataset)
 
     def __iter__(self) -> Iterator[Example]:
         for item in self._items:
@@ -33,7 +54,8 @@ class Examples:
                 example = self._convert(self._value(item))
             except HooklineError as error:
                 raise HooklineError(f"example {self.progress.examples}: {error}") from error
-            self.progress = Progress(self.progress.examples + 1, _chained(self.progress.sum, example))
+            chained = hashlib.blake2b(self.progress.sum.encode() + _raw(example), digest_size=16).hexdigest()
+            self.progress = Progress(self.progress.examples + 1, chained)
             yield example
 
     def _value(self, item: Any) -> Any:
@@ -54,14 +76,10 @@ class Examples:
 
     def batches(self, size: int) -> Iterator[tuple[Progress, list[Example]]]:
         """Yield each batch with the progress before it."""
-        before, batch = self.progress, list[Example]()
-        for example in self:
-            batch.append(example)
-            if len(batch) == size:
-                yield before, batch
-                before, batch = self.progress, []
-        if batch:
+        before, examples = self.progress, iter(self)
+        while batch := list(islice(examples, size)):
             yield before, batch
+            before = self.progress
 
     def skip(self, manifest: Manifest, where: str) -> None:
         """Skip the examples that are already stored; StoreError if the data differs."""
@@ -75,66 +93,103 @@ class Examples:
                 )
 
 
+def _raw(example: Example) -> bytes:
+    """The bytes of an example, for its checksum."""
+    if isinstance(example, str):
+        return example.encode("utf-8", "surrogatepass")
+    if isinstance(example, Tokens):
+        return _raw(example.ids) + b"".join(name.encode() + _raw(x) for name, x in sorted(example.extra.items()))
+    shape = repr((example.dtype, tuple(example.shape))).encode()
+    return shape + example.reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
 def _items(dataset: Any) -> Iterator[Any]:
+    mask = getattr(dataset, "padding_mask", None)  # of the output of `to_tokens`
+    if isinstance(dataset, Tensor) and dataset.ndim > 1 and mask is not None:
+        dataset = {"input_ids": dataset, "attention_mask": mask}
     if isinstance(dataset, Mapping) and "input_ids" in dataset:  # the output of a tokenizer for several texts
-        return _rows(dataset)
-    if isinstance(dataset, str | bytes | Mapping):
-        raise _no_dataset(dataset)
+        lengths = {name: len(column) for name, column in dataset.items()}
+        if len({*lengths.values()}) != 1:
+            raise HooklineError(f"the columns of the data set have different lengths: {lengths}")
+        return (dict(zip(dataset, row, strict=True)) for row in zip(*dataset.values(), strict=True))
     if isinstance(dataset, Tensor) and dataset.ndim < 2:
         raise HooklineError(
             f"a data set given as a tensor needs one row per example, not the shape {list(dataset.shape)}"
         )
-    mask = getattr(dataset, "padding_mask", None)  # of the output of `to_tokens`
-    if isinstance(dataset, Tensor) and mask is not None:
-        return _rows({"input_ids": dataset, "attention_mask": mask})
     pandas = sys.modules.get("pandas")
     if pandas is not None and isinstance(dataset, pandas.DataFrame):  # iterating over it yields column names
         names = list(dataset.columns)
         return (dict(zip(names, row, strict=True)) for row in dataset.itertuples(index=False, name=None))
-    try:
-        return iter(dataset)
-    except TypeError:
-        raise _no_dataset(dataset) from None
+    if isinstance(dataset, str | bytes | Mapping) or not any(hasattr(dataset, each) for each in _ITERABLE):
+        inside = f" of {list(dataset)[:4]}: pass one of them" if isinstance(dataset, Mapping) else ""
+        raise HooklineError(
+            "a data set is a list of texts, a tensor of tokens, or another iterable of examples, "
+            f"not a {type(dataset).__name__}{inside}"
+        )
+    return iter(dataset)
 
 
-def _rows(columns: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The rows of a table given by its columns."""
-    lengths = {name: len(column) for name, column in columns.items()}
-    if len({*lengths.values()}) != 1:
-        raise HooklineError(f"the columns of the data set have different lengths: {lengths}")
-    return (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
-
-
-def _no_dataset(given: Any) -> HooklineError:
-    inside = f" of {list(given)[:4]}: pass one of them" if isinstance(given, Mapping) else ""
-    return HooklineError(
-        "a data set is a list of texts, a tensor of tokens, or another iterable of examples, "
-        f"not a {type(given).__name__}{inside}"
-    )
-
-
-def _length(dataset: Any) -> int | None:
-    try:
-        return len(dataset["input_ids"] if isinstance(dataset, Mapping) else dataset)
-    except TypeError:  # a generator
-        return None
-
-
-def _chained(before: str, example: Example) -> str:
-    """The checksum of all examples up to this one."""
-    return hashlib.blake2b(before.encode() + raw(example), digest_size=16).hexdigest()
-
-
-def as_text(item: Any) -> Example:
-    """Convert an item to an example for a language model: a text, or its token ids without padding."""
-    return item if isinstance(item, str) else as_tokens(item)
-
-
-def as_sample(item: Any) -> Example:
-    """Convert an item to an example for any other network: a tensor."""
+def as_sample(item: Any) -> Tensor:
+    """Convert an item to an example for a network that is not a language model: a tensor."""
     if not isinstance(item, Tensor):
         raise HooklineError(
             f"a network that is not a language model takes tensors, not a {type(item).__name__}; in a tuple "
             f"or a dictionary, select the tensor with column=…"
         )
     return item.detach().cpu().contiguous()
+
+
+def as_text(item: Any) -> str | Tokens:
+    """Convert an item to an example for a language model: a text, or its tokens without padding."""
+    if isinstance(item, str):
+        return item
+    given = item if isinstance(item, Mapping) else {"input_ids": item}
+    row = {name: value for name, value in given.items() if value is not None and name != "labels"}
+    ids, mask = _ids(row.pop("input_ids", item)), row.pop("attention_mask", None)
+    real = torch.ones(len(ids), dtype=torch.bool) if mask is None else _checked_mask(ids, mask)
+    columns = {name: _numbers(value) for name, value in row.items()}
+    fit = {name: x for name, x in columns.items() if x is not None and x.shape == ids.shape and _is_whole(x)}
+    extra = {name: x[real].long() for name, x in fit.items()}
+    return Tokens(ids[real], mask is not None, extra, tuple(name for name in columns if name not in extra))
+
+
+def _ids(given: Any) -> Tensor:
+    ids = _numbers(given)
+    if ids is None or ids.ndim != 1 or (len(ids) and not _is_whole(ids)):
+        found = _advice(given) if ids is None else f"{list(ids.shape)} numbers of {ids.dtype}"
+        raise HooklineError(f"an example is a text or one row of token ids, not {found}")
+    return ids.long()
+
+
+def _advice(given: Any) -> str:
+    """A description of an item without numbers, and what to do about it."""
+    if isinstance(given, Mapping):
+        return f"columns {list(given)}: choose one with column=…"
+    if not isinstance(given, list | tuple):
+        return f"{given!r:.60}" + (": decode it first" if isinstance(given, bytes) else "")
+    if given and all(isinstance(each, Mapping) and "role" in each for each in given):
+        return "a chat: convert it to text with tokenizer.apply_chat_template(messages, tokenize=False)"
+    if isinstance(given, tuple):
+        return f"{len(given)} items in a tuple: choose one with column=0 …"
+    return f"a list of {len(given)} items ({given[0]!r:.40} …): pass one example at a time, not batches"
+
+
+def _numbers(given: Any) -> Tensor | None:
+    """A tensor of the numbers in an item, on the CPU; None if there are none."""
+    try:
+        return torch.as_tensor(given).cpu()
+    except (TypeError, ValueError, RuntimeError):  # texts, or rows of different lengths
+        return None
+
+
+def _is_whole(x: Tensor) -> bool:
+    return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
+
+
+def _checked_mask(ids: Tensor, given: Any) -> Tensor:
+    mask = _numbers(given)
+    mask = torch.zeros(0) if mask is None else mask
+    places = mask.nonzero().flatten()
+    if mask.shape != ids.shape or (len(places) and int(places[-1] - places[0]) + 1 != len(places)):
+        raise HooklineError("an attention_mask must be as long as the tokens and may mask padding only at the ends")
+    return mask.bool()

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from hookline.engine.tensorfile import BAD_CONTENT, check_is_file
+from hookline.engine.tensorfile import BAD_CONTENT, check_is_file, reason
 from hookline.errors import StoreError
 
 Buffer = bytes | bytearray | memoryview
@@ -28,76 +28,127 @@ class Bytes(Protocol):
     def __getitem__(self, part: slice, /) -> Buffer: ...
 
 
-class Folder(Protocol):
-    """What a store needs from its folder."""
+class Folder:
+    """A folder on any file system that fsspec supports: `s3://…`, `gs://…`, `memory://…`."""
 
-    path: str
+    def __init__(self, url: str) -> None:
+        from fsspec.core import url_to_fs  # type: ignore[import-untyped]
+
+        self.path = url
+        try:
+            self._files, folder = url_to_fs(url)
+        except (ValueError, ImportError, OSError) as error:
+            raise StoreError(f"{url} cannot be opened: {error}") from error
+        self._folder = folder.rstrip("/")
+
+    def _at(self, name: str) -> str:
+        return f"{self._folder}/{name}"
 
     def names(self) -> list[str]:
         """The names of the files, without those that are being written."""
+        self._files.invalidate_cache()
+        try:
+            found = self._files.ls(self._folder, detail=False)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StoreError(f"{self.path} cannot be read: {reason(error)}") from error
+        names = (each.rstrip("/").rsplit("/", 1)[-1] for each in found)
+        return sorted(name for name in names if not name.endswith((PART, LOCK)))
 
     def open(self, name: str) -> Bytes:
         """The bytes of a file; FileNotFoundError if there is none."""
+        return _Remote(self._files, self._at(name))
 
     def stage(self, name: str, parts: Sequence[Buffer]) -> None:
         """Write a file under a temporary name, so that it is not part of the store yet. Thread-safe."""
-
-    def place(self, names: Sequence[str]) -> None:
-        """Rename staged files to their final names, in this order, each atomically."""
-
-    def discard(self, name: str) -> None:
-        """Delete a staged file, if there is one."""
-
-    def locked(self) -> Any:
-        """A context in which no other harvest can write to the folder."""
-
-
-class LocalFolder:
-    """A local folder."""
-
-    def __init__(self, path: str | Path) -> None:
-        self._folder = Path(os.path.expanduser(path)).absolute()
-        self.path = str(self._folder)
-
-    def names(self) -> list[str]:
-        """The names of the files, without those that are being written."""
         try:
-            if not self._folder.is_dir():
-                return []
-            return sorted(each.name for each in self._folder.iterdir() if not each.name.endswith((PART, LOCK)))
-        except OSError as error:
-            raise StoreError(f"{self.path} cannot be read: {error.strerror or error}") from error
-
-    def open(self, name: str) -> Bytes:
-        """The file, memory-mapped: only the pages that are accessed are read."""
-        check_is_file(self._folder / name)
-        with open(self._folder / name, "rb") as file:
-            if not os.fstat(file.fileno()).st_size:
-                return memoryview(b"")
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-
-    def stage(self, name: str, parts: Sequence[Buffer]) -> None:
-        """Write under a temporary name, and sync. A leftover file or link of that name is removed first."""
-        path = self._folder / (name + PART)
-        try:
-            path.unlink(missing_ok=True)
-            with open(path, "xb", buffering=0, opener=_without_links) as file:
-                _write_all(file.fileno(), parts)
-                os.fsync(file.fileno())
+            self._write(self._at(name + PART), parts)
         except BaseException:
             self.discard(name)
             raise
 
+    def _write(self, path: str, parts: Sequence[Buffer]) -> None:
+        with self._files.open(path, "wb") as file:
+            for part in parts:
+                file.write(part)
+
+    def place(self, names: Sequence[str]) -> None:
+        """Rename staged files to their final names, in this order, each as atomically as the file system can."""
+        for name in names:
+            self._files.mv(self._at(name + PART), self._at(name))
+
+    def discard(self, name: str) -> None:
+        """Delete a staged file, if there is one."""
+        with suppress(FileNotFoundError, IsADirectoryError, PermissionError):  # the last two: not written by `stage`
+            self._files.rm_file(self._at(name + PART))
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Write a lock file that names its owner; a lock left by a dead process of this machine is ignored."""
+        self._files.makedirs(self._folder, exist_ok=True)
+        lock = self._at(LOCK)
+        if self._files.exists(lock):
+            owner = self._files.cat_file(lock).decode(errors="replace")
+            if not _is_gone(owner):
+                raise StoreError(f"{_in_use(self.path, owner)} If it is no longer running, delete {lock}")
+        self._files.pipe_file(lock, _me().encode())
+        try:
+            yield
+        finally:
+            self._files.rm(lock)
+
+    def replace(self, name: str, content: bytes) -> None:
+        """Write or replace a file atomically."""
+        self.stage(name, [content])
+        try:
+            self.place([name])
+        except BaseException:
+            self.discard(name)
+            raise
+
+
+class LocalFolder(Folder):
+    """A local folder, with guarantees that fsspec does not make for local files.
+
+    Files are synced to disk and renamed atomically, links are not followed, and a lock ends with its process.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        from fsspec import filesystem  # type: ignore[import-untyped]
+
+        self._files = filesystem("file")
+        self._folder = self.path = str(Path(os.path.expanduser(path)).absolute())
+
+    def open(self, name: str) -> Bytes:
+        """The file, memory-mapped: only the pages that are accessed are read."""
+        check_is_file(Path(self._at(name)))
+        with open(self._at(name), "rb") as file:
+            if not os.fstat(file.fileno()).st_size:
+                return memoryview(b"")
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+    def _write(self, path: str, parts: Sequence[Buffer]) -> None:
+        Path(path).unlink(missing_ok=True)  # a file or link that somebody left there
+        with open(path, "xb", buffering=0, opener=_without_links) as file:
+            start = 0
+            for view in (memoryview(part).cast("B") for part in parts if len(part)):
+                while view:
+                    done = os.pwrite(file.fileno(), view, start)
+                    if not done:
+                        raise OSError(errno.ENOSPC, "no bytes were written")
+                    view, start = view[done:], start + done
+            os.fsync(file.fileno())
+
     def place(self, names: Sequence[str]) -> None:
         """Rename, then sync the folder: after a crash a file is complete or absent, and so are all after it."""
         for name in names:
-            os.replace(self._folder / (name + PART), self._folder / name)
-        _sync_folder(self._folder)
-
-    def discard(self, name: str) -> None:
-        """Delete the file under the temporary name."""
-        with suppress(IsADirectoryError, PermissionError):  # which was not written by `stage`
-            (self._folder / (name + PART)).unlink(missing_ok=True)
+            os.replace(self._at(name + PART), self._at(name))
+        handle = os.open(self._folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -116,89 +167,17 @@ class LocalFolder:
             yield
 
     def _lock_file(self) -> TextIO:
-        path = self._folder / LOCK
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            return open(path, "a+", opener=_without_links)
+            os.makedirs(self._folder, exist_ok=True)
+            return open(self._at(LOCK), "a+", opener=_without_links)
         except OSError as error:
-            why = "it is a link, and a lock is a file" if error.errno == errno.ELOOP else error.strerror or str(error)
-            raise StoreError(f"{self.path} cannot be written to: {path.name}: {why}") from error
+            why = "it is a link, and a lock is a file" if error.errno == errno.ELOOP else reason(error)
+            raise StoreError(f"{self.path} cannot be written to: {LOCK}: {why}") from error
 
 
 def _without_links(path: str, flags: int) -> int:
     """Open a file at that path without following links, which somebody else may have put there."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-
-
-class RemoteFolder:
-    """A folder on any file system that fsspec supports: `s3://…`, `gs://…`, `memory://…`."""
-
-    def __init__(self, url: str) -> None:
-        import fsspec  # type: ignore[import-untyped]
-
-        self.path = url
-        try:
-            self._files, self._folder = fsspec.core.url_to_fs(url)
-        except (ValueError, ImportError, OSError) as error:
-            raise StoreError(f"{url} cannot be opened: {error}") from error
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["path"])  # type: ignore[misc]
-
-    def _at(self, name: str) -> str:
-        return f"{self._folder.rstrip('/')}/{name}"
-
-    def names(self) -> list[str]:
-        """The names of the files, without those that are being written."""
-        self._files.invalidate_cache()
-        try:
-            found = self._files.ls(self._folder, detail=False)
-        except FileNotFoundError:
-            return []
-        names = (each.rstrip("/").rsplit("/", 1)[-1] for each in found)
-        return sorted(name for name in names if not name.endswith((PART, LOCK)))
-
-    def open(self, name: str) -> Bytes:
-        """The file; ranges of it are fetched on access."""
-        return _Remote(self._files, self._at(name))
-
-    def stage(self, name: str, parts: Sequence[Buffer]) -> None:
-        """Write under a temporary name."""
-        try:
-            with self._files.open(self._at(name + PART), "wb") as file:
-                for part in parts:
-                    file.write(part)
-        except BaseException:
-            self.discard(name)
-            raise
-
-    def place(self, names: Sequence[str]) -> None:
-        """Move the files, as atomically as the file system can."""
-        for name in names:
-            self._files.mv(self._at(name + PART), self._at(name))
-
-    def discard(self, name: str) -> None:
-        """Delete the file under the temporary name."""
-        with suppress(FileNotFoundError):
-            self._files.rm(self._at(name + PART))
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Write a lock file that names its owner; a lock left by a dead process of this machine is ignored."""
-        self._files.makedirs(self._folder, exist_ok=True)
-        lock = self._at(LOCK)
-        if self._files.exists(lock):
-            owner = self._files.cat_file(lock).decode(errors="replace")
-            if not _is_gone(owner):
-                raise StoreError(f"{_in_use(self.path, owner)} If it is no longer running, delete {lock}")
-        self._files.pipe_file(lock, _me().encode())
-        try:
-            yield
-        finally:
-            self._files.rm(lock)
 
 
 class _Remote:
@@ -216,35 +195,6 @@ class _Remote:
         return self._files.cat_file(self._path, start=start, end=stop) if stop > start else b""
 
 
-def write_file(folder: Folder, name: str, parts: Sequence[Buffer]) -> None:
-    """Write or replace a file atomically."""
-    folder.stage(name, parts)
-    try:
-        folder.place([name])
-    except BaseException:
-        folder.discard(name)
-        raise
-
-
-def _write_all(file: int, parts: Sequence[Buffer]) -> None:
-    """Write the parts in order. More threads would not help: writes to one file are serialized."""
-    start = 0
-    for view in (memoryview(part).cast("B") for part in parts if len(part)):
-        while view:
-            done = os.pwrite(file, view, start)
-            if not done:
-                raise OSError(errno.ENOSPC, "no bytes were written")
-            view, start = view[done:], start + done
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def _me() -> str:
     return json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
 
@@ -257,9 +207,8 @@ def _is_gone(owner: str) -> bool:
     """Whether a lock was left by a process of this machine that no longer exists."""
     try:
         known = json.loads(owner)
-        if known["host"] != socket.gethostname() or known["pid"] == os.getpid():
-            return False
-        os.kill(known["pid"], 0)
+        if known["host"] == socket.gethostname() and known["pid"] != os.getpid():
+            os.kill(known["pid"], 0)
     except ProcessLookupError:
         return True
     except (*BAD_CONTENT, PermissionError):

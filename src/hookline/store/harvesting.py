@@ -4,34 +4,34 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from hookline.engine.halving import Fit
 from hookline.engine.hooked import Hooked
 from hookline.engine.names import Filter
+from hookline.engine.points import HookPoint
 from hookline.engine.runs import Run
 from hookline.engine.tensorfile import BAD_CONTENT, reason
-from hookline.errors import HooklineError, HooklineWarning, StoreError, users_level
+from hookline.errors import HooklineError, HooklineWarning, StoreError, UnknownPointError, users_level
 from hookline.model import HookedModel
-from hookline.store.activations import check_points, check_steady, column_of, names_of, run_batch
 from hookline.store.examples import Example, Examples, as_sample, as_text
-from hookline.store.folders import write_file
-from hookline.store.identity import changes, code_in, identity
-from hookline.store.integrity import shard_names, with_unlisted
-from hookline.store.manifest import MANIFEST, About, Column, Manifest, Progress, differences, versions
-from hookline.store.options import Chosen, Options
-from hookline.store.selection import Batch, sample_batch, text_batch
-from hookline.store.shards import columns_of
-from hookline.store.store import Store, load_manifest, open_store
-from hookline.store.writer import Writer, cannot_write
+from hookline.store.identity import changes, code_in, device_of, identity
+from hookline.store.integrity import with_unlisted
+from hookline.store.manifest import MANIFEST, About, Column, Manifest, Progress, differences, shard_names, versions
+from hookline.store.selection import Batch, Chosen, Options, sample_batch, text_batch
+from hookline.store.shards import DTYPES, ROW
+from hookline.store.store import Store, open_store
+from hookline.store.writer import Writer, to_device
+from hookline.transformer.dialects import other_names
+from hookline.transformer.index import ModelPoints
 
 
 def harvest(
@@ -81,18 +81,14 @@ def harvest(
         *(max_tokens, prepend_bos, shard_rows, shard_bytes, flush_every, hooks_tag),
     )
     where, work = open_store(store), _Harvest(model, points, options)
-    examples = Examples(dataset, column, as_text if work.is_of_text else as_sample)
+    examples = Examples(dataset, column, as_text if isinstance(model, HookedModel) else as_sample)
     with where.folder.locked(), torch.no_grad(), work.context():
         manifest = work.resumed(where)
         examples.skip(manifest, where.path)
         if manifest.is_complete:
             _check_over(examples, manifest, where.path)
         else:
-            # With `max_rows` the number of examples is unknown in advance, so the progress bar counts rows.
-            total, unit = (examples.total, " examples") if max_rows is None else (options.max_rows, " rows")
-            with tqdm(total=total, disable=not progress, delay=2, leave=False, unit=unit) as bar:
-                bar.update(manifest.examples if max_rows is None else manifest.rows)
-                work.run(examples, where, manifest, bar)
+            work.run(examples, where, manifest, progress)
     where.refresh()
     return where
 
@@ -107,10 +103,9 @@ class _Harvest:
         self._fit = Fit("examples")
         self.points = model._points.select(points)
         self._asked = {model._points.canonical_name(point.name): point.name for point in self.points}
-        self.is_of_text = isinstance(model, HookedModel)
-        check_steady(model.module)
+        _check_steady(model.module)
         if isinstance(model, HookedModel):
-            check_points(model, self.points)
+            _check_points(model, self.points)
         elif options.positions is not None or options.max_tokens is not None or options.prepend_bos is not None:
             raise HooklineError("positions, max_tokens and prepend_bos apply to texts; here a row is a whole sample")
 
@@ -120,13 +115,14 @@ class _Harvest:
 
     def resumed(self, store: Store) -> Manifest:
         """The manifest of the rows stored so far, which must belong to this harvest; or an empty one."""
-        wanted, folder = self._about(), store.folder
+        about = About(identity(self.model), {"points": list(self._asked), **self.options.recorded()}, {})
+        wanted, folder = About.from_json(about.to_json()), store.folder  # as it will be read back
         untagged = self._untagged(wanted)
         if MANIFEST not in folder.names() and not shard_names(folder):
             if untagged:
-                _warn(f"{store.path} cannot be resumed if this harvest is interrupted: {_needs_tag(untagged)}")
+                _warn(f"{store.path} cannot be resumed if this harvest is interrupted: {untagged}")
             return Manifest(wanted, versions=versions())
-        found = load_manifest(folder)
+        found = Manifest.load(folder)
         try:
             different = changes(wanted, found.about)
         except BAD_CONTENT as error:
@@ -136,38 +132,46 @@ class _Harvest:
                 f"{store.path} belongs to a different harvest: {'; '.join(different)}. Harvest into another store"
             )
         if untagged:
-            raise StoreError(f"{store.path} cannot be resumed: {_needs_tag(untagged)}. Harvest into another store")
+            raise StoreError(f"{store.path} cannot be resumed: {untagged}. Harvest into another store")
         missing = sorted({shard.name for shard in found.shards} - {*folder.names()})
         if missing:
             raise StoreError(
                 f"{store.path} has lost {', '.join(missing[:4])}: `hookline store verify PATH` checks all shards"
             )
-        _warn_of_versions(found, store.path)
+        if different := differences(versions(), found.versions):
+            _warn(
+                f"{store.path} was started with other versions, so its rows may differ in the last bits: "
+                f"{'; '.join(different)}"
+            )
         whole = with_unlisted(folder, found)
         if whole != found:
-            _save(store, whole)
+            whole.save(folder)
         return whole
 
-    def _about(self) -> About:
-        about = About(identity(self.model), {"points": list(self._asked), **self.options.recorded()}, {})
-        return About.from_json(about.to_json())  # as it will be read back
+    def _untagged(self, wanted: About) -> str:
+        """Why functions that this harvest runs prevent resuming; empty if there are none, or a tag names them."""
+        functions = code_in(wanted) + (["positions"] if callable(self.options.positions) else [])
+        if not functions or self.options.hooks_tag is not None:
+            return ""
+        return (
+            f"it runs Python functions, which are not compared ({', '.join(functions)}). Name their version with "
+            f"harvest(…, hooks_tag='v1'), and change the tag whenever they change"
+        )
 
-    def _untagged(self, wanted: About) -> list[str]:
-        """The functions that this harvest runs, unless a tag says which version they are."""
-        if self.options.hooks_tag is not None:
-            return []
-        return code_in(wanted) + (["positions"] if callable(self.options.positions) else [])
-
-    def run(self, examples: Examples, store: Store, manifest: Manifest, bar: Any) -> None:
+    def run(self, examples: Examples, store: Store, manifest: Manifest, progress: bool) -> None:
         """Run the model on each batch, and store the activations at the points."""
+        limit, writer = self.options.max_rows, None
+        # With `max_rows` the number of examples is unknown in advance, so the progress bar counts rows.
+        total, unit = (examples.total, " examples") if limit is None else (limit, " rows")
         with ExitStack() as stack:
-            writer: Writer | None = None
+            bar = stack.enter_context(tqdm(total=total, disable=not progress, delay=2, leave=False, unit=unit))
+            bar.update(manifest.examples if limit is None else manifest.rows)
             for before, batch in self._batches(examples, manifest.rows):
-                sources = run_batch(self.model, self.points, batch, self._fit)
+                sources = _run_batch(self.model, self.points, batch, self._fit)
                 if writer is None:
                     writer = stack.enter_context(self._writer(store, manifest, sources))
                 writer.add(batch, sources, before, examples.progress)
-                bar.update(examples.progress.examples - bar.n if self.options.max_rows is None else batch.rows)
+                bar.update(examples.progress.examples - bar.n if limit is None else batch.rows)
             if writer is None and not manifest.rows:
                 raise StoreError(
                     f"there are no rows to store in {store.path}: the data set is empty, or no text has the positions"
@@ -203,35 +207,10 @@ class _Harvest:
         }
         if not manifest.about.points:
             manifest = replace(manifest, about=replace(manifest.about, points=columns))
-            _save(store, manifest)  # so that it exists before the first shard
-        if sources and (different := differences(_unasked(columns), _unasked(manifest.about.points))):
+            manifest.save(store.folder)  # so that it exists before the first shard
+        if sources and (different := differences(columns, manifest.about.points)):
             raise StoreError(f"{store.path} has activations of other shapes or dtypes: {'; '.join(different)}")
-        row = sum(each.nbytes for each in columns_of(manifest.about).values())
-        return Writer(
-            store.folder,
-            manifest,
-            shard_rows=self.options.shard_rows or max(1, self.options.shard_bytes // row),
-            flush_every=self.options.flush_every,
-            is_pinned=any(x.is_cuda for x in sources.values()),
-            narrowed=[name for name, x in sources.items() if _is_narrowed(x, columns[name])],
-        )
-
-
-def _unasked(columns: dict[str, Column]) -> dict[str, Column]:
-    """Without the names by which points were requested, which do not matter."""
-    return {name: replace(each, asked="") for name, each in columns.items()}
-
-
-def _is_narrowed(x: Tensor, column: Column) -> bool:
-    """Whether the stored dtype has a smaller range than the activation's."""
-    return x.is_floating_point() and torch.finfo(x.dtype).max > torch.finfo(column.torch_dtype).max
-
-
-def _save(store: Store, manifest: Manifest) -> None:
-    try:
-        write_file(store.folder, MANIFEST, [manifest.to_bytes()])
-    except OSError as error:
-        raise cannot_write(store.folder, manifest, error) from error
+        return Writer(store.folder, manifest, self.options, sources)
 
 
 def _check_over(examples: Examples, manifest: Manifest, where: str) -> None:
@@ -246,21 +225,101 @@ def _check_over(examples: Examples, manifest: Manifest, where: str) -> None:
         )
 
 
-def _warn_of_versions(found: Manifest, where: str) -> None:
-    different = differences(versions(), found.versions)
-    if different:
-        _warn(
-            f"{where} was started with other versions, so its rows may differ in the last bits: {'; '.join(different)}"
-        )
-
-
-def _needs_tag(functions: list[str]) -> str:
-    """Why functions prevent resuming, and what to do about it."""
-    return (
-        f"it runs Python functions, which are not compared ({', '.join(functions)}). Name their version with "
-        f"harvest(…, hooks_tag='v1'), and change the tag whenever they change"
-    )
-
-
 def _warn(message: str) -> None:
     warnings.warn(message, HooklineWarning, stacklevel=users_level())
+
+
+def _check_points(model: HookedModel, points: Sequence[HookPoint]) -> None:
+    """Raise unless each point has one row per token of the data."""
+    for point in points:
+        axes = point.axes.split()
+        if axes and ("p" in axes) == ("k" in axes):
+            raise StoreError(
+                f"{point.name!r} has the axes {point.axes!r}: a store needs one row of fixed shape per position. Use "
+                f"run_with_cache instead"
+            )
+        if model._anatomy.is_encoder_decoder and not point.canonical_name.startswith("encoder."):
+            raise StoreError(
+                f"{point.name!r} is not in the encoder, and the data is fed to the encoder only: harvest encoder.…"
+            )
+
+
+def _check_steady(module: nn.Module) -> None:
+    """Raise if the model is stochastic, or changes with each pass: its harvest could not be resumed."""
+    kinds = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
+    for name, part in module.named_modules():
+        if part.training and isinstance(part, kinds) and getattr(part, "p", 1):
+            raise HooklineError(
+                f"the model is in training mode, and {name!r} is a {type(part).__name__}: call model.eval() first, or "
+                f"the activations would differ each time"
+            )
+
+
+def _run_batch(model: Hooked, points: Sequence[HookPoint], batch: Batch, fit: Fit) -> dict[str, Tensor]:
+    """The activations at each point as [row, …], with a row for each token or sample of the batch, stored or not.
+
+    If memory runs out, the batch is run in parts, and their results are collected on the CPU.
+    """
+    examples = range(batch.shape[0])
+
+    def run(some: Sequence[int]) -> dict[str, Tensor]:
+        found = _run(model, points, batch, some)
+        return found if len(some) == len(examples) else {name: x.cpu() for name, x in found.items()}
+
+    found = [each for _, each in fit.parts(examples, run)]
+    return found[0] if len(found) == 1 else {name: torch.cat([each[name] for each in found]) for name in found[0]}
+
+
+def _run(model: Hooked, points: Sequence[HookPoint], batch: Batch, examples: Sequence[int]) -> dict[str, Tensor]:
+    """The activations at each point in a run of some consecutive examples of a batch."""
+    if len(examples) < batch.shape[0]:
+        batch = batch.part(examples[0], examples[-1] + 1)
+    device = device_of(model)
+    args = tuple(to_device(x, device) for x in batch.args)
+    kwargs: dict[str, Any] = {name: to_device(x, device) for name, x in batch.kwargs.items()}
+    # A native point may fire several times, so then the pass must run to its end.
+    stops = isinstance(model, HookedModel) and all(point.axes for point in points)
+    cache = model.cache(*args, names_filter=points, stop_early=stops, **kwargs)
+    axes = {point.name: point.axes for point in points}
+    names = model._points
+    return {names.canonical_name(name): _as_rows(name, x, axes.get(name, ""), batch) for name, x in cache.items()}
+
+
+def _as_rows(name: str, x: Tensor, axes: str, batch: Batch) -> Tensor:
+    names = axes.split()
+    axis = names.index("p" if "p" in names else "k") if names else 1
+    if len(batch.shape) == 2 and x.ndim > axis:
+        x = x.movedim(axis, 1)
+    if x.shape[: len(batch.shape)] != batch.shape:
+        what = "token" if len(batch.shape) == 2 else "sample"
+        raise StoreError(
+            f"{name!r} has the shape {list(x.shape)}, but needs one row per {what} of a batch {list(batch.shape)}"
+        )
+    return x.flatten(0, len(batch.shape) - 1)
+
+
+def names_of(model: Hooked, name: str) -> list[str]:
+    """The other names of a stored point: in other dialects, and the path of its module."""
+    points, others = model._points, list[str]()
+    if isinstance(points, ModelPoints) and name in points.hook_dict:
+        others += other_names(name, points._stacks)
+    path = points._paths.get(points.find(name).site.module)
+    if not path:
+        return others
+    for native in (path, f"{path}.input"):
+        with suppress(UnknownPointError):
+            if points.canonical_name(native) == name:
+                others.append(native)
+    return others
+
+
+def column_of(x: Tensor, asked: str, name: str, dtype: torch.dtype | None, also: Sequence[str] = ()) -> Column:
+    """How the rows of a point are stored. `also` are its other names."""
+    if name in ROW:
+        raise StoreError(f"a point cannot be stored as {name!r}: that name is reserved")
+    stored = dtype if dtype is not None and x.is_floating_point() else x.dtype
+    known = str(stored).removeprefix("torch.")
+    if known not in DTYPES:
+        raise StoreError(f"{name!r} has dtype {stored}, which cannot be stored; supported: {', '.join(DTYPES)}")
+    others = tuple(each for each in also if each not in (name, asked))
+    return Column(known, tuple(x.shape[1:]), asked if asked != name else "", others)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as every_module
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hookline.engine.hook_actions import HookAction
 from hookline.engine.hooked import Hooked
@@ -27,8 +28,6 @@ from hookline.errors import describe
 from hookline.hooks import Hook
 from hookline.hooks.data_edits import DataEdit
 from hookline.model import HookedModel
-from hookline.store.activations import device_of
-from hookline.store.checksums import tensor_checksum
 from hookline.store.manifest import About, differences
 from hookline.text.token_positions import Meaning
 
@@ -37,6 +36,9 @@ RULE = 2
 
 _NO_EFFECT = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype", "use_cache")
 """Config entries that do not change what the model computes."""
+
+_TABLE_WIDTH = 1024
+"""How many integers are in a row of the table over which a tensor's checksum is computed."""
 
 _HARMLESS = ("torch", "transformers", "accelerate", "hookline")
 """Packages whose torch hooks record or move tensors, but do not change activations."""
@@ -51,7 +53,7 @@ def identity(model: Hooked) -> dict[str, Any]:
         "rule": RULE,
         "id": known.cfg.model_name if known else type(module).__name__,
         "class": type(module).__name__,
-        "config": _digest(_config(module)) if known else None,
+        "config": _config_digest(module.config) if known else None,
         "modules": _digest(repr(module)),
         "weights": weights_digest(module),
         "tokenizer": tokenizer_digest(known.tokenizer) if known else None,
@@ -62,9 +64,16 @@ def identity(model: Hooked) -> dict[str, Any]:
     }
 
 
-def _config(module: nn.Module) -> str:
-    settings = {key: value for key, value in module.config.to_dict().items() if key not in _NO_EFFECT}  # type: ignore[operator, union-attr]
-    return json.dumps(settings, sort_keys=True, default=str)
+def device_of(model: Hooked) -> torch.device:
+    """The device of the model's inputs."""
+    if isinstance(model, HookedModel):
+        return model._device
+    return next((p.device for p in model.module.parameters()), torch.device("cpu"))
+
+
+def _config_digest(config: Any) -> str:
+    settings = {key: value for key, value in config.to_dict().items() if key not in _NO_EFFECT}
+    return _digest(json.dumps(settings, sort_keys=True, default=str))
 
 
 def weights_digest(module: nn.Module) -> str:
@@ -166,21 +175,16 @@ def changes(here: About, there: About) -> list[str]:
     """What differs between this harvest and the one in a store, as readable phrases."""
     if here.model["rule"] != there.model.get("rule"):
         return ["it was started by an earlier version of hookline, so it can be read but not resumed"]
-    return [
-        *differences(_compared(here.model), _compared(there.model)),
-        *_hook_changes(here.model["hooks"], there.model["hooks"]),
-        *differences(here.options, there.options),
-    ]
-
-
-def _compared(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the id, which is only a name, and the hooks, which have a phrase of their own."""
-    return {name: value for name, value in model.items() if name not in ("id", "hooks")}
+    # The id is only a name, and hooks have a phrase of their own.
+    ours, theirs = ({**about.model, "id": "", "hooks": []} for about in (here, there))
+    hooks = _hook_changes(here.model["hooks"], there.model["hooks"])
+    return [*differences(ours, theirs), *hooks, *differences(here.options, there.options)]
 
 
 def _hook_changes(here: list[Any], there: list[Any]) -> list[str]:
-    if list(map(_label, here)) != list(map(_label, there)):
-        return [f"hooks: {_listed(here)} here, but {_listed(there)} in the store"]
+    ours, theirs = (", ".join(map(_label, hooks)) or "none" for hooks in (here, there))
+    if ours != theirs:
+        return [f"hooks: {ours} here, but {theirs} in the store"]
     changed = [_label(one) for one, other in zip(here, there, strict=True) if one["sum"] != other["sum"]]
     return [f"hooks: {each} has other values here than in the store" for each in changed]
 
@@ -189,9 +193,48 @@ def _label(hook: Mapping[str, Any]) -> str:
     return f"{hook['hook']} at {hook['at']!r}"
 
 
-def _listed(hooks: list[Any]) -> str:
-    return ", ".join(map(_label, hooks)) or "none"
-
-
 def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def tensor_checksum(x: Tensor) -> str:
+    """Returns a checksum of dtype, shape and all values; of a tensor on "meta", of dtype and shape."""
+    found = hashlib.blake2b(digest_size=16)
+    for part in _plain_tensors(x):
+        found.update(f"{part.dtype} {tuple(part.shape)}".encode())
+        if part.device.type != "meta" and part.numel():
+            for each in _reduced(part):
+                found.update(each.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def _plain_tensors(x: Tensor) -> Iterator[Tensor]:
+    """The plain tensors that a tensor consists of: several if it is quantized, nested or distributed."""
+    if is_traceable_wrapper_subclass(x):
+        names, _ = x.__tensor_flatten__()
+        for name in names:
+            yield from _plain_tensors(getattr(x, name))
+        return
+    x = x.detach()
+    if x.layout != torch.strided:
+        x = x.to_dense()
+    x = x.as_subclass(Tensor)
+    if x.is_nested:
+        for row in x.unbind():
+            yield from _plain_tensors(row)
+        return
+    x = x.dequantize() if x.is_quantized else x
+    yield x.resolve_conj().resolve_neg()
+
+
+def _reduced(x: Tensor) -> tuple[Tensor, ...]:
+    """View the bytes as a table of integers; returns the sums of its rows, the sums of its columns, and the remainder.
+
+    They are computed on the tensor's device. A changed value changes the sum of its row, and two swapped values change
+    the sums of their rows or columns.
+    """
+    raw = x.reshape(-1).contiguous().view(torch.uint8)  # a column is one row that is not
+    whole = raw.numel() // (8 * _TABLE_WIDTH) * 8 * _TABLE_WIDTH
+    head = raw[:whole] if raw.storage_offset() % 8 == 0 else raw[:whole].clone()
+    table = head.view(torch.int64).view(-1, _TABLE_WIDTH)
+    return table.sum(0), table.sum(1), raw[whole:]

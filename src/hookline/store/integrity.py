@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hookline.errors import StoreError
-from hookline.store.folders import Folder, write_file
-from hookline.store.manifest import MANIFEST, Manifest, Shard, versions
-from hookline.store.shards import Header, is_sound, read_header
-from hookline.store.store import load_manifest, mismatch
+from hookline.store.folders import Folder
+from hookline.store.manifest import MANIFEST, Manifest, Shard, shard_names, versions
+from hookline.store.shards import mismatch, open_shard
 
 
 @dataclass(frozen=True)
@@ -59,45 +58,19 @@ def _line(finding: Finding) -> str:
 def verify(folder: Folder) -> Verification:
     """Check every file; nothing is changed."""
     try:
-        manifest = load_manifest(folder)
+        manifest = Manifest.load(folder)
     except StoreError as error:
         others = [Finding(name, None, note="not checked") for name in shard_names(folder)]
         return Verification(folder.path, None, (Finding(MANIFEST, None, str(error)), *others))
-    listed = [
-        Finding(shard.name, shard, _problem(folder, manifest, shard, before))
-        for before, shard in zip((None, *manifest.shards), manifest.shards, strict=False)
-    ]
+    listed = [Finding(shard.name, shard, _problem(folder, manifest, shard)) for shard in manifest.shards]
     return Verification(folder.path, manifest, (*listed, *_unlisted(folder, manifest)))
 
 
-def shard_names(folder: Folder) -> list[str]:
-    """The files that are named like shards."""
-    return [name for name in folder.names() if name.endswith(".safetensors")]
-
-
-def _problem(folder: Folder, manifest: Manifest, shard: Shard, before: Shard | None) -> str:
+def _problem(folder: Folder, manifest: Manifest, shard: Shard) -> str:
     try:
-        header = sound_header(folder, shard.name)
+        return mismatch(manifest, shard, open_shard(folder, shard.name, check=True)[1])
     except StoreError as error:
         return str(error)
-    if problem := mismatch(manifest, shard, header):
-        return problem
-    return "" if shard.follows(before) else "it does not start where the previous shard ends"
-
-
-def sound_header(folder: Folder, name: str) -> Header:
-    """The header of a file, after every byte was checked; StoreError says what is damaged."""
-    try:
-        file = folder.open(name)
-    except FileNotFoundError:
-        raise StoreError("it is missing") from None
-    except OSError as error:
-        raise StoreError(f"it cannot be opened ({error.strerror or error})") from error
-    header = read_header(file)
-    damaged = [each for each, place in header.tensors.items() if not is_sound(file, place)]
-    if damaged:
-        raise StoreError(f"bytes have changed in {', '.join(damaged)}")
-    return header
 
 
 def _unlisted(folder: Folder, manifest: Manifest) -> Iterator[Finding]:
@@ -113,20 +86,15 @@ def _unlisted(folder: Folder, manifest: Manifest) -> Iterator[Finding]:
 
 def _stray(folder: Folder, manifest: Manifest, name: str) -> Finding:
     try:
-        header = sound_header(folder, name)
+        _, header = open_shard(folder, name, check=True)
     except StoreError as error:
         return Finding(name, None, f"it is not in the manifest, and {error}")
-    if is_next(manifest, name, header):
+    before = manifest.shards[-1] if manifest.shards else None
+    is_same = header.about == manifest.about and name == header.shard.name
+    if is_same and header.shard.follows(before) and not manifest.is_complete:
         return Finding(name, header.shard, note="sound, not yet in the manifest: the next harvest adds it")
     problem = mismatch(manifest, header.shard, header) or "it does not start where the last shard ends"
     return Finding(name, header.shard, f"it is not in the manifest, and {problem}")
-
-
-def is_next(manifest: Manifest, name: str, header: Header) -> bool:
-    """Whether a file is the next shard after those in the manifest."""
-    before = manifest.shards[-1] if manifest.shards else None
-    is_same = header.about == manifest.about and name == header.shard.name
-    return is_same and header.shard.follows(before) and not manifest.is_complete
 
 
 def with_unlisted(folder: Folder, manifest: Manifest) -> Manifest:
@@ -140,24 +108,15 @@ def with_unlisted(folder: Folder, manifest: Manifest) -> Manifest:
     return manifest
 
 
-def rebuild_manifest(folder: Folder) -> Manifest:
+def rebuild_manifest(folder: Folder) -> None:
     """Rewrite the manifest from the headers of the shards, after checking every byte."""
     with folder.locked():
         names = shard_names(folder)
         if not names:
             raise StoreError(f"{folder.path} has no shard to rebuild a manifest from")
-        manifest = with_unlisted(folder, _empty(folder, names[0]))
         try:
-            write_file(folder, MANIFEST, [manifest.to_bytes()])
-        except OSError as error:
-            raise StoreError(f"{folder.path} cannot be written to: {error.strerror or error}") from error
-        return manifest
-
-
-def _empty(folder: Folder, name: str) -> Manifest:
-    try:
-        return replace(Manifest(sound_header(folder, name).about), versions=versions())
-    except StoreError as error:
-        raise StoreError(
-            f"{folder.path}/{name}: {error}. Delete it and all shards after it, and harvest again"
-        ) from error
+            _, first = open_shard(folder, names[0], check=True)
+        except StoreError as error:
+            advice = "Delete it and all shards after it, and harvest again"
+            raise StoreError(f"{folder.path}/{names[0]}: {error}. {advice}") from error
+        with_unlisted(folder, Manifest(first.about, versions=versions())).save(folder)

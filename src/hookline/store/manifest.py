@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache, cached_property
-from importlib.metadata import PackageNotFoundError, version
-from itertools import pairwise
+from functools import cache
+from importlib.metadata import version
 from typing import Any, Self
 
 import torch
 
+from hookline import __version__
 from hookline.engine.tensorfile import BAD_CONTENT, reason
 from hookline.errors import StoreError
+from hookline.store.folders import Folder
 
 MANIFEST, FORMAT = "manifest.json", 1
 
@@ -26,7 +28,7 @@ class Column:
 
     dtype: str
     shape: tuple[int, ...]
-    asked: str = ""
+    asked: str = field(default="", compare=False)
     """The name by which the point was requested, if it differs."""
     also: tuple[str, ...] = field(default=(), compare=False)
     """Its names in other dialects."""
@@ -157,11 +159,6 @@ class Shard:
             raise ValueError(f"a shard is described as {_short(dict(given))}")
         return found
 
-    @cached_property
-    def text(self) -> str:
-        """Its JSON. Cached, since the manifest is rewritten each time shards are added."""
-        return json.dumps(asdict(self))
-
     def unsealed(self) -> Shard:
         """A copy without the fields that are known only after writing."""
         return replace(self, bytes=0, seal="")
@@ -197,11 +194,33 @@ class Manifest:
     def to_bytes(self) -> bytes:
         """Returns the JSON file, with one line per shard."""
         fields = {"hookline": "store", "format": FORMAT, "versions": self.versions, **self.about.to_json()}
-        shards = [shard.text for shard in self.shards]
-        total = _sum_of(json.dumps(fields).removesuffix("}") + f', "shards": [{", ".join(shards)}]}}')
+        shards = [vars(shard) for shard in self.shards]
+        total = checksum(json.dumps({**fields, "shards": shards}).encode())
         start = json.dumps({"sum": total, **fields}, indent=1).removesuffix("\n}")
-        lines = ",\n  ".join(shards)
+        lines = ",\n  ".join(map(json.dumps, shards))
         return f'{start},\n "shards": [\n  {lines}\n ]\n}}'.encode()
+
+    def save(self, folder: Folder) -> None:
+        """Write it to a folder; StoreError if the disk is full or cannot be written to."""
+        with writing(folder, self.rows):
+            folder.replace(MANIFEST, self.to_bytes())
+
+    @classmethod
+    def load(cls, folder: Folder) -> Self:
+        """Read it from a folder; StoreError if there is none or it is damaged."""
+        try:
+            file = folder.open(MANIFEST)
+        except FileNotFoundError:
+            shards = shard_names(folder)
+            advice = (
+                f"but {len(shards)} shards: `hookline store verify PATH --rebuild` rewrites it"
+                if shards
+                else "and no shard: harvest into it first"
+            )
+            raise StoreError(f"{folder.path} has no {MANIFEST}, {advice}") from None
+        except OSError as error:
+            raise StoreError(f"{folder.path}/{MANIFEST} cannot be opened: {reason(error)}") from error
+        return cls.from_bytes(bytes(file[:]), f"{folder.path}/{MANIFEST}")
 
     @classmethod
     def from_bytes(cls, raw: bytes, where: str) -> Self:
@@ -209,16 +228,14 @@ class Manifest:
         try:
             fields = json.loads(raw)
             given = fields.pop("sum")
-            if fields["hookline"] != "store" or given != _sum(fields):
+            if fields["hookline"] != "store" or given != checksum(json.dumps(fields).encode()):
                 raise ValueError("its checksum does not match")
             if fields["format"] != FORMAT:
                 raise ValueError(f"its format is {fields['format']}, and this version of hookline reads {FORMAT}")
             shards = tuple(Shard.from_json(each) for each in fields["shards"])
-            if shards and (shards[0].number, shards[0].first_row) != (0, 0):
-                raise ValueError(f"its first shard is number {shards[0].number}, not 0")
-            for before, shard in pairwise(shards):
-                if (shard.number, shard.first_row) != (before.number + 1, before.stop_row):
-                    raise ValueError(f"shard {shard.number} does not start where the previous one ends")
+            for before, shard in zip((None, *shards), shards, strict=False):
+                if not shard.follows(before):
+                    raise ValueError(f"its shard {shard.number} does not start where the previous one ends")
             if not isinstance(fields["versions"], dict):
                 raise ValueError(f"its versions are {_short(fields['versions'])}")
             return cls(About.from_json(fields), shards, fields["versions"])
@@ -229,26 +246,33 @@ class Manifest:
             ) from error
 
 
+def shard_names(folder: Folder) -> list[str]:
+    """The files that are named like shards."""
+    return [name for name in folder.names() if name.endswith(".safetensors")]
+
+
+@contextmanager
+def writing(folder: Folder, rows: int) -> Iterator[None]:
+    """Raise a StoreError if the disk is full or cannot be written to."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"{folder.path} cannot be written to: {reason(error)}. Its rows so far (at least {rows:,}) are kept, and "
+            f"the same harvest can be resumed once there is space"
+        ) from error
+
+
 def _is_size(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
-def _sum(fields: Mapping[str, Any]) -> str:
-    return _sum_of(json.dumps(fields))
-
-
-def _sum_of(text: str) -> str:
-    return f"{zlib.crc32(text.encode()):08x}"
-
-
-def versions() -> dict[str, str]:
-    """The versions of the packages that compute and store the activations."""
-    return {name: _version(name) for name in ("hookline", "torch", "transformers", "safetensors")}
+def checksum(content: Any) -> str:
+    """The checksum of bytes, as a store's files record it."""
+    return f"{zlib.crc32(content):08x}"
 
 
 @cache
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "unknown"
+def versions() -> dict[str, str]:
+    """The versions of the packages that compute and store the activations."""
+    return {"hookline": __version__} | {name: version(name) for name in ("torch", "transformers", "safetensors")}

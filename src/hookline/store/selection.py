@@ -1,26 +1,117 @@
-"""A batch of examples as inputs of the model, and which of its rows are stored."""
+"""Which rows are stored: the options of a harvest, and a batch of examples as inputs of the model."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from operator import index
 from typing import Any
 from weakref import ref
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from hookline.errors import HooklineError
+from hookline.engine.signatures import parameters_of
+from hookline.errors import HooklineError, HooklineWarning, users_level
 from hookline.model import HookedModel
-from hookline.store.examples import Example
-from hookline.store.extra_columns import extra_columns
-from hookline.store.options import Options
-from hookline.store.padding import warn_of_padding
-from hookline.store.token_rows import Tokens
+from hookline.store.examples import Example, Tokens
+from hookline.store.identity import tensor_checksum
 from hookline.text.forward_pass import ForwardPass, Span
-from hookline.text.token_positions import Meaning
+from hookline.text.token_positions import Meaning, Positions, canonical, new_tokens
+
+Chosen = Positions | Callable[[Tensor], Tensor]
+
+_TYPES = "token_type_ids"
+
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Which rows are stored, and how: see `harvest`."""
+
+    positions: Chosen = None
+    dtype: torch.dtype | None = None
+    batch_size: int = 16
+    max_rows: int | None = None
+    sample: float = 1.0
+    seed: int = 0
+    max_tokens: int | None = None
+    prepend_bos: bool | None = None
+    shard_rows: int | None = None
+    shard_bytes: int = 128 * 2**20
+    flush_every: float = 60.0
+    hooks_tag: str | None = None
+    warned: set[str] = field(default_factory=set, compare=False, repr=False)
+    """What this harvest has already warned about."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "max_rows", "max_tokens", "shard_rows", "shard_bytes"):
+            object.__setattr__(self, name, _count(name, getattr(self, name)))
+        object.__setattr__(self, "positions", _canonical_positions(self.positions))
+        if not 0 < self.sample <= 1:
+            raise HooklineError(f"sample is the fraction of rows to keep, above 0 and at most 1, not {self.sample!r}")
+        if self.dtype is not None and self.dtype not in FLOATS:
+            raise HooklineError(f"dtype must be one of {', '.join(map(str, FLOATS))}, not {self.dtype!r}")
+        is_number = isinstance(self.flush_every, int | float) and not isinstance(self.flush_every, bool)
+        if not (is_number and self.flush_every >= 0):
+            raise HooklineError(f"flush_every is a nonnegative number of seconds, not {self.flush_every!r}")
+        if self.hooks_tag is not None and not (isinstance(self.hooks_tag, str) and self.hooks_tag):
+            raise HooklineError(f"hooks_tag must be a non-empty string, such as 'v1', not {self.hooks_tag!r}")
+
+    def recorded(self) -> dict[str, Any]:
+        """The options as the manifest records them; a harvest resumes only if they are equal."""
+        apart = ("positions", "dtype", "flush_every", "warned")  # when rows are written does not change them
+        others = [name for name in self.__dataclass_fields__ if name not in apart]
+        dtype = None if self.dtype is None else str(self.dtype).removeprefix("torch.")
+        return {"positions": _recorded_positions(self.positions), "dtype": dtype} | {
+            name: getattr(self, name) for name in others
+        }
+
+
+def _count(name: str, value: Any) -> int | None:
+    try:
+        found = 1 if value is None else index(value)  # also of NumPy
+    except TypeError:
+        found = 0
+    if found < 1:
+        raise HooklineError(f"{name} must be a positive integer, not {value!r}")
+    return None if value is None else found
+
+
+def _canonical_positions(positions: Any) -> Any:
+    """Positions in one form; HooklineError if a harvest does not accept them."""
+    if callable(positions):
+        return positions
+    try:
+        found = canonical(positions)
+    except HooklineError:
+        raise HooklineError(
+            "positions are None (all), an index, a slice, a list of indices, last, token(…), image_tokens, a mask "
+            f"[example, position], or a function from a text's tokens to a mask; not {positions!r}"
+        ) from None
+    if type(found) is type(new_tokens):
+        raise HooklineError(f"{found!r} refers to generated tokens, but a harvest does not generate")
+    if isinstance(found, Tensor) and (found.dtype != torch.bool or found.ndim != 2):
+        raise HooklineError(
+            "positions given as a tensor must be a boolean mask [example, position], not "
+            f"{list(found.shape)} of {found.dtype}"
+        )
+    return found
+
+
+def _recorded_positions(positions: Any) -> Any:
+    if positions is None:
+        return "all"
+    if isinstance(positions, Tensor):
+        return f"a mask {list(positions.shape)} with the checksum {tensor_checksum(positions)}"
+    if callable(positions):
+        return f"the function {getattr(positions, '__qualname__', type(positions).__qualname__)}"
+    return repr(list(positions) if isinstance(positions, tuple) else positions)
 
 
 @dataclass(frozen=True)
@@ -42,11 +133,6 @@ class Batch:
         """The number of stored rows."""
         return len(self.example)
 
-    @property
-    def can_be_split(self) -> bool:
-        """Whether every input has one row per example."""
-        return all(len(x) == self.shape[0] for x in (*self.args, *self.kwargs.values()))
-
     def part(self, start: int, stop: int) -> Batch:
         """The inputs of the examples `start:stop`, for a forward pass; the stored rows stay as they are."""
         kwargs = {name: x[start:stop] for name, x in self.kwargs.items()}
@@ -55,40 +141,29 @@ class Batch:
 
     def first(self, rows: int) -> Batch:
         """A copy that stores only the first rows."""
-        if rows >= self.rows:
-            return self
         index = self.index if self.index is not None else torch.arange(self.rows)
-        return replace(
-            self,
-            index=index[:rows],
-            example=self.example[:rows],
-            position=self.position[:rows],
-            token=self.token[:rows],
-        )
+        example, position, token = self.example[:rows], self.position[:rows], self.token[:rows]
+        return replace(self, index=index[:rows], example=example, position=position, token=token)
 
 
 def text_batch(model: HookedModel, examples: Sequence[Example], first: int, options: Options) -> Batch:
-    """A batch of texts or token ids, padded on the right; padding is never a row."""
+    """A batch of texts or tokens, padded on the right; padding is never a row."""
     texts = [_ids(model, example, first + number, options) for number, example in enumerate(examples)]
-    width = max(map(len, texts))
-    ids = torch.full((len(texts), width), _pad(model), dtype=torch.long)
-    real = torch.zeros(len(texts), width, dtype=torch.bool)
-    for row, text in enumerate(texts):
-        ids[row, : len(text)], real[row, : len(text)] = text, True
-    warn_of_padding(model, examples, texts, first, options.warned)
-    kept = _chosen(model, ids, real, first, options) & real
-    kept &= _sampled(first, list(map(len, texts)), width, options)
+    ids = pad_sequence(texts, batch_first=True, padding_value=_pad(model))
+    real = torch.arange(ids.shape[1]) < torch.tensor([[len(text)] for text in texts])
+    _warn_of_padding(model, examples, texts, first, options.warned)
+    kept = _chosen(model, ids, real, first, options) & _sampled(real, first, options)
     some = real.any(1)  # an empty text has no rows, and the model is not run on it
     run, rows = _at(real, some), _at(kept, some)
     kwargs = {"input_ids": _at(ids, some)}
-    kwargs |= {name: _at(x, some) for name, x in extra_columns(model, examples, texts, first).items()}
+    kwargs |= {name: _at(x, some) for name, x in _extra_columns(model, examples, texts, first).items()}
     if not bool(run.all()):
         kwargs["attention_mask"] = run.long()
     number, position = kept.nonzero(as_tuple=True)
     return Batch(
         args=(),
         kwargs=kwargs,
-        shape=(len(run), width),
+        shape=(len(run), ids.shape[1]),
         index=None if bool(rows.all()) else rows.flatten().nonzero().flatten(),
         example=number + first,
         position=position.int(),
@@ -107,7 +182,7 @@ def sample_batch(examples: Sequence[Example], first: int, options: Options) -> B
     shapes = {tuple(sample.shape) for sample in samples}
     if len(shapes) != 1:
         raise HooklineError(f"examples {first} to {first + len(samples) - 1} have different shapes: {sorted(shapes)}")
-    kept = _sampled(first, [1] * len(samples), 1, options).flatten()
+    kept = _sampled(torch.ones(len(samples), 1, dtype=torch.bool), first, options).flatten()
     number = kept.nonzero().flatten()
     none = torch.full((len(number),), -1, dtype=torch.int32)
     index = None if bool(kept.all()) else number
@@ -115,13 +190,11 @@ def sample_batch(examples: Sequence[Example], first: int, options: Options) -> B
 
 
 def _ids(model: HookedModel, example: Example, number: int, options: Options) -> Tensor:
-    if not isinstance(example, str) and options.prepend_bos is not None:
-        raise HooklineError("prepend_bos applies to text; token ids are used as they are")
-    ids = torch.empty(0, dtype=torch.long)
+    ids = example.ids if isinstance(example, Tokens) else torch.empty(0, dtype=torch.long)
     try:
-        if not isinstance(example, str):
-            ids = example.ids if isinstance(example, Tokens) else example
-        elif example:
+        if isinstance(example, Tokens) and options.prepend_bos is not None:
+            raise HooklineError("prepend_bos applies to text; token ids are used as they are")
+        if isinstance(example, str) and example:
             ids = torch.tensor(model.text.ids(example, options.prepend_bos), dtype=torch.long)
         ids = ids[: options.max_tokens]
         if len(ids):
@@ -155,16 +228,12 @@ def _chosen(model: HookedModel, ids: Tensor, real: Tensor, first: int, options: 
             found[row, :length] = _of_mask(positions, first + row, length)
         elif callable(positions):
             found[row, :length] = _of_function(positions, ids[row, :length], first + row)
+        elif isinstance(positions, slice):
+            found[row, range(length)[positions]] = True
         else:
-            found[row, _columns(positions, length)] = True
+            wanted = [positions] if isinstance(positions, int) else positions
+            found[row, [each % length for each in wanted if each in range(-length, length)]] = True
     return found
-
-
-def _columns(positions: int | slice | Sequence[int], length: int) -> list[int]:
-    if isinstance(positions, slice):
-        return [*range(length)[positions]]
-    wanted = [positions] if isinstance(positions, int) else positions
-    return [each % length for each in wanted if each in range(-length, length)]
 
 
 def _of_mask(mask: Tensor, number: int, length: int) -> Tensor:
@@ -176,9 +245,7 @@ def _of_mask(mask: Tensor, number: int, length: int) -> Tensor:
 
 
 def _of_function(choose: Any, ids: Tensor, number: int) -> Tensor:
-    if not len(ids):
-        return torch.zeros(0, dtype=torch.bool)
-    found = choose(ids.clone())
+    found = choose(ids.clone()) if len(ids) else []
     if isinstance(found, list | tuple) and all(type(each) is bool for each in found):
         found = torch.tensor(found, dtype=torch.bool)
     if not isinstance(found, Tensor) or found.dtype != torch.bool or found.shape != ids.shape:
@@ -186,16 +253,82 @@ def _of_function(choose: Any, ids: Tensor, number: int) -> Tensor:
     return found.cpu()
 
 
-def _sampled(first: int, lengths: Sequence[int], width: int, options: Options) -> Bool[Tensor, "row pos"]:
-    """A random mask of the rows to keep, determined by the seed and the example's number."""
+def _sampled(real: Bool[Tensor, "row pos"], first: int, options: Options) -> Bool[Tensor, "row pos"]:
+    """A random selection of the rows, determined by the seed and the example's number."""
     if options.sample == 1:
-        return torch.ones(len(lengths), width, dtype=torch.bool)
-    kept = torch.zeros(len(lengths), width, dtype=torch.bool)
-    for row, length in enumerate(lengths):
-        kept[row, :length] = torch.rand(length, generator=_dice(options.seed, first + row)) < options.sample
+        return real
+    kept = torch.zeros_like(real)
+    for row, length in enumerate(real.sum(1).tolist()):
+        seed = hashlib.blake2b(f"{options.seed} {first + row}".encode(), digest_size=7).digest()
+        random = torch.Generator().manual_seed(int.from_bytes(seed, "little"))
+        kept[row, :length] = torch.rand(length, generator=random) < options.sample
     return kept
 
 
-def _dice(seed: int, number: int) -> torch.Generator:
-    raw = hashlib.blake2b(f"{seed} {number}".encode(), digest_size=7).digest()
-    return torch.Generator().manual_seed(int.from_bytes(raw, "little"))
+def _warn_of_padding(
+    model: HookedModel, examples: Sequence[Example], texts: Sequence[Tensor], first: int, warned: set[str]
+) -> None:
+    """Warn once per harvest if token ids without a mask look padded: they are stored as they are."""
+    bare = [row for row, each in enumerate(examples) if isinstance(each, Tokens) and not each.is_masked]
+    suspects = [row for row in bare if _looks_padded(model, texts[row])]
+    if suspects and "padding" not in warned:
+        warned.add("padding")
+        warnings.warn(
+            f"example {first + suspects[0]} looks padded, and its padding is stored as if it were text: pass examples "
+            f"as {{'input_ids': …, 'attention_mask': …}} (with a mask of ones if it is text), or the texts themselves",
+            HooklineWarning,
+            stacklevel=users_level(),
+        )
+
+
+def _looks_padded(model: HookedModel, ids: Tensor) -> bool:
+    """Whether it begins or ends with padding. If the padding token also ends texts, it must appear twice."""
+    tokenizer = model.tokenizer
+    pad = tokenizer.pad_token_id if tokenizer is not None else getattr(model.module.config, "pad_token_id", None)
+    if pad is None or not len(ids):
+        return False
+    is_for_padding_only = tokenizer is not None and pad not in (tokenizer.eos_token_id, tokenizer.bos_token_id)
+    least = 1 if is_for_padding_only else 2
+    return any(part == [pad] * least for part in (ids[:least].tolist(), ids[-least:].tolist()))
+
+
+def _extra_columns(
+    model: HookedModel, examples: Sequence[Example], texts: Sequence[Tensor], first: int
+) -> dict[str, Tensor]:
+    """The columns that the model accepts and that have one number per token, as [example, position].
+
+    Other columns that it accepts are refused; columns that it does not accept are ignored.
+    """
+    takes, given = {*parameters_of(model.module)[0]}, dict[int, dict[str, Tensor]]()
+    for row, example in enumerate(examples):
+        if len(texts[row]):
+            given[row] = example.extra if isinstance(example, Tokens) else {}
+        if row in given and isinstance(example, Tokens):
+            _check_columns(model, example, takes, first + row)
+    found: dict[str, Tensor] = {}
+    for name in sorted(takes & {name for extra in given.values() for name in extra}):
+        has = [row for row, extra in given.items() if name in extra]
+        if name == _TYPES and not any(bool(given[row][name].any()) for row in has):
+            continue  # types that are all 0 are the default
+        if name != _TYPES and len(has) < len(given):
+            lacks = next(row for row in given if row not in has)
+            raise HooklineError(
+                f"example {first + has[0]} has {name}, but example {first + lacks} does not: pass it for all examples "
+                f"or for none"
+            )
+        columns = [given.get(row, {}).get(name, torch.zeros_like(text))[: len(text)] for row, text in enumerate(texts)]
+        found[name] = pad_sequence(columns, batch_first=True)
+    return found
+
+
+def _check_columns(model: HookedModel, example: Tokens, takes: set[str], number: int) -> None:
+    unfit = {*example.others} | {name for name in example.extra if name.startswith("decoder_")}
+    has_types = getattr(model.module.config, "type_vocab_size", None) is not None
+    if not has_types and bool(example.extra.get(_TYPES, torch.zeros(1)).any()):  # some add the embedding of a token
+        unfit.add(_TYPES)
+    if refused := sorted(takes & unfit):
+        raise HooklineError(
+            f"example {number} has {', '.join(refused)}, which this model accepts but a harvest does not pass on: "
+            f"remove it from the data, or use run_with_cache. A harvest passes on columns with one number per token, "
+            f"such as position_ids, and token_type_ids if the model has token types"
+        )

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from hookline.errors import StoreError, unknown_point
-from hookline.store.folders import Bytes, Folder, LocalFolder, RemoteFolder
-from hookline.store.manifest import MANIFEST, Column, Manifest, Shard, differences
-from hookline.store.shards import ROW, Header, is_sound, read_header, read_rows
-from hookline.store.stored_rows import Rows, joined
-from hookline.store.view import View
+from hookline.store.folders import Bytes, Folder, LocalFolder
+from hookline.store.integrity import Verification, rebuild_manifest, verify
+from hookline.store.manifest import Column, Manifest, Shard
+from hookline.store.shards import ROW, Header, is_sound, mismatch, open_shard, read_rows
+from hookline.store.stored_rows import Batches, RowDataset, Rows, View
 from hookline.text.outliers import Outliers, Outlying, outlying, row_norms
 
-if TYPE_CHECKING:
-    from hookline.store.dataset import Batches, RowDataset
-    from hookline.store.integrity import Verification
+Span: TypeAlias = tuple[Shard, int, int]
+"""A shard, and the rows of it from start to stop."""
 
 _OPEN = 64
 """The number of shards kept open; each takes a file handle."""
@@ -63,7 +62,7 @@ class Store:
     def manifest(self) -> Manifest:
         """The contents of the store, as of the first access; `refresh()` reads it again."""
         if self._manifest is None:
-            self._manifest = load_manifest(self.folder)
+            self._manifest = Manifest.load(self.folder)
         return self._manifest
 
     def refresh(self) -> None:
@@ -91,14 +90,12 @@ class Store:
         return self.manifest.is_complete
 
     def rows(self, start: int = 0, stop: int | None = None, points: str | Sequence[str] | None = None) -> Rows:
-        """The rows `start:stop`, of all points or of some (names or globs)."""
-        names = self.select(points)
+        """Returns the rows `start:stop`, of all points or of some (names or globs)."""
         start, stop, _ = slice(start, stop).indices(len(self))
-        parts = [self._part(shard, first, last, names) for shard, first, last in self._spans(start, stop)]
-        return joined(parts) if parts else self._nothing(names)
+        return self._rows(self._spans(start, stop), self.select(points))
 
     def example(self, number: int, points: str | Sequence[str] | None = None) -> Rows:
-        """The rows of one example, in the order of their positions."""
+        """Returns the rows of one example, in the order of their positions."""
         if number not in range(-self.examples, self.examples):
             raise StoreError(f"example {number} is not in {self.path}: it has 0 to {self.examples - 1}")
         number %= self.examples
@@ -106,7 +103,7 @@ class Store:
         shard = self.manifest.shards[bisect_right(stops, number)]
         numbers = self._column(shard, "@example", 0, shard.rows)
         first, last = (int(torch.searchsorted(numbers, number, right=right)) for right in (False, True))
-        return self._part(shard, first, last, self.select(points))
+        return self._rows([(shard, first, last)], self.select(points))
 
     def __getitem__(self, point: str) -> View:
         names = self.select([point])
@@ -130,25 +127,21 @@ class Store:
         }
 
     def batches(self, batch_size: int, points: str | Sequence[str] | None = None, **options: Any) -> Batches:
-        """All rows in batches, for iteration or a DataLoader: see `Batches` for the options."""
-        from hookline.store.dataset import Batches
-
+        """Returns all rows in batches, for iteration or a DataLoader: see `Batches` for the options."""
         return Batches(self, batch_size, points, **options)
 
     def dataset(self, points: str | Sequence[str] | None = None) -> RowDataset:
-        """A torch Dataset whose items are single rows."""
-        from hookline.store.dataset import RowDataset
-
+        """Returns a torch Dataset whose items are single rows."""
         return RowDataset(self, points)
 
     def outlying(self, point: str, outliers: Outliers = "exclude") -> Outlying:
-        """The rows whose norm at a point is over 10 times the median, such as attention sinks, with their numbers.
+        """Counts the rows whose norm at a point is over 10 times the median, such as attention sinks.
 
             print(store.outlying("blocks.15.hook_resid_post"))
             # 480 of 10,048 rows (4.8%) outlying: norms up to 26,918, over 10 × the median of 177
 
-        A harvest keeps them, and `sae.train` leaves them out. A number as `outliers` replaces the 10. This
-        reads all rows of the point.
+        The result also has their row numbers. A harvest keeps them, and `sae.train` leaves them out. A number as
+        `outliers` replaces the 10. This reads all rows of the point.
         """
         view = self[point]
         parts = [row_norms(view[start : start + _RUN]) for start in range(0, len(self), _RUN)]
@@ -157,8 +150,6 @@ class Store:
 
     def verify(self, *, rebuild: bool = False) -> Verification:
         """Check every byte; returns a table of shards and problems. `rebuild` first rewrites a lost manifest."""
-        from hookline.store.integrity import rebuild_manifest, verify
-
         if rebuild:
             rebuild_manifest(self.folder)
         self.refresh()
@@ -169,7 +160,7 @@ class Store:
         self.verify(rebuild=True)
 
     def select(self, points: str | Sequence[str] | None) -> list[str]:
-        """The stored points that match names or globs, in any dialect."""
+        """Returns the stored points that match names or globs, in any dialect."""
         if points is None:
             return list(self.points)
         found: dict[str, None] = {}
@@ -183,7 +174,7 @@ class Store:
             found |= dict.fromkeys(matching)
         return list(found)
 
-    def _spans(self, start: int, stop: int) -> Iterator[tuple[Shard, int, int]]:
+    def _spans(self, start: int, stop: int) -> Iterator[Span]:
         """The parts of shards that make up the rows `start:stop`."""
         shards = self.manifest.shards
         index = bisect_right([shard.stop_row for shard in shards], start)
@@ -193,34 +184,50 @@ class Store:
             yield shard, start - shard.first_row, last - shard.first_row
             start, index = last, index + 1
 
-    def _part(self, shard: Shard, start: int, stop: int, names: Sequence[str]) -> Rows:
-        example, position, token = (self._column(shard, name, start, stop) for name in ROW)
-        columns = {name: self._column(shard, name, start, stop) for name in names}
-        return Rows(example, position, token, columns, self._names)
+    def _rows(self, spans: Iterable[Span], names: Sequence[str]) -> Rows:
+        example, position, token, *found = self._read([*ROW, *names], spans)
+        return Rows(example, position, token, dict(zip(names, found, strict=True)), self._names)
+
+    def row_number(self, row: int) -> int:
+        """A row number counted from the start; IndexError if there is no such row."""
+        if row not in range(-len(self), len(self)):
+            raise IndexError(f"row {row} is out of range: there are {len(self)} rows")
+        return row % len(self)
+
+    def _read(self, names: Sequence[str], spans: Iterable[Span]) -> list[Tensor]:
+        parts = [[self._column(shard, name, start, stop) for name in names] for shard, start, stop in spans]
+        if not parts:
+            columns = [(ROW | self.points)[name] for name in names]
+            return [torch.empty((0, *each.shape), dtype=each.torch_dtype) for each in columns]
+        return parts[0] if len(parts) == 1 else [torch.cat(column) for column in zip(*parts, strict=True)]
 
     def _column(self, shard: Shard, name: str, start: int, stop: int) -> Tensor:
         file, header = self._opened(shard)
         place = header.tensors[name]
         if self._checks and (shard.number, name) not in self._sound:
             if not is_sound(file, place):
-                raise StoreError(_refusal(self.folder, shard, f"{name} is damaged: its checksum does not match"))
+                raise self._refusal(shard, f"{name} is damaged: its checksum does not match")
             self._sound.add((shard.number, name))
         return read_rows(file, place, start, stop)
 
     def _opened(self, shard: Shard) -> tuple[Bytes, Header]:
         if shard.number not in self._open:
-            self._open[shard.number] = open_shard(self.folder, self.manifest, shard)
+            try:
+                file, header = open_shard(self.folder, shard.name)
+            except StoreError as error:
+                raise self._refusal(shard, str(error)) from error
+            if problem := mismatch(self.manifest, shard, header):
+                raise self._refusal(shard, problem)
+            self._open[shard.number] = file, header
             if len(self._open) > _OPEN:
                 self._open.popitem(last=False)
         self._open.move_to_end(shard.number)
         return self._open[shard.number]
 
-    def _nothing(self, names: Sequence[str]) -> Rows:
-        empty = {
-            name: torch.empty((0, *each.shape), dtype=each.torch_dtype) for name, each in (ROW | self.points).items()
-        }
-        example, position, token = (empty[name] for name in ROW)
-        return Rows(example, position, token, {name: empty[name] for name in names}, self._names)
+    def _refusal(self, shard: Shard, why: str) -> StoreError:
+        return StoreError(
+            f"{self.path}/{shard.name} cannot be read: {why}. `hookline store verify PATH` checks all shards"
+        )
 
     def __repr__(self) -> str:
         kind, manifest = type(self).__name__, self.manifest
@@ -244,7 +251,7 @@ class RemoteStore(Store):
     """A store on any file system that fsspec supports, `s3://…` or `memory://…`: see `Store`."""
 
     def __init__(self, url: str, *, check: bool = True) -> None:
-        super().__init__(RemoteFolder(url), check=check)
+        super().__init__(Folder(url), check=check)
 
 
 def open_store(path: str | Path | Store) -> Store:
@@ -255,58 +262,3 @@ def open_store(path: str | Path | Store) -> Store:
     if text.startswith("file://"):
         return LocalStore(text.removeprefix("file://"))
     return RemoteStore(text) if "://" in text else LocalStore(path)
-
-
-def load_manifest(folder: Folder) -> Manifest:
-    """The manifest of a folder; StoreError if there is none."""
-    try:
-        file = folder.open(MANIFEST)
-    except FileNotFoundError:
-        shards = [name for name in folder.names() if name.endswith(".safetensors")]
-        advice = (
-            f"but {len(shards)} shards: `hookline store verify PATH --rebuild` rewrites it"
-            if shards
-            else "and no shard: harvest into it first"
-        )
-        raise StoreError(f"{folder.path} has no {MANIFEST}, {advice}") from None
-    except OSError as error:
-        raise StoreError(f"{folder.path}/{MANIFEST} cannot be opened: {error.strerror or error}") from error
-    return Manifest.from_bytes(bytes(file[:]), f"{folder.path}/{MANIFEST}")
-
-
-def open_shard(folder: Folder, manifest: Manifest, shard: Shard) -> tuple[Bytes, Header]:
-    """Open a shard of the manifest; StoreError if it does not match the manifest."""
-    try:
-        file = folder.open(shard.name)
-    except FileNotFoundError:
-        raise StoreError(_refusal(folder, shard, "it is missing")) from None
-    except OSError as error:
-        raise StoreError(_refusal(folder, shard, f"it cannot be opened ({error.strerror or error})")) from error
-    try:
-        header = read_header(file)
-    except StoreError as error:
-        raise StoreError(_refusal(folder, shard, str(error))) from error
-    if problem := mismatch(manifest, shard, header):
-        raise StoreError(_refusal(folder, shard, problem))
-    return file, header
-
-
-def mismatch(manifest: Manifest, shard: Shard, header: Header) -> str:
-    """Why a file is not the shard that the manifest describes; empty if it is."""
-    ours, theirs = manifest.about.to_json(), header.about.to_json()
-    different = [line for part in ours for line in differences(theirs[part], ours[part])]
-    if different:
-        return "it belongs to a different harvest than the manifest: " + "; ".join(different[:3])
-    if header.shard == shard:
-        return ""
-    found = header.shard
-    if found.number != shard.number:
-        return f"it is another shard of this harvest, number {found.number}: {found.name} under a wrong name"
-    if (found.data_before, found.data_after) != (shard.data_before, shard.data_after):
-        return f"it is shard {found.number} of other data"
-    different = differences(asdict(found), asdict(shard))
-    return f"it is not shard {found.number} of the manifest: {'; '.join(different[:3])}"
-
-
-def _refusal(folder: Folder, shard: Shard, why: str) -> str:
-    return f"{folder.path}/{shard.name} cannot be read: {why}. `hookline store verify PATH` checks all shards"

@@ -1,22 +1,26 @@
-"""The writer: threads write shards while the model computes the rows of the next."""
+"""The writer: threads write shards while the model computes the rows of the next.
+
+A `Buffer` holds the rows of one shard, a `Copier` fills it from the model's device, and a `Ledger` enters the written
+shards into the store in order.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from itertools import count
+from threading import Lock
 from time import monotonic
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from hookline.errors import StoreError
-from hookline.store.buffers import Buffer, Copier
 from hookline.store.folders import Folder
-from hookline.store.ledger import Ledger
-from hookline.store.manifest import Manifest, Progress, Shard, differences
-from hookline.store.selection import Batch
+from hookline.store.manifest import Column, Manifest, Progress, Shard, differences, writing
+from hookline.store.selection import Batch, Options
 from hookline.store.shards import columns_of, stage_shard
 
 THREADS = 4
@@ -32,20 +36,15 @@ class Writer:
     a resumed harvest runs the same batches as one that was never interrupted.
     """
 
-    def __init__(
-        self,
-        folder: Folder,
-        manifest: Manifest,
-        *,
-        shard_rows: int,
-        flush_every: float,
-        is_pinned: bool,
-        narrowed: Collection[str],
-    ) -> None:
-        self._folder, self._about, self._narrowed = folder, manifest.about, narrowed
-        self._shard_rows, self._flush_every, self._is_pinned = shard_rows, flush_every, is_pinned
-        self._began = 0.0
+    def __init__(self, folder: Folder, manifest: Manifest, options: Options, sources: Mapping[str, Tensor]) -> None:
+        """`sources` are the activations of the first batch."""
+        self._folder, self._about = folder, manifest.about
         self._columns = columns_of(manifest.about)
+        row = sum(each.nbytes for each in self._columns.values())
+        self._shard_rows = options.shard_rows or max(1, options.shard_bytes // row)
+        self._flush_every, self._began = options.flush_every, 0.0
+        self._is_pinned = any(x.is_cuda for x in sources.values())
+        self._narrowed = [name for name, x in sources.items() if _is_narrowed(x, self._columns[name])]
         self._ledger = Ledger(folder, manifest)
         self._copier = Copier()
         self._buffer: Buffer | None = None
@@ -53,7 +52,6 @@ class Writer:
         self._handed_over = manifest.shards[-1] if manifest.shards else None
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="hookline-store")
         self._writing = list[Future[Buffer | None]]()
-        self._is_broken = False
 
     def __enter__(self) -> Self:
         return self
@@ -71,7 +69,8 @@ class Writer:
         """Add the rows of a batch. `before` and `after` are the progress in the data set around it."""
         self._collect()
         self._check_shapes(sources)
-        if self._buffer is not None and (self._buffer.rows + batch.rows > self._shard_rows or self._is_due()):
+        is_due = monotonic() - self._began >= self._flush_every
+        if self._buffer is not None and (self._buffer.rows + batch.rows > self._shard_rows or is_due):
             self._hand_over(self._buffer, before, is_last=False)
             self._buffer = None
         if self._buffer is None:
@@ -93,9 +92,6 @@ class Writer:
         wait(self._writing)
         self._collect()
 
-    def _is_due(self) -> bool:
-        return monotonic() - self._began >= self._flush_every
-
     def _flush(self, error: BaseException) -> None:
         """Write the rows of all finished batches when `error` ends the harvest; add a note to it if that fails."""
         if self._buffer is None or not self._buffer.rows:
@@ -109,7 +105,7 @@ class Writer:
 
     def _has_failed(self) -> bool:
         """Whether a shard could not be written; no later shard becomes part of the store then."""
-        return any(each.done() and each.exception() is not None for each in self._writing) or self._is_broken
+        return any(each.done() and each.exception() is not None for each in self._writing)
 
     def _end(self) -> None:
         """Finish the shards that are being written, even if interrupted again: it takes seconds."""
@@ -141,14 +137,9 @@ class Writer:
 
     def _collect(self) -> None:
         """Reclaim the buffers that are written; raise the error of one that failed."""
-        done = [each for each in self._writing if each.done()]
-        self._writing = [each for each in self._writing if each not in done]
-        for each in done:
-            try:
-                buffer = each.result()
-            except BaseException:
-                self._is_broken = True
-                raise
+        for each in [each for each in self._writing if each.done()]:
+            buffer = each.result()  # one that failed stays in the list
+            self._writing.remove(each)
             if buffer is not None:
                 buffer.clear()
                 self._free.append(buffer)
@@ -161,10 +152,8 @@ class Writer:
             buffer.is_taken = True
             tensors = buffer.filled()
             self._check_range(tensors)
-            try:
+            with writing(self._folder, self._ledger.manifest.rows):
                 self._ledger.enter(stage_shard(self._folder, self._about, shard, tensors))
-            except OSError as error:
-                raise cannot_write(self._folder, self._ledger.manifest, error) from error
             return buffer
 
     def _check_shapes(self, sources: dict[str, Tensor]) -> None:
@@ -183,9 +172,142 @@ class Writer:
                 )
 
 
-def cannot_write(folder: Folder, manifest: Manifest, error: OSError) -> StoreError:
-    """The error for a full or unwritable disk."""
-    return StoreError(
-        f"{folder.path} cannot be written to: {error.strerror or error}. Its rows so far can be read (at least "
-        f"{manifest.rows:,}), and the same harvest can be resumed once there is space"
-    )
+def _is_narrowed(x: Tensor, column: Column) -> bool:
+    """Whether the stored dtype has a smaller range than the activation's."""
+    return x.is_floating_point() and torch.finfo(x.dtype).max > torch.finfo(column.torch_dtype).max
+
+
+class Buffer:
+    """A block of memory for the rows of one shard."""
+
+    def __init__(self, columns: Mapping[str, Column], capacity: int, *, is_pinned: bool) -> None:
+        self.capacity = capacity
+        self._held = (0, Progress())
+        self.shard: Shard | None = None
+        """The shard that it is written as; None until it is scheduled."""
+        self.lock = Lock()
+        self.is_taken = False
+        """Whether a thread is writing it or has written it."""
+        self._tensors = {
+            name: torch.empty(capacity, *each.shape, dtype=each.torch_dtype, pin_memory=is_pinned)
+            for name, each in columns.items()
+        }
+        self.events: list[Any] = []
+
+    @property
+    def rows(self) -> int:
+        """How many rows it holds."""
+        return self._held[0]
+
+    @property
+    def progress(self) -> Progress:
+        """How far the data set had been read after the last batch in the buffer."""
+        return self._held[1]
+
+    def room(self, rows: int) -> dict[str, Tensor]:
+        """Views of the next `rows` rows, which count only after `hold`."""
+        return {name: x[self.rows : self.rows + rows] for name, x in self._tensors.items()}
+
+    def hold(self, rows: int, progress: Progress) -> None:
+        """Count this many more rows: a whole batch, which ends at `progress` in the data set."""
+        # One assignment, so that an interrupt at any instruction finds all of a batch here or nothing of it.
+        self._held = (self.rows + rows, progress)
+
+    def filled(self) -> dict[str, Tensor]:
+        """The rows, after waiting for pending copies."""
+        for event in self.events:
+            event.synchronize()
+        return {name: x[: self.rows] for name, x in self._tensors.items()}
+
+    def clear(self) -> None:
+        """Empty it for the next shard."""
+        self._held, self.events, self.shard, self.is_taken = (0, Progress()), [], None, False
+
+
+class Copier:
+    """Copies rows into a buffer; from a GPU on a separate stream, while the model runs the next batch."""
+
+    def __init__(self) -> None:
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._in_flight: tuple[list[Any], list[Tensor]] = ([], [])
+
+    def copy(self, sources: Mapping[str, Tensor], index: Tensor | None, targets: Mapping[str, Tensor]) -> list[Any]:
+        """Copy the rows at `index` (None: all), cast to the targets' dtypes; returns the CUDA events to wait for."""
+        self.finish()  # releases the tensors of the previous batch
+        devices = {x.device for x in sources.values() if x.is_cuda}
+        for device in devices:
+            self._stream(device).wait_stream(torch.cuda.current_stream(device))
+        for name, x in sources.items():
+            if x.is_cuda:
+                with torch.cuda.stream(self._stream(x.device)):
+                    targets[name].copy_(_at(x, index).to(targets[name].dtype), non_blocking=True)
+            else:
+                targets[name].copy_(_at(x, index))
+        events = [self._stream(device).record_event() for device in devices]
+        self._in_flight = (events, [*sources.values()] if events else [])
+        return events
+
+    def finish(self) -> None:
+        """Wait for all pending copies. Their sources are kept alive until then."""
+        events, _ = self._in_flight
+        for event in events:
+            event.synchronize()
+        self._in_flight = ([], [])
+
+    def _stream(self, device: torch.device) -> torch.cuda.Stream:
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)
+        return self._streams[device]
+
+
+def _at(x: Tensor, index: Tensor | None) -> Tensor:
+    return x if index is None else x.index_select(0, to_device(index, x.device))
+
+
+def to_device(x: Tensor, device: torch.device) -> Tensor:
+    """Move a tensor to a device without a synchronization: it is pinned first."""
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" and x.is_cpu else x.to(device)
+
+
+class Ledger:
+    """The shards of a store. A shard gets its final name after all shards before it; then the manifest lists it.
+
+    So the shards in the folder never have gaps, whenever a harvest is killed. Any thread may enter a shard without
+    waiting: one thread places everything that can be placed, including what others enter in the meantime.
+    """
+
+    def __init__(self, folder: Folder, manifest: Manifest) -> None:
+        self._folder, self.manifest = folder, manifest
+        self._staged: dict[int, Shard] = {}
+        self._placing = Lock()
+
+    def enter(self, shard: Shard) -> None:
+        """Enter a staged shard."""
+        self._staged[shard.number] = shard
+        # Check again after each release: a shard entered while the lock was held is left to its holder.
+        while any(self._next()) and self._placing.acquire(blocking=False):
+            try:
+                self._place(list(self._next()))
+            finally:
+                self._placing.release()
+
+    def discard(self) -> None:
+        """Delete the shards that cannot be placed because an earlier one was never written."""
+        for shard in self._staged.values():
+            self._folder.discard(shard.name)
+
+    def _next(self) -> Iterator[Shard]:
+        """The staged shards that follow the placed ones without a gap."""
+        for number in count(len(self.manifest.shards)):
+            shard = self._staged.get(number)
+            if shard is None:
+                return
+            yield shard
+
+    def _place(self, shards: list[Shard]) -> None:
+        self._folder.place([shard.name for shard in shards])
+        manifest = self.manifest.with_shards(*shards)
+        manifest.save(self._folder)
+        self.manifest = manifest
+        for shard in shards:
+            del self._staged[shard.number]
