@@ -270,7 +270,7 @@ def _warn_of_padding(
 ) -> None:
     """Warn once per harvest if token ids without a mask look padded: they are stored as they are."""
     bare = [row for row, each in enumerate(examples) if isinstance(each, Tokens) and not each.is_masked]
-    suspects = [row for row in bare if _looks_padded(model, texts[row])]
+    suspects = [row for row in bare if _looks_padded(model, texts[row])] or _padded_in_batch(model, bare, texts)
     if suspects and "padding" not in warned:
         warned.add("padding")
         warnings.warn(
@@ -290,6 +290,15 @@ def _looks_padded(model: HookedModel, ids: Tensor) -> bool:
     is_for_padding_only = tokenizer is not None and pad not in (tokenizer.eos_token_id, tokenizer.bos_token_id)
     least = 1 if is_for_padding_only else 2
     return any(part == [pad] * least for part in (ids[:least].tolist(), ids[-least:].tolist()))
+
+
+def _padded_in_batch(model: HookedModel, bare: list[int], texts: Sequence[Tensor]) -> list[int]:
+    """The first row that looks padded beside others of the same length, even if its padding also ends texts."""
+    rows = [texts[row] for row in bare]
+    if model.tokenizer is None or len(rows) < 2 or len({len(row) for row in rows}) != 1 or not len(rows[0]):
+        return []
+    row = model.text.padded_row(torch.stack(rows))
+    return [] if row is None else [bare[row]]
 
 
 def _extra_columns(
