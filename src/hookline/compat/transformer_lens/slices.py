@@ -61,9 +61,19 @@ class Slice:
     @classmethod
     def unwrap(cls, slice_input: Slice | SliceInput) -> Slice:
         """Convert to a Slice that keeps the axis of an index."""
-        if isinstance(slice_input, Slice):
-            return slice_input
-        return cls([slice_input] if isinstance(slice_input, int) else slice_input)
+        return cls.of([slice_input] if isinstance(slice_input, int) else slice_input)
+
+    @classmethod
+    def of(cls, slice_input: Slice | SliceInput) -> Slice:
+        """Convert to a Slice; an index removes the axis."""
+        return slice_input if isinstance(slice_input, Slice) else cls(slice_input)
+
+    @property
+    def index(self) -> Any:
+        """The index, slice or list for hookline's own methods; None for all."""
+        if self.mode == "identity":
+            return None
+        return self.slice.tolist() if self.mode == "array" else self.slice
 
     def __repr__(self) -> str:
         return f"Slice: {self.slice} Mode: {self.mode} "
