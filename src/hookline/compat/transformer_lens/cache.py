@@ -115,7 +115,7 @@ class ActivationCache(ModelCache):
         return found if project_output_onto is None else found @ project_output_onto
 
     def _prepared(self, options: dict[str, Any]) -> dict[str, Any]:
-        """The options with slices as `ModelCache` takes them, and with the rows of the stack that `batch_slice` takes."""
+        """The options with slices as `ModelCache` takes them, and the rows of the stack that `batch_slice` takes."""
         slices = {name: Slice.of(options[name]) for name in ("neuron_slice", "batch_slice") if name in options}
         options |= {name: each.index for name, each in slices.items()}
         if options.get("batch_slice") is None or not options.pop("has_batch_dim", True) or not self.has_batch_dim:
