@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from hookline.errors import HooklineError
@@ -42,13 +43,29 @@ class Entry:
         return self.own if is_same else self.own * self.factor + self.offset
 
     @property
+    def is_view(self) -> bool:
+        """Whether writing into `value` changes the model."""
+        return self.parameter is not None and self.put is None and self.value is self.own
+
+    @property
     def is_the_parameter(self) -> bool:
         """Whether it has the same layout as the parameter; a bias may be split into heads."""
-        is_laid_out_alike = self.parameter is not None and (
-            self.own is self.parameter
-            or (self.parameter.ndim == 1 and self.own.is_contiguous() and self.own.numel() == self.parameter.numel())
-        )
-        return is_laid_out_alike and self.put is None and self.factor == 1.0 and self.offset == 0.0
+        own, parameter = self.own, self.parameter
+        if parameter is None or not self.is_view:
+            return False
+        return own is parameter or (parameter.ndim == 1 and own.is_contiguous() and own.numel() == parameter.numel())
+
+    @torch.no_grad()
+    def write(self, name: str, value: Tensor) -> None:
+        """Overwrite the weight, which is called `name` in errors."""
+        if value.shape != self.own.shape:
+            raise HooklineError(f"{name} has shape {list(self.own.shape)}, not {list(value.shape)}")
+        if self.put is not None:
+            self.put(value)
+        elif self.parameter is not None:
+            self.own.copy_((value - self.offset) / self.factor)
+        elif bool(value.any()):
+            raise HooklineError(f"{name} is not zero, but this model has no such weight")
 
 
 def weights_of(model: HookedTransformer) -> dict[str, Entry]:
@@ -63,6 +80,15 @@ def all_entries(model: HookedTransformer) -> dict[str, Entry]:
     return known | {name: Entry(own, own) for name, own in _left_over(model, known)}
 
 
+def find_entry(model: HookedTransformer, name: str) -> Entry | None:
+    """The weight of that name; None if there is none."""
+    stack, _, rest = name.partition(".")
+    if stack != "blocks":
+        return dict([*_before_layers(model), *_after_layers(model)]).get(name)
+    layer, _, last = rest.partition(".")
+    return dict(_of_layer(model, int(layer))).get(last)
+
+
 def _is_neutral(name: str, entry: Entry) -> bool:
     """Whether this is the gain 1 or the bias 0 of a folded norm."""
     is_norm = name.rpartition(".")[0].endswith(("ln1", "ln2", "ln_final", "mlp.ln"))
@@ -71,18 +97,29 @@ def _is_neutral(name: str, entry: Entry) -> bool:
 
 def _named(model: HookedTransformer) -> Iterator[tuple[str, Entry]]:
     """The weights with a TransformerLens name."""
+    yield from _before_layers(model)
+    for layer in range(len(model._anatomy.blocks)):
+        for name, entry in _of_layer(model, layer):
+            yield f"{model._points.layer(layer)}.{name}", entry
+    yield from _after_layers(model)
+
+
+def _before_layers(model: HookedTransformer) -> Iterator[tuple[str, Entry]]:
     anatomy = model._anatomy
     if not isinstance(anatomy.main.embed, nn.Embedding):
         raise HooklineError(f"{type(anatomy.main.embed).__name__} is not a plain embedding and has no single matrix")
-    own = anatomy.main.embed.weight
-    yield "embed.W_E", Entry(own, own, token_scale(model))
-    yield from _of_norm("embed.ln", _embedding_norm(model))
-    positions: Any = position_embedding(model)
-    if positions is not None:
-        yield "pos_embed.W_pos", Entry(positions.weight[getattr(positions, "offset", 0) :], positions.weight)
-    for layer in range(len(anatomy.blocks)):
-        for name, entry in _of_layer(model, layer):
-            yield f"{model._points.layer(layer)}.{name}", entry
+    own, inside = anatomy.main.embed.weight, getattr(anatomy.main.embed, "embed_scale", 1.0)
+    yield "embed.W_E", Entry(own, own, float(inside) * embedding_factor(anatomy.main.config))
+    yield from _of_norm("embed.ln", getattr(anatomy.main.embed, "ln", None) or anatomy.main.embed_norm)
+    # Positions that a shortformer adds to queries and keys are learned positions too.
+    positions: Any = anatomy.main.pos_embed
+    positions = getattr(model.module, "qk_pos_embed", None) if positions is None else positions
+    if isinstance(matrix := getattr(positions, "weight", None), Tensor):
+        yield "pos_embed.W_pos", Entry(matrix[getattr(positions, "offset", 0) :], matrix)
+
+
+def _after_layers(model: HookedTransformer) -> Iterator[tuple[str, Entry]]:
+    anatomy = model._anatomy
     yield from _of_norm("ln_final", anatomy.main.ln_final)
     if anatomy.unembed is not None:
         matrix, bias = linear(anatomy.unembed)
@@ -160,21 +197,3 @@ def _place(own: Tensor) -> tuple[int, int]:
 def stored(module: nn.Module) -> list[tuple[str, Tensor]]:
     """The parameters and persistent buffers of the model, by its own names."""
     return [(name, own) for name, own in module.state_dict(keep_vars=True).items() if isinstance(own, Tensor)]
-
-
-def _embedding_norm(model: HookedTransformer) -> Any:
-    """The norm of the token embeddings, if there is one."""
-    return getattr(model._anatomy.main.embed, "ln", None) or model._anatomy.main.embed_norm
-
-
-def token_scale(model: HookedTransformer) -> float:
-    """The factor of the token embeddings, applied in their module or after it."""
-    inside: Any = getattr(model._anatomy.main.embed, "embed_scale", 1.0)
-    return float(inside) * embedding_factor(model._anatomy.main.config)
-
-
-def position_embedding(model: HookedTransformer) -> nn.Module | None:
-    """The module of learned positions: added to the stream, or in a shortformer to queries and keys."""
-    own = model._anatomy.main.pos_embed
-    own = own if own is not None else getattr(model.module, "qk_pos_embed", None)
-    return own if isinstance(getattr(own, "weight", None), Tensor) else None

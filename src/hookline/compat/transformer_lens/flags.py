@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import nn
 
-from hookline.engine.hook_actions import HookAction
-from hookline.engine.hooked import Hooked, HookList
+from hookline.engine.callbacks import HookObject
+from hookline.engine.hooked import Hooked
 from hookline.engine.names import Filter
+from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError
 
 _FLAGS = {
@@ -30,7 +31,6 @@ class LensFlags(Hooked):
     """The flags. A mixin: it needs the model's `cfg`."""
 
     cfg: Any
-    _others: ClassVar[tuple[str, ...]] = _OTHERS
 
     def set_use_attn_result(self, use_attn_result: bool) -> None:
         """Include the output of each head in caches without a filter."""
@@ -63,7 +63,7 @@ class LensFlags(Hooked):
 
         If a predicate selects nothing but other points, they are meant.
         """
-        if not callable(names) or isinstance(names, nn.Module | Hooked):
+        if not callable(names) or isinstance(names, nn.Module | Hooked | HookObject):
             return names
         found = [name for name in self.hook_dict if names(name)]
         return [name for name in found if self._is_usual(name)] or found or names
@@ -74,7 +74,7 @@ class LensFlags(Hooked):
         if flag is not None:
             return getattr(self.cfg, flag)
         is_rotated = "hook_rot_" in name
-        return not name.endswith(self._others) and (not is_rotated or self.cfg.positional_embedding_type == "rotary")
+        return not name.endswith(_OTHERS) and (not is_rotated or self.cfg.positional_embedding_type == "rotary")
 
     def _to_cache(self, names_filter: Filter, start: int | None, stop: int | None) -> Filter:
         """The filter for a run of these layers; by default, all usual points."""
@@ -87,15 +87,8 @@ class LensFlags(Hooked):
         layers = range(self.cfg.n_layers)[start:stop]
         return [name for name in chosen if _runs(name, layers, start, stop)] or chosen
 
-    def _hook_actions(self, fwd_hooks: HookList, bwd_hooks: HookList) -> list[HookAction]:
-        return super()._hook_actions(self._meant_each(fwd_hooks), self._meant_each(bwd_hooks))
-
-    def _meant_each(self, pairs: HookList) -> HookList:
-        """The same hooks; anything but a list of pairs is checked elsewhere."""
-        if not isinstance(pairs, list | tuple):
-            return pairs
-        is_pair = [isinstance(pair, tuple | list) and len(pair) == 2 and callable(pair[1]) for pair in pairs]
-        return [(self._meant(pair[0]), pair[1]) if ok else pair for pair, ok in zip(pairs, is_pair, strict=True)]
+    def _at(self, names: Any) -> list[HookPoint]:
+        return super()._at(self._meant(names))
 
 
 def _runs(name: str, layers: range, start: int | None, stop: int | None) -> bool:

@@ -83,6 +83,9 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
             cfg.d_vocab_out = cfg.d_vocab if cfg.d_vocab_out == -1 else cfg.d_vocab_out
         module: nn.Module = NativeTransformer(to_native(cfg))
         self._wrap(module.to(cfg.device) if move_to_device else module, cfg)
+        self._take_tokenizer(tokenizer, default_padding_side)
+
+    def _take_tokenizer(self, tokenizer: Any, default_padding_side: Side | None) -> None:
         if tokenizer is not None:
             self.set_tokenizer(tokenizer, default_padding_side)
         elif default_padding_side is not None:

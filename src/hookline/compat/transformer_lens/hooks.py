@@ -69,21 +69,21 @@ class LensHooks(Hooked):
         reset_hooks_end: bool = True,
         clear_contexts: bool = False,
     ) -> Iterator[Any]:
-        """A context manager in which these hooks are active; returns the model."""
-        clears = clear_contexts and reset_hooks_end  # contexts are cleared when hooks are reset
-        with (
-            self._context(resets=reset_hooks_end),
-            super().hooks(fwd_hooks, bwd_hooks, reset_hooks_end=reset_hooks_end, clear_contexts=clears),
-        ):
+        """A context manager in which these hooks are active; returns the model.
+
+        Contexts are cleared only if hooks are reset.
+        """
+        ends: dict[str, Any] = {"reset_hooks_end": reset_hooks_end, "clear_contexts": clear_contexts and reset_hooks_end}
+        with self._context(resets=reset_hooks_end), super().hooks(fwd_hooks, bwd_hooks, **ends):
             yield self
 
     def run_with_hooks(
         self, *args: Any, reset_hooks_end: bool = True, clear_contexts: bool = False, **kwargs: Any
     ) -> Any:
         """The model's output with these hooks active for this one forward pass; see `Hooked.run_with_hooks`."""
-        clears = clear_contexts and reset_hooks_end
+        ends: dict[str, Any] = {"reset_hooks_end": reset_hooks_end, "clear_contexts": clear_contexts and reset_hooks_end}
         with self._context(resets=reset_hooks_end):
-            return super().run_with_hooks(*args, reset_hooks_end=reset_hooks_end, clear_contexts=clears, **kwargs)
+            return super().run_with_hooks(*args, **ends, **kwargs)
 
     def run_with_cache(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """The output and the activations; see `Hooked.run_with_cache`."""
@@ -103,25 +103,14 @@ class LensHooks(Hooked):
         _check_level(level)
         return super().add_hook(self._meant(name), hook, dir, is_permanent=is_permanent, prepend=prepend)
 
-    def check_hooks_to_add(
-        self,
-        hook_point: HookPoint,  # noqa: ARG002
-        hook_point_name: str,
-        hook: HookFunction,  # noqa: ARG002
-        dir: Direction = "fwd",  # noqa: ARG002
-        is_permanent: bool = False,  # noqa: ARG002
-        prepend: bool = False,  # noqa: ARG002
-    ) -> None:
+    def check_hooks_to_add(self, hook_point: HookPoint, hook_point_name: str, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Raise if the point does not exist. No flags are required."""
         self.point(hook_point_name)
 
-    def check_and_add_hook(
-        self, hook_point: HookPoint, hook_point_name: str, hook: HookFunction, dir: Direction = "fwd",
-        is_permanent: bool = False, level: int | None = None, prepend: bool = False,
-    ) -> None:  # fmt: skip
-        """`check_hooks_to_add`, then `add_hook`."""
-        self.check_hooks_to_add(hook_point, hook_point_name, hook, dir, is_permanent, prepend)
-        self.add_hook(hook_point_name, hook, dir, is_permanent, level, prepend)
+    def check_and_add_hook(self, hook_point: HookPoint, hook_point_name: str, *args: Any, **kwargs: Any) -> None:
+        """`check_hooks_to_add`, then `add_hook` with the same arguments."""
+        self.check_hooks_to_add(hook_point, hook_point_name)
+        self.add_hook(hook_point_name, *args, **kwargs)
 
     def remove_all_hook_fns(
         self,
@@ -156,18 +145,15 @@ class LensHooks(Hooked):
         self, name_filter: Filter = None, dir: Literal["fwd", "bwd", "both"] = "both", including_permanent: bool = True
     ) -> dict[str, list[HookFunction]]:
         """The current hooks by point name, including those of open contexts."""
-        chosen = (
-            {point.canonical_name for point in self._points.select(name_filter)} if name_filter is not None else None
-        )
-        found: dict[str, list[HookFunction]] = {}
+        chosen = {point.listed for point in self._points.select(name_filter)}
         of_contexts = [each for run in active.get() if run.is_open for each in run.actions]
-        for action in (*self._points.permanent.hooks(), *of_contexts):
+        found: dict[str, list[HookFunction]] = {}
+        for action in (*self._points.standing.hooks(), *of_contexts):
             if not isinstance(action, HookAction) or not self._points.has(action.module):
                 continue
-            if dir in (action.dir, "both") and (including_permanent or not action.registration.is_permanent):
-                name = action.point.canonical_name
-                if chosen is None or name in chosen:
-                    found.setdefault(name, []).append(action.hook)
+            is_meant = dir in (action.dir, "both") and (including_permanent or not action.is_permanent)
+            if is_meant and (name_filter is None or action.point.listed in chosen):
+                found.setdefault(action.point.listed, []).append(action.hook)
         return found
 
     def _meant(self, names: Filter) -> Filter:
@@ -193,35 +179,22 @@ class LensHooks(Hooked):
         backward = _saver(cache, "_grad", device, remove_batch_dim, where)
         return cache, [(name, forward) for name in names], [(name, backward) for name in names if incl_bwd]
 
-    def add_caching_hooks(
-        self,
-        names_filter: Filter = None,
-        incl_bwd: bool = False,
-        device: torch.device | str | None = None,
-        remove_batch_dim: bool = False,
-        cache: dict[str, Tensor] | None = None,
-    ) -> dict[str, Tensor]:
-        """A dict that each later run fills, until hooks are reset."""
-        cache, forward, backward = self.get_caching_hooks(names_filter, incl_bwd, device, remove_batch_dim, cache)
-        for name, hook in forward:
-            self.add_hook(name, hook)
-        for name, hook in backward:
-            self.add_hook(name, hook, "bwd")
+    def add_caching_hooks(self, names_filter: Filter = None, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """A dict that each later run fills, until hooks are reset; the arguments are those of `get_caching_hooks`."""
+        cache, forward, backward = self.get_caching_hooks(names_filter, *args, **kwargs)
+        directions: dict[Direction, Any] = {"fwd": forward, "bwd": backward}
+        for direction, hooks in directions.items():
+            for name, hook in hooks:
+                self.add_hook(name, hook, direction)
         return cache
 
-    def cache_all(
-        self, cache: dict[str, Tensor] | None, incl_bwd: bool = False, device: Any = None,
-        remove_batch_dim: bool = False,
-    ) -> None:  # fmt: skip
-        """`add_caching_hooks` of all points."""
-        self.add_caching_hooks(None, incl_bwd, device, remove_batch_dim, cache)
+    def cache_all(self, cache: dict[str, Tensor] | None, *args: Any, **kwargs: Any) -> None:
+        """`add_caching_hooks` of all points, with its arguments after `names_filter`."""
+        self.add_caching_hooks(None, *args, cache=cache, **kwargs)
 
-    def cache_some(
-        self, cache: dict[str, Tensor] | None, names: Filter, incl_bwd: bool = False, device: Any = None,
-        remove_batch_dim: bool = False,
-    ) -> None:  # fmt: skip
-        """`add_caching_hooks` of some points."""
-        self.add_caching_hooks(names, incl_bwd, device, remove_batch_dim, cache)
+    def cache_some(self, cache: dict[str, Tensor] | None, names: Filter, *args: Any, **kwargs: Any) -> None:
+        """`add_caching_hooks` of some points, with its arguments after `names_filter`."""
+        self.add_caching_hooks(names, *args, cache=cache, **kwargs)
 
 
 def _check_level(level: int | None) -> None:

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from hookline.compat.transformer_lens.aliases import checkpoint_revision, official_name
-from hookline.errors import HooklineError, HooklineWarning, users_level
+from hookline.errors import HooklineError
 from hookline.load import load
 from hookline.transformer.hub import EMBEDDED, as_hookline_error, find_model
-
-if TYPE_CHECKING:
-    from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer
 
 
 def get_device() -> torch.device:
@@ -34,21 +30,20 @@ def dtype_of(dtype: torch.dtype | str) -> torch.dtype:
     return found
 
 
-def refuse(**options: Any) -> None:
-    """Raise for the first of these options that is set, with an alternative."""
-    for name, (is_set, instead) in options.items():
-        if is_set:
-            raise HooklineError(f"{name} is not supported here: {instead}")
+def refuse(**options: str | None) -> None:
+    """Raise for the first of these options that has a reason, which says what to do instead."""
+    for name, reason in options.items():
+        if reason is not None:
+            raise HooklineError(f"{name} is not supported here: {reason}")
 
 
 def from_name(
     name: str,
-    *,
     device: torch.device | str | None,
     dtype: torch.dtype,
-    first_n_layers: int | None,
-    checkpoint_value: int | None,
-    checkpoint_index: int | None,
+    first_n_layers: int | None = None,
+    checkpoint_value: int | None = None,
+    checkpoint_index: int | None = None,
     **kwargs: Any,
 ) -> tuple[nn.Module, Any]:
     """A model and its tokenizer, from a short name, a hub id, a folder, or the package itself."""
@@ -57,19 +52,18 @@ def from_name(
         kwargs["revision"] = checkpoint_revision(where, checkpoint_value, checkpoint_index)
     if first_n_layers is not None:
         kwargs["config"] = _shortened(where, first_n_layers, kwargs)
-    with _without_report(first_n_layers is not None):
+    with _without_report() if first_n_layers is not None else nullcontext():
         model = load(where, device=device, dtype=dtype, **kwargs)
     return model.module, model.tokenizer
 
 
 @contextmanager
-def _without_report(wanted: bool) -> Iterator[None]:
+def _without_report() -> Iterator[None]:
     """Suppress transformers' report of unused weights, which are those of the omitted layers."""
     from transformers.utils import logging
 
     level = logging.get_verbosity()
-    if wanted:
-        logging.set_verbosity_error()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
@@ -80,43 +74,23 @@ def _shortened(name: str, n_layers: int, kwargs: dict[str, Any]) -> Any:
     """The config of the model with only its first layers."""
     from transformers import AutoConfig
 
-    options = {
-        key: kwargs[key] for key in ("revision", "trust_remote_code", "cache_dir", "local_files_only") if key in kwargs
-    }
+    names = ("revision", "trust_remote_code", "cache_dir", "local_files_only")
     where = find_model(name, kwargs)
+    options = {key: kwargs[key] for key in names if key in kwargs}
+    options |= {"local_files_only": True} if where.is_cached_only else {}
     with as_hookline_error(name):
-        options |= {"local_files_only": True} if where.is_cached_only else {}
         config = kwargs.get("config") or AutoConfig.from_pretrained(where.path, **options)
-    whole = config.num_hidden_layers
-    if n_layers not in range(1, whole + 1):
-        raise HooklineError(f"first_n_layers={n_layers} is out of range: {name} has {whole} layers")
-    for key, value in list(vars(config).items()):
-        if key in ("layer_types", "mlp_layer_types", "attention_layers") and isinstance(value, list):
+    if n_layers not in range(1, config.num_hidden_layers + 1):
+        raise HooklineError(f"first_n_layers={n_layers} is out of range: {name} has {config.num_hidden_layers} layers")
+    for key in ("layer_types", "mlp_layer_types", "attention_layers"):
+        if isinstance(value := getattr(config, key, None), list):
             setattr(config, key, value[:n_layers])
     config.num_hidden_layers = n_layers
     return config
 
 
-def from_memory(module: nn.Module, *, device: torch.device | str | None, dtype: torch.dtype) -> nn.Module:
+def from_memory(module: nn.Module, device: torch.device | str | None, dtype: torch.dtype) -> nn.Module:
     """The model on that device; a copy only if the dtype differs."""
     if next(module.parameters()).dtype != dtype:
         module = copy.deepcopy(module).to(dtype)
     return module if device is None else module.to(device)
-
-
-def process(model: HookedTransformer, **options: bool) -> None:
-    """Process the weights; steps that are not exact on this model are skipped with a warning."""
-    if model.processing is not None:
-        raise HooklineError(
-            "the weights are already processed, by this HookedTransformer or another around the same model: "
-            "restore_weights() there first, or pass a copy of hf_model"
-        )
-    if not any(options.values()):
-        return
-    try:
-        done = model.process_weights(**{name: None if is_on else False for name, is_on in options.items()})
-        left_out = "; ".join(f"{name}: {why}" for name, why in done.left_out)
-    except HooklineError as error:  # nothing of it is exact here
-        left_out = str(error)
-    if left_out:
-        warnings.warn(f"left out, since it would not be exact: {left_out}", HooklineWarning, stacklevel=users_level())

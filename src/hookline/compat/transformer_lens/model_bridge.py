@@ -42,8 +42,8 @@ class TransformerBridge(HookedTransformer):
     ) -> Self:
         """Load a model by name or from a folder, or wrap one in memory."""
         loading.refuse(
-            load_weights=(not load_weights, "make the model from its configuration, and pass it as hf_model"),
-            **dict.fromkeys(kwargs, (True, "boot_transformers takes what TransformerLens 3.5 documents for it")),
+            load_weights=None if load_weights else "make the model from its configuration, and pass it as hf_model",
+            **dict.fromkeys(kwargs, "boot_transformers takes what TransformerLens 3.5 documents for it"),
         )
         options = {"device_map": device_map, "revision": revision, "trust_remote_code": trust_remote_code or None}
         given = {name: value for name, value in options.items() if value is not None}
@@ -68,15 +68,9 @@ class TransformerBridge(HookedTransformer):
         self,
         disable_warnings: bool = False,  # noqa: ARG002
         no_processing: bool = False,
-        fold_ln: bool = True,
-        center_writing_weights: bool = True,
-        center_unembed: bool = True,
-        fold_value_biases: bool = True,
-        refactor_factored_attn_matrices: bool = False,
+        **processing: bool,
     ) -> None:
         """Process the weights as in HookedTransformer. Both naming schemes work before and after."""
         self.compatibility_mode = True
         if not no_processing:
-            self.process_weights_(
-                fold_ln, center_writing_weights, center_unembed, refactor_factored_attn_matrices, fold_value_biases
-            )
+            self.process_weights_(**processing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
@@ -13,11 +14,15 @@ from hookline.compat.transformer_lens.describe import NO_BOS, described, normali
 from hookline.compat.transformer_lens.refactoring import refactor
 from hookline.compat.transformer_lens.tl_config import HookedTransformerConfig
 from hookline.compat.transformer_lens.weights import LensWeights
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, HooklineWarning, users_level
 from hookline.model import HookedModel
 from hookline.text.tokenizer import Side
 from hookline.transformer.roles import find_anatomy, unknown_anatomy
 from hookline.weights.processing.swaps import Swaps
+
+_PROCESSING = (
+    *("fold_ln", "center_writing_weights", "center_unembed", "refactor_factored_attn_matrices", "fold_value_biases"),
+)
 
 
 class Pretrained(LensWeights):
@@ -25,10 +30,6 @@ class Pretrained(LensWeights):
 
     _refactored: Swaps | None = None
     _no_bos: ClassVar[frozenset[str]] = NO_BOS
-
-    def set_tokenizer(self, tokenizer: Any, default_padding_side: Side | None = None) -> None:
-        """Set the tokenizer."""
-        raise NotImplementedError
 
     def _wrap(self, module: nn.Module, cfg: HookedTransformerConfig | None = None, **known: Any) -> None:
         anatomy = find_anatomy(module)
@@ -74,68 +75,40 @@ class Pretrained(LensWeights):
         wrapped, not copied, unless it has another dtype.
         """
         loading.refuse(
-            n_devices=(n_devices != 1, 'pass device_map="auto", as transformers takes it'),
-            n_ctx=(n_ctx is not None, "the model's own context is used; shorter prompts need nothing"),
-            first_n_layers=(first_n_layers is not None and hf_model is not None, "hf_model is taken as it is"),
+            n_devices='pass device_map="auto", as transformers takes it' if n_devices != 1 else None,
+            n_ctx="the model's own context is used; shorter prompts need nothing" if n_ctx is not None else None,
+            checkpoint_label=None
+            if None in (checkpoint_label, checkpoint_value)
+            else "it is checkpoint_value; pass one",
         )
-        if checkpoint_value is not None and checkpoint_label is not None:
-            raise HooklineError("checkpoint_label is an alias of checkpoint_value: pass only one of them")
-        value = checkpoint_label if checkpoint_value is None else checkpoint_value
         wanted = loading.dtype_of(from_pretrained_kwargs.pop("torch_dtype", dtype))
+        value = checkpoint_label if checkpoint_value is None else checkpoint_value
+        options = {"checkpoint_value": value, "checkpoint_index": checkpoint_index, "first_n_layers": first_n_layers}
+        options = {name: each for name, each in options.items() if each is not None} | from_pretrained_kwargs
         if hf_model is not None:
-            loading.refuse(
-                checkpoints=(not (value is None and checkpoint_index is None), "hf_model is taken as it is"),
-                from_pretrained_kwargs=(bool(from_pretrained_kwargs), "hf_model is taken as it is"),
-            )
-            module = loading.from_memory(hf_model, device=device if move_to_device else None, dtype=wanted)
+            loading.refuse(**dict.fromkeys(options, "hf_model is taken as it is"))
+            module = loading.from_memory(hf_model, device if move_to_device else None, wanted)
         else:
-            has_map = "device_map" in from_pretrained_kwargs or not move_to_device
-            module, found = loading.from_name(
-                model_name,
-                device=None if has_map else device or loading.get_device(),
-                dtype=wanted,
-                first_n_layers=first_n_layers,
-                checkpoint_value=value,
-                checkpoint_index=checkpoint_index,
-                **from_pretrained_kwargs,
-            )
+            is_placed = move_to_device and "device_map" not in options
+            where = (device or loading.get_device()) if is_placed else None
+            module, found = loading.from_name(model_name, where, wanted, **options)
             tokenizer = found if tokenizer is None else tokenizer
-        model = cls.__new__(cls)
-        known: dict[str, Any] = {"model_name": model_name.rpartition("/")[2]}
-        if default_prepend_bos is not None:
-            known["default_prepend_bos"] = default_prepend_bos
-        model._wrap(module, **known)
+        model: Any = cls.__new__(cls)
+        known = {} if default_prepend_bos is None else {"default_prepend_bos": default_prepend_bos}
+        model._wrap(module, model_name=model_name.rpartition("/")[2], **known)
+        model._take_tokenizer(tokenizer, default_padding_side)
         if tokenizer is not None:
-            model.set_tokenizer(tokenizer, default_padding_side)
             model._cfg.tokenizer_name = tokenizer.name_or_path
-        elif default_padding_side is not None:
-            raise HooklineError("default_padding_side needs a tokenizer")
         model.process_weights_(
             fold_ln, center_writing_weights, center_unembed, refactor_factored_attn_matrices, fold_value_biases
         )
         return model
 
     @classmethod
-    def from_pretrained_no_processing(
-        cls,
-        model_name: str,
-        fold_ln: bool = False,
-        center_writing_weights: bool = False,
-        center_unembed: bool = False,
-        refactor_factored_attn_matrices: bool = False,
-        fold_value_biases: bool = False,
-        **from_pretrained_kwargs: Any,
-    ) -> Self:
-        """`from_pretrained` without weight processing."""
-        return cls.from_pretrained(
-            model_name,
-            fold_ln,
-            center_writing_weights,
-            center_unembed,
-            refactor_factored_attn_matrices,
-            fold_value_biases=fold_value_biases,
-            **from_pretrained_kwargs,
-        )
+    def from_pretrained_no_processing(cls, model_name: str, *args: bool, **kwargs: Any) -> Self:
+        """`from_pretrained` without weight processing, unless an option of `process_weights_` requests it."""
+        given = dict(zip(_PROCESSING, args, strict=False))
+        return cls.from_pretrained(model_name, **(dict.fromkeys(_PROCESSING, False) | given | kwargs))
 
     def process_weights_(
         self,
@@ -146,13 +119,15 @@ class Pretrained(LensWeights):
         fold_value_biases: bool = True,
     ) -> None:
         """Process the weights as `from_pretrained` does; steps that are not exact are skipped with a warning."""
-        loading.process(
-            self,  # type: ignore[arg-type]
-            fold_ln=fold_ln,
-            center_writing_weights=center_writing_weights,
-            center_unembed=center_unembed,
-            fold_value_biases=fold_value_biases,
-        )
+        if self.processing is not None:
+            raise HooklineError(
+                "the weights are already processed, by this HookedTransformer or another around the same model: "
+                "restore_weights() there first, or pass a copy of hf_model"
+            )
+        steps = {"fold_ln": fold_ln, "center_writing_weights": center_writing_weights}
+        steps |= {"center_unembed": center_unembed, "fold_value_biases": fold_value_biases}
+        if any(steps.values()):
+            self._process({name: None if is_on else False for name, is_on in steps.items()})
         if refactor_factored_attn_matrices:
             try:
                 vars(self)["_refactored"] = refactor(self)  # type: ignore[arg-type]
@@ -160,6 +135,16 @@ class Pretrained(LensWeights):
                 super().restore_weights()
                 raise
         self._cfg.normalization_type = normalization(self.module, self._anatomy)
+
+    def _process(self, steps: dict[str, bool | None]) -> None:
+        try:
+            done = self.process_weights(**steps)
+            left_out = "; ".join(f"{name}: {why}" for name, why in done.left_out)
+        except HooklineError as error:  # no step is exact here
+            left_out = str(error)
+        if left_out:
+            message = f"left out, since it would not be exact: {left_out}"
+            warnings.warn(message, HooklineWarning, stacklevel=users_level())
 
     def restore_weights(self) -> None:
         """Restore the unprocessed weights."""
@@ -178,20 +163,10 @@ class Pretrained(LensWeights):
             )
         return self.module.save_pretrained(*args, **kwargs)  # type: ignore[operator]
 
-    def load_and_process_state_dict(
-        self,
-        state_dict: Mapping[str, Tensor],
-        fold_ln: bool = True,
-        center_writing_weights: bool = True,
-        center_unembed: bool = True,
-        fold_value_biases: bool = True,
-        refactor_factored_attn_matrices: bool = False,
-    ) -> None:
-        """`load_state_dict`, then `process_weights_`. Missing weights are unchanged."""
+    def load_and_process_state_dict(self, state_dict: Mapping[str, Tensor], **processing: bool) -> None:
+        """`load_state_dict`, then `process_weights_` with its options. Missing weights are unchanged."""
         self.restore_weights()
         unexpected = self.load_state_dict(state_dict, strict=False).unexpected_keys
         if unexpected:
             raise HooklineError(f"unexpected weights for this model: {unexpected}")
-        self.process_weights_(
-            fold_ln, center_writing_weights, center_unembed, refactor_factored_attn_matrices, fold_value_biases
-        )
+        self.process_weights_(**processing)

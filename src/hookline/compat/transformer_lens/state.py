@@ -18,31 +18,6 @@ _NOT_LEARNED = ("attn.mask", "attn.IGNORE", "attn.rotary_sin", "attn.rotary_cos"
 """Redundant entries of TransformerLens's state dicts."""
 
 
-@torch.no_grad()
-def write(model: HookedTransformer, name: str, value: Tensor, known: dict[str, Entry] | None = None) -> None:
-    """Overwrite a weight."""
-    known = all_entries(model) if known is None else known
-    if name not in known:
-        raise HooklineError(_unknown(name, known))
-    entry = known[name]
-    if value.shape != entry.own.shape:
-        raise HooklineError(f"{name} has shape {list(entry.own.shape)}, not {list(value.shape)}")
-    if entry.put is not None:
-        entry.put(value)
-    elif entry.parameter is not None:
-        entry.own.copy_((value - entry.offset) / entry.factor)
-    elif bool(value.any()):
-        raise HooklineError(f"{name} is not zero, but this model has no such weight")
-
-
-def _unknown(name: str, known: Mapping[str, Entry]) -> str:
-    path, _, last = name.rpartition(".")
-    if f"{path}._{last}" in known:
-        shape = list(known[f"{path}._{last}"].own.shape)
-        return f"heads share {name}, and there is one for each group of them: assign _{last}, {shape}"
-    return f"no weight is named {name!r}: there are {', '.join(map(repr, list(known)[:12]))}, …"
-
-
 def load(model: HookedTransformer, state: Mapping[str, Tensor], *, strict: bool) -> tuple[list[str], list[str]]:
     """Load all given weights; returns the missing and the unexpected names.
 
@@ -63,7 +38,7 @@ def load(model: HookedTransformer, state: Mapping[str, Tensor], *, strict: bool)
         given = _without_bias_after_gate(known, given)
     of_model = [name for name in given if name in own]  # first: a part of it may be given by another name too
     for name in (*of_model, *(name for name in given if name in known and name not in own)):
-        write(model, name, given[name], known)
+        known[name].write(name, given[name])
     return missing, unexpected
 
 

@@ -13,7 +13,6 @@ from hookline.compat.transformer_lens import entries, state
 from hookline.compat.transformer_lens.tl_config import HookedTransformerConfig
 from hookline.errors import HooklineError
 from hookline.model import HookedModel
-from hookline.weights.copies import copied
 from hookline.weights.matrices import Weights
 
 
@@ -26,42 +25,21 @@ class LensMatrices(Weights):
 
     @property
     def W_E(self) -> Float[Tensor, "d_vocab d_model"]:  # noqa: N802
-        """The embedding of each token, with any factor that comes after it."""
-        factor = entries.token_scale(self._model)
-        own = super().W_E
-        why = f"the model's own matrix is multiplied with {factor:g} on its way into the stream; assign model.embed.W_E"
-        return own if factor == 1.0 else copied(own * factor, why)
+        """The embedding of each token, multiplied with any factor that follows it in the model."""
+        return self._model.embed.W_E
 
     @property
     def W_pos(self) -> Float[Tensor, "n_ctx d_model"]:  # noqa: N802
         """The learned positions; a shortformer's too."""
-        own = entries.position_embedding(self._model)
-        return super().W_pos if own is None or self._points.anatomy.main.pos_embed is not None else own.weight  # type: ignore[return-value]
+        entry = entries.find_entry(self._model, "pos_embed.W_pos")
+        return super().W_pos if entry is None else entry.own
 
-    @property
-    def W_K(self) -> Float[Tensor, "layer head d_model d_head"]:  # noqa: N802
-        """To the keys of each head."""
-        return self._for_each_head(self._stacked("W_K"))
-
-    @property
-    def W_V(self) -> Float[Tensor, "layer head d_model d_head"]:  # noqa: N802
-        """To the values of each head."""
-        return self._for_each_head(self._stacked("W_V"))
-
-    @property
-    def b_K(self) -> Float[Tensor, "layer head d_head"]:  # noqa: N802
-        """Of the keys of each head."""
-        return self._for_each_head(self._stacked("b_K"))
-
-    @property
-    def b_V(self) -> Float[Tensor, "layer head d_head"]:  # noqa: N802
-        """Of the values of each head."""
-        return self._for_each_head(self._stacked("b_V"))
-
-    @property
-    def W_gate(self) -> Float[Tensor, "layer d_model d_mlp"] | None:  # noqa: N802
-        """Into the gate; None where there is none."""
-        return self._stacked("W_gate") if self._model._cfg.gated_mlp else None
+    def _stacked(self, name: str) -> Any:
+        """A weight of all layers; keys and values once for each head, and no gate where there is none."""
+        if name == "W_gate" and not self._model._cfg.gated_mlp:
+            return None
+        found = super()._stacked(name)
+        return self._for_each_head(found) if name in ("W_K", "W_V", "b_K", "b_V") else found
 
     def tokens_to_residual_directions(
         self, tokens: str | int | Sequence[str] | Tensor
