@@ -6,6 +6,6 @@
 What differs, and what is not here, is in docs/from-mi-crow.md.
 """
 
-from hookline.compat.mi_crow import hooks, language_model, store
-
-__all__ = ["hooks", "language_model", "store"]
+from hookline.compat.mi_crow import hooks as hooks
+from hookline.compat.mi_crow import language_model as language_model
+from hookline.compat.mi_crow import store as store

@@ -64,7 +64,7 @@ NOT_TRANSFORMERS = ("attn-only-", "gelu-", "solu-", "redwood_attn_2l", "othello-
 """Models that were published in TransformerLens's own format, or under other names."""
 
 
-def official_name(name: str) -> str:
+def get_official_model_name(name: str) -> str:
     """The hub id of a model: `EleutherAI/pythia-70m` for `pythia-70m`. Other names are unchanged.
 
     TransformerLens's own small models are not in the format of transformers: they are refused.

@@ -19,7 +19,13 @@ from hookline.compat.transformer_lens.kv_cache import HookedTransformerKeyValueC
 from hookline.compat.transformer_lens.pretrained import Pretrained
 from hookline.compat.transformer_lens.slices import Columns, Slice, SliceInput
 from hookline.compat.transformer_lens.tl_config import HookedTransformerConfig, to_native
-from hookline.compat.transformer_lens.tokens import USE_DEFAULT_VALUE, LensText, LensTokens, padding_mask, prepared
+from hookline.compat.transformer_lens.tokens import (
+    USE_DEFAULT_VALUE,
+    LensText,
+    LensTokens,
+    get_attention_mask,
+    prepared,
+)
 from hookline.engine.names import Filter
 from hookline.errors import HooklineError
 from hookline.text.loss import lm_loss
@@ -222,7 +228,7 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
         is_guessed = not has_mask and not is_known and side == "left" and self.tokenizer is not None
         ids, mask = super()._inputs(input, prepend_bos, padding_side, has_mask=has_mask or is_guessed)
         if is_guessed:
-            guess = padding_mask(self.tokenizer, ids, self._cfg.default_prepend_bos, "left")
+            guess = get_attention_mask(self.tokenizer, ids, self._cfg.default_prepend_bos, "left")
             mask = guess if not bool(guess.all()) else None
         return ids, mask
 

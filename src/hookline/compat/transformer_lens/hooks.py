@@ -73,7 +73,10 @@ class LensHooks(Hooked):
 
         Contexts are cleared only if hooks are reset.
         """
-        ends: dict[str, Any] = {"reset_hooks_end": reset_hooks_end, "clear_contexts": clear_contexts and reset_hooks_end}
+        ends: dict[str, Any] = {
+            "reset_hooks_end": reset_hooks_end,
+            "clear_contexts": clear_contexts and reset_hooks_end,
+        }
         with self._context(resets=reset_hooks_end), super().hooks(fwd_hooks, bwd_hooks, **ends):
             yield self
 
@@ -81,7 +84,10 @@ class LensHooks(Hooked):
         self, *args: Any, reset_hooks_end: bool = True, clear_contexts: bool = False, **kwargs: Any
     ) -> Any:
         """The model's output with these hooks active for this one forward pass; see `Hooked.run_with_hooks`."""
-        ends: dict[str, Any] = {"reset_hooks_end": reset_hooks_end, "clear_contexts": clear_contexts and reset_hooks_end}
+        ends: dict[str, Any] = {
+            "reset_hooks_end": reset_hooks_end,
+            "clear_contexts": clear_contexts and reset_hooks_end,
+        }
         with self._context(resets=reset_hooks_end):
             return super().run_with_hooks(*args, **ends, **kwargs)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hookline.compat.transformer_lens.aliases import checkpoint_revision, official_name
+from hookline.compat.transformer_lens.aliases import checkpoint_revision, get_official_model_name
 from hookline.errors import HooklineError
 from hookline.load import load
 from hookline.transformer.hub import EMBEDDED, as_hookline_error, find_model
@@ -47,7 +47,7 @@ def from_name(
     **kwargs: Any,
 ) -> tuple[nn.Module, Any]:
     """A model and its tokenizer, from a short name, a hub id, a folder, or the package itself."""
-    where = name if name in EMBEDDED or Path(name).is_dir() else official_name(name)
+    where = name if name in EMBEDDED or Path(name).is_dir() else get_official_model_name(name)
     if checkpoint_value is not None or checkpoint_index is not None:
         kwargs["revision"] = checkpoint_revision(where, checkpoint_value, checkpoint_index)
     if first_n_layers is not None:

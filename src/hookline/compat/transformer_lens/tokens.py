@@ -33,7 +33,7 @@ def prepared(tokenizer: Any, padding_side: Side | None) -> Any:
     return tokenizer
 
 
-def padding_mask(
+def get_attention_mask(
     tokenizer: Any, tokens: Int[Tensor, "batch pos"], prepend_bos: bool, side: Side | None = None
 ) -> Int[Tensor, "batch pos"]:
     """A mask that is 0 at leading or trailing padding, on that side or the tokenizer's.

@@ -13,58 +13,23 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hookline.compat.transformer_lens.absent import refusing
-from hookline.compat.transformer_lens.aliases import official_name as get_official_model_name
-from hookline.compat.transformer_lens.datasets import keep_single_column, tokenize_and_concatenate
-from hookline.compat.transformer_lens.defaults import (
-    OFFICIAL_MODEL_NAMES,
-    LocallyOverridenDefaults,
-    download_file_from_hf,
-    get_tokenizer_with_bos,
-    print_gpu_mem,
-)
-from hookline.compat.transformer_lens.loading import get_device
-from hookline.compat.transformer_lens.prompts import test_prompt
-from hookline.compat.transformer_lens.slices import Slice, SliceInput
-from hookline.compat.transformer_lens.tokens import USE_DEFAULT_VALUE
-from hookline.compat.transformer_lens.tokens import padding_mask as get_attention_mask
+from hookline.compat.transformer_lens.aliases import get_official_model_name as get_official_model_name
+from hookline.compat.transformer_lens.datasets import keep_single_column as keep_single_column
+from hookline.compat.transformer_lens.datasets import tokenize_and_concatenate as tokenize_and_concatenate
+from hookline.compat.transformer_lens.defaults import OFFICIAL_MODEL_NAMES as OFFICIAL_MODEL_NAMES
+from hookline.compat.transformer_lens.defaults import LocallyOverridenDefaults as LocallyOverridenDefaults
+from hookline.compat.transformer_lens.defaults import download_file_from_hf as download_file_from_hf
+from hookline.compat.transformer_lens.defaults import get_tokenizer_with_bos as get_tokenizer_with_bos
+from hookline.compat.transformer_lens.defaults import print_gpu_mem as print_gpu_mem
+from hookline.compat.transformer_lens.loading import get_device as get_device
+from hookline.compat.transformer_lens.prompts import test_prompt as test_prompt
+from hookline.compat.transformer_lens.slices import Slice as Slice
+from hookline.compat.transformer_lens.slices import SliceInput as SliceInput
+from hookline.compat.transformer_lens.tokens import USE_DEFAULT_VALUE as USE_DEFAULT_VALUE
+from hookline.compat.transformer_lens.tokens import get_attention_mask as get_attention_mask
 from hookline.errors import HooklineError
 from hookline.text.loss import lm_loss
 from hookline.weights.factored import FactoredMatrix
-
-__all__ = [
-    "get_act_name",
-    "test_prompt",
-    "to_numpy",
-    "Slice",
-    "SliceInput",
-    "USE_DEFAULT_VALUE",
-    "get_device",
-    "get_corner",
-    "remove_batch_dim",
-    "transpose",
-    "is_square",
-    "is_lower_triangular",
-    "get_cumsum_along_dim",
-    "get_offset_position_ids",
-    "repeat_along_head_dimension",
-    "filter_dict_by_prefix",
-    "composition_scores",
-    "lm_cross_entropy_loss",
-    "lm_accuracy",
-    "gelu_new",
-    "gelu_fast",
-    "solu",
-    "sample_logits",
-    "tokenize_and_concatenate",
-    "keep_single_column",
-    "get_attention_mask",
-    "get_official_model_name",
-    "OFFICIAL_MODEL_NAMES",
-    "LocallyOverridenDefaults",
-    "get_tokenizer_with_bos",
-    "download_file_from_hf",
-    "print_gpu_mem",
-]
 
 _LAYER_TYPES = {"a": "attn", "attention": "attn", "m": "mlp", "b": "", "block": "", "blocks": ""}
 _NAMES = {"attn": "pattern", "attn_logits": "attn_scores", "key": "k", "query": "q", "value": "v", "mlp_pre": "pre",

@@ -1,5 +1,3 @@
 """Where runs are kept."""
 
-from hookline.compat.mi_crow.store.local_store import LocalStore
-
-__all__ = ["LocalStore"]
+from hookline.compat.mi_crow.store.local_store import LocalStore as LocalStore

@@ -26,8 +26,6 @@ from hookline.hooks.action import ObjectEdit, here
 from hookline.hooks.fitting import Units, chosen, described, units
 from hookline.text.token_positions import Positions, at, canonical, is_one_per_row, mask_of
 
-__all__ = ["PatchResidualHook", "PatchHeadHook", "PatchMLPHook"]
-
 
 class Patch(Hook):
     """Base class of patch hooks: layer, tokens, rows and replacement."""
