@@ -256,21 +256,19 @@ def _attn_types(cfg: HookedTransformerConfig) -> list[str]:
 
 def _refuse(cfg: HookedTransformerConfig) -> None:
     """Raise for the first option that the native model would have to ignore."""
-    from hookline.compat.transformer_lens.native.native_config import ACTIVATIONS, INIT_MODES, NORMALIZATIONS, POSITIONS
+    from hookline.compat.transformer_lens.native import native_config
 
     defaults = {field.name: field.default for field in fields(cfg)}
     for name, why in _REFUSED.items():
         if getattr(cfg, name) != defaults[name]:
             raise HooklineError(f"{name}={getattr(cfg, name)!r} is not supported by the native model: {why}")
     choices: dict[str, tuple[str | None, ...]] = {
-        "positional_embedding_type": POSITIONS,
-        "normalization_type": (None, *NORMALIZATIONS[1:]),
+        "positional_embedding_type": native_config.POSITIONS,
+        "normalization_type": (None, *native_config.NORMALIZATIONS[1:]),
         "attention_dir": ("causal", "bidirectional"),
-        "init_mode": INIT_MODES,
-    } | ({} if cfg.attn_only else {"act_fn": ACTIVATIONS})
-    for name, allowed in choices.items():
-        if getattr(cfg, name) not in allowed:
-            raise HooklineError(f"{name}={getattr(cfg, name)!r}: it is one of {', '.join(map(repr, allowed))}")
+        "init_mode": native_config.INIT_MODES,
+    } | ({} if cfg.attn_only else {"act_fn": native_config.ACTIVATIONS})
+    native_config.check_choices(cfg, choices)
     reasons = {
         "d_vocab is not known: pass it, or a tokenizer": cfg.d_vocab < 1,
         f"original_architecture={cfg.original_architecture!r} has its own arithmetic: hook the model itself": (
