@@ -76,7 +76,7 @@ class HookedTransformerKeyValueCache:
         return whole
 
     @contextmanager
-    def going_on(self, config: Any, mask: Int[Tensor, "batch new"]) -> Iterator[dict[str, Any]]:
+    def resumed(self, config: Any, mask: Int[Tensor, "batch new"]) -> Iterator[dict[str, Any]]:
         """The inputs of a run that continues from here; new keys and values are stored when it ends."""
         if len(mask) != self.batch_size:
             raise HooklineError(f"this cache has batch size {self.batch_size}, but got {len(mask)} rows")

@@ -139,7 +139,7 @@ def lm_cross_entropy_loss(
     per_token: bool = False,
 ) -> Tensor:
     """Cross-entropy of the next token; per token, one less than there are positions."""
-    return lm_loss(logits, tokens, attention_mask, per_token=per_token)
+    return lm_loss(logits, tokens.to(logits.device), attention_mask, per_token=per_token)
 
 
 def lm_accuracy(
