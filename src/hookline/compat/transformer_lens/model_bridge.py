@@ -11,6 +11,8 @@ from hookline.compat.transformer_lens import loading
 from hookline.compat.transformer_lens.describe import NO_BOS_IN_BRIDGE
 from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer
 
+_OPTIONS = {"hf_model", "device_map", "revision", "checkpoint_index", "checkpoint_value"}
+
 
 class TransformerBridge(HookedTransformer):
     """A HookedTransformer without weight processing. Both naming schemes always work.
@@ -33,31 +35,22 @@ class TransformerBridge(HookedTransformer):
         tokenizer: Any = None,
         load_weights: bool = True,
         trust_remote_code: bool = False,
-        hf_model: nn.Module | None = None,
-        device_map: Any = None,
-        revision: str | None = None,
-        checkpoint_index: int | None = None,
-        checkpoint_value: int | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Load a model by name or from a folder, or wrap one in memory."""
+        """Load a model by name or from a folder, or wrap one in memory (`hf_model`).
+
+        Other options are `device_map`, `revision`, `checkpoint_index` and `checkpoint_value`.
+        """
         loading.refuse(
             load_weights=None if load_weights else "make the model from its configuration, and pass it as hf_model",
-            **dict.fromkeys(kwargs, "boot_transformers takes what TransformerLens 3.5 documents for it"),
+            **dict.fromkeys(
+                set(kwargs) - _OPTIONS, "boot_transformers takes what TransformerLens 3.5 documents for it"
+            ),
         )
-        options = {"device_map": device_map, "revision": revision, "trust_remote_code": trust_remote_code or None}
-        given = {name: value for name, value in options.items() if value is not None}
-        return cls.from_pretrained_no_processing(
-            model_name,
-            device=device,
-            dtype=dtype,
-            tokenizer=tokenizer,
-            hf_model=hf_model,
-            checkpoint_index=checkpoint_index,
-            checkpoint_value=checkpoint_value,
-            **given,
-            **(hf_config_overrides or {}),
-        )
+        given = {name: value for name, value in kwargs.items() if value is not None} | (hf_config_overrides or {})
+        if trust_remote_code:
+            given["trust_remote_code"] = True
+        return cls.from_pretrained_no_processing(model_name, device=device, dtype=dtype, tokenizer=tokenizer, **given)
 
     @property
     def original_model(self) -> nn.Module:

@@ -129,12 +129,17 @@ class Pretrained(LensWeights):
         if any(steps.values()):
             self._process({name: None if is_on else False for name, is_on in steps.items()})
         if refactor_factored_attn_matrices:
-            try:
-                vars(self)["_refactored"] = refactor(self)  # type: ignore[arg-type]
-            except HooklineError:
+            swaps = Swaps()
+            if (error := self._step("refactor_factored_attn_matrices", swaps)) is not None:
                 super().restore_weights()
-                raise
+                raise error
+            vars(self)["_refactored"] = swaps
         self._cfg.normalization_type = normalization(self.module, self._anatomy)
+
+    def _do(self, name: str, swaps: Swaps, tolerance: float) -> None:
+        if name != "refactor_factored_attn_matrices":
+            return super()._do(name, swaps, tolerance)
+        return refactor(self, swaps)  # type: ignore[arg-type]
 
     def _process(self, steps: dict[str, bool | None]) -> None:
         try:

@@ -1,10 +1,14 @@
-"""`transformer_lens.utils`: names, slices, losses, sampling, and tensor helpers."""
+"""`transformer_lens.utils`: names, slices, losses, sampling, tokenizers, datasets, and tensor helpers."""
 
 from __future__ import annotations
 
+import json
 import operator
 import re
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,14 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hookline.compat.transformer_lens.absent import refusing
+from hookline.compat.transformer_lens.aliases import IRREGULAR
 from hookline.compat.transformer_lens.aliases import get_official_model_name as get_official_model_name
-from hookline.compat.transformer_lens.datasets import keep_single_column as keep_single_column
-from hookline.compat.transformer_lens.datasets import tokenize_and_concatenate as tokenize_and_concatenate
-from hookline.compat.transformer_lens.defaults import OFFICIAL_MODEL_NAMES as OFFICIAL_MODEL_NAMES
-from hookline.compat.transformer_lens.defaults import LocallyOverridenDefaults as LocallyOverridenDefaults
-from hookline.compat.transformer_lens.defaults import download_file_from_hf as download_file_from_hf
-from hookline.compat.transformer_lens.defaults import get_tokenizer_with_bos as get_tokenizer_with_bos
-from hookline.compat.transformer_lens.defaults import print_gpu_mem as print_gpu_mem
 from hookline.compat.transformer_lens.loading import get_device as get_device
 from hookline.compat.transformer_lens.prompts import test_prompt as test_prompt
 from hookline.compat.transformer_lens.slices import Slice as Slice
@@ -30,6 +28,9 @@ from hookline.compat.transformer_lens.tokens import get_attention_mask as get_at
 from hookline.errors import HooklineError
 from hookline.text.loss import lm_loss
 from hookline.weights.factored import FactoredMatrix
+
+if TYPE_CHECKING:
+    from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer
 
 _LAYER_TYPES = {"a": "attn", "attention": "attn", "m": "mlp", "b": "", "block": "", "blocks": ""}
 _NAMES = {"attn": "pattern", "attn_logits": "attn_scores", "key": "k", "query": "q", "value": "v", "mlp_pre": "pre",
@@ -177,7 +178,7 @@ def sample_logits(
     """Sample one token per row, as transformers does."""
     from transformers import RepetitionPenaltyLogitsProcessor, TopKLogitsWarper, TopPLogitsWarper
 
-    from hookline.compat.transformer_lens.generation import FrequencyPenalty
+    from hookline.compat.transformer_lens.generation import frequency_penalty
 
     steps: list[Any] = []
     if (freq_penalty or repetition_penalty != 1.0) and tokens is None:
@@ -185,7 +186,7 @@ def sample_logits(
     if repetition_penalty != 1.0:
         steps.append(RepetitionPenaltyLogitsProcessor(repetition_penalty))
     if freq_penalty:
-        steps.append(FrequencyPenalty(freq_penalty * (temperature or 1.0)))
+        steps.append(frequency_penalty(freq_penalty * (temperature or 1.0)))
     if temperature:
         steps.append(lambda _, logits: logits / temperature)
     if top_k is not None:
@@ -196,6 +197,121 @@ def sample_logits(
     for step in steps:
         logits = step(tokens, logits)
     return logits.argmax(-1) if temperature == 0 else torch.multinomial(logits.softmax(-1), 1)[:, 0]
+
+
+OFFICIAL_MODEL_NAMES: list[str] = list(dict.fromkeys(IRREGULAR.values()))
+"""Hub ids of models with short names."""
+
+
+@contextmanager
+def LocallyOverridenDefaults(model: HookedTransformer, **overrides: Any) -> Iterator[None]:  # noqa: N802
+    """Override the defaults of `prepend_bos` and `padding_side` inside a context."""
+    given = {name: value for name, value in overrides.items() if value is not None}
+    allowed = {"prepend_bos": (True, False), "padding_side": ("left", "right")}
+    if unknown := set(given) - set(allowed):
+        raise HooklineError(f"{sorted(unknown)} have no default; only prepend_bos and padding_side do")
+    if any(value not in allowed[name] for name, value in given.items()):
+        raise HooklineError(f'prepend_bos must be True or False, and padding_side "left" or "right", not {overrides}')
+    if "padding_side" in given and model.tokenizer is None:
+        raise HooklineError("padding_side needs a tokenizer, and this model has none")
+    owners = {"prepend_bos": (model.cfg, "default_prepend_bos"), "padding_side": (model.tokenizer, "padding_side")}
+    before = {name: getattr(*owners[name]) for name in given}
+    for name, value in given.items():
+        setattr(*owners[name], value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(*owners[name], value)
+
+
+def get_tokenizer_with_bos(tokenizer: Any) -> Any:
+    """The tokenizer with a BOS token at the start of each text; unchanged if it has none, or adds it already."""
+    if tokenizer.bos_token is None or tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]:
+        return tokenizer
+    from transformers import AutoTokenizer
+
+    options = {
+        key: value for key, value in tokenizer.init_kwargs.items() if key not in ("name_or_path", "add_bos_token")
+    }
+    new = AutoTokenizer.from_pretrained(tokenizer.name_or_path, add_bos_token=True, **options)
+    if new("")["input_ids"][:1] != [new.bos_token_id]:
+        raise HooklineError(f"{type(tokenizer).__name__} does not take add_bos_token: pass prepend_bos=True instead")
+    return new
+
+
+def download_file_from_hf(
+    repo_name: str,
+    file_name: str,
+    subfolder: str = ".",
+    cache_dir: str | Path | None = None,
+    force_is_torch: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """The content of a torch or JSON file on the hub; the local path of any other file."""
+    from huggingface_hub import hf_hub_download
+
+    folder = None if subfolder == "." else subfolder
+    path = Path(hf_hub_download(repo_name, file_name, subfolder=folder, cache_dir=cache_dir, **kwargs))
+    if path.suffix in (".pth", ".pt") or force_is_torch:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    return json.loads(path.read_text()) if path.suffix == ".json" else str(path)
+
+
+def print_gpu_mem(step_name: str = "") -> None:
+    """Print the GPU memory in use."""
+    in_use = torch.cuda.memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
+    print(f"{step_name} ~ {in_use:.2f} GiB allocated on the GPU")
+
+
+def keep_single_column(dataset: Any, col_name: str) -> Any:
+    """The dataset with only this column."""
+    if dataset.column_names is not None and col_name not in dataset.column_names:
+        raise HooklineError(f"the dataset has no column {col_name!r}, only {dataset.column_names}")
+    return dataset.remove_columns([name for name in dataset.column_names or () if name != col_name])
+
+
+def tokenize_and_concatenate(
+    dataset: Any,
+    tokenizer: Any,
+    streaming: bool = False,
+    max_length: int = 1024,
+    column_name: str = "text",
+    add_bos_token: bool = True,
+    num_proc: int = 10,
+    set_format: bool = True,
+) -> Any:
+    """Tokenize a text dataset (of Hugging Face `datasets`) into rows `tokens` of `max_length`."""
+
+    def rows(examples: dict[str, list[str]]) -> dict[str, np.ndarray]:
+        return {"tokens": token_rows(examples[column_name], tokenizer, max_length, add_bos_token)}
+
+    options = {} if streaming else {"num_proc": num_proc}
+    new = keep_single_column(dataset, column_name).map(rows, batched=True, remove_columns=[column_name], **options)
+    if set_format:
+        new.set_format(type="torch", columns=["tokens"])
+    return new
+
+
+def token_rows(
+    texts: Sequence[str], tokenizer: Any, max_length: int, add_bos_token: bool = True
+) -> Int[np.ndarray, "row max_length"]:
+    """The texts as one sequence of tokens, separated by the EOS token, split into rows of equal length.
+
+    What is left over at the end is dropped; only if there are too few tokens for one row is it padded.
+    """
+    if tokenizer.eos_token_id is None or (add_bos_token and tokenizer.bos_token_id is None):
+        raise HooklineError("the tokenizer has no EOS or no BOS token: set them first")
+    width = max_length - 1 if add_bos_token else max_length
+    if width < 1:
+        raise HooklineError(f"max_length={max_length} leaves no room for tokens")
+    ids = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"] if texts else []
+    joined = np.array([token for row in ids for token in (*row, tokenizer.eos_token_id)][:-1], dtype=np.int64)
+    if 0 < len(joined) < width:
+        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+        joined = np.pad(joined, (0, width - len(joined)), constant_values=pad)
+    tokens = joined[: len(joined) // width * width].reshape(-1, width)
+    return np.pad(tokens, ((0, 0), (1, 0)), constant_values=tokenizer.bos_token_id) if add_bos_token else tokens
 
 
 __getattr__ = refusing("transformer_lens.utils")

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hookline.compat.transformer_lens import entries, state
+from hookline.compat.transformer_lens import entries
 from hookline.compat.transformer_lens.tl_config import HookedTransformerConfig
 from hookline.errors import HooklineError
 from hookline.model import HookedModel
@@ -89,14 +89,14 @@ class LensWeights(HookedModel):
         """Load weights with TransformerLens's names."""
         if assign:
             raise HooklineError("assign=True is not supported for views of weights: omit it")
-        missing, unexpected = state.load(self, state_dict, strict=strict)  # type: ignore[arg-type]
+        missing, unexpected = entries.load(self, state_dict, strict=strict)  # type: ignore[arg-type]
         return nn.modules.module._IncompatibleKeys(missing, unexpected)
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """The model's own parameters, under TransformerLens's names where the layout is the same."""
         if args or kwargs:
             raise HooklineError("named_parameters takes no arguments here: model.module.named_parameters(…) does")
-        return state.named_parameters(self)  # type: ignore[arg-type]
+        return entries.named_parameters(self)  # type: ignore[arg-type]
 
     def to(  # type: ignore[override]
         self,
