@@ -90,6 +90,10 @@ class LensFlags(Hooked):
     def _at(self, names: Any) -> list[HookPoint]:
         return super()._at(self._meant(names))
 
+    def add_hook(self, name: Filter, *args: Any, **kwargs: Any) -> Any:
+        """Add a hook at a point, or at all points of a filter, until it is removed or reset."""
+        return super().add_hook(self._meant(name), *args, **kwargs)
+
 
 def _runs(name: str, layers: range, start: int | None, stop: int | None) -> bool:
     """Whether a point is in the layers that run."""

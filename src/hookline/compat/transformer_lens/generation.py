@@ -95,15 +95,14 @@ class LensGeneration(HookedModel):
         from transformers import LogitsProcessorList
         from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+        is_tokens = isinstance(input, Tensor)
         if return_type not in ("input", "str", "tokens"):
             raise HooklineError(f'return_type must be "input", "str" or "tokens", not {return_type!r}')
-        if isinstance(input, Tensor) and prepend_bos:
+        if is_tokens and prepend_bos:
             raise HooklineError("prepend_bos=True applies to text only: tokens are used as they are")
         if padding_side == "right" and not isinstance(input, str):
             raise HooklineError('generation needs left padding: omit padding_side, or pass "left"')
-        given = (
-            input if isinstance(input, Tensor) else self.to_tokens(input, prepend_bos=prepend_bos, padding_side="left")
-        )
+        given = input if is_tokens else self.to_tokens(input, prepend_bos=prepend_bos, padding_side="left")  # type: ignore[arg-type]
         ids, mask = self._inputs(given, None, padding_side)
         options: dict[str, Any] = {"attention_mask": torch.ones_like(ids) if mask is None else mask}
         options |= sampling(do_sample, top_k, top_p, temperature, freq_penalty)
@@ -112,10 +111,7 @@ class LensGeneration(HookedModel):
         kwargs.pop("return_dict_in_generate", None)
         with_logits = bool(kwargs.pop("output_logits", False))
         if useless := sorted(name for name in kwargs if name.startswith("output_") and kwargs[name]):
-            raise HooklineError(
-                f"generate returns tokens or text, and with output_logits=True the logits, not {useless}: "
-                f"cache the activations with hooks"
-            )
+            raise HooklineError(f"{useless}: generate can return the logits only; cache activations with hooks")
         options |= {"output_logits": True, "return_dict_in_generate": True} if with_logits else {}
         with tqdm(total=max_new_tokens, disable=not verbose) as bar:
 
@@ -127,7 +123,7 @@ class LensGeneration(HookedModel):
             new = super().generate(ids, max_new_tokens, logits_processor=processors, **options, **kwargs)
         if with_logits:
             return GenerateDecoderOnlyOutput(sequences=new.sequences, logits=new.logits)
-        if return_type == "tokens" or (return_type == "input" and isinstance(input, Tensor)):
+        if return_type == "tokens" or (return_type == "input" and is_tokens):
             return new
         texts = self.tokenizer.batch_decode(new, skip_special_tokens=True)
         return texts[0] if len(texts) == 1 else texts

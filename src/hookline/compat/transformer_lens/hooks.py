@@ -73,23 +73,20 @@ class LensHooks(Hooked):
 
         Contexts are cleared only if hooks are reset.
         """
-        ends: dict[str, Any] = {
-            "reset_hooks_end": reset_hooks_end,
-            "clear_contexts": clear_contexts and reset_hooks_end,
-        }
-        with self._context(resets=reset_hooks_end), super().hooks(fwd_hooks, bwd_hooks, **ends):
+        clears = clear_contexts and reset_hooks_end
+        with (
+            self._context(resets=reset_hooks_end),
+            super().hooks(fwd_hooks, bwd_hooks, reset_hooks_end=reset_hooks_end, clear_contexts=clears),
+        ):
             yield self
 
     def run_with_hooks(
         self, *args: Any, reset_hooks_end: bool = True, clear_contexts: bool = False, **kwargs: Any
     ) -> Any:
         """The model's output with these hooks active for this one forward pass; see `Hooked.run_with_hooks`."""
-        ends: dict[str, Any] = {
-            "reset_hooks_end": reset_hooks_end,
-            "clear_contexts": clear_contexts and reset_hooks_end,
-        }
+        clears = clear_contexts and reset_hooks_end
         with self._context(resets=reset_hooks_end):
-            return super().run_with_hooks(*args, **ends, **kwargs)
+            return super().run_with_hooks(*args, reset_hooks_end=reset_hooks_end, clear_contexts=clears, **kwargs)
 
     def run_with_cache(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """The output and the activations; see `Hooked.run_with_cache`."""
@@ -107,7 +104,7 @@ class LensHooks(Hooked):
     ) -> Callable[[], None]:
         """Add a hook at a point, or at all points of a filter, until it is removed or reset."""
         _check_level(level)
-        return super().add_hook(self._meant(name), hook, dir, is_permanent=is_permanent, prepend=prepend)
+        return super().add_hook(name, hook, dir, is_permanent=is_permanent, prepend=prepend)
 
     def check_hooks_to_add(self, hook_point: HookPoint, hook_point_name: str, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Raise if the point does not exist. No flags are required."""
@@ -129,15 +126,9 @@ class LensHooks(Hooked):
         super().remove_all_hook_fns(direction, including_permanent=including_permanent)
         remove_from_contexts(lambda hook: self._points.has(hook.module) and direction in (hook.dir, "both"))
 
-    def reset_hooks(
-        self,
-        clear_contexts: bool = True,
-        direction: Literal["fwd", "bwd", "both"] = "both",
-        including_permanent: bool = False,
-        level: int | None = None,
-    ) -> None:
-        """`remove_all_hook_fns`, and empty every point's `ctx`."""
-        self.remove_all_hook_fns(direction, including_permanent, level)
+    def reset_hooks(self, clear_contexts: bool = True, *args: Any, **kwargs: Any) -> None:
+        """`remove_all_hook_fns` with the other arguments; with `clear_contexts`, also empty every point's `ctx`."""
+        self.remove_all_hook_fns(*args, **kwargs)
         self.is_caching = False
         if clear_contexts:
             self.clear_contexts()
@@ -162,10 +153,6 @@ class LensHooks(Hooked):
                 found.setdefault(action.point.listed, []).append(action.hook)
         return found
 
-    def _meant(self, names: Filter) -> Filter:
-        """The points of a filter."""
-        return names
-
     def get_caching_hooks(
         self,
         names_filter: Filter = None,
@@ -178,8 +165,7 @@ class LensHooks(Hooked):
         """A dict, and the forward and backward hooks that will fill it."""
         self.is_caching = True
         cache = {} if cache is None else cache
-        chosen = self._meant((lambda _: True) if names_filter is None else names_filter)
-        names = [point.name for point in self._points.select(chosen)]
+        names = [point.name for point in self._at((lambda _: True) if names_filter is None else names_filter)]
         where = Slice.unwrap(pos_slice)
         forward = _saver(cache, "", device, remove_batch_dim, where)
         backward = _saver(cache, "_grad", device, remove_batch_dim, where)

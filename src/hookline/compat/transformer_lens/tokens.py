@@ -88,19 +88,14 @@ class LensText(Text):
 
     def _needed(self) -> Any:
         if self.tokenizer is None:
-            raise HooklineError(
-                "this model has no tokenizer: pass token ids, or set one with model.set_tokenizer(tokenizer)"
-            )
+            raise HooklineError("this model has no tokenizer: pass token ids, or call model.set_tokenizer(tokenizer)")
         return self.tokenizer
 
     def _cut(self, row: list[int]) -> list[int]:
         if self.n_ctx is None or len(row) <= self.n_ctx:
             return row
-        warnings.warn(
-            f"a prompt of {len(row)} tokens was truncated to the context length of {self.n_ctx}",
-            HooklineWarning,
-            stacklevel=users_level(),
-        )
+        message = f"a prompt of {len(row)} tokens was truncated to the context length of {self.n_ctx}"
+        warnings.warn(message, HooklineWarning, stacklevel=users_level())
         return row[: self.n_ctx]
 
 
@@ -142,12 +137,10 @@ class LensTokens:
         padding_side: Side | None = USE_DEFAULT_VALUE,
     ) -> Any:
         """The tokens of a prompt as text; one list per prompt."""
-        if isinstance(input, str):
-            ids = self.to_tokens(input, prepend_bos, padding_side)[0]
-        elif isinstance(input, Tensor | np.ndarray):
-            ids = torch.as_tensor(input).squeeze()
-        else:
+        if not isinstance(input, str | Tensor | np.ndarray):
             return [self.to_str_tokens(each, prepend_bos, padding_side) for each in input]
+        given: Any = self.to_tokens(input, prepend_bos, padding_side)[0] if isinstance(input, str) else input
+        ids = torch.as_tensor(given).squeeze()
         if ids.ndim > 1:
             raise HooklineError(f"to_str_tokens takes one row of tokens, not a tensor of shape {list(ids.shape)}")
         return [self.text.decode([token]) for token in ids.reshape(-1).tolist()]
