@@ -19,6 +19,9 @@ from hookline.text.token_positions import Meaning
 AnySlice: TypeAlias = Any
 """A `Slice`, an argument of one, or one of hookline's positions."""
 
+# Methods of `ModelCache`, with their arguments in the order of TransformerLens, where all may be positional.
+# `batch_slice` takes these rows of a stack that has the batch; a stack without it (`has_batch_dim=False`) is of them.
+# `project_output_onto` multiplies the result with a vector or matrix.
 _ARGUMENTS = {
     "accumulated_resid": "layer incl_mid apply_ln pos_slice mlp_input return_labels",
     "decompose_resid": "layer mlp_input mode apply_ln pos_slice incl_embeds return_labels",
@@ -30,11 +33,6 @@ _ARGUMENTS = {
     "apply_ln_to_stack": "residual_stack layer mlp_input pos_slice batch_slice has_batch_dim recompute_ln",
     "logit_attrs": "residual_stack tokens incorrect_tokens pos_slice batch_slice has_batch_dim",
 }
-"""Methods of `ModelCache`, with their arguments in the order of TransformerLens, where all may be positional.
-
-`batch_slice` takes these rows of a stack that has the batch; a stack without it (`has_batch_dim=False`) is of them.
-`project_output_onto` multiplies the result with a vector or matrix.
-"""
 
 
 class ActivationCache(ModelCache):

@@ -26,15 +26,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Entry:
-    """A weight: a view of a parameter of the model, with a factor and an offset."""
+    """A weight: a view of a parameter of the model, with a factor and an offset.
+
+    Args:
+        own: The view, in the layout of TransformerLens.
+        parameter: The parameter that it is a view of; None if the model has none, and `own` is zeros.
+        put: Writes the weight if it is not a view, as in a fused projection grouped by head.
+    """
 
     own: Tensor
     parameter: Tensor | None
-    """The parameter that this is a view of; None if the model has none, and zeros stand in for it."""
     factor: float = 1.0
     offset: float = 0.0
     put: Callable[[Tensor], None] | None = None
-    """How to write it if it is not a view, as in a fused projection grouped by head."""
 
     @property
     def value(self) -> Tensor:

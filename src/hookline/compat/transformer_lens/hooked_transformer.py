@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -93,27 +92,16 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
         elif default_padding_side is not None:
             raise HooklineError("default_padding_side needs a tokenizer")
 
-    @property  # type: ignore[override]
-    def cfg(self) -> HookedTransformerConfig:
-        """The config of the model, including settable defaults."""
-        return self._cfg
-
-    @cfg.setter
-    def cfg(self, value: HookedTransformerConfig) -> None:
-        vars(self)["_cfg"] = value
-        vars(self).pop("text", None)
-
-    @cached_property
+    @property
     def text(self) -> LensText:
         """Conversion between text and tokens."""
-        return LensText(self.tokenizer, self._cfg)
+        return LensText(self.tokenizer, self.cfg)
 
     def set_tokenizer(self, tokenizer: Any, default_padding_side: Side | None = None) -> None:
         """Set the tokenizer; its EOS token replaces a missing BOS or padding token."""
         self.tokenizer = prepared(tokenizer, default_padding_side)
         begins = self.tokenizer("")["input_ids"]
-        self._cfg.tokenizer_prepends_bos = list(begins[:1]) == [self.tokenizer.bos_token_id]
-        vars(self).pop("text", None)
+        self.cfg.tokenizer_prepends_bos = list(begins[:1]) == [self.tokenizer.bos_token_id]
         self._tell_tokenizer()
 
     def __getattr__(self, name: str) -> Any:
@@ -127,7 +115,7 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
         return super().__getattr__(name)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_cfg": self._cfg}
+        return {**super().__getstate__(), "cfg": self.cfg}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -181,7 +169,7 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
         tokens, mask = inputs.get("input_ids"), inputs.get("attention_mask")
         if tokens is not None and mask is not None:
             inputs = {**inputs, "attention_mask": mask[:, -tokens.shape[1] :]}
-        is_other = logits.ndim == 3 and logits.shape[-1] == self._cfg.d_vocab_out != self._cfg.d_vocab
+        is_other = logits.ndim == 3 and logits.shape[-1] == self.cfg.d_vocab_out != self.cfg.d_vocab
         if not is_other or logits.shape[1] < 2 or tokens is None:
             return super()._loss(logits, inputs, per_token)
         if bool((tokens[:, 1:] >= logits.shape[-1]).any()):
@@ -233,7 +221,7 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
         is_guessed = not has_mask and not is_known and side == "left" and self.tokenizer is not None
         ids, mask = super()._inputs(input, prepend_bos, padding_side, has_mask=has_mask or is_guessed)
         if is_guessed:
-            guess = get_attention_mask(self.tokenizer, ids, self._cfg.default_prepend_bos, "left")
+            guess = get_attention_mask(self.tokenizer, ids, self.cfg.default_prepend_bos, "left")
             mask = guess if not bool(guess.all()) else None
         return ids, mask
 
@@ -265,7 +253,7 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
     loss_fn = staticmethod(lm_cross_entropy_loss)
 
     def __repr__(self) -> str:
-        cfg = self._cfg
+        cfg = self.cfg
         return (
             f"{type(self).__name__}({cfg.model_name}: {cfg.n_layers} layers, {cfg.n_heads} heads, "
             f"d_model {cfg.d_model}, {len(self.hook_dict)} points)"

@@ -42,8 +42,8 @@ class Pretrained(LensWeights):
         HookedModel.__init__(self, module, None, anatomy)
         self._points.permanent.raises_own = True
         known.setdefault("default_prepend_bos", anatomy.config.model_type not in self._no_bos)
-        vars(self)["_cfg"] = described(module, anatomy, **known) if cfg is None else cfg
-        self._cfg.device = self._device
+        vars(self)["cfg"] = described(module, anatomy, **known) if cfg is None else cfg
+        self.cfg.device = self._device
 
     @classmethod
     def from_pretrained(
@@ -98,7 +98,7 @@ class Pretrained(LensWeights):
         model._wrap(module, model_name=model_name.rpartition("/")[2], **known)
         model._take_tokenizer(tokenizer, default_padding_side)
         if tokenizer is not None:
-            model._cfg.tokenizer_name = tokenizer.name_or_path
+            model.cfg.tokenizer_name = tokenizer.name_or_path
         model.process_weights_(
             fold_ln, center_writing_weights, center_unembed, refactor_factored_attn_matrices, fold_value_biases
         )
@@ -134,7 +134,7 @@ class Pretrained(LensWeights):
                 super().restore_weights()
                 raise error
             vars(self)["_refactored"] = swaps
-        self._cfg.normalization_type = normalization(self.module, self._anatomy)
+        self.cfg.normalization_type = normalization(self.module, self._anatomy)
 
     def _do(self, name: str, swaps: Swaps, tolerance: float) -> None:
         if name != "refactor_factored_attn_matrices":
@@ -157,7 +157,7 @@ class Pretrained(LensWeights):
             self._refactored.undo()
             vars(self)["_refactored"] = None
         super().restore_weights()
-        self._cfg.normalization_type = normalization(self.module, self._anatomy)
+        self.cfg.normalization_type = normalization(self.module, self._anatomy)
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
         """Save the transformers model; raises while its weights are processed."""

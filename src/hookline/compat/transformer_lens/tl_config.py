@@ -228,17 +228,14 @@ def to_native(cfg: HookedTransformerConfig) -> NativeConfig:
 
 _LAYER_TYPES = {"global": "full_attention", "local": "sliding_attention"}
 
+_ROTARY = "its rotary positions have only rotary_dim, rotary_base and rotary_adjacent_pairs"
+_RELATIVE = "it has no relative positions"
 _REFUSED: dict[str, str] = {
     **dict.fromkeys(("num_experts", "experts_per_token", "norm_topk_prob"), "it has no mixture of experts"),
     "load_in_4bit": "its weights are not quantized",
     "n_devices": "it is on one device",
-    **dict.fromkeys(
-        ("use_NTK_by_parts_rope", "use_yarn_rope", "rotary_scaling_factor", "rotary_base_local"),
-        "its rotary positions are plain: rotary_dim, rotary_base and rotary_adjacent_pairs",
-    ),
-    **dict.fromkeys(
-        ("relative_attention_max_distance", "relative_attention_num_buckets"), "it has no relative positions"
-    ),
+    **dict.fromkeys(("use_NTK_by_parts_rope", "use_yarn_rope", "rotary_scaling_factor", "rotary_base_local"), _ROTARY),
+    **dict.fromkeys(("relative_attention_max_distance", "relative_attention_num_buckets"), _RELATIVE),
     "decoder_start_token_id": "it has no encoder",
     "ungroup_grouped_query_attention": "its keys and values are as many as n_key_value_heads: omit that instead",
     "uses_rms_norm": 'say normalization_type="RMS"',

@@ -36,7 +36,7 @@ class LensMatrices(Weights):
 
     def _stacked(self, name: str) -> Any:
         """A weight of all layers; keys and values once for each head, and no gate where there is none."""
-        if name == "W_gate" and not self._model._cfg.gated_mlp:
+        if name == "W_gate" and not self._model.cfg.gated_mlp:
             return None
         found = super()._stacked(name)
         return self._for_each_head(found) if name in ("W_K", "W_V", "b_K", "b_V") else found
@@ -52,7 +52,7 @@ class LensMatrices(Weights):
 class LensWeights(HookedModel):
     """The weights and state dict of a HookedTransformer. A mixin."""
 
-    _cfg: HookedTransformerConfig
+    cfg: HookedTransformerConfig = None  # type: ignore[assignment]  # set for each model
 
     @property
     def weights(self) -> LensMatrices:
@@ -106,7 +106,7 @@ class LensWeights(HookedModel):
         """Move the model, or change its dtype."""
         self.module.to(device_or_dtype)
         parameter = next(self.module.parameters())
-        self._cfg.device, self._cfg.dtype = self._device, parameter.dtype
+        self.cfg.device, self.cfg.dtype = self._device, parameter.dtype
         return self
 
     def cuda(self, device: int | str | torch.device | None = None) -> Self:

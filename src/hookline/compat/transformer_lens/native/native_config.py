@@ -39,65 +39,68 @@ _OF_TRANSFORMERS = frozenset(
 
 
 class NativeConfig(PreTrainedConfig):
-    """Sizes and options of a `NativeTransformer`; inconsistent options raise."""
+    """Sizes and options of a `NativeTransformer`; inconsistent options raise.
+
+    Args:
+        output_size: The number of logits; by default the vocabulary size.
+        num_key_value_heads: Fewer than heads if heads share keys and values.
+        head_dim: By default hidden_size / num_attention_heads.
+        hidden_act: A name of transformers, or `solu`, `x * softmax(x)`; `solu_ln` adds a LayerNorm.
+        parallel_attn_mlp: Attention and MLP read the same stream.
+        normalization: `none`, `LN` or `RMS`; `LNPre` and `RMSPre` are those without parameters.
+        final_rms: The final norm is an RMSNorm, independent of the others.
+        norms_after: The outputs of attention and MLP are normalized before they are added.
+        positions: `standard`: learned, added to the stream; `shortformer`: learned, read by queries and keys only.
+        rotary_adjacent_pairs: Rotary pairs are adjacent; otherwise each pair has one entry in either half.
+        layer_types: `full_attention` or `sliding_attention` (the last `sliding_window` positions), one per layer.
+        attention_scale: The divisor of scores; by default sqrt(head_dim).
+        scale_attn_by_inverse_layer_idx: Scores are also divided by the layer number, counted from 1.
+        init_mode: How weights are initialized (see `initial.py`); None keeps torch's initialization.
+        initializer_range: The standard deviation for `gpt2`, a gain for the others.
+        seed: The same seed gives the same weights on every device.
+    """
 
     model_type: ClassVar[str] = "hookline_native"
 
     vocab_size: int = 64
     output_size: int | None = None
-    """The number of logits; by default the vocabulary size."""
     hidden_size: int = 32
     num_hidden_layers: int = 2
     num_attention_heads: int = 4
     num_key_value_heads: int | None = None
-    """Fewer than heads if heads share keys and values."""
     head_dim: int | None = None
-    """By default hidden_size / num_attention_heads."""
     max_position_embeddings: int = 64
 
     attention_only: bool = False
     intermediate_size: int | None = None
     hidden_act: str = "relu"
-    """A name of transformers, or `solu`, `x * softmax(x)`; `solu_ln` adds a LayerNorm."""
     gated_mlp: bool = False
     parallel_attn_mlp: bool = False
-    """Attention and MLP read the same stream."""
 
     normalization: str = "LN"
-    """`none`, `LN` or `RMS`; `LNPre` and `RMSPre` are those without parameters."""
     norm_eps: float = 1e-5
     final_rms: bool = False
-    """The final norm is an RMSNorm, independent of the others."""
     norms_after: bool = False
-    """The outputs of attention and MLP are normalized before they are added."""
     embedding_norm: bool = False
 
     positions: str = "standard"
-    """`standard`: learned and added to the stream; `shortformer`: learned, and read by queries and keys only."""
     rotary_dim: int | None = None
     rotary_base: float = 10000.0
     rotary_adjacent_pairs: bool = False
-    """Rotary pairs are adjacent; otherwise each pair has one entry in either half."""
 
     is_causal: bool = True
     layer_types: list[str] | None = None
-    """`full_attention` or `sliding_attention` (the last `sliding_window` positions), one per layer."""
     sliding_window: int | None = None
     attention_scale: float | None = None
-    """The divisor of scores; by default sqrt(head_dim)."""
     scale_attn_by_inverse_layer_idx: bool = False
-    """Scores are also divided by the layer number, counted from 1."""
     qk_norm: bool = False
     attn_logit_softcapping: float | None = None
     final_logit_softcapping: float | None = None
 
     tie_word_embeddings: bool = False
     init_mode: str | None = "gpt2"
-    """How weights are initialized (see `initial.py`); None keeps torch's initialization."""
     initializer_range: float | None = None
-    """The standard deviation for `gpt2`, a gain for the others."""
     seed: int | None = None
-    """The same seed gives the same weights on every device."""
 
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
