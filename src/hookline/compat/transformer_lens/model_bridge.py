@@ -7,9 +7,9 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from hookline.compat.transformer_lens import loading
 from hookline.compat.transformer_lens.describe import NO_BOS_IN_BRIDGE
 from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer
+from hookline.compat.transformer_lens.pretrained import refuse
 
 _OPTIONS = {"hf_model", "device_map", "revision", "checkpoint_index", "checkpoint_value"}
 
@@ -41,7 +41,7 @@ class TransformerBridge(HookedTransformer):
 
         Other options are `device_map`, `revision`, `checkpoint_index` and `checkpoint_value`.
         """
-        loading.refuse(
+        refuse(
             load_weights=None if load_weights else "make the model from its configuration, and pass it as hf_model",
             **dict.fromkeys(
                 set(kwargs) - _OPTIONS, "boot_transformers takes what TransformerLens 3.5 documents for it"

@@ -1,22 +1,27 @@
-"""`from_pretrained` with and without weight processing."""
+"""`from_pretrained`: short names, checkpoints, first layers only, and weight processing."""
 
 from __future__ import annotations
 
+import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from hookline.compat.transformer_lens import loading
+from hookline.compat.transformer_lens.aliases import checkpoint_revision, get_official_model_name
 from hookline.compat.transformer_lens.describe import NO_BOS, described, normalization
 from hookline.compat.transformer_lens.refactoring import refactor
 from hookline.compat.transformer_lens.tl_config import HookedTransformerConfig
 from hookline.compat.transformer_lens.weights import LensWeights
 from hookline.errors import HooklineError, HooklineWarning, users_level
+from hookline.load import load
 from hookline.model import HookedModel
 from hookline.text.tokenizer import Side
+from hookline.transformer.hub import EMBEDDED, as_hookline_error, find_model
 from hookline.transformer.roles import find_anatomy, unknown_anatomy
 from hookline.weights.processing.swaps import Swaps
 
@@ -74,24 +79,24 @@ class Pretrained(LensWeights):
         What is not exact on this model (centring, where norms keep the mean) is left out with a warning. `hf_model` is
         wrapped, not copied, unless it has another dtype.
         """
-        loading.refuse(
+        refuse(
             n_devices='pass device_map="auto", as transformers takes it' if n_devices != 1 else None,
             n_ctx="the model's own context is used; shorter prompts need nothing" if n_ctx is not None else None,
             checkpoint_label=None
             if None in (checkpoint_label, checkpoint_value)
             else "it is checkpoint_value; pass one",
         )
-        wanted = loading.dtype_of(from_pretrained_kwargs.pop("torch_dtype", dtype))
+        wanted = _dtype_of(from_pretrained_kwargs.pop("torch_dtype", dtype))
         value = checkpoint_label if checkpoint_value is None else checkpoint_value
         options = {"checkpoint_value": value, "checkpoint_index": checkpoint_index, "first_n_layers": first_n_layers}
         options = {name: each for name, each in options.items() if each is not None} | from_pretrained_kwargs
         if hf_model is not None:
-            loading.refuse(**dict.fromkeys(options, "hf_model is taken as it is"))
-            module = loading.from_memory(hf_model, device if move_to_device else None, wanted)
+            refuse(**dict.fromkeys(options, "hf_model is taken as it is"))
+            module = _from_memory(hf_model, device if move_to_device else None, wanted)
         else:
             is_placed = move_to_device and "device_map" not in options
-            where = (device or loading.get_device()) if is_placed else None
-            module, found = loading.from_name(model_name, where, wanted, **options)
+            where = (device or get_device()) if is_placed else None
+            module, found = _from_name(model_name, where, wanted, **options)
             tokenizer = found if tokenizer is None else tokenizer
         model: Any = cls.__new__(cls)
         known = {} if default_prepend_bos is None else {"default_prepend_bos": default_prepend_bos}
@@ -175,3 +180,82 @@ class Pretrained(LensWeights):
         if unexpected:
             raise HooklineError(f"unexpected weights for this model: {unexpected}")
         self.process_weights_(**processing)
+
+
+def get_device() -> torch.device:
+    """The GPU if there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _dtype_of(dtype: torch.dtype | str) -> torch.dtype:
+    """A dtype by its name."""
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(found, torch.dtype):
+        raise HooklineError(f"dtype={dtype!r} is not a torch dtype: use float32, bfloat16, float16 or float64")
+    return found
+
+
+def refuse(**options: str | None) -> None:
+    """Raise for the first of these options that has a reason, which says what to do instead."""
+    for name, reason in options.items():
+        if reason is not None:
+            raise HooklineError(f"{name} is not supported here: {reason}")
+
+
+def _from_name(
+    name: str,
+    device: torch.device | str | None,
+    dtype: torch.dtype,
+    first_n_layers: int | None = None,
+    checkpoint_value: int | None = None,
+    checkpoint_index: int | None = None,
+    **kwargs: Any,
+) -> tuple[nn.Module, Any]:
+    """A model and its tokenizer, from a short name, a hub id, a folder, or the package itself."""
+    where = name if name in EMBEDDED or Path(name).is_dir() else get_official_model_name(name)
+    if checkpoint_value is not None or checkpoint_index is not None:
+        kwargs["revision"] = checkpoint_revision(where, checkpoint_value, checkpoint_index)
+    if first_n_layers is not None:
+        kwargs["config"] = _shortened(where, first_n_layers, kwargs)
+    with _without_report() if first_n_layers is not None else nullcontext():
+        model = load(where, device=device, dtype=dtype, **kwargs)
+    return model.module, model.tokenizer
+
+
+@contextmanager
+def _without_report() -> Iterator[None]:
+    """Suppress transformers' report of unused weights, which are those of the omitted layers."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+
+
+def _shortened(name: str, n_layers: int, kwargs: dict[str, Any]) -> Any:
+    """The config of the model with only its first layers."""
+    from transformers import AutoConfig
+
+    names = ("revision", "trust_remote_code", "cache_dir", "local_files_only")
+    where = find_model(name, kwargs)
+    options = {key: kwargs[key] for key in names if key in kwargs}
+    options |= {"local_files_only": True} if where.is_cached_only else {}
+    with as_hookline_error(name):
+        config = kwargs.get("config") or AutoConfig.from_pretrained(where.path, **options)
+    if n_layers not in range(1, config.num_hidden_layers + 1):
+        raise HooklineError(f"first_n_layers={n_layers} is out of range: {name} has {config.num_hidden_layers} layers")
+    for key in ("layer_types", "mlp_layer_types", "attention_layers"):
+        if isinstance(value := getattr(config, key, None), list):
+            setattr(config, key, value[:n_layers])
+    config.num_hidden_layers = n_layers
+    return config
+
+
+def _from_memory(module: nn.Module, device: torch.device | str | None, dtype: torch.dtype) -> nn.Module:
+    """The model on that device; a copy only if the dtype differs."""
+    if next(module.parameters()).dtype != dtype:
+        module = copy.deepcopy(module).to(dtype)
+    return module if device is None else module.to(device)

@@ -1,3 +1,4 @@
+# ruff: noqa: PT028 (test_prompt is not one of our tests)
 """`transformer_lens.utils`: names, slices, losses, sampling, tokenizers, datasets, and tensor helpers."""
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ from torch.nn import functional as F
 from hookline.compat.transformer_lens.absent import refusing
 from hookline.compat.transformer_lens.aliases import IRREGULAR
 from hookline.compat.transformer_lens.aliases import get_official_model_name as get_official_model_name
-from hookline.compat.transformer_lens.loading import get_device as get_device
-from hookline.compat.transformer_lens.prompts import test_prompt as test_prompt
+from hookline.compat.transformer_lens.pretrained import get_device as get_device
 from hookline.compat.transformer_lens.slices import Slice as Slice
 from hookline.compat.transformer_lens.slices import SliceInput as SliceInput
 from hookline.compat.transformer_lens.tokens import USE_DEFAULT_VALUE as USE_DEFAULT_VALUE
@@ -312,6 +312,61 @@ def token_rows(
         joined = np.pad(joined, (0, width - len(joined)), constant_values=pad)
     tokens = joined[: len(joined) // width * width].reshape(-1, width)
     return np.pad(tokens, ((0, 0), (1, 0)), constant_values=tokenizer.bos_token_id) if add_bos_token else tokens
+
+
+@torch.no_grad()
+def test_prompt(
+    prompt: str,
+    answer: str | list[str],
+    model: HookedTransformer,
+    prepend_space_to_answer: bool = True,
+    print_details: bool = True,
+    prepend_bos: bool | None = None,
+    top_k: int = 10,
+) -> None:
+    """Print the rank of an answer after a prompt, token by token, and the likeliest tokens there.
+
+    Of several answers, the first token of each is looked at.
+    """
+    answers = [answer] if isinstance(answer, str) else list(answer)
+    if not answers or not all(answers):
+        raise HooklineError(f"an answer must be a nonempty text, or a list of such texts, not {answer!r}")
+    if prepend_space_to_answer:
+        answers = [each if each.startswith(" ") else f" {each}" for each in answers]
+    start = model.to_tokens(prompt, prepend_bos=prepend_bos)[0]
+    rows = [model.to_tokens(each, prepend_bos=False)[0] for each in answers]
+    rows = rows if len(rows) == 1 else [row[:1] for row in rows]
+    labels = [model.to_str_tokens(row) for row in rows]
+    if print_details:
+        print("Tokenized prompt:", model.to_str_tokens(start))
+        print(f"Tokenized answer{'s' if len(rows) > 1 else ''}:", labels if len(rows) > 1 else labels[0])
+    logits = model(torch.cat([start, rows[0]])[None])[0, len(start) - 1 : -1]
+    ranks = []
+    for step, at in enumerate(logits):
+        wanted = [int(row[step]) for row in rows]
+        names = [label[step] for label in labels]
+        order = at.argsort(descending=True).tolist()
+        ranks.append([(name, order.index(token)) for name, token in zip(names, wanted, strict=True)])
+        if print_details:
+            _print_step(model, at, order, ranks[-1], wanted, top_k)
+    print("Ranks of the answer tokens:", [each[0] for each in ranks] if len(rows) == 1 else ranks)
+
+
+test_prompt.__test__ = False  # type: ignore[attr-defined]  # pytest would take it for a test
+
+
+def _print_step(
+    model: HookedTransformer, at: Tensor, order: list[int], ranks: list[tuple[str, int]], wanted: list[int], top_k: int
+) -> None:
+    probs = at.softmax(-1)
+    print(f"Performance on answer token{'s' if len(wanted) > 1 else ''}:")
+    for (name, rank), token in zip(ranks, wanted, strict=True):
+        print(f"Rank: {rank: <8} Logit: {at[token]:5.2f} Prob: {probs[token]:6.2%} Token: |{name}|")
+    for place, token in enumerate(order[:top_k]):
+        print(
+            f"Top {place}th token. Logit: {at[token]:5.2f} Prob: {probs[token]:6.2%} "
+            f"Token: |{model.to_single_str_token(token)}|"
+        )
 
 
 __getattr__ = refusing("transformer_lens.utils")

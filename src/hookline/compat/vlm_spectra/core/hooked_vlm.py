@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 import hookline
 from hookline.compat.vlm_spectra.core.activation_cache import ActivationCache, Key
-from hookline.compat.vlm_spectra.core.hook_names import cached_places
-from hookline.compat.vlm_spectra.core.hooking import caching, hooking
+from hookline.compat.vlm_spectra.core.hooking import cached_places, caching, hooking
 from hookline.compat.vlm_spectra.core.messages import InputsError, Template, chat_of, inputs_of, rendered
 from hookline.compat.vlm_spectra.models.base_adapter import ModelAdapter
 from hookline.engine.points import HookPoint
