@@ -80,7 +80,10 @@ def weights_of(model: HookedTransformer) -> dict[str, Entry]:
 
 def all_entries(model: HookedTransformer) -> dict[str, Entry]:
     """All weights by name."""
-    known = dict(_named(model))
+    known = dict(_before_layers(model))
+    for layer in range(len(model._anatomy.blocks)):
+        known |= {f"{model._points.layer(layer)}.{name}": entry for name, entry in _of_layer(model, layer)}
+    known |= _after_layers(model)
     return known | {name: Entry(own, own) for name, own in _left_over(model, known)}
 
 
@@ -97,15 +100,6 @@ def _is_neutral(name: str, entry: Entry) -> bool:
     """Whether this is the gain 1 or the bias 0 of a folded norm."""
     is_norm = name.rpartition(".")[0].endswith(("ln1", "ln2", "ln_final", "mlp.ln"))
     return is_norm and bool((entry.value == (1 if name.endswith(".w") else 0)).all())
-
-
-def _named(model: HookedTransformer) -> Iterator[tuple[str, Entry]]:
-    """The weights with a TransformerLens name."""
-    yield from _before_layers(model)
-    for layer in range(len(model._anatomy.blocks)):
-        for name, entry in _of_layer(model, layer):
-            yield f"{model._points.layer(layer)}.{name}", entry
-    yield from _after_layers(model)
 
 
 def _before_layers(model: HookedTransformer) -> Iterator[tuple[str, Entry]]:
@@ -138,26 +132,24 @@ def _of_layer(model: HookedTransformer, layer: int) -> Iterator[tuple[str, Entry
     is_grouped = model.cfg.n_key_value_heads is not None
     for name in ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O"):
         prefix = "_" if is_grouped and name[-1] in "KV" else ""
-        for entry in _of_map(points, layer, name):
-            yield f"attn.{prefix}{name}", entry
+        yield from _of_map(points, layer, name, f"attn.{prefix}{name}")
     for name in ("q_norm", "k_norm"):
         yield from _of_norm(f"attn.{name}", getattr(block.attn, name, None))
     if block.mlp is None and block.mlp_out is None:
         return
     for name in ("W_in", "b_in", "W_out", "b_out", *(("W_gate",) if model.cfg.gated_mlp else ())):
-        for entry in _of_map(points, layer, name):
-            yield f"mlp.{name}", entry
+        yield from _of_map(points, layer, name, f"mlp.{name}")
     yield from _of_norm("mlp.ln", getattr(block.mlp, "ln", None))
 
 
-def _of_map(points: ModelPoints, layer: int, name: str) -> Iterator[Entry]:
+def _of_map(points: ModelPoints, layer: int, name: str, path: str) -> Iterator[tuple[str, Entry]]:
     """The weight of that name, if it exists: a mixture of experts or a fused gate has none."""
     try:
         own, parameter = weight_and_parameter(points, layer, name)
     except HooklineError:
         return
     if parameter is None or shares_memory(own, parameter):
-        yield Entry(own, parameter)
+        yield path, Entry(own, parameter)
         return
     site = points.find(f"{points.layer(layer)}.attn.hook_{name[-1].lower()}").site
     lens = without_first(site.lens)
@@ -167,7 +159,7 @@ def _of_map(points: ModelPoints, layer: int, name: str) -> Iterator[Entry]:
         whole = matrix if name[0] == "W" or bias is None else bias
         whole.copy_(lens.put(whole.detach(), value.movedim(0, -2) if name[0] == "W" else value))
 
-    yield Entry(own, parameter, put=put)
+    yield path, Entry(own, parameter, put=put)
 
 
 def _of_norm(name: str, module: Any) -> Iterator[tuple[str, Entry]]:
@@ -208,37 +200,37 @@ _NOT_LEARNED = ("attn.mask", "attn.IGNORE", "attn.rotary_sin", "attn.rotary_cos"
 
 
 def load(model: HookedTransformer, state: Mapping[str, Tensor], *, strict: bool) -> tuple[list[str], list[str]]:
-    """Load all given weights; returns the missing and the unexpected names.
+    """Load all given weights, and return the missing and the unexpected names.
 
-    A weight may also go by its parameter's own name in the model.
+    A weight may also have its parameter's own name in the model.
     """
     own = {name: Entry(each, each) for name, each in stored(model.module)}
     known = own | all_entries(model)
-    given = {name: value for name, value in state.items() if not _says_nothing(model, name)}
-    told = {id(own[name].parameter) for name in given if name in own}
-    if "pos_embed.W_pos" in given and "pos_embed.W_pos" in known:  # what more there may be is for padding
-        told.add(id(known["pos_embed.W_pos"].parameter))
-    missing = [n for n, entry in weights_of(model).items() if n not in given and id(entry.parameter) not in told]
+    given = {name: value for name, value in state.items() if not _is_unused(model, name)}
+    covered = {id(own[name].parameter) for name in given if name in own}
+    if "pos_embed.W_pos" in given and "pos_embed.W_pos" in known:  # the rest of the parameter is for padding
+        covered.add(id(known["pos_embed.W_pos"].parameter))
+    missing = [n for n, entry in weights_of(model).items() if n not in given and id(entry.parameter) not in covered]
     unexpected = [name for name in given if name not in known]
     if strict and (missing or unexpected):
         raise HooklineError(f"weights do not match: missing {missing}, unexpected {unexpected}")
     _check_tied(known, given)
     if model.cfg.gated_mlp:
         given = _without_bias_after_gate(known, given)
-    of_model = [name for name in given if name in own]  # first: a part of it may be given by another name too
+    of_model = [name for name in given if name in own]  # first, since others may be parts of them
     for name in (*of_model, *(name for name in given if name in known and name not in own)):
         known[name].write(name, given[name])
     return missing, unexpected
 
 
-def _says_nothing(model: HookedTransformer, name: str) -> bool:
-    """TransformerLens keeps more than weights, and learned positions that it never reads beside those by distance."""
+def _is_unused(model: HookedTransformer, name: str) -> bool:
+    """Whether TransformerLens does not use this entry of a state dict: a buffer, or the positions of an ALiBi model."""
     is_unread = model.cfg.positional_embedding_type == "alibi" and name == "pos_embed.W_pos"
     return name.endswith(_NOT_LEARNED) or is_unread
 
 
 def _without_bias_after_gate(known: dict[str, Entry], given: dict[str, Tensor]) -> dict[str, Tensor]:
-    """TransformerLens adds a gated MLP's `b_in` to the product of its branches: it goes through W_out into `b_out`."""
+    """Move `b_in` of gated MLPs into `b_out`: TransformerLens adds it to the product of both branches, before W_out."""
     new = dict(given)
     for name in [name for name in given if name.endswith("mlp.b_in") and name in known and bool(given[name].any())]:
         out, bias = name.replace("b_in", "W_out"), name.replace("b_in", "b_out")
@@ -257,7 +249,7 @@ def _check_tied(known: dict[str, Entry], given: Mapping[str, Tensor]) -> None:
 
 
 def named_parameters(model: HookedTransformer) -> Iterator[tuple[str, nn.Parameter]]:
-    """The model's own parameters; each that is a weight of TransformerLens's, laid out alike, goes by its name."""
+    """The model's own parameters, with the TransformerLens name of those that have the same layout there."""
     names: dict[int, list[str]] = {}
     for name, entry in all_entries(model).items():
         if entry.is_the_parameter:

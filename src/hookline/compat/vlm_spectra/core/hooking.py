@@ -1,15 +1,15 @@
 """The points of vlm-spectra's names, and runs of hookline's engine that hook or cache them.
 
-"lm.layer.post"                   at every layer, under the keys ("lm.layer.post", 0), …
-"lm_resid_post"                   the same by its older name, with keys of that name
-"lm.blocks.*.hook_resid_post"     the same by its newer name, under the keys "lm.blocks.0.hook_resid_post", …
-"vision.layer.post"               and so on: all that hookline has a name for
+"lm.layer.post"                   every layer, under the keys ("lm.layer.post", 0), …
+"lm_resid_post"                   an older name of these points, with keys of that name
+"lm.blocks.*.hook_resid_post"     a newer name of them, with the keys "lm.blocks.0.hook_resid_post", …
+"vision.layer.post"               and every other name of hookline
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
@@ -55,26 +55,19 @@ def cached_places(names: Iterable[Any], points: ModelPoints) -> dict[Key, HookPo
     """The points to cache, by their keys in the cache."""
     if isinstance(names, str):
         raise HooklineError(f"run_with_cache takes a list of names: [{names!r}]")
-    places = {key: point for name in names for key, point in _keyed(name, points)}
+    places = {_key(name, point): point for name in names for point in places_of(name, points)}
     if not places:
         raise HooklineError("nothing to cache: pass names such as 'lm.layer.post'")
     return places
 
 
-def _keyed(name: Any, points: ModelPoints) -> Iterator[tuple[Key, HookPoint]]:
-    found = places_of(name, points)
-    if isinstance(name, tuple):
-        yield name, found[0]
-    elif _is_of_every_layer(name):
-        yield from (((name, point.layer()), point) for point in found)
-    elif isinstance(name, str) and _BLOCK.fullmatch(name):
-        yield from ((name.replace("*", str(point.layer())), point) for point in found)
-    else:
-        yield from ((point.name, point) for point in found)
-
-
-def _is_of_every_layer(name: Any) -> bool:
-    return isinstance(name, str) and _ROLE.fullmatch(_OLDER.get(name, name)) is not None
+def _key(name: Any, point: HookPoint) -> Key:
+    """The key of a point in the cache, if it was requested by this name."""
+    if isinstance(name, str) and _BLOCK.fullmatch(name):
+        return name.replace("*", str(point.layer()))
+    if isinstance(name, str):
+        return (name, point.layer()) if _ROLE.fullmatch(_OLDER.get(name, name)) else point.name
+    return name if isinstance(name, tuple) else point.name
 
 
 def places_of(name: Any, points: ModelPoints) -> list[HookPoint]:
@@ -105,7 +98,7 @@ def _in_hookline(name: Any, points: ModelPoints) -> Any:
 def as_meant(point: HookPoint, points: ModelPoints) -> HookPoint:
     """The point at the output of the module itself: the output projection of attention, or the MLP.
 
-    In most models the value is that of hookline's point anyway; where a norm comes after the module, it is before it.
+    In most models this is hookline's point. If a norm follows the module, hookline's point is after the norm.
     """
     layer, _, what = point.listed.rpartition(".")
     stack, _, number = layer.rpartition(".")
@@ -168,7 +161,6 @@ def caching(hooked: HookedModel, places: dict[Key, HookPoint], cache: Activation
 
 def _placed(given: Any, points: ModelPoints) -> tuple[HookObject, list[HookPoint]]:
     """A hook and its point, declared by the hook itself or given as a name."""
-    refuse_class(given)
     if isinstance(given, tuple) and len(given) == 2:
         name, hook = given
         return _as_object(hook), places_of(name, points)
@@ -185,7 +177,5 @@ def _as_object(hook: Any) -> HookObject:
         return hook
     refuse_class(hook)
     if not callable(hook):
-        raise InvalidHookError(
-            f"a hook must be callable as hook(module, args, kwargs, output), but {hook!r} is not callable"
-        )
+        raise InvalidHookError(f"{hook!r} is not callable: a hook is called as hook(module, args, kwargs, output)")
     return _Called(hook)
