@@ -3,7 +3,7 @@
     from hookline.compat.mi_crow.hooks import LayerActivationDetector
     from hookline.compat.mi_crow.language_model import LanguageModel
 
-What differs, and what is not here, is in docs/from-mi-crow.md.
+docs/from-mi-crow.md lists what differs and what is not available.
 """
 
 from hookline.compat.mi_crow import hooks as hooks

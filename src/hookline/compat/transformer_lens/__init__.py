@@ -4,7 +4,7 @@
 
     model = HookedTransformer.from_pretrained("gpt2")
 
-What differs, and what is not here, is in docs/from-transformerlens.md.
+docs/from-transformerlens.md lists what differs and what is not available.
 """
 
 from hookline.compat.transformer_lens import hook_points as hook_points

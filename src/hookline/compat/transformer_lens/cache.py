@@ -20,7 +20,7 @@ AnySlice: TypeAlias = Any
 """A `Slice`, an argument of one, or one of hookline's positions."""
 
 # Methods of `ModelCache`, with their arguments in the order of TransformerLens, where all may be positional.
-# `batch_slice` takes these rows of a stack that has the batch; a stack without it (`has_batch_dim=False`) is of them.
+# `batch_slice` selects rows of a stack with a batch axis; a stack without it (`has_batch_dim=False`) has these rows.
 # `project_output_onto` multiplies the result with a vector or matrix.
 _ARGUMENTS = {
     "accumulated_resid": "layer incl_mid apply_ln pos_slice mlp_input return_labels",

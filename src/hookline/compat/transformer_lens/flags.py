@@ -52,16 +52,15 @@ class LensFlags(Hooked):
         """Raises if heads share keys and values, which are computed once per group."""
         if ungroup_grouped_query_attention and self.cfg.n_key_value_heads is not None:
             raise HooklineError(
-                f"keys and values are computed once for each of {self.cfg.n_key_value_heads} groups of heads, not for "
-                f"each head: hook_k and hook_v have a row for each group. To change what one head takes from its keys, "
-                f"hook its row of hook_attn_scores or hook_pattern; from its values, hook_z"
+                f"{self.cfg.n_key_value_heads} groups of heads share keys and values, so hook_k and hook_v have a row per "
+                f"group: to change one head, hook its row of hook_attn_scores, hook_pattern or hook_z"
             )
         self.cfg.ungroup_grouped_query_attention = ungroup_grouped_query_attention
 
     def _meant(self, names: Filter) -> Filter:
         """The points that a predicate selects among those of TransformerLens with the current flags.
 
-        If a predicate selects nothing but other points, they are meant.
+        If a predicate selects only other points, these are returned.
         """
         if not callable(names) or isinstance(names, nn.Module | Hooked | HookObject):
             return names

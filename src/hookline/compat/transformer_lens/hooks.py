@@ -26,11 +26,11 @@ _open: ContextVar[tuple[nn.Module, ...]] = ContextVar("hookline_lens_contexts", 
 
 
 class LensHooks(Hooked):
-    """The hook methods of a HookedRootModule. A mixin, to come before the kind of model it is for.
+    """The hook methods of a HookedRootModule. A mixin, listed before the base class of the model.
 
-    As in TransformerLens, hooks belong to a level: how deep their context is in others of the same model. A context
-    that resets its hooks also removes those that an earlier one of its level left (`reset_hooks_end=False`), and
-    `reset_hooks()` removes the hooks of every open context.
+    As in TransformerLens, hooks have a level: the number of contexts of the same model that are open around theirs. A
+    context that resets its hooks also removes hooks that an earlier context of its level left behind
+    (`reset_hooks_end=False`), and `reset_hooks()` removes the hooks of every open context.
     """
 
     is_caching = False

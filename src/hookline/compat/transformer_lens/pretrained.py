@@ -76,8 +76,8 @@ class Pretrained(LensWeights):
     ) -> Self:
         """Load a model by name or from a folder, or wrap one in memory, and process its weights.
 
-        What is not exact on this model (centring, where norms keep the mean) is left out with a warning. `hf_model` is
-        wrapped, not copied, unless it has another dtype.
+        Steps that would not be exact on this model, such as centering with RMS norms, are skipped with a warning.
+        `hf_model` is wrapped, not copied, unless its dtype differs.
         """
         refuse(
             n_devices='pass device_map="auto", as transformers takes it' if n_devices != 1 else None,

@@ -56,7 +56,7 @@ def _factored(own: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _make_own(module: nn.Module, swaps: Swaps, *, has_bias: bool) -> None:
-    """Let a projection have copies of its parameters, to be written into, and a bias if it needs one."""
+    """Replace the parameters of a projection by copies that can be overwritten, and add a bias if it needs one."""
     matrix, bias = linear(module)
     swaps.put(module, "weight", module.weight)  # type: ignore[arg-type]
     if bias is not None or has_bias:

@@ -21,10 +21,10 @@ SliceInput = int | slice | tuple[int, ...] | list[int] | Tensor | np.ndarray | N
 class Slice:
     """Part of an axis.
 
-    Slice(3)          that index, and the axis is gone
-    Slice((1, 5))     1 to 4;  Slice((1, 5, 2)) every other of them
-    Slice([1, 4])     these indices
-    Slice()           all of it
+    Slice(3)          index 3; the axis is removed
+    Slice((1, 5))     indices 1 to 4; Slice((1, 5, 2)) is every other of them
+    Slice([1, 4])     indices 1 and 4
+    Slice()           the whole axis
     """
 
     def __init__(self, input_slice: SliceInput = None) -> None:

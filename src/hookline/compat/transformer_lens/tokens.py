@@ -38,7 +38,7 @@ def get_attention_mask(
 ) -> Int[Tensor, "batch pos"]:
     """A mask that is 0 at leading or trailing padding, on that side or the tokenizer's.
 
-    Where padding and beginning are the same token, the last one of those on the left is the beginning.
+    If BOS is also the padding token, the last one on the left is BOS.
     """
     is_pad = (tokens == tokenizer.pad_token_id).long()
     if (side or tokenizer.padding_side) == "right":
@@ -125,7 +125,7 @@ class LensTokens:
         """The text of a row of ids, or of each row."""
         ids = tokens if isinstance(tokens, Tensor) else torch.as_tensor(np.array(tokens))
         if ids.ndim > 2:
-            raise HooklineError(f"tokens are one row, or several, not a tensor of shape {list(ids.shape)}")
+            raise HooklineError(f"tokens must be one row or several, not a tensor of shape {list(ids.shape)}")
         if ids.ndim == 2:
             return [self.text.decode(row.tolist()) for row in ids]
         return self.text.decode(ids.reshape(-1).tolist())
@@ -166,7 +166,7 @@ class LensTokens:
             raise HooklineError(f'mode must be "first" or "last", not {mode!r}')
         ids = self.to_tokens(input, prepend_bos, padding_side) if isinstance(input, str) else input
         if ids.ndim == 2 and len(ids) != 1:
-            raise HooklineError(f"the prompt is one row of tokens, not a tensor of shape {list(ids.shape)}")
+            raise HooklineError(f"the prompt must be one row of tokens, not a tensor of shape {list(ids.shape)}")
         wanted = self.to_single_token(single_token) if isinstance(single_token, str) else int(single_token)
         places = (ids.reshape(-1) == wanted).nonzero().flatten().tolist()
         if not places:

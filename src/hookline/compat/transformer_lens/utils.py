@@ -118,9 +118,9 @@ def filter_dict_by_prefix(dictionary: dict[str, Any], prefix: str) -> dict[str, 
 
 
 def composition_scores(left: FactoredMatrix, right: FactoredMatrix, broadcast_dims: bool = True) -> Tensor:
-    """How much of `right` reads what `left` writes: the norm of their product over the product of their norms.
+    """How much of the output of `left` is read by `right`: the norm of their product over the product of their norms.
 
-    With `broadcast_dims`, of every one of the one with every one of the other.
+    With `broadcast_dims`, the scores of all pairs of the two batches.
     """
     if left.rdim != right.ldim:
         raise HooklineError(f"matrices of shapes {list(left.shape)} and {list(right.shape)} do not compose")
@@ -139,7 +139,7 @@ def lm_cross_entropy_loss(
     attention_mask: Tensor | None = None,
     per_token: bool = False,
 ) -> Tensor:
-    """Cross-entropy of the next token; per token, one less than there are positions."""
+    """Cross-entropy of the next token, as a mean or per token; the last position has no next token."""
     return lm_loss(logits, tokens.to(logits.device), attention_mask, per_token=per_token)
 
 
@@ -298,7 +298,7 @@ def token_rows(
 ) -> Int[np.ndarray, "row max_length"]:
     """The texts as one sequence of tokens, separated by the EOS token, split into rows of equal length.
 
-    What is left over at the end is dropped; only if there are too few tokens for one row is it padded.
+    Tokens left over at the end are dropped; if there are too few for one row, they are padded.
     """
     if tokenizer.eos_token_id is None or (add_bos_token and tokenizer.bos_token_id is None):
         raise HooklineError("the tokenizer has no EOS or no BOS token: set them first")
@@ -324,9 +324,9 @@ def test_prompt(
     prepend_bos: bool | None = None,
     top_k: int = 10,
 ) -> None:
-    """Print the rank of an answer after a prompt, token by token, and the likeliest tokens there.
+    """Print the rank of an answer after a prompt, token by token, and the most likely tokens there.
 
-    Of several answers, the first token of each is looked at.
+    If there are several answers, only the first token of each is used.
     """
     answers = [answer] if isinstance(answer, str) else list(answer)
     if not answers or not all(answers):

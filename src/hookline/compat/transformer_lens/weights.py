@@ -1,4 +1,4 @@
-"""Weights as in TransformerLens: per head, also with shared keys and values, and under its names."""
+"""The weights of a HookedTransformer by the names and in the layout of TransformerLens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hookline.weights.matrices import Weights
 
 
 class LensMatrices(Weights):
-    """The weights of a HookedTransformer: one of each head also where heads share keys and values."""
+    """The weights of a HookedTransformer, with one key and value matrix per head even if heads share them."""
 
     def __init__(self, model: Any) -> None:
         super().__init__(model._points)
@@ -35,7 +35,7 @@ class LensMatrices(Weights):
         return super().W_pos if entry is None else entry.own
 
     def _stacked(self, name: str) -> Any:
-        """A weight of all layers; keys and values once for each head, and no gate where there is none."""
+        """A weight of all layers, with keys and values repeated for each head; None for the gate of an ungated MLP."""
         if name == "W_gate" and not self._model.cfg.gated_mlp:
             return None
         found = super()._stacked(name)
@@ -44,7 +44,7 @@ class LensMatrices(Weights):
     def tokens_to_residual_directions(
         self, tokens: str | int | Sequence[str] | Tensor
     ) -> Float[Tensor, "*some d_model"]:
-        """The unembedding of each token; of a tensor with one token in it, without axes for it."""
+        """The unembedding of each token; a tensor with a single token returns a vector."""
         is_one = isinstance(tokens, Tensor) and tokens.numel() == 1
         return super().tokens_to_residual_directions(tokens.reshape(()) if is_one else tokens)  # type: ignore[union-attr]
 
@@ -74,15 +74,15 @@ class LensWeights(HookedModel):
         draw_weights(self.module)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:  # type: ignore[override]
-        """The weights under TransformerLens's names and in its layout: views, where they can be.
+        """The weights by TransformerLens's names and in its layout, as views if possible.
 
-        What it has no name for goes by its own name in the model. In the `state_dict` of a module that has this model
-        as a submodule, all of it does: torch loads it by the names of the modules.
+        Weights without a TransformerLens name have their own name in the model. In the `state_dict` of a parent module
+        all weights have their own names, by which torch loads them.
         """
         if kwargs.get("destination") is not None:
             return self.module.state_dict(*args, **kwargs)
         if args or kwargs:
-            raise HooklineError("state_dict takes no arguments here: model.module.state_dict(…) is the model's own")
+            raise HooklineError("state_dict takes no arguments here: use model.module.state_dict(…)")
         return {name: entry.value.detach() for name, entry in entries.weights_of(self).items()}  # type: ignore[arg-type]
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], strict: bool = True, assign: bool = False) -> Any:
@@ -95,7 +95,7 @@ class LensWeights(HookedModel):
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """The model's own parameters, under TransformerLens's names where the layout is the same."""
         if args or kwargs:
-            raise HooklineError("named_parameters takes no arguments here: model.module.named_parameters(…) does")
+            raise HooklineError("named_parameters takes no arguments here: use model.module.named_parameters(…)")
         return entries.named_parameters(self)  # type: ignore[arg-type]
 
     def to(  # type: ignore[override]

@@ -3,7 +3,7 @@
     from hookline.compat.vlm_spectra import HookedVLM
     from hookline.compat.vlm_spectra.hooks import PatchHeadHook
 
-What differs, and what is not here, is in docs/from-vlm-spectra.md.
+docs/from-vlm-spectra.md lists what differs and what is not available.
 """
 
 from hookline.compat.vlm_spectra.core.activation_cache import ActivationCache as ActivationCache

@@ -28,7 +28,7 @@ class LanguageModel:
         lm = LanguageModel.from_huggingface("gpt2", store=LocalStore("./store"))
         outputs, encodings = lm.inference.execute_inference(["Hello, world!"])
 
-    `lm.hooked` is the same model with hookline's own verbs.
+    `lm.hooked` is the same model with hookline's own methods.
     """
 
     def __init__(

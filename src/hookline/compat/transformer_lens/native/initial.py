@@ -1,9 +1,9 @@
 """Weight initialization of a native transformer.
 
-`gpt2` draws every matrix from a normal distribution, `xavier_*` and `kaiming_*` by how many numbers go into and come
-out of it, heads counted one by one. Biases are 0, norms 1. Matrices are drawn one after the other in the classic
-layout, as `[head, d_model, d_head]` and the like, so that a seed gives the weights that TransformerLens draws for it
-(but for alibi: there it draws positions as well, which nothing reads).
+`gpt2` draws every matrix from a normal distribution with a fixed standard deviation; `xavier_*` and `kaiming_*` scale
+it by the fan-in and fan-out of each matrix, with each head as a matrix of its own. Biases are 0, norms 1. Matrices are
+drawn one after the other in the layout of TransformerLens, such as `[head, d_model, d_head]`, so that a seed gives the
+same weights as there (except with ALiBi, where TransformerLens also draws position embeddings that it does not use).
 """
 
 from __future__ import annotations

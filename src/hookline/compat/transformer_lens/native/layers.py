@@ -163,7 +163,7 @@ class NativeAttention(nn.Module):
         return self.o_proj(mixed.flatten(2)), pattern
 
     def _heads(self, x: Tensor) -> Tensor:
-        """`b p (h e)` as `b h p e`."""
+        """Split the last axis into heads: `b p (h e)` to `b h p e`."""
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
 
@@ -171,7 +171,7 @@ class SoLU(nn.Module):
     """`x * softmax(x)`."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply it over the neurons."""
+        """Apply it along the last axis."""
         return x * x.softmax(-1)
 
 

@@ -32,7 +32,7 @@ class HookedVLM:
         with model.run_with_hooks([PatchResidualHook(3, token_idx=-1, replacement=cache[("lm.layer.post", 3)][0, -1])]):
             model.generate(inputs, max_new_tokens=20)
 
-    `hooked` is the same model with hookline's own verbs.
+    `hooked` is the same model with hookline's own methods.
     """
 
     def __init__(self, hooked: HookedModel, default_prompt: Template = None, model_name: str | None = None) -> None:
@@ -89,15 +89,15 @@ class HookedVLM:
     def run_with_hooks(self, hooks: Iterable[Any]) -> Run:
         """A context manager in which these hooks are active, including every step of generation.
 
-        A hook says itself where it belongs (`hook_point`, `layer`) and is called as `(module, args, kwargs, output)`;
-        or it is given with a name, as `("lm.blocks.5.hook_resid_post", hook)`. Contexts nest.
+        A hook is called as `(module, args, kwargs, output)`. It declares its location as `hook_point` and `layer`, or
+        is passed with a name: `("lm.blocks.5.hook_resid_post", hook)`. Contexts nest.
         """
         return hooking(self.hooked, hooks)
 
     def run_with_cache(self, cache_names: Sequence[Any]) -> AbstractContextManager[ActivationCache]:
         """A context manager that caches the activations of these names, by name and layer.
 
-        What is cached is what flowed out of the point, after all hooks there; of several forward passes, in the last.
+        The cache contains activations after all hooks there, from the last forward pass if there are several.
         """
         return self._caching(cached_places(cache_names, self.hooked._points))
 
