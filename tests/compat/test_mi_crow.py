@@ -141,9 +141,9 @@ def test_layers_by_mi_crows_names_and_indices(lm) -> None:
     _, encodings = lm.inference.execute_inference(TEXTS)
     assert torch.equal(embedded.get_captured(), lm.model.transformer.wte(encodings["input_ids"]))
     for wrong in (len(names), -1):
-        with pytest.raises(ValueError, match=f"index of a module, and this model has {len(names)}"):
+        with pytest.raises(ValueError, match=f"0 to {len(names) - 1}"):
             lm.layers.register_hook(wrong, LayerActivationDetector())
-    with pytest.raises(UnknownPointError, match="which only holds modules"):
+    with pytest.raises(UnknownPointError, match="modules"):
         lm.layers.register_hook(names.index("gpt2lmheadmodel_transformer_h"), LayerActivationDetector())
 
 
@@ -387,7 +387,7 @@ def test_the_rest_of_the_layers(lm, capsys) -> None:
         lm.layers.register_forward_hook_for_layer("blocks.0.attn.hook_q", print)
     lm.layers.register_hook("layer_3", LayerActivationDetector(hook_id="late"))
     lm.inference.execute_inference(TEXTS)
-    with pytest.warns(hookline.NeverFiredWarning, match="'late' at '3': the run stopped before it, and what it holds"):
+    with pytest.warns(hookline.NeverFiredWarning, match="'late' at '3'"):
         lm.inference.execute_inference(TEXTS, stop_after_layer=1)
 
 

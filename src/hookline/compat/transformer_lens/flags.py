@@ -52,8 +52,8 @@ class LensFlags(Hooked):
         """Raises if heads share keys and values, which are computed once per group."""
         if ungroup_grouped_query_attention and self.cfg.n_key_value_heads is not None:
             raise HooklineError(
-                f"{self.cfg.n_key_value_heads} groups of heads share keys and values, so hook_k and hook_v have a row per "
-                f"group: to change one head, hook its row of hook_attn_scores, hook_pattern or hook_z"
+                f"{self.cfg.n_key_value_heads} groups of heads share keys and values, and hook_k and hook_v have a row "
+                f"for each: to change one head, hook its row of hook_attn_scores, hook_pattern or hook_z"
             )
         self.cfg.ungroup_grouped_query_attention = ungroup_grouped_query_attention
 

@@ -72,19 +72,12 @@ class LensText(Text):
         if side not in ("left", "right"):
             raise HooklineError(f'padding_side must be "left" or "right", not {side!r}')
         rows = [self.ids(each, prepend_bos) for each in texts]
-        if truncate:
-            rows = [self._cut(row) for row in rows]
+        rows = [self._cut(row) for row in rows] if truncate else rows
         return self._padded(rows, max(map(len, rows)), side)
 
     def ids(self, text: str, prepend_bos: bool | None) -> list[int]:
         """The token ids of one text, after BOS by default."""
-        tokenizer = self._needed()
-        ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
-        prepends = self.cfg.default_prepend_bos if prepend_bos is None else prepend_bos
-        ids = [tokenizer.bos_token_id, *ids] if prepends else ids
-        if not ids:
-            raise HooklineError(f"the prompt {text!r} has no tokens")
-        return ids
+        return super().ids(text, self.cfg.default_prepend_bos if prepend_bos is None else prepend_bos)
 
     def _needed(self) -> Any:
         if self.tokenizer is None:
