@@ -173,10 +173,8 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
         if not is_other or logits.shape[1] < 2 or tokens is None:
             return super()._loss(logits, inputs, per_token)
         if bool((tokens[:, 1:] >= logits.shape[-1]).any()):
-            raise HooklineError(
-                f"the next-token loss needs a logit for every token, but there are logits for {logits.shape[-1]} "
-                f"tokens, and the prompt has token {int(tokens[:, 1:].max())}: compute your own loss from the logits"
-            )
+            token, known = int(tokens[:, 1:].max()), logits.shape[-1]
+            raise HooklineError(f"no loss: there are logits for {known} tokens, but the prompt has token {token}")
         return lm_loss(logits, tokens, inputs.get("attention_mask"), per_token=per_token)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -185,10 +183,8 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "forward":
-            raise HooklineError(
-                "the forward of a HookedTransformer cannot be replaced (accelerate does so for mixed precision): "
-                "replace that of model.module, or use hookline.hook(model.module)"
-            )
+            how = "replace model.module.forward, or use hookline.hook(model.module)"
+            raise HooklineError(f"forward of a HookedTransformer cannot be replaced, as accelerate does: {how}")
         super().__setattr__(name, value)
 
     def input_to_embed(

@@ -41,9 +41,7 @@ class Pretrained(LensWeights):
         if anatomy is None:
             raise HooklineError(unknown_anatomy(module))
         if anatomy.is_encoder_decoder or anatomy.main.name != "blocks":
-            raise HooklineError(
-                f"HookedTransformer needs a causal language model: use hookline.hook for {anatomy.kind}"
-            )
+            raise HooklineError(f"HookedTransformer needs a causal language model: {anatomy.kind} needs hookline.hook")
         HookedModel.__init__(self, module, None, anatomy)
         self._points.permanent.raises_own = True
         known.setdefault("default_prepend_bos", anatomy.config.model_type not in self._no_bos)
@@ -125,10 +123,8 @@ class Pretrained(LensWeights):
     ) -> None:
         """Process the weights as `from_pretrained` does; steps that are not exact are skipped with a warning."""
         if self.processing is not None:
-            raise HooklineError(
-                "the weights are already processed, by this HookedTransformer or another around the same model: "
-                "restore_weights() there first, or pass a copy of hf_model"
-            )
+            how = "restore_weights() of the HookedTransformer that did it, or pass a copy of hf_model"
+            raise HooklineError(f"the weights of this model are already processed: call {how}")
         steps = {"fold_ln": fold_ln, "center_writing_weights": center_writing_weights}
         steps |= {"center_unembed": center_unembed, "fold_value_biases": fold_value_biases}
         if any(steps.values()):
@@ -167,10 +163,7 @@ class Pretrained(LensWeights):
     def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
         """Save the transformers model; raises while its weights are processed."""
         if self.processing is not None or self._refactored is not None:
-            raise HooklineError(
-                "the weights are processed, so transformers would load a different model: "
-                "restore_weights() first, or save state_dict()"
-            )
+            raise HooklineError("the weights are processed: call restore_weights() first, or save state_dict()")
         return self.module.save_pretrained(*args, **kwargs)  # type: ignore[operator]
 
     def load_and_process_state_dict(self, state_dict: Mapping[str, Tensor], **processing: bool) -> None:

@@ -70,10 +70,8 @@ class LanguageModel:
         """Load a model from a folder written by `save_model` or transformers' `save_pretrained`."""
         path = Path(saved_path)
         if path.suffix in (".pt", ".pth", ".bin"):
-            raise HooklineError(
-                f"{path} is a pickle file, which can execute code: load it with torch yourself, and pass the model to "
-                f"LanguageModel.from_model(model, tokenizer)"
-            )
+            how = "load it with torch, and call LanguageModel.from_model(model, tokenizer)"
+            raise HooklineError(f"{path} is a pickle file, which can execute code: {how}")
         if not path.is_dir():
             raise HooklineError(f"there is no folder {path}")
         hooked = hookline.load(path.resolve())

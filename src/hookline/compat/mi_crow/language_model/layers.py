@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -36,19 +36,13 @@ class LanguageModelLayers(Registry):
         self.store = lm.store
 
     def register_hook(
-        self,
-        layer_signature: Filter,
-        hook: HookFunction,
-        hook_type: HookType | str | None = None,
-        *,
-        hook_id: str | None = None,
-        prepend: bool = False,
+        self, layer_signature: Filter, hook: HookFunction, hook_type: HookType | str | None = None, **options: Any
     ) -> str:
-        """Register a hook at a layer and return its id. Several hooks may share a layer."""
+        """Register a hook at a layer and return its id. The options are those of `Registry.register_hook`."""
         signature = self.resolved(layer_signature)
         if isinstance(hook, Hook):
             hook.layer_signature = self.resolved(hook.layer_signature)
-        new = super().register_hook(signature, hook, hook_type, hook_id=hook_id, prepend=prepend)
+        new = super().register_hook(signature, hook, hook_type, **options)
         if isinstance(hook, Hook):
             hook.used_on(self._model._points.root, self.context)
             hook.layer_signature = layer_signature if layer_signature is not None else hook.layer_signature
@@ -77,14 +71,8 @@ class LanguageModelLayers(Registry):
     def _flattened(self) -> list[tuple[str, str, nn.Module]]:
         """All modules in mi-crow's order, each as (mi-crow's name, path, module)."""
         root = self._model._points.root
-
-        def below(module: nn.Module, name: str, path: str) -> Iterator[tuple[str, str, nn.Module]]:
-            for key, child in module.named_children():
-                entry = f"{name}_{key}".replace(".", "_"), f"{path}.{key}".lstrip("."), child
-                yield entry
-                yield from below(child, *entry[:2])
-
-        return [*below(root, type(root).__name__.lower(), "")]
+        prefix, modules = type(root).__name__.lower(), root.named_modules(remove_duplicate=False)
+        return [(f"{prefix}_{path}".replace(".", "_"), path, module) for path, module in modules if path]
 
     @property
     def name_to_layer(self) -> dict[str, nn.Module]:

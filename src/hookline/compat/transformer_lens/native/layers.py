@@ -33,7 +33,7 @@ def rotation(config: NativeConfig, position_ids: Int[Tensor, "batch pos"], dtype
 
 
 def rotated(
-    x: Float[Tensor, "batch head pos d_head"], rotation: Rotation, *, adjacent: bool
+    x: Float[Tensor, "batch head pos d_head"], rotation: Rotation, adjacent: bool
 ) -> Float[Tensor, "batch head pos d_head"]:
     """Apply rotary positions to queries or keys."""
     cos, sin = (each[:, None] for each in rotation)
@@ -151,15 +151,12 @@ class NativeAttention(nn.Module):
         if self.config.qk_norm:
             query, key = self.q_norm(query), self.k_norm(key)
         if rotation is not None:
-            adjacent = self.config.rotary_adjacent_pairs
-            query, key = rotated(query, rotation, adjacent=adjacent), rotated(key, rotation, adjacent=adjacent)
+            query, key = (rotated(x, rotation, self.config.rotary_adjacent_pairs) for x in (query, key))
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
-        mixed, pattern = attend(
-            self, query, key, value, attention_mask,
-            scaling=self.scaling, softcap=self.config.attn_logit_softcapping,
-        )  # fmt: skip
+        options: Any = {"scaling": self.scaling, "softcap": self.config.attn_logit_softcapping}
+        mixed, pattern = attend(self, query, key, value, attention_mask, **options)
         return self.o_proj(mixed.flatten(2)), pattern
 
     def _heads(self, x: Tensor) -> Tensor:

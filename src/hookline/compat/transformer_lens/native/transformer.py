@@ -90,10 +90,8 @@ class NativeTransformer(PreTrainedModel, GenerationMixin):
         if (input_ids is None) == (inputs_embeds is None):
             raise HooklineError("pass either input_ids or inputs_embeds, not both")
         if output_attentions and self.config._attn_implementation != "eager":
-            raise HooklineError(
-                f"{self.config._attn_implementation} attention has no pattern to report: hook `attn.hook_pattern`, or "
-                f'model.set_attn_implementation("eager")'
-            )
+            how = 'hook "attn.hook_pattern", or call model.set_attn_implementation("eager")'
+            raise HooklineError(f"{self.config._attn_implementation} attention returns no patterns: {how}")
         stream: Tensor = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
         cache = self._cache(past_key_values, use_cache)
         seen = cache.get_seq_length() if cache is not None else 0
