@@ -142,15 +142,15 @@ class LensHooks(Hooked):
         self, name_filter: Filter = None, dir: Literal["fwd", "bwd", "both"] = "both", including_permanent: bool = True
     ) -> dict[str, list[HookFunction]]:
         """The current hooks by point name, including those of open contexts."""
-        chosen = {point.listed for point in self._points.select(name_filter)}
+        chosen = {point.canonical_name for point in self._points.select(name_filter)}
         of_contexts = [each for run in active.get() if run.is_open for each in run.actions]
         found: dict[str, list[HookFunction]] = {}
-        for action in (*self._points.standing.hooks(), *of_contexts):
+        for action in (*self._points.permanent.hooks(), *of_contexts):
             if not isinstance(action, HookAction) or not self._points.has(action.module):
                 continue
-            is_meant = dir in (action.dir, "both") and (including_permanent or not action.is_permanent)
-            if is_meant and (name_filter is None or action.point.listed in chosen):
-                found.setdefault(action.point.listed, []).append(action.hook)
+            is_meant = dir in (action.dir, "both") and (including_permanent or not action.registration.is_permanent)
+            if is_meant and (name_filter is None or action.point.canonical_name in chosen):
+                found.setdefault(action.point.canonical_name, []).append(action.hook)
         return found
 
     def get_caching_hooks(

@@ -15,14 +15,15 @@ from typing import Any
 from torch import Tensor
 
 from hookline.compat.vlm_spectra.core.activation_cache import ActivationCache, Key
-from hookline.engine.actions import HookAction, Record
+from hookline.engine.actions import Record
 from hookline.engine.callbacks import HookObject, refuse_class
+from hookline.engine.hook_actions import HookAction
 from hookline.engine.lenses import FIRST
+from hookline.engine.order import Kind
 from hookline.engine.points import HookPoint, Site
-from hookline.engine.recorder import Recording
+from hookline.engine.recorder import Recorder
 from hookline.engine.runs import Run
 from hookline.engine.snapshots import snapshot
-from hookline.engine.taps import Kind
 from hookline.errors import (
     HooklineError,
     InvalidHookError,
@@ -100,7 +101,7 @@ def as_meant(point: HookPoint, points: ModelPoints) -> HookPoint:
 
     In most models this is hookline's point. If a norm follows the module, hookline's point is after the norm.
     """
-    layer, _, what = point.listed.rpartition(".")
+    layer, _, what = point.canonical_name.rpartition(".")
     stack, _, number = layer.rpartition(".")
     main = points.anatomy.main
     if stack != main.name or what not in _MODULES:
@@ -108,7 +109,7 @@ def as_meant(point: HookPoint, points: ModelPoints) -> HookPoint:
     module = getattr(main.blocks[int(number)], _MODULES[what])
     if module is None or point.site.module is module:
         return point
-    return HookPoint.found(point.listed, Site(module, Kind.OUTPUT, FIRST), points.standing, point.axes)
+    return HookPoint.at_site(point.canonical_name, Site(module, Kind.OUTPUT, FIRST), points.permanent, point.axes)
 
 
 class _Called(Hook):

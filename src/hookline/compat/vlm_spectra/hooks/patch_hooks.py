@@ -19,8 +19,8 @@ from hookline.compat.vlm_spectra.hooks.base import Hook
 from hookline.engine.casting import cast
 from hookline.engine.lenses import FIRST
 from hookline.engine.names import Points
+from hookline.engine.passes import current
 from hookline.engine.points import HookPoint
-from hookline.engine.taps import now
 from hookline.errors import HooklineError, InvalidHookError
 from hookline.hooks.action import ObjectEdit, here
 from hookline.hooks.fitting import Units, chosen, described, units
@@ -100,7 +100,7 @@ class Patch(Hook):
         """A replacement of several positions, each moved to its place among the positions of this pass."""
         n_given, (rows, n_here, _) = value.shape[1], x.shape
         if self.token_idx is None:
-            passing = None if hook.stream == "image" else now.passing
+            passing = None if hook.stream == "image" else current.forward_pass
             start = 0 if passing is None else passing.span_at(hook.stream).positions.start
             if not start:
                 return value.expand(x.shape)
@@ -170,7 +170,7 @@ class PatchHeadHook(Patch):
         """The point with separate heads (`hook_z`) that precedes this one."""
         if point.axes.split()[2:3] in (["h"], ["g"]):
             return point
-        before, dot, name = point.listed.rpartition(".")
+        before, dot, name = point.canonical_name.rpartition(".")
         if name not in ("hook_attn_out", "hook_cross_attn_out"):
             raise InvalidHookError(
                 f"{type(self).__name__} needs a point with heads, 'lm.attn.out' or 'lm.attn.z', not {point.name!r}"
