@@ -68,7 +68,7 @@ class LocalStore:
         """Read a tensor written by `put_tensor`."""
         path = self._file(key)
         if not os.path.isfile(path):
-            raise StoreError(f"there is no tensor {key!r}: the file {path} does not exist")
+            raise StoreError(f"no tensor was found for {key!r}: the file {path} does not exist")
         found, _ = read_tensors(path, "tensor", called="a tensor", writer=None)
         if list(found) != ["tensor"]:
             raise StoreError(f"{path} has the tensors {', '.join(found)}, not one called 'tensor'")
