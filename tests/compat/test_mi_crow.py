@@ -141,9 +141,9 @@ def test_layers_by_mi_crows_names_and_indices(lm) -> None:
     _, encodings = lm.inference.execute_inference(TEXTS)
     assert torch.equal(embedded.get_captured(), lm.model.transformer.wte(encodings["input_ids"]))
     for wrong in (len(names), -1):
-        with pytest.raises(ValueError, match=f"index of a module, and this model has {len(names)}"):
+        with pytest.raises(ValueError, match=f"0 to {len(names) - 1}"):
             lm.layers.register_hook(wrong, LayerActivationDetector())
-    with pytest.raises(UnknownPointError, match="which only holds modules"):
+    with pytest.raises(UnknownPointError, match="modules"):
         lm.layers.register_hook(names.index("gpt2lmheadmodel_transformer_h"), LayerActivationDetector())
 
 
@@ -291,7 +291,7 @@ def test_inference(lm) -> None:
     for bad in ([], "Hello", [""]):
         with pytest.raises(HooklineError):
             lm.inference.execute_inference(bad)
-    with pytest.raises(HooklineError, match="autocast_dtype is for autocast=True"):
+    with pytest.raises(HooklineError, match="autocast_dtype"):
         lm.inference.execute_inference(TEXTS, autocast_dtype=torch.bfloat16)
     cast, _ = lm.inference.execute_inference(TEXTS, autocast=True, autocast_dtype=torch.bfloat16)
     assert not torch.equal(cast.logits.float(), outputs.logits)
@@ -342,7 +342,7 @@ def test_saving_what_detectors_kept(lm) -> None:
     lm.save_detector_metadata("run", None, unified=True)
     assert lm.store.list_run_batches("run") == [0, 1]
     assert detectors[0].get_captured() is None, "it clears, unless told not to"
-    with pytest.raises(HooklineError, match="say which batch it is"):
+    with pytest.raises(HooklineError, match="batch_idx=0"):
         lm.save_detector_metadata("run", None)
     lm.inference.execute_inference(TEXTS)
     lm.clear_detectors()
@@ -358,7 +358,7 @@ def test_saving_and_loading_the_model(lm, tmp_path) -> None:
     expected = lm.inference.execute_inference(TEXTS)[0].logits
     for each in (again, both):
         assert torch.equal(each.inference.execute_inference(TEXTS)[0].logits, expected)
-    with pytest.raises(HooklineError, match="is a pickle"):
+    with pytest.raises(HooklineError, match="pickle"):
         LanguageModel.from_local(tmp_path / "model.pt")
     with pytest.raises(HooklineError, match="there is no folder"):
         LanguageModel.from_local(tmp_path / "nowhere")
@@ -387,7 +387,7 @@ def test_the_rest_of_the_layers(lm, capsys) -> None:
         lm.layers.register_forward_hook_for_layer("blocks.0.attn.hook_q", print)
     lm.layers.register_hook("layer_3", LayerActivationDetector(hook_id="late"))
     lm.inference.execute_inference(TEXTS)
-    with pytest.warns(hookline.NeverFiredWarning, match="'late' at '3': the run stopped before it, and what it holds"):
+    with pytest.warns(hookline.NeverFiredWarning, match="'late' at '3'"):
         lm.inference.execute_inference(TEXTS, stop_after_layer=1)
 
 
@@ -395,8 +395,8 @@ def test_tensors_in_the_store(lm) -> None:
     x = torch.randn(3, 4).t()
     lm.store.put_tensor("directions/mean.safetensors", x)
     assert torch.equal(lm.store.get_tensor("directions/mean.safetensors"), x)
-    with pytest.raises(StoreError, match="no tensor was put as 'other'"):
+    with pytest.raises(StoreError, match="no tensor"):
         lm.store.get_tensor("other")
     for key in ("../outside", "", "a//b", "/etc/x"):
-        with pytest.raises(StoreError, match="a path inside the store"):
+        with pytest.raises(StoreError, match="path inside the store"):
             lm.store.put_tensor(key, x)

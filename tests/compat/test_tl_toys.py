@@ -12,7 +12,7 @@ from hookline.compat.transformer_lens import (
     HookedTransformerKeyValueCache,
     utils,
 )
-from hookline.compat.transformer_lens.datasets import token_rows
+from hookline.compat.transformer_lens.utils import token_rows
 from hookline.errors import HooklineError
 
 TOKENS = torch.arange(20).view(2, 10) % 17

@@ -13,7 +13,7 @@ from transformers.utils import logging as transformers_logging
 import hookline
 from hookline.compat import transformer_lens
 from hookline.compat.transformer_lens import HookedTransformer, HookedTransformerKeyValueCache
-from hookline.compat.transformer_lens.aliases import checkpoint_revision, official_name
+from hookline.compat.transformer_lens.aliases import checkpoint_revision, get_official_model_name
 from hookline.compat.transformer_lens.model_bridge import TransformerBridge
 from hookline.errors import HooklineError, HooklineWarning
 
@@ -217,16 +217,19 @@ def test_no_encoders() -> None:
 
 
 def test_short_names() -> None:
-    assert official_name("gpt2-small") == "gpt2"
+    assert get_official_model_name("gpt2-small") == "gpt2"
     assert (
-        official_name("pythia-70m") == official_name("pythia-19m") == official_name("pythia") == "EleutherAI/pythia-70m"
+        get_official_model_name("pythia-70m")
+        == get_official_model_name("pythia-19m")
+        == get_official_model_name("pythia")
+        == "EleutherAI/pythia-70m"
     )
-    assert official_name("EleutherAI/pythia-1.3b-deduped") == "EleutherAI/pythia-1.4b-deduped"
-    assert official_name("gemma-2-2b") == "google/gemma-2-2b"
-    assert official_name("tiny-stories-1M") == "roneneldan/TinyStories-1M"
-    assert official_name("some/model") == "some/model"
+    assert get_official_model_name("EleutherAI/pythia-1.3b-deduped") == "EleutherAI/pythia-1.4b-deduped"
+    assert get_official_model_name("gemma-2-2b") == "google/gemma-2-2b"
+    assert get_official_model_name("tiny-stories-1M") == "roneneldan/TinyStories-1M"
+    assert get_official_model_name("some/model") == "some/model"
     with pytest.raises(HooklineError, match="own format"):
-        official_name("gelu-2l")
+        get_official_model_name("gelu-2l")
 
 
 def test_checkpoints() -> None:

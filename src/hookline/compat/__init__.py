@@ -1,1 +1,1 @@
-"""Other libraries' own interfaces, over hookline: change the import, keep the code."""
+"""The interfaces of other libraries, on top of hookline: change the import and keep your code."""

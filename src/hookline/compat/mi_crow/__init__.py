@@ -3,9 +3,9 @@
     from hookline.compat.mi_crow.hooks import LayerActivationDetector
     from hookline.compat.mi_crow.language_model import LanguageModel
 
-What differs, and what is not here, is in docs/from-mi-crow.md.
+docs/from-mi-crow.md lists what differs and what is not available.
 """
 
-from hookline.compat.mi_crow import hooks, language_model, store
-
-__all__ = ["hooks", "language_model", "store"]
+from hookline.compat.mi_crow import hooks as hooks
+from hookline.compat.mi_crow import language_model as language_model
+from hookline.compat.mi_crow import store as store

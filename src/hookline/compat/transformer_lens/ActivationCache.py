@@ -1,6 +1,4 @@
 # ruff: noqa: N999
 """`ActivationCache` at the module path of TransformerLens."""
 
-from hookline.compat.transformer_lens.cache import ActivationCache
-
-__all__ = ["ActivationCache"]
+from hookline.compat.transformer_lens.cache import ActivationCache as ActivationCache

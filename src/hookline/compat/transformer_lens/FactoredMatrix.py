@@ -1,6 +1,4 @@
 # ruff: noqa: N999
 """`FactoredMatrix` at the module path of TransformerLens."""
 
-from hookline.weights.factored import FactoredMatrix
-
-__all__ = ["FactoredMatrix"]
+from hookline.weights.factored import FactoredMatrix as FactoredMatrix

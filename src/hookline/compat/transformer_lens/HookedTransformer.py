@@ -1,6 +1,4 @@
 # ruff: noqa: N999
 """`HookedTransformer` at the module path of TransformerLens."""
 
-from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer
-
-__all__ = ["HookedTransformer"]
+from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer as HookedTransformer

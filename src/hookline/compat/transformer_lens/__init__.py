@@ -4,40 +4,29 @@
 
     model = HookedTransformer.from_pretrained("gpt2")
 
-What differs, and what is not here, is in docs/from-transformerlens.md.
+docs/from-transformerlens.md lists what differs and what is not available.
 """
 
-from hookline.compat.transformer_lens import hook_points, model_bridge, patching, utils
+from hookline.compat.transformer_lens import hook_points as hook_points
+from hookline.compat.transformer_lens import model_bridge as model_bridge
+from hookline.compat.transformer_lens import patching as patching
+from hookline.compat.transformer_lens import utils as utils
 from hookline.compat.transformer_lens.absent import refusing
 
 # From the modules of the same names: once these are loaded, no later import of one hides the class.
-from hookline.compat.transformer_lens.ActivationCache import ActivationCache
-from hookline.compat.transformer_lens.FactoredMatrix import FactoredMatrix
-from hookline.compat.transformer_lens.hook_points import HookedRootModule, HookPoint
-from hookline.compat.transformer_lens.HookedTransformer import HookedTransformer
-from hookline.compat.transformer_lens.HookedTransformerConfig import HookedTransformerConfig
+from hookline.compat.transformer_lens.ActivationCache import ActivationCache as ActivationCache
+from hookline.compat.transformer_lens.FactoredMatrix import FactoredMatrix as FactoredMatrix
+from hookline.compat.transformer_lens.hook_points import HookedRootModule as HookedRootModule
+from hookline.compat.transformer_lens.hook_points import HookPoint as HookPoint
+from hookline.compat.transformer_lens.HookedTransformer import HookedTransformer as HookedTransformer
+from hookline.compat.transformer_lens.HookedTransformerConfig import HookedTransformerConfig as HookedTransformerConfig
+from hookline.compat.transformer_lens.kv_cache import HookedTransformerKeyValueCache as HookedTransformerKeyValueCache
 from hookline.compat.transformer_lens.kv_cache import (
-    HookedTransformerKeyValueCache,
-    HookedTransformerKeyValueCacheEntry,
-    TransformerLensKeyValueCache,
-    TransformerLensKeyValueCacheEntry,
+    HookedTransformerKeyValueCacheEntry as HookedTransformerKeyValueCacheEntry,
 )
-
-__all__ = [
-    "HookedTransformer",
-    "HookedTransformerConfig",
-    "ActivationCache",
-    "FactoredMatrix",
-    "HookPoint",
-    "HookedRootModule",
-    "HookedTransformerKeyValueCache",
-    "HookedTransformerKeyValueCacheEntry",
-    "TransformerLensKeyValueCache",
-    "TransformerLensKeyValueCacheEntry",
-    "hook_points",
-    "model_bridge",
-    "patching",
-    "utils",
-]
+from hookline.compat.transformer_lens.kv_cache import TransformerLensKeyValueCache as TransformerLensKeyValueCache
+from hookline.compat.transformer_lens.kv_cache import (
+    TransformerLensKeyValueCacheEntry as TransformerLensKeyValueCacheEntry,
+)
 
 __getattr__ = refusing("transformer_lens")

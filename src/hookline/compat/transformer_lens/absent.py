@@ -8,22 +8,22 @@ from typing import Any
 from hookline.errors import HooklineError
 
 _WRAP = "hookline.hook(model) wraps that kind of model, with encoder.… and decoder.… points"
-_INIT = "torch.nn.init has it, and HookedTransformerConfig(init_mode=…) draws a toy's weights"
-_TRAIN = 'write the loop: model(tokens, return_type="loss").backward(), and an optimiser of torch'
-_SWEEP = "hookline.experiments.patching.sweep is for any point"
-_BOS = "to_tokens(…, prepend_bos=False) is without a beginning token"
+_INIT = "use torch.nn.init, or HookedTransformerConfig(init_mode=…) for a toy model"
+_TRAIN = 'write the loop: model(tokens, return_type="loss").backward(), and an optimizer of torch'
+_SWEEP = "hookline.experiments.patching.sweep patches any point"
+_BOS = "to_tokens(…, prepend_bos=False) omits the BOS token"
 
 ABSENT: dict[str, dict[str, str]] = {
     "transformer_lens": {
         **dict.fromkeys(("HookedEncoder", "HookedEncoderDecoder", "HookedAudioEncoder"), _WRAP),
         "BertNextSentencePrediction": _WRAP,
-        "SVDInterpreter": "model.OV[layer, head].svd() gives the vectors, and @ model.W_U what they say",
+        "SVDInterpreter": "model.OV[layer, head].svd() returns the vectors, and vector @ model.W_U their logits",
         "evals": 'model(tokens, return_type="loss") on data of your own',
         "head_detector": "hookline.experiments.head_detectors has head_scores and detect",
         "train": _TRAIN,
-        "HookedSAETransformer": "hookline.sae has autoencoders, and puts them into a run",
-        "loading_from_pretrained": "utils.OFFICIAL_MODEL_NAMES and utils.get_official_model_name are the names it has",
-        "past_key_value_caching": "HookedTransformerKeyValueCache is to be imported from here",
+        "HookedSAETransformer": "hookline.sae has autoencoders, and runs the model with them",
+        "loading_from_pretrained": "use utils.OFFICIAL_MODEL_NAMES and utils.get_official_model_name",
+        "past_key_value_caching": "import HookedTransformerKeyValueCache from hookline.compat.transformer_lens",
     },
     "transformer_lens.utils": {
         "get_dataset": "datasets.load_dataset(…), then utils.tokenize_and_concatenate",
@@ -35,12 +35,12 @@ ABSENT: dict[str, dict[str, str]] = {
         "check_structure": "compare the tensors themselves",
     },
     "transformer_lens.hook_points": {
-        "LensHandle": "add_hook(…) gives what removes the hook, and reset_hooks() removes all",
-        "NamesFilter": "a name, a list of names or a predicate is taken wherever there is a names_filter",
+        "LensHandle": "add_hook(…) returns the function that removes the hook, and reset_hooks() removes all",
+        "NamesFilter": "a names_filter is a name, a list of names or a predicate",
     },
     "transformer_lens.patching": {
         "generic_activation_patch": _SWEEP,
-        "make_df_from_ranges": "hookline.experiments give results with labels",
+        "make_df_from_ranges": "results of hookline.experiments have labels",
         **{
             f"layer_{what}_patch_setter": _SWEEP
             for what in ("pos", "pos_head_vector", "head_vector", "head_pattern", "head_pos_pattern")

@@ -35,26 +35,20 @@ IRREGULAR: dict[str, str] = {
 }
 """Short names that differ from the name on the hub."""
 
-OWNERS: dict[str, str] = {
-    "pythia-": "EleutherAI",
-    "gpt-neo-": "EleutherAI",
-    "gpt-neox-": "EleutherAI",
-    "gpt-j-": "EleutherAI",
-    "opt-": "facebook",
-    "bloom-": "bigscience",
-    "gemma-": "google",
-    "phi-": "microsoft",
-    "Phi-": "microsoft",
-    "Llama-3": "meta-llama",
-    "Meta-Llama-3": "meta-llama",
-    "Mistral-": "mistralai",
-    "Mixtral-": "mistralai",
-    "Qwen": "Qwen",
-    "SmolLM": "HuggingFaceTB",
-    "stablelm-": "stabilityai",
-    "Yi-": "01-ai",
+OWNERS: dict[str, tuple[str, ...]] = {
+    "EleutherAI": ("pythia-", "gpt-neo-", "gpt-neox-", "gpt-j-"),
+    "facebook": ("opt-",),
+    "bigscience": ("bloom-",),
+    "google": ("gemma-",),
+    "microsoft": ("phi-", "Phi-"),
+    "meta-llama": ("Llama-3", "Meta-Llama-3"),
+    "mistralai": ("Mistral-", "Mixtral-"),
+    "Qwen": ("Qwen",),
+    "HuggingFaceTB": ("SmolLM",),
+    "stabilityai": ("stablelm-",),
+    "01-ai": ("Yi-",),
 }
-"""Owners by prefix, for short names that only omit the owner."""
+"""Owners and prefixes of their models, for short names that only omit the owner."""
 
 PYTHIA_SIZES = {"19m": "70m", "125m": "160m", "350m": "410m", "800m": "1b", "1.3b": "1.4b", "2.7b": "2.8b",
                 "6.7b": "6.9b", "13b": "12b"}  # fmt: skip
@@ -64,7 +58,7 @@ NOT_TRANSFORMERS = ("attn-only-", "gelu-", "solu-", "redwood_attn_2l", "othello-
 """Models that were published in TransformerLens's own format, or under other names."""
 
 
-def official_name(name: str) -> str:
+def get_official_model_name(name: str) -> str:
     """The hub id of a model: `EleutherAI/pythia-70m` for `pythia-70m`. Other names are unchanged.
 
     TransformerLens's own small models are not in the format of transformers: they are refused.
@@ -80,11 +74,9 @@ def official_name(name: str) -> str:
     if "/" in name:
         return name
     if name.startswith(NOT_TRANSFORMERS):
-        raise HooklineError(
-            f"{name!r} is published in TransformerLens's own format: create it with HookedTransformer(cfg), and load "
-            f"its weights with load_state_dict"
-        )
-    owner = next((owner for prefix, owner in OWNERS.items() if name.startswith(prefix)), None)
+        how = "create it with HookedTransformer(cfg), and load its weights with load_state_dict"
+        raise HooklineError(f"{name!r} is published in TransformerLens's own format: {how}")
+    owner = next((owner for owner, prefixes in OWNERS.items() if name.startswith(prefixes)), None)
     return f"{owner}/{name}" if owner is not None else name
 
 
@@ -99,7 +91,5 @@ def checkpoint_revision(name: str, value: int | None, index: int | None) -> str:
         return f"step{value}"
     if name.startswith("stanford-crfm/") and value is not None:
         return f"checkpoint-{value}"
-    raise HooklineError(
-        f"the checkpoints of {name} are not known by {'value' if index is None else 'index'}: pass revision=…, as "
-        f"transformers takes it"
-    )
+    kind = "value" if index is None else "index"
+    raise HooklineError(f"the checkpoints of {name} are not known by {kind}: pass revision=…, as for transformers")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from inspect import Parameter, Signature, signature
 from typing import Any, Self, TypeAlias
 
 import torch
@@ -16,6 +18,21 @@ from hookline.text.token_positions import Meaning
 
 AnySlice: TypeAlias = Any
 """A `Slice`, an argument of one, or one of hookline's positions."""
+
+# Methods of `ModelCache`, with their arguments in the order of TransformerLens, where all may be positional.
+# `batch_slice` selects rows of a stack with a batch axis; a stack without it (`has_batch_dim=False`) has these rows.
+# `project_output_onto` multiplies the result with a vector or matrix.
+_ARGUMENTS = {
+    "accumulated_resid": "layer incl_mid apply_ln pos_slice mlp_input return_labels",
+    "decompose_resid": "layer mlp_input mode apply_ln pos_slice incl_embeds return_labels",
+    "stack_head_results": "layer return_labels incl_remainder pos_slice apply_ln",
+    "stack_neuron_results": ("layer pos_slice neuron_slice return_labels incl_remainder apply_ln project_output_onto"),
+    "get_full_resid_decomposition": (
+        "layer mlp_input expand_neurons apply_ln pos_slice return_labels project_output_onto"
+    ),
+    "apply_ln_to_stack": "residual_stack layer mlp_input pos_slice batch_slice has_batch_dim recompute_ln",
+    "logit_attrs": "residual_stack tokens incorrect_tokens pos_slice batch_slice has_batch_dim",
+}
 
 
 class ActivationCache(ModelCache):
@@ -75,37 +92,7 @@ class ActivationCache(ModelCache):
             return super()._at(x, where, name)
         if self.positions is not None:
             raise HooklineError(f"this cache contains {self.positions!r} only: it cannot be sliced by position again")
-        return (where if isinstance(where, Slice) else Slice(where)).apply(x, int(self.has_batch_dim))
-
-    def accumulated_resid(
-        self, layer: int | None = None, incl_mid: bool = False, apply_ln: bool = False, pos_slice: AnySlice = None,
-        mlp_input: bool = False, return_labels: bool = False,
-    ) -> Any:  # fmt: skip
-        """The stream at the input of each layer up to `layer`, and at the output of the last."""
-        return super().accumulated_resid(
-            layer, incl_mid=incl_mid, apply_ln=apply_ln, pos_slice=pos_slice, mlp_input=mlp_input,
-            return_labels=return_labels,
-        )  # fmt: skip
-
-    def decompose_resid(
-        self, layer: int | None = None, mlp_input: bool = False, mode: str = "all", apply_ln: bool = False,
-        pos_slice: AnySlice = None, incl_embeds: bool = True, return_labels: bool = False,
-    ) -> Any:  # fmt: skip
-        """The components of the stream before `layer`, or of the final stream."""
-        return super().decompose_resid(
-            layer, mlp_input=mlp_input, mode=mode, apply_ln=apply_ln, pos_slice=pos_slice, incl_embeds=incl_embeds,
-            return_labels=return_labels,
-        )  # fmt: skip
-
-    def stack_head_results(
-        self, layer: int | None = -1, return_labels: bool = False, incl_remainder: bool = False,
-        pos_slice: AnySlice = None, apply_ln: bool = False,
-    ) -> Any:  # fmt: skip
-        """The outputs of all heads before `layer`."""
-        return super().stack_head_results(
-            -1 if layer is None else layer, incl_remainder=incl_remainder, apply_ln=apply_ln, pos_slice=pos_slice,
-            return_labels=return_labels,
-        )  # fmt: skip
+        return Slice.of(where).apply(x, int(self.has_batch_dim))
 
     def stack_activation(self, activation_name: str, layer: int = -1, sublayer_type: str | None = None) -> Tensor:
         """The same point of all layers, or of those before `layer`, stacked."""
@@ -113,84 +100,55 @@ class ActivationCache(ModelCache):
 
     def apply_slice_to_batch_dim(self, batch_slice: AnySlice) -> Self:
         """A cache of some rows of the batch; an index removes the axis."""
-        return self.rows(_plain(batch_slice))
-
-    def apply_ln_to_stack(
-        self, residual_stack: Tensor, layer: int | None = None, mlp_input: bool = False, pos_slice: AnySlice = None,
-        batch_slice: AnySlice = None, has_batch_dim: bool = True, recompute_ln: bool = False,
-    ) -> Tensor:  # fmt: skip
-        """Apply the norm before `layer`, or the final norm, with the scale of the full stream, to components.
-
-        `batch_slice` takes these rows of a stack that has the batch; one without (`has_batch_dim=False`) is of them.
-        """
-        stack, slices = self._sliced(residual_stack, batch_slice, has_batch_dim)
-        return super().apply_ln_to_stack(
-            stack, layer, mlp_input=mlp_input, pos_slice=pos_slice, recompute_ln=recompute_ln, **slices
-        )
-
-    def logit_attrs(
-        self, residual_stack: Tensor, tokens: Any, incorrect_tokens: Any = None, pos_slice: AnySlice = None,
-        batch_slice: AnySlice = None, has_batch_dim: bool = True,
-    ) -> Tensor:  # fmt: skip
-        """The contribution of each component to a logit or a logit difference; slices as in `apply_ln_to_stack`.
-
-        Tokens are those of the rows that `batch_slice` takes.
-        """
-        stack, slices = self._sliced(residual_stack, batch_slice, has_batch_dim)
-        return super().logit_attrs(stack, tokens, incorrect_tokens, pos_slice=pos_slice, **slices)
-
-    def _sliced(self, stack: Tensor, batch_slice: AnySlice, has_batch_dim: bool) -> tuple[Tensor, dict[str, Any]]:
-        """The stack of some rows of the batch, and the matching options of hookline's own methods."""
-        rows = _plain(batch_slice)
-        if rows is None:
-            return stack, {"has_batch_dim": has_batch_dim}
-        if has_batch_dim and self.has_batch_dim:
-            if stack.ndim < 3 or stack.shape[1] != self._row_count():
-                raise HooklineError(
-                    f"batch_slice takes rows of the stack's second axis, but a stack of shape {list(stack.shape)} does "
-                    f"not have the {self._row_count()} rows of this cache there: pass the stack of all rows, or "
-                    f"has_batch_dim=False for one of a single row"
-                )
-            stack = (batch_slice if isinstance(batch_slice, Slice) else Slice(batch_slice)).apply(stack, dim=1)
-        return stack, {"batch_slice": rows}
+        return self.rows(Slice.of(batch_slice).index)
 
     def get_neuron_results(
         self, layer: int, neuron_slice: AnySlice = None, pos_slice: AnySlice = None,
         project_output_onto: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """The outputs of the neurons of a layer; an index removes the axis of neurons."""
-        found = super().get_neuron_results(layer, _plain(neuron_slice), pos_slice)
-        found = found[..., 0, :] if isinstance(_plain(neuron_slice), int) else found
+        neurons = Slice.of(neuron_slice)
+        found = super().get_neuron_results(layer, neurons.index, pos_slice)
+        found = found[..., 0, :] if neurons.mode == "int" else found
         return found if project_output_onto is None else found @ project_output_onto
 
-    def stack_neuron_results(  # type: ignore[override]
-        self, layer: int, pos_slice: AnySlice = None, neuron_slice: AnySlice = None, return_labels: bool = False,
-        incl_remainder: bool = False, apply_ln: bool = False, project_output_onto: Tensor | None = None,
-    ) -> Any:  # fmt: skip
-        """The outputs of all neurons before `layer`."""
-        stack, labels = super().stack_neuron_results(
-            layer, pos_slice=pos_slice, neuron_slice=_plain(neuron_slice), return_labels=True,
-            incl_remainder=incl_remainder, apply_ln=apply_ln,
-        )  # fmt: skip
-        stack = stack if project_output_onto is None else stack @ project_output_onto
-        return (stack, labels) if return_labels else stack
-
-    def get_full_resid_decomposition(
-        self, layer: int | None = None, mlp_input: bool = False, expand_neurons: bool = True, apply_ln: bool = False,
-        pos_slice: AnySlice = None, return_labels: bool = False, project_output_onto: Tensor | None = None,
-    ) -> Any:  # fmt: skip
-        """All heads, all neurons (or MLPs), the embeddings, and the sum of all biases."""
-        stack, labels = super().get_full_resid_decomposition(
-            layer, mlp_input=mlp_input, expand_neurons=expand_neurons, apply_ln=apply_ln, pos_slice=pos_slice,
-            return_labels=True,
-        )  # fmt: skip
-        stack = stack if project_output_onto is None else stack @ project_output_onto
-        return (stack, labels) if return_labels else stack
+    def _prepared(self, options: dict[str, Any]) -> dict[str, Any]:
+        """The options with slices as `ModelCache` takes them, and the rows of the stack that `batch_slice` takes."""
+        slices = {name: Slice.of(options[name]) for name in ("neuron_slice", "batch_slice") if name in options}
+        options |= {name: each.index for name, each in slices.items()}
+        if options.get("batch_slice") is None or not options.pop("has_batch_dim", True) or not self.has_batch_dim:
+            return options
+        stack: Tensor = options["residual_stack"]
+        if stack.ndim < 3 or stack.shape[1] != self._row_count():
+            raise HooklineError(
+                f"batch_slice takes rows of the stack's second axis, but a stack of shape {list(stack.shape)} does "
+                f"not have the {self._row_count()} rows of this cache there: pass the stack of all rows, or "
+                f"has_batch_dim=False for one of a single row"
+            )
+        return options | {"residual_stack": slices["batch_slice"].apply(stack, dim=1)}
 
 
-def _plain(given: AnySlice) -> Any:
-    """A slice as an index for torch; None for all."""
-    if given is None:
-        return None
-    found = given if isinstance(given, Slice) else Slice(given)
-    return found.slice.tolist() if found.mode == "array" else found.slice
+def _in_order(name: str, order: str) -> Callable[..., Any]:
+    """A method of `ModelCache` that also takes positional arguments, in this order."""
+    own = getattr(ModelCache, name)
+    parameters = {"project_output_onto": Parameter("project_output_onto", Parameter.KEYWORD_ONLY, default=None)}
+    parameters |= signature(own).parameters
+    arguments = Signature(
+        [parameters[each].replace(kind=Parameter.POSITIONAL_OR_KEYWORD) for each in ("self", *order.split())]
+    )
+
+    def method(*args: Any, **kwargs: Any) -> Any:
+        options = arguments.bind(*args, **kwargs).arguments
+        cache, onto = options.pop("self"), options.pop("project_output_onto", None)
+        found = own(cache, **cache._prepared(options))
+        if onto is None:
+            return found
+        return (found[0] @ onto, found[1]) if isinstance(found, tuple) else found @ onto
+
+    method.__name__, method.__doc__ = name, own.__doc__
+    method.__signature__ = arguments  # type: ignore[attr-defined]
+    return method
+
+
+for _name, _order in _ARGUMENTS.items():
+    setattr(ActivationCache, _name, _in_order(_name, _order))

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hookline.compat.transformer_lens.state import write
+from hookline.compat.transformer_lens.entries import find_entry
 from hookline.errors import HooklineError
 from hookline.transformer.architectures import architecture, embedding_factor
 from hookline.transformer.norms import norm_of
 from hookline.weights.attribute_access import follow
-from hookline.weights.copies import Copy, copied, plain, shares_memory
-from hookline.weights.matrices import weight, weight_and_parameter
+from hookline.weights.copies import Copy, copied, plain
+from hookline.weights.matrices import weight
 
 if TYPE_CHECKING:
     from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer
 
 
 class Part:
-    """A component of the model: its points are attributes, and it can be called on its own."""
+    """A component of the model: its points and weights are attributes, and it can be called on its own."""
 
     def __init__(self, model: HookedTransformer, path: str, module: nn.Module | None = None) -> None:
         vars(self).update(_model=model, _path=path, _module=module)
@@ -36,31 +35,35 @@ class Part:
         return self._weight(name)
 
     def _weight(self, name: str) -> Tensor:
-        raise AttributeError(f"{self._path} has no {name!r}")
+        """A view of the model's parameter; if that is impossible, a read-only copy that says how to change it."""
+        entry = find_entry(self._model, f"{self._path}.{name}")
+        if entry is None:
+            raise AttributeError(f"{self._path} has no {name!r}")
+        if entry.parameter is None:
+            return copied(entry.value, f"this model has no {self._path}.{name.lstrip('_')}, so this is all zeros")
+        if entry.is_view:
+            return entry.own
+        return copied(entry.value, f"the model has it in another form; assign it instead: {self._short}.{name} = …")
 
     def __setattr__(self, name: str, value: Tensor) -> None:
         """Overwrite a weight."""
-        target = getattr(self, name)
-        if not isinstance(target, Tensor):
-            raise HooklineError(f"{self._path}.{name} is not a weight and cannot be assigned")
-        write(self._model, f"{self._path}.{name}", value)
-
-    def _of_layer(self, name: str) -> Tensor:
-        """A view of the model's parameter; if that is impossible, a read-only copy that says how to change it."""
-        found, own = weight_and_parameter(self._model._points, int(self._path.split(".")[1]), name)
-        if own is None:
-            return copied(found, f"this model has no {self._path}.{name}, and zeros stand for it")
-        if shares_memory(found, own):
-            return found
-        return copied(found, f"the model has {name} in another layout, so this is a copy; {self._assign(name)}")
-
-    def _assign(self, name: str) -> str:
-        return f"assign it instead: {self._short}.{name} = …"
+        entry = find_entry(self._model, f"{self._path}.{name}")
+        grouped = find_entry(self._model, f"{self._path}._{name}")
+        if grouped is not None:
+            shape = list(grouped.own.shape)
+            raise HooklineError(f"heads share {name}, and each group of them has one: assign _{name}, {shape}")
+        if entry is None:
+            raise HooklineError(f"{self._path}.{name} is not a weight of this model and cannot be assigned")
+        entry.write(f"{self._path}.{name}", value)
 
     @property
     def _short(self) -> str:
-        """Its path: model.blocks[0].attn."""
+        """Its path in code: model.blocks[0].attn."""
         return "model." + re.sub(r"\.(\d+)", r"[\1]", self._path)
+
+    @property
+    def _layer(self) -> int:
+        return int(self._path.split(".")[1])
 
     def __call__(self, x: Tensor) -> Tensor:
         """The output of the module for `x`, with hooks."""
@@ -82,11 +85,6 @@ class Embed(Part):
         found = found if stack.embed_norm is None else stack.embed_norm(found)
         return found * embedding_factor(stack.config)
 
-    @property
-    def W_E(self) -> Tensor:  # noqa: N802
-        """One row per token."""
-        return self._model.W_E
-
 
 class PosEmbed(Part):
     """The position embedding, if it is added to the stream."""
@@ -100,71 +98,30 @@ class PosEmbed(Part):
             places = (attention_mask.cumsum(1) - 1).clamp(min=0)[:, past_kv_pos_offset:]
         return self.W_pos[places.to(self.W_pos.device)]
 
-    @property
-    def W_pos(self) -> Tensor:  # noqa: N802
-        """One row per position."""
-        return self._model.W_pos
-
-
-class Unembed(Part):
-    """The unembedding, without a soft cap or factor that follows it."""
-
-    @property
-    def W_U(self) -> Tensor:  # noqa: N802
-        """One column per token."""
-        return self._model.W_U
-
-    @property
-    def b_U(self) -> Tensor:  # noqa: N802
-        """The bias; zeros if there is none."""
-        return self._model.b_U
-
 
 class LayerNorm(Part):
-    """A norm."""
+    """A norm. Without a weight its `w` is ones, and without a bias its `b` is zeros."""
 
-    @property
-    def w(self) -> Tensor:
-        """The gain of the norm; ones if it has none."""
-        norm = self._norm()
-        own = getattr(self._module, "weight", None)
-        if own is None or not norm.offset:
-            return self._or(own, 1.0, "w")
-        return copied(norm.gain, f"{self._path}.w is the model's weight plus {norm.offset}; {self._assign('w')}")
-
-    @property
-    def b(self) -> Tensor:
-        """The bias of the norm; zeros if it has none."""
-        return self._or(getattr(self._norm().module, "bias", None), 0.0, "b")
-
-    def _norm(self) -> Any:
-        norm = norm_of(self._module, self._model._anatomy.width)
-        if norm is None:
+    def _weight(self, name: str) -> Tensor:
+        if name not in ("w", "b") or find_entry(self._model, f"{self._path}.{name}") is not None:
+            return super()._weight(name)
+        width, value = self._model._anatomy.width, float(name == "w")
+        if norm_of(self._module, width) is None:
             raise HooklineError(f"{self._path} is not a norm of a known form, and has no w and b")
-        return norm
-
-    def _or(self, own: Tensor | None, value: float, name: str) -> Tensor:
-        if own is not None:
-            return own
-        filled = torch.full((self._model._anatomy.width,), value, device=self._model._device)
-        return copied(filled, f"this model has no {self._path}.{name}, so this is a constant {value:g}")
+        constant = torch.full((width,), value, device=self._model._device)
+        return copied(constant, f"this model has no {self._path}.{name}, so this is a constant {value:g}")
 
 
 class Attention(Part):
     """The attention of a layer."""
 
     def _weight(self, name: str) -> Tensor:
-        if not _is_weight(name):
+        if find_entry(self._model, f"{self._path}._{name}") is None:
             return super()._weight(name)
-        own, n_heads = self._of_layer(name.removeprefix("_")), self._model.cfg.n_heads
-        if name not in ("W_K", "W_V", "b_K", "b_V") or len(own) == n_heads:
-            return own
+        own = super()._weight(f"_{name}")
         why = f"heads share {name}, which is repeated for each here; write into {self._short}._{name}, the groups' own"
-        return copied(plain(own).repeat_interleave(n_heads // len(own), 0), own.why if isinstance(own, Copy) else why)
-
-    @property
-    def _layer(self) -> int:
-        return int(self._path.split(".")[1])
+        repeated = plain(own).repeat_interleave(self._model.cfg.n_heads // len(own), 0)
+        return copied(repeated, own.why if isinstance(own, Copy) else why)
 
     @property
     def OV(self) -> Any:  # noqa: N802
@@ -203,9 +160,6 @@ class Attention(Part):
 class MLP(Part):
     """The MLP of a layer."""
 
-    def _weight(self, name: str) -> Tensor:
-        return self._of_layer(name) if _is_weight(name) else super()._weight(name)
-
     def __call__(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         """The output for the normalized stream."""
         kind = self._model._anatomy.kind
@@ -214,62 +168,37 @@ class MLP(Part):
         return super().__call__(x)
 
 
+_OF_BLOCK: dict[str, type[Part]] = {
+    **{"attn": Attention, "mlp": MLP},
+    **dict.fromkeys(("ln1", "ln2", "ln1_post", "ln2_post"), LayerNorm),
+}
+
+
 class Block(Part):
     """A layer."""
 
     def __getattr__(self, name: str) -> Any:
-        found = self._model._anatomy.blocks[int(self._path.split(".")[1])]
-        path = f"{self._path}.{name}"
-        if name == "attn":
-            return Attention(self._model, path, found.attn)
-        if name == "mlp" and (found.mlp or found.mlp_out) is not None:
-            return MLP(self._model, path, found.mlp)
-        if name in ("ln1", "ln2", "ln1_post", "ln2_post") and getattr(found, name) is not None:
-            return LayerNorm(self._model, path, getattr(found, name))
+        block = self._model._anatomy.blocks[self._layer]
+        module = getattr(block, name) if name in _OF_BLOCK else None
+        if module is not None or (name == "mlp" and block.mlp_out is not None):
+            return _OF_BLOCK[name](self._model, f"{self._path}.{name}", module)
         return super().__getattr__(name)
 
     def __call__(self, resid_pre: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """The output stream of the layer for an input stream."""
-        layer = int(self._path.split(".")[1])
-        return self._model(resid_pre, start_at_layer=layer, stop_at_layer=layer + 1, attention_mask=attention_mask)
-
-
-class Blocks:
-    """All layers."""
-
-    def __init__(self, model: HookedTransformer) -> None:
-        self._model = model
-
-    def __len__(self) -> int:
-        return len(self._model._anatomy.blocks)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[each] for each in range(*index.indices(len(self)))]
-        if index not in range(-len(self), len(self)):
-            raise IndexError(f"blocks[{index}] is out of range: the model has {len(self)} layers")
-        layer = index % len(self)
-        return Block(self._model, self._model._points.layer(layer), self._model._anatomy.blocks[layer].module)
-
-    def __iter__(self) -> Iterator[Block]:
-        return (self[index] for index in range(len(self)))
-
-    def __repr__(self) -> str:
-        return f"blocks: {len(self)} layers"
-
-
-def _is_weight(name: str) -> bool:
-    return name.removeprefix("_").startswith(("W_", "b_"))
+        layers = {"start_at_layer": self._layer, "stop_at_layer": self._layer + 1}
+        return self._model(resid_pre, attention_mask=attention_mask, **layers)
 
 
 def parts_of(model: HookedTransformer) -> dict[str, Any]:
     """The top-level components, by attribute name."""
     anatomy = model._anatomy
-    parts: dict[str, Any] = {"embed": Embed(model, "embed", anatomy.main.embed), "blocks": Blocks(model)}
-    if anatomy.main.pos_embed is not None:
-        parts["pos_embed"] = PosEmbed(model, "pos_embed", anatomy.main.pos_embed)
-    if anatomy.main.ln_final is not None:
-        parts["ln_final"] = LayerNorm(model, "ln_final", anatomy.main.ln_final)
-    if anatomy.unembed is not None:
-        parts["unembed"] = Unembed(model, "unembed", anatomy.unembed)
-    return parts
+    modules: dict[str, tuple[type[Part], nn.Module | None]] = {
+        "embed": (Embed, anatomy.main.embed),
+        "pos_embed": (PosEmbed, anatomy.main.pos_embed),
+        "ln_final": (LayerNorm, anatomy.main.ln_final),
+        "unembed": (Part, anatomy.unembed),
+    }
+    parts = {name: kind(model, name, module) for name, (kind, module) in modules.items() if module is not None}
+    layers = enumerate(anatomy.blocks)
+    return parts | {"blocks": [Block(model, model._points.layer(layer), block.module) for layer, block in layers]}

@@ -42,43 +42,39 @@ _FIXED: dict[str, dict[str, Any]] = {
 def described(module: nn.Module, anatomy: Anatomy, **known: Any) -> HookedTransformerConfig:
     """The config of a model; `known` are values that the model does not contain, such as the requested name."""
     cfg, config = cfg_of(module, anatomy), anatomy.config
+    block = anatomy.blocks[0]
+    same = ("n_layers", "d_model", "n_ctx", "d_head", "n_heads", "d_vocab", "model_name", "dtype", "device")
     fields: dict[str, Any] = {
-        "n_layers": cfg.n_layers,
-        "d_model": cfg.d_model,
-        "n_ctx": cfg.n_ctx,
-        "d_head": cfg.d_head,
-        "n_heads": cfg.n_heads,
+        **{name: getattr(cfg, name) for name in same},
+        "d_vocab_out": cfg.d_vocab,
         "n_key_value_heads": cfg.n_kv_heads if cfg.n_kv_heads != cfg.n_heads else None,
         "d_mlp": max(cfg.d_mlp) if isinstance(cfg.d_mlp, list) else cfg.d_mlp,
         "act_fn": cfg.act,
-        "d_vocab": cfg.d_vocab,
-        "d_vocab_out": cfg.d_vocab,
-        "eps": _epsilon(anatomy),
+        "eps": float(_first(anatomy.main.ln_final, "eps", "variance_epsilon", "epsilon", "norm_eps") or 1e-5),
         "normalization_type": normalization(module, anatomy),
         "positional_embedding_type": _POSITIONS.get(cfg.positions, cfg.positions),
-        "rotary_dim": _rotary_dim(cfg, config),
-        **_rotary_bases(config),
+        **_rotary(cfg, config),
         **_windows(config, cfg.n_layers),
         **_experts(config),
         **_attention_scale(anatomy, cfg.d_head),
         "gated_mlp": _is_gated(anatomy),
         "final_rms": config.model_type in _FINAL_RMS,
-        "use_qk_norm": _has_qk_norm(anatomy),
-        "use_normalization_before_and_after": all(
-            each is not None for each in (anatomy.blocks[0].ln1, anatomy.blocks[0].ln1_post)
-        ),
-        "scale_attn_by_inverse_layer_idx": bool(getattr(config, "scale_attn_by_inverse_layer_idx", False)),
+        "use_qk_norm": isinstance(_first(block.attn, "q_norm", "q_layernorm", "query_norm"), nn.Module),
+        "use_normalization_before_and_after": block.ln1 is not None and block.ln1_post is not None,
+        "scale_attn_by_inverse_layer_idx": bool(_first(config, "scale_attn_by_inverse_layer_idx")),
         "parallel_attn_mlp": is_parallel(config),
-        "attn_scores_soft_cap": getattr(config, "attn_logit_softcapping", None) or -1.0,
-        "output_logits_soft_cap": getattr(config, "final_logit_softcapping", None) or -1.0,
-        "tie_word_embeddings": bool(getattr(config, "tie_word_embeddings", False)),
+        "attn_scores_soft_cap": _first(config, "attn_logit_softcapping") or -1.0,
+        "output_logits_soft_cap": _first(config, "final_logit_softcapping") or -1.0,
+        "tie_word_embeddings": bool(_first(config, "tie_word_embeddings")),
         "original_architecture": type(module).__name__,
-        "model_name": cfg.model_name,
-        "dtype": cfg.dtype,
-        "device": cfg.device,
         "init_weights": False,
     }
     return HookedTransformerConfig(**(fields | _FIXED.get(config.model_type, {}) | known))
+
+
+def _first(owner: Any, *names: str) -> Any:
+    """The first of these attributes that is there and not None, or None."""
+    return next((value for name in names if (value := getattr(owner, name, None)) is not None), None)
 
 
 def normalization(module: nn.Module, anatomy: Anatomy) -> str | None:
@@ -91,36 +87,23 @@ def normalization(module: nn.Module, anatomy: Anatomy) -> str | None:
     return ("LN" if norm.subtracts_mean else "RMS") + ("Pre" if is_plain else "")
 
 
-def _epsilon(anatomy: Anatomy) -> float:
-    norm = anatomy.main.ln_final
-    own = (getattr(norm, name, None) for name in ("eps", "variance_epsilon", "epsilon", "norm_eps"))
-    return next((float(each) for each in own if each is not None), 1e-5)
-
-
-def _rotary_dim(cfg: Cfg, config: Any) -> int | None:
-    if cfg.positions != "rotary":
-        return None
-    parameters = getattr(config, "rope_parameters", None) or {}
-    share = parameters.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None) or 1.0)
-    return getattr(config, "rotary_dim", None) or int(cfg.d_head * share)
-
-
-def _rotary_bases(config: Any) -> dict[str, float]:
-    """The base of the rotary frequencies, and that of layers with a window if it differs."""
-    parameters = getattr(config, "rope_parameters", None) or {}
-    own = parameters.get("full_attention", parameters)
-    found = {"rotary_base": own.get("rope_theta"), "rotary_base_local": None}
-    if "sliding_attention" in parameters:
-        found["rotary_base_local"] = parameters["sliding_attention"].get("rope_theta")
-    return {name: value for name, value in found.items() if value is not None}
+def _rotary(cfg: Cfg, config: Any) -> dict[str, Any]:
+    """The rotated width, the base of the rotary frequencies, and that of layers with a window if it differs."""
+    parameters = _first(config, "rope_parameters") or {}
+    share = parameters.get("partial_rotary_factor", _first(config, "partial_rotary_factor") or 1.0)
+    width = _first(config, "rotary_dim") or int(cfg.d_head * share)
+    bases = {
+        "rotary_base": parameters.get("full_attention", parameters).get("rope_theta"),
+        "rotary_base_local": parameters.get("sliding_attention", {}).get("rope_theta"),
+    }
+    found = {name: base for name, base in bases.items() if base is not None}
+    return found | {"rotary_dim": width if cfg.positions == "rotary" else None}
 
 
 def _windows(config: Any, n_layers: int) -> dict[str, Any]:
     """The layers with sliding-window attention, and the window."""
-    size = getattr(config, "sliding_window", None) or getattr(config, "window_size", None)
-    kinds = getattr(config, "attention_layers", None) or getattr(config, "layer_types", None)
-    is_used = getattr(config, "use_sliding_window", None)
-    if kinds is None and size is not None and is_used is not False:
+    size, kinds = _first(config, "sliding_window", "window_size"), _first(config, "attention_layers", "layer_types")
+    if kinds is None and size is not None and _first(config, "use_sliding_window") is not False:
         kinds = ["local"] * n_layers
     words = {"sliding_attention": "local", "full_attention": "global"}
     found = [words.get(kind, kind) for kind in kinds or []][:n_layers]
@@ -130,8 +113,7 @@ def _windows(config: Any, n_layers: int) -> dict[str, Any]:
 
 
 def _experts(config: Any) -> dict[str, int]:
-    count = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
-    chosen = getattr(config, "num_experts_per_tok", None)
+    count, chosen = _first(config, "num_local_experts", "num_experts"), _first(config, "num_experts_per_tok")
     return {"num_experts": count, "experts_per_token": chosen} if count and chosen else {}
 
 
@@ -144,11 +126,6 @@ def _attention_scale(anatomy: Anatomy, d_head: int) -> dict[str, Any]:
     return {"attn_scale": 1 / factor} if is_other else {}
 
 
-def _has_qk_norm(anatomy: Anatomy) -> bool:
-    attn = anatomy.blocks[0].attn
-    return any(isinstance(getattr(attn, name, None), nn.Module) for name in ("q_norm", "q_layernorm", "query_norm"))
-
-
 def _is_gated(anatomy: Anatomy) -> bool:
     mlp = anatomy.blocks[0].mlp
     if mlp is None:
@@ -156,5 +133,5 @@ def _is_gated(anatomy: Anatomy) -> bool:
     linear = child(mlp, MLP_LINEAR)
     if linear is not None:
         return linear is not child(mlp, MLP_IN)
-    # One matrix for both branches, or for all experts, is gated if it is twice as wide as what comes out of it.
+    # Otherwise one matrix holds both branches, or those of all experts.
     return any(hasattr(each, "gate_up_proj") for each in mlp.modules())

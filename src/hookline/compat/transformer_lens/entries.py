@@ -1,15 +1,16 @@
-"""A model's weights under TransformerLens's names and in its layout: `blocks.0.attn.W_Q`.
+"""A model's weights under TransformerLens's names and in its layout, `blocks.0.attn.W_Q`: listed, read, and loaded.
 
-Every number that the model has is in one of them: what TransformerLens has no name for goes by its own name in the
-model, `model.layers.0.mlp.gate_proj.bias`.
+All parameters are in the list: those without a TransformerLens name have their own name in the model, such as
+`model.layers.0.mlp.gate_proj.bias`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from hookline.errors import HooklineError
@@ -25,15 +26,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Entry:
-    """A weight: a view of a parameter of the model, with a factor and an offset."""
+    """A weight: a view of a parameter of the model, with a factor and an offset.
+
+    Args:
+        own: The view, in the layout of TransformerLens.
+        parameter: The parameter that it is a view of; None if the model has none, and `own` is zeros.
+        put: Writes the weight if it is not a view, as in a fused projection grouped by head.
+    """
 
     own: Tensor
     parameter: Tensor | None
-    """The parameter that this is a view of; None if the model has none, and zeros stand in for it."""
     factor: float = 1.0
     offset: float = 0.0
     put: Callable[[Tensor], None] | None = None
-    """How to write it if it is not a view, as in a fused projection grouped by head."""
 
     @property
     def value(self) -> Tensor:
@@ -42,13 +47,29 @@ class Entry:
         return self.own if is_same else self.own * self.factor + self.offset
 
     @property
+    def is_view(self) -> bool:
+        """Whether writing into `value` changes the model."""
+        return self.parameter is not None and self.put is None and self.value is self.own
+
+    @property
     def is_the_parameter(self) -> bool:
         """Whether it has the same layout as the parameter; a bias may be split into heads."""
-        is_laid_out_alike = self.parameter is not None and (
-            self.own is self.parameter
-            or (self.parameter.ndim == 1 and self.own.is_contiguous() and self.own.numel() == self.parameter.numel())
-        )
-        return is_laid_out_alike and self.put is None and self.factor == 1.0 and self.offset == 0.0
+        own, parameter = self.own, self.parameter
+        if parameter is None or not self.is_view:
+            return False
+        return own is parameter or (parameter.ndim == 1 and own.is_contiguous() and own.numel() == parameter.numel())
+
+    @torch.no_grad()
+    def write(self, name: str, value: Tensor) -> None:
+        """Overwrite the weight, which is called `name` in errors."""
+        if value.shape != self.own.shape:
+            raise HooklineError(f"{name} has shape {list(self.own.shape)}, not {list(value.shape)}")
+        if self.put is not None:
+            self.put(value)
+        elif self.parameter is not None:
+            self.own.copy_((value - self.offset) / self.factor)
+        elif bool(value.any()):
+            raise HooklineError(f"{name} is not zero, but this model has no such weight")
 
 
 def weights_of(model: HookedTransformer) -> dict[str, Entry]:
@@ -59,8 +80,20 @@ def weights_of(model: HookedTransformer) -> dict[str, Entry]:
 
 def all_entries(model: HookedTransformer) -> dict[str, Entry]:
     """All weights by name."""
-    known = dict(_named(model))
+    known = dict(_before_layers(model))
+    for layer in range(len(model._anatomy.blocks)):
+        known |= {f"{model._points.layer(layer)}.{name}": entry for name, entry in _of_layer(model, layer)}
+    known |= _after_layers(model)
     return known | {name: Entry(own, own) for name, own in _left_over(model, known)}
+
+
+def find_entry(model: HookedTransformer, name: str) -> Entry | None:
+    """The weight of that name; None if there is none."""
+    stack, _, rest = name.partition(".")
+    if stack != "blocks":
+        return dict([*_before_layers(model), *_after_layers(model)]).get(name)
+    layer, _, last = rest.partition(".")
+    return dict(_of_layer(model, int(layer))).get(last)
 
 
 def _is_neutral(name: str, entry: Entry) -> bool:
@@ -69,20 +102,22 @@ def _is_neutral(name: str, entry: Entry) -> bool:
     return is_norm and bool((entry.value == (1 if name.endswith(".w") else 0)).all())
 
 
-def _named(model: HookedTransformer) -> Iterator[tuple[str, Entry]]:
-    """The weights with a TransformerLens name."""
+def _before_layers(model: HookedTransformer) -> Iterator[tuple[str, Entry]]:
     anatomy = model._anatomy
     if not isinstance(anatomy.main.embed, nn.Embedding):
         raise HooklineError(f"{type(anatomy.main.embed).__name__} is not a plain embedding and has no single matrix")
-    own = anatomy.main.embed.weight
-    yield "embed.W_E", Entry(own, own, token_scale(model))
-    yield from _of_norm("embed.ln", _embedding_norm(model))
-    positions: Any = position_embedding(model)
-    if positions is not None:
-        yield "pos_embed.W_pos", Entry(positions.weight[getattr(positions, "offset", 0) :], positions.weight)
-    for layer in range(len(anatomy.blocks)):
-        for name, entry in _of_layer(model, layer):
-            yield f"{model._points.layer(layer)}.{name}", entry
+    own, inside = anatomy.main.embed.weight, getattr(anatomy.main.embed, "embed_scale", 1.0)
+    yield "embed.W_E", Entry(own, own, float(inside) * embedding_factor(anatomy.main.config))
+    yield from _of_norm("embed.ln", getattr(anatomy.main.embed, "ln", None) or anatomy.main.embed_norm)
+    # Positions that a shortformer adds to queries and keys are learned positions too.
+    positions: Any = anatomy.main.pos_embed
+    positions = getattr(model.module, "qk_pos_embed", None) if positions is None else positions
+    if isinstance(matrix := getattr(positions, "weight", None), Tensor):
+        yield "pos_embed.W_pos", Entry(matrix[getattr(positions, "offset", 0) :], matrix)
+
+
+def _after_layers(model: HookedTransformer) -> Iterator[tuple[str, Entry]]:
+    anatomy = model._anatomy
     yield from _of_norm("ln_final", anatomy.main.ln_final)
     if anatomy.unembed is not None:
         matrix, bias = linear(anatomy.unembed)
@@ -97,26 +132,24 @@ def _of_layer(model: HookedTransformer, layer: int) -> Iterator[tuple[str, Entry
     is_grouped = model.cfg.n_key_value_heads is not None
     for name in ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O"):
         prefix = "_" if is_grouped and name[-1] in "KV" else ""
-        for entry in _of_map(points, layer, name):
-            yield f"attn.{prefix}{name}", entry
+        yield from _of_map(points, layer, name, f"attn.{prefix}{name}")
     for name in ("q_norm", "k_norm"):
         yield from _of_norm(f"attn.{name}", getattr(block.attn, name, None))
     if block.mlp is None and block.mlp_out is None:
         return
     for name in ("W_in", "b_in", "W_out", "b_out", *(("W_gate",) if model.cfg.gated_mlp else ())):
-        for entry in _of_map(points, layer, name):
-            yield f"mlp.{name}", entry
+        yield from _of_map(points, layer, name, f"mlp.{name}")
     yield from _of_norm("mlp.ln", getattr(block.mlp, "ln", None))
 
 
-def _of_map(points: ModelPoints, layer: int, name: str) -> Iterator[Entry]:
+def _of_map(points: ModelPoints, layer: int, name: str, path: str) -> Iterator[tuple[str, Entry]]:
     """The weight of that name, if it exists: a mixture of experts or a fused gate has none."""
     try:
         own, parameter = weight_and_parameter(points, layer, name)
     except HooklineError:
         return
     if parameter is None or shares_memory(own, parameter):
-        yield Entry(own, parameter)
+        yield path, Entry(own, parameter)
         return
     site = points.find(f"{points.layer(layer)}.attn.hook_{name[-1].lower()}").site
     lens = without_first(site.lens)
@@ -126,7 +159,7 @@ def _of_map(points: ModelPoints, layer: int, name: str) -> Iterator[Entry]:
         whole = matrix if name[0] == "W" or bias is None else bias
         whole.copy_(lens.put(whole.detach(), value.movedim(0, -2) if name[0] == "W" else value))
 
-    yield Entry(own, parameter, put=put)
+    yield path, Entry(own, parameter, put=put)
 
 
 def _of_norm(name: str, module: Any) -> Iterator[tuple[str, Entry]]:
@@ -162,19 +195,64 @@ def stored(module: nn.Module) -> list[tuple[str, Tensor]]:
     return [(name, own) for name, own in module.state_dict(keep_vars=True).items() if isinstance(own, Tensor)]
 
 
-def _embedding_norm(model: HookedTransformer) -> Any:
-    """The norm of the token embeddings, if there is one."""
-    return getattr(model._anatomy.main.embed, "ln", None) or model._anatomy.main.embed_norm
+_NOT_LEARNED = ("attn.mask", "attn.IGNORE", "attn.rotary_sin", "attn.rotary_cos", "attn.alibi")
+"""Redundant entries of TransformerLens's state dicts."""
 
 
-def token_scale(model: HookedTransformer) -> float:
-    """The factor of the token embeddings, applied in their module or after it."""
-    inside: Any = getattr(model._anatomy.main.embed, "embed_scale", 1.0)
-    return float(inside) * embedding_factor(model._anatomy.main.config)
+def load(model: HookedTransformer, state: Mapping[str, Tensor], *, strict: bool) -> tuple[list[str], list[str]]:
+    """Load all given weights, and return the missing and the unexpected names.
+
+    A weight may also have its parameter's own name in the model.
+    """
+    own = {name: Entry(each, each) for name, each in stored(model.module)}
+    known = own | all_entries(model)
+    given = {name: value for name, value in state.items() if not _is_unused(model, name)}
+    covered = {id(own[name].parameter) for name in given if name in own}
+    if "pos_embed.W_pos" in given and "pos_embed.W_pos" in known:  # the rest of the parameter is for padding
+        covered.add(id(known["pos_embed.W_pos"].parameter))
+    missing = [n for n, entry in weights_of(model).items() if n not in given and id(entry.parameter) not in covered]
+    unexpected = [name for name in given if name not in known]
+    if strict and (missing or unexpected):
+        raise HooklineError(f"weights do not match: missing {missing}, unexpected {unexpected}")
+    _check_tied(known, given)
+    if model.cfg.gated_mlp:
+        given = _without_bias_after_gate(known, given)
+    of_model = [name for name in given if name in own]  # first, since others may be parts of them
+    for name in (*of_model, *(name for name in given if name in known and name not in own)):
+        known[name].write(name, given[name])
+    return missing, unexpected
 
 
-def position_embedding(model: HookedTransformer) -> nn.Module | None:
-    """The module of learned positions: added to the stream, or in a shortformer to queries and keys."""
-    own = model._anatomy.main.pos_embed
-    own = own if own is not None else getattr(model.module, "qk_pos_embed", None)
-    return own if isinstance(getattr(own, "weight", None), Tensor) else None
+def _is_unused(model: HookedTransformer, name: str) -> bool:
+    """Whether TransformerLens does not use this entry of a state dict: a buffer, or the positions of an ALiBi model."""
+    is_unread = model.cfg.positional_embedding_type == "alibi" and name == "pos_embed.W_pos"
+    return name.endswith(_NOT_LEARNED) or is_unread
+
+
+def _without_bias_after_gate(known: dict[str, Entry], given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Move `b_in` of gated MLPs into `b_out`: TransformerLens adds it to the product of both branches, before W_out."""
+    new = dict(given)
+    for name in [name for name in given if name.endswith("mlp.b_in") and name in known and bool(given[name].any())]:
+        out, bias = name.replace("b_in", "W_out"), name.replace("b_in", "b_out")
+        if known[name].parameter is None and out in given and bias in given:
+            new[bias] = given[bias] + given[name] @ given[out]
+            new[name] = torch.zeros_like(given[name])
+    return new
+
+
+def _check_tied(known: dict[str, Entry], given: Mapping[str, Tensor]) -> None:
+    embed, unembed = known["embed.W_E"], known.get("unembed.W_U")
+    if unembed is None or unembed.parameter is not embed.parameter or not {"embed.W_E", "unembed.W_U"} <= set(given):
+        return
+    if not torch.allclose(given["embed.W_E"].T / embed.factor, given["unembed.W_U"]):
+        raise HooklineError("the embedding and unembedding of this model are tied, but W_E and W_U differ")
+
+
+def named_parameters(model: HookedTransformer) -> Iterator[tuple[str, nn.Parameter]]:
+    """The model's own parameters, with the TransformerLens name of those that have the same layout there."""
+    names: dict[int, list[str]] = {}
+    for name, entry in all_entries(model).items():
+        if entry.is_the_parameter:
+            names.setdefault(id(entry.parameter), []).append(name)
+    for own_name, parameter in model.module.named_parameters():
+        yield names.get(id(parameter), [own_name])[0], parameter

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import nn
 
-from hookline.engine.hook_actions import HookAction
-from hookline.engine.hooked import Hooked, HookList
+from hookline.engine.callbacks import HookObject
+from hookline.engine.hooked import Hooked
 from hookline.engine.names import Filter
+from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError
 
 _FLAGS = {
@@ -30,7 +31,6 @@ class LensFlags(Hooked):
     """The flags. A mixin: it needs the model's `cfg`."""
 
     cfg: Any
-    _others: ClassVar[tuple[str, ...]] = _OTHERS
 
     def set_use_attn_result(self, use_attn_result: bool) -> None:
         """Include the output of each head in caches without a filter."""
@@ -52,18 +52,17 @@ class LensFlags(Hooked):
         """Raises if heads share keys and values, which are computed once per group."""
         if ungroup_grouped_query_attention and self.cfg.n_key_value_heads is not None:
             raise HooklineError(
-                f"keys and values are computed once for each of {self.cfg.n_key_value_heads} groups of heads, not for "
-                f"each head: hook_k and hook_v have a row for each group. To change what one head takes from its keys, "
-                f"hook its row of hook_attn_scores or hook_pattern; from its values, hook_z"
+                f"{self.cfg.n_key_value_heads} groups of heads share keys and values, and hook_k and hook_v have a row "
+                f"for each: to change one head, hook its row of hook_attn_scores, hook_pattern or hook_z"
             )
         self.cfg.ungroup_grouped_query_attention = ungroup_grouped_query_attention
 
     def _meant(self, names: Filter) -> Filter:
         """The points that a predicate selects among those of TransformerLens with the current flags.
 
-        If a predicate selects nothing but other points, they are meant.
+        If a predicate selects only other points, these are returned.
         """
-        if not callable(names) or isinstance(names, nn.Module | Hooked):
+        if not callable(names) or isinstance(names, nn.Module | Hooked | HookObject):
             return names
         found = [name for name in self.hook_dict if names(name)]
         return [name for name in found if self._is_usual(name)] or found or names
@@ -74,7 +73,7 @@ class LensFlags(Hooked):
         if flag is not None:
             return getattr(self.cfg, flag)
         is_rotated = "hook_rot_" in name
-        return not name.endswith(self._others) and (not is_rotated or self.cfg.positional_embedding_type == "rotary")
+        return not name.endswith(_OTHERS) and (not is_rotated or self.cfg.positional_embedding_type == "rotary")
 
     def _to_cache(self, names_filter: Filter, start: int | None, stop: int | None) -> Filter:
         """The filter for a run of these layers; by default, all usual points."""
@@ -87,15 +86,12 @@ class LensFlags(Hooked):
         layers = range(self.cfg.n_layers)[start:stop]
         return [name for name in chosen if _runs(name, layers, start, stop)] or chosen
 
-    def _hook_actions(self, fwd_hooks: HookList, bwd_hooks: HookList) -> list[HookAction]:
-        return super()._hook_actions(self._meant_each(fwd_hooks), self._meant_each(bwd_hooks))
+    def _at(self, names: Any) -> list[HookPoint]:
+        return super()._at(self._meant(names))
 
-    def _meant_each(self, pairs: HookList) -> HookList:
-        """The same hooks; anything but a list of pairs is checked elsewhere."""
-        if not isinstance(pairs, list | tuple):
-            return pairs
-        is_pair = [isinstance(pair, tuple | list) and len(pair) == 2 and callable(pair[1]) for pair in pairs]
-        return [(self._meant(pair[0]), pair[1]) if ok else pair for pair, ok in zip(pairs, is_pair, strict=True)]
+    def add_hook(self, name: Filter, *args: Any, **kwargs: Any) -> Any:
+        """Add a hook at a point, or at all points of a filter, until it is removed or reset."""
+        return super().add_hook(self._meant(name), *args, **kwargs)
 
 
 def _runs(name: str, layers: range, start: int | None, stop: int | None) -> bool:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeAlias
 
 import torch
 from jaxtyping import Float, Int
@@ -16,50 +15,23 @@ from hookline.errors import HooklineError
 from hookline.model import HookedModel
 from hookline.text.tokenizer import Side
 
+LogitsProcessor: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
-class FrequencyPenalty:
-    """Subtracts a penalty from each logit per occurrence of its token."""
 
-    def __init__(self, penalty: float) -> None:
-        self.penalty = penalty
+def frequency_penalty(penalty: float) -> LogitsProcessor:
+    """A logits processor that subtracts the penalty from each logit per occurrence of its token."""
 
-    def __call__(
-        self, input_ids: Int[Tensor, "batch pos"], scores: Float[Tensor, "batch vocab"]
+    def penalized(
+        input_ids: Int[Tensor, "batch pos"], scores: Float[Tensor, "batch vocab"]
     ) -> Float[Tensor, "batch vocab"]:
-        """The logits minus the penalties."""
         counts = torch.zeros_like(scores).scatter_add_(1, input_ids, torch.ones_like(input_ids, dtype=scores.dtype))
-        return scores - self.penalty * counts
+        return scores - penalty * counts
 
-
-class _Progress:
-    """Advances a progress bar; leaves the logits unchanged."""
-
-    def __init__(self, bar: Any) -> None:
-        self.bar = bar
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # noqa: ARG002
-        """Advance by one token."""
-        self.bar.update()
-        return scores
-
-
-@contextmanager
-def progress(total: int, options: dict[str, Any], *, is_shown: bool) -> Iterator[None]:
-    """A progress bar, and the list of logits processors for transformers."""
-    from transformers import LogitsProcessorList
-
-    with tqdm(total=total, disable=not is_shown) as bar:
-        options["logits_processor"] = LogitsProcessorList([*options["logits_processor"], _Progress(bar)])
-        yield
+    return penalized
 
 
 def sampling(
-    *,
-    do_sample: bool,
-    top_k: int | None,
-    top_p: float | None,
-    temperature: float,
-    freq_penalty: float,
+    do_sample: bool, top_k: int | None, top_p: float | None, temperature: float, freq_penalty: float
 ) -> dict[str, Any]:
     """The matching options of transformers' `generate`. A temperature of 0 means greedy decoding."""
     if top_k is not None and top_k < 1:
@@ -69,10 +41,10 @@ def sampling(
     if temperature < 0:
         raise HooklineError(f"temperature={temperature} must not be negative")
     if not do_sample or temperature == 0:
-        penalties: list[Any] = [FrequencyPenalty(freq_penalty)] if freq_penalty else []
+        penalties = [frequency_penalty(freq_penalty)] if freq_penalty else []
         return {"do_sample": False, "logits_processor": penalties}
     # The penalty comes before the temperature here, but after it in TransformerLens.
-    penalties = [FrequencyPenalty(freq_penalty * temperature)] if freq_penalty else []
+    penalties = [frequency_penalty(freq_penalty * temperature)] if freq_penalty else []
     return {
         "do_sample": True,
         "top_k": top_k or 0,
@@ -92,13 +64,6 @@ def stopping(model: HookedModel, stop_at_eos: bool, eos_token_id: int | Sequence
         raise HooklineError("without a tokenizer, pass eos_token_id or stop_at_eos=False")
     ends = [stops] if isinstance(stops, int) else list(stops)
     return {"eos_token_id": ends, "pad_token_id": own if own is not None else ends[0]}
-
-
-def _logits_of(output: Any) -> Any:
-    """The tokens and the logits of transformers' output."""
-    from transformers.generation.utils import GenerateDecoderOnlyOutput
-
-    return GenerateDecoderOnlyOutput(sequences=output.sequences, logits=output.logits)
 
 
 class LensGeneration(HookedModel):
@@ -127,35 +92,38 @@ class LensGeneration(HookedModel):
         With `output_logits=True` it returns transformers' `GenerateDecoderOnlyOutput`: all tokens as `sequences`, and
         as `logits` those of each step, [batch, d_vocab], before sampling changes them.
         """
+        from transformers import LogitsProcessorList
+        from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+        is_tokens = isinstance(input, Tensor)
         if return_type not in ("input", "str", "tokens"):
             raise HooklineError(f'return_type must be "input", "str" or "tokens", not {return_type!r}')
-        if isinstance(input, Tensor) and prepend_bos:
+        if is_tokens and prepend_bos:
             raise HooklineError("prepend_bos=True applies to text only: tokens are used as they are")
         if padding_side == "right" and not isinstance(input, str):
             raise HooklineError('generation needs left padding: omit padding_side, or pass "left"')
-        given = (
-            input if isinstance(input, Tensor) else self.to_tokens(input, prepend_bos=prepend_bos, padding_side="left")
-        )
+        given = input if is_tokens else self.to_tokens(input, prepend_bos=prepend_bos, padding_side="left")  # type: ignore[arg-type]
         ids, mask = self._inputs(given, None, padding_side)
         options: dict[str, Any] = {"attention_mask": torch.ones_like(ids) if mask is None else mask}
-        options |= sampling(
-            do_sample=do_sample, top_k=top_k, top_p=top_p, temperature=temperature, freq_penalty=freq_penalty
-        )
+        options |= sampling(do_sample, top_k, top_p, temperature, freq_penalty)
         options |= stopping(self, stop_at_eos, eos_token_id) | {"use_cache": use_past_kv_cache}
         # As in TransformerLens, `return_dict_in_generate` alone changes nothing.
         kwargs.pop("return_dict_in_generate", None)
         with_logits = bool(kwargs.pop("output_logits", False))
         if useless := sorted(name for name in kwargs if name.startswith("output_") and kwargs[name]):
-            raise HooklineError(
-                f"generate returns tokens or text, and with output_logits=True the logits, not {useless}: "
-                f"cache the activations with hooks"
-            )
+            raise HooklineError(f"{useless}: generate can return the logits only; cache activations with hooks")
         options |= {"output_logits": True, "return_dict_in_generate": True} if with_logits else {}
-        with progress(max_new_tokens, options, is_shown=verbose):
-            new = super().generate(ids, max_new_tokens, **options, **kwargs)
+        with tqdm(total=max_new_tokens, disable=not verbose) as bar:
+
+            def advance(_: Tensor, scores: Tensor) -> Tensor:
+                bar.update()
+                return scores
+
+            processors = LogitsProcessorList([*options.pop("logits_processor"), advance])
+            new = super().generate(ids, max_new_tokens, logits_processor=processors, **options, **kwargs)
         if with_logits:
-            return _logits_of(new)
-        if return_type == "tokens" or (return_type == "input" and isinstance(input, Tensor)):
+            return GenerateDecoderOnlyOutput(sequences=new.sequences, logits=new.logits)
+        if return_type == "tokens" or (return_type == "input" and is_tokens):
             return new
         texts = self.tokenizer.batch_decode(new, skip_special_tokens=True)
         return texts[0] if len(texts) == 1 else texts

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from hookline.compat.transformer_lens.absent import refusing
 from hookline.compat.transformer_lens.hooks import LensHooks
-from hookline.engine.points import HookPoint
+from hookline.engine.points import HookPoint as HookPoint
 from hookline.hooks.hooked_module import HookedRootModule as _HookedRootModule
-
-__all__ = ["HookPoint", "HookedRootModule"]
 
 
 class HookedRootModule(LensHooks, _HookedRootModule):

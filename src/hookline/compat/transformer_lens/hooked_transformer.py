@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -19,7 +18,14 @@ from hookline.compat.transformer_lens.kv_cache import HookedTransformerKeyValueC
 from hookline.compat.transformer_lens.pretrained import Pretrained
 from hookline.compat.transformer_lens.slices import Columns, Slice, SliceInput
 from hookline.compat.transformer_lens.tl_config import HookedTransformerConfig, to_native
-from hookline.compat.transformer_lens.tokens import USE_DEFAULT_VALUE, LensText, LensTokens, padding_mask, prepared
+from hookline.compat.transformer_lens.tokens import (
+    USE_DEFAULT_VALUE,
+    LensText,
+    LensTokens,
+    get_attention_mask,
+    prepared,
+)
+from hookline.compat.transformer_lens.utils import lm_cross_entropy_loss
 from hookline.engine.names import Filter
 from hookline.errors import HooklineError
 from hookline.text.loss import lm_loss
@@ -27,18 +33,13 @@ from hookline.text.tokenizer import Side
 
 Loss = Float[Tensor, ""] | Float[Tensor, "batch pos"]
 
+_WEIGHTS = "load_state_dict writes weights into the model, and process_weights_(…) processes them there"
+_DATA = "load a dataset, and tokenize it with to_tokens(…)"
 NOT_HERE = {
-    **dict.fromkeys(
-        (
-            *("fold_layer_norm", "center_writing_weights", "center_unembed", "fold_value_biases"),
-            "refactor_factored_attn_matrices",
-        ),
-        "load_state_dict writes weights into the model, and process_weights_(…) processes them there",
-    ),
+    **dict.fromkeys(("fold_layer_norm", "center_writing_weights", "center_unembed", "fold_value_biases"), _WEIGHTS),
+    "refactor_factored_attn_matrices": _WEIGHTS,
     "generate_stream": "generate(…) returns the whole text; hooks fire at every step",
-    **dict.fromkeys(
-        ("sample_datapoint", "load_sample_training_dataset"), "load a dataset, and tokenise it with to_tokens(…)"
-    ),
+    **dict.fromkeys(("sample_datapoint", "load_sample_training_dataset"), _DATA),
     "get_residual": "model(tokens, stop_at_layer=0) is the stream that enters the first layer",
 }
 """Methods of TransformerLens that are not available, and what to use instead."""
@@ -83,32 +84,24 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
             cfg.d_vocab_out = cfg.d_vocab if cfg.d_vocab_out == -1 else cfg.d_vocab_out
         module: nn.Module = NativeTransformer(to_native(cfg))
         self._wrap(module.to(cfg.device) if move_to_device else module, cfg)
+        self._take_tokenizer(tokenizer, default_padding_side)
+
+    def _take_tokenizer(self, tokenizer: Any, default_padding_side: Side | None) -> None:
         if tokenizer is not None:
             self.set_tokenizer(tokenizer, default_padding_side)
         elif default_padding_side is not None:
             raise HooklineError("default_padding_side needs a tokenizer")
 
-    @property  # type: ignore[override]
-    def cfg(self) -> HookedTransformerConfig:
-        """The config of the model, including settable defaults."""
-        return self._cfg
-
-    @cfg.setter
-    def cfg(self, value: HookedTransformerConfig) -> None:
-        vars(self)["_cfg"] = value
-        vars(self).pop("text", None)
-
-    @cached_property
+    @property
     def text(self) -> LensText:
         """Conversion between text and tokens."""
-        return LensText(self.tokenizer, self._cfg)
+        return LensText(self.tokenizer, self.cfg)
 
     def set_tokenizer(self, tokenizer: Any, default_padding_side: Side | None = None) -> None:
         """Set the tokenizer; its EOS token replaces a missing BOS or padding token."""
         self.tokenizer = prepared(tokenizer, default_padding_side)
         begins = self.tokenizer("")["input_ids"]
-        self._cfg.tokenizer_prepends_bos = list(begins[:1]) == [self.tokenizer.bos_token_id]
-        vars(self).pop("text", None)
+        self.cfg.tokenizer_prepends_bos = list(begins[:1]) == [self.tokenizer.bos_token_id]
         self._tell_tokenizer()
 
     def __getattr__(self, name: str) -> Any:
@@ -122,7 +115,7 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
         return super().__getattr__(name)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_cfg": self._cfg}
+        return {**super().__getstate__(), "cfg": self.cfg}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -143,9 +136,9 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
         past_kv_cache: HookedTransformerKeyValueCache | None = None,
         **kwargs: Any,
     ) -> Any:
-        """The logits, the loss, both or None, for text or tokens; with `stop_at_layer`, the stream at its input.
+        """Return the logits, the loss, both or None, for text or tokens; with `stop_at_layer`, the stream at its input.
 
-        `prepend_bos` is about text. With `past_kv_cache` the run goes on where the last one on it ended.
+        `prepend_bos` applies to text. With `past_kv_cache` the run continues where the last one with it ended.
         """
         if shortformer_pos_embed is not None:
             raise HooklineError("omit shortformer_pos_embed: every layer uses the model's own positions")
@@ -154,27 +147,34 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
             given = self.to_tokens(input, prepend_bos, padding_side)
         elif prepend_bos:
             raise HooklineError("prepend_bos=True applies to text only: tokens are used as they are")
-        options: dict[str, Any] = {"start_at_layer": start_at_layer, "stop_at_layer": stop_at_layer, "tokens": tokens}
-        options |= {"return_type": return_type if stop_at_layer is None else "logits", **kwargs}
-        if past_kv_cache is not None:
-            return self._going_on(given, past_kv_cache, attention_mask, padding_side, loss_per_token, options)
-        if start_at_layer is None and isinstance(given, Tensor):
+        is_tokens = start_at_layer is None and isinstance(given, Tensor)
+        if past_kv_cache is not None and not is_tokens:
+            raise HooklineError("past_kv_cache needs text or tokens, and a run from the first layer")
+        if is_tokens:
             given, attention_mask, positions = self._masked(given, attention_mask, padding_side)
-            options = positions | options
-        found = super().__call__(given, attention_mask=attention_mask, loss_per_token=loss_per_token, **options)
-        return Output(*found) if options["return_type"] == "both" else found
+            kwargs = positions | kwargs
+        kwargs |= {"start_at_layer": start_at_layer, "stop_at_layer": stop_at_layer, "tokens": tokens}
+        kwargs |= {"return_type": "logits" if stop_at_layer is not None else return_type}
+        kwargs |= {"attention_mask": attention_mask, "loss_per_token": loss_per_token}
+        if past_kv_cache is None:
+            found = super().__call__(given, **kwargs)
+        else:
+            mask = torch.ones_like(given) if attention_mask is None else attention_mask.to(given.device)
+            with past_kv_cache.resumed(self.module.config, mask) as resumed:
+                found = super().__call__(given, **(kwargs | resumed))
+        return Output(*found) if kwargs["return_type"] == "both" else found
 
     def _loss(self, logits: Tensor, inputs: dict[str, Any], per_token: bool) -> Tensor:
-        """The loss also of logits for fewer tokens than there are: the next ones must be among them."""
-        is_other = logits.ndim == 3 and logits.shape[-1] == self._cfg.d_vocab_out != self._cfg.d_vocab
-        if not is_other or logits.shape[1] < 2 or "input_ids" not in inputs:
+        """The loss, also after earlier tokens, or with logits for fewer tokens than the prompt may have."""
+        tokens, mask = inputs.get("input_ids"), inputs.get("attention_mask")
+        if tokens is not None and mask is not None:
+            inputs = {**inputs, "attention_mask": mask[:, -tokens.shape[1] :]}
+        is_other = logits.ndim == 3 and logits.shape[-1] == self.cfg.d_vocab_out != self.cfg.d_vocab
+        if not is_other or logits.shape[1] < 2 or tokens is None:
             return super()._loss(logits, inputs, per_token)
-        tokens: Tensor = inputs["input_ids"]
         if bool((tokens[:, 1:] >= logits.shape[-1]).any()):
-            raise HooklineError(
-                f"the loss is that of the next token, but there are logits for {logits.shape[-1]} tokens, and the "
-                f"prompt has token {int(tokens[:, 1:].max())}: take the logits, and a loss of your own"
-            )
+            token, known = int(tokens[:, 1:].max()), logits.shape[-1]
+            raise HooklineError(f"no loss: there are logits for {known} tokens, but the prompt has token {token}")
         return lm_loss(logits, tokens, inputs.get("attention_mask"), per_token=per_token)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -183,10 +183,8 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "forward":
-            raise HooklineError(
-                "the forward of a HookedTransformer cannot be replaced (accelerate does so for mixed precision): "
-                "replace that of model.module, or use hookline.hook(model.module)"
-            )
+            how = "replace model.module.forward, or use hookline.hook(model.module)"
+            raise HooklineError(f"forward of a HookedTransformer cannot be replaced, as accelerate does: {how}")
         super().__setattr__(name, value)
 
     def input_to_embed(
@@ -219,32 +217,9 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
         is_guessed = not has_mask and not is_known and side == "left" and self.tokenizer is not None
         ids, mask = super()._inputs(input, prepend_bos, padding_side, has_mask=has_mask or is_guessed)
         if is_guessed:
-            guess = padding_mask(self.tokenizer, ids, self._cfg.default_prepend_bos, "left")
+            guess = get_attention_mask(self.tokenizer, ids, self.cfg.default_prepend_bos, "left")
             mask = guess if not bool(guess.all()) else None
         return ids, mask
-
-    def _going_on(
-        self,
-        input: Any,
-        kept: HookedTransformerKeyValueCache,
-        mask: Tensor | None,
-        side: Side | None,
-        per_token: bool,
-        options: dict[str, Any],
-    ) -> Any:
-        """A run with the keys and values of earlier runs."""
-        if options["start_at_layer"] is not None or not isinstance(input, Tensor):
-            raise HooklineError("past_kv_cache needs text or tokens, and a run from the first layer")
-        return_type = options.pop("return_type")
-        ids, found = self._inputs(input, None, side, has_mask=mask is not None)
-        mask = mask if mask is not None else found
-        mask = torch.ones_like(ids) if mask is None else mask.to(ids.device)
-        with kept.going_on(self.module.config, mask) as given:
-            logits = super().__call__(ids, **{**given, **options})
-        if return_type is None or options["stop_at_layer"] is not None or return_type == "logits":
-            return None if return_type is None else logits
-        loss = lm_loss(logits, ids, mask, per_token=per_token)
-        return loss if return_type == "loss" else Output(logits, loss)
 
     def run_with_cache(
         self,
@@ -263,26 +238,18 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
         chosen = self._to_cache(names_filter, kwargs.get("start_at_layer"), kwargs.get("stop_at_layer"))
         output, cache = super().run_with_cache(*model_args, names_filter=chosen, pos_slice=where, **kwargs)
         if chosen is None:
-            unusual = [key for key in cache if not self._is_usual(key.removesuffix("_grad").partition("#")[0])]
-            for key in unusual:
-                del cache._tensors[key]
+            for key in list(cache):
+                if not self._is_usual(key.removesuffix("_grad").partition("#")[0]):
+                    del cache._tensors[key]
         cache.model = self
         if clear_contexts:
             self.clear_contexts()
         return output, cache if return_cache_object else dict(cache)
 
-    def loss_fn(
-        self,
-        logits: Float[Tensor, "batch pos d_vocab"],
-        tokens: Int[Tensor, "batch pos"],
-        attention_mask: Tensor | None = None,
-        per_token: bool = False,
-    ) -> Loss:
-        """Cross-entropy of the next token."""
-        return lm_loss(logits, tokens.to(logits.device), attention_mask, per_token=per_token)
+    loss_fn = staticmethod(lm_cross_entropy_loss)
 
     def __repr__(self) -> str:
-        cfg = self._cfg
+        cfg = self.cfg
         return (
             f"{type(self).__name__}({cfg.model_name}: {cfg.n_layers} layers, {cfg.n_heads} heads, "
             f"d_model {cfg.d_model}, {len(self.hook_dict)} points)"

@@ -26,11 +26,11 @@ _open: ContextVar[tuple[nn.Module, ...]] = ContextVar("hookline_lens_contexts", 
 
 
 class LensHooks(Hooked):
-    """The hook methods of a HookedRootModule. A mixin, to come before the kind of model it is for.
+    """The hook methods of a HookedRootModule. A mixin, listed before the base class of the model.
 
-    As in TransformerLens, hooks belong to a level: how deep their context is in others of the same model. A context
-    that resets its hooks also removes those that an earlier one of its level left (`reset_hooks_end=False`), and
-    `reset_hooks()` removes the hooks of every open context.
+    As in TransformerLens, hooks have a level: the number of contexts of the same model that are open around theirs. A
+    context that resets its hooks also removes hooks that an earlier context of its level left behind
+    (`reset_hooks_end=False`), and `reset_hooks()` removes the hooks of every open context.
     """
 
     is_caching = False
@@ -69,8 +69,11 @@ class LensHooks(Hooked):
         reset_hooks_end: bool = True,
         clear_contexts: bool = False,
     ) -> Iterator[Any]:
-        """A context manager in which these hooks are active; returns the model."""
-        clears = clear_contexts and reset_hooks_end  # contexts are cleared when hooks are reset
+        """A context manager in which these hooks are active; returns the model.
+
+        Contexts are cleared only if hooks are reset.
+        """
+        clears = clear_contexts and reset_hooks_end
         with (
             self._context(resets=reset_hooks_end),
             super().hooks(fwd_hooks, bwd_hooks, reset_hooks_end=reset_hooks_end, clear_contexts=clears),
@@ -101,27 +104,16 @@ class LensHooks(Hooked):
     ) -> Callable[[], None]:
         """Add a hook at a point, or at all points of a filter, until it is removed or reset."""
         _check_level(level)
-        return super().add_hook(self._meant(name), hook, dir, is_permanent=is_permanent, prepend=prepend)
+        return super().add_hook(name, hook, dir, is_permanent=is_permanent, prepend=prepend)
 
-    def check_hooks_to_add(
-        self,
-        hook_point: HookPoint,  # noqa: ARG002
-        hook_point_name: str,
-        hook: HookFunction,  # noqa: ARG002
-        dir: Direction = "fwd",  # noqa: ARG002
-        is_permanent: bool = False,  # noqa: ARG002
-        prepend: bool = False,  # noqa: ARG002
-    ) -> None:
+    def check_hooks_to_add(self, hook_point: HookPoint, hook_point_name: str, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Raise if the point does not exist. No flags are required."""
         self.point(hook_point_name)
 
-    def check_and_add_hook(
-        self, hook_point: HookPoint, hook_point_name: str, hook: HookFunction, dir: Direction = "fwd",
-        is_permanent: bool = False, level: int | None = None, prepend: bool = False,
-    ) -> None:  # fmt: skip
-        """`check_hooks_to_add`, then `add_hook`."""
-        self.check_hooks_to_add(hook_point, hook_point_name, hook, dir, is_permanent, prepend)
-        self.add_hook(hook_point_name, hook, dir, is_permanent, level, prepend)
+    def check_and_add_hook(self, hook_point: HookPoint, hook_point_name: str, *args: Any, **kwargs: Any) -> None:
+        """`check_hooks_to_add`, then `add_hook` with the same arguments."""
+        self.check_hooks_to_add(hook_point, hook_point_name)
+        self.add_hook(hook_point_name, *args, **kwargs)
 
     def remove_all_hook_fns(
         self,
@@ -134,15 +126,9 @@ class LensHooks(Hooked):
         super().remove_all_hook_fns(direction, including_permanent=including_permanent)
         remove_from_contexts(lambda hook: self._points.has(hook.module) and direction in (hook.dir, "both"))
 
-    def reset_hooks(
-        self,
-        clear_contexts: bool = True,
-        direction: Literal["fwd", "bwd", "both"] = "both",
-        including_permanent: bool = False,
-        level: int | None = None,
-    ) -> None:
-        """`remove_all_hook_fns`, and empty every point's `ctx`."""
-        self.remove_all_hook_fns(direction, including_permanent, level)
+    def reset_hooks(self, clear_contexts: bool = True, *args: Any, **kwargs: Any) -> None:
+        """`remove_all_hook_fns` with the other arguments; with `clear_contexts`, also empty every point's `ctx`."""
+        self.remove_all_hook_fns(*args, **kwargs)
         self.is_caching = False
         if clear_contexts:
             self.clear_contexts()
@@ -156,23 +142,16 @@ class LensHooks(Hooked):
         self, name_filter: Filter = None, dir: Literal["fwd", "bwd", "both"] = "both", including_permanent: bool = True
     ) -> dict[str, list[HookFunction]]:
         """The current hooks by point name, including those of open contexts."""
-        chosen = (
-            {point.canonical_name for point in self._points.select(name_filter)} if name_filter is not None else None
-        )
-        found: dict[str, list[HookFunction]] = {}
+        chosen = {point.canonical_name for point in self._points.select(name_filter)}
         of_contexts = [each for run in active.get() if run.is_open for each in run.actions]
+        found: dict[str, list[HookFunction]] = {}
         for action in (*self._points.permanent.hooks(), *of_contexts):
             if not isinstance(action, HookAction) or not self._points.has(action.module):
                 continue
-            if dir in (action.dir, "both") and (including_permanent or not action.registration.is_permanent):
-                name = action.point.canonical_name
-                if chosen is None or name in chosen:
-                    found.setdefault(name, []).append(action.hook)
+            is_meant = dir in (action.dir, "both") and (including_permanent or not action.registration.is_permanent)
+            if is_meant and (name_filter is None or action.point.canonical_name in chosen):
+                found.setdefault(action.point.canonical_name, []).append(action.hook)
         return found
-
-    def _meant(self, names: Filter) -> Filter:
-        """The points of a filter."""
-        return names
 
     def get_caching_hooks(
         self,
@@ -186,42 +165,28 @@ class LensHooks(Hooked):
         """A dict, and the forward and backward hooks that will fill it."""
         self.is_caching = True
         cache = {} if cache is None else cache
-        chosen = self._meant((lambda _: True) if names_filter is None else names_filter)
-        names = [point.name for point in self._points.select(chosen)]
+        names = [point.name for point in self._at((lambda _: True) if names_filter is None else names_filter)]
         where = Slice.unwrap(pos_slice)
         forward = _saver(cache, "", device, remove_batch_dim, where)
         backward = _saver(cache, "_grad", device, remove_batch_dim, where)
         return cache, [(name, forward) for name in names], [(name, backward) for name in names if incl_bwd]
 
-    def add_caching_hooks(
-        self,
-        names_filter: Filter = None,
-        incl_bwd: bool = False,
-        device: torch.device | str | None = None,
-        remove_batch_dim: bool = False,
-        cache: dict[str, Tensor] | None = None,
-    ) -> dict[str, Tensor]:
-        """A dict that each later run fills, until hooks are reset."""
-        cache, forward, backward = self.get_caching_hooks(names_filter, incl_bwd, device, remove_batch_dim, cache)
-        for name, hook in forward:
-            self.add_hook(name, hook)
-        for name, hook in backward:
-            self.add_hook(name, hook, "bwd")
+    def add_caching_hooks(self, names_filter: Filter = None, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """A dict that each later run fills, until hooks are reset; the arguments are those of `get_caching_hooks`."""
+        cache, forward, backward = self.get_caching_hooks(names_filter, *args, **kwargs)
+        directions: dict[Direction, Any] = {"fwd": forward, "bwd": backward}
+        for direction, hooks in directions.items():
+            for name, hook in hooks:
+                self.add_hook(name, hook, direction)
         return cache
 
-    def cache_all(
-        self, cache: dict[str, Tensor] | None, incl_bwd: bool = False, device: Any = None,
-        remove_batch_dim: bool = False,
-    ) -> None:  # fmt: skip
-        """`add_caching_hooks` of all points."""
-        self.add_caching_hooks(None, incl_bwd, device, remove_batch_dim, cache)
+    def cache_all(self, cache: dict[str, Tensor] | None, *args: Any, **kwargs: Any) -> None:
+        """`add_caching_hooks` of all points, with its arguments after `names_filter`."""
+        self.add_caching_hooks(None, *args, cache=cache, **kwargs)
 
-    def cache_some(
-        self, cache: dict[str, Tensor] | None, names: Filter, incl_bwd: bool = False, device: Any = None,
-        remove_batch_dim: bool = False,
-    ) -> None:  # fmt: skip
-        """`add_caching_hooks` of some points."""
-        self.add_caching_hooks(names, incl_bwd, device, remove_batch_dim, cache)
+    def cache_some(self, cache: dict[str, Tensor] | None, names: Filter, *args: Any, **kwargs: Any) -> None:
+        """`add_caching_hooks` of some points, with its arguments after `names_filter`."""
+        self.add_caching_hooks(names, *args, cache=cache, **kwargs)
 
 
 def _check_level(level: int | None) -> None:

@@ -24,11 +24,11 @@ class HookedTransformerKeyValueCacheEntry:
 
 
 class HookedTransformerKeyValueCache:
-    """Keys and values of all layers, for runs that go on where one ended.
+    """Keys and values of all layers, so that a run can continue where an earlier one ended.
 
     kept = HookedTransformerKeyValueCache.init_cache(model.cfg, model.cfg.device, batch_size=1)
     model(prefix, past_kv_cache=kept)
-    kept.freeze()                          # runs on it no longer add to it
+    kept.freeze()                          # later runs read it, but do not add to it
     model(rest, past_kv_cache=kept)
     """
 
@@ -76,7 +76,7 @@ class HookedTransformerKeyValueCache:
         return whole
 
     @contextmanager
-    def going_on(self, config: Any, mask: Int[Tensor, "batch new"]) -> Iterator[dict[str, Any]]:
+    def resumed(self, config: Any, mask: Int[Tensor, "batch new"]) -> Iterator[dict[str, Any]]:
         """The inputs of a run that continues from here; new keys and values are stored when it ends."""
         if len(mask) != self.batch_size:
             raise HooklineError(f"this cache has batch size {self.batch_size}, but got {len(mask)} rows")

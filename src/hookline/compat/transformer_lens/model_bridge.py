@@ -7,9 +7,11 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from hookline.compat.transformer_lens import loading
 from hookline.compat.transformer_lens.describe import NO_BOS_IN_BRIDGE
 from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer
+from hookline.compat.transformer_lens.pretrained import refuse
+
+_OPTIONS = {"hf_model", "device_map", "revision", "checkpoint_index", "checkpoint_value"}
 
 
 class TransformerBridge(HookedTransformer):
@@ -33,31 +35,22 @@ class TransformerBridge(HookedTransformer):
         tokenizer: Any = None,
         load_weights: bool = True,
         trust_remote_code: bool = False,
-        hf_model: nn.Module | None = None,
-        device_map: Any = None,
-        revision: str | None = None,
-        checkpoint_index: int | None = None,
-        checkpoint_value: int | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Load a model by name or from a folder, or wrap one in memory."""
-        loading.refuse(
-            load_weights=(not load_weights, "make the model from its configuration, and pass it as hf_model"),
-            **dict.fromkeys(kwargs, (True, "boot_transformers takes what TransformerLens 3.5 documents for it")),
+        """Load a model by name or from a folder, or wrap one in memory (`hf_model`).
+
+        Other options are `device_map`, `revision`, `checkpoint_index` and `checkpoint_value`.
+        """
+        refuse(
+            load_weights=None if load_weights else "make the model from its configuration, and pass it as hf_model",
+            **dict.fromkeys(
+                set(kwargs) - _OPTIONS, "boot_transformers takes what TransformerLens 3.5 documents for it"
+            ),
         )
-        options = {"device_map": device_map, "revision": revision, "trust_remote_code": trust_remote_code or None}
-        given = {name: value for name, value in options.items() if value is not None}
-        return cls.from_pretrained_no_processing(
-            model_name,
-            device=device,
-            dtype=dtype,
-            tokenizer=tokenizer,
-            hf_model=hf_model,
-            checkpoint_index=checkpoint_index,
-            checkpoint_value=checkpoint_value,
-            **given,
-            **(hf_config_overrides or {}),
-        )
+        given = {name: value for name, value in kwargs.items() if value is not None} | (hf_config_overrides or {})
+        if trust_remote_code:
+            given["trust_remote_code"] = True
+        return cls.from_pretrained_no_processing(model_name, device=device, dtype=dtype, tokenizer=tokenizer, **given)
 
     @property
     def original_model(self) -> nn.Module:
@@ -68,15 +61,9 @@ class TransformerBridge(HookedTransformer):
         self,
         disable_warnings: bool = False,  # noqa: ARG002
         no_processing: bool = False,
-        fold_ln: bool = True,
-        center_writing_weights: bool = True,
-        center_unembed: bool = True,
-        fold_value_biases: bool = True,
-        refactor_factored_attn_matrices: bool = False,
+        **processing: bool,
     ) -> None:
         """Process the weights as in HookedTransformer. Both naming schemes work before and after."""
         self.compatibility_mode = True
         if not no_processing:
-            self.process_weights_(
-                fold_ln, center_writing_weights, center_unembed, refactor_factored_attn_matrices, fold_value_biases
-            )
+            self.process_weights_(**processing)

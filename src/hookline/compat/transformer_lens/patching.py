@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from hookline.compat.transformer_lens import sweeps
@@ -14,54 +14,27 @@ from hookline.compat.transformer_lens.absent import refusing
 from hookline.compat.transformer_lens.cache import ActivationCache
 from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer
 
-Sweep = Callable[..., Float[Tensor, "..."]]
+__all__ = [name for name in dir(sweeps) if name.startswith("get_act_patch_")]
 
 
-def _tensor_of(sweep: sweeps.ClassicSweep) -> Sweep:
+def _tensor_of(sweep: sweeps.Sweep) -> Callable[..., Tensor]:
+    """The sweep, returning a tensor. The metric may go by either of TransformerLens's names."""
+
     @wraps(sweep)
     def patch(
         model: HookedTransformer,
         corrupted_tokens: Int[Tensor, "batch pos"],
         clean_cache: ActivationCache,
-        patching_metric: Callable[[Tensor], Tensor],
+        patching_metric: Callable[[Tensor], Tensor] | None = None,
+        metric: Callable[[Tensor], Tensor] | None = None,
         **options: Any,
     ) -> Tensor:
-        return sweep(model, corrupted_tokens, clean_cache, patching_metric, **options).values.to(model.cfg.device)
+        chosen = metric if patching_metric is None else patching_metric
+        return sweep(model, corrupted_tokens, clean_cache, chosen, **options).values.to(model.cfg.device)
 
     return patch
 
 
-def _every(sweep: sweeps.ClassicSweep) -> Sweep:
-    """Accept TransformerLens's name of the metric argument."""
-    one = _tensor_of(sweep)
-
-    @wraps(sweep)
-    def patch(model: Any, corrupted_tokens: Any, clean_cache: Any, metric: Any, **options: Any) -> Tensor:
-        return one(model, corrupted_tokens, clean_cache, metric, **options)
-
-    return patch
-
-
-get_act_patch_resid_pre = _tensor_of(sweeps.get_act_patch_resid_pre)
-get_act_patch_resid_mid = _tensor_of(sweeps.get_act_patch_resid_mid)
-get_act_patch_attn_out = _tensor_of(sweeps.get_act_patch_attn_out)
-get_act_patch_mlp_out = _tensor_of(sweeps.get_act_patch_mlp_out)
-
-get_act_patch_attn_head_out_by_pos = _tensor_of(sweeps.get_act_patch_attn_head_out_by_pos)
-get_act_patch_attn_head_q_by_pos = _tensor_of(sweeps.get_act_patch_attn_head_q_by_pos)
-get_act_patch_attn_head_k_by_pos = _tensor_of(sweeps.get_act_patch_attn_head_k_by_pos)
-get_act_patch_attn_head_v_by_pos = _tensor_of(sweeps.get_act_patch_attn_head_v_by_pos)
-get_act_patch_attn_head_pattern_by_pos = _tensor_of(sweeps.get_act_patch_attn_head_pattern_by_pos)
-get_act_patch_attn_head_pattern_dest_src_pos = _tensor_of(sweeps.get_act_patch_attn_head_pattern_dest_src_pos)
-
-get_act_patch_attn_head_out_all_pos = _tensor_of(sweeps.get_act_patch_attn_head_out_all_pos)
-get_act_patch_attn_head_q_all_pos = _tensor_of(sweeps.get_act_patch_attn_head_q_all_pos)
-get_act_patch_attn_head_k_all_pos = _tensor_of(sweeps.get_act_patch_attn_head_k_all_pos)
-get_act_patch_attn_head_v_all_pos = _tensor_of(sweeps.get_act_patch_attn_head_v_all_pos)
-get_act_patch_attn_head_pattern_all_pos = _tensor_of(sweeps.get_act_patch_attn_head_pattern_all_pos)
-
-get_act_patch_attn_head_all_pos_every = _every(sweeps.get_act_patch_attn_head_all_pos_every)
-get_act_patch_attn_head_by_pos_every = _every(sweeps.get_act_patch_attn_head_by_pos_every)
-get_act_patch_block_every = _every(sweeps.get_act_patch_block_every)
+globals().update({name: _tensor_of(getattr(sweeps, name)) for name in __all__})
 
 __getattr__ = refusing("transformer_lens.patching")

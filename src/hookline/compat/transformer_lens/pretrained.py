@@ -1,23 +1,33 @@
-"""`from_pretrained` with and without weight processing."""
+"""`from_pretrained`: short names, checkpoints, first layers only, and weight processing."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from hookline.compat.transformer_lens import loading
+from hookline.compat.transformer_lens.aliases import checkpoint_revision, get_official_model_name
 from hookline.compat.transformer_lens.describe import NO_BOS, described, normalization
 from hookline.compat.transformer_lens.refactoring import refactor
 from hookline.compat.transformer_lens.tl_config import HookedTransformerConfig
 from hookline.compat.transformer_lens.weights import LensWeights
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, HooklineWarning, users_level
+from hookline.load import load
 from hookline.model import HookedModel
 from hookline.text.tokenizer import Side
+from hookline.transformer.hub import EMBEDDED, as_hookline_error, find_model
 from hookline.transformer.roles import find_anatomy, unknown_anatomy
 from hookline.weights.processing.swaps import Swaps
+
+_PROCESSING = (
+    *("fold_ln", "center_writing_weights", "center_unembed", "refactor_factored_attn_matrices", "fold_value_biases"),
+)
 
 
 class Pretrained(LensWeights):
@@ -26,23 +36,17 @@ class Pretrained(LensWeights):
     _refactored: Swaps | None = None
     _no_bos: ClassVar[frozenset[str]] = NO_BOS
 
-    def set_tokenizer(self, tokenizer: Any, default_padding_side: Side | None = None) -> None:
-        """Set the tokenizer."""
-        raise NotImplementedError
-
     def _wrap(self, module: nn.Module, cfg: HookedTransformerConfig | None = None, **known: Any) -> None:
         anatomy = find_anatomy(module)
         if anatomy is None:
             raise HooklineError(unknown_anatomy(module))
         if anatomy.is_encoder_decoder or anatomy.main.name != "blocks":
-            raise HooklineError(
-                f"HookedTransformer needs a causal language model: use hookline.hook for {anatomy.kind}"
-            )
+            raise HooklineError(f"HookedTransformer needs a causal language model: {anatomy.kind} needs hookline.hook")
         HookedModel.__init__(self, module, None, anatomy)
         self._points.permanent.raises_own = True
         known.setdefault("default_prepend_bos", anatomy.config.model_type not in self._no_bos)
-        vars(self)["_cfg"] = described(module, anatomy, **known) if cfg is None else cfg
-        self._cfg.device = self._device
+        vars(self)["cfg"] = described(module, anatomy, **known) if cfg is None else cfg
+        self.cfg.device = self._device
 
     @classmethod
     def from_pretrained(
@@ -70,72 +74,44 @@ class Pretrained(LensWeights):
     ) -> Self:
         """Load a model by name or from a folder, or wrap one in memory, and process its weights.
 
-        What is not exact on this model (centring, where norms keep the mean) is left out with a warning. `hf_model` is
-        wrapped, not copied, unless it has another dtype.
+        Steps that would not be exact on this model, such as centering with RMS norms, are skipped with a warning.
+        `hf_model` is wrapped, not copied, unless its dtype differs.
         """
-        loading.refuse(
-            n_devices=(n_devices != 1, 'pass device_map="auto", as transformers takes it'),
-            n_ctx=(n_ctx is not None, "the model's own context is used; shorter prompts need nothing"),
-            first_n_layers=(first_n_layers is not None and hf_model is not None, "hf_model is taken as it is"),
+        refuse(
+            n_devices='pass device_map="auto", as transformers takes it' if n_devices != 1 else None,
+            n_ctx="the model's own context is used; shorter prompts need nothing" if n_ctx is not None else None,
+            checkpoint_label=None
+            if None in (checkpoint_label, checkpoint_value)
+            else "it is checkpoint_value; pass one",
         )
-        if checkpoint_value is not None and checkpoint_label is not None:
-            raise HooklineError("checkpoint_label is an alias of checkpoint_value: pass only one of them")
+        wanted = _dtype_of(from_pretrained_kwargs.pop("torch_dtype", dtype))
         value = checkpoint_label if checkpoint_value is None else checkpoint_value
-        wanted = loading.dtype_of(from_pretrained_kwargs.pop("torch_dtype", dtype))
+        options = {"checkpoint_value": value, "checkpoint_index": checkpoint_index, "first_n_layers": first_n_layers}
+        options = {name: each for name, each in options.items() if each is not None} | from_pretrained_kwargs
         if hf_model is not None:
-            loading.refuse(
-                checkpoints=(not (value is None and checkpoint_index is None), "hf_model is taken as it is"),
-                from_pretrained_kwargs=(bool(from_pretrained_kwargs), "hf_model is taken as it is"),
-            )
-            module = loading.from_memory(hf_model, device=device if move_to_device else None, dtype=wanted)
+            refuse(**dict.fromkeys(options, "hf_model is taken as it is"))
+            module = _from_memory(hf_model, device if move_to_device else None, wanted)
         else:
-            has_map = "device_map" in from_pretrained_kwargs or not move_to_device
-            module, found = loading.from_name(
-                model_name,
-                device=None if has_map else device or loading.get_device(),
-                dtype=wanted,
-                first_n_layers=first_n_layers,
-                checkpoint_value=value,
-                checkpoint_index=checkpoint_index,
-                **from_pretrained_kwargs,
-            )
+            is_placed = move_to_device and "device_map" not in options
+            where = (device or get_device()) if is_placed else None
+            module, found = _from_name(model_name, where, wanted, **options)
             tokenizer = found if tokenizer is None else tokenizer
-        model = cls.__new__(cls)
-        known: dict[str, Any] = {"model_name": model_name.rpartition("/")[2]}
-        if default_prepend_bos is not None:
-            known["default_prepend_bos"] = default_prepend_bos
-        model._wrap(module, **known)
+        model: Any = cls.__new__(cls)
+        known = {} if default_prepend_bos is None else {"default_prepend_bos": default_prepend_bos}
+        model._wrap(module, model_name=model_name.rpartition("/")[2], **known)
+        model._take_tokenizer(tokenizer, default_padding_side)
         if tokenizer is not None:
-            model.set_tokenizer(tokenizer, default_padding_side)
-            model._cfg.tokenizer_name = tokenizer.name_or_path
-        elif default_padding_side is not None:
-            raise HooklineError("default_padding_side needs a tokenizer")
+            model.cfg.tokenizer_name = tokenizer.name_or_path
         model.process_weights_(
             fold_ln, center_writing_weights, center_unembed, refactor_factored_attn_matrices, fold_value_biases
         )
         return model
 
     @classmethod
-    def from_pretrained_no_processing(
-        cls,
-        model_name: str,
-        fold_ln: bool = False,
-        center_writing_weights: bool = False,
-        center_unembed: bool = False,
-        refactor_factored_attn_matrices: bool = False,
-        fold_value_biases: bool = False,
-        **from_pretrained_kwargs: Any,
-    ) -> Self:
-        """`from_pretrained` without weight processing."""
-        return cls.from_pretrained(
-            model_name,
-            fold_ln,
-            center_writing_weights,
-            center_unembed,
-            refactor_factored_attn_matrices,
-            fold_value_biases=fold_value_biases,
-            **from_pretrained_kwargs,
-        )
+    def from_pretrained_no_processing(cls, model_name: str, *args: bool, **kwargs: Any) -> Self:
+        """`from_pretrained` without weight processing, unless an option of `process_weights_` requests it."""
+        given = dict(zip(_PROCESSING, args, strict=False))
+        return cls.from_pretrained(model_name, **(dict.fromkeys(_PROCESSING, False) | given | kwargs))
 
     def process_weights_(
         self,
@@ -146,20 +122,35 @@ class Pretrained(LensWeights):
         fold_value_biases: bool = True,
     ) -> None:
         """Process the weights as `from_pretrained` does; steps that are not exact are skipped with a warning."""
-        loading.process(
-            self,  # type: ignore[arg-type]
-            fold_ln=fold_ln,
-            center_writing_weights=center_writing_weights,
-            center_unembed=center_unembed,
-            fold_value_biases=fold_value_biases,
-        )
+        if self.processing is not None:
+            how = "restore_weights() of the HookedTransformer that did it, or pass a copy of hf_model"
+            raise HooklineError(f"the weights of this model are already processed: call {how}")
+        steps = {"fold_ln": fold_ln, "center_writing_weights": center_writing_weights}
+        steps |= {"center_unembed": center_unembed, "fold_value_biases": fold_value_biases}
+        if any(steps.values()):
+            self._process({name: None if is_on else False for name, is_on in steps.items()})
         if refactor_factored_attn_matrices:
-            try:
-                vars(self)["_refactored"] = refactor(self)  # type: ignore[arg-type]
-            except HooklineError:
+            swaps = Swaps()
+            if (error := self._step("refactor_factored_attn_matrices", swaps)) is not None:
                 super().restore_weights()
-                raise
-        self._cfg.normalization_type = normalization(self.module, self._anatomy)
+                raise error
+            vars(self)["_refactored"] = swaps
+        self.cfg.normalization_type = normalization(self.module, self._anatomy)
+
+    def _do(self, name: str, swaps: Swaps, tolerance: float) -> None:
+        if name != "refactor_factored_attn_matrices":
+            return super()._do(name, swaps, tolerance)
+        return refactor(self, swaps)  # type: ignore[arg-type]
+
+    def _process(self, steps: dict[str, bool | None]) -> None:
+        try:
+            done = self.process_weights(**steps)
+            left_out = "; ".join(f"{name}: {why}" for name, why in done.left_out)
+        except HooklineError as error:  # no step is exact here
+            left_out = str(error)
+        if left_out:
+            message = f"left out, since it would not be exact: {left_out}"
+            warnings.warn(message, HooklineWarning, stacklevel=users_level())
 
     def restore_weights(self) -> None:
         """Restore the unprocessed weights."""
@@ -167,31 +158,97 @@ class Pretrained(LensWeights):
             self._refactored.undo()
             vars(self)["_refactored"] = None
         super().restore_weights()
-        self._cfg.normalization_type = normalization(self.module, self._anatomy)
+        self.cfg.normalization_type = normalization(self.module, self._anatomy)
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
         """Save the transformers model; raises while its weights are processed."""
         if self.processing is not None or self._refactored is not None:
-            raise HooklineError(
-                "the weights are processed, so transformers would load a different model: "
-                "restore_weights() first, or save state_dict()"
-            )
+            raise HooklineError("the weights are processed: call restore_weights() first, or save state_dict()")
         return self.module.save_pretrained(*args, **kwargs)  # type: ignore[operator]
 
-    def load_and_process_state_dict(
-        self,
-        state_dict: Mapping[str, Tensor],
-        fold_ln: bool = True,
-        center_writing_weights: bool = True,
-        center_unembed: bool = True,
-        fold_value_biases: bool = True,
-        refactor_factored_attn_matrices: bool = False,
-    ) -> None:
-        """`load_state_dict`, then `process_weights_`. Missing weights are unchanged."""
+    def load_and_process_state_dict(self, state_dict: Mapping[str, Tensor], **processing: bool) -> None:
+        """`load_state_dict`, then `process_weights_` with its options. Missing weights are unchanged."""
         self.restore_weights()
         unexpected = self.load_state_dict(state_dict, strict=False).unexpected_keys
         if unexpected:
             raise HooklineError(f"unexpected weights for this model: {unexpected}")
-        self.process_weights_(
-            fold_ln, center_writing_weights, center_unembed, refactor_factored_attn_matrices, fold_value_biases
-        )
+        self.process_weights_(**processing)
+
+
+def get_device() -> torch.device:
+    """The GPU if there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _dtype_of(dtype: torch.dtype | str) -> torch.dtype:
+    """A dtype by its name."""
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(found, torch.dtype):
+        raise HooklineError(f"dtype={dtype!r} is not a torch dtype: use float32, bfloat16, float16 or float64")
+    return found
+
+
+def refuse(**options: str | None) -> None:
+    """Raise for the first of these options that has a reason, which says what to do instead."""
+    for name, reason in options.items():
+        if reason is not None:
+            raise HooklineError(f"{name} is not supported here: {reason}")
+
+
+def _from_name(
+    name: str,
+    device: torch.device | str | None,
+    dtype: torch.dtype,
+    first_n_layers: int | None = None,
+    checkpoint_value: int | None = None,
+    checkpoint_index: int | None = None,
+    **kwargs: Any,
+) -> tuple[nn.Module, Any]:
+    """A model and its tokenizer, from a short name, a hub id, a folder, or the package itself."""
+    where = name if name in EMBEDDED or Path(name).is_dir() else get_official_model_name(name)
+    if checkpoint_value is not None or checkpoint_index is not None:
+        kwargs["revision"] = checkpoint_revision(where, checkpoint_value, checkpoint_index)
+    if first_n_layers is not None:
+        kwargs["config"] = _shortened(where, first_n_layers, kwargs)
+    with _without_report() if first_n_layers is not None else nullcontext():
+        model = load(where, device=device, dtype=dtype, **kwargs)
+    return model.module, model.tokenizer
+
+
+@contextmanager
+def _without_report() -> Iterator[None]:
+    """Suppress transformers' report of unused weights, which are those of the omitted layers."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+
+
+def _shortened(name: str, n_layers: int, kwargs: dict[str, Any]) -> Any:
+    """The config of the model with only its first layers."""
+    from transformers import AutoConfig
+
+    names = ("revision", "trust_remote_code", "cache_dir", "local_files_only")
+    where = find_model(name, kwargs)
+    options = {key: kwargs[key] for key in names if key in kwargs}
+    options |= {"local_files_only": True} if where.is_cached_only else {}
+    with as_hookline_error(name):
+        config = kwargs.get("config") or AutoConfig.from_pretrained(where.path, **options)
+    if n_layers not in range(1, config.num_hidden_layers + 1):
+        raise HooklineError(f"first_n_layers={n_layers} is out of range: {name} has {config.num_hidden_layers} layers")
+    for key in ("layer_types", "mlp_layer_types", "attention_layers"):
+        if isinstance(value := getattr(config, key, None), list):
+            setattr(config, key, value[:n_layers])
+    config.num_hidden_layers = n_layers
+    return config
+
+
+def _from_memory(module: nn.Module, device: torch.device | str | None, dtype: torch.dtype) -> nn.Module:
+    """The model on that device; a copy only if the dtype differs."""
+    if next(module.parameters()).dtype != dtype:
+        module = copy.deepcopy(module).to(dtype)
+    return module if device is None else module.to(device)

@@ -21,10 +21,10 @@ SliceInput = int | slice | tuple[int, ...] | list[int] | Tensor | np.ndarray | N
 class Slice:
     """Part of an axis.
 
-    Slice(3)          that index, and the axis is gone
-    Slice((1, 5))     1 to 4;  Slice((1, 5, 2)) every other of them
-    Slice([1, 4])     these indices
-    Slice()           all of it
+    Slice(3)          index 3; the axis is removed
+    Slice((1, 5))     indices 1 to 4; Slice((1, 5, 2)) is every other of them
+    Slice([1, 4])     indices 1 and 4
+    Slice()           the whole axis
     """
 
     def __init__(self, input_slice: SliceInput = None) -> None:
@@ -61,9 +61,19 @@ class Slice:
     @classmethod
     def unwrap(cls, slice_input: Slice | SliceInput) -> Slice:
         """Convert to a Slice that keeps the axis of an index."""
-        if isinstance(slice_input, Slice):
-            return slice_input
-        return cls([slice_input] if isinstance(slice_input, int) else slice_input)
+        return cls.of([slice_input] if isinstance(slice_input, int) else slice_input)
+
+    @classmethod
+    def of(cls, slice_input: Slice | SliceInput) -> Slice:
+        """Convert to a Slice; an index removes the axis."""
+        return slice_input if isinstance(slice_input, Slice) else cls(slice_input)
+
+    @property
+    def index(self) -> Any:
+        """The index, slice or list for hookline's own methods; None for all."""
+        if self.mode == "identity":
+            return None
+        return self.slice.tolist() if self.mode == "array" else self.slice
 
     def __repr__(self) -> str:
         return f"Slice: {self.slice} Mode: {self.mode} "

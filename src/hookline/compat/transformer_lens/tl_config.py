@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(repr=False)
 class HookedTransformerConfig:
-    """The names, the order and the defaults are TransformerLens's; -1 is for what follows from the rest.
+    """The config of a HookedTransformer, with the names, order and defaults of TransformerLens; -1 means "derived".
 
         cfg = HookedTransformerConfig(n_layers=1, d_model=128, d_head=32, n_ctx=3, d_vocab=114, act_fn="relu")
         model = HookedTransformer(cfg)
 
-    As there, a seed is set for Python, NumPy and torch when the configuration is made.
+    As in TransformerLens, creating a config with a seed seeds Python, NumPy and torch.
     """
 
     d_model: int
@@ -146,14 +146,14 @@ class HookedTransformerConfig:
 
     @classmethod
     def unwrap(cls, config: Any) -> HookedTransformerConfig:
-        """A configuration from a dictionary, or from anything that has a `to_dict`; one of ours as it is."""
+        """Convert a dictionary, or an object with `to_dict`, to a config; a config is returned unchanged."""
         if isinstance(config, cls):
             return config
         return cls.from_dict(config if isinstance(config, dict) else config.to_dict())
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any]) -> HookedTransformerConfig:
-        """A configuration from the values of its fields."""
+        """Create a config from a dictionary of its fields."""
         known = [field.name for field in fields(cls)]
         for name in config_dict:
             if name not in known:
@@ -175,14 +175,14 @@ class HookedTransformerConfig:
         np.random.seed(seed)
 
     def is_layer_norm_activation(self) -> bool:
-        """Whether a norm comes after the non-linearity: `solu_ln`."""
+        """Whether a norm follows the activation function, as in `solu_ln`."""
         return self.act_fn is not None and self.act_fn.endswith("_ln")
 
 
 def to_native(cfg: HookedTransformerConfig) -> NativeConfig:
-    """The native model's configuration for this one; an option that it cannot honour is refused by name.
+    """Convert to the config of the native model; options that it does not support raise.
 
-    What asks TransformerLens for more hook points (`use_attn_result` and the like) needs nothing: they are there.
+    Flags for more hook points, such as `use_attn_result`, are ignored: these points always exist.
     """
     from hookline.compat.transformer_lens.native import NativeConfig  # brings transformers
 
@@ -228,26 +228,23 @@ def to_native(cfg: HookedTransformerConfig) -> NativeConfig:
 
 _LAYER_TYPES = {"global": "full_attention", "local": "sliding_attention"}
 
+_ROTARY = "its rotary positions have only rotary_dim, rotary_base and rotary_adjacent_pairs"
+_RELATIVE = "it has no relative positions"
 _REFUSED: dict[str, str] = {
     **dict.fromkeys(("num_experts", "experts_per_token", "norm_topk_prob"), "it has no mixture of experts"),
     "load_in_4bit": "its weights are not quantized",
     "n_devices": "it is on one device",
-    **dict.fromkeys(
-        ("use_NTK_by_parts_rope", "use_yarn_rope", "rotary_scaling_factor", "rotary_base_local"),
-        "its rotary positions are plain: rotary_dim, rotary_base and rotary_adjacent_pairs",
-    ),
-    **dict.fromkeys(
-        ("relative_attention_max_distance", "relative_attention_num_buckets"), "it has no relative positions"
-    ),
+    **dict.fromkeys(("use_NTK_by_parts_rope", "use_yarn_rope", "rotary_scaling_factor", "rotary_base_local"), _ROTARY),
+    **dict.fromkeys(("relative_attention_max_distance", "relative_attention_num_buckets"), _RELATIVE),
     "decoder_start_token_id": "it has no encoder",
-    "ungroup_grouped_query_attention": "its keys and values are as many as n_key_value_heads: omit that instead",
-    "uses_rms_norm": 'say normalization_type="RMS"',
-    "layer_norm_folding": 'say normalization_type="LNPre"',
+    "ungroup_grouped_query_attention": "it has n_key_value_heads keys and values: omit that instead",
+    "uses_rms_norm": 'pass normalization_type="RMS" instead',
+    "layer_norm_folding": 'pass normalization_type="LNPre" instead',
 }
 """Fields that must have their default value, and why."""
 
-_OWN_WAYS = ("Olmo2ForCausalLM", "Olmo3ForCausalLM", "OlmoeForCausalLM", "GptOssForCausalLM")
-"""Architectures that TransformerLens computes in another way than the rest of the configuration says."""
+_OWN_ARITHMETIC = ("Olmo2ForCausalLM", "Olmo3ForCausalLM", "OlmoeForCausalLM", "GptOssForCausalLM")
+"""Architectures that TransformerLens computes differently from what the rest of the config says."""
 
 
 def _attn_types(cfg: HookedTransformerConfig) -> list[str]:
@@ -255,30 +252,28 @@ def _attn_types(cfg: HookedTransformerConfig) -> list[str]:
 
 
 def _refuse(cfg: HookedTransformerConfig) -> None:
-    """Raise for the first option that the native model would have to ignore."""
-    from hookline.compat.transformer_lens.native.native_config import ACTIVATIONS, INIT_MODES, NORMALIZATIONS, POSITIONS
+    """Raise for the first option that the native model does not support."""
+    from hookline.compat.transformer_lens.native import native_config
 
     defaults = {field.name: field.default for field in fields(cfg)}
     for name, why in _REFUSED.items():
         if getattr(cfg, name) != defaults[name]:
             raise HooklineError(f"{name}={getattr(cfg, name)!r} is not supported by the native model: {why}")
     choices: dict[str, tuple[str | None, ...]] = {
-        "positional_embedding_type": POSITIONS,
-        "normalization_type": (None, *NORMALIZATIONS[1:]),
+        "positional_embedding_type": native_config.POSITIONS,
+        "normalization_type": (None, *native_config.NORMALIZATIONS[1:]),
         "attention_dir": ("causal", "bidirectional"),
-        "init_mode": INIT_MODES,
-    } | ({} if cfg.attn_only else {"act_fn": ACTIVATIONS})
-    for name, allowed in choices.items():
-        if getattr(cfg, name) not in allowed:
-            raise HooklineError(f"{name}={getattr(cfg, name)!r}: it is one of {', '.join(map(repr, allowed))}")
+        "init_mode": native_config.INIT_MODES,
+    } | ({} if cfg.attn_only else {"act_fn": native_config.ACTIVATIONS})
+    native_config.check_choices(cfg, choices)
     reasons = {
         "d_vocab is not known: pass it, or a tokenizer": cfg.d_vocab < 1,
         f"original_architecture={cfg.original_architecture!r} has its own arithmetic: hook the model itself": (
-            cfg.original_architecture in _OWN_WAYS
+            cfg.original_architecture in _OWN_ARITHMETIC
         ),
         "attn_types and window_size have no effect without use_local_attn=True": not cfg.use_local_attn
         and not (cfg.attn_types is None and cfg.window_size is None),
-        "attn_types are 'global' and 'local'": any(kind not in _LAYER_TYPES for kind in _attn_types(cfg)),
+        "attn_types can be 'global' and 'local' only": any(kind not in _LAYER_TYPES for kind in _attn_types(cfg)),
         "attn_scale has no effect with use_attn_scale=False": not cfg.use_attn_scale and cfg.attn_scale not in (-1, 1),
     }
     for why, is_so in reasons.items():

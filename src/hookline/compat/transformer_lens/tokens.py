@@ -33,12 +33,12 @@ def prepared(tokenizer: Any, padding_side: Side | None) -> Any:
     return tokenizer
 
 
-def padding_mask(
+def get_attention_mask(
     tokenizer: Any, tokens: Int[Tensor, "batch pos"], prepend_bos: bool, side: Side | None = None
 ) -> Int[Tensor, "batch pos"]:
     """A mask that is 0 at leading or trailing padding, on that side or the tokenizer's.
 
-    Where padding and beginning are the same token, the last one of those on the left is the beginning.
+    If BOS is also the padding token, the last one on the left is BOS.
     """
     is_pad = (tokens == tokenizer.pad_token_id).long()
     if (side or tokenizer.padding_side) == "right":
@@ -72,35 +72,23 @@ class LensText(Text):
         if side not in ("left", "right"):
             raise HooklineError(f'padding_side must be "left" or "right", not {side!r}')
         rows = [self.ids(each, prepend_bos) for each in texts]
-        if truncate:
-            rows = [self._cut(row) for row in rows]
+        rows = [self._cut(row) for row in rows] if truncate else rows
         return self._padded(rows, max(map(len, rows)), side)
 
     def ids(self, text: str, prepend_bos: bool | None) -> list[int]:
         """The token ids of one text, after BOS by default."""
-        tokenizer = self._needed()
-        ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
-        prepends = self.cfg.default_prepend_bos if prepend_bos is None else prepend_bos
-        ids = [tokenizer.bos_token_id, *ids] if prepends else ids
-        if not ids:
-            raise HooklineError(f"the prompt {text!r} has no tokens")
-        return ids
+        return super().ids(text, self.cfg.default_prepend_bos if prepend_bos is None else prepend_bos)
 
     def _needed(self) -> Any:
         if self.tokenizer is None:
-            raise HooklineError(
-                "this model has no tokenizer: pass token ids, or set one with model.set_tokenizer(tokenizer)"
-            )
+            raise HooklineError("this model has no tokenizer: pass token ids, or call model.set_tokenizer(tokenizer)")
         return self.tokenizer
 
     def _cut(self, row: list[int]) -> list[int]:
         if self.n_ctx is None or len(row) <= self.n_ctx:
             return row
-        warnings.warn(
-            f"a prompt of {len(row)} tokens was truncated to the context length of {self.n_ctx}",
-            HooklineWarning,
-            stacklevel=users_level(),
-        )
+        message = f"a prompt of {len(row)} tokens was truncated to the context length of {self.n_ctx}"
+        warnings.warn(message, HooklineWarning, stacklevel=users_level())
         return row[: self.n_ctx]
 
 
@@ -130,7 +118,7 @@ class LensTokens:
         """The text of a row of ids, or of each row."""
         ids = tokens if isinstance(tokens, Tensor) else torch.as_tensor(np.array(tokens))
         if ids.ndim > 2:
-            raise HooklineError(f"tokens are one row, or several, not a tensor of shape {list(ids.shape)}")
+            raise HooklineError(f"tokens must be one row or several, not a tensor of shape {list(ids.shape)}")
         if ids.ndim == 2:
             return [self.text.decode(row.tolist()) for row in ids]
         return self.text.decode(ids.reshape(-1).tolist())
@@ -142,12 +130,10 @@ class LensTokens:
         padding_side: Side | None = USE_DEFAULT_VALUE,
     ) -> Any:
         """The tokens of a prompt as text; one list per prompt."""
-        if isinstance(input, str):
-            ids = self.to_tokens(input, prepend_bos, padding_side)[0]
-        elif isinstance(input, Tensor | np.ndarray):
-            ids = torch.as_tensor(input).squeeze()
-        else:
+        if not isinstance(input, str | Tensor | np.ndarray):
             return [self.to_str_tokens(each, prepend_bos, padding_side) for each in input]
+        given: Any = self.to_tokens(input, prepend_bos, padding_side)[0] if isinstance(input, str) else input
+        ids = torch.as_tensor(given).squeeze()
         if ids.ndim > 1:
             raise HooklineError(f"to_str_tokens takes one row of tokens, not a tensor of shape {list(ids.shape)}")
         return [self.text.decode([token]) for token in ids.reshape(-1).tolist()]
@@ -173,7 +159,7 @@ class LensTokens:
             raise HooklineError(f'mode must be "first" or "last", not {mode!r}')
         ids = self.to_tokens(input, prepend_bos, padding_side) if isinstance(input, str) else input
         if ids.ndim == 2 and len(ids) != 1:
-            raise HooklineError(f"the prompt is one row of tokens, not a tensor of shape {list(ids.shape)}")
+            raise HooklineError(f"the prompt must be one row of tokens, not a tensor of shape {list(ids.shape)}")
         wanted = self.to_single_token(single_token) if isinstance(single_token, str) else int(single_token)
         places = (ids.reshape(-1) == wanted).nonzero().flatten().tolist()
         if not places:

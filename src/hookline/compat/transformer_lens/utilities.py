@@ -1,6 +1,3 @@
-"""Where TransformerLens 3 has what was in `utils`."""
+"""`transformer_lens.utils` at its module path in TransformerLens 3."""
 
 from hookline.compat.transformer_lens.utils import *  # noqa: F403
-from hookline.compat.transformer_lens.utils import __all__
-
-__all__ = __all__

@@ -1,10 +1,15 @@
-"""`transformer_lens.utils`: names, slices, losses, sampling, and tensor helpers."""
+# ruff: noqa: PT028 (test_prompt is not one of our tests)
+"""`transformer_lens.utils`: names, slices, losses, sampling, tokenizers, datasets, and tensor helpers."""
 
 from __future__ import annotations
 
+import json
 import operator
 import re
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,58 +18,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hookline.compat.transformer_lens.absent import refusing
-from hookline.compat.transformer_lens.aliases import official_name as get_official_model_name
-from hookline.compat.transformer_lens.datasets import keep_single_column, tokenize_and_concatenate
-from hookline.compat.transformer_lens.defaults import (
-    OFFICIAL_MODEL_NAMES,
-    LocallyOverridenDefaults,
-    download_file_from_hf,
-    get_tokenizer_with_bos,
-    print_gpu_mem,
-)
-from hookline.compat.transformer_lens.loading import get_device
-from hookline.compat.transformer_lens.prompts import test_prompt
-from hookline.compat.transformer_lens.slices import Slice, SliceInput
-from hookline.compat.transformer_lens.tokens import USE_DEFAULT_VALUE
-from hookline.compat.transformer_lens.tokens import padding_mask as get_attention_mask
+from hookline.compat.transformer_lens.aliases import IRREGULAR
+from hookline.compat.transformer_lens.aliases import get_official_model_name as get_official_model_name
+from hookline.compat.transformer_lens.pretrained import get_device as get_device
+from hookline.compat.transformer_lens.slices import Slice as Slice
+from hookline.compat.transformer_lens.slices import SliceInput as SliceInput
+from hookline.compat.transformer_lens.tokens import USE_DEFAULT_VALUE as USE_DEFAULT_VALUE
+from hookline.compat.transformer_lens.tokens import get_attention_mask as get_attention_mask
 from hookline.errors import HooklineError
 from hookline.text.loss import lm_loss
 from hookline.weights.factored import FactoredMatrix
 
-__all__ = [
-    "get_act_name",
-    "test_prompt",
-    "to_numpy",
-    "Slice",
-    "SliceInput",
-    "USE_DEFAULT_VALUE",
-    "get_device",
-    "get_corner",
-    "remove_batch_dim",
-    "transpose",
-    "is_square",
-    "is_lower_triangular",
-    "get_cumsum_along_dim",
-    "get_offset_position_ids",
-    "repeat_along_head_dimension",
-    "filter_dict_by_prefix",
-    "composition_scores",
-    "lm_cross_entropy_loss",
-    "lm_accuracy",
-    "gelu_new",
-    "gelu_fast",
-    "solu",
-    "sample_logits",
-    "tokenize_and_concatenate",
-    "keep_single_column",
-    "get_attention_mask",
-    "get_official_model_name",
-    "OFFICIAL_MODEL_NAMES",
-    "LocallyOverridenDefaults",
-    "get_tokenizer_with_bos",
-    "download_file_from_hf",
-    "print_gpu_mem",
-]
+if TYPE_CHECKING:
+    from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer
 
 _LAYER_TYPES = {"a": "attn", "attention": "attn", "m": "mlp", "b": "", "block": "", "blocks": ""}
 _NAMES = {"attn": "pattern", "attn_logits": "attn_scores", "key": "k", "query": "q", "value": "v", "mlp_pre": "pre",
@@ -152,9 +118,9 @@ def filter_dict_by_prefix(dictionary: dict[str, Any], prefix: str) -> dict[str, 
 
 
 def composition_scores(left: FactoredMatrix, right: FactoredMatrix, broadcast_dims: bool = True) -> Tensor:
-    """How much of `right` reads what `left` writes: the norm of their product over the product of their norms.
+    """How much of the output of `left` is read by `right`: the norm of their product over the product of their norms.
 
-    With `broadcast_dims`, of every one of the one with every one of the other.
+    With `broadcast_dims`, the scores of all pairs of the two batches.
     """
     if left.rdim != right.ldim:
         raise HooklineError(f"matrices of shapes {list(left.shape)} and {list(right.shape)} do not compose")
@@ -173,8 +139,8 @@ def lm_cross_entropy_loss(
     attention_mask: Tensor | None = None,
     per_token: bool = False,
 ) -> Tensor:
-    """Cross-entropy of the next token; per token, one less than there are positions."""
-    return lm_loss(logits, tokens, attention_mask, per_token=per_token)
+    """Cross-entropy of the next token, as a mean or per token; the last position has no next token."""
+    return lm_loss(logits, tokens.to(logits.device), attention_mask, per_token=per_token)
 
 
 def lm_accuracy(
@@ -212,7 +178,7 @@ def sample_logits(
     """Sample one token per row, as transformers does."""
     from transformers import RepetitionPenaltyLogitsProcessor, TopKLogitsWarper, TopPLogitsWarper
 
-    from hookline.compat.transformer_lens.generation import FrequencyPenalty
+    from hookline.compat.transformer_lens.generation import frequency_penalty
 
     steps: list[Any] = []
     if (freq_penalty or repetition_penalty != 1.0) and tokens is None:
@@ -220,7 +186,7 @@ def sample_logits(
     if repetition_penalty != 1.0:
         steps.append(RepetitionPenaltyLogitsProcessor(repetition_penalty))
     if freq_penalty:
-        steps.append(FrequencyPenalty(freq_penalty * (temperature or 1.0)))
+        steps.append(frequency_penalty(freq_penalty * (temperature or 1.0)))
     if temperature:
         steps.append(lambda _, logits: logits / temperature)
     if top_k is not None:
@@ -231,6 +197,176 @@ def sample_logits(
     for step in steps:
         logits = step(tokens, logits)
     return logits.argmax(-1) if temperature == 0 else torch.multinomial(logits.softmax(-1), 1)[:, 0]
+
+
+OFFICIAL_MODEL_NAMES: list[str] = list(dict.fromkeys(IRREGULAR.values()))
+"""Hub ids of models with short names."""
+
+
+@contextmanager
+def LocallyOverridenDefaults(model: HookedTransformer, **overrides: Any) -> Iterator[None]:  # noqa: N802
+    """Override the defaults of `prepend_bos` and `padding_side` inside a context."""
+    given = {name: value for name, value in overrides.items() if value is not None}
+    allowed = {"prepend_bos": (True, False), "padding_side": ("left", "right")}
+    if unknown := set(given) - set(allowed):
+        raise HooklineError(f"{sorted(unknown)} have no default; only prepend_bos and padding_side do")
+    if any(value not in allowed[name] for name, value in given.items()):
+        raise HooklineError(f'prepend_bos must be True or False, and padding_side "left" or "right", not {overrides}')
+    if "padding_side" in given and model.tokenizer is None:
+        raise HooklineError("padding_side needs a tokenizer, and this model has none")
+    owners = {"prepend_bos": (model.cfg, "default_prepend_bos"), "padding_side": (model.tokenizer, "padding_side")}
+    before = {name: getattr(*owners[name]) for name in given}
+    for name, value in given.items():
+        setattr(*owners[name], value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(*owners[name], value)
+
+
+def get_tokenizer_with_bos(tokenizer: Any) -> Any:
+    """The tokenizer with a BOS token at the start of each text; unchanged if it has none, or adds it already."""
+    if tokenizer.bos_token is None or tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]:
+        return tokenizer
+    from transformers import AutoTokenizer
+
+    options = {
+        key: value for key, value in tokenizer.init_kwargs.items() if key not in ("name_or_path", "add_bos_token")
+    }
+    new = AutoTokenizer.from_pretrained(tokenizer.name_or_path, add_bos_token=True, **options)
+    if new("")["input_ids"][:1] != [new.bos_token_id]:
+        raise HooklineError(f"{type(tokenizer).__name__} does not take add_bos_token: pass prepend_bos=True instead")
+    return new
+
+
+def download_file_from_hf(
+    repo_name: str,
+    file_name: str,
+    subfolder: str = ".",
+    cache_dir: str | Path | None = None,
+    force_is_torch: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """The content of a torch or JSON file on the hub; the local path of any other file."""
+    from huggingface_hub import hf_hub_download
+
+    folder = None if subfolder == "." else subfolder
+    path = Path(hf_hub_download(repo_name, file_name, subfolder=folder, cache_dir=cache_dir, **kwargs))
+    if path.suffix in (".pth", ".pt") or force_is_torch:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    return json.loads(path.read_text()) if path.suffix == ".json" else str(path)
+
+
+def print_gpu_mem(step_name: str = "") -> None:
+    """Print the GPU memory in use."""
+    in_use = torch.cuda.memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
+    print(f"{step_name} ~ {in_use:.2f} GiB allocated on the GPU")
+
+
+def keep_single_column(dataset: Any, col_name: str) -> Any:
+    """The dataset with only this column."""
+    if dataset.column_names is not None and col_name not in dataset.column_names:
+        raise HooklineError(f"the dataset has no column {col_name!r}, only {dataset.column_names}")
+    return dataset.remove_columns([name for name in dataset.column_names or () if name != col_name])
+
+
+def tokenize_and_concatenate(
+    dataset: Any,
+    tokenizer: Any,
+    streaming: bool = False,
+    max_length: int = 1024,
+    column_name: str = "text",
+    add_bos_token: bool = True,
+    num_proc: int = 10,
+    set_format: bool = True,
+) -> Any:
+    """Tokenize a text dataset (of Hugging Face `datasets`) into rows `tokens` of `max_length`."""
+
+    def rows(examples: dict[str, list[str]]) -> dict[str, np.ndarray]:
+        return {"tokens": token_rows(examples[column_name], tokenizer, max_length, add_bos_token)}
+
+    options = {} if streaming else {"num_proc": num_proc}
+    new = keep_single_column(dataset, column_name).map(rows, batched=True, remove_columns=[column_name], **options)
+    if set_format:
+        new.set_format(type="torch", columns=["tokens"])
+    return new
+
+
+def token_rows(
+    texts: Sequence[str], tokenizer: Any, max_length: int, add_bos_token: bool = True
+) -> Int[np.ndarray, "row max_length"]:
+    """The texts as one sequence of tokens, separated by the EOS token, split into rows of equal length.
+
+    Tokens left over at the end are dropped; if there are too few for one row, they are padded.
+    """
+    if tokenizer.eos_token_id is None or (add_bos_token and tokenizer.bos_token_id is None):
+        raise HooklineError("the tokenizer has no EOS or no BOS token: set them first")
+    width = max_length - 1 if add_bos_token else max_length
+    if width < 1:
+        raise HooklineError(f"max_length={max_length} leaves no room for tokens")
+    ids = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"] if texts else []
+    joined = np.array([token for row in ids for token in (*row, tokenizer.eos_token_id)][:-1], dtype=np.int64)
+    if 0 < len(joined) < width:
+        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+        joined = np.pad(joined, (0, width - len(joined)), constant_values=pad)
+    tokens = joined[: len(joined) // width * width].reshape(-1, width)
+    return np.pad(tokens, ((0, 0), (1, 0)), constant_values=tokenizer.bos_token_id) if add_bos_token else tokens
+
+
+@torch.no_grad()
+def test_prompt(
+    prompt: str,
+    answer: str | list[str],
+    model: HookedTransformer,
+    prepend_space_to_answer: bool = True,
+    print_details: bool = True,
+    prepend_bos: bool | None = None,
+    top_k: int = 10,
+) -> None:
+    """Print the rank of an answer after a prompt, token by token, and the most likely tokens there.
+
+    If there are several answers, only the first token of each is used.
+    """
+    answers = [answer] if isinstance(answer, str) else list(answer)
+    if not answers or not all(answers):
+        raise HooklineError(f"an answer must be a nonempty text, or a list of such texts, not {answer!r}")
+    if prepend_space_to_answer:
+        answers = [each if each.startswith(" ") else f" {each}" for each in answers]
+    start = model.to_tokens(prompt, prepend_bos=prepend_bos)[0]
+    rows = [model.to_tokens(each, prepend_bos=False)[0] for each in answers]
+    rows = rows if len(rows) == 1 else [row[:1] for row in rows]
+    labels = [model.to_str_tokens(row) for row in rows]
+    if print_details:
+        print("Tokenized prompt:", model.to_str_tokens(start))
+        print(f"Tokenized answer{'s' if len(rows) > 1 else ''}:", labels if len(rows) > 1 else labels[0])
+    logits = model(torch.cat([start, rows[0]])[None])[0, len(start) - 1 : -1]
+    ranks = []
+    for step, at in enumerate(logits):
+        wanted = [int(row[step]) for row in rows]
+        names = [label[step] for label in labels]
+        order = at.argsort(descending=True).tolist()
+        ranks.append([(name, order.index(token)) for name, token in zip(names, wanted, strict=True)])
+        if print_details:
+            _print_step(model, at, order, ranks[-1], wanted, top_k)
+    print("Ranks of the answer tokens:", [each[0] for each in ranks] if len(rows) == 1 else ranks)
+
+
+test_prompt.__test__ = False  # type: ignore[attr-defined]  # pytest would take it for a test
+
+
+def _print_step(
+    model: HookedTransformer, at: Tensor, order: list[int], ranks: list[tuple[str, int]], wanted: list[int], top_k: int
+) -> None:
+    probs = at.softmax(-1)
+    print(f"Performance on answer token{'s' if len(wanted) > 1 else ''}:")
+    for (name, rank), token in zip(ranks, wanted, strict=True):
+        print(f"Rank: {rank: <8} Logit: {at[token]:5.2f} Prob: {probs[token]:6.2%} Token: |{name}|")
+    for place, token in enumerate(order[:top_k]):
+        print(
+            f"Top {place}th token. Logit: {at[token]:5.2f} Prob: {probs[token]:6.2%} "
+            f"Token: |{model.to_single_str_token(token)}|"
+        )
 
 
 __getattr__ = refusing("transformer_lens.utils")

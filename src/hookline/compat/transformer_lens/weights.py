@@ -1,4 +1,4 @@
-"""Weights as in TransformerLens: per head, also with shared keys and values, and under its names."""
+"""The weights of a HookedTransformer by the names and in the layout of TransformerLens."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hookline.compat.transformer_lens import entries, state
+from hookline.compat.transformer_lens import entries
 from hookline.compat.transformer_lens.tl_config import HookedTransformerConfig
 from hookline.errors import HooklineError
 from hookline.model import HookedModel
-from hookline.weights.copies import copied
 from hookline.weights.matrices import Weights
 
 
 class LensMatrices(Weights):
-    """The weights of a HookedTransformer: one of each head also where heads share keys and values."""
+    """The weights of a HookedTransformer, with one key and value matrix per head even if heads share them."""
 
     def __init__(self, model: Any) -> None:
         super().__init__(model._points)
@@ -26,47 +25,26 @@ class LensMatrices(Weights):
 
     @property
     def W_E(self) -> Float[Tensor, "d_vocab d_model"]:  # noqa: N802
-        """The embedding of each token, with any factor that comes after it."""
-        factor = entries.token_scale(self._model)
-        own = super().W_E
-        why = f"the model's own matrix is multiplied with {factor:g} on its way into the stream; assign model.embed.W_E"
-        return own if factor == 1.0 else copied(own * factor, why)
+        """The embedding of each token, multiplied with any factor that follows it in the model."""
+        return self._model.embed.W_E
 
     @property
     def W_pos(self) -> Float[Tensor, "n_ctx d_model"]:  # noqa: N802
         """The learned positions; a shortformer's too."""
-        own = entries.position_embedding(self._model)
-        return super().W_pos if own is None or self._points.anatomy.main.pos_embed is not None else own.weight  # type: ignore[return-value]
+        entry = entries.find_entry(self._model, "pos_embed.W_pos")
+        return super().W_pos if entry is None else entry.own
 
-    @property
-    def W_K(self) -> Float[Tensor, "layer head d_model d_head"]:  # noqa: N802
-        """To the keys of each head."""
-        return self._for_each_head(self._stacked("W_K"))
-
-    @property
-    def W_V(self) -> Float[Tensor, "layer head d_model d_head"]:  # noqa: N802
-        """To the values of each head."""
-        return self._for_each_head(self._stacked("W_V"))
-
-    @property
-    def b_K(self) -> Float[Tensor, "layer head d_head"]:  # noqa: N802
-        """Of the keys of each head."""
-        return self._for_each_head(self._stacked("b_K"))
-
-    @property
-    def b_V(self) -> Float[Tensor, "layer head d_head"]:  # noqa: N802
-        """Of the values of each head."""
-        return self._for_each_head(self._stacked("b_V"))
-
-    @property
-    def W_gate(self) -> Float[Tensor, "layer d_model d_mlp"] | None:  # noqa: N802
-        """Into the gate; None where there is none."""
-        return self._stacked("W_gate") if self._model._cfg.gated_mlp else None
+    def _stacked(self, name: str) -> Any:
+        """A weight of all layers, with keys and values repeated for each head; None for the gate of an ungated MLP."""
+        if name == "W_gate" and not self._model.cfg.gated_mlp:
+            return None
+        found = super()._stacked(name)
+        return self._for_each_head(found) if name in ("W_K", "W_V", "b_K", "b_V") else found
 
     def tokens_to_residual_directions(
         self, tokens: str | int | Sequence[str] | Tensor
     ) -> Float[Tensor, "*some d_model"]:
-        """The unembedding of each token; of a tensor with one token in it, without axes for it."""
+        """The unembedding of each token; a tensor with a single token returns a vector."""
         is_one = isinstance(tokens, Tensor) and tokens.numel() == 1
         return super().tokens_to_residual_directions(tokens.reshape(()) if is_one else tokens)  # type: ignore[union-attr]
 
@@ -74,7 +52,7 @@ class LensMatrices(Weights):
 class LensWeights(HookedModel):
     """The weights and state dict of a HookedTransformer. A mixin."""
 
-    _cfg: HookedTransformerConfig
+    cfg: HookedTransformerConfig = None  # type: ignore[assignment]  # set for each model
 
     @property
     def weights(self) -> LensMatrices:
@@ -96,29 +74,29 @@ class LensWeights(HookedModel):
         draw_weights(self.module)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:  # type: ignore[override]
-        """The weights under TransformerLens's names and in its layout: views, where they can be.
+        """The weights by TransformerLens's names and in its layout, as views if possible.
 
-        What it has no name for goes by its own name in the model. In the `state_dict` of a module that has this model
-        as a submodule, all of it does: torch loads it by the names of the modules.
+        Weights without a TransformerLens name have their own name in the model. In the `state_dict` of a parent module
+        all weights have their own names, by which torch loads them.
         """
         if kwargs.get("destination") is not None:
             return self.module.state_dict(*args, **kwargs)
         if args or kwargs:
-            raise HooklineError("state_dict takes no arguments here: model.module.state_dict(…) is the model's own")
+            raise HooklineError("state_dict takes no arguments here: use model.module.state_dict(…)")
         return {name: entry.value.detach() for name, entry in entries.weights_of(self).items()}  # type: ignore[arg-type]
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], strict: bool = True, assign: bool = False) -> Any:
         """Load weights with TransformerLens's names."""
         if assign:
             raise HooklineError("assign=True is not supported for views of weights: omit it")
-        missing, unexpected = state.load(self, state_dict, strict=strict)  # type: ignore[arg-type]
+        missing, unexpected = entries.load(self, state_dict, strict=strict)  # type: ignore[arg-type]
         return nn.modules.module._IncompatibleKeys(missing, unexpected)
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """The model's own parameters, under TransformerLens's names where the layout is the same."""
         if args or kwargs:
-            raise HooklineError("named_parameters takes no arguments here: model.module.named_parameters(…) does")
-        return state.named_parameters(self)  # type: ignore[arg-type]
+            raise HooklineError("named_parameters takes no arguments here: use model.module.named_parameters(…)")
+        return entries.named_parameters(self)  # type: ignore[arg-type]
 
     def to(  # type: ignore[override]
         self,
@@ -128,7 +106,7 @@ class LensWeights(HookedModel):
         """Move the model, or change its dtype."""
         self.module.to(device_or_dtype)
         parameter = next(self.module.parameters())
-        self._cfg.device, self._cfg.dtype = self._device, parameter.dtype
+        self.cfg.device, self.cfg.dtype = self._device, parameter.dtype
         return self
 
     def cuda(self, device: int | str | torch.device | None = None) -> Self:

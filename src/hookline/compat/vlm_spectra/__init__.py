@@ -3,20 +3,13 @@
     from hookline.compat.vlm_spectra import HookedVLM
     from hookline.compat.vlm_spectra.hooks import PatchHeadHook
 
-What differs, and what is not here, is in docs/from-vlm-spectra.md.
+docs/from-vlm-spectra.md lists what differs and what is not available.
 """
 
-from hookline.compat.vlm_spectra.core.activation_cache import ActivationCache
-from hookline.compat.vlm_spectra.core.hooked_vlm import HookedVLM
-from hookline.compat.vlm_spectra.hooks import Hook, PatchHeadHook, PatchMLPHook, PatchResidualHook
-from hookline.compat.vlm_spectra.models.base_adapter import ModelAdapter
-
-__all__ = [
-    "HookedVLM",
-    "ActivationCache",
-    "ModelAdapter",
-    "Hook",
-    "PatchResidualHook",
-    "PatchHeadHook",
-    "PatchMLPHook",
-]
+from hookline.compat.vlm_spectra.core.activation_cache import ActivationCache as ActivationCache
+from hookline.compat.vlm_spectra.core.hooked_vlm import HookedVLM as HookedVLM
+from hookline.compat.vlm_spectra.hooks import Hook as Hook
+from hookline.compat.vlm_spectra.hooks import PatchHeadHook as PatchHeadHook
+from hookline.compat.vlm_spectra.hooks import PatchMLPHook as PatchMLPHook
+from hookline.compat.vlm_spectra.hooks import PatchResidualHook as PatchResidualHook
+from hookline.compat.vlm_spectra.models.base_adapter import ModelAdapter as ModelAdapter

@@ -1,5 +1,3 @@
 """Controllers, under mi-crow's path."""
 
-from hookline.hooks import Controller
-
-__all__ = ["Controller"]
+from hookline.hooks import Controller as Controller

@@ -1,5 +1,3 @@
 """Detectors, under mi-crow's path."""
 
-from hookline.hooks import Detector
-
-__all__ = ["Detector"]
+from hookline.hooks import Detector as Detector

@@ -2,9 +2,9 @@
 
 from typing import Any, TypeAlias
 
-from hookline.hooks import Hook, HookError, HookType
+from hookline.hooks import Hook as Hook
+from hookline.hooks import HookError as HookError
+from hookline.hooks import HookType as HookType
 
 HOOK_FUNCTION_INPUT: TypeAlias = tuple[Any, ...]
 HOOK_FUNCTION_OUTPUT: TypeAlias = Any
-
-__all__ = ["Hook", "HookType", "HookError", "HOOK_FUNCTION_INPUT", "HOOK_FUNCTION_OUTPUT"]

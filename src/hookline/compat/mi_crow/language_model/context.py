@@ -1,21 +1,19 @@
-"""What a registered hook can get at, in mi-crow's words."""
+"""The context of a registered hook: the language model, its layers and its store, by mi-crow's names."""
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 from weakref import ref
-
-from torch import nn
 
 from hookline.errors import HooklineError
 
 if TYPE_CHECKING:
     from hookline.compat.mi_crow.language_model.language_model import LanguageModel
-    from hookline.compat.mi_crow.language_model.layers import LanguageModelLayers
 
 
 class LanguageModelContext:
-    """The language model that a hook is registered on. It keeps no model alive."""
+    """The language model that a hook is registered on. It holds a weak reference, which keeps no model alive."""
 
     def __init__(self, lm: LanguageModel) -> None:
         self._lm = ref(lm)
@@ -25,38 +23,19 @@ class LanguageModelContext:
         """The language model."""
         lm = self._lm()
         if lm is None:
-            raise HooklineError("the language model that this hook was registered on is gone")
+            raise HooklineError("the language model that this hook was registered on no longer exists")
         return lm
 
-    @property
-    def model(self) -> nn.Module:
-        """The torch module."""
-        return self.language_model.model
+    model = property(attrgetter("language_model.model"), doc="The torch module.")
+    tokenizer = property(attrgetter("language_model.tokenizer"), doc="The tokenizer.")
+    model_id = property(attrgetter("language_model.model_id"), doc="The name of the model.")
+    layers = property(attrgetter("language_model.layers"), doc="The registry of hooks, by layer.")
+    store = property(attrgetter("language_model.store"), doc="The store, or None.")
 
     @property
     def device(self) -> str:
-        """Where the model is."""
+        """The device of the model."""
         return str(self.language_model.hooked._device)
-
-    @property
-    def tokenizer(self) -> Any:
-        """Its tokenizer."""
-        return self.language_model.tokenizer
-
-    @property
-    def model_id(self) -> str:
-        """What it is called."""
-        return self.language_model.model_id
-
-    @property
-    def layers(self) -> LanguageModelLayers:
-        """The layers manager."""
-        return self.language_model.layers
-
-    @property
-    def store(self) -> Any:
-        """The store."""
-        return self.language_model.store
 
     @property
     def hooks(self) -> list[Any]:
@@ -65,5 +44,5 @@ class LanguageModelContext:
 
     @property
     def special_token_ids(self) -> set[int]:
-        """The tokens that are no text."""
+        """The ids of special tokens, such as the end of text."""
         return set(self.tokenizer.all_special_ids) if self.tokenizer is not None else set()

@@ -1,4 +1,4 @@
-"""Inference: texts in, the model's own output and the encodings out, with the registered hooks at work."""
+"""InferenceEngine: run a language model on texts, with its registered hooks."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class _Stop(Hook):
-    """Keeps the output of a layer, and ends the forward pass there."""
+    """Records the output of a layer and stops the forward pass there."""
 
     def __call__(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:  # noqa: ARG002
-        """Leave."""
+        """Record the output and stop."""
         self.output = output
         raise StopForward
 
@@ -45,10 +45,10 @@ class InferenceEngine:
     ) -> tuple[Any, dict[str, Tensor]]:
         """The model's output on these texts, and their encodings: token ids and attention mask.
 
-        With `stop_after_layer` no layer after that one is run, and the output is that layer's.
+        With `stop_after_layer` later layers do not run, and the output is that layer's.
         """
         if autocast_dtype is not None and not autocast:
-            raise HooklineError("autocast_dtype is for autocast=True")
+            raise HooklineError("autocast_dtype needs autocast=True")
         encodings = self._encodings(texts, tok_kwargs or {})
         device = next(iter(encodings.values())).device
         casting = torch.autocast(device.type, dtype=autocast_dtype) if autocast else nullcontext()
@@ -59,7 +59,7 @@ class InferenceEngine:
 
     def _encodings(self, texts: Sequence[str], options: dict[str, Any]) -> dict[str, Tensor]:
         if isinstance(texts, str) or not texts:
-            raise HooklineError(f"texts is a list of at least one text, not {texts!r}")
+            raise HooklineError(f"texts must be a nonempty list of texts, not {texts!r}")
         hooked = self.lm.hooked
         if options:
             encoded = self.lm.tokenize(list(texts), **{"padding": True, "return_tensors": "pt", **options})
@@ -80,7 +80,7 @@ class InferenceEngine:
 
     @contextmanager
     def _controllers(self, wanted: bool) -> Iterator[None]:
-        """Without the controllers, if they are not wanted."""
+        """A context in which controllers are disabled, unless they are wanted."""
         off = [] if wanted else [each for each in self.lm.layers.get_controllers() if each.is_enabled()]
         for controller in off:
             controller.disable()

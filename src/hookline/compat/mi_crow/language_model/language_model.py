@@ -1,4 +1,4 @@
-"""LanguageModel: a hooked model with mi-crow's parts: layers, inference, activations, a store."""
+"""LanguageModel: a hooked model with mi-crow's components: layers, inference, activations and a store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hookline.hooks import Controller, Detector
 from hookline.model import HookedModel
 
 Device: TypeAlias = str | torch.device | None
-"""Where the model is to be; None leaves it where it is."""
+"""The device for the model; None does not move it."""
 
 
 class LanguageModel:
@@ -28,7 +28,7 @@ class LanguageModel:
         lm = LanguageModel.from_huggingface("gpt2", store=LocalStore("./store"))
         outputs, encodings = lm.inference.execute_inference(["Hello, world!"])
 
-    `lm.hooked` is the same model with hookline's own verbs.
+    `lm.hooked` is the same model with hookline's own methods.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class LanguageModel:
     ) -> None:
         hooked = hookline.hook(model if device is None else model.to(device), tokenizer)
         if not isinstance(hooked, HookedModel):
-            raise HooklineError(f"{type(model).__name__} is no language model whose anatomy is known")
+            raise HooklineError(f"{type(model).__name__} is not a supported language model")
         self.hooked = hooked
         self.store = LocalStore(store) if isinstance(store, str | Path) else store
         self.model_id: str = model_id or str(getattr(model.config, "name_or_path", "") or type(model).__name__)
@@ -54,7 +54,7 @@ class LanguageModel:
         model_params: dict[str, Any] | None = None,
         device: Device = None,
     ) -> Self:
-        """A model of the hub, or of a folder, with its tokenizer. "tinyworld" is in the package."""
+        """Load a model and its tokenizer from the hub or a folder; "tinyworld" is included in the package."""
         hooked = hookline.load(model_name, **({} if device is None else {"device": device}) | (model_params or {}))
         tokenizer = hooked.tokenizer
         if tokenizer_params:
@@ -67,13 +67,11 @@ class LanguageModel:
     def from_local(
         cls, saved_path: str | Path, store: Any = None, model_id: str | None = None, device: Device = None
     ) -> Self:
-        """A model from a folder that `save_model`, or transformers' `save_pretrained`, wrote."""
+        """Load a model from a folder written by `save_model` or transformers' `save_pretrained`."""
         path = Path(saved_path)
         if path.suffix in (".pt", ".pth", ".bin"):
-            raise HooklineError(
-                f"{path} is a pickle, which could run any code: load it with torch yourself, and pass the model to "
-                f"LanguageModel.from_model(model, tokenizer)"
-            )
+            how = "load it with torch, and call LanguageModel.from_model(model, tokenizer)"
+            raise HooklineError(f"{path} is a pickle file, which can execute code: {how}")
         if not path.is_dir():
             raise HooklineError(f"there is no folder {path}")
         hooked = hookline.load(path.resolve())
@@ -81,7 +79,7 @@ class LanguageModel:
 
     @classmethod
     def from_local_torch(cls, model_path: str, tokenizer_path: str, store: Any = None, device: Device = None) -> Self:
-        """A model from one folder and a tokenizer from another."""
+        """Load a model from one folder and its tokenizer from another."""
         from transformers import AutoTokenizer
 
         lm = cls.from_local(model_path, store)
@@ -91,7 +89,7 @@ class LanguageModel:
     def from_model(
         cls, model: nn.Module, tokenizer: Any, store: Any = None, model_id: str | None = None, device: Device = None
     ) -> Self:
-        """A model that is in memory already."""
+        """Wrap a model that is already in memory."""
         return cls(model, tokenizer, store, model_id, device)
 
     @property
@@ -101,11 +99,11 @@ class LanguageModel:
 
     @property
     def tokenizer(self) -> Any:
-        """Its tokenizer."""
+        """The tokenizer."""
         return self.hooked.tokenizer
 
     def needed_store(self) -> LocalStore:
-        """The store, where there must be one."""
+        """The store; raises if there is none."""
         if not isinstance(self.store, LocalStore):
             raise HooklineError("this needs a store: LanguageModel.from_…(…, store=LocalStore(base_path=…))")
         return self.store
@@ -119,37 +117,37 @@ class LanguageModel:
         return folder
 
     def tokenize(self, texts: list[str], **kwargs: Any) -> Any:
-        """What the tokenizer makes of the texts."""
+        """The tokenizer's output for these texts."""
         return self.tokenizer(texts, **kwargs)
 
     def get_all_detector_metadata(self) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
-        """What the registered detectors have kept, by layer: the metadata and the tensors."""
+        """The metadata and the tensors that registered detectors recorded, both by layer."""
         detectors = self.layers.get_detectors()
         layers = [str(detector.layer_signature) for detector in detectors]
-        names = [
-            layer if layers.count(layer) == 1 else f"{layer}#{detector.id}"
+        named = {
+            layer if layers.count(layer) == 1 else f"{layer}#{detector.id}": detector
             for layer, detector in zip(layers, detectors, strict=True)
-        ]
-        metadata = {name: detector.metadata for name, detector in zip(names, detectors, strict=True)}
-        return metadata, {name: each.tensor_metadata for name, each in zip(names, detectors, strict=True)}
+        }
+        metadata = {name: detector.metadata for name, detector in named.items()}
+        return metadata, {name: detector.tensor_metadata for name, detector in named.items()}
 
     def clear_detectors(self) -> None:
-        """Let the registered detectors forget what they have kept."""
+        """Clear what registered detectors recorded."""
         for detector in self.layers.get_detectors():
             detector.clear_captured()
 
     def save_detector_metadata(
         self, run_name: str, batch_idx: int | None, unified: bool = False, clear_after_save: bool = True
     ) -> str:
-        """Write what the registered detectors have kept to the store; after that they forget it, unless told not to.
+        """Save what registered detectors recorded to the store, and by default clear them.
 
-        With `unified` it goes after the batches that the run has already, whatever `batch_idx` says.
+        With `unified` it becomes the next batch of the run, and `batch_idx` is ignored.
         """
         store, kept = self.needed_store(), self.get_all_detector_metadata()
         if unified:
             saved = store.put_run_detector_metadata(run_name, *kept)
         elif batch_idx is None:
-            raise HooklineError("say which batch it is, batch_idx=0 and so on, or unified=True for the next one")
+            raise HooklineError("pass the number of the batch, such as batch_idx=0, or unified=True for the next one")
         else:
             saved = store.put_detector_metadata(run_name, batch_idx, *kept)
         if clear_after_save:

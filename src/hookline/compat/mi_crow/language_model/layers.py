@@ -1,9 +1,9 @@
-"""The layers of a language model: hookline's registry, with mi-crow's other ways to ask it."""
+"""The layers of a language model: hookline's registry, with mi-crow's layer names and methods."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -36,36 +36,30 @@ class LanguageModelLayers(Registry):
         self.store = lm.store
 
     def register_hook(
-        self,
-        layer_signature: Filter,
-        hook: HookFunction,
-        hook_type: HookType | str | None = None,
-        *,
-        hook_id: str | None = None,
-        prepend: bool = False,
+        self, layer_signature: Filter, hook: HookFunction, hook_type: HookType | str | None = None, **options: Any
     ) -> str:
-        """Keep a hook at a layer, and give its id. Any number may share a layer."""
+        """Register a hook at a layer and return its id. The options are those of `Registry.register_hook`."""
         signature = self.resolved(layer_signature)
         if isinstance(hook, Hook):
             hook.layer_signature = self.resolved(hook.layer_signature)
-        new = super().register_hook(signature, hook, hook_type, hook_id=hook_id, prepend=prepend)
+        new = super().register_hook(signature, hook, hook_type, **options)
         if isinstance(hook, Hook):
             hook.used_on(self._model._points.root, self.context)
             hook.layer_signature = layer_signature if layer_signature is not None else hook.layer_signature
         return new
 
     def unregister_hook(self, hook_or_id: Any) -> bool:
-        """Take a hook out; False if there is none like that."""
+        """Unregister a hook, given by its id or itself; False if it is not registered."""
         return super().unregister_hook(hook_or_id) if hook_or_id in self else False
 
     def resolved(self, layer_signature: Any) -> Any:
-        """An index, or a name of mi-crow's, as the path of the module; `layer_3` as the number of a block."""
+        """The path of a module given by its index or mi-crow's name; for `layer_3`, the number of the block."""
         if isinstance(layer_signature, int) and not isinstance(layer_signature, bool):
             paths = [path for _, path, _ in self._flattened()]
             if layer_signature not in range(len(paths)):
                 raise UnknownHookPointError(
                     f"layer {layer_signature} is the index of a module, and this model has {len(paths)}, 0 to "
-                    f"{len(paths) - 1}: see get_layer_names(). A block goes by 'layer_{layer_signature}'"
+                    f"{len(paths) - 1}: see get_layer_names(). For a block, pass 'layer_{layer_signature}'"
                 )
             return paths[layer_signature]
         if not isinstance(layer_signature, str) or layer_signature in self.list_layers():
@@ -75,16 +69,10 @@ class LanguageModelLayers(Registry):
         return {name: path for name, path, _ in self._flattened()}.get(layer_signature, layer_signature)
 
     def _flattened(self) -> list[tuple[str, str, nn.Module]]:
-        """All modules in mi-crow's order, each with its name there and its path."""
+        """All modules in mi-crow's order, each as (mi-crow's name, path, module)."""
         root = self._model._points.root
-
-        def below(module: nn.Module, name: str, path: str) -> Iterator[tuple[str, str, nn.Module]]:
-            for key, child in module.named_children():
-                entry = f"{name}_{key}".replace(".", "_"), f"{path}.{key}".lstrip("."), child
-                yield entry
-                yield from below(child, *entry[:2])
-
-        return [*below(root, type(root).__name__.lower(), "")]
+        prefix, modules = type(root).__name__.lower(), root.named_modules(remove_duplicate=False)
+        return [(f"{prefix}_{path}".replace(".", "_"), path, module) for path, module in modules if path]
 
     @property
     def name_to_layer(self) -> dict[str, nn.Module]:
@@ -97,29 +85,29 @@ class LanguageModelLayers(Registry):
         return {index: module for index, (_, _, module) in enumerate(self._flattened())}
 
     def get_layer_names(self) -> list[str]:
-        """The names of the modules as mi-crow has them; `list_layers()` are their paths."""
+        """mi-crow's names of the modules; `list_layers()` returns their paths."""
         return list(self.name_to_layer)
 
     def register_forward_hook_for_layer(
         self, layer_signature: Any, hook: Callable[..., Any], hook_args: dict[str, Any] | None = None
     ) -> RemovableHandle:
-        """Put a torch hook on a layer, beside hookline; it is no hook of the registry."""
+        """Add a plain torch hook to a layer, outside the registry."""
         return self._module(layer_signature).register_forward_hook(hook, **(hook_args or {}))
 
     def register_pre_forward_hook_for_layer(
         self, layer_signature: Any, hook: Callable[..., Any], hook_args: dict[str, Any] | None = None
     ) -> RemovableHandle:
-        """Put a torch hook before a layer, beside hookline; it is no hook of the registry."""
+        """Add a plain torch pre-hook to a layer, outside the registry."""
         return self._module(layer_signature).register_forward_pre_hook(hook, **(hook_args or {}))
 
     def _module(self, layer_signature: Any) -> nn.Module:
         point = self._point(self.resolved(layer_signature), None)
         if point.site.kind is not Kind.OUTPUT or not isinstance(point.site.lens, First):
-            raise HooklineError(f"a torch hook is for a module, and {point.name!r} is a value: name the module")
+            raise HooklineError(f"a torch hook needs a module, but {point.name!r} is a value: name the module")
         return point.site.module
 
     def get_hooks(self, layer_signature: Any = None, hook_type: HookType | str | None = None) -> list[Any]:
-        """The registered hooks, of one layer or one type if that is given."""
+        """The registered hooks, optionally of one layer or one type only."""
         hooks = self.hooks(self.resolved(layer_signature))
         if hook_type is None:
             return hooks
@@ -135,36 +123,30 @@ class LanguageModelLayers(Registry):
         return [hook for hook in self.hooks() if isinstance(hook, Controller)]
 
     def print_layer_names(self) -> None:
-        """Print the names of the layers as mi-crow has them, each with what it is."""
+        """Print mi-crow's name and the class of every module."""
         for name, module in self.name_to_layer.items():
             print(f"{name}: {type(module).__name__}")
 
     def enable_hook(self, hook_id: str) -> bool:
-        """Switch a hook on; False if there is none like that."""
-        if hook_id not in self:
-            return False
-        self._switchable(hook_id).enable()
-        return True
+        """Enable a hook; False if there is none with that id."""
+        return self._switched(hook_id, self.enable)
 
     def disable_hook(self, hook_id: str) -> bool:
-        """Switch a hook off, without taking it out; False if there is none like that."""
-        if hook_id not in self:
-            return False
-        self._switchable(hook_id).disable()
-        return True
+        """Disable a hook, but keep it registered; False if there is none with that id."""
+        return self._switched(hook_id, self.disable)
+
+    def _switched(self, hook_id: str, switch: Callable[[str], None]) -> bool:
+        is_known = hook_id in self
+        if is_known:
+            switch(hook_id)
+        return is_known
 
     def enable_all_hooks(self) -> None:
-        """Switch all of them on."""
+        """Enable all registered hooks."""
         for hook_id in self.ids():
-            self.enable_hook(hook_id)
+            self.enable(hook_id)
 
     def disable_all_hooks(self) -> None:
-        """Switch all of them off."""
+        """Disable all registered hooks, but keep them registered."""
         for hook_id in self.ids():
-            self.disable_hook(hook_id)
-
-    def _switchable(self, hook_id: str) -> Hook:
-        hook = self.get(hook_id)
-        if not isinstance(hook, Hook):
-            raise HooklineError(f"{hook_id!r} is a function or an edit, which cannot be switched: unregister it")
-        return hook
+            self.disable(hook_id)

@@ -1,5 +1,3 @@
-"""Where runs are kept."""
+"""The store of runs, under mi-crow's path."""
 
-from hookline.compat.mi_crow.store.local_store import LocalStore
-
-__all__ = ["LocalStore"]
+from hookline.compat.mi_crow.store.local_store import LocalStore as LocalStore

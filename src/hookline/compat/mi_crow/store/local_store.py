@@ -1,4 +1,4 @@
-"""LocalStore: a folder with what runs have left: activations as hookline stores, all else as JSON and safetensors."""
+"""LocalStore: a folder of runs, with activations as hookline stores them, and the rest as JSON and safetensors."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ TensorMetadata = dict[str, dict[str, Tensor]]
 
 
 class LocalStore:
-    """Runs by their names, under `base_path/runs`.
+    """A folder of runs, by name, under `base_path/runs`.
 
     store = LocalStore(base_path="./store")
-    store.open_run("first")["transformer.h.0"][:100]     # the activations that lm.activations saved
+    store.open_run("first")["transformer.h.0"][:100]     # activations saved by lm.activations
     """
 
     def __init__(self, base_path: str | Path = "", runs_prefix: str = "runs") -> None:
@@ -32,7 +32,7 @@ class LocalStore:
     def run_path(self, run_id: str) -> Path:
         """The folder of a run."""
         if not isinstance(run_id, str) or run_id in ("", ".", "..") or set(run_id) & set("/\\\0"):
-            raise StoreError(f"a run's name is a folder's name, not {run_id!r}")
+            raise StoreError(f"a run's name must be usable as the name of a folder, not {run_id!r}")
         return self.base_path / self.runs_prefix / run_id
 
     def list_runs(self) -> list[str]:
@@ -40,16 +40,16 @@ class LocalStore:
         return sorted(_folders_in(self.base_path / self.runs_prefix))
 
     def open_run(self, run_id: str) -> stores.LocalStore:
-        """The activations saved in a run, as `hookline.store` reads them: by row, by example, in shuffled batches."""
+        """The activations saved in a run, as a `hookline.store.LocalStore`."""
         from hookline.store import LocalStore as Activations
 
         path = self.run_path(run_id) / "activations"
         if not os.path.isdir(path):
-            raise StoreError(f"no activations were saved in a run {run_id!r}; the runs are {self.list_runs()}")
+            raise StoreError(f"no activations were saved in run {run_id!r}; the runs are {self.list_runs()}")
         return Activations(path)
 
     def delete_run(self, run_id: str) -> None:
-        """Remove a run and all that is in it."""
+        """Delete a run and everything in it."""
         path = self.run_path(run_id)
         if not os.path.isdir(path):
             raise StoreError(f"there is no run {run_id!r}; the runs are {self.list_runs()}")
@@ -59,16 +59,16 @@ class LocalStore:
             raise StoreError(f"the run {run_id!r} cannot be deleted: {error.strerror or error}") from error
 
     def put_tensor(self, key: str, tensor: Tensor) -> None:
-        """Write one tensor to a file of its own; the key is its path in the store."""
+        """Write a tensor to its own file; the key is its path in the store."""
         path = self._file(key)
         make_folder(path.parent, f"the tensor {key!r}")
         write_tensors(path, "tensor", {"tensor": tensor}, {})
 
     def get_tensor(self, key: str) -> Tensor:
-        """A tensor that `put_tensor` wrote."""
+        """Read a tensor written by `put_tensor`."""
         path = self._file(key)
         if not os.path.isfile(path):
-            raise StoreError(f"no tensor was put as {key!r}: there is no file {path}")
+            raise StoreError(f"no tensor was found for {key!r}: the file {path} does not exist")
         found, _ = read_tensors(path, "tensor", called="a tensor", writer=None)
         if list(found) != ["tensor"]:
             raise StoreError(f"{path} has the tensors {', '.join(found)}, not one called 'tensor'")
@@ -77,47 +77,47 @@ class LocalStore:
     def _file(self, key: str) -> Path:
         parts = key.split("/") if isinstance(key, str) else []
         if not parts or any(part in ("", ".", "..") or set(part) & set("\\\0") for part in parts):
-            raise StoreError(f"a tensor's key is a path inside the store, such as 'directions/mean', not {key!r}")
+            raise StoreError(f"a tensor's key must be a path inside the store, such as 'directions/mean', not {key!r}")
         return self.base_path / key
 
     def put_run_detector_metadata(self, run_id: str, metadata: dict[str, Any], tensor_metadata: TensorMetadata) -> str:
-        """Write what detectors have kept, as the next batch of the run."""
+        """Write the recordings of detectors as the next batch of the run."""
         number = max(self.list_run_batches(run_id), default=-1) + 1
         return self.put_detector_metadata(run_id, number, metadata, tensor_metadata)
 
     def put_run_metadata(self, run_id: str, meta: dict[str, Any]) -> str:
-        """Write what is known of a run, as JSON."""
+        """Write the metadata of a run as JSON."""
         return str(_write_json(self.run_path(run_id) / "meta.json", meta))
 
     def get_run_metadata(self, run_id: str) -> dict[str, Any]:
-        """What is known of a run; nothing if nothing was written."""
+        """The metadata of a run; empty if none was written."""
         path = self.run_path(run_id) / "meta.json"
-        found = _read_json(path) if os.path.exists(path) else {}
+        found = read_json(path) if os.path.exists(path) else {}
         if not isinstance(found, dict):
-            raise StoreError(f"{path} does not hold what is known of a run, but {found!r:.60}")
+            raise StoreError(f"{path} should contain the metadata of a run, but contains {found!r:.60}")
         return found
 
     def put_detector_metadata(
         self, run_id: str, batch_index: int, metadata: dict[str, Any], tensor_metadata: TensorMetadata
     ) -> str:
-        """Write what detectors have kept of one batch, by layer."""
+        """Write the recordings of detectors in one batch, by layer."""
         folder = self._batch(run_id, batch_index)
         names = {
             f"{i}.{key}": (layer, key) for i, layer in enumerate(tensor_metadata) for key in tensor_metadata[layer]
         }
         tensors = {name: tensor_metadata[layer][key].cpu().contiguous() for name, (layer, key) in names.items()}
-        make_folder(folder, "what detectors have kept")
+        make_folder(folder, "the recordings of detectors")
         write_tensors(folder / "tensors.safetensors", "detectors", tensors, {})
         _write_json(folder / "metadata.json", {"metadata": metadata, "tensors": names})
         return str(folder)
 
     def get_detector_metadata(self, run_id: str, batch_index: int) -> tuple[dict[str, Any], TensorMetadata]:
-        """What detectors had kept of one batch: the metadata and the tensors, each by layer."""
+        """The recordings of detectors in one batch: the metadata and the tensors, each by layer."""
         folder = self._batch(run_id, batch_index)
         if not os.path.exists(folder / "metadata.json"):
             raise StoreError(f"run {run_id!r} has no batch {batch_index}; it has {self.list_run_batches(run_id)}")
-        table, path = _read_json(folder / "metadata.json"), folder / "tensors.safetensors"
-        tensors, _ = read_tensors(path, "detectors", called="what detectors have kept", writer=None)
+        table, path = read_json(folder / "metadata.json"), folder / "tensors.safetensors"
+        tensors, _ = read_tensors(path, "detectors", called="recordings of detectors", writer=None)
         by_layer: TensorMetadata = {}
         with taking_apart(str(folder)):
             for name, (layer, key) in table["tensors"].items():
@@ -133,13 +133,13 @@ class LocalStore:
         return tensors[layer][key]
 
     def list_run_batches(self, run_id: str) -> list[int]:
-        """The batches of which detectors' metadata was saved."""
+        """The numbers of the batches with recordings of detectors."""
         parts = (name.partition("batch_") for name in _folders_in(self.run_path(run_id)))
         return sorted(int(number) for before, _, number in parts if not before and number.isdecimal())
 
     def _batch(self, run_id: str, index: int) -> Path:
         if not isinstance(index, int) or index < 0:
-            raise StoreError(f"a batch is numbered from 0, not {index!r}")
+            raise StoreError(f"the number of a batch must be an integer from 0 on, not {index!r}")
         return self.run_path(run_id) / f"batch_{index}"
 
     def __repr__(self) -> str:
@@ -159,14 +159,7 @@ def _write_json(path: Path, value: Any) -> Path:
     try:
         text = json.dumps(value, indent=1, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise StoreError(f"metadata must be what JSON knows: {error}") from error
+        raise StoreError(f"metadata must be serializable as JSON: {error}") from error
     make_folder(path.parent, "metadata")
     write_bytes(path, text.encode(), "the metadata")
     return path
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return read_json(path)
-    except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error.strerror or error}") from error

@@ -8,7 +8,5 @@
 It is a model of transformers like any other: `generate`, `save_pretrained`, padding and key/value caches are theirs.
 """
 
-from hookline.compat.transformer_lens.native.native_config import NativeConfig
-from hookline.compat.transformer_lens.native.transformer import NativeTransformer
-
-__all__ = ["NativeConfig", "NativeTransformer"]
+from hookline.compat.transformer_lens.native.native_config import NativeConfig as NativeConfig
+from hookline.compat.transformer_lens.native.transformer import NativeTransformer as NativeTransformer

@@ -1,9 +1,9 @@
 """Weight initialization of a native transformer.
 
-`gpt2` draws every matrix from a normal distribution, `xavier_*` and `kaiming_*` by how many numbers go into and come
-out of it, heads counted one by one. Biases are 0, norms 1. Matrices are drawn one after the other in the classic
-layout, as `[head, d_model, d_head]` and the like, so that a seed gives the weights that TransformerLens draws for it
-(but for alibi: there it draws positions as well, which nothing reads).
+`gpt2` draws every matrix from a normal distribution with a fixed standard deviation; `xavier_*` and `kaiming_*` scale
+it by the fan-in and fan-out of each matrix, with each head as a matrix of its own. Biases are 0, norms 1. Matrices are
+drawn one after the other in the layout of TransformerLens, such as `[head, d_model, d_head]`, so that a seed gives the
+same weights as there (except with ALiBi, where TransformerLens also draws position embeddings that it does not use).
 """
 
 from __future__ import annotations
@@ -26,20 +26,15 @@ def draw_weights(model: NativeTransformer) -> None:
     config = model.config
     if config.init_mode is None:
         return
-    _set_constants(model)
-    generator = None if config.seed is None else torch.Generator().manual_seed(config.seed)
-    for parameter, view in _matrices(model):
-        if not _was_loaded(parameter):
-            drawn = torch.empty(view.shape, dtype=view.dtype, device="cpu")
-            view.copy_(_fill(drawn, config, generator))
-
-
-def _set_constants(model: nn.Module) -> None:
     for module in model.modules():
         is_norm = isinstance(module, nn.LayerNorm | nn.RMSNorm)
         for name, parameter in module.named_parameters(recurse=False):
             if not _was_loaded(parameter) and (is_norm or name == "bias"):
                 parameter.fill_(1.0 if name == "weight" else 0.0)
+    generator = None if config.seed is None else torch.Generator().manual_seed(config.seed)
+    for owner, view in _matrices(model):
+        if not _was_loaded(owner):
+            view.copy_(_fill(torch.empty(view.shape, dtype=view.dtype, device="cpu"), config, generator))
 
 
 def _was_loaded(parameter: Tensor) -> bool:
@@ -80,7 +75,6 @@ def _of_block(block: NativeBlock) -> Iterator[tuple[Tensor, Tensor]]:
     yield attn.k_proj.weight, attn.k_proj.weight.unflatten(0, (-1, size)).mT
     yield attn.v_proj.weight, attn.v_proj.weight.unflatten(0, (-1, size)).mT
     if block.has_mlp:
-        yield block.mlp.up_proj.weight, block.mlp.up_proj.weight.T
-        yield block.mlp.down_proj.weight, block.mlp.down_proj.weight.T
-        if block.mlp.is_gated:
-            yield block.mlp.gate_proj.weight, block.mlp.gate_proj.weight.T
+        mlp = block.mlp
+        for linear in (mlp.up_proj, mlp.down_proj, *([mlp.gate_proj] if mlp.is_gated else [])):
+            yield linear.weight, linear.weight.T

@@ -17,6 +17,18 @@ ACTIVATIONS = (
 INIT_MODES = ("gpt2", "xavier_uniform", "xavier_normal", "kaiming_uniform", "kaiming_normal")
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
+_CHOICES: dict[str, tuple[str | None, ...]] = {
+    "normalization": NORMALIZATIONS,
+    "positions": POSITIONS,
+    "hidden_act": ACTIVATIONS,
+    "init_mode": (*INIT_MODES, None),
+}
+_COUNTS = (
+    *("vocab_size", "output_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim"),
+    *("num_key_value_heads", "intermediate_size", "max_position_embeddings"),
+)
+_POSITIVE = ("attn_logit_softcapping", "final_logit_softcapping", "attention_scale", "sliding_window")
+
 _OF_TRANSFORMERS = frozenset(
     {
         *("model_type", "torch_dtype", "name_or_path", "output_attentions", "attn_implementation", "num_labels"),
@@ -27,151 +39,128 @@ _OF_TRANSFORMERS = frozenset(
 
 
 class NativeConfig(PreTrainedConfig):
-    """Sizes and options of a `NativeTransformer`; inconsistent options raise."""
+    """Sizes and options of a `NativeTransformer`; inconsistent options raise.
+
+    Args:
+        output_size: The number of logits; by default the vocabulary size.
+        num_key_value_heads: Fewer than heads if heads share keys and values.
+        head_dim: By default hidden_size / num_attention_heads.
+        hidden_act: A name of transformers, or `solu`, `x * softmax(x)`; `solu_ln` adds a LayerNorm.
+        parallel_attn_mlp: Attention and MLP read the same stream.
+        normalization: `none`, `LN` or `RMS`; `LNPre` and `RMSPre` are those without parameters.
+        final_rms: The final norm is an RMSNorm, independent of the others.
+        norms_after: The outputs of attention and MLP are normalized before they are added.
+        positions: `standard`: learned, added to the stream; `shortformer`: learned, read by queries and keys only.
+        rotary_adjacent_pairs: Rotary pairs are adjacent; otherwise each pair has one entry in either half.
+        layer_types: `full_attention` or `sliding_attention` (the last `sliding_window` positions), one per layer.
+        attention_scale: The divisor of scores; by default sqrt(head_dim).
+        scale_attn_by_inverse_layer_idx: Scores are also divided by the layer number, counted from 1.
+        init_mode: How weights are initialized (see `initial.py`); None keeps torch's initialization.
+        initializer_range: The standard deviation for `gpt2`, a gain for the others.
+        seed: The same seed gives the same weights on every device.
+    """
 
     model_type: ClassVar[str] = "hookline_native"
 
     vocab_size: int = 64
     output_size: int | None = None
-    """The number of logits; by default the vocabulary size."""
     hidden_size: int = 32
     num_hidden_layers: int = 2
     num_attention_heads: int = 4
     num_key_value_heads: int | None = None
-    """Fewer than heads if heads share keys and values."""
     head_dim: int | None = None
-    """By default hidden_size / num_attention_heads."""
     max_position_embeddings: int = 64
 
     attention_only: bool = False
     intermediate_size: int | None = None
     hidden_act: str = "relu"
-    """A name of transformers, or `solu`, `x * softmax(x)`; `solu_ln` adds a LayerNorm."""
     gated_mlp: bool = False
     parallel_attn_mlp: bool = False
-    """Attention and MLP read the same stream."""
 
     normalization: str = "LN"
-    """`none`, `LN` or `RMS`; `LNPre` and `RMSPre` are those without parameters."""
     norm_eps: float = 1e-5
     final_rms: bool = False
-    """The final norm is an RMSNorm, independent of the others."""
     norms_after: bool = False
-    """The outputs of attention and MLP are normalized before they are added."""
     embedding_norm: bool = False
 
     positions: str = "standard"
-    """`standard`: learned and added to the stream; `shortformer`: learned, and read by queries and keys only."""
     rotary_dim: int | None = None
     rotary_base: float = 10000.0
     rotary_adjacent_pairs: bool = False
-    """Rotary pairs are adjacent; otherwise each pair has one entry in either half."""
 
     is_causal: bool = True
     layer_types: list[str] | None = None
-    """`full_attention` or `sliding_attention` (the last `sliding_window` positions), one per layer."""
     sliding_window: int | None = None
     attention_scale: float | None = None
-    """The divisor of scores; by default sqrt(head_dim)."""
     scale_attn_by_inverse_layer_idx: bool = False
-    """Scores are also divided by the layer number, counted from 1."""
     qk_norm: bool = False
     attn_logit_softcapping: float | None = None
     final_logit_softcapping: float | None = None
 
     tie_word_embeddings: bool = False
     init_mode: str | None = "gpt2"
-    """How weights are initialized (see `initial.py`); None keeps torch's initialization."""
     initializer_range: float | None = None
-    """The standard deviation for `gpt2`, a gain for the others."""
     seed: int | None = None
-    """The same seed gives the same weights on every device."""
 
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
     pad_token_id: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        self._refuse_unknown(kwargs)
+        known = _OF_TRANSFORMERS | GenerationConfig._get_default_generation_params().keys()
+        # transformers would store an unknown name as an attribute.
+        if unknown := [name for name in kwargs if name not in known and not name.startswith("_")]:
+            own = [name for name in NativeConfig.__annotations__ if name != "model_type"]
+            raise HooklineError(f"NativeConfig has no {', '.join(unknown)}: its fields are {', '.join(own)}")
         self._check_counts()
         self._fill_in()
         self._check_counts()
         if self.attn_logit_softcapping is not None and kwargs.get("attn_implementation") is None:
             kwargs["attn_implementation"] = "eager"  # fused attention has no soft cap
         super().__post_init__(**kwargs)
-        self._check_names()
-        self._check_sizes()
+        check_choices(self, _CHOICES)
         self._check_together()
-
-    def _refuse_unknown(self, kwargs: dict[str, Any]) -> None:
-        """Raise for unknown names, which transformers would store as attributes."""
-        known = _OF_TRANSFORMERS | GenerationConfig._get_default_generation_params().keys()
-        unknown = [name for name in kwargs if name not in known and not name.startswith("_")]
-        if unknown:
-            raise HooklineError(f"NativeConfig has no {', '.join(unknown)}: its fields are {', '.join(_own_fields())}")
 
     def _fill_in(self) -> None:
         """Fill in values that follow from others."""
-        self.output_size = self.vocab_size if self.output_size is None else self.output_size
-        if self.num_key_value_heads is None:
-            self.num_key_value_heads = self.num_attention_heads
-        if self.head_dim is None:
-            if self.hidden_size % self.num_attention_heads:
-                raise HooklineError(
-                    f"{self.num_attention_heads} heads do not divide hidden_size={self.hidden_size}: pass head_dim"
-                )
-            self.head_dim = self.hidden_size // self.num_attention_heads
-        if self.intermediate_size is None:
-            self.intermediate_size = 4 * self.hidden_size
-        if self.attention_scale is None:
-            self.attention_scale = self.head_dim**0.5
-        if self.positions == "rotary" and self.rotary_dim is None:
-            self.rotary_dim = self.head_dim
-        if self.layer_types is None:
-            self.layer_types = ["full_attention"] * self.num_hidden_layers
-        if self.initializer_range is None:
-            self.initializer_range = 0.8 / self.hidden_size**0.5 if self.init_mode == "gpt2" else 1.0
-
-    def _check_names(self) -> None:
-        choices: dict[str, tuple[str | None, ...]] = {
-            "normalization": NORMALIZATIONS,
-            "positions": POSITIONS,
-            "hidden_act": ACTIVATIONS,
-            "init_mode": (*INIT_MODES, None),
+        if self.head_dim is None and self.hidden_size % self.num_attention_heads:
+            raise HooklineError(
+                f"{self.num_attention_heads} heads do not divide hidden_size={self.hidden_size}: pass head_dim"
+            )
+        head_dim = self.head_dim or self.hidden_size // self.num_attention_heads
+        defaults = {
+            "output_size": self.vocab_size,
+            "num_key_value_heads": self.num_attention_heads,
+            "head_dim": head_dim,
+            "intermediate_size": 4 * self.hidden_size,
+            "attention_scale": head_dim**0.5,
+            "rotary_dim": head_dim if self.positions == "rotary" else None,
+            "layer_types": ["full_attention"] * self.num_hidden_layers,
+            "initializer_range": 0.8 / self.hidden_size**0.5 if self.init_mode == "gpt2" else 1.0,
         }
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise HooklineError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(map(repr, allowed))}")
-        for kind in self.layer_types or ():
-            if kind not in LAYER_TYPES:
-                raise HooklineError(f"a layer of type {kind!r}: layer_types are {' and '.join(map(repr, LAYER_TYPES))}")
+        for name, value in defaults.items():
+            if getattr(self, name) is None:
+                setattr(self, name, value)
 
     def _check_counts(self) -> None:
-        counts = ("vocab_size", "output_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim",
-                  "num_key_value_heads", "intermediate_size", "max_position_embeddings")  # fmt: skip
-        for name in counts:
+        for name in _COUNTS:
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise HooklineError(f"{name}={getattr(self, name)}: must be at least 1")
-
-    def _check_sizes(self) -> None:
-        if self.num_attention_heads % (self.num_key_value_heads or 1):
-            raise HooklineError(
-                f"{self.num_attention_heads} heads are not a multiple of {self.num_key_value_heads} key/value heads"
-            )
-        if self.rotary_dim is not None and not (
-            self.rotary_dim % 2 == 0 and 0 < self.rotary_dim <= (self.head_dim or 0)
-        ):
-            raise HooklineError(f"rotary_dim={self.rotary_dim}: must be even and at most head_dim={self.head_dim}")
-        if len(self.layer_types or ()) != self.num_hidden_layers:
-            raise HooklineError(f"layer_types has {len(self.layer_types or ())} for {self.num_hidden_layers} layers")
-        for name in ("attn_logit_softcapping", "final_logit_softcapping", "attention_scale", "sliding_window"):
+        for name in _POSITIVE:
             if getattr(self, name) is not None and getattr(self, name) <= 0:
                 raise HooklineError(f"{name}={getattr(self, name)}: must be positive or None")
 
     def _check_together(self) -> None:
-        has_windows = "sliding_attention" in (self.layer_types or ())
+        heads, groups, rotary = self.num_attention_heads, self.num_key_value_heads or 1, self.rotary_dim
+        kinds, head_dim = self.layer_types or [], self.head_dim or 0
+        has_windows, has_norms = "sliding_attention" in kinds, self.normalization != "none"
         refused = {
-            "rotary_dim is for positions='rotary'": self.rotary_dim is not None and self.positions != "rotary",
+            f"{heads} heads are not a multiple of {groups} key/value heads": heads % groups,
+            f"rotary_dim={rotary} must be even and at most head_dim={head_dim}": rotary is not None
+            and (rotary % 2 or not 0 < rotary <= head_dim),
+            f"layer_types has {len(kinds)} for {self.num_hidden_layers} layers": len(kinds) != self.num_hidden_layers,
+            f"layer_types are {' and '.join(map(repr, LAYER_TYPES))}, not {kinds}": not set(kinds) <= {*LAYER_TYPES},
+            "rotary_dim is for positions='rotary'": rotary is not None and self.positions != "rotary",
             "sliding attention needs a sliding_window": has_windows and self.sliding_window is None,
             "sliding_window is for layers of type 'sliding_attention'": self.sliding_window and not has_windows,
             "sliding attention looks back: it needs is_causal=True": has_windows and not self.is_causal,
@@ -179,8 +168,8 @@ class NativeConfig(PreTrainedConfig):
             and self.parallel_attn_mlp,
             "gated_mlp needs an MLP, and attention_only has none": self.attention_only and self.gated_mlp,
             "solu_ln norms one branch: it has no gate": self.gated_mlp and self.hidden_act == "solu_ln",
-            "norms_after needs a normalization": self.norms_after and self.normalization == "none",
-            "final_rms needs a normalization": self.final_rms and self.normalization == "none",
+            "norms_after needs a normalization": self.norms_after and not has_norms,
+            "final_rms needs a normalization": self.final_rms and not has_norms,
             "tied embeddings have as many logits as tokens": self.tie_word_embeddings
             and self.output_size != self.vocab_size,
         }
@@ -189,5 +178,8 @@ class NativeConfig(PreTrainedConfig):
                 raise HooklineError(f"inconsistent config: {why}")
 
 
-def _own_fields() -> list[str]:
-    return [name for name in NativeConfig.__annotations__ if name != "model_type"]
+def check_choices(config: Any, choices: dict[str, tuple[str | None, ...]]) -> None:
+    """Raise for the first field that has none of its possible values."""
+    for name, allowed in choices.items():
+        if getattr(config, name) not in allowed:
+            raise HooklineError(f"{name}={getattr(config, name)!r}: must be one of {', '.join(map(repr, allowed))}")

@@ -13,10 +13,15 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.output_capturing import capture_outputs
 
 from hookline.compat.transformer_lens.native.initial import draw_weights
-from hookline.compat.transformer_lens.native.layers import NativeBlock, NormedEmbedding, make_norm
-from hookline.compat.transformer_lens.native.native_attention import NativeAttention
+from hookline.compat.transformer_lens.native.layers import (
+    NativeAttention,
+    NativeBlock,
+    NormedEmbedding,
+    make_norm,
+    rotation,
+    with_alibi,
+)
 from hookline.compat.transformer_lens.native.native_config import NativeConfig
-from hookline.compat.transformer_lens.native.position_ids import rotation, with_alibi
 from hookline.errors import HooklineError
 
 _MASKS = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_window_causal_mask}
@@ -29,6 +34,7 @@ class NativeTransformer(PreTrainedModel, GenerationMixin):
     config_class = NativeConfig
     base_model_prefix = ""
     supports_gradient_checkpointing = True
+    _input_embed_layer = "embed"
     _supports_sdpa = True
     _no_split_modules = ["NativeBlock"]  # noqa: RUF012
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
@@ -58,15 +64,6 @@ class NativeTransformer(PreTrainedModel, GenerationMixin):
         """Initialize all weights that were not loaded; called by transformers."""
         draw_weights(self)
 
-    def get_input_embeddings(self) -> nn.Embedding:
-        """The embeddings of tokens."""
-        return self.embed
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replace the embeddings."""
-        assert isinstance(value, nn.Embedding)
-        self.embed = value
-
     def get_output_embeddings(self) -> nn.Linear:
         """The unembedding."""
         return self.unembed
@@ -92,7 +89,9 @@ class NativeTransformer(PreTrainedModel, GenerationMixin):
         """The output of a transformers language model; unknown options raise."""
         if (input_ids is None) == (inputs_embeds is None):
             raise HooklineError("pass either input_ids or inputs_embeds, not both")
-        self._check_can_report(output_attentions)
+        if output_attentions and self.config._attn_implementation != "eager":
+            how = 'hook "attn.hook_pattern", or call model.set_attn_implementation("eager")'
+            raise HooklineError(f"{self.config._attn_implementation} attention returns no patterns: {how}")
         stream: Tensor = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
         cache = self._cache(past_key_values, use_cache)
         seen = cache.get_seq_length() if cache is not None else 0
@@ -139,21 +138,7 @@ class NativeTransformer(PreTrainedModel, GenerationMixin):
             given = {kind: _MASKS[kind](self.config, stream, mask, **options) for kind in kinds}  # type: ignore[misc]
         if self.config.positions != "alibi":
             return given
-        return {kind: self._with_alibi(given[kind], kind, stream, cache) for kind in kinds}
-
-    def _with_alibi(self, mask: Tensor | None, kind: str, stream: Tensor, cache: Cache | None) -> Tensor:
-        length, start, n_keys, first_key = stream.shape[1], 0, stream.shape[1], 0
-        if cache is not None:
-            start = cache.get_seq_length()
-            n_keys, first_key = cache.get_mask_sizes(length, (self.config.layer_types or []).index(kind))
-        return with_alibi(
-            mask,
-            self.config.num_attention_heads,
-            torch.arange(start, start + length, device=stream.device),
-            torch.arange(first_key, first_key + n_keys, device=stream.device),
-            is_causal=self.config.is_causal,
-            dtype=stream.dtype,
-        )
+        return {kind: with_alibi(given[kind], self.config, kind, stream, cache) for kind in kinds}
 
     def _check_room(self, length: int, position_ids: Tensor) -> None:
         """Raise for positions beyond the learned ones."""
@@ -161,13 +146,6 @@ class NativeTransformer(PreTrainedModel, GenerationMixin):
         is_learned = self.config.positions in ("standard", "shortformer")
         if is_learned and length > room and int(position_ids.max()) >= room:
             raise HooklineError(f"position {int(position_ids.max())} is out of range: max_position_embeddings={room}")
-
-    def _check_can_report(self, output_attentions: bool) -> None:
-        if output_attentions and self.config._attn_implementation != "eager":
-            raise HooklineError(
-                f"{self.config._attn_implementation} attention has no pattern to report: hook `attn.hook_pattern`, or "
-                f'model.set_attn_implementation("eager")'
-            )
 
 
 AutoConfig.register(NativeConfig.model_type, NativeConfig, exist_ok=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import ItemsView, Iterator
 from typing import TypeAlias
 
 import torch
@@ -14,49 +13,28 @@ from hookline.errors import UnknownPointError
 Key: TypeAlias = tuple[str, int] | str
 
 
-class ActivationCache:
+class ActivationCache(dict[Key, Tensor]):
     """The cached activations of the last forward pass.
 
-    cache[("lm.layer.post", 3)]             # asked for as "lm.layer.post"
-    cache["lm.blocks.3.hook_resid_post"]    # asked for as "lm.blocks.*.hook_resid_post"
+    cache[("lm.layer.post", 3)]             # requested as "lm.layer.post"
+    cache["lm.blocks.3.hook_resid_post"]    # requested as "lm.blocks.*.hook_resid_post"
     """
 
-    def __init__(self) -> None:
-        self._data: dict[Key, Tensor] = {}
+    def __missing__(self, key: Key) -> Tensor:
+        known = ", ".join(map(repr, list(self)[:12])) + (", …" if len(self) > 12 else "")
+        raise UnknownPointError(f"{key!r} is not in this cache, which contains {known or 'nothing'}")
 
-    def __getitem__(self, key: Key) -> Tensor:
-        if key not in self._data:
-            known = ", ".join(map(repr, list(self._data)[:12])) + (", …" if len(self._data) > 12 else "")
-            raise UnknownPointError(f"{key!r} is not in this cache, which contains {known or 'nothing'}")
-        return self._data[key]
-
-    def __setitem__(self, key: Key, value: Tensor) -> None:
-        self._data[key] = value
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._data
-
-    def __len__(self) -> int:
-        return len(self._data)
-
-    def __iter__(self) -> Iterator[Key]:
-        return iter(self._data)
-
-    def keys(self) -> list[Key]:
+    def keys(self) -> list[Key]:  # type: ignore[override]
         """All keys."""
-        return list(self._data)
+        return list(self)
 
-    def values(self) -> list[Tensor]:
+    def values(self) -> list[Tensor]:  # type: ignore[override]
         """All activations."""
-        return list(self._data.values())
-
-    def items(self) -> ItemsView[Key, Tensor]:
-        """All pairs of key and activation."""
-        return self._data.items()
+        return list(super().values())
 
     def get_all_layers(self, hook_name: str) -> dict[int, Tensor]:
         """The activations of one name, by layer."""
-        return {key[1]: x for key, x in self._data.items() if isinstance(key, tuple) and key[0] == hook_name}
+        return {key[1]: x for key, x in self.items() if isinstance(key, tuple) and key[0] == hook_name}
 
     def stack_layers(self, hook_name: str) -> Tensor:
         """The activations of one name, from the first layer to the last: [layers, …]."""
@@ -66,7 +44,7 @@ class ActivationCache:
     def stack(self, pattern: str) -> Tensor:
         """The activations whose names match a pattern, by layer: `cache.stack("lm.blocks.*.hook_resid_post")`."""
         wanted = re.compile(re.escape(pattern).replace(r"\*", r"(\d+)"))
-        found = [(wanted.fullmatch(key), x) for key, x in self._data.items() if isinstance(key, str)]
+        found = [(wanted.fullmatch(key), x) for key, x in self.items() if isinstance(key, str)]
         matches = sorted(((match, x) for match, x in found if match), key=lambda each: [*map(int, each[0].groups())])
         return self._stacked([x for _, x in matches], pattern)
 
@@ -75,14 +53,10 @@ class ActivationCache:
             raise UnknownPointError(f"{asked!r} is not in this cache at any layer; the keys are {self.keys()[:12]}")
         return torch.stack([x.to(tensors[0].device) for x in tensors])
 
-    def clear(self) -> None:
-        """Remove all activations."""
-        self._data.clear()
-
     def detach(self) -> None:
         """Detach all tensors. Tensors cached by a run are detached already."""
-        self._data = {key: x.detach() for key, x in self._data.items()}
+        self.update({key: x.detach() for key, x in self.items()})
 
     def __repr__(self) -> str:
-        rows = [f"  {key!r}  {list(x.shape)}" for key, x in self._data.items()]
+        rows = [f"  {key!r}  {list(x.shape)}" for key, x in self.items()]
         return "\n".join([f"ActivationCache: {len(self)} activations", *rows])

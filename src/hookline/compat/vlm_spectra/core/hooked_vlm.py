@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 import hookline
 from hookline.compat.vlm_spectra.core.activation_cache import ActivationCache, Key
-from hookline.compat.vlm_spectra.core.hook_names import cached_places
-from hookline.compat.vlm_spectra.core.hooking import caching, hooking
+from hookline.compat.vlm_spectra.core.hooking import cached_places, caching, hooking
 from hookline.compat.vlm_spectra.core.messages import InputsError, Template, chat_of, inputs_of, rendered
 from hookline.compat.vlm_spectra.models.base_adapter import ModelAdapter
 from hookline.engine.points import HookPoint
@@ -33,7 +32,7 @@ class HookedVLM:
         with model.run_with_hooks([PatchResidualHook(3, token_idx=-1, replacement=cache[("lm.layer.post", 3)][0, -1])]):
             model.generate(inputs, max_new_tokens=20)
 
-    `hooked` is the same model with hookline's own verbs.
+    `hooked` is the same model with hookline's own methods.
     """
 
     def __init__(self, hooked: HookedModel, default_prompt: Template = None, model_name: str | None = None) -> None:
@@ -90,15 +89,15 @@ class HookedVLM:
     def run_with_hooks(self, hooks: Iterable[Any]) -> Run:
         """A context manager in which these hooks are active, including every step of generation.
 
-        A hook says itself where it belongs (`hook_point`, `layer`) and is called as `(module, args, kwargs, output)`;
-        or it is given with a name, as `("lm.blocks.5.hook_resid_post", hook)`. Contexts nest.
+        A hook is called as `(module, args, kwargs, output)`. It declares its location as `hook_point` and `layer`, or
+        is passed with a name: `("lm.blocks.5.hook_resid_post", hook)`. Contexts nest.
         """
         return hooking(self.hooked, hooks)
 
     def run_with_cache(self, cache_names: Sequence[Any]) -> AbstractContextManager[ActivationCache]:
         """A context manager that caches the activations of these names, by name and layer.
 
-        What is cached is what flowed out of the point, after all hooks there; of several forward passes, in the last.
+        The cache contains activations after all hooks there, from the last forward pass if there are several.
         """
         return self._caching(cached_places(cache_names, self.hooked._points))
 
@@ -139,19 +138,24 @@ class HookedVLM:
         with self._running(False, kwargs):
             return self.hooked.generate(**self._placed(inputs), max_new_tokens=max_new_tokens, **options)
 
-    def prepare_inputs(self, text: str, image: Any = None, prompt_template: Template = None, **kwargs: Any) -> Any:
-        """The inputs of `prepare_messages`, optionally with a template other than the default prompt."""
-        return self._prepared([text], None if image is None else [image], prompt_template or self.prompt, **kwargs)
-
-    def prepare_messages(
+    def prepare_inputs(
         self,
-        task: str,
+        text: str,
         image: Any = None,
+        prompt_template: Template = None,
         append_text: str = "",
         assistant_prefill: str | None = "",
         return_text: bool = False,
-        **kwargs: Any,
     ) -> Any:
+        """The inputs of `prepare_messages`, optionally with a template other than the default prompt."""
+        images = None if image is None else [image]
+        inputs, texts = self._prepared([text], images, prompt_template or self.prompt, append_text, assistant_prefill)
+        return (inputs, texts[0]) if return_text else inputs
+
+    def prepare_messages(
+        self, task: str, image: Any = None, append_text: str = "", assistant_prefill: str | None = "",
+        return_text: bool = False, **kwargs: Any,
+    ) -> Any:  # fmt: skip
         """The inputs of a chat with a task and an image; with `return_text`, also the prompt.
 
         The answer begins with `assistant_prefill`, and `append_text` comes after everything.
@@ -170,8 +174,7 @@ class HookedVLM:
         """The inputs of several chats, each with its image; padded on the left."""
         if len(tasks) != len(images):
             raise InputsError(f"got {len(tasks)} tasks but {len(images)} images: pass one image per task")
-        inputs, texts = self._prepared(tasks, images, self.prompt, append_text, assistant_prefill, return_text=True)
-        texts = texts if isinstance(texts, list) else [texts]
+        inputs, texts = self._prepared(tasks, images, self.prompt, append_text, assistant_prefill)
         return (inputs, texts) if return_text else inputs
 
     def forward_batch(self, inputs_list: Any = None, tasks: Any = None, images: Any = None, **kwargs: Any) -> Any:
@@ -195,33 +198,22 @@ class HookedVLM:
         return found[0], found[-1]
 
     def _prepared(
-        self,
-        tasks: Sequence[str],
-        images: Sequence[Any] | None,
-        template: Template,
-        append_text: str = "",
-        assistant_prefill: str | None = "",
-        return_text: bool = False,
-    ) -> Any:
-        options: dict[str, Any] = {"append_text": append_text, "assistant_prefill": assistant_prefill}
-        texts = [
-            chat_of(self.hooked, rendered(task, template), has_image=images is not None, **options) for task in tasks
-        ]
-        inputs = inputs_of(self.hooked, texts, images)
-        return (inputs, texts[0] if len(texts) == 1 else texts) if return_text else inputs
+        self, tasks: Sequence[str], images: Sequence[Any] | None, template: Template, after: str, prefill: str | None
+    ) -> tuple[Any, list[str]]:
+        """The inputs of these tasks and images, and the prompts."""
+        options: Any = {"has_image": images is not None, "append_text": after, "assistant_prefill": prefill}
+        texts = [chat_of(self.hooked, rendered(task, template), **options) for task in tasks]
+        return inputs_of(self.hooked, texts, images), texts
 
     def _batch(self, inputs: Any, tasks: Any, images: Any) -> Mapping[str, Any]:
-        if inputs is None and (tasks is None or images is None):
-            raise InputsError("pass inputs_list, or tasks and images")
+        given = [each is not None for each in (inputs, tasks, images)]
+        if given not in ([True, False, False], [False, True, True]):
+            raise InputsError("pass either inputs_list, or tasks and images")
         if inputs is None:
             return self.prepare_messages_batch(tasks, images)
-        if not (tasks is None and images is None):
-            raise InputsError("pass either inputs_list, or tasks and images, not both")
-        if isinstance(inputs, list):
-            if len(inputs) != 1:
-                raise InputsError(f"{len(inputs)} inputs cannot be joined into a batch: use prepare_messages_batch")
-            return inputs[0]
-        return inputs
+        if isinstance(inputs, list) and len(inputs) != 1:
+            raise InputsError(f"{len(inputs)} inputs cannot be joined into a batch: use prepare_messages_batch")
+        return inputs[0] if isinstance(inputs, list) else inputs
 
     def _placed(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The inputs on the model's device."""

@@ -1,25 +1,115 @@
-"""Converts the hooks and names of a `HookedVLM` to runs of hookline's engine."""
+"""The points of vlm-spectra's names, and runs of hookline's engine that hook or cache them.
+
+"lm.layer.post"                   every layer, under the keys ("lm.layer.post", 0), …
+"lm_resid_post"                   an older name of these points, with keys of that name
+"lm.blocks.*.hook_resid_post"     a newer name of them, with the keys "lm.blocks.0.hook_resid_post", …
+"vision.layer.post"               and every other name of hookline
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
 
 from hookline.compat.vlm_spectra.core.activation_cache import ActivationCache, Key
-from hookline.compat.vlm_spectra.core.hook_names import as_meant, places_of
 from hookline.engine.actions import Record
 from hookline.engine.callbacks import HookObject, refuse_class
 from hookline.engine.hook_actions import HookAction
-from hookline.engine.points import HookPoint
+from hookline.engine.lenses import FIRST
+from hookline.engine.order import Kind
+from hookline.engine.points import HookPoint, Site
 from hookline.engine.recorder import Recorder
 from hookline.engine.runs import Run
 from hookline.engine.snapshots import snapshot
-from hookline.errors import InvalidHookError, describe
+from hookline.errors import (
+    HooklineError,
+    InvalidHookError,
+    UnavailablePointError,
+    UnknownHookPointError,
+    UnknownPointError,
+    describe,
+)
 from hookline.hooks import Hook
 from hookline.model import HookedModel
 from hookline.transformer.index import ModelPoints
+
+_OLDER = {
+    "lm_resid_pre": "lm.layer.pre",
+    "lm_resid_mid": "lm.layer.mid",
+    "lm_resid_post": "lm.layer.post",
+    "lm_attn_out": "lm.attn.out",
+    "lm_attn_pattern": "lm.attn.pattern",
+    "lm_mlp_out": "lm.mlp.out",
+}
+_NEWER = {"attn.hook_head_out": "attn.hook_result", "attn.hook_scores": "attn.hook_attn_scores"}
+"""Names in newer versions that differ from TransformerLens."""
+
+_ROLE = re.compile(r"((?:lm|vision)\.(?:layer|attn|mlp))\.([a-z]+)")
+_BLOCK = re.compile(r"lm\.blocks\.(\d+|\*)\.(.+)")
+_MODULES = {"hook_attn_out": "o", "hook_mlp_out": "mlp"}
+
+
+def cached_places(names: Iterable[Any], points: ModelPoints) -> dict[Key, HookPoint]:
+    """The points to cache, by their keys in the cache."""
+    if isinstance(names, str):
+        raise HooklineError(f"run_with_cache takes a list of names: [{names!r}]")
+    places = {_key(name, point): point for name in names for point in places_of(name, points)}
+    if not places:
+        raise HooklineError("nothing to cache: pass names such as 'lm.layer.post'")
+    return places
+
+
+def _key(name: Any, point: HookPoint) -> Key:
+    """The key of a point in the cache, if it was requested by this name."""
+    if isinstance(name, str) and _BLOCK.fullmatch(name):
+        return name.replace("*", str(point.layer()))
+    if isinstance(name, str):
+        return (name, point.layer()) if _ROLE.fullmatch(_OLDER.get(name, name)) else point.name
+    return name if isinstance(name, tuple) else point.name
+
+
+def places_of(name: Any, points: ModelPoints) -> list[HookPoint]:
+    """The points of a name, at the modules that vlm-spectra uses."""
+    try:
+        found = points.select(_in_hookline(name, points))
+    except UnavailablePointError:
+        raise
+    except UnknownPointError as error:
+        raise UnknownHookPointError(f"{error} Valid hook points: {points.targets()}.") from error
+    return [as_meant(point, points) for point in found]
+
+
+def _in_hookline(name: Any, points: ModelPoints) -> Any:
+    if isinstance(name, tuple) and len(name) == 2:
+        role = _OLDER.get(name[0], name[0])
+        return ("resid_mid" if role == "lm.layer.mid" else role, name[1])
+    if not isinstance(name, str):
+        return name
+    name = _OLDER.get(name, name)
+    if match := _BLOCK.fullmatch(name):
+        return f"blocks.{match[1]}.{_NEWER.get(match[2], match[2])}"
+    if name == "lm.layer.mid":
+        return f"{points.anatomy.main.name}.*.hook_resid_mid"
+    return f"{match[1]}.*.{match[2]}" if (match := _ROLE.fullmatch(name)) else name
+
+
+def as_meant(point: HookPoint, points: ModelPoints) -> HookPoint:
+    """The point at the output of the module itself: the output projection of attention, or the MLP.
+
+    In most models this is hookline's point. If a norm follows the module, hookline's point is after the norm.
+    """
+    layer, _, what = point.canonical_name.rpartition(".")
+    stack, _, number = layer.rpartition(".")
+    main = points.anatomy.main
+    if stack != main.name or what not in _MODULES:
+        return point
+    module = getattr(main.blocks[int(number)], _MODULES[what])
+    if module is None or point.site.module is module:
+        return point
+    return HookPoint.at_site(point.canonical_name, Site(module, Kind.OUTPUT, FIRST), points.permanent, point.axes)
 
 
 class _Called(Hook):
@@ -72,7 +162,6 @@ def caching(hooked: HookedModel, places: dict[Key, HookPoint], cache: Activation
 
 def _placed(given: Any, points: ModelPoints) -> tuple[HookObject, list[HookPoint]]:
     """A hook and its point, declared by the hook itself or given as a name."""
-    refuse_class(given)
     if isinstance(given, tuple) and len(given) == 2:
         name, hook = given
         return _as_object(hook), places_of(name, points)
@@ -89,7 +178,5 @@ def _as_object(hook: Any) -> HookObject:
         return hook
     refuse_class(hook)
     if not callable(hook):
-        raise InvalidHookError(
-            f"a hook must be callable as hook(module, args, kwargs, output), but {hook!r} is not callable"
-        )
+        raise InvalidHookError(f"{hook!r} is not callable: a hook is called as hook(module, args, kwargs, output)")
     return _Called(hook)

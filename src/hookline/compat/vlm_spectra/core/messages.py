@@ -9,11 +9,9 @@ from hookline.errors import HooklineError
 from hookline.model import HookedModel
 from hookline.text.tokenizer import Side
 
+# Models for which vlm-spectra puts the image before the text: SmolVLM and the LLaVA family. For these it also appends
+# `assistant_prefill` to the rendered chat; for other models the chat template continues it.
 IMAGE_FIRST = frozenset({"idefics3", "llava", "llava_next", "llava_onevision", "smolvlm"})
-"""Models for which vlm-spectra puts the image before the text: SmolVLM and the LLaVA family. Others have it after.
-
-It also appends their `assistant_prefill` to the rendered chat, where it lets the template continue that of others.
-"""
 
 Template: TypeAlias = str | Callable[[str], str] | None
 """A template for a task: a text with {text} or {instruction}, or a function."""

@@ -1,5 +1,3 @@
 """The model adapter, under vlm-spectra's path."""
 
-from hookline.compat.vlm_spectra.models.base_adapter import ModelAdapter
-
-__all__ = ["ModelAdapter"]
+from hookline.compat.vlm_spectra.models.base_adapter import ModelAdapter as ModelAdapter

@@ -10,46 +10,27 @@ from hookline.text.image_tokens import image_token
 from hookline.transformer.roles import Block
 
 
+def _size(name: str, doc: str) -> property:
+    return property(lambda self: getattr(self._hooked.cfg, name), doc=doc)
+
+
 class ModelAdapter:
-    """The modules of any model that hookline supports; one adapter serves all of them."""
+    """The modules and sizes of any model that hookline supports; one adapter serves all of them."""
 
     def __init__(self, hooked: HookedModel) -> None:
         self._hooked = hooked
+
+    lm_num_layers = _size("n_layers", "The number of layers.")
+    lm_num_heads = _size("n_heads", "The number of heads per layer.")
+    lm_num_kv_heads = _size("n_kv_heads", "The number of key/value heads.")
+    lm_hidden_dim = _size("d_model", "The width of the residual stream.")
+    lm_head_dim = _size("d_head", "The width of a head.")
+    lm_mlp_dim = _size("d_mlp", "The hidden width of the MLP.")
 
     @property
     def model(self) -> nn.Module:
         """The model itself."""
         return self._hooked.module
-
-    @property
-    def lm_num_layers(self) -> int:
-        """The number of layers."""
-        return self._hooked.cfg.n_layers
-
-    @property
-    def lm_num_heads(self) -> int:
-        """The number of heads per layer."""
-        return self._hooked.cfg.n_heads
-
-    @property
-    def lm_num_kv_heads(self) -> int:
-        """The number of key/value heads."""
-        return self._hooked.cfg.n_kv_heads
-
-    @property
-    def lm_hidden_dim(self) -> int:
-        """The width of the residual stream."""
-        return self._hooked.cfg.d_model
-
-    @property
-    def lm_head_dim(self) -> int:
-        """The width of a head."""
-        return self._hooked.cfg.d_head
-
-    @property
-    def lm_mlp_dim(self) -> int:
-        """The hidden width of the MLP."""
-        return self._hooked.cfg.d_mlp
 
     def get_lm_layer(self, layer_idx: int) -> nn.Module:
         """A decoder layer."""

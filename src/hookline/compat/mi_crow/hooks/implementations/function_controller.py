@@ -1,5 +1,3 @@
 """`FunctionController`, under mi-crow's path."""
 
-from hookline.hooks import FunctionController
-
-__all__ = ["FunctionController"]
+from hookline.hooks import FunctionController as FunctionController

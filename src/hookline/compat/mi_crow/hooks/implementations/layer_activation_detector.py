@@ -1,5 +1,3 @@
 """`LayerActivationDetector`, under mi-crow's path."""
 
-from hookline.hooks import LayerActivationDetector
-
-__all__ = ["LayerActivationDetector"]
+from hookline.hooks import LayerActivationDetector as LayerActivationDetector

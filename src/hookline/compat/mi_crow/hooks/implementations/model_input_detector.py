@@ -1,5 +1,3 @@
 """`ModelInputDetector`, under mi-crow's path."""
 
-from hookline.hooks import ModelInputDetector
-
-__all__ = ["ModelInputDetector"]
+from hookline.hooks import ModelInputDetector as ModelInputDetector

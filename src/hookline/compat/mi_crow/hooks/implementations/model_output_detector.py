@@ -1,5 +1,3 @@
 """`ModelOutputDetector`, under mi-crow's path."""
 
-from hookline.hooks import ModelOutputDetector
-
-__all__ = ["ModelOutputDetector"]
+from hookline.hooks import ModelOutputDetector as ModelOutputDetector
