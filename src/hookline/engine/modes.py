@@ -26,7 +26,7 @@ class Modes(Block):
         for mode in self._modes:
             mode.is_over = False
             if isinstance(mode, TorchDispatchMode):
-                torch._C._push_on_torch_dispatch_stack(mode)  # type: ignore[attr-defined]
+                torch._C._push_on_torch_dispatch_stack(mode)
             else:
                 overrides._push_mode(mode)
 
@@ -47,11 +47,11 @@ def sweep() -> None:
     while above:
         overrides._push_mode(above.pop())
     while any(map(_is_over, _get_current_dispatch_mode_stack())):
-        top = torch._C._pop_torch_dispatch_stack(None)  # type: ignore[attr-defined]
+        top = torch._C._pop_torch_dispatch_stack(None)
         if not _is_over(top):
             above.append(top)
     while above:
-        torch._C._push_on_torch_dispatch_stack(above.pop())  # type: ignore[attr-defined]
+        torch._C._push_on_torch_dispatch_stack(above.pop())
 
 
 def _is_over(mode: TorchFunctionMode | TorchDispatchMode) -> bool:
