@@ -167,8 +167,8 @@ def test_bad_generations(world, how, said) -> None:
         ({"coefficients": []}, "needs coefficients"),
         ({"layers": [1, 9]}, "no vector for layer 9"),
         ({"pos": 7}, "has 7 tokens"),
-        ({"pos": []}, "has 7 tokens"),
-        ({"pos": "last"}, "has 7 tokens"),
+        ({"pos": []}, "selects nothing"),
+        ({"pos": "last"}, "positions are"),
     ],
 )
 def test_bad_sweeps(models, how, said) -> None:

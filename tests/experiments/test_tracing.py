@@ -136,7 +136,7 @@ def test_an_interrupted_trace_goes_on(tinyworld) -> None:
         ("Spain", {}, "does not occur"),
         ("", {}, "does not occur"),
         (99, {}, "position 99"),
-        ([], {}, "no subject"),
+        ([], {}, "selects nothing"),
         ("France", {"window": 2}, "odd number"),
         ("France", {"window": 5}, "at most 4"),
         ("France", {"samples": 0}, "samples at least 1"),

@@ -2,24 +2,50 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+import torch
+
 from hookline.errors import HooklineError
-from hookline.experiments.core.component_grid import Components, Of, Selection
 from hookline.experiments.core.continuations import continued
 from hookline.experiments.core.labels import Label, about, said_points
-from hookline.experiments.core.measure import Options, Reader, measured
-from hookline.experiments.core.prompts import Prompt, prompts_of
+from hookline.experiments.core.measure import Options, Reader, measured, reader_of
+from hookline.experiments.core.prompts import Prompt, Prompts, baselines, prompt_positions, prompts_of
 from hookline.experiments.core.replacements import Method, Replacement
-from hookline.experiments.core.sweep import Grid, Key
+from hookline.experiments.core.sweep import (
+    CellBuilder,
+    Cells,
+    Covered,
+    Grid,
+    Key,
+    SweepPoints,
+    make_cells,
+    sweep_points,
+)
 from hookline.experiments.result import Cell, Result, TopCells
 from hookline.model import HookedModel
+from hookline.rerun.baseline import Baseline
+from hookline.rerun.changes import adds_up
+from hookline.rerun.strategy import stream_names
+from hookline.residual.stream import is_rounding
 from hookline.text.outliers import Outliers
 
 __all__ = ["ablate", "cumulative", "ranking"]
 
+Of: TypeAlias = Literal["heads", "attention", "mlps", "layers", "neurons"]
 Order: TypeAlias = Result | Sequence[Cell | Mapping[str, Label] | Key | Label]
+
+_KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "heads": ("z", ("layer", "head")),
+    "attention": ("attn_out", ("layer",)),
+    "mlps": ("mlp_out", ("layer",)),
+    "neurons": ("post", ("layer", "neuron")),
+    "layers": ("resid_pre", ("layer",)),
+}
+"""The points and axes of each kind of component; of layers, the points where the stream enters them."""
 
 
 def __dir__() -> list[str]:
@@ -143,3 +169,125 @@ def _info(what: Selection, whole: Replacement, parts: Components, reader: Reader
     at = {} if parts.positions is None else {"positions": parts.positions}
     said = about(parts.model, f"{what.of or said_points(what.points or 'heads')} ablated ({whole.method})")
     return {**whole.info(), "clean": reader.baseline, "choice": what.to_dict(), **seed, **at, **said}
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """Which components are meant, as the caller selected them."""
+
+    of: Of | None
+    points: str | Sequence[str] | None
+    over: str | Sequence[str]
+    layers: int | Sequence[int] | None
+
+    def __post_init__(self) -> None:
+        if self.of is not None and self.points is not None:
+            raise HooklineError(f"of={self.of!r} already selects points: use either of= or points=")
+        if self.of not in (None, *_KINDS):
+            raise HooklineError(f"of is one of {', '.join(map(repr, _KINDS))}, got {self.of!r}")
+        if self.points is None and self.over != ("layer",):
+            raise HooklineError(f"over={self.over!r} needs points=…: of={self.of or 'heads'!r} has its own axes")
+
+    def of_ranking(self, info: Mapping[str, Any]) -> Selection:
+        """The components that a result with this `info` is about; whatever else is selected must agree."""
+        known = info.get("choice")
+        if known is None:
+            raise HooklineError("the order is a result, but not of ablate(…): pass its cells in order, result.top(k)")
+        said = self.points is not None or self.of not in (None, known["of"])
+        if said or (self.layers is not None and self.to_dict()["layer"] != known["layer"]):
+            raise HooklineError(f"the ranking is of {known}: remove of=, points=, over= and layers=")
+        return Selection(known["of"], known["points"], tuple(known["over"]), known["layer"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The selection as it is saved with a result."""
+        points = self.points if isinstance(self.points, str | None) else list(self.points)
+        layers = self.layers if isinstance(self.layers, int | None) else list(self.layers)
+        over = [self.over] if isinstance(self.over, str) else list(self.over)
+        of = self.of if self.of is not None or points is not None else "heads"
+        return {"of": of, "points": points, "over": over, "layer": layers}
+
+    def points_of(self, model: HookedModel) -> SweepPoints:
+        """The points of the components; for whole layers, the points where the stream enters them."""
+        layers = [self.layers] if isinstance(self.layers, int) else self.layers
+        points, over = (self.points, self.over) if self.points is not None else _KINDS[self.of or "heads"]
+        return sweep_points(model, points, over, layers)
+
+
+@dataclass(frozen=True, eq=False)
+class Components:
+    """The components of a model that can be ablated in runs on some prompts, and the values that replace them."""
+
+    model: HookedModel
+    prompts: Prompts
+    bases: list[Baseline]
+    builder: CellBuilder
+    positions: list[list[int]] | None
+
+    @classmethod
+    def found(
+        cls, model: HookedModel, prompts: Prompts, what: Selection, whole: Replacement, pos: int | Sequence[int] | None
+    ) -> Components:
+        """The selected components. Runs the model on the prompts, and on the replacement's data if it needs any."""
+        where = what.points_of(model)
+        cells = _layer_cells(model, prompts, where) if what.of == "layers" else None
+        bases = baselines(model, prompts, keep=where.names if cells is None else cells.names)
+        cells = make_cells(where, bases, prompts, prompts.labels(model)) if cells is None else cells
+        if isinstance(what.layers, int) and len(cells.coords) > 1:
+            cells = cells.without("layer")
+        if pos is not None and where.in_tower:
+            raise HooklineError("pos=… is a position in the text, but these points are in the vision tower: remove it")
+        if pos is not None and "pos" in cells.coords:
+            raise HooklineError("pos=… selects positions, but positions are already an axis: use one of the two")
+        positions = None if pos is None else prompt_positions(model, prompts, pos)
+        everywhere = pos is None and "pos" not in cells.coords
+        given = whole.values(model, cells.points, bases, prompts, at_all_positions=everywhere)
+        return cls(model, prompts, bases, CellBuilder(cells, given, bases, prompts, positions), positions)
+
+    def reader(self, metric: Any) -> Reader:
+        """A reader of the metric on variants of the runs."""
+        return reader_of(self.model, self.bases, self.prompts, metric)
+
+    def key(self, component: Cell | Mapping[str, Label] | Key | Label) -> Key:
+        """The cell of a component given by its labels: `(3, 4)`, `"L3H4"` or `{"layer": 3, "head": 4}`."""
+        axes, covered = tuple(self.builder.cells.coords), self.builder.cells.covered
+        if isinstance(component, str) and (head := re.fullmatch(r"L(\d+)H(\d+)", component)):
+            component = (int(head[1]), int(head[2]))
+        labels = component.labels if isinstance(component, Cell) else component
+        if isinstance(labels, Mapping):
+            found: Key = tuple(labels[axis] for axis in axes) if {*labels} == {*axes} else ()
+        else:
+            found = labels if isinstance(labels, tuple) else (labels,)
+        if found not in covered:
+            some = ", ".join(map(str, list(covered)[:4]))
+            raise HooklineError(f"there is no component {labels!r}: by {', '.join(axes)}, there are {some}, …")
+        return found
+
+
+def _layer_cells(model: HookedModel, prompts: Prompts, where: SweepPoints) -> Cells:
+    """Cells of whole layers: all points where a layer adds to the stream."""
+    covered: dict[Key, Covered] = {}
+    for layer in sorted(where.coords["layer"]):
+        names = [f"{model._points.layer(int(layer))}.hook_{kind}" for kind in ("attn_out", "cross_attn_out", "mlp_out")]
+        covered[(layer,)] = [(model._points.find(name), {}) for name in names if name in model.hook_dict]
+    covered = {key: here for key, here in covered.items() if here}
+    if not covered:
+        raise HooklineError("no layer of this model has attn_out or mlp_out")
+    cells = Cells({"layer": [layer for (layer,) in covered]}, covered)
+    if adds_up(model._points):
+        _check_layers(model, prompts, cells)
+    return cells
+
+
+@torch.no_grad()
+def _check_layers(model: HookedModel, prompts: Prompts, cells: Cells) -> None:
+    """Raise if a layer adds more to the stream than what is ablated."""
+    streams = stream_names(model._points)
+    cache = model.cache(**prompts.one(0), names_filter=[*streams, *cells.names])
+    for (layer,), covered in cells.covered.items():
+        names, after = [point.name for point, _ in covered], cache[streams[int(layer) + 1]]
+        added = after - cache[streams[int(layer)]]
+        is_alike = all(cache[name].shape == added.shape for name in names)
+        if not is_alike or not is_rounding(added - sum(cache[name] for name in names), after):
+            raise HooklineError(
+                f"layer {layer} adds more to the stream than {' and '.join(names)}: it is not one component"
+            )

@@ -6,20 +6,27 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError
-from hookline.experiments.core.continuations import continued
-from hookline.experiments.core.integration import Along, Line, ran
-from hookline.experiments.core.labels import Label, about, said_points
-from hookline.experiments.core.measure import Metrics, Options, packed
-from hookline.experiments.core.prompts import Prompt, Prompts, check_pair, prompts_of, warn_of_dropout
+from hookline.experiments.core.continuations import prompt_pair
+from hookline.experiments.core.integration import Along, ByMetric, Line, ran
+from hookline.experiments.core.labels import about, said_points
+from hookline.experiments.core.measure import (
+    Metrics,
+    Options,
+    check_per_example,
+    is_one_for_all,
+    metric_values,
+    packed,
+)
+from hookline.experiments.core.prompts import Prompt, Prompts, warn_of_dropout
 from hookline.experiments.core.sampling import agreement, sampled, true_values
 from hookline.experiments.core.sweep import SweepPoints, Values, axis_index, sweep_points
-from hookline.experiments.metrics import as_metric, value_of
-from hookline.experiments.patching import Direction, into
+from hookline.experiments.metrics import as_metric
+from hookline.experiments.patching import Direction, check_direction, into
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
 
@@ -63,41 +70,47 @@ def attribution_patching(
     `options`: per_example, batch_size, progress.
     """
     how, where = checked_options(direction, steps, along, check, options), sweep_points(model, points, over, layers)
-    pair = [prompts_of(model, clean), prompts_of(model, corrupted)]
-    check_pair(model, *pair)
-    metric, pair = continued(model, metric, *pair)
+    metric, pair = prompt_pair(model, clean, corrupted, metric)
     source, target = (0, 1) if direction == "denoise" else (1, 0)
     line, logits = Line(model, pair[target], where.names, steps, along), {}
     logits[source], given = ran(model, pair[source], line.names)
     logits[target], there = line.start()
     found = as_metric(metric, model, logits[0], logits[1], pair[0].tokens, pair[0].mask)
-    _check_alike(given, there)
+    _check_shapes(given, there)
     changes = {name: given[name].float() - there[name].float() for name in where.names}
+    values = [metric_values(found, logits[each]) for each in (0, 1)]
     gradients = line.gradients(found, given, there)
-    _check_gradients(gradients, found, logits, steps)
+    _check_gradients(gradients, values, steps)
     effects = torch.stack([_effects(where, changes, gradients[name], pair[target]) for name in found])
     _add_up(effects, found, logits[0], per_example=how.per_example)
-    coords = _labels(where, effects.shape[1:-1], [*pair[0].labels(model)])
-    values = [_values_of(found, logits[each]) for each in (0, 1)]
+    coords = where.labels(dict(zip(where.over, effects.shape[1:-1], strict=True)), pair[0].labels(model))
     estimates = effects + values[target].reshape(len(found), *(1 for _ in coords), -1)
-    names = list(found)
-    shown: dict[str, Any] = {"per_example": how.per_example, "copies": pair[0].copies}
-    clean_value, corrupted_value = (packed(each, {}, names, **shown) for each in values)
-    info = {"direction": direction, "clean": clean_value, "corrupted": corrupted_value}
+    shown: dict[str, Any] = {"axis": "example" if how.per_example else None, "copies": pair[0].copies}
+    info = {key: packed(x, {}, list(found), **shown) for key, x in zip(("clean", "corrupted"), values, strict=True)}
     info |= about(model, f"{said_points(points)} patched, {into(direction)}, estimated from gradients")
-    info |= {} if steps is None else {"steps": steps, "along": along}
+    info |= {"direction": direction} | ({} if steps is None else {"steps": steps, "along": along})
     if check:
-        sample = sampled(effects[0].mean(-1), _where_changed(where, changes, pair[target]), check, seed)
+        is_changed = _effects(where, changes, changes, pair[target]).ne(0).any(-1)
+        sample = sampled(effects[0].mean(-1), is_changed, check, seed)
         true = true_values(model, where, pair[target], found, given, sample.cells, how)
         labels = [{axis: coords[axis][at] for axis, at in zip(coords, cell, strict=True)} for cell in sample.cells]
-        info |= agreement(estimates, true, sample, labels, names)
+        info |= agreement(estimates, true, sample, labels, list(found))
     else:
         warn_of_dropout(model)
-    return packed(estimates, coords, names, **shown, info=info)
+    return packed(estimates, coords, list(found), **shown, info=info)
 
 
-def _check_alike(given: Values, there: Values) -> None:
-    """Activations of the two runs must have the same shapes; images may differ in their number of patches."""
+def _add_up(effects: Tensor, metrics: Metrics, logits: Tensor, *, per_example: bool) -> None:
+    """Sum the effects of all prompts on a metric that is one number for all of them."""
+    if per_example:
+        check_per_example(metrics, logits)
+    for row, metric in enumerate(metrics.values()):
+        if is_one_for_all(metric, logits):
+            effects[row] = effects[row].sum(-1, keepdim=True)
+
+
+def _check_shapes(given: Values, there: Values) -> None:
+    """Raise unless the two runs have the same shapes; images may differ in their number of patches."""
     for name, x in there.items():
         if given[name].shape != x.shape:
             raise HooklineError(
@@ -106,20 +119,10 @@ def _check_alike(given: Values, there: Values) -> None:
             )
 
 
-def _add_up(effects: Tensor, metrics: Metrics, logits: Tensor, *, per_example: bool) -> None:
-    """For a metric that is one number for all prompts, the effects of the prompts add up."""
-    for row, (name, metric) in enumerate(metrics.items()):
-        if is_one_for_all(metric, logits):
-            if per_example:
-                raise HooklineError(f"per_example=True, but {name} returns one number for all prompts, not [batch]")
-            effects[row] = effects[row].sum(-1, keepdim=True)
-
-
-def _check_gradients(gradients: Any, found: Metrics, logits: dict[int, Tensor], steps: int | None) -> None:
-    """A gradient of 0 everywhere is useless where the metric differs between the runs."""
-    values = [_values_of(found, logits[each]) for each in (0, 1)]
-    for row, name in enumerate(found):
-        is_flat = all(not bool(each.ne(0).any()) for each in gradients[name].values())
+def _check_gradients(gradients: ByMetric, values: Sequence[Tensor], steps: int | None) -> None:
+    """Raise if a gradient is 0 everywhere, although the metric differs between the runs."""
+    for row, (name, each) in enumerate(gradients.items()):
+        is_flat = all(not bool(gradient.any()) for gradient in each.values())
         if is_flat and not torch.allclose(values[0][row], values[1][row]):
             hint = "" if steps else ", or try steps=8"
             raise HooklineError(
@@ -128,15 +131,9 @@ def _check_gradients(gradients: Any, found: Metrics, logits: dict[int, Tensor], 
             )
 
 
-def _where_changed(where: SweepPoints, changes: Values, prompts: Prompts) -> Bool[Tensor, "*grid"]:
-    """The cells where the two runs differ."""
-    return _effects(where, changes, changes, prompts).ne(0).any(-1)
-
-
 def checked_options(direction: str, steps: Any, along: str, check: Any, options: dict[str, Any]) -> Options:
     """The checked options of an attribution."""
-    if direction not in ("denoise", "noise"):
-        raise HooklineError(f'direction is "denoise" (clean into corrupted) or "noise", got {direction!r}')
+    check_direction(direction)
     if along not in ("inputs", "activations"):
         raise HooklineError(f'along is "inputs" or "activations", got {along!r}')
     if along != "activations" and steps is None:
@@ -155,50 +152,27 @@ def checked_options(direction: str, steps: Any, along: str, check: Any, options:
     return Options.of(options)
 
 
-def _values_of(metrics: Metrics, logits: Tensor) -> Float[Tensor, "metric example"]:
-    with torch.no_grad():
-        found = [value_of(metric, logits, name) for name, metric in metrics.items()]
-    return torch.stack([each.expand(len(logits)) for each in found])
-
-
-def is_one_for_all(metric: Any, logits: Tensor) -> bool:
-    """Whether a metric returns one number for all prompts together."""
-    with torch.no_grad():
-        return len(logits) > 1 and value_of(metric, logits, "the metric").ndim == 0
-
-
 def _effects(
     where: SweepPoints, changes: Mapping[str, Tensor], gradients: Mapping[str, Tensor], prompts: Prompts
 ) -> Float[Tensor, "*grid example"]:
     """The gradient times the change, summed in each cell."""
-    inner = [axis for axis in where.over if axis not in where.coords]
-    each = [_summed(changes[p.name] * gradients[p.name].float(), p, inner, prompts) for p in where.points.values()]
+    each = [_summed(changes[x.name] * gradients[x.name].float(), x, where, prompts) for x in where.points.values()]
     if len({x.shape for x in each}) > 1:
         sizes = {point.name: list(x.shape[1:]) for point, x in zip(where.points.values(), each, strict=True)}
-        raise HooklineError(f"the points differ in the size of {' and '.join(inner)}: {sizes}. Use them separately")
+        inner = " and ".join(where.inner)
+        raise HooklineError(f"the points differ in the size of {inner}: {sizes}. Use them separately")
     outer = [axis for axis in where.over if axis in where.coords]
     x = torch.stack(each).reshape([*(len(where.coords[axis]) for axis in outer), *each[0].shape])
-    axes = [*outer, "example", *inner]
+    axes = [*outer, "example", *where.inner]
     return x.permute([axes.index(axis) for axis in (*where.over, "example")])
 
 
-def _summed(product: Tensor, point: HookPoint, inner: Sequence[str], prompts: Prompts) -> Tensor:
-    """Summed over everything that a cell covers, [batch, *cell], without padding."""
+def _summed(product: Tensor, point: HookPoint, where: SweepPoints, prompts: Prompts) -> Tensor:
+    """The sum over everything that a cell covers, [batch, *cell], without padding."""
     for place, letter in enumerate(point.axes.split()):
         if letter in "pk" and product.shape[place] == prompts.width and point.stream != "image":
             shape = [len(prompts), *(prompts.width if at == place else 1 for at in range(1, product.ndim))]
             product = product * prompts.mask.to(product).reshape(shape)
-    kept = [1 + axis_index(point, axis) for axis in inner]
-    gone = [at for at in range(1, product.ndim) if at not in kept]
-    product = product.sum(gone) if gone else product
-    return product.permute([0, *(1 + sorted(kept).index(place) for place in kept)])
-
-
-def _labels(where: SweepPoints, shape: Sequence[int], positions: list[Label]) -> dict[str, list[Label]]:
-    """The labels of each axis of the grid."""
-    found: dict[str, list[Label]] = {}
-    of_text = not any(point.stream == "image" for point in where.points.values())
-    for axis, size in zip(where.over, shape, strict=True):
-        numbers: list[Label] = list(range(size))
-        found[axis] = where.coords.get(axis, positions if axis in ("pos", "src") and of_text else numbers)
-    return found
+    kept = [0, *(1 + axis_index(point, axis) for axis in where.inner)]
+    product = product.permute([*kept, *(at for at in range(product.ndim) if at not in kept)])
+    return product.reshape(*product.shape[: len(kept)], -1).sum(-1)

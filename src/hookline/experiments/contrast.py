@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError
-from hookline.experiments.core.component_grid import Components, Selection
+from hookline.experiments.ablation import Components, Selection
 from hookline.experiments.core.continuations import continued
 from hookline.experiments.core.labels import Label, about, said_points
 from hookline.experiments.core.measure import Options, measured

@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from hookline.engine.batch_index import drawn_once
-from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError
-from hookline.experiments.attribution import checked_options, is_one_for_all
-from hookline.experiments.core.continuations import continued
-from hookline.experiments.core.edge_scores import EdgeScores
+from hookline.experiments.attribution import checked_options
+from hookline.experiments.core.continuations import prompt_pair
 from hookline.experiments.core.integration import Line, ran
 from hookline.experiments.core.labels import Label, about
-from hookline.experiments.core.measure import Metrics, Options, Reader, measure
-from hookline.experiments.core.prompts import (
-    Prompt,
-    Prompts,
-    baselines,
-    check_pair,
-    prompts_of,
-    unpadded,
-    warn_of_dropout,
-)
+from hookline.experiments.core.measure import Metrics, Options, Reader, is_one_for_all, measure, metric_values
+from hookline.experiments.core.prompts import Prompt, Prompts, baselines, warn_of_dropout
 from hookline.experiments.core.sampling import agreement, sampled
-from hookline.experiments.metrics import as_metric, value_of
+from hookline.experiments.metrics import as_metric
 from hookline.experiments.patching import Direction, into
+from hookline.experiments.paths import Node
+from hookline.experiments.result import BASELINES, Result, TopCells
 from hookline.model import HookedModel
-from hookline.rerun.changes import index_of
+from hookline.rerun.baseline import Baseline
+from hookline.rerun.changes import Variant
 from hookline.transformer.architectures import is_parallel
 
 __all__ = ["EdgeScores", "edges"]
@@ -40,17 +33,6 @@ __all__ = ["EdgeScores", "edges"]
 
 def __dir__() -> list[str]:
     return __all__
-
-
-@dataclass(frozen=True, eq=False)
-class Receiver:
-    """A reader of the stream: a head's queries, keys or values, an MLP, or the logits."""
-
-    label: str
-    point: HookPoint
-    head: int | None
-    reads: tuple[int, int]
-    """It reads everything written before this layer and turn: attention has turn 0, MLPs have 1."""
 
 
 def edges(
@@ -77,13 +59,14 @@ def edges(
     those with the largest scores, half drawn at random from the others, and `info` reports the agreement of each half:
     see `attribution.attribution_patching`. Options: batch_size, progress.
     """
-    how = _options(direction, steps, check, options)
-    pair = [prompts_of(model, clean), prompts_of(model, corrupted)]
-    check_pair(model, *pair)
-    metric, pair = continued(model, metric, *pair)
+    for name in ("resume", "per_example"):
+        if name in options:
+            raise HooklineError(f"edges has no option {name!r}: all edges are scored at once")
+    how = checked_options(direction, steps, "inputs" if steps is not None else "activations", check, options)
+    metric, pair = prompt_pair(model, clean, corrupted, metric)
     source, target = (0, 1) if direction == "denoise" else (1, 0)
-    receivers = receivers_of(model)
-    runs = [decomposed(model, prompts) for prompts in pair]
+    receivers = _receivers(model)
+    runs = [_decomposed(model, prompts) for prompts in pair]
     found = as_metric(metric, model, runs[0][0], runs[1][0], pair[0].tokens, pair[0].mask)
     if len(found) > 1:
         raise HooklineError(f"edges needs one metric, got {len(found)}: {', '.join(found)}")
@@ -91,52 +74,121 @@ def edges(
     changes = {name: x.float() * pair[0].mask[..., None] for name, x in changes.items()}
     gradients = _gradients(model, pair[source], pair[target], receivers, found, steps)
     rows = 1 if is_one_for_all(next(iter(found.values())), runs[0][0]) else len(pair[0])
-    matrix = torch.stack([_scores(changes, gradients, each) for each in receivers], 1) / rows
-    at = [(u, v) for u, name in enumerate(changes) for v, each in enumerate(receivers) if wrote(name) < each.reads]
+    senders, every = list(changes), torch.stack(list(changes.values())).flatten(1)
+    matrix = torch.stack([every @ _of_head(gradients, each).flatten() for each in receivers], 1) / rows
+    turns = [(to.layer, to.turn) for to in receivers]
+    at = [(u, v) for u, name in enumerate(senders) for v, turn in enumerate(turns) if _turn(name) < turn]
     values = matrix[tuple(torch.tensor(at).T)]
     info: dict[str, Any] = {"direction": direction, **({} if steps is None else {"steps": steps})}
     info |= about(model, f"edge attribution, {into(direction)}")
-    info |= {"clean": _mean(found, runs[0][0]), "corrupted": _mean(found, runs[1][0])}
+    for key, (logits, _) in zip(("clean", "corrupted"), runs, strict=True):
+        info[key] = float(metric_values(found, logits).mean())
     if check:
         sample = sampled(values, values != 0, check, seed)
-        true = _true(model, pair[target], found, receivers, changes, [at[cell] for (cell,) in sample.cells], how)
-        named: list[dict[str, Label]] = [
-            {"sender": list(changes)[at[cell][0]], "receiver": receivers[at[cell][1]].label} for (cell,) in sample.cells
-        ]
-        info |= agreement(values[None, :, None], true, sample, named, list(found))
+        chosen = [at[cell] for (cell,) in sample.cells]
+        labels: list[dict[str, Label]] = [{"sender": senders[u], "receiver": receivers[v].label} for u, v in chosen]
+        true = _true(model, pair[target], found, [(changes[senders[u]], receivers[v]) for u, v in chosen], how)
+        info |= agreement(values[None, :, None], true, sample, labels, list(found))
     else:
         warn_of_dropout(model)
-    senders = [list(changes)[u] for u, _ in at]
-    return EdgeScores(values, senders, [receivers[v].label for _, v in at], next(iter(found)), info)
+    names = [senders[u] for u, _ in at], [receivers[v].label for _, v in at]
+    return EdgeScores(values, *names, next(iter(found)), info)
 
 
-def _options(direction: str, steps: Any, check: Any, options: dict[str, Any]) -> Options:
-    for name in ("resume", "per_example"):
-        if name in options:
-            raise HooklineError(f"edges has no option {name!r}: all edges are scored at once")
-    return checked_options(direction, steps, "inputs" if steps is not None else "activations", check, options)
+@dataclass(frozen=True, eq=False, repr=False)
+class EdgeScores:
+    """The effect of each edge on a metric.
+
+    scores.top(5)                          # the edges with the largest effect
+    scores.of("L2H3", "L3H4.q")            # one of them
+    scores.of("L2H3"), scores.of(to="mlp3")
+    scores.matrix.plot()                   # a Result, sender × receiver, 0 where there is no edge
+    scores.to_dataframe()                  # columns sender, receiver, value
+    """
+
+    values: Float[Tensor, " edge"]
+    senders: Sequence[str]
+    receivers: Sequence[str]
+    name: str = "value"
+    info: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", self.values.detach().cpu())
+        if not len(self.values) == len(self.senders) == len(self.receivers):
+            raise HooklineError("values, senders and receivers must have the same length")
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def of(self, sender: str | None = None, to: str | None = None) -> Any:
+        """The score of one edge; or with only a sender, or only a receiver, the `EdgeScores` of that one's edges."""
+        for asked, known in ((sender, self.senders), (to, self.receivers)):
+            if asked is not None and asked not in known:
+                raise HooklineError(f"there is no {asked!r}: use one of {', '.join(dict.fromkeys(known))}")
+        pairs = enumerate(zip(self.senders, self.receivers, strict=True))
+        at = [n for n, (u, v) in pairs if sender in (None, u) and to in (None, v)]
+        if not at:
+            raise HooklineError(f"there is no edge from {sender} to {to}: {to} comes before {sender}")
+        if sender is not None and to is not None:
+            return float(self.values[at[0]])
+        return EdgeScores(
+            self.values[at], [self.senders[n] for n in at], [self.receivers[n] for n in at], self.name, self.info
+        )
+
+    def top(self, k: int = 10, by: Literal["abs", "value", "lowest"] = "abs") -> TopCells:
+        """The `k` edges of largest size, largest value or lowest value, in order."""
+        found = TopCells()
+        for cell in Result(self.values, ("edge",), {"edge": list(range(len(self)))}).top(k, by):
+            at = int(cell.labels["edge"])
+            found.append(cell._replace(labels={"sender": self.senders[at], "receiver": self.receivers[at]}))
+        return found
+
+    @property
+    def matrix(self) -> Result:
+        """The scores as a Result over senders and receivers; 0 where a receiver comes before a sender."""
+        rows, columns = (list(dict.fromkeys(each)) for each in (self.senders, self.receivers))
+        values = torch.zeros(len(rows), len(columns))
+        where = [[rows.index(each) for each in self.senders], [columns.index(each) for each in self.receivers]]
+        values[where[0], where[1]] = self.values.float()
+        # The scores are changes of the metric, so a plot of them is centered on 0, not on a run's value.
+        info = {key: value for key, value in self.info.items() if key not in BASELINES}
+        return Result(values, ("sender", "receiver"), {"sender": [*rows], "receiver": [*columns]}, self.name, info)
+
+    def to_dataframe(self) -> Any:
+        """A pandas table with one row per edge."""
+        cells = Result(self.values, ("edge",), {"edge": list(range(len(self)))}).to_dataframe()
+        cells.insert(0, "sender", list(self.senders))
+        cells.insert(1, "receiver", list(self.receivers))
+        return cells.drop(columns="edge")
+
+    def __repr__(self) -> str:
+        said = {key: value for key, value in self.info.items() if isinstance(value, bool | int | float | str)}
+        about = ", ".join(f"{key} {f'{x:.4g}' if isinstance(x, float) else x}" for key, x in said.items())
+        return f"EdgeScores {self.name}: {len(self)} edges\n  {about}\n{self.top(5)!r}"
 
 
-def receivers_of(model: HookedModel) -> list[Receiver]:
-    """Everything that reads the stream, in order; an error if the model does not have these points."""
-    points, config = model._points, model._points.anatomy.main.config
-    found: list[Receiver] = []
-    for layer in range(model.cfg.n_layers):
+def _receivers(model: HookedModel) -> list[Node]:
+    """Everything that reads the stream, in order; an error if the model does not have these points.
+
+    A receiver reads everything that is written before its layer and turn.
+    """
+    points, n_layers = model._points, model.cfg.n_layers
+    found: list[Node] = []
+    for layer in range(n_layers):
         prefix = points.layer(layer)
-        groups = model.cfg.n_kv_heads != model.cfg.n_heads
         for kind in "qkv":
             point = points.find(f"{prefix}.hook_{kind}_input")
             n = model.cfg.n_heads if kind == "q" else model.cfg.n_kv_heads
-            letter = "KV" if groups and kind != "q" else "H"
-            found += [Receiver(f"L{layer}{letter}{head}.{kind}", point, head, (layer, 0)) for head in range(n)]
+            letter = "KV" if n != model.cfg.n_heads else "H"
+            found += [Node(f"L{layer}{letter}{head}.{kind}", layer, 0, point, head) for head in range(n)]
         if f"{prefix}.hook_mlp_out" in points.hook_dict:
-            turn = 0 if is_parallel(config) else 1
-            found.append(Receiver(f"mlp{layer}", points.find(f"{prefix}.hook_mlp_in"), None, (layer, turn)))
-    last = points.find(f"{points.layer(model.cfg.n_layers - 1)}.hook_resid_post")
-    return [*found, Receiver("logits", last, None, (model.cfg.n_layers, 0))]
+            turn = 0 if is_parallel(points.anatomy.main.config) else 1
+            found.append(Node(f"mlp{layer}", layer, turn, points.find(f"{prefix}.hook_mlp_in")))
+    last = points.find(f"{points.layer(n_layers - 1)}.hook_resid_post")
+    return [*found, Node("logits", n_layers, 0, last)]
 
 
-def wrote(sender: str) -> tuple[int, int]:
+def _turn(sender: str) -> tuple[int, int]:
     """The layer and turn at which a sender writes to the stream."""
     if sender == "embed":
         return (-1, 0)
@@ -145,7 +197,7 @@ def wrote(sender: str) -> tuple[int, int]:
 
 
 @torch.no_grad()
-def decomposed(model: HookedModel, prompts: Prompts) -> tuple[Tensor, dict[str, Float[Tensor, "batch pos d_model"]]]:
+def _decomposed(model: HookedModel, prompts: Prompts) -> tuple[Tensor, dict[str, Float[Tensor, "batch pos d_model"]]]:
     """The logits, and what every sender writes to the stream."""
     wanted = ("hook_embed", "hook_pos_embed", "resid_pre", "attn.hook_z", "attn_out", "mlp_out", "hook_scale", "_post")
     names = [name for name in model.hook_dict if name.endswith(wanted)]
@@ -154,27 +206,17 @@ def decomposed(model: HookedModel, prompts: Prompts) -> tuple[Tensor, dict[str, 
     stacked, labels = cache.get_full_resid_decomposition(expand_neurons=False, return_labels=True)
     parts: dict[str, Tensor] = {}
     for label, part in zip(labels, stacked, strict=True):
-        if label == "bias":
-            continue
-        name = "embed" if "embed" in label else _short(label)
+        layer, _, kind = label.partition("_")
+        name = "embed" if "embed" in label else f"{kind.removesuffix('_out')}{layer}" if kind else label
         parts[name] = parts[name] + part if name in parts else part
-    return logits, {name: parts[name] for name in sorted(parts, key=wrote)}
-
-
-def _short(label: str) -> str:
-    """Instead of 3_mlp_out: mlp3."""
-    layer, _, kind = label.partition("_")
-    return f"{kind.removesuffix('_out')}{layer}" if kind else label
+    parts.pop("bias", None)
+    return logits, {name: parts[name] for name in sorted(parts, key=_turn)}
 
 
 def _gradients(
-    model: HookedModel,
-    source: Prompts,
-    target: Prompts,
-    receivers: Sequence[Receiver],
-    metrics: Metrics,
-    steps: int | None,
+    model: HookedModel, source: Prompts, target: Prompts, receivers: Sequence[Node], metrics: Metrics, steps: int | None
 ) -> dict[str, Tensor]:
+    """The gradient of the metric at the points of the receivers."""
     names = list(dict.fromkeys(each.point.name for each in receivers))
     line = Line(model, target, names, steps, "inputs")
     _, start = line.start()
@@ -182,38 +224,25 @@ def _gradients(
     return next(iter(line.gradients(metrics, end, start).values()))
 
 
-def _scores(changes: dict[str, Tensor], gradients: dict[str, Tensor], to: Receiver) -> Float[Tensor, " sender"]:
-    gradient = gradients[to.point.name].float()
-    gradient = gradient if to.head is None else gradient[:, :, to.head]
-    return torch.stack([(change * gradient).sum() for change in changes.values()])
-
-
-def _mean(metrics: Metrics, logits: Tensor) -> float:
-    with torch.no_grad():
-        return float(value_of(next(iter(metrics.values())), logits, "the metric").mean())
+def _of_head(gradients: dict[str, Tensor], receiver: Node) -> Float[Tensor, "batch pos d_model"]:
+    gradient = gradients[receiver.point.name].float()
+    return gradient if receiver.head is None else gradient[:, :, receiver.head]
 
 
 def _true(
-    model: HookedModel,
-    prompts: Prompts,
-    metrics: Metrics,
-    receivers: Sequence[Receiver],
-    changes: dict[str, Tensor],
-    chosen: Sequence[tuple[int, int]],
-    how: Options,
+    model: HookedModel, prompts: Prompts, metrics: Metrics, edges: Sequence[tuple[Tensor, Node]], how: Options
 ) -> Float[Tensor, "metric edge"]:
-    """The actual change of the metric for some edges."""
-    names = dict.fromkeys(receivers[v].point.name for _, v in chosen)
-    bases, senders = baselines(model, prompts, keep=names), list(changes.values())
-    variants = []
-    for u, v in chosen:
-        to, each = receivers[v], []
-        for row, base in enumerate(bases):
-            before = base.kept[to.point.name][index_of(to.point, head=to.head)]
-            change = unpadded(senders[u][row], receivers[-1].point, prompts.span(row), prompts.width)
-            each.append([base.change(to.point, before + change.to(before), head=to.head)])
-        variants.append(each)
+    """The actual change of the metric when the output of a sender changes for one receiver."""
+    bases = baselines(model, prompts, keep=dict.fromkeys(to.point.name for _, to in edges))
+    rows = list(zip(bases, prompts.spans, strict=True))
+    variants = [
+        [_received(base, to, change[row, span.start : span.stop]) for row, (base, span) in enumerate(rows)]
+        for change, to in edges
+    ]
     reader = Reader(bases, prompts, metrics)
-    return (
-        (measure(reader, variants, how)[0] - reader.baseline[:, None].cpu()).mean(-1) if chosen else torch.zeros(1, 0)
-    )
+    return (measure(reader, variants, how)[0] - reader.baseline[:, None].cpu()).mean(-1)
+
+
+def _received(base: Baseline, to: Node, change: Tensor) -> Variant:
+    before = to.of(base.kept)
+    return [base.change(to.point, before + change.to(before), head=to.head)]

@@ -7,11 +7,11 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from hookline.engine.cache import ActivationCache
 from hookline.errors import HooklineError
-from hookline.experiments.core.continuations import continued
+from hookline.experiments.core.continuations import continued, prompt_pair
 from hookline.experiments.core.labels import about, said_points
-from hookline.experiments.core.measure import Options, Reader, measured, padded_logits
-from hookline.experiments.core.prompts import Prompt, Prompts, baselines, check_pair, prompts_of, unpadded
-from hookline.experiments.core.sweep import SweepPoints, Values, make_grid, sweep_points
+from hookline.experiments.core.measure import Options, Reader, measured, metric_values
+from hookline.experiments.core.prompts import Prompt, Prompts, baselines, prompts_of
+from hookline.experiments.core.sweep import CellBuilder, SweepPoints, Values, make_cells, sweep_points
 from hookline.experiments.metrics import as_metric
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
@@ -59,28 +59,28 @@ def sweep(
     if isinstance(clean, ActivationCache):
         if direction == "noise":
             raise HooklineError("noise patches into the clean run, so it needs the clean prompt, not a cache")
-        what = about(model, f"{said_points(points)} patched, {into(direction)}")
-        return _from_cache(model, clean, prompts_of(model, corrupted), metric, where, how, what)
-    pair = [prompts_of(model, clean), prompts_of(model, corrupted)]
-    check_pair(model, *pair)
-    metric, pair = continued(model, metric, *pair)
-    both = both_runs(model, pair, metric, where.names, direction)
-    labels = pair[0].labels(model)
-    grid = make_grid(where, both.given, both.reader.bases, both.reader.prompts, labels)
+        both = _from_cache(model, clean, prompts_of(model, corrupted), metric, where)
+    else:
+        metric, pair = prompt_pair(model, clean, corrupted, metric)
+        both = both_runs(model, pair, metric, where.names, direction)
+    bases, prompts = both.reader.bases, both.reader.prompts
+    cells = make_cells(where, bases, prompts, both.labels)
     info = both.info | about(model, f"{said_points(points)} patched, {into(direction)}")
-    return measured(both.reader, grid, info, how, both.source)
+    return measured(both.reader, CellBuilder(cells, both.given, bases, prompts).grid(), info, how, both.source)
 
 
 class Both(NamedTuple):
-    """Two runs, of which activations of the one are put into the other."""
+    """A run, and the activations of another run that are written into it."""
 
     reader: Reader
-    """Of the run that they are put into."""
-    given: list[Values]
-    """What the other has, for each prompt."""
+    """Of the run that is changed."""
+    given: Sequence[Values]
+    """The activations of the other run, for each prompt."""
     source: str
     """The checksum of the other run's prompts."""
     info: dict[str, Any]
+    labels: list[str | int]
+    """The labels of positions: tokens of the clean prompt."""
 
 
 def both_runs(
@@ -88,13 +88,14 @@ def both_runs(
 ) -> Both:
     """Run the clean and the corrupted prompts, and keep their activations at some points."""
     runs = [baselines(model, prompts, keep=keep) for prompts in pair]
-    logits = [padded_logits(bases, prompts) for bases, prompts in zip(runs, pair, strict=True)]
+    logits = [prompts.padded([base.logits for base in bases]) for bases, prompts in zip(runs, pair, strict=True)]
     metrics = as_metric(metric, model, logits[0], logits[1], pair[0].tokens, pair[0].mask)
+    clean, corrupted = (metric_values(metrics, each) for each in logits)
     source, target = (0, 1) if direction == "denoise" else (1, 0)
+    info: dict[str, Any] = {"direction": direction, "clean": clean, "corrupted": corrupted}
+    given = [base.kept for base in runs[source]]
     reader = Reader(runs[target], pair[target], metrics)
-    values = {target: reader.baseline, source: reader.values_of(logits[source])}
-    info: dict[str, Any] = {"direction": direction, "clean": values[0], "corrupted": values[1]}
-    return Both(reader, [base.kept for base in runs[source]], pair[source].checksum, info)
+    return Both(reader, given, pair[source].checksum, info, pair[0].labels(model))
 
 
 def check_direction(direction: str) -> None:
@@ -109,45 +110,36 @@ def into(direction: Direction) -> str:
 
 
 def _from_cache(
-    model: HookedModel,
-    clean: ActivationCache,
-    corrupted: Prompts,
-    metric: Any,
-    where: SweepPoints,
-    how: Options,
-    what: dict[str, str],
-) -> Result:
-    """Sweep with a cache of the clean run instead of the clean prompt."""
+    model: HookedModel, clean: ActivationCache, corrupted: Prompts, metric: Any, where: SweepPoints
+) -> Both:
+    """The run on the corrupted prompts, and a cache of the clean run in place of the clean prompts."""
     if continued(model, metric, corrupted)[1][0] is not corrupted:
         raise HooklineError(
             "an answer of several tokens extends the prompt, but the clean cache has the prompt only: pass the clean "
             "prompt itself"
         )
     bases = baselines(model, corrupted, keep=where.names)
-    logits = padded_logits(bases, corrupted)
+    logits = corrupted.padded([base.logits for base in bases])
     known = clean.logits if isinstance(clean, ModelCache) else None
     known = known if known is not None and known.shape == logits.shape else None
     metrics = as_metric(metric, model, logits if known is None else known, logits, corrupted.tokens, corrupted.mask)
     reader = Reader(bases, corrupted, metrics)
-    info: dict[str, Any] = {"direction": "denoise", "corrupted": reader.baseline, **what}
+    info: dict[str, Any] = {"direction": "denoise", "corrupted": reader.baseline}
     if known is not None:
-        info["clean"] = reader.values_of(known)
-    given = [_row_of(clean, where.names, corrupted, row) for row in range(len(corrupted))]
-    return measured(reader, make_grid(where, given, bases, corrupted, corrupted.labels(model)), info, how)
+        info["clean"] = metric_values(metrics, known)
+    given = [_row_of(clean, where, corrupted, row) for row in range(len(corrupted))]
+    return Both(reader, given, "", info, corrupted.labels(model))
 
 
-def _row_of(cache: ActivationCache, names: Sequence[str], prompts: Prompts, row: int) -> Values:
+def _row_of(cache: ActivationCache, where: SweepPoints, prompts: Prompts, row: int) -> Values:
     """The activations of one prompt in a cache of all prompts, without padding."""
-    span = prompts.span(row)
     found = {}
-    for name in names:
-        assert cache._points is not None  # or it would not know the name
-        x, point = cache[name] if cache.has_batch_dim else cache[name][None], cache._points.find(name)
-        if len(prompts) == 1 and point.stream == "image":
-            x = in_one_row(x, point)
+    for point in where.points.values():
+        x = cache[point.name] if cache.has_batch_dim else cache[point.name][None]
+        x = in_one_row(x, point) if len(prompts) == 1 and point.stream == "image" else x
         if x.shape[0] != len(prompts):
             raise HooklineError(
-                f"the clean cache has {x.shape[0]} rows at {name!r}, but there are {len(prompts)} prompts"
+                f"the clean cache has {x.shape[0]} rows at {point.name!r}, but there are {len(prompts)} prompts"
             )
-        found[name] = unpadded(x[row], point, span, prompts.width)
+        found[point.name] = prompts.unpadded(x[row], point, row)
     return found

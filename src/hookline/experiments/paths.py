@@ -2,33 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from hookline.engine.batch_index import drawn_once
+from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError
-from hookline.experiments.core.continuations import continued
+from hookline.experiments.core.continuations import prompt_pair
 from hookline.experiments.core.labels import Label, about, said_points
-from hookline.experiments.core.measure import Options, Reader, measured, padded_logits
-from hookline.experiments.core.nodes import Node, receiver_node, sender_node
-from hookline.experiments.core.prompts import Prompt, baselines, check_pair, prompts_of
-from hookline.experiments.core.sweep import Grid, sweep_points
-from hookline.experiments.metrics import as_metric
-from hookline.experiments.patching import Direction, into
+from hookline.experiments.core.measure import Options, measured
+from hookline.experiments.core.prompts import Prompt
+from hookline.experiments.core.sweep import Grid, Values, sweep_points
+from hookline.experiments.patching import Direction, both_runs, check_direction, into
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline
-from hookline.rerun.changes import Change, RowChange, Variant, write_all
+from hookline.rerun.changes import RowChange, Variant, index_of
+from hookline.rerun.joined import WriteChanges
 from hookline.rerun.strategy import Strategy
 
 __all__ = ["path_patch"]
 
 Sender: TypeAlias = tuple[int, int] | tuple[str, int]
 Receiver: TypeAlias = tuple[str, int, int] | tuple[str, int]
+
+MLP_INPUTS = ("hook_mlp_in", "mlp.hook_in", "mlp.hook_pre")
+"""The input of an MLP, which can be changed for it alone: the first of these that a layer has."""
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """A point of a model, or one head of it, that writes to the stream or reads from it."""
+
+    label: str
+    layer: int
+    turn: int
+    """The order within its layer: 0 for attention, 1 for the MLP."""
+    point: HookPoint
+    head: int | None = None
+
+    def of(self, values: Values) -> Tensor:
+        """Its activation in a run."""
+        return values[self.point.name][index_of(self.point, head=self.head)]
 
 
 def __dir__() -> list[str]:
@@ -60,48 +80,51 @@ def path_patch(
     everything after them is free. Without a path to a receiver nothing changes. `direction` and `options` are those of
     `patching.sweep`.
     """
-    if direction not in ("denoise", "noise"):
-        raise HooklineError(f'direction is "denoise" (clean into corrupted) or "noise", got {direction!r}')
+    check_direction(direction)
     how = Options.of(options)
-    axes, coords, nodes = _senders(model, senders)
+    coords, nodes = _senders(model, senders)
     goals = _receivers(model, receivers)
     last = model.cfg.n_layers - 1 if goals is None else max(goal.layer for goal in goals)
     frozen = _frozen(model, min(node.layer for node in nodes), last, with_mlps=not through_mlps)
-    keep = {*(node.point.name for node in [*nodes, *(goals or ())]), *(each.point.name for each in frozen)}
-    pair = [prompts_of(model, clean), prompts_of(model, corrupted)]
-    check_pair(model, *pair)
-    metric, pair = continued(model, metric, *pair)
-    runs = [baselines(model, prompts, keep=sorted(keep)) for prompts in pair]
-    logits = [padded_logits(bases, prompts) for bases, prompts in zip(runs, pair, strict=True)]
-    found = as_metric(metric, model, logits[0], logits[1], pair[0].tokens, pair[0].mask)
-    source, target = (0, 1) if direction == "denoise" else (1, 0)
-    reader = Reader(runs[target], pair[target], found)
+    keep = {node.point.name for node in [*nodes, *frozen, *(goals or ())]}
+    metric, pair = prompt_pair(model, clean, corrupted, metric)
+    both = both_runs(model, pair, metric, sorted(keep), direction)
     by_row = [
         _variants(base, given, nodes, goals, frozen, how)
-        for base, given in zip(runs[target], runs[source], strict=True)
+        for base, given in zip(both.reader.bases, both.given, strict=True)
     ]
-    values = {target: reader.baseline, source: reader.values_of(logits[source])}
     said = "logits" if goals is None else [goal.label for goal in goals]
-    info: dict[str, Any] = {"direction": direction, "receivers": said, "through_mlps": through_mlps}
-    info |= {"clean": values[0], "corrupted": values[1]}
+    info = both.info | {"receivers": said, "through_mlps": through_mlps}
     info |= about(model, f"paths to {said_points(said)} patched, {into(direction)}")
-    return measured(reader, Grid(axes, coords, [list(cell) for cell in zip(*by_row, strict=True)]), info, how)
+    grid = Grid(tuple(coords), coords, [list(cell) for cell in zip(*by_row, strict=True)])
+    return measured(both.reader, grid, info, how)
 
 
-def _senders(model: HookedModel, senders: Any) -> tuple[tuple[str, ...], dict[str, list[Label]], list[Node]]:
+def _senders(model: HookedModel, senders: Any) -> tuple[dict[str, list[Label]], list[Node]]:
     """The axes of the result with their labels, and the sender of each cell."""
+    coords: dict[str, list[Label]] = {}
     if senders == "heads":
-        where = sweep_points(model, "z", ("layer", "head"))
-        heads: list[Label] = list(range(model.cfg.n_heads))
-        nodes = [sender_node(model, (layer, head)) for layer in where.coords["layer"] for head in heads]
-        return ("layer", "head"), {"layer": where.coords["layer"], "head": heads}, nodes
-    if senders == "mlps":
-        layers = sweep_points(model, "mlp_out", ("layer",)).coords["layer"]
-        return ("layer",), {"layer": layers}, [sender_node(model, ("mlp", layer)) for layer in layers]
+        coords["layer"] = sweep_points(model, "z", "layer").coords["layer"]
+        coords["head"] = list(range(model.cfg.n_heads))
+        senders = list(product(*coords.values()))
+    elif senders == "mlps":
+        coords["layer"] = sweep_points(model, "mlp_out", "layer").coords["layer"]
+        senders = [("mlp", layer) for layer in coords["layer"]]
     if not isinstance(senders, list | tuple) or not senders:
         raise HooklineError(f'senders is "heads", "mlps" or a list such as [(2, 3), ("mlp", 1)], got {senders!r}')
-    nodes = [sender_node(model, each) for each in senders]
-    return ("sender",), {"sender": [node.label for node in nodes]}, nodes
+    nodes = [_sender(model, each) for each in senders]
+    return coords or {"sender": [node.label for node in nodes]}, nodes
+
+
+def _sender(model: HookedModel, sender: Any) -> Node:
+    """The output of a head `(layer, head)` or of an MLP `("mlp", layer)`."""
+    match sender:
+        case ("mlp", int(layer)):
+            return Node(f"mlp{layer}", layer, 1, _point(model, sender, layer, "hook_mlp_out"))
+        case (int(layer), int(head)):
+            point = _point(model, sender, layer, "attn.hook_z", head=head, count=model.cfg.n_heads)
+            return Node(f"L{layer}H{head}", layer, 0, point, head)
+    raise HooklineError(f'a sender is a head (layer, head) or an MLP ("mlp", layer), got {sender!r}')
 
 
 def _receivers(model: HookedModel, receivers: Any) -> list[Node] | None:
@@ -112,90 +135,92 @@ def _receivers(model: HookedModel, receivers: Any) -> list[Node] | None:
         raise HooklineError(
             f'receivers is "logits", or a list without it such as [("q", 3, 4), ("mlp", 3)], got {receivers!r}'
         )
-    return [receiver_node(model, each) for each in receivers]
+    return [_receiver(model, each) for each in receivers]
+
+
+def _receiver(model: HookedModel, receiver: Any) -> Node:
+    """The input of a head's queries, keys or values `("q", layer, head)`, or of an MLP `("mlp", layer)`."""
+    match receiver:
+        case ("mlp", int(layer)):
+            return Node(f"mlp{layer}", layer, 1, _point(model, receiver, layer, *MLP_INPUTS))
+        case (("q" | "k" | "v") as kind, int(layer), int(head)):
+            count = model.cfg.n_heads if kind == "q" else model.cfg.n_kv_heads
+            point = _point(model, receiver, layer, f"attn.hook_{kind}", head=head, count=count)
+            return Node(f"L{layer}H{head}.{kind}", layer, 0, point, head)
+    raise HooklineError(f'a receiver is ("q", layer, head), ("k", …), ("v", …) or ("mlp", layer), got {receiver!r}')
+
+
+def _point(model: HookedModel, asked: Any, layer: int, *names: str, head: int = 0, count: int = 1) -> HookPoint:
+    """The first of these points that a layer has; an error if there is no such layer or head."""
+    for what, number, n in (("layer", layer, model.cfg.n_layers), ("head", head, count)):
+        if number not in range(n):
+            raise HooklineError(f"{asked!r}: there is no {what} {number}, the model has 0 to {n - 1}")
+    found = [f"{model._points.layer(layer)}.{name}" for name in names]
+    return model._points.find(next((name for name in found if name in model.hook_dict), found[0]))
 
 
 def _frozen(model: HookedModel, first: int, last: int, *, with_mlps: bool) -> list[Node]:
     """What is frozen: attention after the sender, and MLPs unless effects may pass through them."""
-    points = model._points
-    found = [
-        Node("attn", layer, 0, points.find(f"{points.layer(layer)}.hook_attn_out"))
-        for layer in range(first + 1, last + 1)
-    ]
+    points, found = model._points, []
     for layer in range(first, last + 1):
-        name = f"{points.layer(layer)}.hook_mlp_out"
-        if with_mlps and name in points.hook_dict:
-            found.append(Node("mlp", layer, 1, points.find(name)))
+        if layer > first:
+            found.append(Node("attn", layer, 0, points.find(f"{points.layer(layer)}.hook_attn_out")))
+        if with_mlps and f"{points.layer(layer)}.hook_mlp_out" in points.hook_dict:
+            found.append(Node("mlp", layer, 1, points.find(f"{points.layer(layer)}.hook_mlp_out")))
     return found
 
 
 def _variants(
     base: Baseline,
-    given: Baseline,
+    given: Values,
     nodes: Sequence[Node],
     goals: Sequence[Node] | None,
     frozen: Sequence[Node],
     how: Options,
 ) -> list[Variant]:
-    """For each sender, the changes that give the receivers of one prompt what the sender would directly give them."""
+    """For each sender, the changes of one prompt that give the receivers the sender's direct effect."""
     direct = [_sent(base, given, node, frozen) for node in nodes]
     if goals is None:
         return direct
     found: list[Variant] = [()] * len(nodes)
+    room = max(1, base.budget.tokens // base.tokens.shape[1])
+    size = room if how.batch_size == "auto" else how.batch_size
     for layer in dict.fromkeys(node.layer for node in nodes):
         some = [number for number, node in enumerate(nodes) if node.layer == layer and direct[number]]
         reached = [goal for goal in goals if goal.layer >= layer]
-        if not some or not reached:
-            continue
-        room = base.budget.tokens // base.tokens.shape[1]
-        size = max(1, room) if how.batch_size == "auto" else how.batch_size
-        for at in range(0, len(some), size):
+        for at in range(0, len(some) if reached else 0, size):
             part = some[at : at + size]
             got = _received(base, [direct[number] for number in part], layer, reached)
-            for row, number in enumerate(part):
-                found[number] = list(_told(base, reached, [each[row] for each in got]))
+            for number, values in zip(part, got, strict=True):
+                changed = [goal for goal in reached if not torch.equal(goal.of(values), goal.of(base.kept))]
+                found[number] = [base.change(goal.point, goal.of(values), head=goal.head) for goal in changed]
     return found
 
 
-def _sent(base: Baseline, given: Baseline, node: Node, frozen: Sequence[Node]) -> Variant:
+def _sent(base: Baseline, given: Values, node: Node, frozen: Sequence[Node]) -> Variant:
     """The sender's output of the other run, with everything after it frozen."""
-    value, before = node.of(given), node.of(base)
-    if torch.equal(value, before):
+    if torch.equal(node.of(given), node.of(base.kept)):
         return ()
+    sent = base.change(node.point, node.of(given), head=node.head)
     held = [each for each in frozen if (each.layer, each.turn) > (node.layer, node.turn)]
-    sent = base.change(node.point, value, head=node.head)
-    kept = [base.change(each.point, each.of(base), first=sent.first, head=each.head) for each in held]
-    return [sent, *kept]
+    return [sent, *(base.change(each.point, each.of(base.kept), first=sent.first) for each in held)]
 
 
-def _received(base: Baseline, variants: Sequence[Variant], layer: int, goals: Sequence[Node]) -> list[Tensor]:
-    """The input of each receiver in variants of a run that all start at one layer: [variant, pos, …]."""
+def _received(base: Baseline, variants: Sequence[Variant], layer: int, goals: Sequence[Node]) -> list[Values]:
+    """The activations at the receivers in variants of a run that all start at one layer."""
     placed: dict[str, list[RowChange]] = {}
     for row, variant in enumerate(variants):
         for change in variant:
             placed.setdefault(change.point.name, []).append((row, change))
     span, n = range(base.tokens.shape[1]), len(variants)
-    hooks = [(name, partial(_put, placed=each, span=span)) for name, each in placed.items()]
+    hooks = [(name, WriteChanges(each, span)) for name, each in placed.items()]
     names = list(dict.fromkeys(goal.point.name for goal in goals))
-    how: dict[str, Any] = {"names_filter": names, "fwd_hooks": hooks}
     tokens = base.tokens.expand(n, -1)
+    inputs: dict[str, Any] = {"input": tokens}
+    if base.images is not None:
+        inputs = {"input_ids": tokens, **base.images.repeated(n)}
+    elif base.strategy != Strategy.FULL:
+        inputs = {"input": base.streams[layer].expand(n, -1, -1), "start_at_layer": layer, "tokens": tokens}
     with torch.no_grad(), drawn_once(n):
-        if base.images is not None:
-            _, cache = base.model.run_with_cache(input_ids=tokens, **base.images.repeated(n), **how)
-        elif base.strategy == Strategy.FULL:
-            _, cache = base.model.run_with_cache(tokens, **how)
-        else:
-            stream = base.streams[layer].expand(n, -1, -1)
-            _, cache = base.model.run_with_cache(stream, start_at_layer=layer, tokens=tokens, **how)
-    return [cache[goal.point.name][(slice(None), *goal.index)] for goal in goals]
-
-
-def _put(x: Tensor, placed: list[RowChange], span: range) -> None:
-    write_all(x, placed, span)
-
-
-def _told(base: Baseline, goals: Sequence[Node], values: Sequence[Tensor]) -> Iterator[Change]:
-    """Changes that give the receivers these values."""
-    for goal, value in zip(goals, values, strict=True):
-        if not torch.equal(value, goal.of(base)):
-            yield base.change(goal.point, value, head=goal.head)
+        _, cache = base.model.run_with_cache(**inputs, names_filter=names, fwd_hooks=hooks)
+    return [{name: cache[name][row] for name in names} for row in range(n)]

@@ -10,19 +10,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError
 from hookline.experiments.core.continuations import continued
 from hookline.experiments.core.directions import Directions, contrast_vectors
 from hookline.experiments.core.labels import Label, about
-from hookline.experiments.core.measure import Options, Reader, measured, padded_logits
-from hookline.experiments.core.prompts import Prompt, baselines, prompts_of
-from hookline.experiments.core.sweep import Grid
-from hookline.experiments.metrics import as_metric
+from hookline.experiments.core.measure import Options, measured, reader_of
+from hookline.experiments.core.prompts import Prompt, baselines, prompt_positions, prompts_of
+from hookline.experiments.core.sweep import CellBuilder, Cells, Grid
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
-from hookline.rerun.baseline import Baseline
-from hookline.rerun.changes import WHOLE, Variant
 from hookline.text.token_positions import Positions, at, new_tokens
 
 __all__ = ["Directions", "Steered", "contrast_vectors", "generate", "sweep_layers"]
@@ -60,41 +56,18 @@ def sweep_layers(
     points = {layer: vectors.point(model, layer) for layer in wanted}
     metric, (rows,) = continued(model, metric, prompts_of(model, prompts))
     bases = baselines(model, rows, keep=[point.name for point in points.values()])
-    logits = padded_logits(bases, rows)
-    reader = Reader(bases, rows, as_metric(metric, model, logits, None, rows.tokens, rows.mask))
-    cells = [(layer, float(times)) for layer in wanted for times in coefficients]
-    own = [rows.length(row) for row in range(len(rows))]
-    variants = [
-        [_moved(base, points[layer], times * added[layer], pos, n) for base, n in zip(bases, own, strict=True)]
-        for layer, times in cells
-    ]
-    coords: dict[str, list[Label]] = {"layer": [*wanted], "coefficient": [float(each) for each in coefficients]}
+    positions = None if pos is None else prompt_positions(model, rows, pos)
+    cells = Cells({"layer": list(wanted)}, {(layer,): [(point, {})] for layer, point in points.items()})
+    builders = []
+    for times in coefficients:
+        moved = {point.name: times * added[layer] for layer, point in points.items()}
+        given = [{name: base.kept[name] + x.to(base.kept[name]) for name, x in moved.items()} for base in bases]
+        builders.append(CellBuilder(cells, given, bases, rows, positions))
+    variants = [builder.variant_for([key]) for key in cells.covered for builder in builders]
+    coords: dict[str, list[Label]] = {**cells.coords, "coefficient": [float(each) for each in coefficients]}
+    reader = reader_of(model, bases, rows, metric)
     info = {"clean": reader.baseline, **about(model, "steering vectors added")}
     return measured(reader, Grid(("layer", "coefficient"), coords, variants), info, how)
-
-
-def _moved(base: Baseline, point: HookPoint, change: Float[Tensor, " d"], pos: Any, own: int) -> Variant:
-    """The run with a vector added at a point: everywhere, or at positions of the prompt, which has `own` tokens."""
-    before = base.kept[point.name]
-    indices = _indices(pos, before.shape[0] if pos is None else own)
-    if not bool(change.any()):
-        return ()
-    value = before.clone()
-    value[indices] += change.to(before)
-    return (base.change(point, value, first=min(indices)),)
-
-
-def _indices(pos: Any, length: int) -> list[int]:
-    if pos is None or isinstance(pos, slice):
-        found = list(range(length))[WHOLE if pos is None else pos]
-    else:
-        found = [pos] if isinstance(pos, int) else list(pos)
-    wrong = next((each for each in found if not isinstance(each, int) or each not in range(-length, length)), None)
-    if wrong is not None or not found:
-        raise HooklineError(
-            f"pos={pos!r} is out of range: a prompt has {length} tokens. Pass an index, a slice or a list of indices"
-        )
-    return [each % length for each in found]
 
 
 @dataclass(frozen=True)

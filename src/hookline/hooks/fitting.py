@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hookline.engine.casting import cast
 from hookline.errors import HooklineError
-from hookline.text.outliers import Outliers, Outlying, bound_of, counted, factor_of, is_outlying, row_norms
+from hookline.text.outliers import Outliers, Outlying, RowMean, is_outlying, row_norms
 
 Units: TypeAlias = int | Sequence[int] | None
 """Heads or neurons: one, several, or all."""
@@ -124,38 +124,37 @@ def head_axis(point: Any) -> int:
 
 
 def averaged(value: Tensor, axes: str, over: Tensor | None, outliers: Outliers) -> tuple[Tensor, Outlying]:
-    """The mean over rows and positions, or those of them that count; of attention patterns, over the rows alone.
+    """The mean over rows and positions, or those selected by `over`, without outlying positions; and their number.
 
-    Outlying positions do not count: the second value says how many they were.
+    Attention patterns are averaged over rows only, separately at each position.
     """
     names = axes.split() or (["b", "p", "d"] if value.ndim == 3 else ["b"])
-    wanted = "b" if {"p", "k"} <= set(names) else "bpk"
-    dims = [index for index, name in enumerate(names) if name in wanted]
     places = _places(names)
     if over is not None and [*over.shape] != [value.shape[place] for place in places]:
         raise HooklineError(f"over= has the shape {list(over.shape)}, but the value {list(value.shape)} ({names})")
-    over = None if over is None else over.to(value.device)
-    found = Outlying(factor=factor_of(outliers))
-    if len(dims) > 1:
-        norms = _norms(value, places)
-        bound = bound_of(norms if over is None else norms[over], outliers)
-        is_out = is_outlying(norms, bound) if over is None else is_outlying(norms, bound) & over
-        found = counted(norms, is_out, bound, outliers)
-        over = ~is_out & (True if over is None else over) if found.count else over
-    if over is None:
-        return value.double().mean(dims, keepdim=True), found
-    sizes = [value.shape[index] if index in places else 1 for index in range(value.ndim)]
-    counts = over.view(sizes)
-    if not bool(counts.any(dim=tuple(dims)).all()):
-        raise HooklineError("over= leaves nothing to average" + (" at some positions" if len(dims) == 1 else ""))
-    kept = torch.where(counts, value.double(), 0.0)
-    return kept.sum(dims, keepdim=True) / counts.sum(dims, keepdim=True), found
+    rows = value.double().movedim(places, list(range(len(places))))
+    over = torch.ones(rows.shape[: len(places)], dtype=torch.bool) if over is None else over
+    over = over.to(value.device)
+    at_each = {"p", "k"} <= set(names)
+    if not bool(over.any(0).all() if at_each else over.any()):
+        raise HooklineError("over= leaves nothing to average" + (" at some positions" if at_each else ""))
+    mean = RowMean(outliers if len(places) > 1 and not at_each else "include", per_position=at_each)
+    if at_each:
+        for row, counts in zip(rows, over, strict=True):
+            mean.add(row, counts)
+    else:
+        mean.add(rows[over])
+        if mean.finds_outliers():
+            mean.add(rows[over])
+    found = mean.value if len(places) == 1 else mean.value[None]
+    return found.movedim(list(range(len(places))), places), mean.outlying
 
 
-def kept_where_outlying(new: Tensor, x: Tensor, axes: str, bound: float) -> Tensor:
-    """A new value, with the activation as it is at positions where its norm is above `bound`."""
+def kept_where_outlying(new: Tensor, x: Tensor, axes: str, bounds: float | Tensor) -> Tensor:
+    """A new value, with the activation unchanged at positions where its norm is above `bounds`."""
     places = _places(axes.split() or ["b", "p", "d"])
-    is_out = is_outlying(_norms(x, places), bound)
+    norms = row_norms(x.movedim(places, list(range(len(places)))), len(places))
+    is_out = is_outlying(norms, bounds)
     sizes = [x.shape[index] if index in places else 1 for index in range(x.ndim)]
     return torch.where(is_out.view(sizes), x, new) if bool(is_out.any()) else new
 
@@ -163,11 +162,6 @@ def kept_where_outlying(new: Tensor, x: Tensor, axes: str, bound: float) -> Tens
 def _places(names: Sequence[str]) -> list[int]:
     """The axes of rows and positions."""
     return [index for index, name in enumerate(names) if name in "bpk"][:2]
-
-
-def _norms(x: Tensor, places: list[int]) -> Tensor:
-    """Of each row and position."""
-    return row_norms(x.movedim(places, list(range(len(places)))), len(places))
 
 
 def check_float(kind: str, x: Tensor, hook: Any) -> None:

@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from hookline.errors import HooklineError
 
@@ -114,3 +115,59 @@ def counted(norms: Tensor, is_out: Tensor, bound: float, outliers: Outliers) -> 
     factor, largest = factor_of(outliers), float(norms[is_out].max()) if bool(is_out.any()) else 0.0
     median = bound / factor if math.isfinite(bound) else 0.0
     return Outlying(int(is_out.sum()), is_out.numel(), largest, median, factor)
+
+
+class RowMean:
+    """The mean of rows without the outlying ones. Rows are added in batches, so that not all must fit into memory.
+
+    Each batch is added once. Then `finds_outliers` says whether any row is outlying; if so, all batches must be added a
+    second time, and outlying rows are then left out. With `per_position`, the mean is over batches, separately for each
+    row of a batch, and a row is compared with the rows at the same position.
+    """
+
+    def __init__(self, outliers: Outliers, *, per_position: bool = False) -> None:
+        self.outliers, self.per_position = outliers, per_position
+        self.outlying = Outlying(factor=factor_of(outliers))
+        self.bounds: Float[Tensor, " position"] | None = None
+        """The norm above which a row is outlying: for each position, or one for all."""
+        self._norms: list[Tensor] = []
+        self._total, self._count = torch.zeros(()), torch.zeros(())
+
+    def add(self, x: Float[Tensor, "row ..."], counts: Bool[Tensor, " row"] | None = None) -> None:
+        """Add a batch of rows, or those of them that count."""
+        counts = torch.ones(len(x), dtype=torch.bool, device=x.device) if counts is None else counts
+        if self.bounds is None:
+            self._norms.append(row_norms(x).cpu())
+        else:
+            bounds = self.bounds.to(x.device)[: len(x)]
+            counts = counts & ~is_outlying(row_norms(x), bounds)
+        shape = (-1, *(1 for _ in x.shape[1:]))
+        x, count = torch.where(counts.view(shape), x, 0), counts.view(shape).to(x)
+        if not self.per_position:
+            x, count = x.sum(0, keepdim=True), count.sum(0, keepdim=True)
+        self._total, self._count = _sum(self._total, x), _sum(self._count, count)
+
+    def finds_outliers(self) -> bool:
+        """Whether any of the rows added is outlying, so that all must be added again."""
+        norms = pad_sequence(self._norms, padding_value=torch.nan)  # [position, batch]
+        groups = [each[~each.isnan()] for each in (norms if self.per_position else norms.flatten()[None])]
+        self.bounds = torch.tensor([bound_of(group, self.outliers) for group in groups])
+        for group in groups:
+            self.outlying += outlying(group, self.outliers)[1]
+        if self.outlying.count:
+            self._total, self._count = torch.zeros(()), torch.zeros(())
+        return bool(self.outlying.count)
+
+    @property
+    def value(self) -> Float[Tensor, "position ..."]:
+        """The mean at each position, or one for all; NaN where nothing counts."""
+        return self._total / self._count
+
+
+def _sum(a: Tensor, b: Tensor) -> Tensor:
+    """The sum of two tensors, the shorter one padded with zeros."""
+    if not a.ndim:
+        return b
+    width = max(len(a), len(b))
+    a, b = (torch.cat([x, x.new_zeros(width - len(x), *x.shape[1:])]) for x in (a, b))
+    return a + b

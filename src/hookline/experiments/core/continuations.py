@@ -13,10 +13,9 @@ from typing import Any, TypeAlias
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from hookline.errors import HooklineError
-from hookline.experiments.core.prompts import Prompts
+from hookline.experiments.core.prompts import Prompts, check_pair, prompts_of
 from hookline.experiments.metrics import LogitDiff, Metric, check_vocabulary, name_of, several, upcast
 from hookline.model import HookedModel
 from hookline.rerun.strategy import is_close
@@ -26,12 +25,19 @@ Slot: TypeAlias = list[Ids]
 """The answer of each example."""
 
 
+def prompt_pair(model: HookedModel, clean: Any, corrupted: Any, metric: Any) -> tuple[Any, list[Prompts]]:
+    """The metric and the clean and corrupted prompts, which must have the same shape, prepared as by `continued`."""
+    pair = [prompts_of(model, clean), prompts_of(model, corrupted)]
+    check_pair(model, *pair)
+    return continued(model, metric, *pair)
+
+
 def continued(model: HookedModel, spec: Any, *prompts: Prompts, repeats: int = 1) -> tuple[Any, list[Prompts]]:
     """The metrics and prompts, prepared for answers of several tokens; unchanged if every answer is one token.
 
     With `repeats`, the prompts are repeated that many times, and the answers are given once.
     """
-    metrics = _metrics(spec)
+    metrics = [(name or name_of(metric), metric) for name, metric in several(spec)]
     batch = len(prompts[0])
     slots = {
         (name, field): answers_of(model, getattr(metric, field), batch // repeats) * repeats
@@ -41,18 +47,17 @@ def continued(model: HookedModel, spec: Any, *prompts: Prompts, repeats: int = 1
     if all(len(ids) == 1 for slot in slots.values() for ids in slot):
         return spec, list(prompts)
     _check(model, metrics)
-    contexts = _contexts(list(slots.values()), batch)
+    contexts = _contexts(list(slots.values()))
     found = [_extended(model, each, contexts) for each in prompts]
     _check_causal(model, prompts[0], found[0])
-    places = {key: _copy_of(slot, contexts) for key, slot in slots.items()}
     ready = {}
     for name, metric in metrics:
         if name in ready:
             raise HooklineError(f"two metrics are called {name!r}: pass a dict, {{'name': metric, …}}")
-        read = {field: (slots[name, field], places[name, field]) for field in _answers(metric)}
-        if "wrong" in read and any(a == b for a, b in zip(read["answer"][0], read["wrong"][0], strict=True)):
+        read = {field: slots[name, field] for field in _answers(metric)}
+        if "wrong" in read and any(a == b for a, b in zip(read["answer"], read["wrong"], strict=True)):
             raise HooklineError(f"the answer and the wrong answer are the same in a row: {metric!r} is always 0 there")
-        ready[name] = Continued(metric, read, found[0])
+        ready[name] = Continued(metric, {field: (x, _copy_of(x, contexts)) for field, x in read.items()}, found[0])
     return ready, found
 
 
@@ -103,10 +108,6 @@ def _tokens(model: HookedModel, answer: Any) -> Ids:
     return ids
 
 
-def _metrics(spec: Any) -> list[tuple[str, Any]]:
-    return [(name or name_of(metric), metric) for name, metric in several(spec)]
-
-
 def _answers(metric: Any) -> list[str]:
     """The fields of a metric that are answers."""
     return metric.fields_of("answer") if isinstance(metric, Metric) else []
@@ -140,24 +141,19 @@ def _check_causal(model: HookedModel, prompts: Prompts, longer: Prompts) -> None
         )
 
 
-def _contexts(slots: Sequence[Slot], batch: int) -> list[Slot]:
+def _contexts(slots: Sequence[Slot]) -> list[Slot]:
     """The fewest continuations of each prompt that contain all but the last token of every answer."""
     found: list[Slot] = []
     for slot in slots:
         needed = [ids[:-1] for ids in slot]
         for number, other in enumerate(found):
-            pairs = list(zip(needed, other, strict=True))
-            if all(_is_start(*sorted(pair, key=len)) for pair in pairs):
-                found[number] = [max(pair, key=len) for pair in pairs]
+            pairs = [sorted(pair, key=len) for pair in zip(needed, other, strict=True)]
+            if all(long[: len(short)] == short for short, long in pairs):
+                found[number] = [long for _, long in pairs]
                 break
         else:
             found.append(needed)
-    assert all(len(each) == batch for each in found)
     return found
-
-
-def _is_start(short: Ids, long: Ids) -> bool:
-    return long[: len(short)] == short
 
 
 def _copy_of(slot: Slot, contexts: Sequence[Slot]) -> int:
@@ -165,26 +161,21 @@ def _copy_of(slot: Slot, contexts: Sequence[Slot]) -> int:
     return next(
         number
         for number, other in enumerate(contexts)
-        if all(_is_start(ids[:-1], context) for ids, context in zip(slot, other, strict=True))
+        if all(context[: len(ids) - 1] == ids[:-1] for ids, context in zip(slot, other, strict=True))
     )
 
 
 def _extended(model: HookedModel, prompts: Prompts, contexts: Sequence[Slot]) -> Prompts:
     """The prompts with each of the continuations."""
-    rows: list[Tensor] = []
-    more: list[Mapping[str, Any]] = []
-    own: list[int] = []
+    rows, more, own = [], [], []
     for row in range(len(prompts)):
         text = prompts.row(row)[0]
         for context in contexts:
             rows.append(torch.cat([text, text.new_tensor(context[row])]))
             own.append(len(text))
-            if prompts.more:
-                more.append(longer(prompts.more[row], len(text), len(context[row])))
+            more += [longer(inputs, len(text), len(context[row])) for inputs in prompts.more[row : row + 1]]
     model.text.check_length(max(map(len, rows)))
-    masks = [torch.ones_like(row, dtype=torch.bool) for row in rows]
-    tokens, mask = (pad_sequence(each, batch_first=True) for each in (rows, masks))
-    return Prompts(tokens, mask, tuple(more), len(contexts), tuple(own))
+    return Prompts.of_rows(rows, more, len(contexts), own)
 
 
 def longer(inputs: Mapping[str, Any], length: int, count: int) -> dict[str, Any]:

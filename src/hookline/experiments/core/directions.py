@@ -15,8 +15,9 @@ from hookline.engine.points import HookPoint
 from hookline.engine.tensorfile import read_tensors, taking_apart, write_tensors
 from hookline.errors import HooklineError
 from hookline.experiments.core.prompts import Prompt, prompts_of, warn_of_dropout
+from hookline.hooks.fitting import averaged
 from hookline.model import HookedModel
-from hookline.text.outliers import Outliers, Outlying, outlying, row_norms
+from hookline.text.outliers import Outliers, Outlying
 from hookline.text.token_positions import Positions
 
 
@@ -162,12 +163,8 @@ def _mean(
     for row in range(len(prompts)):
         cache = model.cache(**prompts.one(row), names_filter=names, pos_slice=pos)
         for layer, name in enumerate(names):
-            x = cache[name][0].double().cpu()
-            if x.ndim == 1:
-                total[layer] += x
-                continue
-            is_out, found = outlying(row_norms(x), outliers)
+            mean, found = averaged(cache[name].reshape(1, -1, model.cfg.d_model), "b p d", None, outliers)
             if found.count:
                 left_out[name] = left_out.get(name, Outlying()) + found
-            total[layer] += (x[~is_out] if found.count else x).mean(0)
+            total[layer] += mean[0, 0].cpu()
     return total / len(prompts)

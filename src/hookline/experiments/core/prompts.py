@@ -5,12 +5,15 @@ from __future__ import annotations
 import warnings
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
+from numpy import generic, ndarray
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from hookline.engine.hooked import HookList
@@ -19,6 +22,7 @@ from hookline.errors import HooklineError, HooklineWarning, users_level
 from hookline.experiments.core.labels import token_labels
 from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline
+from hookline.text.token_positions import Meaning, canonical, image_tokens
 
 Prompt: TypeAlias = str | Sequence[str | int | Sequence[int]] | Tensor | Mapping[str, Any] | Sequence[Mapping[str, Any]]
 """Text, texts, token ids (a tensor, a list, or a list for each text);
@@ -38,21 +42,39 @@ class Prompts:
     own: tuple[int, ...] = ()
     """How many tokens of each row belong to the prompt, if continuations follow it."""
 
+    @classmethod
+    def of_rows(
+        cls,
+        rows: Sequence[Int[Tensor, " _"]],
+        more: Sequence[Mapping[str, Any]] = (),
+        copies: int = 1,
+        own: Sequence[int] = (),
+    ) -> Prompts:
+        """Tokens of any lengths, padded on the right."""
+        masks = [torch.ones_like(row, dtype=torch.bool) for row in rows]
+        tokens, mask = (pad_sequence(list(each), batch_first=True) for each in (rows, masks))
+        return cls(tokens, mask, tuple(more), copies, tuple(own))
+
     @property
     def width(self) -> int:
-        """How many positions there are, padding included."""
+        """The number of positions, including padding."""
         return self.tokens.shape[1]
 
     def __len__(self) -> int:
         return self.tokens.shape[0]
 
+    @cached_property
+    def spans(self) -> list[range]:
+        """The columns of the text of each row."""
+        columns = [row.nonzero().flatten().tolist() for row in self.mask.cpu()]
+        return [range(each[0], each[-1] + 1) for each in columns]
+
     def span(self, row: int) -> range:
         """The columns of the text of one row."""
-        columns = self.mask[row].nonzero().flatten().tolist()
-        return range(columns[0], columns[-1] + 1)
+        return self.spans[row]
 
     def length(self, row: int) -> int:
-        """How many tokens the text of one row has, without a continuation."""
+        """The number of tokens of one row, without padding and continuation."""
         return self.own[row] if self.own else len(self.span(row))
 
     @property
@@ -61,9 +83,8 @@ class Prompts:
         content = torch.where(self.mask, self.tokens, -1).cpu().contiguous().numpy().tobytes()
         for inputs in self.more:
             for _, x in sorted(inputs.items()):
-                content += (
-                    x.double().cpu().contiguous().numpy().tobytes() if isinstance(x, Tensor) else repr(x).encode()
-                )
+                is_tensor = isinstance(x, Tensor)
+                content += x.double().cpu().contiguous().numpy().tobytes() if is_tensor else repr(x).encode()
         return f"{len(self)}×{self.width} {zlib.crc32(content):08x}"
 
     def row(self, row: int) -> Int[Tensor, "1 pos"]:
@@ -73,9 +94,7 @@ class Prompts:
 
     def only(self, row: int) -> Prompts:
         """One row as a batch of its own, without its padding."""
-        tokens = self.row(row)
-        mask = torch.ones_like(tokens, dtype=torch.bool)
-        return Prompts(tokens, mask, self.more[row : row + 1], own=self.own[row : row + 1])
+        return Prompts.of_rows([self.row(row)[0]], self.more[row : row + 1], own=self.own[row : row + 1])
 
     def one(self, row: int) -> dict[str, Any]:
         """The model inputs for one row."""
@@ -85,8 +104,23 @@ class Prompts:
         """Some of the rows, as wide as all of them."""
         if len(rows) == len(self):
             return self
-        some = list(rows)
-        return Prompts(self.tokens[some], self.mask[some], tuple(self.more[row] for row in some) if self.more else ())
+        more = tuple(self.more[row] for row in rows) if self.more else ()
+        own = tuple(self.own[row] for row in rows) if self.own else ()
+        return replace(self, tokens=self.tokens[list(rows)], mask=self.mask[list(rows)], more=more, own=own)
+
+    def padded(self, rows: Sequence[Float[Tensor, "_ vocab"]]) -> Float[Tensor, "batch pos vocab"]:
+        """The logits of each prompt in one tensor, with zeros at padding."""
+        if len(rows) == 1 and len(rows[0]) == self.width:
+            return rows[0][None]
+        ends = [(0, 0, span.start, self.width - span.stop) for span in self.spans]
+        return torch.stack([F.pad(x, each) for x, each in zip(rows, ends, strict=True)])
+
+    def unpadded(self, value: Tensor, point: HookPoint, row: int) -> Tensor:
+        """The value of one row at a point, without its padding; values of images have none."""
+        for place, letter in enumerate(point.axes.split()[1:]):
+            if letter in "pk" and value.shape[place] == self.width and point.stream != "image":
+                value = value.narrow(place, self.span(row).start, len(self.span(row)))
+        return value
 
     def call(self, model: HookedModel) -> dict[str, Any]:
         """The model inputs for all rows at once, with padding."""
@@ -98,7 +132,7 @@ class Prompts:
         return {"input": self.tokens, "attention_mask": mask, **model._positions(mask)}
 
     def _together(self) -> dict[str, Any]:
-        """The inputs of all rows: those with one value per token are padded, the others concatenated."""
+        """The inputs of all rows besides tokens: inputs with one value per token are padded, others concatenated."""
         names = list(self.more[0])
         if any(list(inputs) != names for inputs in self.more):
             raise HooklineError("some prompts have images and others have none: run them separately")
@@ -107,12 +141,9 @@ class Prompts:
             each = [inputs[name] for inputs in self.more]
             if not all(isinstance(x, Tensor) for x in each):
                 found[name] = each[0]
-                continue
-            if all(x.shape == (1, len(self.span(row))) for row, x in enumerate(each)):
-                wide = torch.zeros_like(self.tokens, dtype=each[0].dtype)
-                for row, x in enumerate(each):
-                    wide[row, self.mask[row]] = x[0]
-                found[name] = wide
+            elif all(x.shape == (1, len(span)) for x, span in zip(each, self.spans, strict=True)):
+                found[name] = torch.zeros_like(self.tokens, dtype=each[0].dtype)
+                found[name][self.mask] = torch.cat([x[0] for x in each])
             elif len({x.shape[1:] for x in each}) > 1:
                 raise HooklineError(
                     f"{name} has different shapes for these prompts, {[list(x.shape) for x in each]}, and cannot be "
@@ -137,7 +168,11 @@ def prompts_of(model: HookedModel, prompt: Prompt) -> Prompts:
     if not isinstance(prompt, str | Tensor) and len(prompt) and all(isinstance(each, Mapping) for each in prompt):
         return _with_images(model, list(prompt))  # type: ignore[arg-type]
     if isinstance(prompt, list | tuple) and _are_ids(prompt):
-        return _of_ids(model, prompt)
+        texts = prompt if isinstance(prompt[0], list | tuple) else [prompt]
+        rows = [torch.tensor(each, device=model._device) for each in texts]
+        for row in rows:
+            model.text.check_ids(row)
+        return Prompts.of_rows(rows)
     ids, mask = model._inputs(prompt, None, None)  # type: ignore[arg-type]
     return Prompts(ids, torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool())
 
@@ -149,41 +184,53 @@ def _are_ids(given: Any) -> bool:
     return bool(given) and all(type(each) is int for each in given)
 
 
-def _of_ids(model: HookedModel, given: Sequence[Any]) -> Prompts:
-    """Token ids of one text, or of several of any lengths, as rows."""
-    texts = given if isinstance(given[0], list | tuple) else [given]
-    rows = [torch.tensor(each, device=model._device) for each in texts]
-    for row in rows:
-        model.text.check_ids(row)
-    masks = [torch.ones_like(row, dtype=torch.bool) for row in rows]
-    return Prompts(pad_sequence(rows, batch_first=True), pad_sequence(masks, batch_first=True))
-
-
 def _with_images(model: HookedModel, given: Sequence[Mapping[str, Any]]) -> Prompts:
     """Keyword inputs, of one text each, as rows."""
-    rows: list[Tensor] = []
-    more: list[Mapping[str, Any]] = []
+    rows, more = [], []
     for inputs in given:
-        ids = inputs.get("input_ids")
+        ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
         if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.shape[0] != 1:
             raise HooklineError(
                 "a prompt with images is the result of model.to_inputs(text, images=…) for one text, or a list of "
                 f"these. Here input_ids is {'missing' if ids is None else list(ids.shape)}"
             )
-        mask = inputs.get("attention_mask")
         if isinstance(mask, Tensor) and not bool(mask.all()):
             raise HooklineError("a prompt with images must not have padding: create the inputs of each text separately")
         model.text.check_ids(ids)
-        rows.append(ids[0].to(model._device))
-        more.append(
-            {
-                name: x.to(model._device) if isinstance(x, Tensor) else x
-                for name, x in inputs.items()
-                if name not in ("input_ids", "attention_mask")
-            }
-        )
-    masks = [torch.ones_like(row, dtype=torch.bool) for row in rows]
-    return Prompts(pad_sequence(rows, batch_first=True), pad_sequence(masks, batch_first=True), tuple(more))
+        here = {name: x.to(model._device) if isinstance(x, Tensor) else x for name, x in inputs.items()}
+        rows.append(here.pop("input_ids")[0])
+        here.pop("attention_mask", None)
+        more.append(here)
+    return Prompts.of_rows(rows, more)
+
+
+def prompt_positions(model: HookedModel, prompts: Prompts, pos: Any, name: str = "pos") -> list[list[int]]:
+    """Positions in each prompt, given as an index, several, a slice, or `image_tokens`; counted within the prompt.
+
+    `name` is the name of the argument, for error messages.
+    """
+    if isinstance(pos, list | tuple) and not pos:
+        raise HooklineError(f"{name}=[] selects nothing")
+    if isinstance(pos, Meaning) and pos is not image_tokens:
+        raise HooklineError(f"{name} is a position, a list of positions, or image_tokens, got {pos!r}")
+    given: Any = canonical(pos.tolist() if isinstance(pos, Tensor | ndarray | generic) else pos)
+    found = []
+    for row in range(len(prompts)):
+        length = prompts.length(row)
+        if given is image_tokens:
+            wanted = model.image_token_mask(prompts.row(row))[0].nonzero().flatten().tolist()
+        elif isinstance(given, slice):
+            wanted = list(range(length)[given])
+        else:
+            wanted = [given] if isinstance(given, int) else list(given)
+        if not wanted:
+            why = ", which has no image" if given is image_tokens else ""
+            raise HooklineError(f"{name}={pos!r} selects nothing in prompt {row}{why}")
+        wrong = next((each for each in wanted if each not in range(-length, length)), None)
+        if wrong is not None:
+            raise HooklineError(f"position {wrong} is out of range: prompt {row} has {length} tokens")
+        found.append(sorted({each % length for each in wanted}))
+    return found
 
 
 def check_pair(model: HookedModel, clean: Prompts, corrupted: Prompts) -> None:
@@ -239,13 +286,3 @@ def _is_random(module: nn.Module) -> bool:
         return module.p > 0
     rates = (x for name, x in vars(module).items() if any(each in name for each in _CHANCES))
     return any(isinstance(rate, float) and rate > 0 for rate in rates)
-
-
-def unpadded(value: Tensor, point: HookPoint, span: range, width: int) -> Tensor:
-    """The value of one row of a batch, without its padding; that of images has none."""
-    if point.stream == "image":
-        return value
-    for place, letter in enumerate(point.axes.split()[1:]):
-        if letter in "pk" and value.shape[place] == width:
-            value = value.narrow(place, span.start, len(span))
-    return value

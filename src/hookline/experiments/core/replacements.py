@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -12,13 +12,14 @@ from torch import Tensor
 from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError
 from hookline.experiments.core.continuations import longer
-from hookline.experiments.core.means import Mean
 from hookline.experiments.core.prompts import Prompt, Prompts, prompts_of
 from hookline.experiments.core.sweep import Values
+from hookline.experiments.metrics import upcast
+from hookline.hooks.fitting import kept_where_outlying
 from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.image_inputs import in_one_row
-from hookline.text.outliers import Outliers, Outlying, factor_of
+from hookline.text.outliers import Outliers, Outlying, RowMean, factor_of
 
 Method: TypeAlias = Literal["zero", "mean", "resample"]
 
@@ -40,13 +41,14 @@ class Replacement:
             raise HooklineError(f'method is "zero", "mean" or "resample", got {self.method!r}')
         if self.method == "zero" and self.data is not None:
             raise HooklineError('method="zero" needs no data: remove it, or use method="mean" or method="resample"')
-        if self.method != "mean" and self.per_position:
-            raise HooklineError(f'per_position needs method="mean", got method={self.method!r}')
-        if self.method != "resample" and self.seed is not None:
-            raise HooklineError(f'seed needs method="resample", got method={self.method!r}')
-        factor_of(self.outliers)  # it checks them
-        if self.method != "mean" and self.outliers != "exclude":
-            raise HooklineError(f'outliers needs method="mean", got method={self.method!r}')
+        factor_of(self.outliers)  # raises if it is none of the allowed values
+        for name, default, method in (
+            ("per_position", False, "mean"),
+            ("outliers", "exclude", "mean"),
+            ("seed", None, "resample"),
+        ):
+            if self.method != method and getattr(self, name) != default:
+                raise HooklineError(f'{name} needs method="{method}", got method={self.method!r}')
 
     def values(
         self,
@@ -71,17 +73,14 @@ class Replacement:
             return [{point.name: torch.zeros_like(base.kept[point.name]) for point in points} for base in bases]
         data = None if self.data is None else prompts_of(model, self.data)
         if self.method == "mean":
-            self._check_mean(points, None if data is None else len(data), len(prompts))
-            means = self._means(model, points, bases, data)
-            return [
-                {point.name: means[point.name].laid_out(base, keeps=at_all_positions) for point in points}
-                for base in bases
-            ]
-        chosen = _others(prompts, data, 0 if self.seed is None else self.seed)
+            means = self._means(model, points, bases, data).items()
+            keeps = at_all_positions
+            return [{x.name: _laid_out(mean, x, base, keeps=keeps) for x, mean in means} for base in bases]
+        chosen = _others(prompts, data, self.seed or 0)
         if data is None:
             return [bases[row].kept for row in chosen]
         like = [_continued_as(prompts, row, data.only(other)) for row, other in enumerate(chosen)]
-        return [found for text in like for found in _runs(model, points, text, [0])]
+        return [found for text in like for found in _runs(model, points, text)]
 
     def info(self) -> dict[str, Any]:
         """The entries of a result's `info` about the replacement."""
@@ -94,42 +93,51 @@ class Replacement:
 
     def _means(
         self, model: HookedModel, points: Sequence[HookPoint], bases: Sequence[Baseline], data: Prompts | None
-    ) -> dict[str, Mean]:
+    ) -> dict[HookPoint, RowMean]:
         """The mean at each point without outlying positions; if there are any, the texts are run a second time."""
-
-        def texts() -> Iterable[Values]:
-            return [base.kept for base in bases] if data is None else _runs(model, points, data, range(len(data)))
-
-        means = {point.name: Mean(point, self.outliers, per_position=self.per_position) for point in points}
-        for text in texts():
-            for name, mean in means.items():
-                mean.add(text[name])
-        again = {name: mean for name, mean in means.items() if mean.judge()}
-        for text in texts() if again else ():
-            for name, mean in again.items():
-                mean.add(text[name])
-        self.left_out.update({name: mean.outlying for name, mean in again.items()})
-        return means
-
-    def _check_mean(self, points: Sequence[HookPoint], n_data: int | None, n_prompts: int) -> None:
         for point in points:
-            letters = point.axes.split()
-            if "p" not in letters or "k" in letters:
+            if "p" not in point.axes.split() or "k" in point.axes.split():
                 raise HooklineError(
                     f'{point.name!r} (axes {point.axes}) has no mean over texts: use method="zero" or method="resample"'
                 )
-        if n_data is None and n_prompts == 1 and self.per_position:
+        if data is None and len(bases) == 1 and self.per_position:
             raise HooklineError("the mean of one prompt at each position is the prompt itself: pass data=[texts]")
+        means = {point: RowMean(self.outliers, per_position=self.per_position) for point in points}
+        left = means
+        while left:
+            for text in [base.kept for base in bases] if data is None else _runs(model, points, data):
+                for point, mean in left.items():
+                    mean.add(upcast(text[point.name].movedim(_position(point), 0)))
+            left = {point: mean for point, mean in left.items() if mean.bounds is None and mean.finds_outliers()}
+        self.left_out.update({point.name: mean.outlying for point, mean in means.items() if mean.outlying.count})
+        return means
 
 
-def _runs(
-    model: HookedModel, points: Sequence[HookPoint], data: Prompts, rows: Iterable[int]
-) -> Iterable[dict[str, Tensor]]:
-    """The activations of each of these texts at the points."""
-    names = [point.name for point in points]
-    for row in rows:
+def _laid_out(mean: RowMean, point: HookPoint, base: Baseline, *, keeps: bool) -> Tensor:
+    """The mean in the shape of one text's activation; with `keeps`, outlying positions keep their value."""
+    place, before, found = _position(point), base.kept[point.name], mean.value
+    length = before.shape[place]
+    if mean.per_position and len(found) < length:
+        raise HooklineError(
+            f"a prompt has {length} tokens, but no text of data has more than {len(found)}, so there is no mean at its "
+            f"last positions. Pass longer texts, or remove per_position"
+        )
+    assert mean.bounds is not None
+    new = found[:length].movedim(0, place).to(before).expand_as(before)
+    bounds = mean.bounds[:length].to(before.device)
+    return kept_where_outlying(new[None], before[None], point.axes, bounds)[0] if keeps else new
+
+
+def _position(point: HookPoint) -> int:
+    """The axis of positions, without the batch."""
+    return point.axes.split()[1:].index("p")
+
+
+def _runs(model: HookedModel, points: Sequence[HookPoint], data: Prompts) -> Iterator[dict[str, Tensor]]:
+    """The activations of each text at the points."""
+    for row in range(len(data)):
         with torch.no_grad():
-            cache = model.cache(**data.one(row), names_filter=names)
+            cache = model.cache(**data.one(row), names_filter=[point.name for point in points])
         yield {point.name: in_one_row(cache[point.name], point)[0] for point in points}
 
 
@@ -139,41 +147,36 @@ def _others(prompts: Prompts, data: Prompts | None, seed: int) -> list[int]:
     source = prompts if data is None else data
     chosen = []
     for row in range(len(prompts)):
-        tokens = prompts.row(row)
         able = [each for each in range(len(source)) if _is_other(source, each, prompts, row)]
         if not able:
-            whose = "the prompts" if data is None else "data"
             raise HooklineError(
-                f"{whose} contain no other text of {tokens.shape[1]} tokens to resample prompt {row} from: "
-                f"pass data=[texts] of the same length as the prompts"
+                f"{'the prompts' if data is None else 'data'} contain no other text of {prompts.row(row).shape[1]} "
+                f"tokens to resample prompt {row} from: pass data=[texts] of the same length as the prompts"
             )
         chosen.append(able[int(torch.randint(len(able), (), generator=generator))])
     return chosen
 
 
 def _is_other(source: Prompts, number: int, prompts: Prompts, row: int) -> bool:
-    """Whether a prompt has the same length as another, and a different text or different images.
+    """Whether two prompts have the same length and the same continuation, and a different text or different images."""
+    length, one, another = prompts.length(row), source.row(number), prompts.row(row)
+    if source.length(number) != length or (source.own and not torch.equal(one[:, length:], another[:, length:])):
+        return False
+    images, others = _images(source, number), _images(prompts, row)
+    if images.keys() != others.keys():
+        return False
+    is_same = torch.equal(one[:, :length], another[:, :length])
+    return not is_same or any(not torch.equal(x, others[name]) for name, x in images.items())
 
-    Continuations are not compared, but must be the same where both have one.
-    """
-    one, another = source.one(number), prompts.one(row)
-    text = next(iter(one))
-    if one.keys() != another.keys() or source.length(number) != prompts.length(row):
-        return False
-    length = prompts.length(row)
-    if source.own and not torch.equal(one[text][:, length:], another[text][:, length:]):
-        return False
-    if not torch.equal(one[text][:, :length], another[text][:, :length]):
-        return True
-    more = {name: x for name, x in one.items() if isinstance(x, Tensor) and x.shape[:2] != one[text].shape}
-    return any(not torch.equal(x, another[name]) for name, x in more.items())
+
+def _images(prompts: Prompts, row: int) -> dict[str, Tensor]:
+    """The inputs of a prompt besides those with one value per token."""
+    more = prompts.more[row].items() if prompts.more else ()
+    return {name: x for name, x in more if isinstance(x, Tensor) and x.shape[:2] != (1, len(prompts.span(row)))}
 
 
 def _continued_as(prompts: Prompts, row: int, data: Prompts) -> Prompts:
     """A text of data with the continuation of a prompt of the same length."""
-    after = prompts.row(row)[:, prompts.length(row) :]
-    if not after.shape[1]:
-        return data
-    tokens = torch.cat([data.tokens, after], 1)
-    more = tuple(longer(inputs, data.width, after.shape[1]) for inputs in data.more)
-    return Prompts(tokens, torch.ones_like(tokens, dtype=torch.bool), more)
+    after = prompts.row(row)[0, prompts.length(row) :]
+    more = [longer(inputs, data.width, len(after)) for inputs in data.more]
+    return Prompts.of_rows([torch.cat([data.tokens[0], after])], more)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hookline.experiments.core.labels import Label
 from hookline.experiments.core.measure import Metrics, Options, Reader, measure
-from hookline.experiments.core.prompts import Prompts, baselines, unpadded
+from hookline.experiments.core.prompts import Prompts, baselines
 from hookline.experiments.core.sweep import CellBuilder, SweepPoints, Values, make_cells
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
@@ -59,20 +59,15 @@ def true_values(
     """The metrics when each of these cells is patched; NaN if interrupted."""
     if not cells:
         return torch.zeros(len(metrics), 0)
-    points = where.points.values()
     bases = baselines(model, prompts, keep=where.names)
     own = [
-        {point.name: unpadded(given[point.name][row], point, prompts.span(row), prompts.width) for point in points}
+        {point.name: prompts.unpadded(given[point.name][row], point, row) for point in where.points.values()}
         for row in range(len(prompts))
     ]
-    grid = make_cells([where], bases, prompts, range(prompts.width))
-    builder, keys, shape = (
-        CellBuilder(grid, own, bases, prompts),
-        list(grid.covered),
-        list(map(len, grid.coords.values())),
-    )
-    variants = [builder.variant_for([keys[int(np.ravel_multi_index(cell, shape))]]) for cell in cells]
-    return measure(Reader(bases, prompts, metrics), variants, how)[0].mean(-1)
+    grid = make_cells(where, bases, prompts, range(prompts.width))
+    builder = CellBuilder(grid, own, bases, prompts)
+    keys = [tuple(labels[at] for labels, at in zip(grid.coords.values(), cell, strict=True)) for cell in cells]
+    return measure(Reader(bases, prompts, metrics), [builder.variant_for([key]) for key in keys], how)[0].mean(-1)
 
 
 def agreement(
@@ -89,7 +84,13 @@ def agreement(
     is_top = torch.arange(len(places)) < len(sample.top)
     said: dict[str, Any] = {"checked": int(done.sum())}
     for prefix, some in (("", done), ("top_", done & is_top), ("random_", done & ~is_top)):
-        said |= {prefix + key: x for key, x in _agreeing(found[:, some], true[:, some], metrics).items()}
+        each = list(zip(found[:, some], true[:, some], strict=True))
+        if bool(some.any()):
+            said[f"{prefix}mean_abs_error"] = _of_metrics([(a - b).abs().mean() for a, b in each], metrics)
+        if int(some.sum()) > 2:
+            said[f"{prefix}correlation"] = _of_metrics(
+                [torch.corrcoef(torch.stack(pair))[0, 1] for pair in each], metrics
+            )
     said["sample"] = [
         {
             **labels[cell],
@@ -102,27 +103,9 @@ def agreement(
     return said
 
 
-def _agreeing(
-    found: Float[Tensor, "metric cell"], true: Float[Tensor, "metric cell"], metrics: list[str]
-) -> dict[str, Any]:
-    said: dict[str, Any] = {}
-    if found.shape[1]:
-        said["mean_abs_error"] = _of_metrics((found - true).abs().mean(1), metrics)
-    if found.shape[1] > 2:
-        said["correlation"] = _of_metrics(
-            torch.stack([correlation(*each) for each in zip(found, true, strict=True)]), metrics
-        )
-    return said
-
-
-def correlation(a: Float[Tensor, " cell"], b: Float[Tensor, " cell"]) -> Float[Tensor, ""]:
-    """Pearson correlation; NaN if one side is constant."""
-    a, b = a - a.mean(), b - b.mean()
-    return (a * b).sum() / (a.norm() * b.norm())
-
-
-def _of_metrics(values: Float[Tensor, " metric"], metrics: list[str]) -> Any:
-    return float(values[0]) if len(metrics) == 1 else Result(values, ("metric",), {"metric": list(metrics)})
+def _of_metrics(values: Sequence[Tensor], metrics: list[str]) -> Any:
+    several = len(metrics) > 1
+    return Result(torch.stack([*values]), ("metric",), {"metric": [*metrics]}) if several else float(values[0])
 
 
 def _numbers(values: Float[Tensor, " metric"]) -> Any:
