@@ -183,5 +183,5 @@ def test_bad_input(models, asked, said) -> None:
 
 
 def test_prompts_of_different_length(models) -> None:
-    with pytest.raises(hookline.HooklineError, match="same number of rows"):
+    with pytest.raises(hookline.HooklineError, match="Row 0"):
         path_patch(models["llama"], tokens(0), tokens(1, length=6), METRIC)

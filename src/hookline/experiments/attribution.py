@@ -6,25 +6,26 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError
 from hookline.experiments.core.continuations import prompt_pair
 from hookline.experiments.core.integration import Along, ByMetric, Line, ran
-from hookline.experiments.core.labels import about, said_points
+from hookline.experiments.core.labels import Label, about, said_points
 from hookline.experiments.core.measure import (
     Metrics,
     Options,
+    Reader,
     check_per_example,
     is_one_for_all,
+    measure,
     metric_values,
     packed,
 )
-from hookline.experiments.core.prompts import Prompt, Prompts, warn_of_dropout
-from hookline.experiments.core.sampling import agreement, sampled, true_values
-from hookline.experiments.core.sweep import SweepPoints, Values, axis_index, sweep_points
+from hookline.experiments.core.prompts import Prompt, Prompts, baselines, warn_of_dropout
+from hookline.experiments.core.sweep import CellBuilder, SweepPoints, Values, axis_index, make_cells, sweep_points
 from hookline.experiments.metrics import as_metric
 from hookline.experiments.patching import Direction, check_direction, into
 from hookline.experiments.result import Result
@@ -64,10 +65,9 @@ def attribution_patching(
     point separately, so that the cells of a point sum to the effect of patching all of it, at the cost of a forward and
     a backward pass per step and point; or along the `inputs`, at that cost per step.
 
-    `check` cells are actually patched: half of them those with the largest estimates (of the first metric), half drawn
-    with this `seed` from the others where anything changes. `info` then has the `correlation` and `mean_abs_error` of
-    their estimates, those of each half (`top_correlation`, `random_correlation`, …), and the `sample` itself. Further
-    `options`: per_example, batch_size, progress.
+    `check` cells are actually patched: half of them those with the largest estimates, half drawn with this `seed` from
+    the others where anything changes. `info` then has the `correlation` and `mean_abs_error` of their estimates, also
+    of each half (`top_correlation`, …), and the `sample` itself. Further options: per_example, batch_size, progress.
     """
     how, where = checked_options(direction, steps, along, check, options), sweep_points(model, points, over, layers)
     metric, pair = prompt_pair(model, clean, corrupted, metric)
@@ -83,7 +83,8 @@ def attribution_patching(
     _check_gradients(gradients, values, steps)
     effects = torch.stack([_effects(where, changes, gradients[name], pair[target]) for name in found])
     _add_up(effects, found, logits[0], per_example=how.per_example)
-    coords = where.labels(dict(zip(where.over, effects.shape[1:-1], strict=True)), pair[0].labels(model))
+    names = pair[0].labels(model)
+    coords = where.labels(dict(zip(where.over, effects.shape[1:-1], strict=True)), names)
     estimates = effects + values[target].reshape(len(found), *(1 for _ in coords), -1)
     shown: dict[str, Any] = {"axis": "example" if how.per_example else None, "copies": pair[0].copies}
     info = {key: packed(x, {}, list(found), **shown) for key, x in zip(("clean", "corrupted"), values, strict=True)}
@@ -91,10 +92,9 @@ def attribution_patching(
     info |= {"direction": direction} | ({} if steps is None else {"steps": steps, "along": along})
     if check:
         is_changed = _effects(where, changes, changes, pair[target]).ne(0).any(-1)
-        sample = sampled(effects[0].mean(-1), is_changed, check, seed)
-        true = true_values(model, where, pair[target], found, given, sample.cells, how)
-        labels = [{axis: coords[axis][at] for axis, at in zip(coords, cell, strict=True)} for cell in sample.cells]
-        info |= agreement(estimates, true, sample, labels, list(found))
+        cells, n_top = sampled(effects[0].mean(-1), is_changed, check, seed)
+        true, labels = _true(model, where, pair[target], found, given, cells, names, how)
+        info |= agreement(estimates.mean(-1).flatten(1)[:, cells], true, n_top, labels, list(found))
     else:
         warn_of_dropout(model)
     return packed(estimates, coords, list(found), **shown, info=info)
@@ -167,12 +167,81 @@ def _effects(
     return x.permute([axes.index(axis) for axis in (*where.over, "example")])
 
 
-def _summed(product: Tensor, point: HookPoint, where: SweepPoints, prompts: Prompts) -> Tensor:
+def _summed(x: Tensor, point: HookPoint, where: SweepPoints, prompts: Prompts) -> Tensor:
     """The sum over everything that a cell covers, [batch, *cell], without padding."""
     for place, letter in enumerate(point.axes.split()):
-        if letter in "pk" and product.shape[place] == prompts.width and point.stream != "image":
-            shape = [len(prompts), *(prompts.width if at == place else 1 for at in range(1, product.ndim))]
-            product = product * prompts.mask.to(product).reshape(shape)
+        if letter in "pk" and x.shape[place] == prompts.width and point.stream != "image":
+            shape = [len(prompts), *(prompts.width if at == place else 1 for at in range(1, x.ndim))]
+            x = x * prompts.mask.to(x).reshape(shape)
     kept = [0, *(1 + axis_index(point, axis) for axis in where.inner)]
-    product = product.permute([*kept, *(at for at in range(product.ndim) if at not in kept)])
-    return product.reshape(*product.shape[: len(kept)], -1).sum(-1)
+    x = x.permute([*kept, *(at for at in range(x.ndim) if at not in kept)])
+    return x.reshape(*x.shape[: len(kept)], -1).sum(-1)
+
+
+def sampled(
+    effects: Float[Tensor, "*grid"], changed: Bool[Tensor, "*grid"], count: int, seed: int
+) -> tuple[list[int], int]:
+    """Half of the cells by the size of their estimated effects, half at random, of those where something changes.
+
+    Returns indices into the flattened grid, the largest effects first, and how many these are. Most cells of a large
+    grid have almost no effect: a random sample alone would say little about the others.
+    """
+    cells = changed.cpu().flatten().nonzero().flatten()
+    by_size = cells[effects.cpu().flatten()[cells].abs().argsort(descending=True, stable=True)]
+    n_top = min(len(cells), count - count // 2)
+    others = by_size[n_top:]
+    drawn = others[torch.randperm(len(others), generator=torch.Generator().manual_seed(seed))[: count - n_top]]
+    return [*by_size[:n_top].tolist(), *drawn.sort().values.tolist()], n_top
+
+
+def _true(
+    model: HookedModel,
+    where: SweepPoints,
+    prompts: Prompts,
+    metrics: Metrics,
+    given: Values,
+    cells: Sequence[int],
+    labels: Sequence[Label],
+    how: Options,
+) -> tuple[Float[Tensor, "metric cell"], list[dict[str, Label]]]:
+    """The metrics when each of these cells is patched, NaN if interrupted; and the labels of the cells."""
+    bases = baselines(model, prompts, keep=where.names)
+    own = [
+        {point.name: prompts.unpadded(given[point.name][row], point, row) for point in where.points.values()}
+        for row in range(len(prompts))
+    ]
+    grid = make_cells(where, bases, prompts, labels)
+    builder, keys = CellBuilder(grid, own, bases, prompts), list(grid.covered)
+    variants = [builder.variant_for([keys[cell]]) for cell in cells]
+    true = measure(Reader(bases, prompts, metrics), variants, how)[0].mean(-1)
+    return true, [dict(zip(grid.coords, keys[cell], strict=True)) for cell in cells]
+
+
+def agreement(
+    found: Float[Tensor, "metric cell"],
+    true: Float[Tensor, "metric cell"],
+    n_top: int,
+    labels: Sequence[Mapping[str, Label]],
+    metrics: list[str],
+) -> dict[str, Any]:
+    """The agreement of estimates with true values: of all measured cells, of the top ones, of the random ones."""
+    found, true, done = found.cpu().double(), true.cpu().double(), ~true.isnan().any(0).cpu()
+    is_top = torch.arange(len(done)) < n_top
+    said: dict[str, Any] = {"checked": int(done.sum())}
+    for prefix, some in (("", done), ("top_", done & is_top), ("random_", done & ~is_top)):
+        each = list(zip(found[:, some], true[:, some], strict=True))
+        if bool(some.any()):
+            said[f"{prefix}mean_abs_error"] = _packed([(a - b).abs().mean() for a, b in each], metrics)
+        if int(some.sum()) > 2:
+            said[f"{prefix}correlation"] = _packed([torch.corrcoef(torch.stack(x))[0, 1] for x in each], metrics)
+    said["sample"] = []
+    for cell in done.nonzero().flatten().tolist():
+        values = {"estimate": found[:, cell].tolist(), "true": true[:, cell].tolist()}
+        values = values if len(metrics) > 1 else {key: x[0] for key, x in values.items()}
+        said["sample"].append({**labels[cell], "chosen": "top" if is_top[cell] else "random", **values})
+    return said
+
+
+def _packed(values: Sequence[Float[Tensor, ""]], metrics: list[str]) -> Any:
+    """One number per metric, or the number if there is one metric."""
+    return packed(torch.stack([*values])[:, None], {}, metrics, axis=None)

@@ -12,13 +12,12 @@ from torch import Tensor
 
 from hookline.engine.batch_index import drawn_once
 from hookline.errors import HooklineError
-from hookline.experiments.attribution import checked_options
+from hookline.experiments.attribution import agreement, checked_options, sampled
 from hookline.experiments.core.continuations import prompt_pair
 from hookline.experiments.core.integration import Line, ran
 from hookline.experiments.core.labels import Label, about
 from hookline.experiments.core.measure import Metrics, Options, Reader, is_one_for_all, measure, metric_values
 from hookline.experiments.core.prompts import Prompt, Prompts, baselines, warn_of_dropout
-from hookline.experiments.core.sampling import agreement, sampled
 from hookline.experiments.metrics import as_metric
 from hookline.experiments.patching import Direction, into
 from hookline.experiments.paths import Node
@@ -84,11 +83,11 @@ def edges(
     for key, (logits, _) in zip(("clean", "corrupted"), runs, strict=True):
         info[key] = float(metric_values(found, logits).mean())
     if check:
-        sample = sampled(values, values != 0, check, seed)
-        chosen = [at[cell] for (cell,) in sample.cells]
+        cells, n_top = sampled(values, values != 0, check, seed)
+        chosen = [at[cell] for cell in cells]
         labels: list[dict[str, Label]] = [{"sender": senders[u], "receiver": receivers[v].label} for u, v in chosen]
         true = _true(model, pair[target], found, [(changes[senders[u]], receivers[v]) for u, v in chosen], how)
-        info |= agreement(values[None, :, None], true, sample, labels, list(found))
+        info |= agreement(values[None, cells], true, n_top, labels, list(found))
     else:
         warn_of_dropout(model)
     names = [senders[u] for u, _ in at], [receivers[v].label for _, v in at]

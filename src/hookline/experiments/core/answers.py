@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.experiments.core.labels import Label
-from hookline.experiments.core.prompts import Prompt, Prompts, prompts_of
+from hookline.experiments.core.prompts import Prompt, Prompts, prompt_positions, prompts_of
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
 from hookline.residual import ModelCache
@@ -24,10 +24,8 @@ def checked_text(model: HookedModel, prompts: Prompt, pos: int | None) -> Prompt
     text = prompts_of(model, prompts)
     if pos is None and not bool(text.mask.all()):
         raise HooklineError("the prompts differ in length, so positions cannot be an axis: pass pos=-1")
-    for row in range(len(text)):
-        length = len(text.span(row))
-        if pos is not None and pos not in range(-length, length):
-            raise HooklineError(f"position {pos} is out of range: prompt {row} has {length} tokens")
+    if pos is not None:
+        prompt_positions(model, text, pos)  # raises if a prompt is too short
     return text
 
 
@@ -57,7 +55,7 @@ def next_ids(text: Prompts, pos: int | None) -> Int[Tensor, "*place"]:
 
 
 def _next(text: Prompts, row: int, pos: int) -> int:
-    span = text.span(row)
+    span = text.spans[row]
     if span[pos] == span[-1]:
         raise HooklineError(f"there is no token after position {pos} of prompt {row}: pass tokens=…")
     return int(text.tokens[row, span[pos] + 1])

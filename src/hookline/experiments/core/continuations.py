@@ -79,7 +79,7 @@ class Continued:
         found = []
         for example, ids in enumerate(slot):
             row = example * self.prompts.copies + copy
-            start = self.prompts.span(row).start + self.prompts.length(row) - 1
+            start = self.prompts.spans[row].start + self.prompts.length(row) - 1
             there = upcast(logits[row, start : start + len(ids)])
             found.append((there, torch.tensor(ids, device=logits.device)))
         return found

@@ -61,7 +61,7 @@ class Prompts:
         return self.tokens.shape[1]
 
     def __len__(self) -> int:
-        return self.tokens.shape[0]
+        return len(self.tokens)
 
     @cached_property
     def spans(self) -> list[range]:
@@ -69,13 +69,9 @@ class Prompts:
         columns = [row.nonzero().flatten().tolist() for row in self.mask.cpu()]
         return [range(each[0], each[-1] + 1) for each in columns]
 
-    def span(self, row: int) -> range:
-        """The columns of the text of one row."""
-        return self.spans[row]
-
     def length(self, row: int) -> int:
         """The number of tokens of one row, without padding and continuation."""
-        return self.own[row] if self.own else len(self.span(row))
+        return self.own[row] if self.own else len(self.spans[row])
 
     @property
     def checksum(self) -> str:
@@ -89,7 +85,7 @@ class Prompts:
 
     def row(self, row: int) -> Int[Tensor, "1 pos"]:
         """One row without its padding."""
-        span = self.span(row)
+        span = self.spans[row]
         return self.tokens[row : row + 1, span.start : span.stop]
 
     def only(self, row: int) -> Prompts:
@@ -119,7 +115,7 @@ class Prompts:
         """The value of one row at a point, without its padding; values of images have none."""
         for place, letter in enumerate(point.axes.split()[1:]):
             if letter in "pk" and value.shape[place] == self.width and point.stream != "image":
-                value = value.narrow(place, self.span(row).start, len(self.span(row)))
+                value = value.narrow(place, self.spans[row].start, len(self.spans[row]))
         return value
 
     def call(self, model: HookedModel) -> dict[str, Any]:
@@ -237,8 +233,11 @@ def check_pair(model: HookedModel, clean: Prompts, corrupted: Prompts) -> None:
     """Clean and corrupted prompts must have the same shape."""
     if clean.tokens.shape == corrupted.tokens.shape and torch.equal(clean.mask, corrupted.mask):
         return
-    row = next((row for row in range(min(len(clean), len(corrupted))) if clean.span(row) != corrupted.span(row)), 0)
-    shown = [_shown(model, prompts, row) for prompts in (clean, corrupted)]
+    row = next((row for row in range(min(len(clean), len(corrupted))) if clean.spans[row] != corrupted.spans[row]), 0)
+    shown = []
+    for tokens in (clean.row(row)[0], corrupted.row(row)[0]):
+        texts = model.to_str_tokens(tokens) if model.tokenizer is not None else tokens.tolist()
+        shown.append(f"{len(texts)} tokens {texts}")
     raise HooklineError(
         f"clean and corrupted prompts must have the same number of rows, and of tokens in each row: clean has "
         f"{list(clean.tokens.shape)}, corrupted {list(corrupted.tokens.shape)}. "
@@ -246,23 +245,14 @@ def check_pair(model: HookedModel, clean: Prompts, corrupted: Prompts) -> None:
     )
 
 
-def _shown(model: HookedModel, prompts: Prompts, row: int) -> str:
-    tokens = prompts.row(row)[0]
-    shown = model.to_str_tokens(tokens) if model.tokenizer is not None else tokens.tolist()
-    return f"{len(shown)} tokens {shown}"
-
-
 def baselines(
     model: HookedModel, prompts: Prompts, *, keep: Iterable[str] = (), fwd_hooks: HookList = ()
 ) -> list[Baseline]:
     """A baseline for each row, without padding."""
     warn_of_dropout(model)
+    rows = zip(range(len(prompts)), prompts.more or (None,) * len(prompts), strict=True)
     keep = list(keep)
-    more = prompts.more or (None,) * len(prompts)
-    return [
-        Baseline(model, prompts.row(row), inputs=more[row], fwd_hooks=fwd_hooks, keep=keep)
-        for row in range(len(prompts))
-    ]
+    return [Baseline(model, prompts.row(row), inputs=more, fwd_hooks=fwd_hooks, keep=keep) for row, more in rows]
 
 
 def warn_of_dropout(model: HookedModel) -> None:

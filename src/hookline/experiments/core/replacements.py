@@ -172,7 +172,7 @@ def _is_other(source: Prompts, number: int, prompts: Prompts, row: int) -> bool:
 def _images(prompts: Prompts, row: int) -> dict[str, Tensor]:
     """The inputs of a prompt besides those with one value per token."""
     more = prompts.more[row].items() if prompts.more else ()
-    return {name: x for name, x in more if isinstance(x, Tensor) and x.shape[:2] != (1, len(prompts.span(row)))}
+    return {name: x for name, x in more if isinstance(x, Tensor) and x.shape[:2] != (1, len(prompts.spans[row]))}
 
 
 def _continued_as(prompts: Prompts, row: int, data: Prompts) -> Prompts:

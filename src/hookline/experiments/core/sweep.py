@@ -87,23 +87,17 @@ def _by_layer(model: HookedModel, kinds: list[str], axes: tuple[str, ...], layer
     if wrong is not None:
         raise HooklineError(f"layer {wrong!r} is out of range: the model has layers 0 to {there[-1]}")
     wanted = there if layers is None else [layer % len(there) for layer in layers]
-    found = {(kind, layer): _of_layer(model, kind, layer) for kind, layer in product(kinds, wanted)}
+    found: dict[Any, Any] = {(kind, layer): _of_layer(model, kind, layer) for kind, layer in product(kinds, wanted)}
     having: list[Label] = [layer for layer in wanted if all(found[kind, layer] is not None for kind in kinds)]
     if not having:
-        raise HooklineError(f"no layer of this model has {' and '.join(map(repr, kinds))}")
-    coords: dict[str, list[Label]] = {
-        axis: list(kinds) if axis == "point" else having for axis in axes if axis in _OUTER
-    }
-    points: dict[Key, HookPoint] = {}
+        raise HooklineError(f"none of the layers {list(wanted)} has {' and '.join(map(repr, kinds))}")
+    known: dict[str, list[Label]] = {"point": [*kinds], "layer": having}
+    coords = {axis: known[axis] for axis in axes if axis in known}
+    points = {}
     for labels in product(*coords.values()):
-        at: dict[str, Any] = dict(zip(coords, labels, strict=True))
-        point = found[at.get("point", kinds[0]), at["layer"]]
-        assert point is not None
-        points[labels] = point
+        at = dict(zip(coords, labels, strict=True))
+        points[labels] = found[at.get("point", kinds[0]), at["layer"]]
     return SweepPoints(axes, coords, points)
-
-
-_OUTER = ("point", "layer")
 
 
 def _depth(model: HookedModel, kinds: list[str]) -> int:
@@ -257,7 +251,7 @@ class CellBuilder:
         key = (row, point.name, tuple(at.items()))
         if key not in self._known:
             base, given, inside = self._bases[row], self._given[row][point.name], dict(at)
-            before, span = base.kept[point.name], self._prompts.span(row)
+            before, span = base.kept[point.name], self._prompts.spans[row]
             if given.shape != before.shape:
                 raise HooklineError(
                     f"the value for {point.name!r} has shape {list(given.shape)}, but the run has "
