@@ -214,7 +214,7 @@ def test_a_result_is_kept_and_drawn(models, tmp_path) -> None:
         ({"points": []}, "needs points"),
         ({"over": ("layer", "head")}, "no axis"),
         ({"layers": [9]}, "layer 9"),
-        ({"resume": None}, "no resume"),
+        ({"resume": None}, "resume"),
     ],
 )
 def test_bad_input(models, asked, said) -> None:

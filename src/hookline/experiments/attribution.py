@@ -131,8 +131,10 @@ def _check_gradients(gradients: ByMetric, values: Sequence[Tensor], steps: int |
             )
 
 
-def checked_options(direction: str, steps: Any, along: str, check: Any, options: dict[str, Any]) -> Options:
-    """The checked options of an attribution."""
+def checked_options(
+    direction: str, steps: Any, along: str, check: Any, options: Mapping[str, Any], *without: str
+) -> Options:
+    """The checked options of an attribution, which is not resumed: it takes a few runs only."""
     check_direction(direction)
     if along not in ("inputs", "activations"):
         raise HooklineError(f'along is "inputs" or "activations", got {along!r}')
@@ -147,9 +149,7 @@ def checked_options(direction: str, steps: Any, along: str, check: Any, options:
         )
     if isinstance(check, bool) or not isinstance(check, int) or check < 0:
         raise HooklineError(f"check is how many cells are actually patched, 0 for none, got {check!r}")
-    if "resume" in options:
-        raise HooklineError("attribution takes a few runs only, so it has no resume=")
-    return Options.of(options)
+    return Options.of(options, "resume", *without)
 
 
 def _effects(
@@ -206,10 +206,7 @@ def _true(
 ) -> tuple[Float[Tensor, "metric cell"], list[dict[str, Label]]]:
     """The metrics when each of these cells is patched, NaN if interrupted; and the labels of the cells."""
     bases = baselines(model, prompts, keep=where.names)
-    own = [
-        {point.name: prompts.unpadded(given[point.name][row], point, row) for point in where.points.values()}
-        for row in range(len(prompts))
-    ]
+    own = prompts.by_row(given, where.points.values())
     grid = make_cells(where, bases, prompts, labels)
     builder, keys = CellBuilder(grid, own, bases, prompts), list(grid.covered)
     variants = [builder.variant_for([keys[cell]]) for cell in cells]

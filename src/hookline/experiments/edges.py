@@ -58,10 +58,8 @@ def edges(
     those with the largest scores, half drawn at random from the others, and `info` reports the agreement of each half:
     see `attribution.attribution_patching`. Options: batch_size, progress.
     """
-    for name in ("resume", "per_example"):
-        if name in options:
-            raise HooklineError(f"edges has no option {name!r}: all edges are scored at once")
-    how = checked_options(direction, steps, "inputs" if steps is not None else "activations", check, options)
+    along = "inputs" if steps is not None else "activations"
+    how = checked_options(direction, steps, along, check, options, "per_example")
     metric, pair = prompt_pair(model, clean, corrupted, metric)
     source, target = (0, 1) if direction == "denoise" else (1, 0)
     receivers = _receivers(model)

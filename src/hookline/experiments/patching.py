@@ -127,19 +127,13 @@ def _from_cache(
     info: dict[str, Any] = {"direction": "denoise", "corrupted": reader.baseline}
     if known is not None:
         info["clean"] = metric_values(metrics, known)
-    given = [_row_of(clean, where, corrupted, row) for row in range(len(corrupted))]
-    return Both(reader, given, "", info, corrupted.labels(model))
-
-
-def _row_of(cache: ActivationCache, where: SweepPoints, prompts: Prompts, row: int) -> Values:
-    """The activations of one prompt in a cache of all prompts, without padding."""
-    found = {}
+    given = {}
     for point in where.points.values():
-        x = cache[point.name] if cache.has_batch_dim else cache[point.name][None]
-        x = in_one_row(x, point) if len(prompts) == 1 and point.stream == "image" else x
-        if x.shape[0] != len(prompts):
+        x = clean[point.name] if clean.has_batch_dim else clean[point.name][None]
+        x = in_one_row(x, point) if len(corrupted) == 1 and point.stream == "image" else x
+        if len(x) != len(corrupted):
             raise HooklineError(
-                f"the clean cache has {x.shape[0]} rows at {point.name!r}, but there are {len(prompts)} prompts"
+                f"the clean cache has {len(x)} rows at {point.name!r}, but there are {len(corrupted)} prompts"
             )
-        found[point.name] = prompts.unpadded(x[row], point, row)
-    return found
+        given[point.name] = x
+    return Both(reader, corrupted.by_row(given, where.points.values()), "", info, corrupted.labels(model))

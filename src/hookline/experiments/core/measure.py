@@ -50,13 +50,13 @@ class Options:
     """The result of an interrupted experiment: only its missing cells are measured."""
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Self:
-        """From keyword arguments; an unknown one raises an error."""
-        names = [field.name for field in fields(cls)]
+    def of(cls, given: Mapping[str, Any], *without: str) -> Self:
+        """From keyword arguments; raises for an unknown one, or one that this experiment is `without`."""
+        names = [field.name for field in fields(cls) if field.name not in without]
         for name in given:
             if name not in names:
                 others = [other for other in (*names, *_OTHERS) if other != name]  # another experiment may take it
-                near = get_close_matches(name, others, n=1, cutoff=0.6)
+                near = get_close_matches(name, others, n=1, cutoff=0.6) if name not in without else ()
                 hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
                 raise HooklineError(f"this experiment has no option {name!r}: {hint}")
         return cls(**given)

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from typing import Any, TypeAlias
 
 import torch
@@ -111,12 +112,16 @@ class Prompts:
         ends = [(0, 0, span.start, self.width - span.stop) for span in self.spans]
         return torch.stack([F.pad(x, each) for x, each in zip(rows, ends, strict=True)])
 
-    def unpadded(self, value: Tensor, point: HookPoint, row: int) -> Tensor:
-        """The value of one row at a point, without its padding; values of images have none."""
-        for place, letter in enumerate(point.axes.split()[1:]):
-            if letter in "pk" and value.shape[place] == self.width and point.stream != "image":
-                value = value.narrow(place, self.spans[row].start, len(self.spans[row]))
-        return value
+    def by_row(self, values: Mapping[str, Tensor], points: Iterable[HookPoint]) -> list[dict[str, Tensor]]:
+        """The values of each row at some points, without its padding; values of images have none."""
+        found: list[dict[str, Tensor]] = [{} for _ in self.spans]
+        for point, (row, span) in product(points, enumerate(self.spans)):
+            value = values[point.name][row]
+            for place, letter in enumerate(point.axes.split()[1:]):
+                if letter in "pk" and value.shape[place] == self.width and point.stream != "image":
+                    value = value.narrow(place, span.start, len(span))
+            found[row][point.name] = value
+        return found
 
     def call(self, model: HookedModel) -> dict[str, Any]:
         """The model inputs for all rows at once, with padding."""
