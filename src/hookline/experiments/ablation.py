@@ -27,7 +27,6 @@ from hookline.experiments.core.sweep import (
 )
 from hookline.experiments.result import Cell, Result, TopCells
 from hookline.model import HookedModel
-from hookline.rerun.baseline import Baseline
 from hookline.rerun.changes import adds_up
 from hookline.rerun.strategy import stream_names
 from hookline.residual.stream import is_rounding
@@ -166,7 +165,7 @@ def cumulative(
 
 def _info(what: Selection, whole: Replacement, parts: Components, reader: Reader) -> dict[str, Any]:
     seed = {"seed": whole.seed or 0} if whole.method == "resample" else {}
-    at = {} if parts.positions is None else {"positions": parts.positions}
+    at = {} if parts.builder.positions is None else {"positions": parts.builder.positions}
     said = about(parts.model, f"{what.of or said_points(what.points or 'heads')} ablated ({whole.method})")
     return {**whole.info(), "clean": reader.baseline, "choice": what.to_dict(), **seed, **at, **said}
 
@@ -218,10 +217,7 @@ class Components:
     """The components of a model that can be ablated in runs on some prompts, and the values that replace them."""
 
     model: HookedModel
-    prompts: Prompts
-    bases: list[Baseline]
     builder: CellBuilder
-    positions: list[list[int]] | None
 
     @classmethod
     def found(
@@ -241,11 +237,11 @@ class Components:
         positions = None if pos is None else prompt_positions(model, prompts, pos)
         everywhere = pos is None and "pos" not in cells.coords
         given = whole.values(model, cells.points, bases, prompts, at_all_positions=everywhere)
-        return cls(model, prompts, bases, CellBuilder(cells, given, bases, prompts, positions), positions)
+        return cls(model, CellBuilder(cells, given, bases, prompts, positions))
 
     def reader(self, metric: Any) -> Reader:
         """A reader of the metric on variants of the runs."""
-        return reader_of(self.model, self.bases, self.prompts, metric)
+        return reader_of(self.model, self.builder.bases, self.builder.prompts, metric)
 
     def key(self, component: Cell | Mapping[str, Label] | Key | Label) -> Key:
         """The cell of a component given by its labels: `(3, 4)`, `"L3H4"` or `{"layer": 3, "head": 4}`."""

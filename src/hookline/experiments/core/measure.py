@@ -263,7 +263,9 @@ def _fill(
     """Measure some variants, in blocks whose logits fit into memory."""
     rows, vocab = len(reader.bases), reader.logits.shape[-1]
     most = max(1, _ROOM // (4 * vocab * max(1, len(reader.read)) * rows))
-    ordered = sorted(numbers, key=lambda number: _first(variants[number])) if len(numbers) > most else numbers
+    # Variants that start at similar positions are put into one block.
+    firsts = {n: min((change.first for variant in variants[n] for change in variant), default=0) for n in numbers}
+    ordered = sorted(numbers, key=firsts.__getitem__) if len(numbers) > most else numbers
     for at in range(0, len(ordered), most):
         block = ordered[at : at + most]
         for some, logits in _runs(reader, [variants[number] for number in block], how):
@@ -285,8 +287,3 @@ def _runs(
         got = {number: each for some, logits in runs for number, each in zip(some, logits, strict=True)}
         by_row.append(torch.stack([got[number] for number in range(len(block))]))
     yield range(len(block)), by_row
-
-
-def _first(variant: Sequence[Variant]) -> int:
-    """The first position where any prompt's changes show."""
-    return min((change.first for changes in variant for change in changes), default=0)

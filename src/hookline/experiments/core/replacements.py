@@ -42,11 +42,8 @@ class Replacement:
         if self.method == "zero" and self.data is not None:
             raise HooklineError('method="zero" needs no data: remove it, or use method="mean" or method="resample"')
         factor_of(self.outliers)  # raises if it is none of the allowed values
-        for name, default, method in (
-            ("per_position", False, "mean"),
-            ("outliers", "exclude", "mean"),
-            ("seed", None, "resample"),
-        ):
+        needs = (("per_position", False, "mean"), ("outliers", "exclude", "mean"), ("seed", None, "resample"))
+        for name, default, method in needs:
             if self.method != method and getattr(self, name) != default:
                 raise HooklineError(f'{name} needs method="{method}", got method={self.method!r}')
 

@@ -229,7 +229,7 @@ class CellBuilder:
         prompts: Prompts,
         positions: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        self.cells, self._given, self._bases, self._prompts, self._positions = cells, given, bases, prompts, positions
+        self.cells, self.bases, self.prompts, self.positions, self._given = cells, bases, prompts, positions, given
         self._known: dict[tuple[int, str, Any], list[tuple[Change, bool]]] = {}
 
     def grid(self) -> Grid:
@@ -239,7 +239,7 @@ class CellBuilder:
 
     def variant_for(self, keys: Sequence[Key]) -> list[Variant]:
         """For each prompt, the changes of these cells together; none if no value would change."""
-        return [self._variant(row, keys) for row in range(len(self._prompts))]
+        return [self._variant(row, keys) for row in range(len(self.prompts))]
 
     def _variant(self, row: int, keys: Sequence[Key]) -> Variant:
         made = [each for key in keys for point, at in self.cells.covered[key] for each in self._changes(row, point, at)]
@@ -250,8 +250,8 @@ class CellBuilder:
         """The changes at an index of a point, each with whether the value differs from the baseline's."""
         key = (row, point.name, tuple(at.items()))
         if key not in self._known:
-            base, given, inside = self._bases[row], self._given[row][point.name], dict(at)
-            before, span = base.kept[point.name], self._prompts.spans[row]
+            base, given, inside = self.bases[row], self._given[row][point.name], dict(at)
+            before, span = base.kept[point.name], self.prompts.spans[row]
             if given.shape != before.shape:
                 raise HooklineError(
                     f"the value for {point.name!r} has shape {list(given.shape)}, but the run has "
@@ -260,7 +260,7 @@ class CellBuilder:
             text_axes = [axis for axis in ("pos", "src") if axis in inside and point.stream != "image"]
             is_padding = any(inside[axis] not in span for axis in text_axes)
             inside |= {axis: inside[axis] - span.start for axis in text_axes}
-            every = [inside] if self._positions is None else [inside | {"pos": each} for each in self._positions[row]]
+            every = [inside] if self.positions is None else [inside | {"pos": each} for each in self.positions[row]]
             self._known[key] = [_change(base, point, given, index) for index in every] if not is_padding else []
         return self._known[key]
 
