@@ -94,10 +94,8 @@ def ablate(
     """
     how, whole = Options.of(options), Replacement(method, data, per_position, seed, outliers)
     what = Selection(of, points, over, layers)
-    metric, (text,) = continued(model, metric, prompts_of(model, prompts))
-    parts = Components.found(model, text, what, whole, pos)
-    reader = parts.reader(metric)
-    return measured(reader, parts.builder.grid(), _info(what, whole, parts, reader), how)
+    parts, reader, info = _prepared(model, prompts, metric, what, whole, pos)
+    return measured(reader, parts.builder.grid(), info, how)
 
 
 def ranking(result: Result, *, by: Literal["abs", "value", "lowest"] = "abs") -> TopCells:
@@ -148,26 +146,31 @@ def cumulative(
         what, order = what.of_ranking(order.info), ranking(order)
     elif isinstance(order, TopCells) and order.info and of is None and points is None:
         what = what.of_ranking(order.info)
-    metric, (text,) = continued(model, metric, prompts_of(model, prompts))
-    parts = Components.found(model, text, what, whole, pos)
+    parts, reader, info = _prepared(model, prompts, metric, what, whole, pos)
     keys = [parts.key(each) for each in order]
     twice = next((key for at, key in enumerate(keys) if key in keys[:at]), None)
     if not keys or twice is not None:
         raise HooklineError("the order is empty" if not keys else f"the order contains {twice} twice")
-    reader = parts.reader(metric)
     coords: dict[str, list[Label]] = {"order": ["as ranked", "reversed"], "count": list(range(len(keys) + 1))}
     variants = [
         parts.builder.variant_for(some[:count]) for some in (keys, keys[::-1]) for count in range(len(keys) + 1)
     ]
-    info = _info(what, whole, parts, reader) | {"parts": [list(key) for key in keys]}
+    info |= {"parts": [list(key) for key in keys]}
     return measured(reader, Grid(("order", "count"), coords, variants), info, how)
 
 
-def _info(what: Selection, whole: Replacement, parts: Components, reader: Reader) -> dict[str, Any]:
-    seed = {"seed": whole.seed or 0} if whole.method == "resample" else {}
-    at = {} if parts.builder.positions is None else {"positions": parts.builder.positions}
-    said = about(parts.model, f"{what.of or said_points(what.points or 'heads')} ablated ({whole.method})")
-    return {**whole.info(), "clean": reader.baseline, "choice": what.to_dict(), **seed, **at, **said}
+def _prepared(
+    model: HookedModel, prompts: Prompt, metric: Any, what: Selection, whole: Replacement, pos: Any
+) -> tuple[Components, Reader, dict[str, Any]]:
+    """The components to ablate, a reader of the metric, and the `info` of the result."""
+    metric, (text,) = continued(model, metric, prompts_of(model, prompts))
+    parts = Components.found(model, text, what, whole, pos)
+    reader = parts.reader(metric)
+    info = {**whole.info(), "clean": reader.baseline, "choice": what.to_dict()}
+    info |= {"seed": whole.seed or 0} if whole.method == "resample" else {}
+    info |= {"positions": parts.builder.positions} if pos is not None else {}
+    said = what.of or said_points(what.points or "heads")
+    return parts, reader, info | about(model, f"{said} ablated ({whole.method})")
 
 
 @dataclass(frozen=True, eq=False)

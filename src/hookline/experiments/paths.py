@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal, TypeAlias
@@ -31,8 +31,15 @@ __all__ = ["path_patch"]
 Sender: TypeAlias = tuple[int, int] | tuple[str, int]
 Receiver: TypeAlias = tuple[str, int, int] | tuple[str, int]
 
-MLP_INPUTS = ("hook_mlp_in", "mlp.hook_in", "mlp.hook_pre")
-"""The input of an MLP, which can be changed for it alone: the first of these that a layer has."""
+_SENDERS = {"mlp": ("hook_mlp_out",), "head": ("attn.hook_z",)}
+"""The points of senders, by kind."""
+_RECEIVERS = {
+    "mlp": ("hook_mlp_in", "mlp.hook_in", "mlp.hook_pre"),
+    "q": ("attn.hook_q",),
+    "k": ("attn.hook_k",),
+    "v": ("attn.hook_v",),
+}
+"""The points of receivers: for an MLP, the first of these that a layer has, which is an input of the MLP alone."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,19 +119,9 @@ def _senders(model: HookedModel, senders: Any) -> tuple[dict[str, list[Label]], 
         senders = [("mlp", layer) for layer in coords["layer"]]
     if not isinstance(senders, list | tuple) or not senders:
         raise HooklineError(f'senders is "heads", "mlps" or a list such as [(2, 3), ("mlp", 1)], got {senders!r}')
-    nodes = [_sender(model, each) for each in senders]
+    needs = 'a sender is a head (layer, head) or an MLP ("mlp", layer)'
+    nodes = [_node(model, each, _SENDERS, needs) for each in senders]
     return coords or {"sender": [node.label for node in nodes]}, nodes
-
-
-def _sender(model: HookedModel, sender: Any) -> Node:
-    """The output of a head `(layer, head)` or of an MLP `("mlp", layer)`."""
-    match sender:
-        case ("mlp", int(layer)):
-            return Node(f"mlp{layer}", layer, 1, _point(model, sender, layer, "hook_mlp_out"))
-        case (int(layer), int(head)):
-            point = _point(model, sender, layer, "attn.hook_z", head=head, count=model.cfg.n_heads)
-            return Node(f"L{layer}H{head}", layer, 0, point, head)
-    raise HooklineError(f'a sender is a head (layer, head) or an MLP ("mlp", layer), got {sender!r}')
 
 
 def _receivers(model: HookedModel, receivers: Any) -> list[Node] | None:
@@ -135,28 +132,28 @@ def _receivers(model: HookedModel, receivers: Any) -> list[Node] | None:
         raise HooklineError(
             f'receivers is "logits", or a list without it such as [("q", 3, 4), ("mlp", 3)], got {receivers!r}'
         )
-    return [_receiver(model, each) for each in receivers]
+    needs = 'a receiver is ("q", layer, head), ("k", …), ("v", …) or ("mlp", layer)'
+    return [_node(model, each, _RECEIVERS, needs) for each in receivers]
 
 
-def _receiver(model: HookedModel, receiver: Any) -> Node:
-    """The input of a head's queries, keys or values `("q", layer, head)`, or of an MLP `("mlp", layer)`."""
-    match receiver:
+def _node(model: HookedModel, asked: Any, points: Mapping[str, Sequence[str]], needs: str) -> Node:
+    """A sender or receiver as the user named it; `points` are the points of each kind."""
+    match asked:
         case ("mlp", int(layer)):
-            return Node(f"mlp{layer}", layer, 1, _point(model, receiver, layer, *MLP_INPUTS))
-        case (("q" | "k" | "v") as kind, int(layer), int(head)):
-            count = model.cfg.n_heads if kind == "q" else model.cfg.n_kv_heads
-            point = _point(model, receiver, layer, f"attn.hook_{kind}", head=head, count=count)
-            return Node(f"L{layer}H{head}.{kind}", layer, 0, point, head)
-    raise HooklineError(f'a receiver is ("q", layer, head), ("k", …), ("v", …) or ("mlp", layer), got {receiver!r}')
-
-
-def _point(model: HookedModel, asked: Any, layer: int, *names: str, head: int = 0, count: int = 1) -> HookPoint:
-    """The first of these points that a layer has; an error if there is no such layer or head."""
-    for what, number, n in (("layer", layer, model.cfg.n_layers), ("head", head, count)):
+            kind, head, label = "mlp", None, f"mlp{layer}"
+        case (int(layer), int(head)) if "head" in points:
+            kind, label = "head", f"L{layer}H{head}"
+        case (str(kind), int(layer), int(head)) if kind in points:
+            label = f"L{layer}H{head}.{kind}"
+        case _:
+            raise HooklineError(f"{needs}, got {asked!r}")
+    n_heads = model.cfg.n_kv_heads if kind in ("k", "v") else model.cfg.n_heads
+    for what, number, n in (("layer", layer, model.cfg.n_layers), ("head", head or 0, n_heads)):
         if number not in range(n):
             raise HooklineError(f"{asked!r}: there is no {what} {number}, the model has 0 to {n - 1}")
-    found = [f"{model._points.layer(layer)}.{name}" for name in names]
-    return model._points.find(next((name for name in found if name in model.hook_dict), found[0]))
+    names = [f"{model._points.layer(layer)}.{name}" for name in points[kind]]
+    point = model._points.find(next((name for name in names if name in model.hook_dict), names[0]))
+    return Node(label, layer, int(kind == "mlp"), point, head)
 
 
 def _frozen(model: HookedModel, first: int, last: int, *, with_mlps: bool) -> list[Node]:

@@ -130,8 +130,16 @@ def contrast_vectors(
     names = [point.name for point in by_layer.values()]
     warn_of_dropout(model)
     left_out: dict[str, Outlying] = {}
-    means = [_mean(model, prompts, names, pos, outliers, left_out) for prompts in (positive, negative)]
-    vectors = means[0] - means[1]
+    vectors = torch.zeros(len(names), model.cfg.d_model, dtype=torch.float64)
+    for sign, prompts in ((1, prompts_of(model, positive)), (-1, prompts_of(model, negative))):
+        for row in range(len(prompts)):
+            with torch.no_grad():
+                cache = model.cache(**prompts.one(row), names_filter=names, pos_slice=pos)
+            for layer, name in enumerate(names):
+                mean, found = averaged(cache[name].reshape(1, -1, model.cfg.d_model), "b p d", None, outliers)
+                vectors[layer] += sign * mean[0, 0].cpu() / len(prompts)
+                if found.count:
+                    left_out[name] = left_out.get(name, Outlying()) + found
     if normalize:
         norms = vectors.norm(dim=-1, keepdim=True)
         if bool((norms == 0).any()):
@@ -155,28 +163,6 @@ def _points(model: HookedModel, kind: str, layers: Sequence[int] | None) -> dict
                 f"{point.axes}"
             )
     return found
-
-
-@torch.no_grad()
-def _mean(
-    model: HookedModel,
-    given: Prompt,
-    names: list[str],
-    pos: Positions,
-    outliers: Outliers,
-    left_out: dict[str, Outlying],
-) -> Float[Tensor, "layer d_model"]:
-    """The mean over prompts, without padding and outlying positions, which are added to `left_out`."""
-    prompts = prompts_of(model, given)
-    total = torch.zeros(len(names), model.cfg.d_model, dtype=torch.float64)
-    for row in range(len(prompts)):
-        cache = model.cache(**prompts.one(row), names_filter=names, pos_slice=pos)
-        for layer, name in enumerate(names):
-            mean, found = averaged(cache[name].reshape(1, -1, model.cfg.d_model), "b p d", None, outliers)
-            if found.count:
-                left_out[name] = left_out.get(name, Outlying()) + found
-            total[layer] += mean[0, 0].cpu()
-    return total / len(prompts)
 
 
 def sweep_layers(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.experiments.core.labels import Label
+from hookline.experiments.core.measure import packed
 from hookline.experiments.core.prompts import Prompt, Prompts, prompt_positions, prompts_of
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
@@ -84,16 +85,9 @@ def laid_out(
 
     Float tensors in `info` are by prompt and position, too.
     """
-    rows: list[Label] = list(range(values.shape[len(coords)]))
-    shared = places | ({"example": rows} if per_example else {})
-
-    def averaged(x: Tensor, dim: int) -> Tensor:
-        return x.movedim(dim, -1) if per_example else x.mean(dim)
-
+    axis = "example" if per_example else None
     plain = dict(info)
     for key, x in info.items():
         if isinstance(x, Tensor) and x.is_floating_point():
-            found = averaged(x, 0)
-            plain[key] = Result(found, tuple(shared), shared) if shared else float(found)
-    every = coords | shared
-    return Result(averaged(values.float(), len(coords)), tuple(every), every, name, plain)
+            plain[key] = packed(x.movedim(0, -1)[None], places, ["value"], axis=axis)
+    return packed(values.float().movedim(len(coords), -1)[None], coords | places, [name], axis=axis, info=plain)
