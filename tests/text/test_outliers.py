@@ -15,7 +15,7 @@ from hookline.edits import load as load_edits
 from hookline.edits import mean
 from hookline.edits import save as save_edits
 from hookline.experiments import ablation, contrast, metrics, steering
-from hookline.text.outliers import Outlying, bound_of, factor_of, is_outlying, outlying, row_norms
+from hookline.text.outliers import Outlying, RowMean, bound_of, factor_of, is_outlying, outlying, row_norms
 
 POINT = "blocks.1.hook_resid_post"
 TOKENS = torch.randint(3, 60, (4, 9), generator=torch.Generator().manual_seed(0))
@@ -257,3 +257,24 @@ def test_a_store_tells_of_them(sunk, tmp_path) -> None:
     assert store.rows().position[found.rows].tolist() == [0] * 4
     assert "4 of 36 rows (11.1%) outlying" in str(found)
     assert store.outlying(POINT, "include").count == 0
+
+
+@pytest.mark.parametrize("per_position", [False, True])
+def test_a_mean_of_batches_of_different_lengths(per_position) -> None:
+    torch.manual_seed(0)
+    batches = [1 + torch.rand(n, 2, 3) for n in (4, 6, 6, 5, 6)]
+    batches[2][3] *= 1000
+    mean = RowMean("exclude", per_position=per_position)
+    for batch in batches:
+        mean.add(batch)
+    assert mean.finds_outliers()
+    assert mean.outlying.count == 1
+    for batch in batches:
+        mean.add(batch)
+    for position in range(6):
+        rows = [x[position] for number, x in enumerate(batches) if len(x) > position and (number, position) != (2, 3)]
+        if per_position:
+            torch.testing.assert_close(mean.value[position], torch.stack(rows).mean(0))
+    if not per_position:
+        others = torch.cat([*batches[:2], batches[2][:3], batches[2][4:], *batches[3:]])
+        torch.testing.assert_close(mean.value, others.mean(0, keepdim=True))

@@ -92,10 +92,10 @@ def ablate(
 
     The metric of the unmodified model is `result.info["clean"]`. Further `options`: see `Options`.
     """
-    how, whole = Options.of(options), Replacement(method, data, per_position, seed, outliers)
-    what = Selection(of, points, over, layers)
-    parts, reader, info = _prepared(model, prompts, metric, what, whole, pos)
-    return measured(reader, parts.builder.grid(), info, how)
+    how, replacement = Options.of(options), Replacement(method, data, per_position, seed, outliers)
+    selection = Selection(of, points, over, layers)
+    components, reader, info = _prepared(model, prompts, metric, selection, replacement, pos)
+    return measured(reader, components.builder.grid(), info, how)
 
 
 def ranking(result: Result, *, by: Literal["abs", "value", "lowest"] = "abs") -> TopCells:
@@ -140,37 +140,37 @@ def cumulative(
     is ranked by the size of the change; like a ranking, it also selects the components. The second row of the result
     has the order reversed. Everything else is as in `ablate`; the method is not taken from the ranking.
     """
-    how, whole = Options.of(options), Replacement(method, data, per_position, seed, outliers)
-    what = Selection(of, points, over, layers)
+    how, replacement = Options.of(options), Replacement(method, data, per_position, seed, outliers)
+    selection = Selection(of, points, over, layers)
     if isinstance(order, Result):
-        what, order = what.of_ranking(order.info), ranking(order)
+        selection, order = selection.of_ranking(order.info), ranking(order)
     elif isinstance(order, TopCells) and order.info and of is None and points is None:
-        what = what.of_ranking(order.info)
-    parts, reader, info = _prepared(model, prompts, metric, what, whole, pos)
-    keys = [parts.key(each) for each in order]
+        selection = selection.of_ranking(order.info)
+    components, reader, info = _prepared(model, prompts, metric, selection, replacement, pos)
+    keys = [components.key(each) for each in order]
     twice = next((key for at, key in enumerate(keys) if key in keys[:at]), None)
     if not keys or twice is not None:
         raise HooklineError("the order is empty" if not keys else f"the order contains {twice} twice")
     coords: dict[str, list[Label]] = {"order": ["as ranked", "reversed"], "count": list(range(len(keys) + 1))}
     variants = [
-        parts.builder.variant_for(some[:count]) for some in (keys, keys[::-1]) for count in range(len(keys) + 1)
+        components.builder.variant_for(some[:count]) for some in (keys, keys[::-1]) for count in range(len(keys) + 1)
     ]
     info |= {"parts": [list(key) for key in keys]}
     return measured(reader, Grid(("order", "count"), coords, variants), info, how)
 
 
 def _prepared(
-    model: HookedModel, prompts: Prompt, metric: Any, what: Selection, whole: Replacement, pos: Any
+    model: HookedModel, prompts: Prompt, metric: Any, selection: Selection, replacement: Replacement, pos: Any
 ) -> tuple[Components, Reader, dict[str, Any]]:
     """The components to ablate, a reader of the metric, and the `info` of the result."""
     metric, (text,) = continued(model, metric, prompts_of(model, prompts))
-    parts = Components.found(model, text, what, whole, pos)
-    reader = parts.reader(metric)
-    info = {**whole.info(), "clean": reader.baseline, "choice": what.to_dict()}
-    info |= {"seed": whole.seed or 0} if whole.method == "resample" else {}
-    info |= {"positions": parts.builder.positions} if pos is not None else {}
-    said = what.of or said_points(what.points or "heads")
-    return parts, reader, info | about(model, f"{said} ablated ({whole.method})")
+    components = Components.found(model, text, selection, replacement, pos)
+    reader = components.reader(metric)
+    info = {**replacement.info(), "clean": reader.baseline, "choice": selection.to_dict()}
+    info |= {"seed": replacement.seed or 0} if replacement.method == "resample" else {}
+    info |= {"positions": components.builder.positions} if pos is not None else {}
+    said = selection.of or said_points(selection.points or "heads")
+    return components, reader, info | about(model, f"{said} ablated ({replacement.method})")
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,14 +224,14 @@ class Components:
 
     @classmethod
     def found(
-        cls, model: HookedModel, prompts: Prompts, what: Selection, whole: Replacement, pos: int | Sequence[int] | None
+        cls, model: HookedModel, prompts: Prompts, selection: Selection, replacement: Replacement, pos: Any
     ) -> Components:
         """The selected components. Runs the model on the prompts, and on the replacement's data if it needs any."""
-        where = what.points_of(model)
-        cells = _layer_cells(model, prompts, where) if what.of == "layers" else None
+        where = selection.points_of(model)
+        cells = _layer_cells(model, prompts, where) if selection.of == "layers" else None
         bases = baselines(model, prompts, keep=where.names if cells is None else cells.names)
         cells = make_cells(where, bases, prompts, prompts.labels(model)) if cells is None else cells
-        if isinstance(what.layers, int) and len(cells.coords) > 1:
+        if isinstance(selection.layers, int) and len(cells.coords) > 1:
             cells = cells.without("layer")
         if pos is not None and where.in_tower:
             raise HooklineError("pos=… is a position in the text, but these points are in the vision tower: remove it")
@@ -239,7 +239,7 @@ class Components:
             raise HooklineError("pos=… selects positions, but positions are already an axis: use one of the two")
         positions = None if pos is None else prompt_positions(model, prompts, pos)
         everywhere = pos is None and "pos" not in cells.coords
-        given = whole.values(model, cells.points, bases, prompts, at_all_positions=everywhere)
+        given = replacement.values(model, cells.points, bases, prompts, at_all_positions=everywhere)
         return cls(model, CellBuilder(cells, given, bases, prompts, positions))
 
     def reader(self, metric: Any) -> Reader:

@@ -89,14 +89,12 @@ def answers_of(model: HookedModel, given: Any, batch: int) -> Slot:
     """The tokens of the answer of each example."""
     if isinstance(given, Tensor):
         given = tuple(given.tolist())
-    elif isinstance(given, tuple) and batch == 1 and all(type(each) is int for each in given):
+    elif not isinstance(given, tuple) or (batch == 1 and all(type(each) is int for each in given)):
         given = (given,)
-    if isinstance(given, tuple):
-        found = [_tokens(model, each) for each in given]
-        if len(found) not in (1, batch):
-            raise HooklineError(f"{len(found)} answers for {batch} prompts: pass one for all, or one each")
-        return found * (batch // len(found))
-    return [_tokens(model, given)] * batch
+    found = [_tokens(model, each) for each in given]
+    if len(found) not in (1, batch):
+        raise HooklineError(f"{len(found)} answers for {batch} prompts: pass one for all, or one each")
+    return found * (batch // len(found))
 
 
 def _tokens(model: HookedModel, answer: Any) -> Ids:

@@ -119,7 +119,8 @@ class _NanTracker(TorchDispatchMode):
         places = {_memory(x) for x in inputs}
         out = func(*args, **(kwargs or {}))
         outputs = tree_leaves(out)
-        if is_open and not marked and name not in _READS_SHAPE and not all(map(_is_float, outputs)):
+        are_floats = all(isinstance(x, Tensor) and x.is_floating_point() for x in outputs)
+        if is_open and not marked and name not in _READS_SHAPE and not are_floats:
             is_open = not any(map(_has_nan, inputs))  # NaN was converted to integers
             with_nan = [] if is_open else inputs
         if marked or (with_nan and not is_open):
@@ -163,10 +164,6 @@ def _leaves_torch(func: Any, out: Any) -> bool:
 
 def _memory(x: Tensor) -> int:
     return x.untyped_storage().data_ptr()
-
-
-def _is_float(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.is_floating_point()
 
 
 def _has_nan(x: Tensor) -> bool:
