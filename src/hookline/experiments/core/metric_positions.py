@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from hookline.engine.modes import Modes
 from hookline.engine.torch_hooks import TorchHooks
 from hookline.experiments.metrics import MetricFunction, checked, upcast
 from hookline.transformer.contexts import GradMode
@@ -88,7 +89,7 @@ class _Trial:
             logits = self.logits.clone()
             logits[:, positions] = math.nan
             try:
-                with TorchHooks(), _Exits(tracker), tracker:  # without hooks: compiled code runs uncompiled
+                with TorchHooks(), Modes(_Exits(tracker), tracker):  # without hooks: compiled code runs uncompiled
                     value = self.metric(logits)
             except Exception:  # an error that NaN causes shows that it was read
                 tracker.shows = tracker.decides = True
@@ -105,12 +106,16 @@ class _NanTracker(TorchDispatchMode):
     else is read: as a Python value, a shape, or an index or condition on values with NaN.
     """
 
+    is_over = False
+
     def __init__(self) -> None:
         super().__init__()
         self.shows = self.decides = False
         self.marked: dict[int, Tensor] = {}  # by memory address; kept alive, so that no other tensor gets the address
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.is_over:
+            return func(*args, **(kwargs or {}))
         inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         name = func.overloadpacket.__name__
         is_open = func.namespace == "aten" and (name.rstrip("_") in _PASSES_NAN or name in _READS_SHAPE)
@@ -141,11 +146,15 @@ class _NanTracker(TorchDispatchMode):
 class _Exits(TorchFunctionMode):
     """Detects values that leave torch other than through an operation: as lists, arrays, or memory addresses."""
 
+    is_over = False
+
     def __init__(self, tracker: _NanTracker) -> None:
         super().__init__()
         self.tracker = tracker
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.is_over:
+            return func(*args, **(kwargs or {}))
         before = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         out = func(*args, **(kwargs or {}))
         if _leaves_torch(func, out) and any(self.tracker.is_marked(x) or _has_nan(x) for x in before):
