@@ -19,8 +19,7 @@ from hookline.engine.blocks import end_all
 from hookline.engine.cache import ActivationCache
 from hookline.engine.callbacks import HookFunction, HookObject, OnError, check_on_error, hook_pairs, refuse_class
 from hookline.engine.gradients import GradientRecord
-from hookline.engine.hook_actions import HookAction
-from hookline.engine.names import Filter, Points
+from hookline.engine.names import Filter, PointDict, Points
 from hookline.engine.permanent import keep
 from hookline.engine.plan import Plan, make_plan
 from hookline.engine.points import Direction, HookPoint, check_direction, hook_action
@@ -57,7 +56,7 @@ class Hooked:
     @property
     def hook_dict(self) -> dict[str, HookPoint]:
         """All points by name, in the order in which they fire."""
-        return self._points.by_any_name()
+        return PointDict(self._points)
 
     def hook_points(self) -> list[HookPoint]:
         """All points."""
