@@ -7,8 +7,9 @@ that nobody takes is dropped without a word. So names are looked for in all of t
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from difflib import get_close_matches
+from functools import cache
 from types import CodeType, FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -33,17 +34,43 @@ _of_class: WeakKeyDictionary[type, frozenset[str]] = WeakKeyDictionary()
 _accepted: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
 
 
-def check_keyword(root: nn.Module, name: str, options: tuple[str, ...]) -> None:
-    """Raise if nothing in the model takes a keyword of that name. `options` are names that it may be a slip of."""
+OPTIONS = (
+    "names_filter", "fwd_hooks", "bwd_hooks", "incl_bwd", "loss_fn", "remove_batch_dim", "stop_early",
+    "reset_hooks_end", "clear_contexts", "pos_slice", "return_type", "loss_per_token", "prepend_bos", "padding_side",
+    "start_at_layer", "stop_at_layer", "decoder_input", "attention_mask", "on_error",
+)  # fmt: skip
+"""The options of the methods that run a model."""
+
+
+@cache
+def own_arguments(model: type) -> frozenset[str]:
+    """The arguments of a wrapper's own `__call__`."""
+    return frozenset(inspect.signature(model.__call__).parameters)
+
+
+def is_of_transformers(root: nn.Module) -> bool:
+    """Whether it is a model of transformers, which ignores keywords that nothing in it takes."""
+    return hasattr(type(root), "get_output_embeddings")
+
+
+def check_option(root: nn.Module, name: str, others: Iterable[str]) -> None:
+    """Raise if a keyword for a model's forward is a misspelled option, or if nothing in the model takes it.
+
+    `others` are further names that it may be a misspelling of.
+    """
+    near = get_close_matches(name, OPTIONS, n=1, cutoff=0.85)
+    if near:
+        hint = "this method does not take it" if name == near[0] else f"did you mean {near[0]!r}?"
+        raise HooklineError(f"{name!r} is not an argument of the model's forward: {hint}")
     known = _accepted.setdefault(root, set())
-    if name in known or not _takes_any(root):
-        return  # a forward that takes only what it names says so itself
+    if name in known or not is_of_transformers(root) or not _takes_any(root):
+        return  # a forward without **kwargs raises by itself
     names = _names_in(root)
     if name in names:
         known.add(name)
         return
     own = [each for each in parameters_of(root)[0] if each != "kwargs"]
-    near = get_close_matches(name, [*own, *options, *names], n=1, cutoff=0.7)
+    near = get_close_matches(name, [*own, *others, *OPTIONS, *names], n=1, cutoff=0.7)
     advice = f"did you mean {near[0]!r}?" if near else f"its own arguments are {', '.join(own)}"
     raise HooklineError(
         f"{name!r} is not an argument of {type(root).__name__}.forward or of anything that it calls, and would have no "

@@ -15,6 +15,7 @@ Where a module itself is called `input` or `output`, that name is the module's, 
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from fnmatch import translate
@@ -50,6 +51,8 @@ class Points:
         self.hint: Callable[[str], str] = lambda _name: ""
         """Returns the last sentence of the error about an unknown name."""
         self._first_paths: dict[nn.Module, str] = {}
+        self.last_run = threading.local()
+        """`errors` of the last run in each thread."""
         self.refresh()
 
     def refresh(self) -> None:
@@ -237,6 +240,10 @@ class Points:
     def known(self) -> list[HookPoint]:
         """Every point that exists as an object."""
         return [*self.hook_dict.values(), *self._points.values(), *self._asked.values()]
+
+    def permanent_hooks(self) -> list[PermanentHooks]:
+        """The sets of added hooks that these points belong to: the model's, and those of models inside it."""
+        return [*dict.fromkeys([self.permanent, *(point.permanent for point in self.known())])]
 
     def select(self, names: Filter) -> list[HookPoint]:
         """Return the points that match a name, glob, regex, predicate, point, module, or a list of these; None: all."""

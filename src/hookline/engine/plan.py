@@ -100,7 +100,7 @@ def _row(point: HookPoint, use: str, seen: dict[str, list[Tensor]] | None) -> Ro
 
 def _shapes(points: Points, wanted: list[HookPoint], input: Any) -> dict[str, list[Tensor]]:
     """One forward pass of an empty copy of the model, with tensors that have shapes but no data."""
-    recorder = Recorder(skips_missing=True)
+    recorder = Recorder(wanted, skips_missing=True)
     try:
         _run_empty(points, wanted, recorder, *_arguments(input))
     except Exception as error:  # whatever a model does that cannot be done without data

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +14,7 @@ from hookline.engine import passes
 from hookline.engine.aliases import OVERWRITTEN, Handed
 from hookline.engine.passes import current
 from hookline.engine.snapshots import snapshot
+from hookline.engine.structures import map_tensors
 from hookline.errors import HooklineError, NeverFiredWarning
 
 if TYPE_CHECKING:
@@ -29,19 +30,21 @@ class Recorder:
 
     def __init__(
         self,
-        *,
+        points: Sequence[HookPoint] = (),
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         positions: Any = None,
+        *,
         skips_missing: bool = False,
-        stops_after: Iterable[HookPoint] = (),
+        stops: bool = False,
     ) -> None:
         self.device, self.dtype, self.positions = device, dtype, positions
         self.skips_missing = skips_missing
-        self.forward_pass: Any = None  # which part of a text it was
-        self.only_images = False
-        """Whether positions are those of patches; else they are of the text, and what is made of pictures is whole."""
-        self._awaited = {point.name for point in stops_after}
+        self.forward_pass: Any = None
+        """The part of a text that the values are from."""
+        # Positions are those of the text, and activations of images are kept whole, unless there are only those.
+        self._picks_patches = all(point.stream == "image" for point in points)
+        self._awaited = {point.name for point in points} if stops else set()
         self._values: dict[str, list[Tensor]] = {}
         self._watched: list[tuple[HookPoint, Tensor | GradientEdge, Handed]] = []
 
@@ -50,7 +53,7 @@ class Recorder:
         self.forward_pass = current.forward_pass
         if x.requires_grad:
             x = x.detach()
-        if self.positions is not None and (self.only_images or point.stream != "image"):
+        if self.positions is not None and (self._picks_patches or point.stream != "image"):
             x = passes.text().pick(x, point, self.positions)
         kept = self._kept(x)
         if self.forward_pass is not None and self.positions is None:
@@ -110,6 +113,26 @@ class Recorder:
             return snapshot(x, is_for_reading=True)
         moved = x.to(device=self.device, dtype=self.dtype if x.is_floating_point() else None)
         return snapshot(x, is_for_reading=True) if moved is x else moved
+
+
+def loss_of(output: Any, loss_fn: Callable[[Any], Tensor] | None) -> Tensor:
+    """Return the number to differentiate: `loss_fn(output)`, or the output or its `loss`."""
+    loss: Any
+    if loss_fn is not None:
+        loss = loss_fn(map_tensors(output, snapshot))  # writing to its argument does not change what the run returns
+    elif isinstance(output, Mapping):
+        loss = output.get("loss")
+    else:
+        loss = output if isinstance(output, Tensor) else getattr(output, "loss", None)
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise HooklineError(
+            f"incl_bwd=True needs one number to differentiate, but has {what}: "
+            f"pass loss_fn=lambda output: …, or let the model return its loss"
+        )
+    if not loss.requires_grad:
+        raise HooklineError("incl_bwd=True found no gradient path from the loss back to any point")
+    return loss.squeeze()
 
 
 def _note_padding(x: Tensor, span: Any, axes: str) -> None:

@@ -67,9 +67,7 @@ class ModelPoints(Points):
         return f"{self.anatomy.main.name}.{index}"
 
     def _translate(self, name: str) -> HookPoint | None:
-        base, _, call = name.partition("#")
-        if re.fullmatch(r"-?\d+", base) and base not in self._native:
-            base = f"{self.layer(int(base))}.hook_resid_post"
+        base, call = self._without_call(name)
         classic = base if base in self._specs else classic_name(base, self._stacks)
         if classic in self.hook_dict:
             point = self.hook_dict[classic]
@@ -83,7 +81,14 @@ class ModelPoints(Points):
         return str(asked) if isinstance(asked, int) else classic_name(asked, self._stacks)
 
     def _advice(self, name: str) -> str:
-        return advice(name.partition("#")[0], self._stacks)
+        return advice(self._without_call(name)[0], self._stacks)
+
+    def _without_call(self, name: str) -> tuple[str, str]:
+        """A name and the number of its call, with the output of the block for the index of a block."""
+        base, _, call = name.partition("#")
+        if re.fullmatch(r"-?\d+", base) and base not in self._native:
+            base = f"{self.layer(int(base))}.hook_resid_post"
+        return base, call
 
     def select(self, names: Filter) -> list[HookPoint]:
         """See `Points.select`. Warns if a regex or predicate matched points on request, and nothing names them."""
