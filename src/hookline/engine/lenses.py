@@ -1,11 +1,11 @@
-"""Lenses: pairs of pure functions between what flows through a module and one tensor in it.
+"""Lenses: pairs of pure functions between the value that passes through a module and one tensor in it.
 
-`get(value)` finds the tensor; `put(value, tensor)` is `value` with that tensor in its place, and leaves `value`
-itself untouched. Every lens obeys, and the tests check for each:
+`get(value)` returns the tensor; `put(value, tensor)` returns `value` with that tensor in its place, and leaves `value`
+itself unchanged. Every lens obeys three laws, and the tests check them for each:
 
-    get(put(value, tensor)) == tensor        what is put in is there
-    put(value, get(value)) == value          putting back what is there changes nothing
-    put(put(value, a), b) == put(value, b)   the last one counts
+    get(put(value, tensor)) == tensor
+    put(value, get(value)) == value
+    put(put(value, a), b) == put(value, b)
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from hookline.engine.structures import NoTensorError, Path, first_tensor, look, 
 
 @runtime_checkable
 class Lens(Protocol):
-    """A way to see one tensor in a value, and to put another in its place."""
+    """Reads one tensor in a value, and puts another in its place."""
 
-    def get(self, value: Any) -> Tensor: ...  # noqa: D102
-    def put(self, value: Any, tensor: Tensor) -> Any: ...  # noqa: D102
+    def get(self, value: Any) -> Tensor: ...
+    def put(self, value: Any, tensor: Tensor) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,9 @@ class First:
     """The value itself if it is a tensor, else the first tensor in it."""
 
     def get(self, value: Any) -> Tensor:
-        """The first tensor."""
         return value if isinstance(value, Tensor) else look(value, first_tensor(value))
 
     def put(self, value: Any, tensor: Tensor) -> Any:
-        """`value` with its first tensor replaced."""
         return tensor if isinstance(value, Tensor) else replaced(value, first_tensor(value), tensor)
 
 
@@ -46,11 +44,9 @@ class Item:
     path: Path
 
     def get(self, value: Any) -> Tensor:
-        """The tensor at the path."""
         return look(value, self.path)
 
     def put(self, value: Any, tensor: Tensor) -> Any:
-        """`value` with another tensor at the path."""
         return replaced(value, self.path, tensor)
 
 
@@ -58,9 +54,9 @@ class Item:
 class Argument:
     """A tensor among the arguments `(args, kwargs)` of a call.
 
-    `parameters` are the names of the module's parameters in order, so that an argument is found whether it was
-    passed by position or by keyword; only the first `positional` of them can be passed by position. With no `key` it is
-    the first tensor, in the order of the parameters.
+    `parameters` are the names of the module's parameters in order, so that an argument is found whether it is passed by
+    position or by keyword; only the first `positional` of them can be passed by position. Without a `key` the lens is
+    for the first tensor, in the order of the parameters.
     """
 
     parameters: tuple[str, ...]
@@ -69,13 +65,11 @@ class Argument:
     positional: int | None = None
 
     def get(self, value: Any) -> Tensor:
-        """The tensor passed for that parameter."""
         if self.key is None and value[0] and isinstance(value[0][0], Tensor):
             return value[0][0]
         return look(value, self._path(value))
 
     def put(self, value: Any, tensor: Tensor) -> Any:
-        """The arguments with another tensor for that parameter."""
         return replaced(value, self._path(value), tensor)
 
     def _path(self, value: tuple[tuple[Any, ...], dict[str, Any]]) -> Path:
@@ -99,33 +93,25 @@ class Argument:
     def _first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Path:
         if args and isinstance(args[0], Tensor):
             return (0, 0)
-        if (renamed := self._old_name(kwargs)) is not None:
-            return (1, renamed)
+        first = self.parameters[0] if self.parameters else None
+        if first not in kwargs and (renamed := next((name for name in kwargs if f"{name}s" == first), None)):
+            return (1, renamed)  # by a former name that transformers still accepts: hidden_state
         ordered = {name: kwargs[name] for name in self.parameters if name in kwargs} | kwargs
-        side, *path = first_tensor((args, ordered))
-        return (side, *path)
-
-    def _old_name(self, kwargs: dict[str, Any]) -> str | None:
-        """What the first parameter is passed as by those who call it by a name it had: `hidden_state`."""
-        if not self.parameters or self.parameters[0] in kwargs:
-            return None
-        return next((name for name in kwargs if f"{name}s" == self.parameters[0]), None)
+        return first_tensor((args, ordered))
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """One lens after another, from the outside in."""
+    """Several lenses, each looking into the tensor of the one before."""
 
     lenses: tuple[Lens, ...]
 
     def get(self, value: Any) -> Tensor:
-        """What the innermost lens sees."""
         for lens in self.lenses:
             value = lens.get(value)
         return value
 
     def put(self, value: Any, tensor: Tensor) -> Any:
-        """Put through every lens, from the inside out."""
         outer = [value]
         for lens in self.lenses[:-1]:
             outer.append(lens.get(outer[-1]))
