@@ -251,7 +251,7 @@ def test_mistakes_are_told_before_the_run(model) -> None:
         model.hooks([("model.layers.0", zero(head=1))])
     with pytest.raises(HooklineError, match="axis of positions"):
         model.hooks([("blocks.0.attn.hook_pattern", zero(neuron=1))])
-    with pytest.raises(InvalidHookError, match=r"zero\(\) does not say where it belongs"):
+    with pytest.raises(InvalidHookError, match=r"zero\(\) declares no point"):
         model.hooks([zero()])
     vector = torch.ones(3, requires_grad=True)
     for make, message in {
