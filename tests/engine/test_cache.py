@@ -171,7 +171,7 @@ def test_rows(net, x) -> None:
     assert len(cache["fc1"]) == 5
     with pytest.raises(hookline.HooklineError, match="row 5"):
         cache.rows(5)
-    with pytest.raises(hookline.HooklineError, match=r"mask.*\[3\].* 5"):
+    with pytest.raises(hookline.HooklineError, match="mask"):
         cache.rows(torch.ones(3, dtype=torch.bool))
     with pytest.raises(hookline.HooklineError, match="row"):
         one.rows(0)
