@@ -413,7 +413,7 @@ def test_damaged_files(tmp_path) -> None:
     with pytest.raises(HooklineError, match=r"lacks tensors\.safetensors"):
         load_edits(tmp_path)
     (tmp_path / "edits.json").write_text("{")
-    with pytest.raises(HooklineError, match="is no JSON"):
+    with pytest.raises(HooklineError, match="JSON"):
         load_edits(tmp_path)
 
 
@@ -438,7 +438,7 @@ def test_a_mean_is_saved_with_what_it_is_over(tmp_path) -> None:
     assert load_edits(tmp_path) == [("fc", edit)]
     assert edit != mean(edit.value)
     (tmp_path / "edits.json").write_text("[" * 100_000)
-    with pytest.raises(HooklineError, match="nested too deeply"):
+    with pytest.raises(HooklineError, match="JSON"):
         load_edits(tmp_path)
 
 
