@@ -1,7 +1,7 @@
-"""Keywords: the names that a model's forward, and what it calls, really take.
+"""Keywords: checks that a model uses the keyword arguments that it is called with.
 
-Most models of transformers take `**kwargs` and hand them down to their layers and attention functions, where a name
-that nobody takes is dropped without a word. So names are looked for in all of that code.
+Most models of transformers take `**kwargs` and pass them to their layers and attention functions, which ignore the
+names that they do not know. So a name is looked up in the parameters and strings of all of that code.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _GENERIC = (
     "torch.", "transformers.modeling_utils", "transformers.generation", "transformers.integrations",
     "transformers.utils", "transformers.distributed", "builtins",
 )  # fmt: skip
-"""Where the bases of all models are: what they take when saved, loaded or generated with is not for a forward."""
+"""Modules with the base classes of all models, whose methods save, load and generate: not called by a forward."""
 
 _NOT_IN_A_FORWARD = ("__init__", "_init_weights", "prepare_inputs_for_generation", "from_pretrained")
 
 _HARMLESS = ("return_dict", "use_cache", "token_type_ids")
-"""What every model may be given: the first two say how to return; some tokenizers give the last, all zeros."""
+"""Names that every model accepts: the first two select the output, the last is all zeros from some tokenizers."""
 
 _of_class: WeakKeyDictionary[type, frozenset[str]] = WeakKeyDictionary()
 _accepted: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
@@ -79,7 +79,7 @@ def check_option(root: nn.Module, name: str, others: Iterable[str]) -> None:
 
 
 def is_dropped(root: nn.Module, name: str) -> bool:
-    """Whether the forward takes a keyword of that name, and nothing uses it."""
+    """Whether the forward accepts a keyword of that name, but nothing uses it."""
     return name not in parameters_of(root)[0] and _takes_any(root) and name not in _names_in(root, accepted=())
 
 
@@ -113,7 +113,7 @@ def _names_of_class(kind: type) -> Iterator[str]:
 
 
 def _names_in_callees(function: Callable[..., Any]) -> Iterator[str]:
-    """Of functions of the same file that take any keyword, as those for attention do."""
+    """The names in functions of the same file that it calls with any keyword, such as attention functions."""
     inner: Any = inspect.unwrap(function)
     for name in inner.__code__.co_names:
         callee = inner.__globals__.get(name)
@@ -122,7 +122,7 @@ def _names_in_callees(function: Callable[..., Any]) -> Iterator[str]:
 
 
 def _names_of(function: Any) -> Iterator[str]:
-    """Its parameters, and what it may look for among its keywords: `kwargs.get("name")`."""
+    """The parameters of a function, and the names that it may look up in its keywords: `kwargs.get("name")`."""
     while function is not None:
         code: CodeType | None = getattr(function, "__code__", None)
         if code is not None:

@@ -18,7 +18,7 @@ Path: TypeAlias = tuple[Key, ...]
 
 
 class NoTensorError(LookupError):
-    """There is no tensor at a path."""
+    """A value has no tensor at a path."""
 
 
 def children(value: Any) -> Iterator[tuple[Key, Any]]:
