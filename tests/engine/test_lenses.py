@@ -11,11 +11,11 @@ from lens_laws import check_laws, numbers
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
-from hookline.engine.derived import Added, Difference, Keys, MergeTiles, Rows
+from hookline.engine.derived import Added, Difference, Keys, MergeTiles, Unflatten, stashed
 from hookline.engine.lenses import FIRST, Argument, Chain, Item
+from hookline.engine.order import Kind
 from hookline.engine.points import Site
 from hookline.engine.structures import NoTensorError
-from hookline.engine.taps import Kind
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def test_tiles_joined() -> None:
 @given(st.data())
 def test_chain(data) -> None:
     value, path = wrap(data.draw, numbers(2, 3, 24), data.draw(st.integers(0, 3)))
-    check_laws(Chain((Item(path), Rows(kept(numbers(1, 2, 24))))), value)
+    check_laws(Chain((Item(path), Unflatten(kept(numbers(1, 2, 24))))), value)
 
 
 def test_the_first_argument_by_a_name_it_had() -> None:

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 def run_and_report(points: Points, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a model, and warn about added hooks that did not fire, or not at all of their positions."""
-    standing = points.permanent
-    standing.settle()
-    if not standing.steps:
+    permanent = points.permanent
+    permanent.settle()
+    if not permanent.steps:
         return forward(*args, **kwargs)
     is_alone = all(run.is_one_pass for run in active.get())
-    before = [(hook, hook.registration.switches, hook.registration.last_fired) for hook in standing.hooks()]
+    before = [(hook, hook.registration.switches, hook.registration.last_fired) for hook in permanent.hooks()]
     if is_alone:
-        standing.forget_missed()
+        permanent.forget_missed()
     try:
         output = forward(*args, **kwargs)
     except StopForward:
@@ -35,7 +35,7 @@ def run_and_report(points: Points, forward: Callable[..., Any], args: tuple[Any,
         clear_state()
     _report(points, before, has_ended=True)
     if is_alone:  # in an open context, more of the text may follow, and the context reports at its end
-        report_missed(standing.missed())
+        report_missed(permanent.missed())
     return output
 
 

@@ -283,8 +283,8 @@ class Hooked:
     ) -> None:
         """Remove every hook that was added; the hooks of open contexts end with their contexts."""
         check_direction(direction, "fwd", "bwd", "both")
-        for standing in self._points.permanent_hooks():
-            standing.remove(
+        for permanent in self._points.permanent_hooks():
+            permanent.remove(
                 lambda hook: (
                     self._points.has(hook.module)
                     and direction in (hook.dir, "both")

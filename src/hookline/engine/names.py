@@ -26,6 +26,7 @@ from torch import nn
 
 from hookline.engine.delegate import Delegate
 from hookline.engine.lenses import FIRST, Argument, Item, Lens
+from hookline.engine.order import Kind
 from hookline.engine.passes import Stream
 from hookline.engine.permanent import PermanentHooks
 from hookline.engine.points import HookPoint, Site

@@ -111,10 +111,10 @@ class HookPoint(nn.Module):
     @property
     def site(self) -> Site:
         """Its module event and lens. A placed point is its own module."""
-        return self._site or Site(self, taps.Kind.OUTPUT)
+        return self._site or Site(self, Kind.OUTPUT)
 
     @property
-    def standing(self) -> PermanentHooks:
+    def permanent(self) -> PermanentHooks:
         """The added hooks of its model; its own, before it is in a model."""
         return self._permanent
 
@@ -248,8 +248,9 @@ def check_direction(given: str, *allowed: str) -> None:
 
 def remove_from_contexts(unwanted: Callable[[HookAction], bool]) -> None:
     """Remove hooks of the contexts open in this thread, if they allow it (those with a `level`)."""
-    for run in taps.active.get():
-        gone = {each for each in run.actions if isinstance(each, HookAction) and each.level and unwanted(each)}
+    for run in active.get():
+        hooks = [each for each in run.actions if isinstance(each, HookAction)]
+        gone = {each for each in hooks if each.registration.level and unwanted(each)}
         if gone:
             run.set([each for each in run.actions if each not in gone])
 

@@ -191,7 +191,7 @@ class Registry:
             hook
             for standing in self._model._points.permanent_hooks()
             for hook in standing.hooks()
-            if hook.registered is not None
+            if hook.registration.id is not None
         ]
         return sorted(actions, key=lambda action: action.order)
 

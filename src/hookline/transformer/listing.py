@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from hookline.engine.derived import ExpandBatch
 from hookline.engine.lenses import FIRST, Chain, Item
+from hookline.engine.order import Kind
 from hookline.engine.passes import Stream
 from hookline.engine.points import Site
 from hookline.transformer.architectures import architecture

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from torch import nn
 
-from hookline.engine.derived import Added, Difference, ExpandBatch, Keys, MergeTiles
+from hookline.engine.derived import Added, Difference, ExpandBatch, Keys, MergeTiles, Unflatten
 from hookline.engine.lenses import FIRST, Chain, Lens
 from hookline.engine.names import lens_of
 from hookline.engine.order import Kind
