@@ -83,7 +83,7 @@ def test_a_filter_that_matches_nothing_raises(net, x, empty) -> None:
 
 @pytest.mark.parametrize("nonsense", [3, 2.5, object()])
 def test_what_is_no_filter(net, nonsense) -> None:
-    with pytest.raises(hookline.HooklineError, match="a filter is a name, a glob"):
+    with pytest.raises(hookline.HooklineError, match="a filter is"):
         net.run_with_cache(torch.ones(1, 4), names_filter=nonsense)
 
 
@@ -197,7 +197,7 @@ def test_a_scripted_module_is_a_closed_box(x) -> None:
     assert list(net.run_with_cache(x)[1]) == ["input", "1.input", "1", "output"]
     with pytest.raises(UnavailablePointError, match=r"'0'.*ScriptModule"):
         net.point("0")
-    with pytest.raises(hookline.HooklineError, match="wrap the module it was made from"):
+    with pytest.raises(hookline.HooklineError, match="ScriptModule"):
         hookline.hook(scripted)
 
 
@@ -232,7 +232,7 @@ def test_point_is_one_point(net) -> None:
 
 @pytest.mark.parametrize("nonsense", [nn.Linear, b"fc1"])
 def test_callables_that_are_no_predicates(net, x, nonsense) -> None:
-    with pytest.raises(hookline.HooklineError, match="a filter is a name, a glob"):
+    with pytest.raises(hookline.HooklineError, match="a filter is"):
         net.run_with_cache(x, names_filter=nonsense)
 
 
