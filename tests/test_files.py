@@ -452,7 +452,7 @@ def test_a_newer_format_says_so(tmp_path) -> None:
     save_file(
         {"x": torch.ones(1)}, tmp_path / "cache", about | {"hookline_checksum": checksum({"x": torch.ones(1)}, about)}
     )
-    with pytest.raises(HooklineError, match="has the format 3, and this version of hookline reads 2"):
+    with pytest.raises(HooklineError, match="format 3"):
         ActivationCache.load(tmp_path / "cache")
 
 

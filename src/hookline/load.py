@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -62,8 +63,12 @@ def hook(module: nn.Module | HookedModule, tokenizer: Any = None) -> Hooked:
             f"{'. ' + hint if hint else ''}"
         )
     hooked = HookedModule(module)
-    hooked._points.hint = hint
+    hooked._points.hint = lambda name: hint if _CLASSIC.match(name) else ""
     return hooked
+
+
+_CLASSIC = re.compile(r"(blocks|encoder|decoder)\.-?\d|hook_|ln_final\.|unembed\.|lm\.|vision\.|projector\.")
+"""Names of a language model's points, which a plain module does not have."""
 
 
 _WRAPPERS = {

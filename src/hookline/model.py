@@ -11,8 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hookline.engine.cache import ActivationCache
-from hookline.engine.hooked import OPTIONS, HookList
-from hookline.engine.keywords import check_keyword, is_dropped
+from hookline.engine.hooked import HookList
+from hookline.engine.keywords import is_dropped
 from hookline.engine.names import Filter
 from hookline.engine.permanent import permanent_hooks_of
 from hookline.engine.plan import Plan
@@ -198,10 +198,9 @@ class HookedModel(ModelInputs, ImageMethods, WeightProcessing):
         inputs |= self._decoder_inputs(decoder_input, inputs)
         return self._run_to(stop_at_layer, inputs, return_type, loss_per_token)
 
-    def _check_keyword(self, name: str) -> None:
-        made = (*getattr(self.tokenizer, "model_input_names", ()), *getattr(self.processor, "model_input_names", ()))
-        if name not in made:
-            check_keyword(self._points.root, name, ("images", *OPTIONS))
+    def _call_arguments(self) -> frozenset[str]:
+        made = (getattr(each, "model_input_names", ()) for each in (self.tokenizer, self.processor))
+        return super()._call_arguments().union(*made)
 
     def _run_to(self, layer: int | None, inputs: dict[str, Any], return_type: ReturnType, per_token: bool) -> Any:
         if active.get() or self._points.permanent.steps:

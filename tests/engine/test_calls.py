@@ -91,7 +91,7 @@ def test_a_hook_that_never_fires_is_reported(x) -> None:
     with pytest.warns(NeverFiredWarning, match="3"):
         net.run_with_hooks(x, fwd_hooks=[("used#2", zero)])
     with (
-        pytest.warns(NeverFiredWarning, match="no forward pass of the model ran"),
+        pytest.warns(NeverFiredWarning, match="no forward pass"),
         net.hooks(fwd_hooks=[("used", zero)]),
     ):
         pass

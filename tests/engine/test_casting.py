@@ -78,7 +78,7 @@ def test_chosen_experts() -> None:
     [(2, torch.bool), (0.5, torch.bool), (300, torch.uint8), (2**40, torch.int32), (1j, torch.float32)],
 )
 def test_what_a_dtype_cannot_hold(value, dtype) -> None:
-    with pytest.raises(HooklineError, match=r"cannot be held|a complex value"):
+    with pytest.raises(HooklineError, match=str(dtype)):
         cast(torch.tensor([value]), torch.zeros(1, dtype=dtype))
 
 

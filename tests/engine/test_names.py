@@ -54,8 +54,9 @@ def test_a_point_is_a_filter(net, x) -> None:
 
 def test_a_module_is_a_filter(net, x) -> None:
     assert list(net.run_with_cache(x, names_filter=net.module.fc1)[1]) == ["fc1"]
-    with pytest.raises(UnknownPointError, match="That module is not in this model"):
-        net.run_with_cache(x, names_filter=nn.Linear(1, 1))
+    for other in (nn.Linear(1, 1), hookline.hook(nn.Linear(1, 1))):
+        with pytest.raises(UnknownPointError, match="not in this model"):
+            net.run_with_cache(x, names_filter=other)
 
 
 @pytest.mark.parametrize("wrong", ["fc3", "fc1.inputs", "fc1[", "fc1#x", "", "fc1.weight", "fc1 "])
@@ -82,7 +83,7 @@ def test_a_filter_that_matches_nothing_raises(net, x, empty) -> None:
 
 @pytest.mark.parametrize("nonsense", [3, 2.5, object()])
 def test_what_is_no_filter(net, nonsense) -> None:
-    with pytest.raises(hookline.HooklineError, match="a filter is a name, a glob"):
+    with pytest.raises(hookline.HooklineError, match="a filter is"):
         net.run_with_cache(torch.ones(1, 4), names_filter=nonsense)
 
 
@@ -196,7 +197,7 @@ def test_a_scripted_module_is_a_closed_box(x) -> None:
     assert list(net.run_with_cache(x)[1]) == ["input", "1.input", "1", "output"]
     with pytest.raises(UnavailablePointError, match=r"'0'.*ScriptModule"):
         net.point("0")
-    with pytest.raises(hookline.HooklineError, match="wrap the module it was made from"):
+    with pytest.raises(hookline.HooklineError, match="ScriptModule"):
         hookline.hook(scripted)
 
 
@@ -229,9 +230,9 @@ def test_point_is_one_point(net) -> None:
         net.point("fc*")
 
 
-@pytest.mark.parametrize("nonsense", [nn.Linear, b"fc1", hookline.hook(nn.Linear(1, 1))])
+@pytest.mark.parametrize("nonsense", [nn.Linear, b"fc1"])
 def test_callables_that_are_no_predicates(net, x, nonsense) -> None:
-    with pytest.raises(hookline.HooklineError, match="a filter is a name, a glob"):
+    with pytest.raises(hookline.HooklineError, match="a filter is"):
         net.run_with_cache(x, names_filter=nonsense)
 
 

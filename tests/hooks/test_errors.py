@@ -195,7 +195,7 @@ def test_another_word_is_refused(net, x) -> None:
             call(on_error="ignore")
     with pytest.raises(HooklineError, match="on_error must be"):
         Spoils(on_error="ignore")
-    with pytest.raises(HooklineError, match=r"'on_error' is no argument.*this verb does not take it"):
+    with pytest.raises(HooklineError, match="'on_error'"):
         net.cache(x, on_error="skip")
 
 

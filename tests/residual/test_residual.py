@@ -207,7 +207,7 @@ def test_stacks_and_tokens_of_a_wrong_shape() -> None:
         cache.logit_attrs(parts, " Mary")
     with pytest.raises(HooklineError, match="the cache is of 2 rows"):
         cache.logit_attrs(parts[:, 0], 5, has_batch_dim=False)
-    with pytest.raises(HooklineError, match="row 2, but there are 2"):
+    with pytest.raises(HooklineError, match="row 2 "):
         cache.logit_attrs(parts[:, 0], 5, batch_slice=2)
 
 

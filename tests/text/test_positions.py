@@ -135,7 +135,7 @@ def test_bad_positions(model, positions, message) -> None:
 
 def test_positions_of_a_plain_network() -> None:
     net = hookline.hook(torch.nn.Sequential(torch.nn.Linear(2, 2)))
-    with pytest.raises(HookError, match="known while a language model runs"):
+    with pytest.raises(HookError, match="while a language model runs"):
         net.run_with_hooks(torch.ones(1, 2), fwd_hooks=[("0", lambda x, hook: hook.positions)])
     with pytest.raises(HooklineError, match="no known axis of positions"):
         net.run_with_cache(torch.ones(1, 2), pos_slice=0)

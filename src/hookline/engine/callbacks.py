@@ -1,4 +1,4 @@
-"""Hook functions: what may be one, and how each is called."""
+"""Hooks as users write them: how a function is called, and the base class of hook objects."""
 
 from __future__ import annotations
 
@@ -20,15 +20,13 @@ HookFunction: TypeAlias = Callable[..., Any]
 OnError: TypeAlias = Literal["raise", "skip"]
 Caller: TypeAlias = Callable[[Any, Any], Any]
 
-_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-
 
 def caller(hook: HookFunction) -> Caller:
-    """How to call `hook` with an activation and its point, decided once from its signature.
+    """Return a function that calls `hook` with an activation and its point, chosen once from its signature.
 
-    A parameter called `hook` gets the point by name; a second parameter without default gets it by position; a
-    hook with one parameter gets the activation alone. A second parameter *with* a default is the user's own
-    (`lambda x, i=i: …`) and is left alone.
+    A parameter called `hook` gets the point by name; a second parameter without a default gets it by position; a hook
+    with one parameter gets the activation alone. A second parameter *with* a default is the user's own
+    (`lambda x, i=i: …`) and keeps its value.
     """
     refuse_class(hook)
     if not callable(hook):
@@ -44,7 +42,7 @@ def caller(hook: HookFunction) -> Caller:
 
 
 def refuse_class(hook: Any) -> None:
-    """A class in a hook's place is one whose brackets were forgotten."""
+    """Raise if a class is given instead of a hook: its brackets were forgotten."""
     if isinstance(hook, type):
         name = getattr(hook, "kind", hook.__name__)
         raise InvalidHookError(f"{name} is a class, not a hook: make one, with {name}(…)")
@@ -54,7 +52,7 @@ _styles: dict[tuple[Any, ...], str] = {}
 
 
 def _style_of(hook: HookFunction) -> str:
-    """How the hook takes the point. Looking at a signature is slow; that of one function never changes."""
+    """`_style`, remembered for functions: reading a signature is slow."""
     if not isinstance(hook, FunctionType):
         return _style(hook)
     key = (hook.__code__, len(hook.__defaults__ or ()), *(hook.__kwdefaults__ or ()))
@@ -63,87 +61,82 @@ def _style_of(hook: HookFunction) -> str:
     return _styles[key]
 
 
-def _parameters(hook: HookFunction) -> list[inspect.Parameter] | None:
-    """The parameters still open, or None for a built-in that does not tell."""
-    target = hook.forward if isinstance(hook, nn.Module) else hook
-    try:
-        return list(inspect.signature(target).parameters.values())
-    except ValueError:
-        return None
-
-
 def _style(hook: HookFunction) -> str:
-    parameters = _parameters(hook)
-    if parameters is None:
+    """How a hook takes the point: by "keyword", by "position", or not at all ("alone")."""
+    try:
+        signature = inspect.signature(hook.forward if isinstance(hook, nn.Module) else hook)
+    except ValueError:  # a built-in function without a signature
         return "alone"
-    positional = [p for p in parameters if p.kind in _BY_POSITION]
-    kinds = {p.kind for p in parameters}
-    named = {p.name for p in parameters if p.kind is not inspect.Parameter.POSITIONAL_ONLY}
-    takes_args = inspect.Parameter.VAR_POSITIONAL in kinds
-    if not positional and not takes_args:
+    if not _binds(signature.bind_partial, None):
         raise InvalidHookError(f"hook {describe(hook)} takes no activation: it must accept hook(activation)")
-    required = [p.name for p in positional[1:] if p.default is p.empty]
-    required += [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
-    if "hook" in named:
-        style, required = "keyword", [name for name in required if name != "hook"]
-    elif required and required[0] in {p.name for p in positional}:
-        style, required = "position", required[1:]
-    elif inspect.Parameter.VAR_KEYWORD in kinds:
-        style = "keyword"
-    else:
-        style = "position" if takes_args else "alone"
-    if required:
-        raise InvalidHookError(
-            f"hook {describe(hook)} is called as hook(activation, hook), and nothing is given for "
-            f"{', '.join(map(repr, required))}. Bind it first: functools.partial(hook, {required[0]}=…). "
-            f"(A torch hook's (module, input, output) becomes hook(output) at 'name', hook(input) at 'name.input'.)"
-        )
-    return style
+    if _binds(signature.bind, None, hook=None):
+        return "keyword"
+    parameters = signature.parameters.values()
+    if _binds(signature.bind, None) and not any(each.kind is each.VAR_POSITIONAL for each in parameters):
+        return "alone"
+    if _binds(signature.bind, None, None):
+        return "position"
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    required = [each for each in list(parameters)[1:] if each.default is each.empty and each.kind not in variadic]
+    names = [each.name for each in required if each.name != "hook"]
+    raise InvalidHookError(
+        f"a hook is called as hook(activation, hook), but {describe(hook)} also requires "
+        f"{', '.join(map(repr, names))}. Bind it first: functools.partial(hook, {names[-1]}=…). (A torch hook's "
+        f"(module, input, output) becomes hook(output) at 'name', hook(input) at 'name.input'.)"
+    )
+
+
+def _binds(bind: Callable[..., Any], *args: None, **kwargs: None) -> bool:
+    try:
+        bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
 
 
 class HookObject:
-    """A hook that is more than a function: it makes the action that stands for it, wherever a hook is accepted."""
+    """A hook that is an object: it makes its own action, wherever a hook is accepted."""
 
     on_error: OnError | None = None
-    """What to do when it fails; None leaves that to the run."""
+    """What to do when it fails; None: as the run says."""
 
     @property
     def described(self) -> str:
-        """How messages name it."""
+        """Its name in messages."""
         return repr(self)
 
     def action(self, point: HookPoint, dir: str, *, prepend: bool = False) -> HookAction:
-        """What is done for it at `point`; every mistake that can be seen now is raised now."""
+        """Return the action that calls it at `point`; mistakes are raised here, not during the run."""
         raise NotImplementedError
 
-    def declared(self, points: Points) -> list[HookPoint]:  # noqa: ARG002 (a kind that declares no target)
-        """The points of a model that it says itself it is for."""
-        raise InvalidHookError(f"{self.described} does not say where it belongs: give it as (name, hook)")
+    def declared(self, points: Points) -> list[HookPoint]:  # noqa: ARG002 (for objects that declare a target)
+        """Return the points of a model that it declares as its target."""
+        raise InvalidHookError(f"{self.described} declares no point: give it as (name, hook)")
 
     def attached(self, model: Any) -> None:
-        """It is about to be used on `model`."""
+        """Called before it is used on `model`."""
 
     def check_points(self, points: list[HookPoint]) -> None:
-        """Whether it can be at all of these points at once."""
+        """Raise if it cannot be at all of these points at once."""
 
     def check_target(self, given: list[HookPoint], points: Points) -> None:
-        """Whether the points of a model that are given for it are those it says itself, if it says any."""
+        """Raise if the points given for it are not those that it declares."""
 
 
 def check_on_error(given: str) -> None:
-    """Another word would mean nothing, in silence."""
+    """Raise unless it is one of the two words."""
     if given not in ("raise", "skip"):
         raise HooklineError(f'on_error must be "raise" or "skip", not {given!r}')
 
 
 def hook_pairs(pairs: Iterable[Any], argument: str) -> Iterator[tuple[Any, Any]]:
-    """The names and hooks in what was given for `argument`. An object that declares its target stands for its name."""
-    if type(pairs) not in (list, tuple) and (isinstance(pairs, str | Mapping) or not isinstance(pairs, Iterable)):
+    """The names and hooks in the value of `argument`. A hook object that declares its target is its own name."""
+    if isinstance(pairs, str | Mapping) or not isinstance(pairs, Iterable):
         raise InvalidHookError(f"{argument} must be a list of (name, hook) pairs, not {pairs!r}")
     for pair in pairs:
         refuse_class(pair)
         if isinstance(pair, HookObject):
-            yield pair, pair  # it declares its target itself
+            yield pair, pair
             continue
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise InvalidHookError(f"{argument} must be a list of (name, hook) pairs, but it has {pair!r}")

@@ -1,7 +1,7 @@
-"""Casting: an edit's value in the dtype of its point, without a change that nobody asked for.
+"""Casting: converting the result of an edit to the dtype of its point, unless that would change the edit.
 
-Fewer digits of a floating-point number are what the point has. A fraction lost at a point of token ids, expert indices
-or masks is another edit, or none.
+Rounding a floating-point number is fine. Dropping the fraction of a number at a point of token ids, expert indices or
+masks would be a different edit, or none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hookline.errors import HooklineError
 
 
 def cast(value: Tensor, like: Tensor) -> Tensor:
-    """The value in the dtype and on the device of another tensor; an error where that cannot hold it."""
+    """Return the value in the dtype and on the device of another tensor; raise if the dtype cannot represent it."""
     if value.is_complex() and not like.is_complex() and bool(value.imag.any()):
         raise HooklineError(f"a complex value for an activation of {like.dtype}")
     new = (value.real if value.is_complex() and not like.is_complex() else value).to(like.device, like.dtype)
@@ -24,19 +24,19 @@ def cast(value: Tensor, like: Tensor) -> Tensor:
         return new
     wrong = new.to(value.dtype) != value.to(new.device)
     if bool(wrong.any()):
-        raise HooklineError(f"the value {value.to(new.device)[wrong][0].item()} cannot be held by {like.dtype}")
+        raise HooklineError(f"the value {value.to(new.device)[wrong][0].item()} does not fit into {like.dtype}")
     return new
 
 
 @dataclass(frozen=True)
 class Choices:
-    """The numbers that a point of indices may have, 0 to `count` - 1: kernels read past the end, or stop the device."""
+    """The valid indices at a point, 0 to `count` - 1. Others would read out of bounds or stop the device."""
 
     what: str
     count: int
 
     def wrong(self, chosen: Tensor, before: Tensor) -> str | None:
-        """What is wrong with an edit, if anything."""
+        """Return the problem with an edit as the end of a sentence; None if there is none."""
         bad = ((chosen < 0) | (chosen >= self.count)) & (chosen != before)
         if not bool(bad.any()):
             return None
@@ -44,7 +44,7 @@ class Choices:
 
 
 def choices_at(point: Any) -> Choices | None:
-    """Of a point that has chosen experts, or ids that go into an embedding; None of any other."""
+    """Return the valid indices at a point of chosen experts or token ids; None for other points."""
     if point.site.choices is not None:
         return point.site.choices
     if point.site.kind is not Kind.INPUT:

@@ -1,8 +1,8 @@
-"""Delegate: an nn.Module that stands for another module and has no state of its own.
+"""Delegate: an nn.Module that wraps another module and has no state of its own.
 
 Parameters, buffers, submodules, training mode and torch hooks are the wrapped module's, under the same names and
-without a prefix. So whatever takes an nn.Module (an optimizer, a parent module, DistributedDataParallel, accelerate,
-peft, Trainer) sees the wrapped module's parameters, and a `state_dict` of either loads into the other.
+without a prefix. So code that takes an nn.Module (an optimizer, a parent module, DistributedDataParallel, accelerate,
+peft, Trainer) gets the wrapped module's parameters, and a `state_dict` of either loads into the other.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from hookline.errors import HooklineError
 
 
 class _Forward:
-    """The attribute `forward`: the wrapped module's own, with its signature, called so that hooks fire.
+    """The attribute `forward`: it has the signature of the wrapped module's, and calls the module so that hooks fire.
 
-    It is a descriptor because tools read the signature of a model's `forward` to learn which inputs it takes, and
-    because some, such as accelerate, replace `forward` on the instance.
+    It is a descriptor because tools read the signature of a model's `forward` to find its inputs, and some, such as
+    accelerate, replace `forward` on the instance.
     """
 
     def __get__(self, delegate: Delegate | None, owner: type) -> Callable[..., Any]:
@@ -36,12 +36,12 @@ class _Forward:
 
 
 def _any_forward(self: Delegate, *args: Any, labels: Any = None, **kwargs: Any) -> Any:
-    # `labels` is named because Trainer reads the signature of the class to learn whether a model computes a loss.
+    # `labels` is a parameter because Trainer reads the class's signature to find out whether a model computes a loss.
     return self.forward(*args, **kwargs if labels is None else {**kwargs, "labels": labels})
 
 
 class Delegate(nn.Module):
-    """Stands for `module`. `nn.Module.__init__` is not called: every attribute it would set is the module's."""
+    """Wraps `module`. `nn.Module.__init__` is not called: every attribute that it would set is the module's."""
 
     module: nn.Module
 
@@ -56,7 +56,7 @@ class Delegate(nn.Module):
         return self.module(*args, **kwargs)
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
-        """`forward`, without the price of a descriptor where nobody has replaced it."""
+        """`forward`, without the cost of the descriptor unless somebody has replaced it."""
         replaced = vars(self).get("forward")
         return (replaced if replaced is not None else self._run_module)(*args, **kwargs)
 
@@ -66,7 +66,7 @@ class Delegate(nn.Module):
         return self._returning_self(getattr(self.module, name))
 
     def _returning_self(self, value: Any) -> Any:
-        """`net.to("cuda")` and the like return the module; here that is the wrapper."""
+        """Make methods that return the module, such as `net.to("cuda")`, return the wrapper."""
         if not (isinstance(value, MethodType) and value.__self__ is self.module):
             return value
 
@@ -78,8 +78,8 @@ class Delegate(nn.Module):
         return call
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # `net.fc1 = other` means the module's fc1, and a new submodule or parameter is registered there too. `forward`
-        # is replaced on the wrapper, which is what was called `forward` by whoever replaces it.
+        # `net.fc1 = other` sets the module's fc1, and a new submodule or parameter is registered there too. `forward`
+        # is replaced on the wrapper, where whoever replaces it has read it.
         target = vars(self).get("module")
         is_own = target is None or name in vars(self) or name == "forward" or name.startswith("__")
         if not is_own and (hasattr(target, name) or isinstance(value, nn.Module | nn.Parameter)):
@@ -99,13 +99,13 @@ class Delegate(nn.Module):
     def named_modules(
         self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Module]]:
-        """As the module's own; the wrapper stands in its place, as it does among the children of a parent module."""
+        """As of the module, with the wrapper in its place, as among the children of a parent module."""
         for name, module in self.module.named_modules(memo, prefix, remove_duplicate):
             yield name, self if module is self.module else module
 
     def _replicate_for_data_parallel(self) -> NoReturn:
         raise HooklineError(
-            "nn.DataParallel on several devices copies modules for every call, and hooks do not follow: use "
+            "nn.DataParallel on several devices copies modules for every call, and the copies have no hooks: use "
             "DistributedDataParallel, or hookline.hook(nn.DataParallel(model)) on one device"
         )
 

@@ -1,4 +1,4 @@
-"""Grouping: many names as few, one for each kind with the layers that have it."""
+"""Grouping: short titles for many names that differ only in their layer."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import re
 from collections.abc import Hashable, Iterable
 
 _NUMBER = re.compile(r"(?<![^.#])\d+(?![^.#\[_])")
-"""A number that is a part of a name: of a layer, or of a call."""
+"""A number between the dots of a name: the index of a layer or a call."""
 
 
 def grouped(items: Iterable[tuple[str, Hashable]]) -> list[tuple[str, list[str]]]:
-    """Names that differ in their first number only, and have the same value, under one title; in their order.
+    """Group names that have the same value and differ only in their first number, each group with a title.
 
     >>> grouped([("blocks.0.hook_q", 1), ("blocks.1.hook_q", 1), ("blocks.2.hook_q", 2)])
     [('blocks.0-1.hook_q', ['blocks.0.hook_q', 'blocks.1.hook_q']), ('blocks.2.hook_q', ['blocks.2.hook_q'])]
@@ -31,7 +31,7 @@ def _title(members: list[tuple[str, int | None]]) -> str:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """Numbers in words: `0-3,5`."""
+    """Return numbers as ranges: `0-3,5`."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][1] + 1:

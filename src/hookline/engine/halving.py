@@ -1,4 +1,4 @@
-"""Halving: what does not fit into memory at once goes through in smaller parts."""
+"""Halving: run a batch in smaller parts when it does not fit into memory."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _SIGNS = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "DefaultCPUAllocator")
-"""How a RuntimeError of a backend without an error class of its own says that memory ran out."""
+"""Parts of the messages of out-of-memory errors of backends without their own error class."""
 
 
 class Fit:
-    """How much goes through a model at once: all of it, until memory runs out; then half, and half of that.
+    """The number of items that go through a model at once: all of them, until memory runs out; then half, and so on.
 
         fit = Fit("prompts")
-        for some, found in fit.parts(prompts, run):      # run(some) for some of the prompts after the other
+        for some, found in fit.parts(prompts, run):      # calls run(some) on parts of the prompts, in order
             …
 
-    What has been found to fit holds for all calls of `parts`. The first time that memory runs out, a warning says so.
-    A single item that does not fit raises the error of the device.
+    The size found to fit is kept for all calls of `parts`. The first time that memory runs out, it warns. A single item
+    that does not fit raises the device's error.
     """
 
     def __init__(self, what: str) -> None:
         self.what = what
         self.most: int | None = None
-        """The largest weight of a part, once memory has run out."""
+        """The largest weight of a part; None until memory has run out."""
 
     def parts(
         self, items: Sequence[T], run: Callable[[Sequence[T]], R], *, weight: int = 1
     ) -> Iterator[tuple[Sequence[T], R]]:
-        """Run the items, in order, in parts that fit. `weight` is how much memory an item takes, in any unit."""
+        """Run the items, in order, in parts that fit. `weight` is the memory of an item, in any unit."""
         start = 0
         while start < len(items):
             left = len(items) - start
@@ -52,7 +52,7 @@ class Fit:
                 yield part, found
                 start += size
                 continue
-            # Outside of the handler: the error's traceback keeps everything that the failed run had computed.
+            # Outside the handler: the error's traceback holds everything that the failed run had computed.
             free_memory()
             if self.most is None:
                 self._warn(size)
@@ -60,15 +60,15 @@ class Fit:
 
     def _warn(self, size: int) -> None:
         warnings.warn(
-            f"memory ran out with {size} {self.what} at once: continuing with half as many, or fewer if need be. The "
-            f"results are the same; a smaller batch_size avoids the attempt",
+            f"out of memory with {size} {self.what} at once: continuing with half as many, or fewer if necessary. The "
+            f"results are the same; a smaller batch_size avoids the failed attempt",
             HooklineWarning,
             stacklevel=users_level(),
         )
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error says that memory ran out, also one in a hook, or one that another was raised from."""
+    """Whether an error is out of memory, or was caused by such an error, also in a hook."""
     while error is not None:
         if isinstance(error, torch.OutOfMemoryError | MemoryError):
             return True
@@ -79,15 +79,15 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def free_memory() -> None:
-    """Give back what is held on a GPU by objects that wait for the collector, and by the allocator."""
+    """Release GPU memory that is held by uncollected objects and by the allocator."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         gc.collect()
         torch.cuda.empty_cache()
 
 
 def free_bytes(device: torch.device) -> int:
-    """How much a GPU has left for this process: on the device, in the allocator, and within its memory fraction."""
-    if device.index is None:  # torch's functions for memory do not all take "cuda" for the current device
+    """Return the free memory of a GPU for this process: on the device, in the allocator, within its memory fraction."""
+    if device.index is None:  # not all memory functions of torch accept "cuda" without an index
         device = torch.device(device.type, torch.cuda.current_device())
     free, total = torch.cuda.mem_get_info(device)
     allocated = torch.cuda.memory_allocated(device)

@@ -15,11 +15,11 @@ Where a module itself is called `input` or `output`, that name is the module's, 
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from fnmatch import translate
-from typing import Any, Protocol, TypeAlias, runtime_checkable
-from weakref import ref
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -27,6 +27,7 @@ from torch import nn
 from hookline.engine.delegate import Delegate
 from hookline.engine.lenses import FIRST, Argument, Item, Lens
 from hookline.engine.order import Kind
+from hookline.engine.passes import Stream
 from hookline.engine.permanent import PermanentHooks
 from hookline.engine.points import HookPoint, Site
 from hookline.engine.signatures import parameters_of
@@ -36,245 +37,254 @@ Filter: TypeAlias = (
     str | int | tuple[Any, ...] | nn.Module | re.Pattern[str] | Callable[[str], bool] | Iterable["Filter"] | None
 )
 
-_Link: TypeAlias = tuple[dict[str, nn.Module | None], str, nn.Module]
-"""A step on the way from the root to a module: in whose children, under which name, which child."""
-
 _EVENT = re.compile(r"(?:(?P<path>.*)[.:]|:?)(?P<event>input|output)")
-_CLASSIC = re.compile(r"(blocks|encoder|decoder)\.-?\d|hook_|ln_final\.|unembed\.|lm\.|vision\.|projector\.")
 _NAME = re.compile(r"(?P<base>[^\[\]#]*)(?P<items>(?:\[[^\[\]]+\])*)(?:#(?P<call>\d+))?")
 
 
 class Points:
-    """The points of one model, and how to find them."""
+    """The points of one model, and how to find them.
+
+    A subclass lists other points (`_list`), and says which of them a name of another dialect means (`_translate`).
+    """
 
     def __init__(self, root: nn.Module, standing: PermanentHooks, *, only_placed: bool = False) -> None:
         self.root, self.permanent, self._only_placed = original(root), standing, only_placed
-        self.hint = ""  # what is to be said to those who ask for a language model's points
+        self.hint: Callable[[str], str] = lambda _name: ""
+        """Returns the last sentence of the error about an unknown name."""
+        self._first_paths: dict[nn.Module, str] = {}
+        self.last_run = threading.local()
+        """`errors` of the last run in each thread."""
         self.refresh()
 
     def refresh(self) -> None:
-        """Look at the model's modules anew: some may have come, gone, or been replaced."""
-        before: dict[nn.Module, str] = getattr(self, "_paths", {})
-        self._past: set[nn.Module] = {*getattr(self, "_past", ()), *before}
+        """Read the tree of modules again after some were added, removed or replaced."""
         self._paths: dict[nn.Module, str] = {}
         self._modules: dict[str, nn.Module] = {}
-        self._links: dict[nn.Module, tuple[_Link, ...]] = {}
-        events = list(self._walk(self.root, "", ()))
-        moved = {module for module, path in before.items() if self._paths.get(module, path) != path}
-        self._moved: set[nn.Module] = {*getattr(self, "_moved", ()), *moved}
-        self._found: dict[tuple[str, Kind], HookPoint] = {}
+        self._children: list[dict[str, nn.Module | None]] = []
+        self._points: dict[tuple[nn.Module, Kind], HookPoint] = {}
         self._asked: dict[str, HookPoint] = {}
         self._selected: dict[str | None, list[HookPoint]] = {}
-        if self._only_placed:
-            events = [(path, kind) for path, kind in events if isinstance(self._modules[path], HookPoint)]
-        self._last_links = [links[-1] for links in self._links.values() if links]
-        self._sizes = [(module._modules, len(module._modules)) for module in self._paths]
-        self.hook_dict: dict[str, HookPoint] = {}
-        self._view: Callable[[], PointDict | None] = lambda: None
-        for path, kind in events:
-            point = self._point(path, kind)
-            self.hook_dict[point.name] = point
+        events = [*self._walk(self.root, "")]
+        self._children_then = [dict(children) for children in self._children]
+        self._first_paths = {**self._paths, **self._first_paths}
+        self._native = {point.name: point for point in (self._point(*event) for event in events)}
+        self.hook_dict = self._list()
+        self._listed_at = {(point.site, point.only): name for name, point in self.hook_dict.items()}
 
-    def by_any_name(self) -> PointDict:
-        """`hook_dict` for users, which also finds other spellings. It keeps the points alive, not they it."""
-        view = self._view()
-        if view is None:
-            view = PointDict(self)
-            self._view = ref(view)
-        return view
+    def _list(self) -> dict[str, HookPoint]:
+        """The points of `hook_dict`, in the order in which they fire."""
+        if not self._only_placed:
+            return self._native
+        return {name: point for name, point in self._native.items() if isinstance(point.site.module, HookPoint)}
 
-    def _walk(self, module: nn.Module, path: str, links: tuple[_Link, ...]) -> Iterator[tuple[str, Kind]]:
-        """The events of a module and all below it, as near to the order in which they fire as can be told."""
+    def _walk(self, module: nn.Module, path: str) -> Iterator[tuple[nn.Module, Kind]]:
+        """The events of a module and of all below it, in the order in which they are likely to fire."""
         self._modules[path] = module
-        if module in self._paths:
-            self._alias(module, path)
+        if module in self._paths:  # shared under another name, and so is everything below it
+            for below, child in module.named_modules(prefix=path, remove_duplicate=False):
+                self._modules[below] = original(child)
             return
-        self._paths[module], self._links[module] = path, links
+        self._paths[module] = path
         if isinstance(module, torch.jit.ScriptModule):
             return
-        runs = is_called(module)
-        if runs and not isinstance(module, HookPoint):
-            yield path, Kind.INPUT
+        self._children.append(module._modules)
+        if is_called(module) and not isinstance(module, HookPoint):
+            yield module, Kind.INPUT
         for name, child in module._modules.items():
             if child is not None:
-                link = (module._modules, name, child)
-                yield from self._walk(original(child), f"{path}.{name}" if path else name, (*links, link))
-        if runs:
-            yield path, Kind.OUTPUT
+                yield from self._walk(original(child), f"{path}.{name}" if path else name)
+        if is_called(module):
+            yield module, Kind.OUTPUT
 
-    def _alias(self, module: nn.Module, path: str) -> None:
-        """A module met again under another name: everything below it has another name too."""
-        for below, child in module.named_modules(prefix=path, remove_duplicate=False):
-            self._modules[below] = original(child)
+    def _point(self, module: nn.Module, kind: Kind) -> HookPoint:
+        """The point at an event: the same object for every name of its module."""
+        if (module, kind) not in self._points:
+            name = self._native_name(self._paths[module], kind)
+            if isinstance(module, HookPoint):
+                point = module.join(name, self.permanent)
+            else:
+                site = Site(module, kind, lens_of(module, kind), stream=self._stream_of(module))
+                point = HookPoint.at_site(name, site, self.permanent)
+            self._points[module, kind] = point
+        return self._points[module, kind]
 
-    def _point(self, path: str, kind: Kind) -> HookPoint:
-        """The point for an event; the same object for every name of a module."""
-        module = self._modules[path]
-        path = self._paths[module]
-        if (path, kind) not in self._found:
-            self._found[path, kind] = self._make(path, kind, module)
-        return self._found[path, kind]
-
-    def _make(self, path: str, kind: Kind, module: nn.Module) -> HookPoint:
-        name = self._name(path, kind)
-        if isinstance(module, HookPoint):
-            return module.join(name, self.permanent)
-        return HookPoint.at_site(name, self._site(module, kind, lens_of(module, kind)), self.permanent)
-
-    def _site(self, module: nn.Module, kind: Kind, lens: Lens) -> Site:
-        """Where a native point is."""
-        return Site(module, kind, lens)
-
-    def _name(self, path: str, kind: Kind) -> str:
+    def _native_name(self, path: str, kind: Kind) -> str:
         if kind is Kind.OUTPUT and path:
             return path
         name = f"{path}.{kind.value}" if path else kind.value
         return f"{path}:{kind.value}" if name in self._modules else name
 
+    def _stream_of(self, module: nn.Module) -> Stream:  # noqa: ARG002
+        """The stream of the points at a module."""
+        return "text"
+
     def find(self, name: str) -> HookPoint:
-        """The point with that name; the error names the nearest ones."""
+        """Return the point with that name; the error lists similar names."""
         if not isinstance(name, str):
-            raise UnknownPointError(f"a point is asked for by a string, not by {name!r}")
-        if name not in self._asked:
-            if not self._is_same_tree():
-                self.refresh()
-            self._asked[name] = self._parse(name)
-        if not self._is_in_place(self._asked[name].site):
+            raise UnknownPointError(f"the name of a point must be a string, not {name!r}")
+        self._keep_up()
+        return self._named(name)
+
+    def _keep_up(self) -> None:
+        """Read the tree again if any module was added, removed or replaced since."""
+        if self._children != self._children_then:
             self.refresh()
+
+    def _named(self, name: str) -> HookPoint:
+        if name not in self._asked:
             self._asked[name] = self._parse(name)
         return self._asked[name]
 
     def _parse(self, name: str) -> HookPoint:
+        listed = self._translate(name)
+        if listed is not None:
+            return listed
         event = self._event(name)
         if event is not None:
             return self._point(*event).alias(name)
         match = _NAME.fullmatch(name)
         event = self._event(match["base"]) if match else None
         if match is None or event is None:
-            raise unknown_point(name, self.hook_dict, hint=self.hint if _CLASSIC.match(name) else "")
-        point, keys = self._point(*event), _keys(match["items"])
-        only = int(match["call"]) if match["call"] else None
-        if not keys:
-            return point.alias(name, only)
-        site = replace(point.site, lens=lens_of(point.site.module, point.site.kind, keys))
-        return HookPoint.at_site(name, site, self.permanent).alias(name, only)
+            raise unknown_point(name, [*dict.fromkeys([*self.hook_dict, *self._native])], hint=self._advice(name))
+        point = self._point(*event)
+        if match["items"]:
+            keys = tuple(int(key) if key.isdigit() else key for key in re.findall(r"\[([^\[\]]+)\]", match["items"]))
+            site = replace(point.site, lens=lens_of(*event, keys))
+            point = HookPoint.at_site(point.name + match["items"], site, self.permanent)
+        return point.alias(name, int(match["call"]) if match["call"] else None)
 
-    def _event(self, base: str) -> tuple[str, Kind] | None:
-        """Which module and which side of it a name without brackets means."""
-        match = _EVENT.fullmatch(base)
-        if base in self._modules and base:
-            path, kind = base, Kind.OUTPUT
+    def _translate(self, name: str) -> HookPoint | None:  # noqa: ARG002
+        """The listed point that a name in another dialect means; None if it is in none."""
+        return None
+
+    def _shorthand(self, asked: object) -> str | None:  # noqa: ARG002
+        """The name of a point given as a tuple or a number; None if that has no meaning here."""
+        return None
+
+    def _advice(self, name: str) -> str:
+        """The last sentence of the error about an unknown name."""
+        return self.hint(name)
+
+    def _event(self, name: str) -> tuple[nn.Module, Kind] | None:
+        """The module, and its input or output, that a native name without brackets means."""
+        match = _EVENT.fullmatch(name)
+        if name in self._modules and name:
+            path, kind = name, Kind.OUTPUT
         elif match is not None and (match["path"] or "") in self._modules:
             path, kind = match["path"] or "", Kind(match["event"])
         else:
             return None
         module = self._modules[path]
         if isinstance(module, torch.jit.ScriptModule):
-            raise UnavailablePointError(f"{path!r} is a ScriptModule, on which torch allows no hooks")
+            raise UnavailablePointError(f"{path!r} is a ScriptModule, and torch does not support hooks on it")
         if not is_called(module):
-            inside = ", ".join(repr(f"{path}.{name}") for name in list(module._modules)[:4])
+            inside = ", ".join(repr(f"{path}.{child}") for child in list(module._modules)[:4])
             raise UnavailablePointError(
-                f"{base!r} is a {type(module).__name__}, which only holds modules and is never called itself; "
-                f"hook what is in it: {inside or 'nothing'}"
+                f"{name!r} is a {type(module).__name__}, which only holds modules and is never called itself; "
+                f"hook the modules in it: {inside or 'it has none'}"
             )
         if isinstance(module, HookPoint) and kind is Kind.INPUT:
-            raise UnavailablePointError(f"{path!r} is a HookPoint, which passes its input on: hook {path!r} itself")
-        return path, kind
+            raise UnavailablePointError(f"{path!r} is a HookPoint, whose output is its input: hook {path!r} itself")
+        return module, kind
+
+    def canonical_name(self, name: str) -> str:
+        """The one name for all names of a point: `fc1` for `fc1.output`."""
+        point = self._named(name)
+        if (point.site, point.only) in self._listed_at:
+            return self._listed_at[point.site, point.only]
+        call = "" if point.only is None else f"#{point.only}"
+        return self._listed_at.get((point.site, None), point.canonical_name) + call
+
+    def name_of(self, asked: object) -> str:
+        """The name of a point given as a point, or as a shorthand that this model understands."""
+        name = asked.name if isinstance(asked, HookPoint) else self._shorthand(asked)
+        if name is None:
+            raise UnknownPointError(f"{asked!r} is not the name of a point, and not a point")
+        return name
 
     def of_copy(self, root: nn.Module) -> Points:
         """The points of a copy of the model."""
         return Points(root, PermanentHooks())
 
-    def name_of(self, name: object) -> str:
-        """The name of what was asked for by something else than a name: by a point."""
-        if not isinstance(name, HookPoint):
-            raise UnknownPointError(f"a cache is asked by the name of a point, or by a point, not by {name!r}")
-        return name.name
-
     def has(self, module: nn.Module) -> bool:
-        """Whether the module is, or was when last looked at, in this model."""
-        return module in self._paths or module in self._past
+        """Whether the module is in this model, or was when the tree was read."""
+        return module in self._first_paths
+
+    def is_current(self, point: HookPoint) -> bool:
+        """Whether the point is still in the model under its name.
+
+        People replace modules, and LoRA wraps one in another that takes over its name.
+        """
+        self._keep_up()
+        module = point.site.module
+        if any(site.module not in self._paths for site in (point.site, *point.site.needs)):
+            return False
+        if self._paths[module] == self._first_paths[module]:
+            return True
+        try:
+            return self._named(point.name).site == point.site
+        except UnknownPointError:
+            return False
 
     def blocks(self) -> list[nn.Module] | None:
-        """The layers of a transformer, in order; None for a network without known layers."""
+        """The layers of a transformer, in order; None for other networks."""
         return None
 
     def targets(self) -> str:
-        """What a hook object may declare as its `hook_point` in this model, in words."""
+        """The valid values of `hook_point` of a hook object on this model, as a sentence."""
         return "no layers by role; its points are " + ", ".join(map(repr, list(self.hook_dict)[:8]))
 
     def is_on_request(self, name: str) -> bool:  # noqa: ARG002
-        """Whether a point is recorded only when it is asked for by name. Of a plain network, none is."""
+        """Whether a point is recorded only if requested by name."""
         return False
 
     def known(self) -> list[HookPoint]:
-        """Every point that anybody has got hold of."""
-        return [*self._found.values(), *self._asked.values()]
+        """Every point that exists as an object."""
+        return [*self.hook_dict.values(), *self._points.values(), *self._asked.values()]
 
-    def canonical_name(self, name: str) -> str:
-        """The one spelling for all names of a point: of `fc1.output` it is `fc1`."""
-        event = self._event(name)
-        if event is None:
-            match = _NAME.fullmatch(name)
-            event = self._event(match["base"]) if match else None
-            if match is None or event is None:
-                raise unknown_point(name, self.hook_dict)
-            return self._point(*event).name + name[len(match["base"]) :]
-        return self._point(*event).name
+    def permanent_hooks(self) -> list[PermanentHooks]:
+        """The sets of added hooks that these points belong to: the model's, and those of models inside it."""
+        return [*dict.fromkeys([self.permanent, *(point.permanent for point in self.known())])]
 
     def select(self, names: Filter) -> list[HookPoint]:
-        """The points that a name, glob, regex, predicate, or a list of these stands for. None stands for all."""
-        if not isinstance(names, str) and not self._is_same_tree():
-            self.refresh()
-        chosen = self._select(names)
-        if not self._are_current(chosen):
-            self.refresh()
-            chosen = self._select(names)
-        return chosen
-
-    def _are_current(self, points: list[HookPoint]) -> bool:
-        if len(points) < 16 or self._moved:
-            return all(self.is_current(point) for point in points)
-        return all(modules.get(name) is child for modules, name, child in self._last_links)  # the whole tree, once
-
-    def _is_same_tree(self) -> bool:
-        """Whether no module has come or gone since; `is_current` tells of one replaced."""
-        return all(len(modules) == size for modules, size in self._sizes)
+        """Return the points that match a name, glob, regex, predicate, point, module, or a list of these; None: all."""
+        self._keep_up()
+        return self._select(names)
 
     def _select(self, names: Filter) -> list[HookPoint]:
         if names is None or isinstance(names, str):
             if names not in self._selected:
-                self._selected[names] = self._by_name(names) if names is not None else self._all()
+                self._selected[names] = self._all() if names is None else self._by_name(names)
             return self._selected[names]
-        if isinstance(names, HookPoint):
+        if isinstance(names, nn.Module):
             return [self._own(names)]
-        if isinstance(names, nn.Module) and (original(names) in self._paths or not isinstance(names, Delegate)):
-            return [self._point(self._path_of(original(names)), Kind.OUTPUT)]
         if isinstance(names, re.Pattern):
             return self._matching(names, lambda name: names.search(name) is not None)
-        if callable(names) and not isinstance(names, type | PointsHolder):
+        if callable(names) and not isinstance(names, type):
             return self._matching(names, names)
-        if isinstance(names, Iterable) and not isinstance(names, bytes | nn.Module):
-            every = [point for each in names for point in self._select(each)]
-            if not every:
-                raise no_match(names, self.hook_dict)
-            chosen: dict[tuple[Site, int | None], HookPoint] = {}
-            for point in every:
-                chosen.setdefault((point.site, point.only), point)
-            return [*chosen.values()]
-        raise HooklineError(
-            "a filter is a name, a glob, a compiled regex, a predicate, a point, a module, or a list of these, "
-            f"not {names!r}"
-        )
+        shorthand = self._shorthand(names)
+        if shorthand is not None:
+            return [self._named(shorthand)]
+        if not isinstance(names, Iterable) or isinstance(names, bytes | type):
+            raise HooklineError(
+                "a filter is a name, a glob, a compiled regex, a predicate, a point, a module, or a list of these, "
+                f"not {names!r}"
+            )
+        chosen: dict[tuple[Site, int | None], HookPoint] = {}
+        for point in (point for each in names for point in self._select(each)):
+            chosen.setdefault((point.site, point.only), point)
+        if not chosen:
+            raise no_match(names, self.hook_dict)
+        return [*chosen.values()]
 
     def _all(self) -> list[HookPoint]:
         if not self.hook_dict:
-            raise UnknownPointError("no HookPoint is placed in this model: ask for modules' inputs and outputs by name")
-        return [*self.hook_dict.values()]
+            raise UnknownPointError("no HookPoint is placed in this model: name a module's input or output")
+        return [point for name, point in self.hook_dict.items() if not self.is_on_request(name)]
 
     def _by_name(self, name: str) -> list[HookPoint]:
         if name in self.hook_dict or ("*" not in name and "?" not in name):
-            return [self.find(name)]
+            return [self._named(name)]
         # Square brackets are part of a name here, not of the glob.
         pattern = re.compile(translate(name.replace("[", "[[]")))
         return self._matching(name, lambda candidate: pattern.match(candidate) is not None)
@@ -285,50 +295,24 @@ class Points:
             raise no_match(asked, self.hook_dict)
         return chosen
 
-    def _own(self, point: HookPoint) -> HookPoint:
-        if point.site.module not in self._paths or self._has_moved(point):
+    def _own(self, asked: nn.Module) -> HookPoint:
+        """A point or module given as a filter, if it is in this model."""
+        if not isinstance(asked, HookPoint):
+            module = original(asked)
+            if module not in self._paths:
+                hint = "That module is not in this model."
+                raise unknown_point(type(module).__name__, self.hook_dict, hint=hint)
+            return self._point(module, Kind.OUTPUT)
+        if not self.is_current(asked):
             raise UnknownPointError(
-                f"the point {point.name!r} is not one of this model's: it belongs to another model, or its module has "
-                f"been replaced. Ask for it by name."
+                f"the point {asked.name!r} is not in this model: it belongs to another model, or its module was "
+                f"replaced. Ask for it by name."
             )
-        return point
-
-    def _path_of(self, module: nn.Module) -> str:
-        if module not in self._paths:
-            raise unknown_point(type(module).__name__, self.hook_dict, hint="That module is not in this model.")
-        return self._paths[module]
-
-    def is_current(self, point: HookPoint) -> bool:
-        """Whether the point's module is still where it was; people do replace modules, and put others around them."""
-        return self._is_in_place(point.site) and not self._has_moved(point)
-
-    def _is_in_place(self, site: Site) -> bool:
-        """Whether the modules that the site looks at are where they were when last looked for."""
-        return self._is_linked(site.module) and all(self._is_linked(each.module) for each in site.needs)
-
-    def _is_linked(self, module: nn.Module) -> bool:
-        links = self._links.get(module)
-        return links is not None and all(modules.get(name) is child for modules, name, child in links)
-
-    def _has_moved(self, point: HookPoint) -> bool:
-        """Whether the point's name now means another place: LoRA puts a module around the one that had the name."""
-        if point.site.module not in self._moved:
-            return False
-        try:
-            return self.find(point.name).site != point.site
-        except UnknownPointError:
-            return True
-
-
-@runtime_checkable
-class PointsHolder(Protocol):
-    """A hooked model: it can be called, but is no predicate on names."""
-
-    hook_dict: dict[str, HookPoint]
+        return asked
 
 
 class PointDict(dict[str, HookPoint]):
-    """Points by name; a name that is not listed is looked for among the other spellings."""
+    """Points by name, for users; a name that is not listed is looked up in the other dialects."""
 
     def __init__(self, points: Points) -> None:
         super().__init__(points.hook_dict)
@@ -359,7 +343,3 @@ def lens_of(module: nn.Module, kind: Kind, keys: tuple[int | str, ...] = ()) -> 
         key, rest = (keys[0], keys[1:]) if keys else (None, ())
         return Argument(names, key, rest, positional)
     return Item(keys) if keys else FIRST
-
-
-def _keys(items: str) -> tuple[int | str, ...]:
-    return tuple(int(key) if key.isdigit() else key for key in re.findall(r"\[([^\[\]]+)\]", items))

@@ -1,7 +1,7 @@
-"""What the engine asks about the text of a forward pass. `hookline.text` answers; without it, nothing is known of one.
+"""What the engine asks about the text of a forward pass; `hookline.text` answers.
 
-The engine works on any module. Where a language model runs, actions and caches also want to know which positions of
-which text a pass is about. The package above that knows says so here, once, with `use`.
+The engine works on any module. Where a language model runs, actions and caches also need the positions of the text that
+a pass covers. `hookline.text` registers its answers here with `use`; until then, nothing is known about texts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from torch import Tensor, nn
 
 Stream: TypeAlias = Literal["text", "encoder", "image"]
-"""What the positions of a point are of: the text, what goes into an encoder beside it, or the patches of images."""
+"""What a point's positions belong to: the text, the input of an encoder beside a decoder, or the patches of images."""
 
 
 class _Current(threading.local):
@@ -28,20 +28,20 @@ current = _Current()
 
 
 class Unreached(Protocol):
-    """What a hook for some positions has not come to so far."""
+    """The positions of a hook that no forward pass has reached."""
 
     def clear(self) -> None:
-        """Nothing has been missed yet."""
+        """Start over."""
 
     def note(self, point: Any) -> None:
-        """Look at the text of the forward pass going on, as the point sees it."""
+        """Note the positions that the current forward pass covers at a point."""
 
     def message(self) -> str | None:
-        """What was never reached, in words; None if all was."""
+        """Return a sentence about the positions never reached; None if there are none."""
 
 
-class TextSupport(Protocol):
-    """What is known of texts."""
+class TextSupport:
+    """The answers for a network without text."""
 
     def begin(self, model: nn.Module, inputs: Mapping[str, Any]) -> None:
         """A forward pass of a whole model begins."""
@@ -49,47 +49,27 @@ class TextSupport(Protocol):
     def begin_encoder(self, model: nn.Module, inputs: Mapping[str, Any]) -> None:
         """The encoder of a model runs by itself, before the model does."""
 
-    def pick(self, x: Tensor, point: Any, positions: Any) -> Tensor:
-        """What an activation has at some positions."""
-
-    def unreached(self, positions: Any) -> Unreached | None:
-        """What keeps track of positions that a hook is for."""
-
-    def rows(self, passing: Any, which: Any) -> Any:
-        """What is known of a pass, of some rows of its batch."""
-
-
-class _Nothing:
-    """Of a network without texts."""
-
-    def begin(self, model: nn.Module, inputs: Mapping[str, Any]) -> None:
-        pass
-
-    begin_encoder = begin
-
     def pick(self, x: Tensor, point: Any, positions: Any) -> Tensor:  # noqa: ARG002
+        """Return an activation at some positions."""
         return x
 
     def unreached(self, positions: Any) -> Unreached | None:  # noqa: ARG002
+        """Return an object that keeps track of the positions of a hook."""
         return None
 
-    def rows(self, passing: Any, which: Any) -> Any:  # noqa: ARG002
-        return passing
+    def rows(self, forward_pass: Any, which: Any) -> Any:  # noqa: ARG002
+        """Return the description of a pass for some rows of its batch."""
+        return forward_pass
 
 
-class _Slot:
-    def __init__(self) -> None:
-        self.support: TextSupport = _Nothing()
-
-
-_slot = _Slot()
+_in_use = [TextSupport()]
 
 
 def use(support: TextSupport) -> None:
-    """From now on, ask this about texts."""
-    _slot.support = support
+    """Ask this about texts from now on."""
+    _in_use[0] = support
 
 
 def text() -> TextSupport:
-    """What is known of texts."""
-    return _slot.support
+    """Return the support in use."""
+    return _in_use[0]

@@ -1,11 +1,11 @@
-"""Plans: what a run would touch, told before it runs."""
+"""Plans: the points, modules, shapes and bytes of a run, known before it runs."""
 
 from __future__ import annotations
 
 import copy
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,9 +22,9 @@ from hookline.errors import HooklineError
 
 @dataclass(frozen=True)
 class Row:
-    """One point of a plan, and what it is for: "hook", "cache", or nothing in particular.
+    """One point of a plan, and its use: "hook", "cache" or "".
 
-    Shape, dtype and calls are known if the plan was given an input.
+    Shape, dtype and calls are known if the plan was made with an input.
     """
 
     name: str
@@ -34,6 +34,12 @@ class Row:
     shape: tuple[int, ...] | None = None
     dtype: torch.dtype | None = None
     calls: int | None = None
+
+    def with_calls(self, tensors: Sequence[Tensor]) -> Row:
+        """Return the row with the shape and dtype of these tensors, one for each call."""
+        if not tensors:
+            return replace(self, calls=0)
+        return replace(self, shape=tuple(tensors[0].shape), dtype=tensors[0].dtype, calls=len(tensors))
 
     @property
     def nbytes(self) -> int:
@@ -51,7 +57,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Plan(Sequence[Row]):
-    """A table of points; prints as one."""
+    """The points of a run, printed as a table."""
 
     rows: tuple[Row, ...]
     modules: int
@@ -64,7 +70,7 @@ class Plan(Sequence[Row]):
 
     @property
     def nbytes(self) -> int:
-        """Upper bound on the memory of the cache: points that share a tensor are counted each."""
+        """Upper bound on the memory of the cache: points that share a tensor are counted separately."""
         return sum(row.nbytes for row in self.rows if row.use == "cache")
 
     def __str__(self) -> str:
@@ -82,31 +88,23 @@ class Plan(Sequence[Row]):
 
 
 def make_plan(points: Points, uses: Sequence[tuple[HookPoint, str]], input: Any) -> Plan:
-    """The plan for some of the points of a model, each with its use."""
-    seen = _shapes(points, [point for point, _ in uses], input) if input is not None else None
-    rows = tuple(_row(point, use, seen) for point, use in uses)
-    return Plan(rows, len({point.site.module for point, _ in uses}))
-
-
-def _row(point: HookPoint, use: str, seen: dict[str, list[Tensor]] | None) -> Row:
-    name, module = point.name, type(point.site.module).__name__
-    if seen is None:
-        return Row(name, module, use, point.axes)
-    tensors = seen.get(name, [])
-    if not tensors:
-        return Row(name, module, use, point.axes, calls=0)
-    return Row(name, module, use, point.axes, tuple(tensors[0].shape), tensors[0].dtype, len(tensors))
+    """Return the plan for some points of a model, each with its use."""
+    rows = [Row(point.name, type(point.site.module).__name__, use, point.axes) for point, use in uses]
+    if input is not None:
+        calls = _shapes(points, [point for point, _ in uses], input)
+        rows = [row.with_calls(calls.get(row.name, [])) for row in rows]
+    return Plan(tuple(rows), len({point.site.module for point, _ in uses}))
 
 
 def _shapes(points: Points, wanted: list[HookPoint], input: Any) -> dict[str, list[Tensor]]:
-    """One forward pass of an empty copy of the model, with tensors that have shapes but no data."""
-    recorder = Recorder(skips_missing=True)
+    """Run an empty copy of the model on tensors that have shapes but no data; return the tensors of each point."""
+    recorder = Recorder(wanted, skips_missing=True)
     try:
         _run_empty(points, wanted, recorder, *_arguments(input))
-    except Exception as error:  # whatever a model does that cannot be done without data
+    except Exception as error:  # whatever the model does that needs data
         why = str(error).strip().partition("\n")[0]
         raise HooklineError(
-            f"the shapes cannot be told without running this model on this input ({type(error).__name__}: {why}); "
+            f"the shapes are not known without running this model on this input ({type(error).__name__}: {why}); "
             f"leave the input out, or run it: net.run_with_cache(…)"
         ) from error
     return recorder.by_point()
@@ -124,7 +122,7 @@ def _run_empty(
 
 
 def _empty_copy(root: nn.Module, mode: FakeTensorMode) -> nn.Module:
-    """The same modules without data and without anybody's hooks; the model itself is only read."""
+    """Return a copy of the modules without data and without hooks."""
     memo: dict[int, Any] = {}
     for tensor in (*root.parameters(), *root.buffers()):
         memo[id(tensor)] = mode.from_tensor(tensor)
@@ -135,7 +133,7 @@ def _empty_copy(root: nn.Module, mode: FakeTensorMode) -> nn.Module:
 
 
 def _arguments(input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What to call the model with: a tensor, a tuple of arguments, a dict of keywords, or `(tuple, dict)` for both."""
+    """The arguments in `input`: a tensor, a tuple of arguments, a dict of keywords, or `(tuple, dict)` for both."""
     if isinstance(input, dict):
         return (), input
     if isinstance(input, tuple) and len(input) == 2 and isinstance(input[0], tuple) and isinstance(input[1], dict):

@@ -31,10 +31,10 @@ Direction = Literal["fwd", "bwd"]
 
 @dataclass(frozen=True)
 class Site:
-    """Where a point is: an event of a module, and the lens that finds the tensor in it.
+    """Where a point is: an event of a module, and the lens that finds the tensor in its value.
 
-    `needs` are the sites whose values the lens looks up, and `effects` where an edit shows; `stage` orders the points
-    of one event along the way of the data.
+    `needs` are the sites whose values the lens looks up, and `effects` the sites where an edit takes effect; `stage`
+    orders the points of one event along the data flow.
     """
 
     module: nn.Module
@@ -44,11 +44,11 @@ class Site:
     effects: tuple[Consequence, ...] = ()
     stage: int = 0
     stream: Stream = field(default="text", compare=False)
-    """What the positions of its value are of."""
+    """What the positions of its value belong to."""
     choices: Choices | None = field(default=None, compare=False)
-    """Of a value that has indices: what they choose from."""
+    """The valid indices, if its value has indices."""
     tap_type: type[taps.Tap] = field(default=taps.Tap, compare=False)
-    """What listens there: something of its own for events inside a module."""
+    """The class of its tap; events inside a module have their own."""
 
     def __hash__(self) -> int:
         return id(self.module) ^ self.stage
@@ -62,7 +62,7 @@ class Site:
 class HookPoint(nn.Module):
     """A named place through which an activation flows. It costs nothing until it is hooked.
 
-    Placed in a model of one's own it passes its input through:
+    Placed in your own model, it passes its input through:
 
         self.hook_mid = HookPoint()
         ...
@@ -86,14 +86,14 @@ class HookPoint(nn.Module):
 
     @classmethod
     def at_site(cls, name: str, site: Site, standing: PermanentHooks, axes: str = "", only: int | None = None) -> Self:
-        """A point at a module of somebody else's model, perhaps for one call of it only."""
+        """Return a point at a site, with `only` for that call of its module only."""
         point = cls()
         point.name, point._site, point._permanent, point.axes, point.only = name, site, standing, axes, only
         point._canonical_name = name
         return point
 
     def alias(self, name: str, only: int | None = None) -> HookPoint:
-        """The same point under the name it was asked for, perhaps for one call of its module only."""
+        """Return this point under another name, with `only` for that call of its module only."""
         if (name, only) == (self.name, self.only):
             return self
         view = HookPoint.at_site(name, self.site, self._permanent, self.axes, only)
@@ -101,7 +101,7 @@ class HookPoint(nn.Module):
         return view
 
     def join(self, name: str, standing: PermanentHooks) -> HookPoint:
-        """Become part of a model under this name, with the hooks added so far; the first model keeps the point."""
+        """Become part of a model under this name, with the hooks added so far; the first model owns the point."""
         if self._permanent is standing or self._permanent.root() is None:
             self.name = name
             self._permanent.move_to(standing)
@@ -110,47 +110,47 @@ class HookPoint(nn.Module):
 
     @property
     def site(self) -> Site:
-        """The module event and the lens. A placed point is its own module."""
+        """Its module event and lens. A placed point is its own module."""
         return self._site or Site(self, Kind.OUTPUT)
 
     @property
     def permanent(self) -> PermanentHooks:
-        """The standing hooks that this point's belong to: its model's, or its own before it has one."""
+        """The added hooks of its model; its own, before it is in a model."""
         return self._permanent
 
     @property
     def call(self) -> int | None:
-        """Which call of its module in this forward pass a running hook sees, counted from 0.
+        """The call of its module in this forward pass that a running hook is for, counted from 0.
 
-        None for a hook that was added to stay, when its module is called by itself, outside a forward pass.
+        None for an added hook when its module is called by itself, outside a forward pass.
         """
         if running.call == UNKNOWN:
             raise HooklineError(
-                f"{self.name!r} was called several times, and cannot be told which call this is when a checkpointed "
-                f"region recomputes; switch gradient checkpointing off"
+                f"the module of {self.name!r} was called several times, and its calls cannot be distinguished while a "
+                f"checkpointed region recomputes; switch gradient checkpointing off"
             )
         return running.call
 
     @property
     def canonical_name(self) -> str:
-        """The name under which it is listed, however it was asked for."""
+        """The name in `hook_dict`, whichever name was used to find the point."""
         return self._canonical_name or self.name
 
     @property
     def stream(self) -> Stream:
-        """What the positions of its value are of: "text", "encoder" (beside a decoder), or "image" (patches)."""
+        """What the positions of its value belong to: "text", "encoder" (beside a decoder), or "image" (patches)."""
         return self.site.stream
 
     @property
     def step(self) -> int:
-        """Which pass of a generation a running hook sees: 0 is the prompt, 1 the first new token, and so on."""
+        """The step of a generation that a running hook is in: 0 for the prompt, 1 for the first new token, …"""
         return self._passing().known_step()
 
     @property
     def positions(self) -> range:
-        """Which positions of the text a running hook sees: the whole prompt, or just the newest one."""
+        """The positions of the text that a running hook gets: the whole prompt, or only the newest one."""
         if self.stream == "image":
-            raise HooklineError(f"{self.name!r} is about pictures: its positions are patches, none of the text")
+            raise HooklineError(f"{self.name!r} is a point of images: its positions are patches, not of the text")
         passing = self._passing()
         passing.check("positions")
         return passing.span_at(self.stream).positions
@@ -158,15 +158,15 @@ class HookPoint(nn.Module):
     def _passing(self) -> Any:
         passing = current.at_hook if running.hooks else current.forward_pass
         if passing is None:
-            raise HooklineError(f"the step and positions of {self.name!r} are known while a language model runs")
+            raise HooklineError(f"the step and positions of {self.name!r} are known only while a language model runs")
         return passing
 
     def forward(self, x: Tensor) -> Tensor:
-        """The input."""
+        """Return the input."""
         return x
 
     def layer(self) -> int:
-        """The number of the layer in the name: 5 for `blocks.5.attn.hook_q`."""
+        """Return the index of its layer: 5 for `blocks.5.attn.hook_q`."""
         numbers = [part for part in self.canonical_name.split(".") if part.isdigit()]
         if not numbers:
             raise HooklineError(f"the point {self.name!r} is in no numbered layer")
@@ -180,7 +180,7 @@ class HookPoint(nn.Module):
         is_permanent: bool = False,
         prepend: bool = False,
     ) -> Callable[[], None]:
-        """Keep a hook here until it is removed or reset; a permanent one survives a reset.
+        """Add a hook here until it is removed or reset; a permanent one survives a reset.
 
         Returns the function that removes it.
         """
@@ -193,7 +193,7 @@ class HookPoint(nn.Module):
         return self.add_hook(hook, dir, is_permanent=True)
 
     def remove_hooks(self, dir: Literal["fwd", "bwd", "both"] = "fwd", *, including_permanent: bool = False) -> None:
-        """Remove the hooks added here."""
+        """Remove the hooks that were added here."""
         check_direction(dir, "fwd", "bwd", "both")
 
         def is_meant(action: HookAction) -> bool:
@@ -205,12 +205,12 @@ class HookPoint(nn.Module):
 
     @property
     def fwd_hooks(self) -> list[Callable[..., Any]]:
-        """The forward hooks here now, those of contexts open in this thread included, in the order they fire."""
+        """The current forward hooks, including those of contexts open in this thread, in the order they fire."""
         return self._hooks("fwd")
 
     @property
     def bwd_hooks(self) -> list[Callable[..., Any]]:
-        """The backward hooks here now, those of contexts open in this thread included, in the order they fire."""
+        """The current backward hooks, including those of contexts open in this thread, in the order they fire."""
         return self._hooks("bwd")
 
     def _hooks(self, dir: Direction) -> list[Callable[..., Any]]:
@@ -220,7 +220,7 @@ class HookPoint(nn.Module):
         return [each.hook for each in sorted(here, key=lambda each: each.order)]
 
     def has_hooks(self) -> bool:
-        """Whether there is any hook here now."""
+        """Whether there is any hook here."""
         return bool(self.fwd_hooks or self.bwd_hooks)
 
     def clear_context(self) -> None:
@@ -228,7 +228,7 @@ class HookPoint(nn.Module):
         self.ctx.clear()
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy is a point of its own: it belongs to no model yet. (Hooks in place refuse to be copied: see Tap.)
+        # A copy belongs to no model yet. (A point with hooks cannot be copied: see Tap.)
         return {**self.__dict__, "_site": None, "_permanent": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -241,23 +241,22 @@ class HookPoint(nn.Module):
 
 
 def check_direction(given: str, *allowed: str) -> None:
-    """A direction that does not exist would select nothing, in silence."""
+    """Raise if a direction is not one of those allowed."""
     if given not in allowed:
         raise HooklineError(f"the direction must be {' or '.join(map(repr, allowed))}, not {given!r}")
 
 
 def remove_from_contexts(unwanted: Callable[[HookAction], bool]) -> None:
-    """Remove hooks of the contexts open in this thread, where these are of a kind that allows it (`level`)."""
+    """Remove hooks of the contexts open in this thread, if they allow it (those with a `level`)."""
     for run in active.get():
-        gone = {
-            each for each in run.actions if isinstance(each, HookAction) and each.registration.level and unwanted(each)
-        }
+        hooks = [each for each in run.actions if isinstance(each, HookAction)]
+        gone = {each for each in hooks if each.registration.level and unwanted(each)}
         if gone:
             run.set([each for each in run.actions if each not in gone])
 
 
 def hook_action(point: HookPoint, hook: Callable[..., Any], dir: str, *, prepend: bool = False) -> HookAction:
-    """The action that calls `hook` at `point`; every mistake that can be seen now is raised now."""
+    """Return the action that calls `hook` at `point`; mistakes are raised here, not during the run."""
     check_direction(dir, "fwd", "bwd")
     if isinstance(hook, HookObject):
         return hook.action(point, dir, prepend=prepend)

@@ -1,9 +1,9 @@
-"""Recorder: what a run keeps of what flowed past it, on the way to a cache."""
+"""Recorder: keeps the activations and gradients of a run for its cache."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +14,7 @@ from hookline.engine import passes
 from hookline.engine.aliases import OVERWRITTEN, Handed
 from hookline.engine.passes import current
 from hookline.engine.snapshots import snapshot
+from hookline.engine.structures import map_tensors
 from hookline.errors import HooklineError, NeverFiredWarning
 
 if TYPE_CHECKING:
@@ -21,38 +22,38 @@ if TYPE_CHECKING:
 
 
 class StopForward(BaseException):
-    """Leaves the forward pass early. Not an `Exception`, so that no model's own `except` can swallow it."""
+    """Ends the forward pass early. It is not an `Exception`, so that no `except` of the model swallows it."""
 
 
 class Recorder:
-    """Activations as they pass, and the tensors whose gradients are wanted afterwards."""
+    """Keeps activations, and the tensors whose gradients are computed afterwards."""
 
     def __init__(
         self,
-        *,
+        points: Sequence[HookPoint] = (),
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         positions: Any = None,
+        *,
         skips_missing: bool = False,
-        stops_after: Iterable[HookPoint] = (),
+        stops: bool = False,
     ) -> None:
         self.device, self.dtype, self.positions = device, dtype, positions
         self.skips_missing = skips_missing
-        self.forward_pass: Any = None  # which part of a text it was
-        self.only_images = False
-        """Whether positions are those of patches; else they are of the text, and what is made of pictures is whole."""
-        self._awaited = {point.name for point in stops_after}
+        self.forward_pass: Any = None
+        """The part of a text that the values are from."""
+        # Positions are those of the text, and activations of images are kept whole, unless there are only those.
+        self._picks_patches = all(point.stream == "image" for point in points)
+        self._awaited = {point.name for point in points} if stops else set()
         self._values: dict[str, list[Tensor]] = {}
         self._watched: list[tuple[HookPoint, Tensor | GradientEdge, Handed]] = []
 
     def keep(self, point: HookPoint, x: Tensor) -> None:
-        """Keep the value that `x` has now."""
+        """Keep the current value of `x`."""
         self.forward_pass = current.forward_pass
         if x.requires_grad:
             x = x.detach()
-        if self.positions is not None and (self.only_images or point.stream != "image"):
-            x = passes.text().pick(x, point, self.positions)
-        kept = self._kept(x)
+        kept = self._kept(point, x)
         if self.forward_pass is not None and self.positions is None:
             _note_padding(kept, self.forward_pass.span_at(point.stream), point.axes)
         self._values.setdefault(point.name, []).append(kept)
@@ -62,22 +63,22 @@ class Recorder:
                 raise StopForward
 
     def watch(self, point: HookPoint, x: Tensor, handed: Handed) -> None:
-        """Remember `x`, which was handed on as `handed`, until its gradient is known."""
+        """Remember `x`, which the model got as `handed`, to compute its gradient."""
         self._watched.append((point, x if x.grad_fn is None else get_gradient_edge(x), handed))
 
     def backward(self, loss: Tensor) -> dict[str, Tensor]:
-        """The gradients of `loss` at the points watched. Parameters' `.grad` stay as they are."""
+        """Return the gradients of `loss` at the watched points. Parameters' `.grad` are not touched."""
         watched, self._watched = self._watched, []
         if not watched:
-            raise HooklineError("incl_bwd=True, but none of the points asked for has a gradient")
+            raise HooklineError("incl_bwd=True, but none of the selected points has a gradient")
         try:
             found = torch.autograd.grad(loss, [x for _, x, _ in watched], allow_unused=True)  # type: ignore[arg-type]
         except RuntimeError as error:
             if "modified by an inplace operation" not in str(error):
                 raise
             raise HooklineError(
-                "incl_bwd=True needs the gradient of a tensor that the model writes to in place after using it, so "
-                "torch cannot compute it: ask for other points with names_filter"
+                "incl_bwd=True needs the gradient of a tensor that the model overwrites in place after using it, so "
+                "torch cannot compute it: select other points with names_filter"
             ) from error
         gradients: dict[str, list[Tensor]] = {}
         for (point, _, handed), gradient in zip(watched, found, strict=True):
@@ -86,34 +87,54 @@ class Recorder:
                     f"no gradient is cached at {point.name!r}: {OVERWRITTEN}", NeverFiredWarning, stacklevel=2
                 )
             elif gradient is not None:
-                gradient = gradient.detach()
-                gradient = gradient if self.positions is None else passes.text().pick(gradient, point, self.positions)
-                gradients.setdefault(point.name, []).append(self._kept(gradient))
+                gradients.setdefault(point.name, []).append(self._kept(point, gradient.detach()))
         named = {f"{name}_grad": gradient for name, gradient in _numbered(gradients).items()}
         _check_apart(named, self._values)
         return named
 
     def values(self) -> dict[str, Tensor]:
-        """What was kept, by name, in the order in which the points fired."""
+        """Return the kept activations by name, in the order in which the points fired."""
         return _numbered(self._values)
 
     def clear(self) -> None:
-        """Let go of what was kept: a run and its actions know each other, and go only when Python next looks."""
+        """Release the tensors: a run and its actions refer to each other, and wait for the garbage collector."""
         self._values, self._watched = {}, []
 
     def by_point(self) -> dict[str, list[Tensor]]:
-        """What was kept at each point, a tensor per call."""
+        """Return the kept activations of each point, one tensor per call."""
         return self._values
 
-    def _kept(self, x: Tensor) -> Tensor:
+    def _kept(self, point: HookPoint, x: Tensor) -> Tensor:
+        if self.positions is not None and (self._picks_patches or point.stream != "image"):
+            x = passes.text().pick(x, point, self.positions)
         if self.device is None and self.dtype is None:
             return snapshot(x, is_for_reading=True)
         moved = x.to(device=self.device, dtype=self.dtype if x.is_floating_point() else None)
         return snapshot(x, is_for_reading=True) if moved is x else moved
 
 
+def loss_of(output: Any, loss_fn: Callable[[Any], Tensor] | None) -> Tensor:
+    """Return the number to differentiate: `loss_fn(output)`, or the output or its `loss`."""
+    loss: Any
+    if loss_fn is not None:
+        loss = loss_fn(map_tensors(output, snapshot))  # writing to its argument does not change what the run returns
+    elif isinstance(output, Mapping):
+        loss = output.get("loss")
+    else:
+        loss = output if isinstance(output, Tensor) else getattr(output, "loss", None)
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise HooklineError(
+            f"incl_bwd=True needs one number to differentiate, but has {what}: "
+            f"pass loss_fn=lambda output: …, or let the model return its loss"
+        )
+    if not loss.requires_grad:
+        raise HooklineError("incl_bwd=True found no gradient path from the loss back to any point")
+    return loss.squeeze()
+
+
 def _note_padding(x: Tensor, span: Any, axes: str) -> None:
-    """Let a tensor remember which of its rows and positions are no padding, as the tokens of `to_tokens` do."""
+    """Note on a tensor which of its rows and positions are padding, as `to_tokens` does on tokens."""
     if span.mask is None:
         return
     names = axes.split() or (["b", "p", "d"] if x.ndim == 3 else [])
@@ -127,7 +148,7 @@ def _note_padding(x: Tensor, span: Any, axes: str) -> None:
 
 
 def _numbered(values: dict[str, list[Tensor]]) -> dict[str, Tensor]:
-    """One name per tensor: `fc`, or `fc#0`, `fc#1`, … where a module ran several times."""
+    """Give each tensor a name: `fc`, or `fc#0`, `fc#1`, … if a module ran several times."""
     names: dict[str, Tensor] = {}
     for name, tensors in values.items():
         new = {name: tensors[0]} if len(tensors) == 1 else {f"{name}#{call}": x for call, x in enumerate(tensors)}
@@ -139,4 +160,4 @@ def _numbered(values: dict[str, list[Tensor]]) -> dict[str, Tensor]:
 def _check_apart(new: Iterable[str], others: Container[str]) -> None:
     for name in new:
         if name in others:
-            raise HooklineError(f"two things would be cached as {name!r}: a module has that name; cache them apart")
+            raise HooklineError(f"two activations would be cached as {name!r}, the name of a module: use two runs")

@@ -1,4 +1,4 @@
-"""Signatures: the parameters of a module's forward."""
+"""Signatures: the parameters of a module's `forward`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _known: WeakKeyDictionary[Callable[..., Any], tuple[tuple[str, ...], int]] = Wea
 
 
 def parameters_of(module: nn.Module) -> tuple[tuple[str, ...], int]:
-    """The names of the parameters, and how many of them can be passed by position."""
+    """Return the names of the parameters, and how many of them can be passed by position."""
     forward = getattr(module.forward, "__func__", module.forward)
     if forward not in _known:
         _known[forward] = _read(forward)

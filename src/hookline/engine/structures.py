@@ -1,7 +1,7 @@
-"""What modules take and return: tensors in tuples, lists, dicts, dataclasses and their kin.
+"""Structures: tensors in tuples, lists, dicts and dataclasses, as modules take and return them.
 
-A path of keys leads to a tensor in such a structure. Replacing it makes a new structure that shares all else with
-the old one, which stays as it was: somebody else may be holding it.
+A path of keys leads to a tensor in such a structure. Replacing the tensor makes a new structure that shares everything
+else with the old one; the old one is not changed, since other code may hold it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Path: TypeAlias = tuple[Key, ...]
 
 
 class NoTensorError(LookupError):
-    """There is no tensor at the place looked at."""
+    """A value has no tensor at a path."""
 
 
 def children(value: Any) -> Iterator[tuple[Key, Any]]:
-    """The parts of a structure with their keys, in order; nothing for a leaf."""
+    """The items of a structure with their keys, in order; none for a leaf."""
     if isinstance(value, Mapping):
         yield from value.items()
     elif isinstance(value, tuple | list):
@@ -31,22 +31,20 @@ def children(value: Any) -> Iterator[tuple[Key, Any]]:
         yield from ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
 
 
-def first_tensor(value: Any) -> Path:
-    """The path to the first tensor in `value`, depth first."""
-    path = _first_tensor(value)
-    if path is None:
-        raise NoTensorError(f"the value is a {type(value).__name__} with no tensor in it")
-    return path
-
-
-def _first_tensor(value: Any) -> Path | None:
+def tensor_paths(value: Any) -> Iterator[Path]:
+    """The paths to all tensors in a value, depth first."""
     if isinstance(value, Tensor):
-        return ()
+        yield ()
+        return
     for key, child in children(value):
-        path = _first_tensor(child)
-        if path is not None:
-            return (key, *path)
-    return None
+        yield from ((key, *path) for path in tensor_paths(child))
+
+
+def first_tensor(value: Any) -> Path:
+    """The path to the first tensor in a value, depth first."""
+    for path in tensor_paths(value):
+        return path
+    raise NoTensorError(f"the value is a {type(value).__name__} with no tensor in it")
 
 
 def tensors_in(value: Any) -> list[Tensor]:
@@ -57,7 +55,7 @@ def tensors_in(value: Any) -> list[Tensor]:
         kind = type(each)
         if isinstance(each, Tensor):
             found.append(each)
-        elif kind is tuple or kind is list:  # nearly always, and at every pass
+        elif kind is tuple or kind is list:  # the usual ones first: this runs in every pass
             waiting += each
         elif kind is dict:
             waiting += each.values()
@@ -67,17 +65,16 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 
 def look(value: Any, path: Path) -> Tensor:
-    """The tensor at `path`."""
+    """Return the tensor at `path`."""
     for key in path:
         value = _child(value, key)
     if not isinstance(value, Tensor):
-        parts = ", ".join(f"[{key}]" for key, _ in children(value))
-        raise NoTensorError(f"it is a {type(value).__name__}, not a tensor{'; it has ' + parts if parts else ''}")
+        raise NoTensorError(f"it is a {type(value).__name__}, not a tensor; {_items(value)}")
     return value
 
 
 def replaced(value: Any, path: Path, tensor: Tensor) -> Any:
-    """A copy of the structure with another tensor at `path`."""
+    """Return a copy of the structure with another tensor at `path`."""
     if not path:
         return tensor
     key, rest = path[0], path[1:]
@@ -92,8 +89,11 @@ def _child(value: Any, key: Key) -> Any:
             return getattr(value, key)  # a dataclass, a named tuple
         raise KeyError(key)
     except (KeyError, IndexError, AttributeError) as error:
-        there = ", ".join(f"[{k}]" for k, _ in children(value)) or "no parts"
-        raise NoTensorError(f"there is no [{key}] in this {type(value).__name__}, which has {there}") from error
+        raise NoTensorError(f"there is no [{key}] in this {type(value).__name__}; {_items(value)}") from error
+
+
+def _items(value: Any) -> str:
+    return "it has " + (", ".join(f"[{key}]" for key, _ in children(value)) or "no items")
 
 
 def _with_child(value: Any, key: Key, child: Any) -> Any:
@@ -107,24 +107,15 @@ def _with_child(value: Any, key: Key, child: Any) -> Any:
     new = copy.copy(value)
     if isinstance(new, MutableMapping | list):
         if isinstance(new, MutableMapping) and isinstance(key, int) and key not in new:
-            key = list(new)[key]  # a ModelOutput has its parts by number too
+            key = list(new)[key]  # a ModelOutput also has its items by number
         new[key] = child  # type: ignore[index]
     else:
-        object.__setattr__(new, str(key), child)  # a frozen dataclass too: `new` is nobody else's yet
+        object.__setattr__(new, str(key), child)  # also of a frozen dataclass: nobody else has `new` yet
     return new
 
 
-def tensor_paths(value: Any) -> Iterator[Path]:
-    """The paths to all tensors in a value."""
-    if isinstance(value, Tensor):
-        yield ()
-        return
-    for key, child in children(value):
-        yield from ((key, *path) for path in tensor_paths(child))
-
-
 def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The value with every tensor changed, in containers of its own."""
+    """Return the structure with `change(tensor)` for every tensor, in new containers."""
     if isinstance(value, Tensor):
         return change(value)
     for path in list(tensor_paths(value)):

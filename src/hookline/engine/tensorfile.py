@@ -1,8 +1,8 @@
-"""Files: written whole or not at all, read with one error of ours, and tensors with a checksum.
+"""Files: written whole or not at all, read with one kind of error, and tensors with a checksum.
 
-A file of tensors is a safetensors file whose metadata say what of ours is in it, and have the sum of all the rest: of
-the other metadata, and of each tensor's name, dtype, shape and bytes. Files from before there were checksums have
-neither `hookline_format` nor `hookline_checksum`, and load as they did.
+A file of tensors is a safetensors file whose metadata name its kind, and have a checksum of the other metadata and of
+the name, dtype, shape and bytes of each tensor. Files of the first format have neither `hookline_format` nor
+`hookline_checksum`, and still load.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from torch import Tensor
 from hookline.errors import HooklineError
 
 FORMAT = "2"
-"""Of files of tensors. Those of the first format have no checksum."""
+"""The format of files of tensors."""
 _OURS = ("hookline", "hookline_format", "hookline_checksum")
 
 BAD_CONTENT = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError)
-"""What Python raises when the contents of a file are not what the code that takes them apart expects."""
+"""The exceptions that Python raises when code reads a file with unexpected contents."""
 
 
 def write_tensors(path: str | Path, what: str, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
-    """Write tensors, each as memory of its own (they may share some, and files must not), and what is known of them."""
+    """Write tensors and metadata to a file of the kind `what`. Tensors that share memory are written separately."""
     for key, value in about.items():
         if key in _OURS or not isinstance(key, str) or not isinstance(value, str):
             raise HooklineError(f"the {what} cannot be written to {path}: its metadata have {key!r}: {value!r}")
@@ -46,10 +46,10 @@ def write_tensors(path: str | Path, what: str, tensors: Mapping[str, Tensor], ab
 def read_tensors(
     path: str | Path, what: str, *, called: str, writer: str | None, check: bool = True
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """What `write_tensors` wrote for the same `what`, tensors and metadata; else an error that says what should have.
+    """Return the tensors and metadata that `write_tensors` wrote for the same kind `what`.
 
-    Without a `writer`, files that others wrote, which say nothing of us, are read as well. `check=False` ignores the
-    checksum.
+    Errors call the contents `called`, and say that `writer` writes them. Without a `writer`, safetensors files of other
+    programs are read as well. `check=False` ignores the checksum.
     """
     try:
         check_is_file(Path(path))
@@ -69,15 +69,15 @@ def _check_sum(path: str | Path, tensors: Mapping[str, Tensor], about: Mapping[s
     rest = {name: value for name, value in about.items() if name != "hookline_checksum"}
     version, given = about.get("hookline_format"), about.get("hookline_checksum")
     if version is None and given is None:
-        return  # from before there were any
+        return  # the first format
     if given != checksum(tensors, rest):
         raise HooklineError(f"{path} is damaged: its contents do not match their checksum")
     if version != FORMAT:
-        raise HooklineError(f"{path} has the format {version}, and this version of hookline reads {FORMAT}: update it")
+        raise HooklineError(f"{path} has format {version}, but this hookline reads format {FORMAT}: update it")
 
 
 def checksum(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> str:
-    """The sum of metadata and of tensors: of names, dtypes, shapes and all bytes."""
+    """Return the checksum of metadata and tensors: of names, dtypes, shapes and all bytes."""
     total = zlib.crc32(json.dumps(about, sort_keys=True).encode())
     for name, x in sorted(tensors.items()):
         total = zlib.crc32(json.dumps([name, str(x.dtype), list(x.shape)]).encode(), total)
@@ -86,39 +86,35 @@ def checksum(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> str:
 
 
 def _plain(where: str, x: Tensor) -> Tensor:
-    """A dense copy on the CPU."""
+    """Return a dense copy on the CPU."""
     if x.layout != torch.strided or x.is_nested or x.is_quantized or x.device.type == "meta":
         kind = "nested" if x.is_nested else "quantized" if x.is_quantized else f"{x.layout}, on {x.device}"
         raise HooklineError(f"{where} is not a dense tensor with values ({kind})")
     if x.dtype == torch.complex128:
-        raise HooklineError(f"{where} is of complex128, which safetensors files cannot have: convert it to complex64")
+        raise HooklineError(f"{where} is complex128, which safetensors does not support: convert it to complex64")
     return x.detach().cpu().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
 
 
 @contextmanager
 def replacing(path: Path, what: str) -> Iterator[Path]:
-    """A new file beside `path`, which takes its place when the block ends without an error.
+    """Yield the path of a new file, which replaces `path` when the block ends without an error.
 
-    Its name cannot be guessed, and it is opened only if nothing is there: no link that somebody put there is followed.
+    Its name cannot be guessed, and it is created only if nothing is there, so that it never writes through a link.
     """
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}") if path.name else path
     try:
         if path.exists() and not path.is_file():
-            raise HooklineError(f"{what} cannot be written to {path}: it is there, and is not a file")
+            raise HooklineError(f"{what} cannot be written to {path}: it exists, and is not a file")
         unfinished.open("xb").close()
         try:
             yield unfinished
-            _sync(unfinished)
+            with unfinished.open("r+b") as file:
+                os.fsync(file.fileno())
             unfinished.replace(path)
         finally:
             unfinished.unlink(missing_ok=True)
     except (SafetensorError, OSError, *BAD_CONTENT) as error:
         raise HooklineError(f"{what} cannot be written to {path}: {reason(error)}") from error
-
-
-def _sync(path: Path) -> None:
-    with path.open("r+b") as file:
-        os.fsync(file.fileno())
 
 
 def write_bytes(path: Path, data: bytes, what: str) -> None:
@@ -128,7 +124,7 @@ def write_bytes(path: Path, data: bytes, what: str) -> None:
 
 
 def make_folder(folder: Path, what: str) -> None:
-    """The folder that something is written to, made if it is not there."""
+    """Make the folder that something is written to, if it does not exist."""
     try:
         if folder.is_file():
             raise HooklineError(f"{what} is saved to a folder, but {folder} is a file")
@@ -138,35 +134,25 @@ def make_folder(folder: Path, what: str) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds. That there is none is for the caller to say, who gets the OSError of it."""
+    """Return the contents of a JSON file. A missing file is a FileNotFoundError, which the caller explains."""
     try:
         check_is_file(path)
-        return parsed_json(path.read_bytes(), str(path))
+        return json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         raise
-    except OSError as error:
-        raise HooklineError(f"{path} cannot be read: {reason(error)}") from error
+    except (OSError, *BAD_CONTENT) as error:
+        raise HooklineError(f"{path} cannot be read as JSON: {reason(error)}") from error
 
 
 def check_is_file(path: Path) -> None:
-    """OSError if it is a folder or a device, which may never end, or block."""
+    """Raise OSError for a folder or a device, which may block or never end."""
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is not a file", str(path))
 
 
-def parsed_json(text: str | bytes, where: str) -> Any:
-    """What JSON stands for; one error for all that can be wrong with it."""
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise HooklineError(f"{where} is nested too deeply to be read") from None
-    except ValueError as error:  # also of text that is not UTF-8, and of numbers with thousands of digits
-        raise HooklineError(f"{where} is no JSON: {error}") from None
-
-
 @contextmanager
 def taking_apart(where: str) -> Iterator[None]:
-    """One error for contents that are not what they should be: fields that are missing, or of the wrong type."""
+    """Turn the exceptions of missing or wrong contents of a file into one `HooklineError`."""
     try:
         yield
     except HooklineError:
@@ -176,7 +162,7 @@ def taking_apart(where: str) -> Iterator[None]:
 
 
 def reason(error: BaseException) -> str:
-    """What an exception says, in one line; of a KeyError, which says only the key, what that means."""
+    """Return the message of an exception in one line; for a KeyError, a sentence about the key."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     if isinstance(error, KeyError):

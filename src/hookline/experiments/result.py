@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hookline.engine.tensorfile import parsed_json, read_tensors, taking_apart, write_tensors
+from hookline.engine.tensorfile import read_tensors, taking_apart, write_tensors
 from hookline.errors import HooklineError
 from hookline.experiments.core.labels import (
     VERSION,
@@ -297,7 +297,7 @@ class Result:
         if version == "1" and metadata.get("sum") != first_sum(content, tensors):
             raise HooklineError(f"{path} is damaged: its contents do not match their checksum")
         with taking_apart(str(path)):
-            head: dict[str, Any] = parsed_json(content, f"the description in {path}")
+            head: dict[str, Any] = json.loads(content)
             inner = {key: Result(tensors[f"info.{key}"], **each) for key, each in head.pop("results").items()}
             return cls(tensors["values"], **head | {"info": head["info"] | inner})
 

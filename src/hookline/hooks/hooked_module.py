@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from hookline.engine.delegate import Delegate
-from hookline.engine.hooked import OPTIONS, Hooked
-from hookline.engine.keywords import check_keyword
+from hookline.engine.hooked import Hooked
+from hookline.engine.keywords import is_of_transformers
 from hookline.engine.names import Points
 from hookline.engine.permanent import permanent_hooks_of
 from hookline.engine.points import HookPoint
@@ -43,13 +43,9 @@ class HookedModule(Hooked, Delegate):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module, with whatever hooks are active."""
-        if kwargs and _is_of_transformers(self.module):
+        if kwargs and is_of_transformers(self._points.root):
             self._check_options(kwargs)
         return self._forward(*args, **kwargs)
-
-    def _check_keyword(self, name: str) -> None:
-        if _is_of_transformers(self.module):
-            check_keyword(self._points.root, name, OPTIONS)
 
     def _run_module(self, *args: Any, **kwargs: Any) -> Any:
         return self._run(self._called, args, kwargs)
@@ -76,11 +72,6 @@ class HookedModule(Hooked, Delegate):
             f"HookedModule({type(self.module).__name__}: {modules} module{'s' * (modules != 1)}, "
             f"{parameters:,} parameters, {len(self.hook_dict)} points)"
         )
-
-
-def _is_of_transformers(module: nn.Module) -> bool:
-    """Whether it is a model that transformers calls with keywords, of which it drops those that nothing takes."""
-    return hasattr(type(module), "get_output_embeddings")
 
 
 class HookedRootModule(nn.Module, Hooked):

@@ -21,7 +21,6 @@ from hookline.hooks.hook import Hook, HookType, hook_type_of
 
 if TYPE_CHECKING:
     from hookline.engine.hooked import Hooked
-    from hookline.engine.permanent import PermanentHooks
 
 
 class Registry:
@@ -139,12 +138,12 @@ class Registry:
 
         Those of hooks that were unregistered since come first, until `clear_errors()`.
         """
-        past = [error for standing in self._standings() for error in standing.past_errors]
+        past = [error for standing in self._model._points.permanent_hooks() for error in standing.past_errors]
         return [*past, *(error for action in self._actions() for error in action.errors)]
 
     def clear_errors(self) -> None:
         """Clear the list of errors."""
-        for standing in self._standings():
+        for standing in self._model._points.permanent_hooks():
             standing.past_errors.clear()
         for action in self._actions():
             action.errors.clear()
@@ -187,13 +186,12 @@ class Registry:
             )
         return new
 
-    def _standings(self) -> list[PermanentHooks]:
-        points = self._model._points
-        return [*dict.fromkeys([points.permanent, *(point.permanent for point in points.known())])]
-
     def _actions(self) -> list[HookAction]:
         actions = [
-            hook for standing in self._standings() for hook in standing.hooks() if hook.registration.id is not None
+            hook
+            for standing in self._model._points.permanent_hooks()
+            for hook in standing.hooks()
+            if hook.registration.id is not None
         ]
         return sorted(actions, key=lambda action: action.order)
 

@@ -45,11 +45,6 @@ class StreamCache(ActivationCache):
         if self.positions is None or self.forward_pass is not None:
             self.logits = self._logits_at(logits, self.positions)
 
-    def _with(self, tensors: dict[str, Tensor]) -> Self:
-        new = super()._with(tensors)
-        new.logits, new._processing = self.logits, self._processing
-        return new
-
     def rows(self, which: Rows) -> Self:
         """A cache of some rows of the batch only; see `ActivationCache.rows`."""
         new = super().rows(which)

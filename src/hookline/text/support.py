@@ -13,7 +13,7 @@ from hookline.text.token_positions import picked
 from hookline.text.unreached import UnreachedPositions
 
 
-class Texts:
+class Texts(passes.TextSupport):
     """Answers from the forward pass going on in this thread."""
 
     def begin(self, model: nn.Module, inputs: Mapping[str, Any]) -> None:
@@ -32,9 +32,9 @@ class Texts:
         """What keeps track of positions that a hook is for."""
         return UnreachedPositions(positions)
 
-    def rows(self, passing: Any, which: Any) -> Any:
+    def rows(self, forward_pass: Any, which: Any) -> Any:
         """What is known of a pass, of some rows of its batch."""
-        return None if passing is None else passing.of_rows(which)
+        return None if forward_pass is None else forward_pass.of_rows(which)
 
 
 passes.use(Texts())

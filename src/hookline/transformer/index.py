@@ -9,17 +9,14 @@ from typing import Any
 
 from torch import nn
 
-from hookline.engine.lenses import Lens
 from hookline.engine.names import Filter, Points
-from hookline.engine.order import Kind
+from hookline.engine.passes import Stream
 from hookline.engine.permanent import PermanentHooks
 from hookline.engine.points import HookPoint, Site
 from hookline.errors import (
     HooklineWarning,
     UnavailablePointError,
-    UnknownPointError,
     no_match,
-    unknown_point,
     users_level,
 )
 from hookline.transformer.dialects import advice, classic_name, other_names
@@ -41,23 +38,20 @@ class ModelPoints(Points):
         """Find the points again after the model's modules changed."""
         self.anatomy = find_anatomy(self.root) or self.anatomy
         self._of_images = image_modules(self.root, self.anatomy)
-        super().refresh()
-        self._native = self.hook_dict
         self._specs: dict[str, PointSpec] = {spec.name: spec for spec in classic_points(self.anatomy)}
-        self.hook_dict = {}
-        for name, spec in self._specs.items():
-            if spec.site is not None:
-                self.hook_dict[name] = HookPoint.at_site(name, spec.site, self.permanent, spec.axes, spec.only)
-        self._classic_at = {(point.site, point.only): name for name, point in self.hook_dict.items()}
         self._stacks = {stack.name: len(stack.blocks) for stack in self.anatomy.every_stack}
+        super().refresh()
 
-    def _site(self, module: nn.Module, kind: Kind, lens: Lens) -> Site:
-        """A site whose stream is that of its module."""
-        return Site(module, kind, lens, stream="image" if module in self._of_images else "text")
+    def _list(self) -> dict[str, HookPoint]:
+        """The points with classic names."""
+        return {
+            name: HookPoint.at_site(name, spec.site, self.permanent, spec.axes, spec.only)
+            for name, spec in self._specs.items()
+            if spec.site is not None
+        }
 
-    def _all(self) -> list[HookPoint]:
-        """All points except those on request."""
-        return [point for name, point in self.hook_dict.items() if not self._specs[name].is_on_request]
+    def _stream_of(self, module: nn.Module) -> Stream:
+        return "image" if module in self._of_images else "text"
 
     @property
     def specs(self) -> dict[str, PointSpec]:
@@ -72,23 +66,29 @@ class ModelPoints(Points):
         """The name of a layer of the main stack: `blocks.5`."""
         return f"{self.anatomy.main.name}.{index}"
 
-    def _parse(self, name: str) -> HookPoint:
-        base, _, call = name.partition("#")
-        if re.fullmatch(r"-?\d+", base) and base not in self._native:
-            base = f"{self.layer(int(base))}.hook_resid_post"
+    def _translate(self, name: str) -> HookPoint | None:
+        base, call = self._without_call(name)
         classic = base if base in self._specs else classic_name(base, self._stacks)
         if classic in self.hook_dict:
             point = self.hook_dict[classic]
             return point.alias(name, int(call) if call else point.only)
         if classic in self._specs:
             raise UnavailablePointError(f"{name!r} is not available on this model: {self._specs[classic].why}")
-        try:
-            return super()._parse(name)
-        except UnavailablePointError:
-            raise
-        except UnknownPointError:
-            known = [*self.hook_dict, *self._native]
-            raise unknown_point(name, known, hint=advice(base, self._stacks)) from None
+        return None
+
+    def _shorthand(self, asked: object) -> str | None:
+        """The name of a point given as a tuple, `("q", 5)`, or as the index of a block."""
+        return str(asked) if isinstance(asked, int) else classic_name(asked, self._stacks)
+
+    def _advice(self, name: str) -> str:
+        return advice(self._without_call(name)[0], self._stacks)
+
+    def _without_call(self, name: str) -> tuple[str, str]:
+        """A name and the number of its call, with the output of the block for the index of a block."""
+        base, _, call = name.partition("#")
+        if re.fullmatch(r"-?\d+", base) and base not in self._native:
+            base = f"{self.layer(int(base))}.hook_resid_post"
+        return base, call
 
     def select(self, names: Filter) -> list[HookPoint]:
         """See `Points.select`. Warns if a regex or predicate matched points on request, and nothing names them."""
@@ -109,13 +109,6 @@ class ModelPoints(Points):
                 HooklineWarning,
                 stacklevel=users_level(),
             )
-
-    def _select(self, names: Filter | tuple[Any, ...] | int) -> list[HookPoint]:
-        if isinstance(names, int):
-            return [self.find(f"{self.layer(names)}.hook_resid_post").alias(str(names))]
-        if isinstance(names, tuple) and (classic := classic_name(names, self._stacks)) is not None:
-            return [self.find(classic)]
-        return super()._select(names)
 
     def _matching(self, asked: object, predicate: Callable[[str], Any]) -> list[HookPoint]:
         """Points with a matching classic name; if there are none, points with a matching native name.
@@ -161,33 +154,12 @@ class ModelPoints(Points):
 
     def is_on_request(self, name: str) -> bool:
         """Whether a point is recorded only if requested by name."""
-        spec = self._specs.get(self.canonical_name(name))
+        spec = self._specs.get(name if name in self._specs else self.canonical_name(name))
         return spec is not None and spec.is_on_request
-
-    def known(self) -> list[HookPoint]:
-        """Every point that exists as an object: all classic points, and native points that were requested."""
-        return [*self.hook_dict.values(), *super().known()]
 
     def of_copy(self, root: nn.Module) -> Points:
         """The points of a copy of the model."""
         return ModelPoints(root, PermanentHooks(), find_anatomy(root) or self.anatomy)
-
-    def name_of(self, name: object) -> str:
-        """The name of a point given as a name, a shorthand tuple `("q", 5)`, or the index of a block."""
-        if isinstance(name, int):
-            return str(name)
-        if isinstance(name, tuple) and (classic := classic_name(name, self._stacks)) is not None:
-            return classic
-        return super().name_of(name)
-
-    def canonical_name(self, name: str) -> str:
-        """The canonical name of a point: the classic name if it has one."""
-        point = self.find(name)
-        classic = self._classic_at.get((point.site, point.only))
-        if classic is None and point.only is not None:
-            every = self._classic_at.get((point.site, None))
-            classic = f"{every}#{point.only}" if every is not None else None
-        return classic if classic is not None else super().canonical_name(name)
 
 
 def _names(asked: object, name: str) -> bool:

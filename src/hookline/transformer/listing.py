@@ -11,11 +11,12 @@ from pathlib import Path
 from types import MappingProxyType
 
 from hookline.engine.derived import ExpandBatch
-from hookline.engine.lenses import FIRST, AddBatchAxis, Chain, Flat, Item, Patches
+from hookline.engine.lenses import FIRST, Chain, Item
 from hookline.engine.order import Kind
 from hookline.engine.passes import Stream
 from hookline.engine.points import Site
 from hookline.transformer.architectures import architecture
+from hookline.transformer.layout_lenses import AddBatchAxis, Flat, Patches
 from hookline.transformer.roles import Anatomy, Projector, Stack, Tower
 from hookline.transformer.sites import (
     PointSpec,

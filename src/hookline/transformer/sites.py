@@ -9,7 +9,7 @@ from typing import Any, Self
 from torch import nn
 
 from hookline.engine.derived import Added, Difference, ExpandBatch, Keys, MergeTiles, Unflatten
-from hookline.engine.lenses import FIRST, Chain, Heads, HeadsFirst, Interleaved, Lens, Slice, Times, TimesParameter
+from hookline.engine.lenses import FIRST, Chain, Lens
 from hookline.engine.names import lens_of
 from hookline.engine.order import Kind
 from hookline.engine.points import Site
@@ -21,6 +21,7 @@ from hookline.transformer.architectures import (
     residual_factor,
 )
 from hookline.transformer.attention import AttentionTap
+from hookline.transformer.layout_lenses import Heads, HeadsFirst, Interleaved, Slice, Times, TimesParameter
 from hookline.transformer.norms import norm_of, norm_sites
 from hookline.transformer.per_head import ThroughNorm, per_head_inputs, result_site
 from hookline.transformer.point_table import POINTS, PointRow, inside

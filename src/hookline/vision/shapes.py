@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hookline.engine.hooked import Hooked
-from hookline.engine.plan import Plan, Row
+from hookline.engine.plan import Plan
 
 
 def with_shapes(model: Hooked, plan: Plan, inputs: Mapping[str, Any]) -> Plan:
@@ -23,10 +22,4 @@ def with_shapes(model: Hooked, plan: Plan, inputs: Mapping[str, Any]) -> Plan:
         calls.setdefault(name.partition("#")[0], []).append(
             value
         )  # name#n: the n-th call of a module that ran several times
-    return Plan(tuple(_with_shape(row, calls.get(row.name, [])) for row in plan.rows), plan.modules)
-
-
-def _with_shape(row: Row, calls: list[Tensor]) -> Row:
-    if not calls:
-        return replace(row, calls=0)
-    return replace(row, shape=tuple(calls[0].shape), dtype=calls[0].dtype, calls=len(calls))
+    return Plan(tuple(row.with_calls(calls.get(row.name, [])) for row in plan.rows), plan.modules)

@@ -45,11 +45,6 @@ class ActivationCache(ModelCache):
         super().__init__(cache_dict, points, has_batch_dim=has_batch_dim)
         self.model = model if isinstance(model, Hooked) else None
 
-    def _with(self, tensors: dict[str, Tensor]) -> Self:
-        new = super()._with(tensors)
-        new.model = self.model
-        return new
-
     @property
     def cache_dict(self) -> dict[str, Tensor]:
         """The tensors by name."""
