@@ -1,0 +1,1 @@
+"""The explorer: look into a model in the browser, live and offline."""

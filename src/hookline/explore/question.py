@@ -1,0 +1,102 @@
+"""What the page asks: a view of a prompt, with a list of edits. Read from JSON, with every field checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from typing import Any, Literal, Self, TypeAlias
+
+from hookline.errors import HooklineError
+
+Kind: TypeAlias = Literal["zero", "scale", "mean", "patch", "steer"]
+KINDS: tuple[Kind, ...] = ("zero", "scale", "mean", "patch", "steer")
+MOST_EDITS = 200
+MOST_TEXT = 200_000
+
+_OPTIONAL_INT: dict[str, Any] = {"types": (int, type(None))}
+_TEXT: dict[str, Any] = {"types": (str,)}
+
+
+@dataclass(frozen=True)
+class LiveEdit:
+    """One row of the page's list of edits.
+
+    `amount` is the factor of "scale" and the coefficient of "steer"; `positive` and `negative` are the prompts that a
+    steering vector is made from. "patch" writes the activation of the other prompt, "mean" that of the mean position.
+    """
+
+    kind: str = field(metadata=_TEXT)
+    point: str = field(metadata=_TEXT)
+    head: int | None = field(default=None, metadata=_OPTIONAL_INT)
+    neuron: int | None = field(default=None, metadata=_OPTIONAL_INT)
+    pos: int | None = field(default=None, metadata=_OPTIONAL_INT)
+    amount: float = field(default=1.0, metadata={"types": (int, float)})
+    positive: str = field(default="", metadata=_TEXT)
+    negative: str = field(default="", metadata=_TEXT)
+    on: bool = field(default=True, metadata={"types": (bool,)})
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise HooklineError(f"an edit is one of {', '.join(KINDS)}, got {self.kind!r}")
+        if abs(self.amount) > 1e6 or self.amount != self.amount:
+            raise HooklineError(f"the amount of an edit must be between -1e6 and 1e6, got {self.amount!r}")
+
+    @classmethod
+    def of(cls, given: Any) -> Self:
+        """The edit that a JSON object describes."""
+        return cls(**_checked(cls, given, "an edit"))
+
+
+@dataclass(frozen=True)
+class Question:
+    """A view, and what it is a view of.
+
+    `pos` is the position whose next token is looked at, `src` a position that heads may attend to. `target` and
+    `versus` are tokens, by id or as text; None is the model's first choice, and its second.
+    """
+
+    view: str = field(metadata=_TEXT)
+    prompt: str = field(metadata=_TEXT)
+    other: str = field(default="", metadata=_TEXT)
+    edits: tuple[LiveEdit, ...] = field(default=(), metadata={"types": (list,)})
+    pos: int = field(default=-1, metadata={"types": (int,)})
+    src: int = field(default=0, metadata={"types": (int,)})
+    target: int | str | None = field(default=None, metadata={"types": (int, str, type(None))})
+    versus: int | str | None = field(default=None, metadata={"types": (int, str, type(None))})
+    layer: int = field(default=0, metadata={"types": (int,)})
+    head: int = field(default=0, metadata={"types": (int,)})
+    measure: str = field(default="attribution", metadata=_TEXT)
+    point: str = field(default="", metadata=_TEXT)
+    count: int = field(default=20, metadata={"types": (int,)})
+
+    @classmethod
+    def of(cls, given: Any) -> Self:
+        """The question that a JSON object asks."""
+        values = _checked(cls, given, "a question")
+        rows = values.pop("edits", [])
+        if len(rows) > MOST_EDITS:
+            raise HooklineError(f"there are {len(rows)} edits; the explorer takes up to {MOST_EDITS}")
+        return cls(**values, edits=tuple(LiveEdit.of(row) for row in rows))
+
+    @property
+    def active(self) -> tuple[LiveEdit, ...]:
+        """The edits that are switched on, in order."""
+        return tuple(edit for edit in self.edits if edit.on)
+
+
+def _checked(kind: type[LiveEdit] | type[Question], given: Any, what: str) -> dict[str, Any]:
+    """The fields of a JSON object; raises if one is unknown, missing or of another type."""
+    known: dict[str, Field[Any]] = {each.name: each for each in fields(kind)}
+    if not isinstance(given, Mapping):
+        raise HooklineError(f"{what} is a JSON object, got {type(given).__name__}")
+    unknown = sorted(map(str, given.keys() - known.keys()))
+    missing = [name for name, each in known.items() if each.default is MISSING and name not in given]
+    if unknown or missing:
+        raise HooklineError(f"{what} has the fields {', '.join(known)}; unknown: {unknown}, missing: {missing}")
+    for name, value in given.items():
+        types = known[name].metadata["types"]
+        if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+            raise HooklineError(f"{name} of {what} cannot be {value!r:.80}")
+        if isinstance(value, str) and len(value) > MOST_TEXT:
+            raise HooklineError(f"{name} has {len(value)} characters; the explorer takes up to {MOST_TEXT}")
+    return dict(given)

@@ -1,0 +1,291 @@
+"""The views of the explorer: functions from a model and a question to data that can be sent as JSON.
+
+    answer(model, Question("next", prompt="When Mary and John went to the store, John gave a drink to"))
+
+Tensors are sent as float32, so the page has the library's own numbers.
+"""
+
+from __future__ import annotations
+
+import base64
+import difflib
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from hookline.errors import HooklineError
+from hookline.experiments import ablation, head_detectors, logit_attribution, logit_lens, metrics, patching
+from hookline.experiments.result import Result
+from hookline.explore.live_edits import edited, edited_any_text, script
+from hookline.explore.question import Question
+from hookline.model import HookedModel
+
+Data: TypeAlias = dict[str, Any]
+
+MOST_CELLS = 4_000_000
+"""Numbers in one view."""
+MOST_NEW = 200
+"""Tokens to generate."""
+MEASURES = ("attribution", "ablation", "attention", "previous_token", "duplicate_token", "induction")
+SWEEPS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "stream": ("resid_pre", ("layer", "pos")),
+    "attention": ("attn_out", ("layer", "pos")),
+    "mlp": ("mlp_out", ("layer", "pos")),
+    "heads": ("z", ("layer", "head")),
+}
+
+
+def answer(model: HookedModel, asked: Question) -> Data:
+    """The view that was asked for, with the warnings that came up on the way as `notes`."""
+    if asked.view not in VIEWS:
+        raise HooklineError(f"there is no view {asked.view!r}: there are {', '.join(VIEWS)}")
+    with warnings.catch_warnings(record=True) as caught, torch.no_grad():
+        warnings.simplefilter("always")
+        data = VIEWS[asked.view](model, asked)
+    notes = dict.fromkeys(str(each.message) for each in caught if each.category is not DeprecationWarning)
+    return {"view": asked.view, **data, "notes": list(notes)}
+
+
+def packed(x: Tensor) -> Data:
+    """A tensor as its shape and the base64 of its float32 values, in little-endian order."""
+    if x.numel() > MOST_CELLS:
+        raise HooklineError(f"this view has {x.numel():,} numbers; the page shows up to {MOST_CELLS:,}: use less text")
+    values = x.detach().to("cpu", torch.float32).contiguous().numpy().astype("<f4")
+    return {"shape": list(x.shape), "f32": base64.b64encode(values.tobytes()).decode()}
+
+
+def describe(model: HookedModel, name: str) -> Data:
+    """What the page needs to know about the model."""
+    cfg = model.cfg
+    points = {point.name: point.axes for point in model.hook_dict.values() if point.axes}
+    return {
+        "model": name,
+        "layers": cfg.n_layers,
+        "heads": cfg.n_heads,
+        "d_model": cfg.d_model,
+        "context": cfg.n_ctx,
+        "points": points,
+        "measures": list(MEASURES),
+        "sweeps": list(SWEEPS),
+    }
+
+
+def tokens_view(model: HookedModel, asked: Question) -> Data:
+    """The tokens of both prompts, and which of them are opposite each other."""
+    first = _tokens(model, asked.prompt)
+    if not asked.other:
+        return {"tokens": first, "other": [], "aligned": []}
+    second = _tokens(model, asked.other)
+    return {"tokens": first, "other": second, "aligned": aligned(first["ids"], second["ids"])}
+
+
+def _tokens(model: HookedModel, text: str) -> Data:
+    ids = model.to_tokens(text)[0].tolist()
+    return {"ids": ids, "texts": [model.to_string([token]) for token in ids]}
+
+
+def aligned(first: list[int], second: list[int]) -> list[list[int | None]]:
+    """Pairs of positions in two lists of tokens, `[a, b]`; None where there is nothing opposite."""
+    pairs: list[list[int | None]] = []
+    for _, start, stop, begin, end in difflib.SequenceMatcher(None, first, second, autojunk=False).get_opcodes():
+        for at in range(max(stop - start, end - begin)):
+            pairs.append([start + at if start + at < stop else None, begin + at if begin + at < end else None])
+    return pairs
+
+
+def next_view(model: HookedModel, asked: Question) -> Data:
+    """The likeliest next tokens after a position, without the edits and with them, and the tokens to compare."""
+    before = _logits(model, asked)
+    with edited(model, asked):
+        after = _logits(model, asked)
+    target, versus = answers(model, asked, before)
+    shown = list(dict.fromkeys([*after.topk(10).indices.tolist(), *before.topk(5).indices.tolist(), target, versus]))
+    return {
+        "ids": shown,
+        "texts": [model.to_string([token]) for token in shown],
+        "before": packed(before.softmax(-1)[shown]),
+        "after": packed(after.softmax(-1)[shown]),
+        "logits": packed(torch.stack([before[shown], after[shown]])),
+        "target": {"id": target, "text": model.to_string([target])},
+        "versus": {"id": versus, "text": model.to_string([versus])},
+        "script": script(model.cfg.model_name, asked),
+    }
+
+
+def _logits(model: HookedModel, asked: Question) -> Tensor:
+    logits = model(asked.prompt)
+    if asked.pos not in range(-logits.shape[1], logits.shape[1]):
+        raise HooklineError(f"position {asked.pos} is out of range: the prompt has {logits.shape[1]} tokens")
+    return logits[0, asked.pos].float()
+
+
+def answers(model: HookedModel, asked: Question, logits: Tensor | None = None) -> tuple[int, int]:
+    """The ids of the target and of the token it is compared with; by default, the model's first and second choice."""
+    target, versus = (_token_id(model, token) for token in (asked.target, asked.versus))
+    if target is None or versus is None:
+        logits = _logits(model, asked) if logits is None else logits
+        choices = logits.topk(3).indices.tolist()
+        target = next(each for each in choices if each != versus) if target is None else target
+        versus = next(each for each in choices if each != target) if versus is None else versus
+    if target == versus:
+        raise HooklineError("the token and the one that it is compared with are the same: choose another")
+    return target, versus
+
+
+def _token_id(model: HookedModel, token: int | str | None) -> int | None:
+    if token is None or isinstance(token, int):
+        return token
+    return model.to_single_token(token)
+
+
+def lens_view(model: HookedModel, asked: Question) -> Data:
+    """What each layer would say at each position: the likeliest tokens, with their probabilities."""
+    length = model.to_tokens(asked.prompt).shape[1]
+    top = min(10 if length <= 200 else 3, model.cfg.d_vocab)
+    with edited(model, asked):
+        found = logit_lens.lens_tokens(model, asked.prompt, top=top, pos=None)
+    words: dict[str, int] = {}
+    cells = [[[words.setdefault(token, len(words)) for token in here] for here in row] for row in found.tokens]
+    return {"layers": found.layers, "cells": cells, "words": list(words), "probs": packed(found.probs)}
+
+
+def heads_view(model: HookedModel, asked: Question) -> Data:
+    """One number for each head: see `MEASURES`."""
+    if asked.measure not in MEASURES:
+        raise HooklineError(f"heads are measured by {', '.join(MEASURES)}, not {asked.measure!r}")
+    if asked.measure == "attention":
+        return {"measure": asked.measure, "values": packed(_attention_to(model, asked))}
+    if asked.measure in head_detectors.KINDS:
+        with edited_any_text(model, asked):
+            scores = head_detectors.head_scores(model, kinds=asked.measure).isel(kind=0)
+        return {"measure": asked.measure, **_grid(model, scores)}
+    target, versus = answers(model, asked)
+    with edited(model, asked):
+        if asked.measure == "attribution":
+            found = logit_attribution.direct_logit_attribution(
+                model, asked.prompt, target, versus, of="heads", pos=asked.pos
+            )
+            return {"measure": asked.measure, **_grid(model, found)}
+        metric = metrics.logit_diff(target, versus, pos=asked.pos)
+        lost = ablation.ablate(model, asked.prompt, metric, progress=False)
+    return {"measure": asked.measure, **_grid(model, lost - lost.info["clean"]), "clean": lost.info["clean"]}
+
+
+def _grid(model: HookedModel, result: Result) -> Data:
+    """A result over layers and heads; layers without heads are NaN."""
+    values = torch.full((model.cfg.n_layers, result.shape[1]), float("nan"))
+    values[[int(layer) for layer in result.coords["layer"]]] = result.values
+    return {"values": packed(values)}
+
+
+def _attention_to(model: HookedModel, asked: Question) -> Tensor:
+    names = {layer: name for layer in range(model.cfg.n_layers) if (name := _pattern(layer)) in model.hook_dict}
+    if not names:
+        raise HooklineError("this model has no attention patterns")
+    with edited(model, asked):
+        cache = model.cache(asked.prompt, names_filter=[*names.values()])
+    width = cache[next(iter(names.values()))].shape[-1]
+    if asked.pos not in range(-width, width) or asked.src not in range(-width, width):
+        raise HooklineError(f"positions {asked.pos} and {asked.src} are not both in a prompt of {width} tokens")
+    values = torch.full((model.cfg.n_layers, model.cfg.n_heads), float("nan"))
+    for layer, name in names.items():
+        values[layer] = cache[name][0, :, asked.pos, asked.src].float().cpu()
+    return values
+
+
+def _pattern(layer: int) -> str:
+    return f"blocks.{layer}.attn.hook_pattern"
+
+
+def attention_view(model: HookedModel, asked: Question) -> Data:
+    """The attention of one head: [query, key]."""
+    return _point(model, asked, _pattern(asked.layer), asked.head)
+
+
+def attribution_view(model: HookedModel, asked: Question) -> Data:
+    """What each component adds to the target's logit, minus what it adds to the other token's."""
+    target, versus = answers(model, asked)
+    with edited(model, asked):
+        found = logit_attribution.direct_logit_attribution(model, asked.prompt, target, versus, pos=asked.pos)
+    return {
+        "components": found.coords["component"],
+        "values": packed(found.values),
+        "bias": float(found.info["bias"]),
+        "logit": float(found.info["logit"]),
+    }
+
+
+def point_view(model: HookedModel, asked: Question) -> Data:
+    """The activation at any point as a matrix; of points with heads, one head."""
+    return _point(model, asked, asked.point, asked.head)
+
+
+def _point(model: HookedModel, asked: Question, name: str, head: int) -> Data:
+    point = model.point(name)
+    with edited(model, asked):
+        x = model.cache(asked.prompt, names_filter=name)[name]
+    axes, x = point.axes.split()[1:], x[0]
+    for letter in ("h", "g"):
+        if letter in axes:
+            at = axes.index(letter)
+            if head not in range(x.shape[at]):
+                raise HooklineError(f"{name} has heads 0 to {x.shape[at] - 1}, not {head}")
+            x = x.select(at, head)
+            axes.remove(letter)
+    if x.ndim == 1:
+        x, axes = x[:, None], [*axes, "1"]
+    if x.ndim != 2:
+        raise HooklineError(f"{name} has the shape {list(x.shape)}, which is not a matrix: choose another point")
+    return {"point": name, "axes": axes, "values": packed(x)}
+
+
+def patching_view(model: HookedModel, asked: Question) -> Data:
+    """The patching sweep from the prompt into the other one: 1 where a cell restores the whole effect."""
+    if asked.measure not in SWEEPS:
+        raise HooklineError(f"patching is over {', '.join(SWEEPS)}, not {asked.measure!r}")
+    if not asked.other:
+        raise HooklineError("patching needs a second prompt: write one below the first")
+    target, versus = answers(model, asked)
+    points, over = SWEEPS[asked.measure]
+    metric = metrics.logit_diff(target, versus, pos=asked.pos)
+    with edited(model, asked):
+        found = patching.sweep(model, asked.prompt, asked.other, metric, points=points, over=over, progress=False)
+    return {
+        "measure": asked.measure,
+        "over": list(over),
+        "layers": found.coords["layer"],
+        "values": packed(found.normalized.values),
+        "clean": found.info["clean"],
+        "corrupted": found.info["corrupted"],
+    }
+
+
+def generate_view(model: HookedModel, asked: Question) -> Data:
+    """The text that the model continues the prompt with, without the edits and with them."""
+    if asked.count not in range(1, MOST_NEW + 1):
+        raise HooklineError(f"the number of new tokens is from 1 to {MOST_NEW}, got {asked.count}")
+    before = _continuation(model, asked)
+    with edited(model, asked):
+        return {"before": before, "after": _continuation(model, asked) if asked.active else before}
+
+
+def _continuation(model: HookedModel, asked: Question) -> list[str]:
+    tokens = model.to_tokens(asked.prompt)
+    ids = model.generate(tokens, max_new_tokens=asked.count, do_sample=False)[0, tokens.shape[1] :].tolist()
+    return [model.to_string([token]) for token in ids]
+
+
+VIEWS: dict[str, Callable[[HookedModel, Question], Data]] = {
+    "tokens": tokens_view,
+    "next": next_view,
+    "lens": lens_view,
+    "heads": heads_view,
+    "attention": attention_view,
+    "attribution": attribution_view,
+    "point": point_view,
+    "patching": patching_view,
+    "generate": generate_view,
+}

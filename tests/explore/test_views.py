@@ -1,0 +1,205 @@
+"""The views have the library's own numbers, and follow the edits."""
+
+import base64
+import contextlib
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from stores import tinyworld
+
+from hookline import HooklineError, edits
+from hookline.experiments import ablation, head_detectors, logit_attribution, logit_lens, metrics, patching
+from hookline.explore.question import LiveEdit, Question
+from hookline.explore.views import VIEWS, aligned, answer, describe
+
+PROMPT = "When Mary and John went to the store, John gave a drink to"
+OTHER = "When Mary and John went to the store, Mary gave a drink to"
+ZERO = LiveEdit("zero", "blocks.3.attn.hook_z", head=4)
+STEER = LiveEdit("steer", "blocks.2.hook_resid_post", amount=2.0, positive="Mary", negative="John")
+EDITS = {
+    "zero": ZERO,
+    "scale": LiveEdit("scale", "blocks.3.attn.hook_z", head=4, amount=0.25, pos=-1),
+    "mean": LiveEdit("mean", "blocks.3.attn.hook_z", head=4),
+    "patch": LiveEdit("patch", "blocks.3.attn.hook_z", head=4),
+    "patch at": LiveEdit("patch", "blocks.1.hook_resid_pre", pos=9),
+    "patch last": LiveEdit("patch", "blocks.3.hook_attn_out", pos=-1),
+    "neuron": LiveEdit("zero", "blocks.1.mlp.hook_post", neuron=7),
+    "steer": STEER,
+}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tinyworld()
+
+
+def ask(model, view, **more):
+    data = answer(model, Question(view, PROMPT, **more))
+    json.dumps(data, allow_nan=False)
+    return data
+
+
+def unpacked(data) -> torch.Tensor:
+    values = np.frombuffer(base64.b64decode(data["f32"]), "<f4").reshape(data["shape"])
+    return torch.from_numpy(values.copy())
+
+
+def mary_john(model):
+    return {"target": model.to_single_token(" Mary"), "versus": model.to_single_token(" John")}
+
+
+def test_next_tokens_are_the_models(model) -> None:
+    data = ask(model, "next")
+    probs = model(PROMPT)[0, -1].softmax(-1)
+    assert torch.equal(unpacked(data["before"]), probs[data["ids"]])
+    assert torch.equal(unpacked(data["after"]), probs[data["ids"]])
+    assert data["target"]["text"] == " Mary"
+
+
+def test_next_tokens_follow_the_edits(model) -> None:
+    data = ask(model, "next", edits=(ZERO,))
+    hooks = [("blocks.3.attn.hook_z", edits.zero(head=4))]
+    probs = model.run_with_hooks(PROMPT, fwd_hooks=hooks)[0, -1].softmax(-1)
+    assert torch.equal(unpacked(data["after"]), probs[data["ids"]])
+    assert data["texts"][0] == " John"
+
+
+def test_an_edit_that_is_off_does_nothing(model) -> None:
+    off = LiveEdit("zero", "blocks.3.attn.hook_z", head=4, on=False)
+    data = ask(model, "next", edits=(off,))
+    assert data["before"] == data["after"]
+
+
+def test_the_lens_is_the_librarys(model) -> None:
+    data = ask(model, "lens")
+    found = logit_lens.lens_tokens(model, PROMPT, top=10, pos=None)
+    assert torch.equal(unpacked(data["probs"]), found.probs)
+    assert [[[data["words"][i] for i in cell] for cell in row] for row in data["cells"]] == found.tokens
+
+
+def test_heads_by_attribution_and_ablation(model) -> None:
+    answers = mary_john(model)
+    data = ask(model, "heads", measure="attribution", **answers)
+    found = logit_attribution.direct_logit_attribution(model, PROMPT, " Mary", " John", of="heads")
+    assert torch.equal(unpacked(data["values"]), found.values)
+    data = ask(model, "heads", measure="ablation", **answers)
+    lost = ablation.ablate(model, PROMPT, metrics.logit_diff(" Mary", " John"), progress=False)
+    assert torch.allclose(unpacked(data["values"]), lost.values - lost.info["clean"])
+    assert data["clean"] == lost.info["clean"]
+
+
+@pytest.mark.parametrize("kind", head_detectors.KINDS)
+def test_heads_by_what_they_attend_to(model, kind) -> None:
+    found = head_detectors.head_scores(model, kinds=kind).isel(kind=0)
+    assert torch.equal(unpacked(ask(model, "heads", measure=kind)["values"]), found.values)
+
+
+def test_attention_of_a_head_and_to_a_token(model) -> None:
+    pattern = model.cache(PROMPT)["pattern", 3][0]
+    assert torch.equal(unpacked(ask(model, "attention", layer=3, head=4)["values"]), pattern[4])
+    values = unpacked(ask(model, "heads", measure="attention", pos=-1, src=9)["values"])
+    assert torch.equal(values[3], pattern[:, -1, 9])
+
+
+def test_components_sum_to_the_logit_difference(model) -> None:
+    data = ask(model, "attribution", **mary_john(model))
+    assert float(unpacked(data["values"]).sum()) + data["bias"] == pytest.approx(data["logit"], rel=1e-4)
+
+
+@pytest.mark.parametrize("point", ["blocks.1.hook_resid_post", "blocks.1.mlp.hook_post", "blocks.1.ln1.hook_scale"])
+def test_any_point_is_a_matrix(model, point) -> None:
+    assert torch.equal(unpacked(ask(model, "point", point=point)["values"]), model.cache(PROMPT)[point][0])
+
+
+def test_a_point_with_heads_is_one_head(model) -> None:
+    values = unpacked(ask(model, "point", point="blocks.1.attn.hook_z", head=3)["values"])
+    assert torch.equal(values, model.cache(PROMPT)["z", 1][0, :, 3])
+
+
+@pytest.mark.parametrize(("measure", "points", "over"), [("stream", "resid_pre", "pos"), ("heads", "z", "head")])
+def test_patching_is_the_librarys(model, measure, points, over) -> None:
+    data = ask(model, "patching", measure=measure, other=OTHER, **mary_john(model))
+    metric = metrics.logit_diff(" Mary", " John")
+    found = patching.sweep(model, PROMPT, OTHER, metric, points=points, over=("layer", over), progress=False)
+    assert torch.equal(unpacked(data["values"]), found.normalized.values)
+
+
+def test_the_generated_text_follows_the_edits(model) -> None:
+    data = ask(model, "generate", count=2, edits=(ZERO,))
+    assert data["before"][0] == " Mary"
+    assert data["after"][0] == " John"
+
+
+def test_tokens_of_both_prompts_are_aligned(model) -> None:
+    data = ask(model, "tokens", other=OTHER)
+    assert data["tokens"]["texts"] == model.to_str_tokens(PROMPT)
+    assert data["aligned"] == [[at, at] for at in range(14)]
+    assert aligned([1, 2, 3], [1, 3]) == [[0, 0], [1, None], [2, 1]]
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_the_script_prints_the_same_numbers(model, name) -> None:
+    data = ask(model, "next", other=OTHER, edits=(EDITS[name],))
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(data["script"], {})
+    after = dict(zip(data["texts"], unpacked(data["after"]).tolist(), strict=True))
+    for line in printed.getvalue().splitlines():
+        prob, text = line.split(" ", 1)
+        assert float(prob) == pytest.approx(after[eval(text)], abs=6e-5)
+    assert len(printed.getvalue().splitlines()) == 10
+
+
+@pytest.mark.parametrize("name", EDITS)
+@pytest.mark.parametrize("view", [view for view in VIEWS if view != "attribution"])
+def test_every_view_takes_every_edit(model, view, name) -> None:
+    more = {"measure": "stream"} if view == "patching" else {"point": "blocks.0.hook_resid_post"}
+    ask(model, view, other=OTHER, edits=(EDITS[name],), **({"measure": "ablation"} | more))
+
+
+@pytest.mark.parametrize(("view", "edit"), [("heads", EDITS["patch last"]), ("attribution", STEER)])
+def test_parts_do_not_sum_to_a_stream_that_is_edited(model, view, edit) -> None:
+    with pytest.raises(HooklineError):
+        ask(model, view, measure="attribution", other=OTHER, edits=(edit,))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"view": "nothing"},
+        {"view": "next", "prompt": ""},
+        {"view": "next", "prompt": "word " * 500},
+        {"view": "next", "pos": 99},
+        {"view": "next", "target": "Mary and John"},
+        {"view": "next", "edits": [{"kind": "zero", "point": "blocks.9.hook_resid_pre"}]},
+        {"view": "next", "edits": [{"kind": "patch", "point": "blocks.1.hook_resid_pre"}]},
+        {"view": "next", "other": "Mary", "edits": [{"kind": "patch", "point": "blocks.1.hook_resid_pre"}]},
+        {"view": "next", "edits": [{"kind": "boom", "point": "blocks.1.hook_resid_pre"}]},
+        {"view": "next", "edits": [{"kind": "zero"}]},
+        {"view": "next", "edits": "all"},
+        {"view": "next", "pos": True},
+        {"view": "next", "unknown": 1},
+        {"view": "attention", "head": 99},
+        {"view": "patching", "measure": "stream"},
+        {"view": "patching", "measure": "stream", "other": "Mary"},
+        {"view": "heads", "measure": "beauty"},
+        {"view": "generate", "count": 10**9},
+    ],
+)
+def test_a_bad_question_is_told(model, given) -> None:
+    with pytest.raises(HooklineError):
+        answer(model, Question.of({"prompt": PROMPT, **given}))
+
+
+def test_a_question_reads_as_it_was_written() -> None:
+    asked = Question.of({"view": "next", "prompt": PROMPT, "edits": [{"kind": "zero", "point": ZERO.point, "head": 4}]})
+    assert asked == Question("next", PROMPT, edits=(ZERO,))
+
+
+def test_the_model_is_described(model) -> None:
+    data = describe(model, "tinyworld")
+    assert (data["layers"], data["heads"]) == (4, 8)
+    assert data["points"]["blocks.0.attn.hook_z"] == "b p h e"
