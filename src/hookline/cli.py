@@ -62,6 +62,30 @@ def demo(
         tour(out)
 
 
+@app.command()
+def explore(
+    model: Annotated[str, typer.Argument(help="A hub id, a local folder, or a model of the package.")] = "tinyworld",
+    prompt: Annotated[str | None, typer.Option(help="The text to begin with.")] = None,
+    other: Annotated[str | None, typer.Option(help="A second text, to compare with and patch from.")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port on 127.0.0.1; 0 is any that is free.")] = 0,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Do not open the page in a browser.")] = False,
+    export: Annotated[Path | None, typer.Option(help="Write the page to this file, and serve nothing.")] = None,
+) -> None:
+    """Look into a model in the browser: a page on this machine, whose address is printed."""
+    from hookline import load
+    from hookline.explore import export_page, first_prompts, serve
+
+    with _telling():
+        loaded = load(model)
+        first, second = first_prompts(model) if prompt is None else (prompt, "")
+        second = second if other is None else other
+        if export is not None:
+            typer.echo(export_page(loaded, export, first, second, name=model))
+            return
+        with _few_threads(loaded):
+            serve(loaded, first, second, name=model, port=port, browser=not no_browser)
+
+
 Place = Annotated[str, typer.Argument(help="The store's folder, or an address such as s3://….")]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib import import_module
 from typing import Any, Literal
 
 import torch
@@ -99,6 +100,14 @@ class HookedModel(ModelInputs, ImageMethods, WeightProcessing):
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *_WEIGHTS})
+
+    def explore(self, prompt: str = "", other: str = "", **options: Any) -> Any:
+        """Look into the model in the browser: starts a server on this machine, and returns its `Explorer`.
+
+        For the options see `hookline.explore.explore`.
+        """
+        # By its name: the explorer is built on everything else.
+        return import_module("hookline.explore").explore(self, prompt, other, **options)
 
     @property
     def weights(self) -> Weights:

@@ -12,6 +12,7 @@ from stores import tinyworld
 
 from hookline import HooklineError, edits
 from hookline.experiments import ablation, head_detectors, logit_attribution, logit_lens, metrics, patching
+from hookline.explore.live_edits import script
 from hookline.explore.question import LiveEdit, Question
 from hookline.explore.views import VIEWS, aligned, answer, describe
 
@@ -145,7 +146,7 @@ def test_the_script_prints_the_same_numbers(model, name) -> None:
     data = ask(model, "next", other=OTHER, edits=(EDITS[name],))
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        exec(data["script"], {})
+        exec(script("tinyworld", Question("next", PROMPT, other=OTHER, edits=(EDITS[name],))), {})
     after = dict(zip(data["texts"], unpacked(data["after"]).tolist(), strict=True))
     for line in printed.getvalue().splitlines():
         prob, text = line.split(" ", 1)

@@ -1,1 +1,129 @@
-"""The explorer: look into a model in the browser, live and offline."""
+"""The explorer: look into a model in the browser, live and offline.
+
+    explorer = model.explore("When Mary and John went to the store, John gave a drink to")
+    explorer.address               # http://127.0.0.1:…/…/
+    explorer.close()
+
+On the command line: `hookline explore MODEL`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import webbrowser
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from hookline.engine.tensorfile import write_bytes
+from hookline.errors import HooklineError
+from hookline.explore.document import document
+from hookline.explore.live_edits import script
+from hookline.explore.question import Question
+from hookline.explore.server import ExplorerServer
+from hookline.explore.views import answer, describe
+from hookline.model import HookedModel
+
+__all__ = ["Explorer", "explore", "export_page", "first_prompts", "serve"]
+
+_FIRST = {
+    "tinyworld": (
+        "When Mary and John went to the store, John gave a drink to",
+        "When Mary and John went to the store, Mary gave a drink to",
+    )
+}
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+class Explorer:
+    """A page of a model, served from a thread until `close`.
+
+    with model.explore(prompt, browser=False) as explorer:
+        print(explorer.address)
+    """
+
+    def __init__(self, server: ExplorerServer) -> None:
+        self._server = server
+        self._thread = threading.Thread(target=server.serve_forever, name="hookline explorer server", daemon=True)
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        """Where the page is. Whoever has the address can use the model, on this machine only."""
+        return self._server.address
+
+    def close(self) -> None:
+        """Stop the server; may be called more than once."""
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join()
+            self._server.server_close()
+
+    def __enter__(self) -> Explorer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Explorer at {self.address}" if self._thread.is_alive() else "Explorer, closed"
+
+
+def explore(
+    model: HookedModel,
+    prompt: str = "",
+    other: str = "",
+    *,
+    port: int = 0,
+    browser: bool = True,
+    name: str | None = None,
+) -> Explorer:
+    """Serve the page of a model from a thread, and open it in a browser.
+
+    `other` is a second prompt to compare with. `name` is what "Copy as Python" loads the model by.
+    """
+    if model.tokenizer is None:
+        raise HooklineError("the explorer needs text, but the model has no tokenizer: hookline.hook(model, tokenizer)")
+    name = model.cfg.model_name if name is None else name
+    explorer = Explorer(ExplorerServer(model, name, prompt=prompt, other=other, port=port))
+    print(explorer.address, flush=True)
+    if browser:
+        webbrowser.open(explorer.address)
+    return explorer
+
+
+def serve(model: HookedModel, prompt: str, other: str = "", **options: Any) -> None:
+    """Serve the page until Ctrl-C; for the options see `explore`."""
+    with explore(model, prompt, other, **options) as explorer, suppress(KeyboardInterrupt):
+        explorer._thread.join()
+
+
+def first_prompts(name: str) -> tuple[str, str]:
+    """The prompts that the page of a model begins with; empty, unless the model ships with the package."""
+    return _FIRST.get(name, ("", ""))
+
+
+def export_page(
+    model: HookedModel, path: str | os.PathLike[str], prompt: str, other: str = "", *, name: str | None = None
+) -> Path:
+    """Write the page to a file, with the views of these prompts inside; it opens from disk, without a server."""
+    name = model.cfg.model_name if name is None else name
+    described = describe(model, name)
+    point = next((each for each in described["points"] if each.endswith("hook_resid_post")), "")
+    asked: dict[str, dict[str, Any]] = {
+        **{view: {} for view in ("tokens", "next", "lens", "generate")},
+        "heads": {"measure": "attribution"},
+        "attribution": {},
+        "attention": {"layer": model.cfg.n_layers - 1},
+        "point": {"point": point},
+        **({"patching": {"measure": "stream"}} if other else {}),
+    }
+    answers = {view: answer(model, Question(view, prompt, other, **more)) for view, more in asked.items()}
+    answers["next"]["script"] = script(name, Question("next", prompt, other))
+    data = {"live": False, "model": described, "state": {"prompt": prompt, "other": other}, "answers": answers}
+    write_bytes(Path(path), document(data).encode(), "the page")
+    return Path(path)

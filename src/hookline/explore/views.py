@@ -19,7 +19,7 @@ from torch import Tensor
 from hookline.errors import HooklineError
 from hookline.experiments import ablation, head_detectors, logit_attribution, logit_lens, metrics, patching
 from hookline.experiments.result import Result
-from hookline.explore.live_edits import edited, edited_any_text, script
+from hookline.explore.live_edits import edited, edited_any_text
 from hookline.explore.question import Question
 from hookline.model import HookedModel
 
@@ -111,7 +111,6 @@ def next_view(model: HookedModel, asked: Question) -> Data:
         "logits": packed(torch.stack([before[shown], after[shown]])),
         "target": {"id": target, "text": model.to_string([target])},
         "versus": {"id": versus, "text": model.to_string([versus])},
-        "script": script(model.cfg.model_name, asked),
     }
 
 

@@ -1,0 +1,262 @@
+// The page: one state, one list of panels, and the questions that keep them up to date.
+
+class App {
+  constructor(root, given) {
+    Object.assign(this, { root, model: given.model, isLive: given.live, answers: given.answers, errors: {}, grids: [], round: 0, busy: new Map() });
+    this.server = given.live ? new Server() : null;
+    this.given = { point: this.firstPoint(), layer: given.model.layers - 1, ...given.state };
+    this.state = stateFrom(location.hash, this.given);
+    this.watchers = [];
+    this.link = {
+      hovered: null, selected: null,
+      hover: (place) => { this.link.hovered = place; this.light(); },
+      watch: (act) => this.watchers.push(act),
+    };
+    this.edits = new EditList(this);
+    this.panels = PANELS.map((make) => ({ ...make(this), node: null }));
+    this.build();
+  }
+
+  firstPoint() {
+    const names = Object.keys(this.model.points);
+    return names.find((name) => name.endsWith("hook_resid_post")) ?? names[0] ?? "";
+  }
+
+  get tokens() {
+    return this.answers.tokens;
+  }
+
+  answer(slot) {
+    return this.answers[slot];
+  }
+
+  hasEdits() {
+    return this.state.edits.some((edit) => edit.on);
+  }
+
+  position() {
+    return this.state.pos ?? (this.tokens?.tokens.ids.length ?? 1) - 1;
+  }
+
+  build() {
+    this.prompt = el("textarea", { rows: 2, value: this.state.prompt, placeholder: "Write a prompt", spellcheck: "false", "aria-label": "Prompt", onkeydown: (event) => this.enter(event) });
+    this.other = el("textarea", { rows: 1, value: this.state.other, placeholder: "A second prompt to compare with and patch from (optional)", spellcheck: "false", "aria-label": "Second prompt", onkeydown: (event) => this.enter(event) });
+    this.target = el("input", { "aria-label": "answer", placeholder: "answer", onchange: (event) => this.change({ target: event.target.value || null }) });
+    this.versus = el("input", { "aria-label": "compared with", placeholder: "compared with", onchange: (event) => this.change({ versus: event.target.value || null }) });
+    this.status = el("span", { class: "status", role: "status", "aria-live": "polite" });
+    this.strip = el("div", { class: "strip", "aria-label": "Tokens" });
+    const button = (text, act, title) => el("button", { onclick: act, title }, text);
+    const head = el("header", {},
+      el("div", { class: "bar1" }, el("h1", {}, "hookline ", el("span", {}, this.model.model)),
+        el("span", { class: "facts" }, `${this.model.layers} layers × ${this.model.heads} heads, width ${this.model.d_model}`),
+        this.status, el("span", { class: "grow" }),
+        button("Copy as Python", () => this.copy(), "a script that prints the same numbers"),
+        this.isLive ? button("Save as one page", () => this.save(), "a file that opens without a server") : null,
+        button("Light or dark", () => this.change({ theme: isDark() ? "light" : "dark" }, []))),
+      el("div", { class: "prompts" }, this.prompt, this.other),
+      el("div", { class: "bar2" },
+        this.isLive ? el("button", { class: "run", onclick: () => this.submit(), title: "Enter" }, "Run") : null,
+        el("label", {}, "answer ", this.target), el("label", {}, "compared with ", this.versus), this.strip));
+    const body = el("main", {}, this.panels.map((panel) => {
+      panel.node = el("section", { class: panel.wide ? "panel wide" : "panel", "aria-label": panel.title, "data-slot": panel.slot });
+      return panel.node;
+    }));
+    body.children[1].after(this.edits.node);
+    this.root.replaceChildren(head, body);
+    for (const input of [this.prompt, this.other, this.target, this.versus]) input.disabled = !this.isLive;
+  }
+
+  start() {
+    this.paint();
+    addEventListener("hashchange", () => this.goTo(stateFrom(location.hash, this.given)));
+    addEventListener("resize", () => { clearTimeout(this.later); this.later = setTimeout(() => this.paint(), 150); });
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.paint());
+    addEventListener("keydown", (event) => {
+      const isTyping = /^(INPUT|TEXTAREA|SELECT)$/.test(document.activeElement?.tagName ?? "");
+      if (event.key === "z" && (event.ctrlKey || event.metaKey) && !isTyping) { event.preventDefault(); this.edits.undo(); }
+    });
+    if (this.isLive && this.state.prompt) this.refresh();
+  }
+
+  enter(event) {
+    if (event.key === "Enter" && !event.shiftKey) { event.preventDefault(); this.submit(); }
+  }
+
+  submit() {
+    const changed = this.prompt.value !== this.state.prompt;
+    this.change({ prompt: this.prompt.value, other: this.other.value, ...(changed ? { pos: null, src: 0, target: null, versus: null } : {}) });
+  }
+
+  goTo(state) {
+    this.state = state;
+    [this.prompt.value, this.other.value] = [state.prompt, state.other];
+    this.paint();
+    if (this.isLive && state.prompt) this.refresh();
+  }
+
+  // Change the state; ask again for everything, or for these panels only.
+  change(values, slots = null) {
+    this.state = { ...this.state, ...values };
+    history.replaceState(null, "", addressOf(this.state));
+    if (slots === null && this.isLive && this.state.prompt) this.refresh();
+    else if (this.isLive && this.state.prompt) slots.forEach((slot) => this.fetch(this.panels.find((panel) => panel.slot === slot)));
+    this.paint();
+  }
+
+  follow(id) {
+    const next = this.answer("next");
+    if (!next || id === next.target.id) return;
+    this.change({ target: id, versus: id === next.versus.id ? next.target.id : next.versus.id });
+  }
+
+  select(place) {
+    this.link.selected = place;
+    const { layer, head } = place;
+    if (head !== undefined && layer !== undefined && (layer !== this.state.layer || head !== this.state.head)) this.change({ layer, head }, ["attention"]);
+    this.edits.draw();
+    this.light();
+  }
+
+  async refresh() {
+    this.round += 1;
+    const round = this.round;
+    const ready = [this.fetch({ slot: "tokens", question: () => ({ view: "tokens" }) }), this.fetch(this.panels[0])];
+    await Promise.all(ready);
+    if (round !== this.round || this.errors.next || this.errors.tokens) return;
+    this.panels.slice(1).forEach((panel) => this.fetch(panel));
+  }
+
+  async fetch(panel) {
+    const asked = panel.question(this.state), { slot } = panel;
+    if (!asked || !this.isLive) {
+      delete this.answers[slot];
+      this.paintPanel(panel);
+      return;
+    }
+    const round = this.round, ticket = {};
+    const next = this.answer("next");
+    const answers = slot === "next" || slot === "tokens" || !next ? {} : { target: next.target.id, versus: next.versus.id };
+    const question = { prompt: this.state.prompt, other: this.state.other, edits: this.state.edits, pos: this.state.pos ?? -1, ...answers, ...asked };
+    this.busy.set(slot, ticket);
+    const slow = setTimeout(() => this.showBusy(), 300);
+    try {
+      const data = await this.server.ask(slot, round, question);
+      if (this.busy.get(slot) !== ticket || round !== this.round) return;
+      this.answers[slot] = data;
+      delete this.errors[slot];
+    } catch (error) {
+      if (error.cancelled || this.busy.get(slot) !== ticket || round !== this.round) return;
+      this.errors[slot] = error.message;
+    } finally {
+      clearTimeout(slow);
+      if (this.busy.get(slot) === ticket) { this.busy.delete(slot); this.showBusy(); }
+    }
+    if (slot === "tokens") this.paintStrip();
+    else this.paintPanel(panel);
+    if (slot === "next") this.paintAnswers();
+  }
+
+  showBusy() {
+    const waiting = [...this.busy.keys()].filter((slot) => slot !== "tokens");
+    for (const panel of this.panels) panel.node.classList.toggle("busy", waiting.includes(panel.slot));
+    if (!waiting.length) return this.tell(this.errors.tokens ?? "");
+    const stop = el("button", { class: "small", onclick: () => { this.round += 1; this.busy.clear(); this.showBusy(); this.server.cancel().catch(() => {}); } }, "Cancel");
+    this.status.replaceChildren(el("progress", {}), ` ${waiting.join(", ")} `, stop);
+  }
+
+  tell(message) {
+    this.status.replaceChildren(message);
+  }
+
+  paint() {
+    const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+    document.documentElement.dataset.theme = this.state.theme || system;
+    this.watchers = [];
+    this.paintStrip();
+    this.paintAnswers();
+    this.panels.forEach((panel) => this.paintPanel(panel));
+    this.edits.draw();
+    this.light();
+  }
+
+  paintAnswers() {
+    const next = this.answer("next");
+    if (!next) return;
+    this.target.value = next.target.text;
+    this.versus.value = next.versus.text;
+  }
+
+  paintPanel(panel) {
+    const { slot } = panel, data = this.answers[slot], failed = this.errors[slot];
+    panel.grid = null;
+    const controls = panel.controls?.(this.state) ?? [];
+    if (!this.isLive) controls.forEach((node) => node?.querySelectorAll("input, select").forEach((input) => { input.disabled = true; }));
+    panel.node.replaceChildren(
+      el("h2", {}, panel.title), el("p", { class: "hint" }, panel.hint(this.state)), ...(controls.length ? [el("div", { class: "controls" }, controls)] : []));
+    if (failed) return panel.node.append(el("p", { class: "error", role: "alert" }, failed));
+    if (!data) return panel.node.append(el("p", { class: "hint" }, panel.empty ?? (this.isLive ? "" : "not part of this saved page")));
+    try {
+      for (const part of panel.draw(data, this.state)) {
+        if (!part) continue;
+        panel.node.append(part instanceof Grid ? part.node : part);
+        if (part instanceof Grid) { panel.grid = part; part.draw(); }
+      }
+    } catch (error) {
+      panel.node.append(el("p", { class: "error", role: "alert" }, `this view cannot be drawn: ${error.message}`));
+    }
+    for (const note of data.notes ?? []) panel.node.append(el("p", { class: "note" }, note));
+  }
+
+  // The tokens of the first prompt, and those of the second under the ones they are aligned with.
+  paintStrip() {
+    const data = this.tokens;
+    if (!data) return this.strip.replaceChildren();
+    const pairs = data.aligned.length ? data.aligned : data.tokens.ids.map((_, at) => [at, null]);
+    const chip = (list, at, isFirst) => (at === null ? el("span", { class: "chip none" }, " ") : el("button", {
+      class: "chip", "data-pos": isFirst ? at : null, disabled: !isFirst || !this.isLive, "aria-pressed": isFirst ? String(at === this.position()) : null,
+      onmouseenter: () => this.link.hover({ pos: at }), onmouseleave: () => this.link.hover(null), onfocus: () => this.link.hover({ pos: at }),
+      onclick: () => this.change({ pos: at, target: null, versus: null }),
+    }, shown(list.texts[at])));
+    this.strip.replaceChildren(...pairs.map(([one, two]) => el("span", {
+      class: data.aligned.length && (one === null || two === null || data.tokens.ids[one] !== data.other.ids[two]) ? "pair differs" : "pair",
+    }, chip(data.tokens, one, true), data.aligned.length ? chip(data.other, two, false) : null)));
+  }
+
+  light() {
+    this.panels.forEach((panel) => panel.grid?.light());
+    this.watchers.forEach((act) => act());
+    for (const node of this.strip.querySelectorAll("[data-pos]")) {
+      const at = Number(node.dataset.pos), hovered = this.link.hovered;
+      node.classList.toggle("lit", Boolean(hovered && (hovered.pos === at || hovered.src === at)));
+    }
+  }
+
+  async copy() {
+    const text = this.answer("next")?.script ?? "";
+    try {
+      await navigator.clipboard.writeText(text);
+      this.tell("copied");
+    } catch {
+      const box = el("textarea", { class: "script", rows: 14, "aria-label": "Python", readonly: true, value: text });
+      const dialog = el("dialog", {}, box, el("button", { onclick: () => dialog.remove() }, "Close"));
+      document.body.append(dialog);
+      dialog.showModal();
+      box.select();
+    }
+  }
+
+  async save() {
+    try {
+      download(await this.server.page(this.state, this.answers), "explorer.html");
+      this.tell("saved explorer.html");
+    } catch (error) {
+      this.tell(error.message);
+    }
+  }
+}
+
+const inside = document.getElementById("data");
+if (inside) {
+  const app = new App(document.getElementById("explorer"), JSON.parse(inside.textContent));
+  app.start();
+}

@@ -1,0 +1,113 @@
+// Data: what the page got inside, what it asks the server, and the small tools that everything below uses.
+
+const el = (tag, props = {}, ...children) => fill(document.createElement(tag), props, children);
+const svg = (tag, props = {}, ...children) =>
+  fill(document.createElementNS("http://www.w3.org/2000/svg", tag), props, children);
+
+// Text always becomes a text node: nothing that a model or a file says is ever read as HTML.
+function fill(node, props, children) {
+  for (const [key, value] of Object.entries(props)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
+    else if (key === "value" || key === "checked" || key === "disabled" || key === "selected") node[key] = value;
+    else node.setAttribute(key, value === true ? "" : String(value));
+  }
+  node.append(...children.flat().filter((child) => child !== null && child !== undefined).map((child) =>
+    child instanceof Node ? child : document.createTextNode(String(child))));
+  return node;
+}
+
+// A token as it is shown: spaces and line breaks can be seen.
+function shown(text, trim = false) {
+  const seen = text.replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/\r/g, "␍");
+  if (/^ +$/.test(seen)) return "␣".repeat(seen.length);
+  return trim ? seen.replace(/^ /, "") : seen.replace(/^ /, "·");
+}
+
+function number(value, digits = 3) {
+  if (value === null || Number.isNaN(value)) return "–";
+  const size = Math.abs(value);
+  if (size !== 0 && (size >= 1e5 || size < 1e-4)) return value.toExponential(1).replace("-", "−");
+  const text = size >= 100 ? value.toFixed(1) : value.toPrecision(digits);
+  return (size < 1 ? value.toFixed(digits) : text).replace("-", "−");
+}
+
+const percent = (value) => `${(100 * value).toFixed(value > 0 && value < 0.01 ? 2 : 1)} %`;
+
+// A tensor: {shape, values, at(row, column)}. The bytes must be as many as the shape says.
+function tensor(packed) {
+  const bytes = Uint8Array.from(atob(packed.f32), (letter) => letter.charCodeAt(0));
+  const size = packed.shape.reduce((a, b) => a * b, 1);
+  if (bytes.length !== 4 * size) throw new Error(`a tensor of shape [${packed.shape}] came with ${bytes.length} bytes`);
+  const view = new DataView(bytes.buffer);
+  const values = Float32Array.from({ length: size }, (_, at) => view.getFloat32(4 * at, true));
+  const width = packed.shape[packed.shape.length - 1] ?? 1;
+  return { shape: packed.shape, values, at: (row, column) => values[row * width + column] };
+}
+
+function largest(values) {
+  let most = 0;
+  for (const value of values) if (Number.isFinite(value) && Math.abs(value) > most) most = Math.abs(value);
+  return most || 1;
+}
+
+const EMPTY = {
+  prompt: "", other: "", pos: null, src: 0, target: null, versus: null, layer: 0, head: 0,
+  measure: "attribution", sweep: "stream", point: "", pointHead: 0, edits: [], theme: "",
+};
+
+// The state is in the address, after the #, which browsers keep to themselves.
+function stateFrom(hash, given) {
+  let found = {};
+  try {
+    found = hash.length > 1 ? JSON.parse(decodeURIComponent(hash.slice(1))) : {};
+  } catch { /* an address that was cut off: start anew */ }
+  const state = { ...EMPTY, ...given };
+  for (const [key, value] of Object.entries(found ?? {})) {
+    const like = EMPTY[key];
+    const fits = like === null || (Array.isArray(like) ? Array.isArray(value) : typeof value === typeof like);
+    if (key in EMPTY && fits) state[key] = value;
+  }
+  return state;
+}
+
+function addressOf(state) {
+  const kept = Object.entries(state).filter(([key, value]) =>
+    JSON.stringify(value) !== JSON.stringify(EMPTY[key]));
+  return `#${encodeURIComponent(JSON.stringify(Object.fromEntries(kept)))}`;
+}
+
+// Asks the server; newer questions make the server drop older ones of this tab.
+class Server {
+  constructor() {
+    this.tab = Array.from(crypto.getRandomValues(new Uint8Array(12)), (byte) => byte.toString(16)).join("");
+    this.base = location.pathname.replace(/\/?$/, "/");
+  }
+
+  async post(path, body) {
+    const options = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
+    let reply;
+    try {
+      reply = await fetch(this.base + path, options);
+    } catch {
+      throw new Error("the server does not answer: is hookline explore still running?");
+    }
+    if (!reply.ok) {
+      const told = await reply.json().catch(() => ({ error: `the server answered ${reply.status}` }));
+      throw Object.assign(new Error(told.error), { cancelled: reply.status === 409 });
+    }
+    return reply;
+  }
+
+  async ask(slot, state, question) {
+    return (await this.post("ask", { tab: this.tab, slot, state, question })).json();
+  }
+
+  cancel() {
+    return this.post("cancel", { tab: this.tab });
+  }
+
+  async page(state, answers) {
+    return (await this.post("save", { state, answers })).blob();
+  }
+}

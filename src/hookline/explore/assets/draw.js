@@ -1,0 +1,260 @@
+// Drawing: colors, grids on a canvas, bars as SVG, and the tip that follows the pointer.
+
+// Orange and blue differ for every common kind of color blindness; zero is the color of the paper.
+const COLORS = {
+  light: { paper: [247, 246, 242], ink: "#1e2430", faint: "#5a6274", warm: [179, 78, 0], cold: [20, 82, 163], one: [62, 52, 168], on: "#ffffff" },
+  dark: { paper: [38, 43, 54], ink: "#e8eaf0", faint: "#a2aabb", warm: [255, 150, 54], cold: [92, 168, 255], one: [166, 156, 255], on: "#10131a" },
+};
+
+const isDark = () => document.documentElement.dataset.theme === "dark";
+const palette = () => COLORS[isDark() ? "dark" : "light"];
+
+function mixed(share, full) {
+  const { paper } = palette();
+  const part = Math.min(1, Math.abs(share)) ** 0.8;
+  return `rgb(${paper.map((from, at) => Math.round(from + (full[at] - from) * part)).join(" ")})`;
+}
+
+// -1 to 1 around zero, or 0 to 1.
+function color(share, scale) {
+  const colors = palette();
+  if (!Number.isFinite(share)) return "transparent";
+  if (scale === "one") return mixed(Math.max(0, share), colors.one);
+  return mixed(share, share < 0 ? colors.cold : colors.warm);
+}
+
+const tip = {
+  node: null,
+  show(lines, x, y) {
+    this.node ??= document.body.appendChild(el("div", { class: "tip", role: "status" }));
+    this.node.replaceChildren(...lines.map((line) =>
+      line instanceof Node ? line : el("div", {}, line)));
+    this.node.hidden = false;
+    const { offsetWidth: wide, offsetHeight: high } = this.node;
+    this.node.style.left = `${Math.max(4, Math.min(x + 14, innerWidth - wide - 8))}px`;
+    this.node.style.top = `${Math.max(4, y + 18 + high > innerHeight ? y - high - 10 : y + 18)}px`;
+  },
+  hide() {
+    if (this.node) this.node.hidden = true;
+  },
+};
+
+// A grid of cells on a canvas. `spec` has rows, columns (labels), value(row, column), scale, most, and may have
+// text(row, column), lines(row, column) for the tip, place(row, column) (what the cell stands for), pick(row, column).
+class Grid {
+  constructor(label, spec, link) {
+    Object.assign(this, { spec, link, at: null, cursor: [0, 0] });
+    this.canvas = el("canvas", {
+      tabindex: 0, role: "application", "aria-label": `${label}. Arrow keys move, Enter selects.`,
+      onmousemove: (event) => this.point(event), onmouseleave: () => this.leave(),
+      onclick: (event) => this.choose(event), onkeydown: (event) => this.key(event), onblur: () => this.leave(),
+    });
+    this.node = el("div", { class: "scroll" }, this.canvas);
+    this.base = document.createElement("canvas");
+  }
+
+  // Sizes depend on the room there is: called when the node is in the page.
+  draw() {
+    const { rows, columns, text } = this.spec;
+    const room = this.node.clientWidth || 480;
+    const longest = Math.max(...rows.map((row) => String(row).length));
+    this.left = Math.min(96, 14 + 7 * longest);
+    const words = columns.some((column) => String(column).length > 3);
+    const least = text ? (columns.length <= 60 ? 44 : 12) : columns.length > 300 ? 3 : 10;
+    this.wide = Math.max(least, Math.min(64, (room - this.left - 8) / columns.length));
+    this.high = text ? 24 : rows.length > 120 ? 4 : Math.max(10, Math.min(24, 420 / rows.length));
+    this.slanted = words && this.wide < 58;
+    this.up = this.slanted ? 58 : 20;
+    const width = this.left + this.wide * columns.length + (this.slanted ? 30 : 6);
+    const height = this.up + this.high * rows.length + 2;
+    const sharp = width * devicePixelRatio > 12000 ? 1 : devicePixelRatio;
+    for (const canvas of [this.base, this.canvas]) {
+      canvas.width = Math.ceil(width * sharp);
+      canvas.height = Math.ceil(height * sharp);
+    }
+    this.canvas.style.width = `${width}px`;
+    this.canvas.style.height = `${height}px`;
+    this.sharp = sharp;
+    this.paint();
+    this.light();
+  }
+
+  paint() {
+    const { rows, columns, value, text, scale, most } = this.spec;
+    const brush = this.base.getContext("2d");
+    const colors = palette();
+    brush.setTransform(this.sharp, 0, 0, this.sharp, 0, 0);
+    brush.font = "12px system-ui, sans-serif";
+    brush.textBaseline = "middle";
+    const gap = this.wide > 9 && this.high > 9 ? 1 : 0;
+    rows.forEach((_, row) => columns.forEach((_, column) => {
+      const share = value(row, column) / most;
+      brush.fillStyle = color(share, scale);
+      const [x, y] = this.corner(row, column);
+      brush.fillRect(x, y, this.wide - gap, this.high - gap);
+      if (text && this.wide >= 34) {
+        brush.fillStyle = Math.abs(share) > 0.55 ? colors.on : colors.ink;
+        brush.textAlign = "center";
+        brush.fillText(clipped(brush, text(row, column), this.wide - 5), x + this.wide / 2, y + this.high / 2);
+      }
+    }));
+    this.labels(brush, colors);
+  }
+
+  labels(brush, colors) {
+    const { rows, columns } = this.spec;
+    brush.fillStyle = colors.faint;
+    brush.textAlign = "right";
+    const everyRow = Math.max(1, Math.ceil(13 / this.high));
+    rows.forEach((row, at) => {
+      if (at % everyRow === 0) brush.fillText(clipped(brush, String(row), this.left - 8), this.left - 6, this.up + this.high * (at + 0.5));
+    });
+    const every = Math.max(1, Math.ceil((this.slanted ? 13 : 24) / this.wide));
+    columns.forEach((column, at) => {
+      if (at % every !== 0) return;
+      brush.save();
+      brush.translate(this.left + this.wide * (at + 0.5), this.up - (this.slanted ? 6 : 9));
+      if (this.slanted) brush.rotate(-0.85);
+      brush.textAlign = this.slanted ? "left" : "center";
+      brush.fillText(clipped(brush, String(column), this.slanted ? 64 : this.wide * every - 4), 0, 0);
+      brush.restore();
+    });
+  }
+
+  corner(row, column) {
+    return [this.left + this.wide * column, this.up + this.high * row];
+  }
+
+  // Frames around the cells that stand for what is hovered anywhere, and for what is selected.
+  light() {
+    if (!this.sharp) return;
+    const brush = this.canvas.getContext("2d");
+    brush.setTransform(1, 0, 0, 1, 0, 0);
+    brush.clearRect(0, 0, this.canvas.width, this.canvas.height);
+    brush.drawImage(this.base, 0, 0);
+    brush.setTransform(this.sharp, 0, 0, this.sharp, 0, 0);
+    const { rows, columns, place } = this.spec;
+    if (!place) return;
+    const hovered = this.link.hovered;
+    if (!hovered && !this.link.selected) return;
+    const frame = (row, column, line) => {
+      const [x, y] = this.corner(row, column);
+      brush.strokeStyle = palette().ink;
+      brush.lineWidth = line;
+      brush.strokeRect(x, y, Math.max(2, this.wide - 1), Math.max(2, this.high - 1));
+    };
+    rows.forEach((_, row) => columns.forEach((_, column) => {
+      const here = place(row, column);
+      if (hovered && alike(here, hovered)) frame(row, column, 1);
+      if (this.link.selected && isAt(here, this.link.selected)) frame(row, column, 2.5);
+    }));
+    if (this.at) frame(...this.at, 2);
+  }
+
+  find(event) {
+    const box = this.canvas.getBoundingClientRect();
+    const row = Math.floor((event.clientY - box.top - this.up) / this.high);
+    const column = Math.floor((event.clientX - box.left - this.left) / this.wide);
+    const isInside = row >= 0 && column >= 0 && row < this.spec.rows.length && column < this.spec.columns.length;
+    return isInside ? [row, column] : null;
+  }
+
+  point(event) {
+    const found = this.find(event);
+    if (!found) return this.leave();
+    this.touch(found, event.clientX, event.clientY);
+  }
+
+  touch(found, x, y) {
+    const isNew = !this.at || this.at[0] !== found[0] || this.at[1] !== found[1];
+    this.at = found;
+    if (this.spec.lines) tip.show(this.spec.lines(...found), x, y);
+    if (isNew) this.link.hover(this.spec.place ? this.spec.place(...found) : null);
+  }
+
+  leave() {
+    if (!this.at) return;
+    this.at = null;
+    tip.hide();
+    this.link.hover(null);
+  }
+
+  choose(event) {
+    const found = this.find(event);
+    if (found) this.pick(found);
+  }
+
+  pick(found) {
+    this.cursor = found;
+    this.spec.pick?.(...found);
+  }
+
+  key(event) {
+    const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+    if (event.key === "Enter" || event.key === " ") {
+      event.preventDefault();
+      return this.pick(this.cursor);
+    }
+    if (event.key === "Escape") return this.leave();
+    if (!step) return;
+    event.preventDefault();
+    const clamp = (value, most) => Math.max(0, Math.min(most - 1, value));
+    this.cursor = [
+      clamp(this.cursor[0] + step[0], this.spec.rows.length), clamp(this.cursor[1] + step[1], this.spec.columns.length),
+    ];
+    const [x, y] = this.corner(...this.cursor);
+    const box = this.canvas.getBoundingClientRect();
+    this.touch(this.cursor, box.left + x + this.wide / 2, box.top + y + this.high / 2);
+  }
+}
+
+// Whether two places have all in common that both name: {layer: 3, head: 4} and {layer: 3, head: 4, pos: 2} do.
+function alike(one, other) {
+  if (!one || !other) return false;
+  const shared = ["layer", "head", "part", "pos", "src"].filter((key) => key in one && key in other);
+  return shared.length > 0 && shared.every((key) => one[key] === other[key]);
+}
+
+// Whether a place is exactly what is selected.
+function isAt(place, selected) {
+  const keys = ["layer", "head", "part", "pos"].filter((key) => key in selected);
+  return keys.length > 1 && keys.every((key) => place[key] === selected[key]);
+}
+
+function clipped(brush, text, room) {
+  if (brush.measureText(text).width <= room) return text;
+  let kept = text;
+  while (kept.length > 1 && brush.measureText(`${kept}…`).width > room) kept = kept.slice(0, -1);
+  return `${kept}…`;
+}
+
+// Bars as SVG: rows are {label, values: [{value, kind, text}], place, pick}; negative values grow to the left.
+function bars(rows, link, { most, signed = false, labelWidth = 92 }) {
+  const each = Math.max(...rows.map((row) => row.values.length));
+  const high = 13 * each + 7;
+  const width = 460, room = width - labelWidth - 70, zero = signed ? labelWidth + room / 2 : labelWidth;
+  const unit = (signed ? room / 2 : room) / most;
+  const drawn = rows.map((row, at) => {
+    const parts = row.values.map(({ value, kind, text }, nth) => {
+      const length = Math.max(1, Math.abs(value) * unit), y = 3 + 13 * nth;
+      const end = value < 0 ? zero - length : zero + length;
+      return [
+        svg("rect", { x: value < 0 ? end : zero, y, width: length, height: 11, rx: 2, class: `bar ${kind}` }),
+        svg("text", { x: value < 0 ? end - 5 : end + 5, y: y + 9, class: "value", "text-anchor": value < 0 ? "end" : "start" }, text),
+      ];
+    });
+    const label = svg("text", { x: labelWidth - 8, y: high / 2 + 3, class: "label", "text-anchor": "end" }, row.label);
+    const back = svg("rect", { x: 0, y: 0, width, height: high, class: "back" });
+    return svg("g", {
+      transform: `translate(0 ${at * high})`, class: "row", tabindex: row.pick ? 0 : null,
+      role: row.pick ? "button" : null, "aria-label": `${row.label}: ${row.values.map(({ text }) => text).join(", ")}`,
+      onmouseenter: () => link.hover(row.place ?? null), onmouseleave: () => link.hover(null),
+      onclick: row.pick ?? null, onkeydown: (event) => event.key === "Enter" && row.pick?.(),
+    }, back, label, parts.flat());
+  });
+  const line = signed ? svg("line", { x1: zero, x2: zero, y1: 0, y2: rows.length * high, class: "zero" }) : null;
+  const node = svg("svg", { viewBox: `0 0 ${width} ${rows.length * high}`, class: "bars" }, line, drawn);
+  link.watch(() => drawn.forEach((group, at) =>
+    group.classList.toggle("lit", Boolean(link.hovered && rows[at].place && alike(rows[at].place, link.hovered)))));
+  return node;
+}

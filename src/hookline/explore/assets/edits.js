@@ -1,0 +1,124 @@
+// Edits: what is selected, what can be done to it, and the list of what is done.
+
+const NAMES = { zero: "zero", scale: "scale", mean: "mean-ablate", patch: "patch", steer: "steer" };
+
+function said(edit) {
+  const where = [edit.point, ...(edit.head === undefined || edit.head === null ? [] : [`head ${edit.head}`]),
+    ...(edit.neuron === undefined || edit.neuron === null ? [] : [`neuron ${edit.neuron}`]),
+    edit.pos === undefined || edit.pos === null ? "all positions" : `position ${edit.pos}`];
+  const what = edit.kind === "steer" ? `steer from “${edit.negative}” to “${edit.positive}”` : NAMES[edit.kind];
+  return `${what}: ${where.join(", ")}`;
+}
+
+class EditList {
+  constructor(app) {
+    this.app = app;
+    this.here = true; // whether an edit is made at the selected position only
+    this.past = [];
+    this.node = el("section", { class: "panel edits", "aria-label": "Edits" });
+  }
+
+  // The list before is kept for undo.
+  put(edits) {
+    this.past.push(this.app.state.edits);
+    this.app.change({ edits });
+  }
+
+  undo() {
+    if (this.past.length) this.app.change({ edits: this.past.pop() });
+  }
+
+  add(kind, more = {}) {
+    const { selected } = this.app.link;
+    if (!selected) return;
+    const edit = { kind, point: selected.point, on: true, ...more };
+    if (kind !== "steer" && selected.head !== undefined) edit.head = selected.head;
+    if (kind !== "steer" && selected.neuron !== undefined) edit.neuron = selected.neuron;
+    if (selected.pos !== undefined && this.here) edit.pos = selected.pos;
+    this.put([...this.app.state.edits, edit]);
+  }
+
+  set(at, values) {
+    this.put(this.app.state.edits.map((edit, nth) => (nth === at ? { ...edit, ...values } : edit)));
+  }
+
+  move(at, by) {
+    const edits = [...this.app.state.edits];
+    [edits[at], edits[at + by]] = [edits[at + by], edits[at]];
+    this.put(edits);
+  }
+
+  draw() {
+    const { edits } = this.app.state;
+    const isLive = this.app.isLive;
+    this.node.replaceChildren(
+      el("h2", {}, "Edits"),
+      this.selection(),
+      edits.length ? el("ol", {}, edits.map((edit, at) => this.row(edit, at))) : null ?? "",
+      el("div", { class: "controls" },
+        el("button", { onclick: () => this.undo(), disabled: !isLive || !this.past.length, title: "Ctrl+Z" }, "Undo"),
+        el("button", { onclick: () => this.put([]), disabled: !isLive || !edits.length }, "Remove all"),
+        el("button", { onclick: () => this.save(), disabled: !edits.length }, "Save list"),
+        el("label", { class: "button" }, "Load list", el("input", { type: "file", accept: ".json", class: "file", disabled: !isLive, onchange: (event) => this.load(event.target.files[0]) }))),
+    );
+  }
+
+  selection() {
+    const { selected } = this.app.link;
+    if (!this.app.isLive) return el("p", { class: "hint" }, "This page was saved: it shows what was there. To try edits, run hookline explore.");
+    if (!selected) return el("p", { class: "hint" }, "Click a head, a cell, a bar or a neuron in any view, then choose what to do to it.");
+    const amount = el("input", { type: "number", step: "any", value: 0.5, "aria-label": "factor" });
+    const hasPosition = selected.pos !== undefined;
+    const canSteer = /^blocks\.\d+\.hook_(resid_pre|resid_mid|resid_post|attn_out|mlp_out)$/.test(selected.point);
+    return el("div", { class: "selection" },
+      el("p", {}, el("code", {}, selected.point), selected.head === undefined ? "" : ` head ${selected.head}`,
+        selected.neuron === undefined ? "" : ` neuron ${selected.neuron}`),
+      hasPosition ? el("label", {}, el("input", { type: "checkbox", checked: this.here, onchange: (event) => { this.here = event.target.checked; } }),
+        ` only at position ${selected.pos}, “${words(this.app)[selected.pos] ?? ""}”`) : null,
+      el("div", { class: "controls" },
+        el("button", { class: "do", onclick: () => this.add("zero") }, "Zero"),
+        el("button", { class: "do", onclick: () => this.add("mean") }, "Mean-ablate"),
+        el("button", { class: "do", onclick: () => this.add("patch"), disabled: !this.app.state.other, title: "from the second prompt" }, "Patch"),
+        el("button", { class: "do", onclick: () => this.add("scale", { amount: Number(amount.value) }) }, "Scale by"), amount),
+      canSteer ? this.steering() : null);
+  }
+
+  steering() {
+    const to = el("input", { placeholder: "toward, such as “ Mary”", "aria-label": "prompt to steer toward" });
+    const from = el("input", { placeholder: "away from", "aria-label": "prompt to steer away from" });
+    const amount = el("input", { type: "number", step: "any", value: 1, "aria-label": "coefficient" });
+    const make = () => to.value && from.value && this.add("steer", { positive: to.value, negative: from.value, amount: Number(amount.value) });
+    return el("div", { class: "controls" }, to, from, el("button", { class: "do", onclick: make }, "Steer by"), amount);
+  }
+
+  row(edit, at) {
+    const isLive = this.app.isLive, last = this.app.state.edits.length - 1;
+    const hasAmount = edit.kind === "scale" || edit.kind === "steer";
+    const button = (text, label, act, off) => el("button", { class: "small", title: label, "aria-label": `${label}: ${said(edit)}`, onclick: act, disabled: !isLive || off }, text);
+    return el("li", { class: edit.on ? null : "off" },
+      el("label", {}, el("input", { type: "checkbox", checked: edit.on, disabled: !isLive, onchange: (event) => this.set(at, { on: event.target.checked }) }), ` ${said(edit)}`),
+      hasAmount ? el("input", { type: "number", step: "any", value: edit.amount ?? 1, disabled: !isLive, "aria-label": "amount", onchange: (event) => this.set(at, { amount: Number(event.target.value) || 0 }) }) : null,
+      el("span", { class: "buttons" }, button("↑", "earlier", () => this.move(at, -1), at === 0), button("↓", "later", () => this.move(at, 1), at === last),
+        button("×", "remove", () => this.put(this.app.state.edits.filter((_, nth) => nth !== at)))));
+  }
+
+  save() {
+    download(new Blob([JSON.stringify(this.app.state.edits, null, 1)], { type: "application/json" }), "edits.json");
+  }
+
+  async load(file) {
+    try {
+      const found = JSON.parse(await file.text());
+      if (!Array.isArray(found) || !found.every((edit) => edit && typeof edit.point === "string" && edit.kind in NAMES)) throw new Error();
+      this.put(found.map((edit) => ({ on: true, ...edit })));
+    } catch {
+      this.app.tell(`${file.name} is not a list of edits saved by the explorer`);
+    }
+  }
+}
+
+function download(blob, name) {
+  const link = el("a", { href: URL.createObjectURL(blob), download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}

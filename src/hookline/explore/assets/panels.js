@@ -1,0 +1,223 @@
+// Panels: what each view asks, and how its answer is drawn. A panel is {slot, title, hint, question, controls, draw}.
+
+const MEASURES = {
+  attribution: "adds to the answer", ablation: "ablation changes the answer by", attention: "attends to the marked token",
+  previous_token: "attends to the previous token", duplicate_token: "attends to the same token", induction: "induction",
+};
+const SWEEPS = { stream: "residual stream", attention: "attention outputs", mlp: "MLP outputs", heads: "heads" };
+const STREAMS = { stream: "hook_resid_pre", attention: "hook_attn_out", mlp: "hook_mlp_out" };
+
+const headPoint = (layer) => `blocks.${layer}.attn.hook_z`;
+const headPlace = (layer, head) => ({ layer, head });
+
+function chooser(label, options, value, change) {
+  const items = Object.entries(options).map(([key, text]) => el("option", { value: key, selected: key === String(value) }, text));
+  return el("label", {}, `${label} `, el("select", { onchange: (event) => change(event.target.value) }, items));
+}
+
+function integer(label, value, most, change) {
+  const input = el("input", {
+    type: "number", min: 0, max: most, value, onchange: (event) => {
+      const asked = Math.max(0, Math.min(most, Math.round(Number(event.target.value)) || 0));
+      event.target.value = asked;
+      change(asked);
+    },
+  });
+  return el("label", {}, `${label} `, input);
+}
+
+const words = (app) => (app.tokens?.tokens.texts ?? []).map((text) => shown(text, true));
+const versusText = (app) => `“${shown(app.answer("next")?.target.text ?? "")}” over “${shown(app.answer("next")?.versus.text ?? "")}”`;
+
+function nextPanel(app) {
+  return {
+    slot: "next", title: "Next token",
+    hint: () => (app.hasEdits() ? "gray: unedited, color: with your edits" : "click a token to follow it"),
+    question: (state) => ({ view: "next", target: state.target, versus: state.versus }),
+    draw(data) {
+      const before = tensor(data.before).values, after = tensor(data.after).values;
+      const order = data.ids.map((_, at) => at).sort((a, b) => after[b] - after[a]).slice(0, 12);
+      const most = Math.max(...before, ...after);
+      const rows = order.map((at) => ({
+        label: shown(data.texts[at]),
+        pick: () => app.follow(data.ids[at]),
+        values: [
+          ...(app.hasEdits() ? [{ value: before[at], kind: "old", text: percent(before[at]) }] : []),
+          { value: after[at], kind: data.ids[at] === data.target.id ? "new target" : "new", text: percent(after[at]) },
+        ],
+      }));
+      return [bars(rows, app.link, { most })];
+    },
+  };
+}
+
+function lensPanel(app) {
+  return {
+    slot: "lens", title: "What each layer would say", wide: true,
+    hint: () => "the stream after each layer, read as if it were the last; color: probability",
+    question: () => ({ view: "lens" }),
+    draw(data) {
+      const probs = tensor(data.probs);
+      const [rows, columns, top] = probs.shape;
+      const layerOf = (row) => rows - 1 - row; // the last layer on top
+      const prob = (row, column, nth) => probs.values[(layerOf(row) * columns + column) * top + nth];
+      const word = (row, column, nth) => data.words[data.cells[layerOf(row)][column][nth]];
+      const names = data.layers.map((layer) => (layer === "embed" ? "embed" : `layer ${layer}`)).reverse();
+      return [new Grid("Logit lens: layers by positions", {
+        rows: names, columns: words(app), scale: "one", most: 1,
+        value: (row, column) => prob(row, column, 0),
+        text: (row, column) => shown(word(row, column, 0), true),
+        lines: (row, column) => [
+          el("b", {}, `${names[row]}, after “${words(app)[column]}”`),
+          ...Array.from({ length: top }, (_, nth) => el("div", { class: "pair" }, el("span", {}, shown(word(row, column, nth))), percent(prob(row, column, nth)))),
+        ],
+        place: (row, column) => (layerOf(row) ? { layer: layerOf(row) - 1, pos: column } : { pos: column }),
+        pick: (row, column) => app.select(layerOf(row)
+          ? { point: `blocks.${layerOf(row) - 1}.hook_resid_post`, layer: layerOf(row) - 1, pos: column }
+          : { point: "hook_embed", pos: column }),
+      }, app.link)];
+    },
+  };
+}
+
+function headsPanel(app) {
+  return {
+    slot: "heads", title: "Heads",
+    hint: (state) => (["attribution", "ablation"].includes(state.measure) ? `logit of ${versusText(app)}` : state.measure === "attention"
+      ? `from “${words(app)[app.position()] ?? ""}” to “${words(app)[state.src] ?? ""}” (click in the attention map to mark another)` : "on random repeated tokens"),
+    controls: (state) => [chooser("each head", MEASURES, state.measure, (measure) => app.change({ measure }, ["heads"]))],
+    question: (state) => ({ view: "heads", measure: state.measure, src: state.src }),
+    draw(data, state) {
+      const values = tensor(data.values);
+      const isSigned = ["attribution", "ablation"].includes(data.measure);
+      return [new Grid("Heads: layers by heads", {
+        rows: Array.from({ length: values.shape[0] }, (_, layer) => `layer ${layer}`),
+        columns: Array.from({ length: values.shape[1] }, (_, head) => head),
+        scale: isSigned ? "zero" : "one", most: isSigned ? largest(values.values) : 1,
+        value: values.at, text: (layer, head) => number(values.at(layer, head), 2),
+        lines: (layer, head) => [el("b", {}, `head ${layer}.${head}`), `${MEASURES[data.measure]}: ${number(values.at(layer, head), 4)}`],
+        place: headPlace,
+        pick: (layer, head) => app.select({ point: headPoint(layer), layer, head }),
+      }, app.link), isSigned ? legend(largest(values.values)) : null];
+    },
+  };
+}
+
+function attentionPanel(app) {
+  return {
+    slot: "attention", title: "Attention",
+    hint: () => "rows look at columns",
+    controls: (state) => [
+      integer("layer", state.layer, app.model.layers - 1, (layer) => app.change({ layer }, ["attention"])),
+      integer("head", state.head, app.model.heads - 1, (head) => app.change({ head }, ["attention"])),
+    ],
+    question: (state) => ({ view: "attention", layer: state.layer, head: state.head }),
+    draw(data, state) {
+      const values = tensor(data.values), texts = words(app);
+      return [new Grid(`Attention of head ${state.layer}.${state.head}: queries by keys`, {
+        rows: texts, columns: texts, scale: "one", most: 1, value: values.at,
+        lines: (row, column) => [`“${texts[row]}” looks at “${texts[column]}”: ${percent(values.at(row, column))}`],
+        place: (row, column) => ({ pos: row, src: column }),
+        pick: (row, column) => app.change({ pos: row, src: column }),
+      }, app.link)];
+    },
+  };
+}
+
+function attributionPanel(app) {
+  return {
+    slot: "attribution", title: "The stream, taken apart",
+    hint: () => `what each part adds to the logit of ${versusText(app)}`,
+    question: () => ({ view: "attribution" }),
+    draw(data) {
+      const values = tensor(data.values).values;
+      const rows = data.components.map((name, at) => {
+        const found = /^(\d+)_(attn|mlp)_out$/.exec(name);
+        const layer = found ? Number(found[1]) : 0, part = found ? found[2] : name;
+        return {
+          label: found ? `${layer} ${part === "attn" ? "attention" : "MLP"}` : name.replace("_", " "),
+          values: [{ value: values[at], kind: values[at] < 0 ? "cold" : "warm", text: number(values[at]) }],
+          place: found ? { layer, part } : {},
+          pick: found ? () => app.select({ point: `blocks.${layer}.hook_${part}_out`, layer, part }) : null,
+        };
+      });
+      return [bars(rows, app.link, { most: largest(values), signed: true }),
+        el("p", { class: "sum" }, `sum ${number(data.logit - data.bias)}, bias ${number(data.bias)}: logit difference ${number(data.logit)}`)];
+    },
+  };
+}
+
+function patchingPanel(app) {
+  return {
+    slot: "patching", title: "Patching from the first prompt into the second", wide: true,
+    hint: () => `share of the logit difference ${versusText(app)} that each cell brings back`,
+    controls: (state) => [chooser("by", SWEEPS, state.sweep, (sweep) => app.change({ sweep }, ["patching"]))],
+    question: (state) => (state.other ? { view: "patching", measure: state.sweep } : null),
+    empty: "Write a second prompt, with as many tokens as the first, to patch between them.",
+    draw(data) {
+      const values = tensor(data.values), isHeads = data.over[1] === "head";
+      const columns = isHeads ? Array.from({ length: values.shape[1] }, (_, head) => head) : words(app);
+      const layers = data.layers.map(Number);
+      return [new Grid("Patching: layers by positions or heads", {
+        rows: layers.map((layer) => `layer ${layer}`), columns, scale: "zero", most: Math.max(1, largest(values.values)),
+        value: values.at, text: (row, column) => number(values.at(row, column), 2),
+        lines: (row, column) => [el("b", {}, `layer ${layers[row]}, ${isHeads ? "head" : ""} ${columns[column]}`), `brings back ${percent(values.at(row, column))}`],
+        place: (row, column) => (isHeads ? headPlace(layers[row], column) : { layer: layers[row], pos: column }),
+        pick: (row, column) => app.select(isHeads ? { point: headPoint(layers[row]), layer: layers[row], head: column }
+          : { point: `blocks.${layers[row]}.${STREAMS[data.measure]}`, layer: layers[row], pos: column }),
+      }, app.link), legend(Math.max(1, largest(values.values))),
+      el("p", { class: "sum" }, `logit difference: ${number(data.clean)} in the first prompt, ${number(data.corrupted)} in the second`)];
+    },
+  };
+}
+
+function pointPanel(app) {
+  return {
+    slot: "point", title: "Any point", wide: true,
+    hint: () => "the activation itself: rows are positions",
+    controls: (state) => {
+      const names = el("datalist", { id: "points" }, Object.keys(app.model.points).map((name) => el("option", { value: name })));
+      const input = el("input", { list: "points", value: state.point, spellcheck: "false", class: "name", onchange: (event) => app.change({ point: event.target.value.trim() }, ["point"]) });
+      const hasHeads = /\b[hg]\b/.test(app.model.points[state.point] ?? "");
+      return [el("label", {}, "point ", input), names,
+        hasHeads ? integer("head", state.pointHead, app.model.heads - 1, (pointHead) => app.change({ pointHead }, ["point"])) : null];
+    },
+    question: (state) => ({ view: "point", point: state.point, head: state.pointHead }),
+    draw(data, state) {
+      const values = tensor(data.values), texts = words(app);
+      const isText = values.shape[0] === texts.length;
+      const layer = Number(/^blocks\.(\d+)\./.exec(data.point)?.[1] ?? -1);
+      return [new Grid(`The activation at ${data.point}`, {
+        rows: isText ? texts : Array.from({ length: values.shape[0] }, (_, at) => at),
+        columns: Array.from({ length: values.shape[1] }, (_, at) => at),
+        scale: "zero", most: largest(values.values), value: values.at,
+        lines: (row, column) => [el("b", {}, `“${isText ? texts[row] : row}”, ${column}`), number(values.at(row, column), 5)],
+        place: (row, column) => ({ pos: row, unit: column }),
+        pick: (row, column) => app.select({
+          point: data.point, pos: row, ...(data.axes[1] === "k" ? {} : /\b[hg]\b/.test(app.model.points[data.point]) ? { head: state.pointHead } : { neuron: column }),
+          ...(layer < 0 ? {} : { layer }),
+        }),
+      }, app.link), legend(largest(values.values))];
+    },
+  };
+}
+
+function textPanel(app) {
+  return {
+    slot: "generate", title: "Generated text",
+    hint: () => "the likeliest token each time",
+    question: () => ({ view: "generate", count: 20 }),
+    draw(data) {
+      const line = (name, tokens, other) => el("p", { class: "text" }, el("b", {}, name),
+        tokens.map((token, at) => el("span", { class: other && other[at] !== token ? "changed" : null }, token)));
+      return app.hasEdits() ? [line("without edits", data.before), line("with edits", data.after, data.before)] : [line("", data.before)];
+    },
+  };
+}
+
+function legend(most) {
+  const strip = Array.from({ length: 41 }, (_, at) => svg("rect", { x: at * 4, y: 0, width: 4, height: 9, fill: color(at / 20 - 1, "zero") }));
+  return el("div", { class: "legend", "aria-hidden": "true" }, number(-most, 2), svg("svg", { viewBox: "0 0 164 9", width: 164, height: 9 }, strip), number(most, 2));
+}
+
+const PANELS = [nextPanel, textPanel, lensPanel, headsPanel, attributionPanel, attentionPanel, patchingPanel, pointPanel];

@@ -1,0 +1,252 @@
+"""The explorer's server: one page and its questions, on this machine only.
+
+Whoever asks must know the token in the address, and a browser must ask from the page itself: other sites, and names
+that were made to point to this machine, are refused.
+"""
+
+from __future__ import annotations
+
+import hmac
+import io
+import json
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from hookline.errors import HooklineError
+from hookline.explore.document import document, policy
+from hookline.explore.jobs import Cancelled, Worker
+from hookline.explore.live_edits import script
+from hookline.explore.question import Question
+from hookline.explore.views import Data, answer, describe
+from hookline.model import HookedModel
+
+MOST_BYTES = 1_000_000
+"""Of a question."""
+MOST_SAVED_BYTES = 100_000_000
+"""Of the views that are saved as one page."""
+PATIENCE = 10.0
+"""Seconds in which a request must arrive, from its first byte to its last."""
+MOST_CONNECTIONS = 32
+
+
+class Refused(Exception):  # noqa: N818 (it becomes an answer)
+    """A request that is answered with an error."""
+
+    def __init__(self, status: HTTPStatus, message: str) -> None:
+        super().__init__(message)
+        self.status, self.message = status, message
+
+
+class ExplorerServer(ThreadingHTTPServer):
+    """Serves one model at `server.address`.
+
+    with ExplorerServer(model, "tinyworld") as server:
+        server.serve_forever()
+    """
+
+    daemon_threads = True
+    block_on_close = False
+    patience = PATIENCE
+
+    def __init__(self, model: HookedModel, name: str, *, prompt: str = "", other: str = "", port: int = 0) -> None:
+        self.worker = Worker()  # before the socket, which closes everything if it cannot be had
+        try:
+            super().__init__(("127.0.0.1", port), _Handler)
+        except (OSError, OverflowError) as error:
+            raise HooklineError(f"port {port} of 127.0.0.1 cannot be used: {error}. Use --port 0 for any") from None
+        self.model, self.name, self.state = model, name, {"prompt": prompt, "other": other}
+        self.token = secrets.token_urlsafe(24)
+        self.places = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self.described = describe(model, name)
+
+    @property
+    def address(self) -> str:
+        """Where the page is, with its token."""
+        return f"http://127.0.0.1:{self.server_port}/{self.token}/"
+
+    @property
+    def hosts(self) -> tuple[str, str]:
+        """The names under which a browser may ask."""
+        return f"127.0.0.1:{self.server_port}", f"localhost:{self.server_port}"
+
+    def server_close(self) -> None:
+        """Stop listening, and end the worker's thread."""
+        super().server_close()
+        self.worker.close()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread of its own, unless there are too many already."""
+        if not self.places.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """One connection, whose place is free again afterward."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: a connection that ended early is no news."""
+
+
+class _Timed(io.RawIOBase):
+    """The bytes of a connection, until a deadline, which does not move when a byte arrives."""
+
+    def __init__(self, connection: socket.socket, patience: float) -> None:
+        self._connection, self._deadline = connection, time.monotonic() + patience
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the request took too long")
+        self._connection.settimeout(left)
+        return self._connection.recv_into(buffer)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: ExplorerServer
+    server_version, sys_version = "hookline", ""
+    protocol_version = "HTTP/1.0"  # one request a connection
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile = io.BufferedReader(_Timed(self.connection, self.server.patience))
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing is printed, and so no token ends up in a log."""
+
+    def do_GET(self) -> None:
+        """The page."""
+        self._reply(self._page)
+
+    def do_POST(self) -> None:
+        """A question of the page."""
+        self._reply(self._answer)
+
+    def _reply(self, make: Callable[[], tuple[str, bytes]]) -> None:
+        try:
+            kind, content = make()
+            self._send(HTTPStatus.OK, kind, content)
+        except Refused as refused:
+            self._send_error(refused.status, refused.message)
+        except Cancelled:
+            self._send_error(HTTPStatus.CONFLICT, "cancelled")
+        except HooklineError as error:
+            self._send_error(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
+        except TimeoutError:
+            self._send_error(HTTPStatus.REQUEST_TIMEOUT, "the request took too long")
+        except (MemoryError, RuntimeError, ValueError, TypeError, KeyError, IndexError) as error:
+            # Torch raises these from inside a model, memory that ran out among them: the page says so, and the server
+            # goes on.
+            self._send_error(HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}")
+
+    def _page(self) -> tuple[str, bytes]:
+        if self._path() != "":
+            raise Refused(HTTPStatus.NOT_FOUND, "there is nothing here")
+        server = self.server
+        data = {"live": True, "model": server.described, "state": server.state, "answers": {}}
+        return "text/html; charset=utf-8", document(data).encode()
+
+    def _answer(self) -> tuple[str, bytes]:
+        path = self._path()
+        self._check_origin()
+        if path == "save":
+            return "text/html; charset=utf-8", _saved(self._body(MOST_SAVED_BYTES), self.server.described)
+        body = self._body(MOST_BYTES)
+        if path == "cancel":
+            self.server.worker.cancel(_text(body, "tab"))
+            return "application/json", b"{}"
+        if path != "ask":
+            raise Refused(HTTPStatus.NOT_FOUND, "there is nothing here")
+        return "application/json", json.dumps(self._asked(body)).encode()
+
+    def _asked(self, body: dict[str, Any]) -> Data:
+        asked, state = Question.of(body.get("question")), body.get("state")
+        if not isinstance(state, int):
+            raise Refused(HTTPStatus.BAD_REQUEST, "a question needs the number of the page's state")
+        start, model = time.perf_counter(), self.server.model
+        job = self.server.worker.submit(
+            lambda: answer(model, asked), tab=_text(body, "tab"), slot=_text(body, "slot"), state=state
+        )
+        data = {**job.result(), "seconds": time.perf_counter() - start}
+        return data | ({"script": script(self.server.name, asked)} if asked.view == "next" else {})
+
+    def _path(self) -> str:
+        """What comes after the token in the address."""
+        if self.headers.get("Host") not in self.server.hosts:
+            raise Refused(HTTPStatus.FORBIDDEN, "this server answers at 127.0.0.1 only")
+        _, token, *rest = self.path.partition("?")[0].split("/") if self.path.startswith("/") else ("", "")
+        if not hmac.compare_digest(token.encode(), self.server.token.encode()):
+            raise Refused(HTTPStatus.FORBIDDEN, "the address has no valid token: use the one that hookline printed")
+        return "/".join(rest)
+
+    def _check_origin(self) -> None:
+        origin, site = self.headers.get("Origin"), self.headers.get("Sec-Fetch-Site")
+        allowed = [f"http://{host}" for host in self.server.hosts]
+        if (origin is not None and origin not in allowed) or site not in (None, "same-origin"):
+            raise Refused(HTTPStatus.FORBIDDEN, "questions come from the explorer's own page")
+        if self.headers.get_content_type() != "application/json":
+            raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "questions are JSON")
+
+    def _body(self, most: int) -> dict[str, Any]:
+        length = self.headers.get("Content-Length", "")
+        if not (length.isascii() and length.isdigit()):
+            raise Refused(HTTPStatus.LENGTH_REQUIRED, "a question needs its length")
+        if len(length) > 12 or int(length) > most:
+            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a question has up to {most:,} bytes")
+        read = self.rfile.read(int(length))
+        try:
+            found = json.loads(read)
+        except (ValueError, RecursionError):
+            raise Refused(HTTPStatus.BAD_REQUEST, "the question is not JSON") from None
+        if len(read) < int(length) or not isinstance(found, dict):
+            raise Refused(HTTPStatus.BAD_REQUEST, "the question is not a whole JSON object")
+        return found
+
+    def _send_error(self, status: HTTPStatus, message: str) -> None:
+        self._send(status, "application/json", json.dumps({"error": message}).encode())
+
+    def _send(self, status: HTTPStatus, kind: str, content: bytes) -> None:
+        self.connection.settimeout(self.server.patience)
+        self.send_response(status)
+        headers = {
+            "Content-Type": kind,
+            "Content-Length": str(len(content)),
+            "Content-Security-Policy": f"{policy(is_live=True)}; frame-ancestors 'none'",
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "Cross-Origin-Opener-Policy": "same-origin",
+            "Cache-Control": "no-store",
+        }
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+
+def _text(body: dict[str, Any], name: str) -> str:
+    found = body.get(name)
+    if not isinstance(found, str) or len(found) > 100:
+        raise Refused(HTTPStatus.BAD_REQUEST, f"{name} is a short text")
+    return found
+
+
+def _saved(body: dict[str, Any], described: Data) -> bytes:
+    """The page with the data of the current views inside."""
+    state, answers = body.get("state"), body.get("answers")
+    if not isinstance(state, dict) or not isinstance(answers, dict):
+        raise Refused(HTTPStatus.BAD_REQUEST, "a page is saved from its state and its answers")
+    return document({"live": False, "model": described, "state": state, "answers": answers}).encode()
