@@ -60,6 +60,18 @@ def test_next_tokens_are_the_models(model) -> None:
     assert data["target"]["text"] == " Mary"
 
 
+def test_the_answers_to_compare(model) -> None:
+    assert ask(model, "next", other=OTHER)["versus"]["text"] == " John"
+    second = model(PROMPT)[0, -1].topk(2).indices[1].item()
+    assert ask(model, "next")["versus"]["id"] == second
+    assert ask(model, "next", other="Mary", target=" John")["target"]["text"] == " John"
+
+
+def test_a_late_edit_is_not_reported_as_unused(model) -> None:
+    assert ask(model, "point", point="blocks.0.hook_resid_post", edits=(ZERO,))["notes"] == []
+    assert ask(model, "attention", layer=3, edits=(ZERO,))["notes"] == []
+
+
 def test_next_tokens_follow_the_edits(model) -> None:
     data = ask(model, "next", edits=(ZERO,))
     hooks = [("blocks.3.attn.hook_z", edits.zero(head=4))]

@@ -98,9 +98,10 @@ def aligned(first: list[int], second: list[int]) -> list[list[int | None]]:
 
 def next_view(model: HookedModel, asked: Question) -> Data:
     """The likeliest next tokens after a position, without the edits and with them, and the tokens to compare."""
-    before = _logits(model, asked)
-    with edited(model, asked):
-        after = _logits(model, asked)
+    before = after = _logits(model, asked)
+    if asked.active:
+        with edited(model, asked):
+            after = _logits(model, asked)
     target, versus = answers(model, asked, before)
     shown = list(dict.fromkeys([*after.topk(10).indices.tolist(), *before.topk(5).indices.tolist(), target, versus]))
     return {
@@ -122,16 +123,24 @@ def _logits(model: HookedModel, asked: Question) -> Tensor:
 
 
 def answers(model: HookedModel, asked: Question, logits: Tensor | None = None) -> tuple[int, int]:
-    """The ids of the target and of the token it is compared with; by default, the model's first and second choice."""
+    """The ids of the target and of the token that it is compared with.
+
+    By default, they are the model's choice and, of a second prompt with another choice, that one; else its second.
+    """
     target, versus = (_token_id(model, token) for token in (asked.target, asked.versus))
     if target is None or versus is None:
-        logits = _logits(model, asked) if logits is None else logits
-        choices = logits.topk(3).indices.tolist()
+        choices = (_logits(model, asked) if logits is None else logits).topk(3).indices.tolist()
         target = next(each for each in choices if each != versus) if target is None else target
-        versus = next(each for each in choices if each != target) if versus is None else versus
+        others = [*_choice_of_other(model, asked), *choices] if versus is None else [versus]
+        versus = next(each for each in others if each != target or versus is not None)
     if target == versus:
         raise HooklineError("the token and the one that it is compared with are the same: choose another")
     return target, versus
+
+
+def _choice_of_other(model: HookedModel, asked: Question) -> list[int]:
+    logits = model(asked.other) if asked.other else torch.empty(1, 0, 0)
+    return [int(logits[0, asked.pos].argmax())] if asked.pos in range(-logits.shape[1], logits.shape[1]) else []
 
 
 def _token_id(model: HookedModel, token: int | str | None) -> int | None:
@@ -185,7 +194,7 @@ def _attention_to(model: HookedModel, asked: Question) -> Tensor:
     if not names:
         raise HooklineError("this model has no attention patterns")
     with edited(model, asked):
-        cache = model.cache(asked.prompt, names_filter=[*names.values()])
+        cache = model.cache(asked.prompt, names_filter=[*names.values()], stop_early=False)
     width = cache[next(iter(names.values()))].shape[-1]
     if asked.pos not in range(-width, width) or asked.src not in range(-width, width):
         raise HooklineError(f"positions {asked.pos} and {asked.src} are not both in a prompt of {width} tokens")
@@ -225,7 +234,7 @@ def point_view(model: HookedModel, asked: Question) -> Data:
 def _point(model: HookedModel, asked: Question, name: str, head: int) -> Data:
     point = model.point(name)
     with edited(model, asked):
-        x = model.cache(asked.prompt, names_filter=name)[name]
+        x = model.cache(asked.prompt, names_filter=name, stop_early=False)[name]  # later edits fire, too
     axes, x = point.axes.split()[1:], x[0]
     for letter in ("h", "g"):
         if letter in axes:

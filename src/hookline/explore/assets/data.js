@@ -29,7 +29,8 @@ function number(value, digits = 3) {
   const size = Math.abs(value);
   if (size !== 0 && (size >= 1e5 || size < 1e-4)) return value.toExponential(1).replace("-", "−");
   const text = size >= 100 ? value.toFixed(1) : value.toPrecision(digits);
-  return (size < 1 ? value.toFixed(digits) : text).replace("-", "−");
+  const said = size < 1 ? value.toFixed(digits) : text;
+  return (Number(said) === 0 ? said.replace("-", "") : said).replace("-", "−");
 }
 
 const percent = (value) => `${(100 * value).toFixed(value > 0 && value < 0.01 ? 2 : 1)} %`;

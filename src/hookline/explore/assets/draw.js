@@ -60,8 +60,8 @@ class Grid {
     const longest = Math.max(...rows.map((row) => String(row).length));
     this.left = Math.min(96, 14 + 7 * longest);
     const words = columns.some((column) => String(column).length > 3);
-    const least = text ? (columns.length <= 60 ? 44 : 12) : columns.length > 300 ? 3 : 10;
-    this.wide = Math.max(least, Math.min(64, (room - this.left - 8) / columns.length));
+    const least = text ? (columns.length <= 60 ? (words ? 44 : 34) : 12) : columns.length > 300 ? 3 : 10;
+    this.wide = Math.max(least, Math.min(78, (room - this.left - 8) / columns.length));
     this.high = text ? 24 : rows.length > 120 ? 4 : Math.max(10, Math.min(24, 420 / rows.length));
     this.slanted = words && this.wide < 58;
     this.up = this.slanted ? 58 : 20;
@@ -229,10 +229,10 @@ function clipped(brush, text, room) {
 }
 
 // Bars as SVG: rows are {label, values: [{value, kind, text}], place, pick}; negative values grow to the left.
-function bars(rows, link, { most, signed = false, labelWidth = 92 }) {
+function bars(rows, link, { most, signed = false, labelWidth = 88 }) {
   const each = Math.max(...rows.map((row) => row.values.length));
   const high = 13 * each + 7;
-  const width = 460, room = width - labelWidth - 70, zero = signed ? labelWidth + room / 2 : labelWidth;
+  const width = 400, room = width - labelWidth - 58, zero = signed ? labelWidth + room / 2 : labelWidth;
   const unit = (signed ? room / 2 : room) / most;
   const drawn = rows.map((row, at) => {
     const parts = row.values.map(({ value, kind, text }, nth) => {
