@@ -76,10 +76,7 @@ def test_from_a_prompt_to_an_edit_and_back(page, explorer, tmp_path) -> None:
     assert bars(page)["·Mary"] == f"{100 * prob:.1f} %"
     head(page, 3, 4)
     page.get_by_role("button", name="Zero", exact=True).click()
-    page.wait_for_function(
-        "document.querySelector('[data-slot=next] .row').ariaLabel?.startsWith('·John') || "
-        "document.querySelector('[data-slot=next] .row').getAttribute('aria-label').startsWith('·John')"
-    )
+    page.wait_for_selector("[data-slot=next] .row:first-of-type[aria-label^='·John']")
     page.wait_for_selector("[data-slot=generate] .changed")
     assert "blocks.3.attn.hook_z" in page.evaluate("decodeURIComponent(location.hash)")
     with page.expect_download() as found:
@@ -98,10 +95,10 @@ def test_from_a_prompt_to_an_edit_and_back(page, explorer, tmp_path) -> None:
 
 def test_hovering_lights_up_everywhere(page, explorer) -> None:
     opened(page, explorer)
-    picture = "canvas => canvas.toDataURL()"
-    before = page.locator("[data-slot=patching] canvas").evaluate(picture)
+    image = "canvas => canvas.toDataURL()"
+    before = page.locator("[data-slot=patching] canvas").evaluate(image)
     page.locator("[data-pos='9']").hover()
-    assert page.locator("[data-slot=patching] canvas").evaluate(picture) != before
+    assert page.locator("[data-slot=patching] canvas").evaluate(image) != before
     page.locator("[data-slot=lens] canvas").hover(position={"x": 200, "y": 60})
     assert page.locator(".tip").is_visible()
     assert page.locator(".chip.lit").count() == 1
@@ -118,7 +115,7 @@ def test_markup_stays_text(page, explorer) -> None:
     assert page.locator("main img, header img").count() == 0
 
 
-def test_a_bad_prompt_is_told_and_the_page_goes_on(page, explorer, request) -> None:
+def test_a_bad_prompt_is_told_and_the_page_goes_on(page, explorer) -> None:
     page.goto(explorer.address)
     page.wait_for_selector("[data-slot=lens] canvas")
     bad = json.dumps({"prompt": PROMPT, "other": "Mary"})

@@ -10,9 +10,11 @@ import time
 import pytest
 import torch
 from stores import tinyworld
+from typer.testing import CliRunner
 
 import hookline
 from hookline import HooklineError
+from hookline.cli import app
 from hookline.explore import explore, export_page, server
 from hookline.explore.document import document, module
 from hookline.explore.jobs import Cancelled, Worker
@@ -128,9 +130,26 @@ def test_a_slow_client_is_not_waited_for(explorer, monkeypatch, sent) -> None:
 
 def test_what_cannot_be_done_is_told_and_the_server_goes_on(explorer) -> None:
     status, data = ask(explorer, view="next", prompt="word " * 500)
-    assert status == 422
+    assert status == 200
     assert data["error"]
     assert ask(explorer, view="next")[0] == 200
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "OPTIONS", "BREW"])
+def test_an_unknown_method(explorer, method) -> None:
+    reply, content = request(explorer, method, "/TOKEN/")
+    assert reply.status == 501
+    assert "error" in json.loads(content)
+
+
+def test_what_a_model_raises_is_told_and_the_server_goes_on(explorer, monkeypatch) -> None:
+    def broken(model, asked):
+        raise AssertionError("out of luck")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(server, "answer", broken)
+        assert ask(explorer, view="next") == (200, {"error": "AssertionError: out of luck"})
+    assert "error" not in ask(explorer, view="next")[1]
 
 
 def test_two_tabs_at_once(explorer) -> None:
@@ -190,6 +209,21 @@ def test_an_error_of_a_job_is_raised_where_it_was_asked() -> None:
 def test_a_port_that_is_taken_is_told(explorer) -> None:
     with pytest.raises(HooklineError):
         explore(tinyworld(), port=place(explorer)[0], browser=False)
+
+
+def test_the_command_writes_a_page(tmp_path) -> None:
+    result = CliRunner().invoke(app, ["explore", "--export", str(tmp_path / "page.html")])
+    assert result.exit_code == 0, result.output
+    assert PROMPT in (tmp_path / "page.html").read_text()
+
+
+def test_the_command_reports_a_model_that_cannot_be_loaded() -> None:
+    assert CliRunner().invoke(app, ["explore", "tinywrld", "--no-browser"]).exit_code == 2
+
+
+def test_a_plain_network_is_not_explored() -> None:
+    with pytest.raises(HooklineError):
+        explore(hookline.hook(torch.nn.Linear(2, 2)), browser=False)
 
 
 def test_closing_twice() -> None:

@@ -86,8 +86,7 @@ def explore(
 
     `other` is a second prompt to compare with. `name` is what "Copy as Python" loads the model by.
     """
-    if model.tokenizer is None:
-        raise HooklineError("the explorer needs text, but the model has no tokenizer: hookline.hook(model, tokenizer)")
+    _check(model)
     name = model.cfg.model_name if name is None else name
     explorer = Explorer(ExplorerServer(model, name, prompt=prompt, other=other, port=port))
     print(explorer.address, flush=True)
@@ -111,6 +110,7 @@ def export_page(
     model: HookedModel, path: str | os.PathLike[str], prompt: str, other: str = "", *, name: str | None = None
 ) -> Path:
     """Write the page to a file, with the views of these prompts inside; it opens from disk, without a server."""
+    _check(model)
     name = model.cfg.model_name if name is None else name
     described = describe(model, name)
     point = next((each for each in described["points"] if each.endswith("hook_resid_post")), "")
@@ -127,3 +127,10 @@ def export_page(
     data = {"live": False, "model": described, "state": {"prompt": prompt, "other": other}, "answers": answers}
     write_bytes(Path(path), document(data).encode(), "the page")
     return Path(path)
+
+
+def _check(model: Any) -> None:
+    if not isinstance(model, HookedModel):
+        raise HooklineError(f"the explorer is for language models of transformers, not {type(model).__name__}")
+    if model.tokenizer is None:
+        raise HooklineError("the explorer needs text, but the model has no tokenizer: hookline.hook(model, tokenizer)")

@@ -141,16 +141,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.OK, kind, content)
         except Refused as refused:
             self._send_error(refused.status, refused.message)
-        except Cancelled:
-            self._send_error(HTTPStatus.CONFLICT, "cancelled")
-        except HooklineError as error:
-            self._send_error(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
         except TimeoutError:
             self._send_error(HTTPStatus.REQUEST_TIMEOUT, "the request took too long")
-        except (MemoryError, RuntimeError, ValueError, TypeError, KeyError, IndexError) as error:
-            # Torch raises these from inside a model, memory that ran out among them: the page says so, and the server
-            # goes on.
-            self._send_error(HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}")
 
     def _page(self) -> tuple[str, bytes]:
         if self._path() != "":
@@ -173,15 +165,27 @@ class _Handler(BaseHTTPRequestHandler):
         return "application/json", json.dumps(self._asked(body)).encode()
 
     def _asked(self, body: dict[str, Any]) -> Data:
-        asked, state = Question.of(body.get("question")), body.get("state")
+        """The view, or why there is none: a question that the model cannot answer is no mistake of the request."""
+        state, model = body.get("state"), self.server.model
         if not isinstance(state, int):
             raise Refused(HTTPStatus.BAD_REQUEST, "a question needs the number of the page's state")
-        start, model = time.perf_counter(), self.server.model
+        try:
+            asked = Question.of(body.get("question"))
+        except HooklineError as error:
+            raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from None
+        start = time.perf_counter()
         job = self.server.worker.submit(
             lambda: answer(model, asked), tab=_text(body, "tab"), slot=_text(body, "slot"), state=state
         )
-        data = {**job.result(), "seconds": time.perf_counter() - start}
-        return data | ({"script": script(self.server.name, asked)} if asked.view == "next" else {})
+        try:
+            data = {**job.result(), "seconds": time.perf_counter() - start}
+            return data | ({"script": script(self.server.name, asked)} if asked.view == "next" else {})
+        except Cancelled:
+            return {"cancelled": True}
+        except HooklineError as error:
+            return {"error": str(error)}
+        except Exception as error:  # whatever a model raises, memory that ran out among it: the server goes on
+            return {"error": f"{type(error).__name__}: {error}"}
 
     def _path(self) -> str:
         """What comes after the token in the address."""
@@ -214,6 +218,10 @@ class _Handler(BaseHTTPRequestHandler):
         if len(read) < int(length) or not isinstance(found, dict):
             raise Refused(HTTPStatus.BAD_REQUEST, "the question is not a whole JSON object")
         return found
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """The errors of http.server itself, such as an unknown method, in the same form."""
+        self._send_error(HTTPStatus(code), message or explain or HTTPStatus(code).phrase)
 
     def _send_error(self, status: HTTPStatus, message: str) -> None:
         self._send(status, "application/json", json.dumps({"error": message}).encode())
@@ -249,4 +257,7 @@ def _saved(body: dict[str, Any], described: Data) -> bytes:
     state, answers = body.get("state"), body.get("answers")
     if not isinstance(state, dict) or not isinstance(answers, dict):
         raise Refused(HTTPStatus.BAD_REQUEST, "a page is saved from its state and its answers")
-    return document({"live": False, "model": described, "state": state, "answers": answers}).encode()
+    try:
+        return document({"live": False, "model": described, "state": state, "answers": answers}).encode()
+    except ValueError as error:  # NaN, which JSON does not have
+        raise Refused(HTTPStatus.BAD_REQUEST, f"the page cannot be saved: {error}") from None

@@ -6,11 +6,12 @@ class App {
     this.server = given.live ? new Server() : null;
     this.given = { point: this.firstPoint(), layer: given.model.layers - 1, ...given.state };
     this.state = stateFrom(location.hash, this.given);
-    this.watchers = [];
+    this.watchers = new Map(); // by panel: what is drawn anew when something else is hovered
+    this.painting = "";
     this.link = {
       hovered: null, selected: null,
       hover: (place) => { this.link.hovered = place; this.light(); },
-      watch: (act) => this.watchers.push(act),
+      watch: (act) => this.watchers.set(this.painting, act),
     };
     this.edits = new EditList(this);
     this.panels = PANELS.map((make) => ({ ...make(this), node: null }));
@@ -52,7 +53,7 @@ class App {
         this.status, el("span", { class: "grow" }),
         button("Copy as Python", () => this.copy(), "a script that prints the same numbers"),
         this.isLive ? button("Save as one page", () => this.save(), "a file that opens without a server") : null,
-        button("Light or dark", () => this.change({ theme: isDark() ? "light" : "dark" }, []))),
+        button("Light or dark", () => { this.change({ theme: isDark() ? "light" : "dark" }, []); this.paint(); })),
       el("div", { class: "prompts" }, this.prompt, this.other),
       el("div", { class: "bar2" },
         this.isLive ? el("button", { class: "run", onclick: () => this.submit(), title: "Enter" }, "Run") : null,
@@ -75,6 +76,7 @@ class App {
       const isTyping = /^(INPUT|TEXTAREA|SELECT)$/.test(document.activeElement?.tagName ?? "");
       if (event.key === "z" && (event.ctrlKey || event.metaKey) && !isTyping) { event.preventDefault(); this.edits.undo(); }
     });
+    if (this.isLive) addEventListener("pagehide", () => { this.server.cancel(); });
     if (this.isLive && this.state.prompt) this.refresh();
   }
 
@@ -98,9 +100,12 @@ class App {
   change(values, slots = null) {
     this.state = { ...this.state, ...values };
     history.replaceState(null, "", addressOf(this.state));
-    if (slots === null && this.isLive && this.state.prompt) this.refresh();
-    else if (this.isLive && this.state.prompt) slots.forEach((slot) => this.fetch(this.panels.find((panel) => panel.slot === slot)));
-    this.paint();
+    const panels = slots === null ? this.panels : this.panels.filter((panel) => slots.includes(panel.slot));
+    if (slots === null) this.paint();
+    else panels.forEach((panel) => this.paintPanel(panel));
+    if (!this.isLive || !this.state.prompt) return;
+    if (slots === null) this.refresh();
+    else panels.forEach((panel) => this.fetch(panel));
   }
 
   follow(id) {
@@ -160,7 +165,7 @@ class App {
     const waiting = [...this.busy.keys()].filter((slot) => slot !== "tokens");
     for (const panel of this.panels) panel.node.classList.toggle("busy", waiting.includes(panel.slot));
     if (!waiting.length) return this.tell(this.errors.tokens ?? "");
-    const stop = el("button", { class: "small", onclick: () => { this.round += 1; this.busy.clear(); this.showBusy(); this.server.cancel().catch(() => {}); } }, "Cancel");
+    const stop = el("button", { class: "small", onclick: () => { this.round += 1; this.busy.clear(); this.showBusy(); this.server.cancel(); } }, "Cancel");
     this.status.replaceChildren(el("progress", {}), ` ${waiting.join(", ")} `, stop);
   }
 
@@ -171,7 +176,6 @@ class App {
   paint() {
     const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
     document.documentElement.dataset.theme = this.state.theme || system;
-    this.watchers = [];
     this.paintStrip();
     this.paintAnswers();
     this.panels.forEach((panel) => this.paintPanel(panel));
@@ -187,6 +191,13 @@ class App {
   }
 
   paintPanel(panel) {
+    const cursor = panel.grid?.cursor;
+    this.painting = panel.slot;
+    this.watchers.delete(panel.slot);
+    redraw(panel.node, () => this.fillPanel(panel, cursor));
+  }
+
+  fillPanel(panel, cursor) {
     const { slot } = panel, data = this.answers[slot], failed = this.errors[slot];
     panel.grid = null;
     const controls = panel.controls?.(this.state) ?? [];
@@ -199,7 +210,7 @@ class App {
       for (const part of panel.draw(data, this.state)) {
         if (!part) continue;
         panel.node.append(part instanceof Grid ? part.node : part);
-        if (part instanceof Grid) { panel.grid = part; part.draw(); }
+        if (part instanceof Grid) { panel.grid = part; part.start(cursor); }
       }
     } catch (error) {
       panel.node.append(el("p", { class: "error", role: "alert" }, `this view cannot be drawn: ${error.message}`));
@@ -209,6 +220,10 @@ class App {
 
   // The tokens of the first prompt, and those of the second under the ones they are aligned with.
   paintStrip() {
+    redraw(this.strip, () => this.fillStrip());
+  }
+
+  fillStrip() {
     const data = this.tokens;
     if (!data) return this.strip.replaceChildren();
     const pairs = data.aligned.length ? data.aligned : data.tokens.ids.map((_, at) => [at, null]);
@@ -224,7 +239,7 @@ class App {
 
   light() {
     this.panels.forEach((panel) => panel.grid?.light());
-    this.watchers.forEach((act) => act());
+    for (const act of this.watchers.values()) act();
     for (const node of this.strip.querySelectorAll("[data-pos]")) {
       const at = Number(node.dataset.pos), hovered = this.link.hovered;
       node.classList.toggle("lit", Boolean(hovered && (hovered.pos === at || hovered.src === at)));

@@ -35,8 +35,28 @@ function number(value, digits = 3) {
 
 const percent = (value) => `${(100 * value).toFixed(value > 0 && value < 0.01 ? 2 : 1)} %`;
 
+// Draw a part of the page anew; what had the focus, and what was scrolled, stays as it was.
+function redraw(node, draw) {
+  const inside = () => [...node.querySelectorAll("input, select, textarea, button, canvas, [tabindex]")];
+  const scrolls = () => [...node.querySelectorAll(".scroll")];
+  const focused = inside().indexOf(document.activeElement);
+  const scrolled = scrolls().map((each) => [each.scrollLeft, each.scrollTop]);
+  draw();
+  scrolls().forEach((each, at) => { if (scrolled[at]) [each.scrollLeft, each.scrollTop] = scrolled[at]; });
+  if (focused >= 0) inside()[focused]?.focus({ preventScroll: true });
+}
+
+const upTo = (count) => Array.from({ length: count }, (_, at) => at);
+
 // A tensor: {shape, values, at(row, column)}. The bytes must be as many as the shape says.
+const unpacked = new WeakMap();
+
 function tensor(packed) {
+  if (!unpacked.has(packed)) unpacked.set(packed, readTensor(packed));
+  return unpacked.get(packed);
+}
+
+function readTensor(packed) {
   const bytes = Uint8Array.from(atob(packed.f32), (letter) => letter.charCodeAt(0));
   const size = packed.shape.reduce((a, b) => a * b, 1);
   if (bytes.length !== 4 * size) throw new Error(`a tensor of shape [${packed.shape}] came with ${bytes.length} bytes`);
@@ -54,7 +74,7 @@ function largest(values) {
 
 const EMPTY = {
   prompt: "", other: "", pos: null, src: 0, target: null, versus: null, layer: 0, head: 0,
-  measure: "attribution", sweep: "stream", point: "", pointHead: 0, edits: [], theme: "",
+  measure: "attribution", sweep: "stream", point: "", pointHead: 0, edits: [], theme: "", count: 20,
 };
 
 // The state is in the address, after the #, which browsers keep to themselves.
@@ -86,7 +106,7 @@ class Server {
   }
 
   async post(path, body) {
-    const options = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
+    const options = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), keepalive: path === "cancel" };
     let reply;
     try {
       reply = await fetch(this.base + path, options);
@@ -95,17 +115,19 @@ class Server {
     }
     if (!reply.ok) {
       const told = await reply.json().catch(() => ({ error: `the server answered ${reply.status}` }));
-      throw Object.assign(new Error(told.error), { cancelled: reply.status === 409 });
+      throw new Error(told.error);
     }
     return reply;
   }
 
   async ask(slot, state, question) {
-    return (await this.post("ask", { tab: this.tab, slot, state, question })).json();
+    const data = await (await this.post("ask", { tab: this.tab, slot, state, question })).json();
+    if (data.error || data.cancelled) throw Object.assign(new Error(data.error), { cancelled: data.cancelled });
+    return data;
   }
 
   cancel() {
-    return this.post("cancel", { tab: this.tab });
+    return this.post("cancel", { tab: this.tab }).catch(() => {});
   }
 
   async page(state, answers) {

@@ -9,18 +9,18 @@ const COLORS = {
 const isDark = () => document.documentElement.dataset.theme === "dark";
 const palette = () => COLORS[isDark() ? "dark" : "light"];
 
-function mixed(share, full) {
-  const { paper } = palette();
-  const part = Math.min(1, Math.abs(share)) ** 0.8;
-  return `rgb(${paper.map((from, at) => Math.round(from + (full[at] - from) * part)).join(" ")})`;
+// -1 to 1 around zero, or 0 to 1 with the scale "one": red, green and blue.
+function shade(share, scale) {
+  const colors = palette();
+  if (!Number.isFinite(share)) return null;
+  const full = scale === "one" ? colors.one : share < 0 ? colors.cold : colors.warm;
+  const part = Math.min(1, scale === "one" ? Math.max(0, share) : Math.abs(share)) ** 0.8;
+  return colors.paper.map((from, at) => Math.round(from + (full[at] - from) * part));
 }
 
-// -1 to 1 around zero, or 0 to 1.
 function color(share, scale) {
-  const colors = palette();
-  if (!Number.isFinite(share)) return "transparent";
-  if (scale === "one") return mixed(Math.max(0, share), colors.one);
-  return mixed(share, share < 0 ? colors.cold : colors.warm);
+  const found = shade(share, scale);
+  return found ? `rgb(${found.join(" ")})` : "transparent";
 }
 
 const tip = {
@@ -40,7 +40,8 @@ const tip = {
 };
 
 // A grid of cells on a canvas. `spec` has rows, columns (labels), value(row, column), scale, most, and may have
-// text(row, column), lines(row, column) for the tip, place(row, column) (what the cell stands for), pick(row, column).
+// text(row, column), lines(row, column) for the tip, pick(row, column), and axes: what rows and columns are, such as
+// [["layer", [0, 1, 2]], ["head", [0, 1]]], which is how hovering is linked between views.
 class Grid {
   constructor(label, spec, link) {
     Object.assign(this, { spec, link, at: null, cursor: [0, 0] });
@@ -53,7 +54,15 @@ class Grid {
     this.base = document.createElement("canvas");
   }
 
-  // Sizes depend on the room there is: called when the node is in the page.
+  // Draw it where it is now in the page, with the cursor of the grid that was there before.
+  start(cursor) {
+    const clamp = (value, most) => Math.max(0, Math.min(most - 1, value));
+    const [row, column] = cursor ?? [0, 0];
+    this.cursor = [clamp(row, this.spec.rows.length), clamp(column, this.spec.columns.length)];
+    this.draw();
+  }
+
+  // Sizes depend on the room there is.
   draw() {
     const { rows, columns, text } = this.spec;
     const room = this.node.clientWidth || 480;
@@ -80,25 +89,46 @@ class Grid {
   }
 
   paint() {
-    const { rows, columns, value, text, scale, most } = this.spec;
+    const { rows, columns, text } = this.spec;
     const brush = this.base.getContext("2d");
-    const colors = palette();
     brush.setTransform(this.sharp, 0, 0, this.sharp, 0, 0);
     brush.font = "12px system-ui, sans-serif";
     brush.textBaseline = "middle";
-    const gap = this.wide > 9 && this.high > 9 ? 1 : 0;
+    if (rows.length * columns.length > 20000) this.paintPixels(brush);
+    else this.paintCells(brush, text && this.wide >= 30);
+    this.labels(brush, palette());
+  }
+
+  paintCells(brush, hasText) {
+    const { rows, columns, value, text, scale, most } = this.spec;
+    const colors = palette(), gap = this.wide > 5 && this.high > 9 ? 1 : 0;
     rows.forEach((_, row) => columns.forEach((_, column) => {
       const share = value(row, column) / most;
       brush.fillStyle = color(share, scale);
       const [x, y] = this.corner(row, column);
       brush.fillRect(x, y, this.wide - gap, this.high - gap);
-      if (text && this.wide >= 34) {
-        brush.fillStyle = Math.abs(share) > 0.55 ? colors.on : colors.ink;
-        brush.textAlign = "center";
-        brush.fillText(clipped(brush, text(row, column), this.wide - 5), x + this.wide / 2, y + this.high / 2);
-      }
+      if (!hasText) return;
+      brush.fillStyle = Math.abs(share) > 0.55 ? colors.on : colors.ink;
+      brush.textAlign = "center";
+      brush.fillText(clipped(brush, text(row, column), this.wide - 4), x + this.wide / 2, y + this.high / 2);
     }));
-    this.labels(brush, colors);
+  }
+
+  // Very many cells: one pixel each, enlarged.
+  paintPixels(brush) {
+    const { rows, columns, value, scale, most } = this.spec;
+    const small = document.createElement("canvas");
+    [small.width, small.height] = [columns.length, rows.length];
+    const image = small.getContext("2d").createImageData(columns.length, rows.length);
+    for (let row = 0; row < rows.length; row += 1) {
+      for (let column = 0; column < columns.length; column += 1) {
+        const found = shade(value(row, column) / most, scale);
+        if (found) image.data.set([...found, 255], 4 * (row * columns.length + column));
+      }
+    }
+    small.getContext("2d").putImageData(image, 0, 0);
+    brush.imageSmoothingEnabled = false;
+    brush.drawImage(small, this.left, this.up, this.wide * columns.length, this.high * rows.length);
   }
 
   labels(brush, colors) {
@@ -125,7 +155,14 @@ class Grid {
     return [this.left + this.wide * column, this.up + this.high * row];
   }
 
-  // Frames around the cells that stand for what is hovered anywhere, and for what is selected.
+  // What a cell stands for, such as {layer: 3, head: 4}.
+  place(row, column) {
+    const [[rowKey, rows], [columnKey, columns]] = this.spec.axes;
+    const found = { [rowKey]: rows[row], [columnKey]: columns[column] };
+    return Object.fromEntries(Object.entries(found).filter(([, value]) => value !== undefined));
+  }
+
+  // Frames around the row, column or cell of what is hovered anywhere, and around what is selected.
   light() {
     if (!this.sharp) return;
     const brush = this.canvas.getContext("2d");
@@ -133,22 +170,26 @@ class Grid {
     brush.clearRect(0, 0, this.canvas.width, this.canvas.height);
     brush.drawImage(this.base, 0, 0);
     brush.setTransform(this.sharp, 0, 0, this.sharp, 0, 0);
-    const { rows, columns, place } = this.spec;
-    if (!place) return;
-    const hovered = this.link.hovered;
-    if (!hovered && !this.link.selected) return;
-    const frame = (row, column, line) => {
-      const [x, y] = this.corner(row, column);
-      brush.strokeStyle = palette().ink;
-      brush.lineWidth = line;
-      brush.strokeRect(x, y, Math.max(2, this.wide - 1), Math.max(2, this.high - 1));
-    };
-    rows.forEach((_, row) => columns.forEach((_, column) => {
-      const here = place(row, column);
-      if (hovered && alike(here, hovered)) frame(row, column, 1);
-      if (this.link.selected && isAt(here, this.link.selected)) frame(row, column, 2.5);
-    }));
-    if (this.at) frame(...this.at, 2);
+    brush.strokeStyle = palette().ink;
+    if (this.link.hovered) this.frame(brush, this.link.hovered, 1.5, 1);
+    if (this.link.selected) this.frame(brush, this.link.selected, 2.5, 2);
+    if (this.at) this.box(brush, ...this.at, 1, 1, 2);
+  }
+
+  // A place that names one axis of this grid frames a row or a column; one that names both, a cell.
+  frame(brush, place, line, least) {
+    const [[rowKey, rows], [columnKey, columns]] = this.spec.axes;
+    const [hasRow, hasColumn] = [rowKey in place, columnKey in place];
+    if (hasRow + hasColumn < least) return;
+    const row = hasRow ? rows.indexOf(place[rowKey]) : 0, column = hasColumn ? columns.indexOf(place[columnKey]) : 0;
+    if (row < 0 || column < 0) return;
+    this.box(brush, row, column, hasRow ? 1 : rows.length, hasColumn ? 1 : columns.length, line);
+  }
+
+  box(brush, row, column, down, across, line) {
+    const [x, y] = this.corner(row, column);
+    brush.lineWidth = line;
+    brush.strokeRect(x, y, Math.max(2, this.wide * across - 1), Math.max(2, this.high * down - 1));
   }
 
   find(event) {
@@ -169,7 +210,7 @@ class Grid {
     const isNew = !this.at || this.at[0] !== found[0] || this.at[1] !== found[1];
     this.at = found;
     if (this.spec.lines) tip.show(this.spec.lines(...found), x, y);
-    if (isNew) this.link.hover(this.spec.place ? this.spec.place(...found) : null);
+    if (isNew) this.link.hover(this.place(...found));
   }
 
   leave() {
@@ -213,12 +254,6 @@ function alike(one, other) {
   if (!one || !other) return false;
   const shared = ["layer", "head", "part", "pos", "src"].filter((key) => key in one && key in other);
   return shared.length > 0 && shared.every((key) => one[key] === other[key]);
-}
-
-// Whether a place is exactly what is selected.
-function isAt(place, selected) {
-  const keys = ["layer", "head", "part", "pos"].filter((key) => key in selected);
-  return keys.length > 1 && keys.every((key) => place[key] === selected[key]);
 }
 
 function clipped(brush, text, room) {

@@ -49,12 +49,16 @@ class EditList {
   }
 
   draw() {
+    redraw(this.node, () => this.fill());
+  }
+
+  fill() {
     const { edits } = this.app.state;
     const isLive = this.app.isLive;
     this.node.replaceChildren(
       el("h2", {}, "Edits"),
       this.selection(),
-      edits.length ? el("ol", {}, edits.map((edit, at) => this.row(edit, at))) : null ?? "",
+      edits.length ? el("ol", {}, edits.map((edit, at) => this.row(edit, at))) : "",
       el("div", { class: "controls" },
         el("button", { onclick: () => this.undo(), disabled: !isLive || !this.past.length, title: "Ctrl+Z" }, "Undo"),
         el("button", { onclick: () => this.put([]), disabled: !isLive || !edits.length }, "Remove all"),
@@ -73,6 +77,7 @@ class EditList {
     return el("div", { class: "selection" },
       el("p", {}, el("code", {}, selected.point), selected.head === undefined ? "" : ` head ${selected.head}`,
         selected.neuron === undefined ? "" : ` neuron ${selected.neuron}`),
+      this.neighbors(selected),
       hasPosition ? el("label", {}, el("input", { type: "checkbox", checked: this.here, onchange: (event) => { this.here = event.target.checked; } }),
         ` only at position ${selected.pos}, “${words(this.app)[selected.pos] ?? ""}”`) : null,
       el("div", { class: "controls" },
@@ -81,6 +86,18 @@ class EditList {
         el("button", { class: "do", onclick: () => this.add("patch"), disabled: !this.app.state.other, title: "from the second prompt" }, "Patch"),
         el("button", { class: "do", onclick: () => this.add("scale", { amount: Number(amount.value) }) }, "Scale by"), amount),
       canSteer ? this.steering() : null);
+  }
+
+  // The same layer as a whole: its attention, its MLP, the stream around them.
+  neighbors(selected) {
+    const kinds = ["resid_pre", "attn_out", "resid_mid", "mlp_out", "resid_post"];
+    const names = kinds.map((kind) => `blocks.${selected.layer}.hook_${kind}`).filter((name) => name in this.app.model.points);
+    if (selected.layer === undefined || !names.length) return null;
+    const options = Object.fromEntries([...new Set([selected.point, ...names])].map((name) => [name, name]));
+    return chooser("or all of", options, selected.point, (point) => {
+      const { layer, pos } = selected;
+      this.app.select(pos === undefined ? { point, layer } : { point, layer, pos });
+    });
   }
 
   steering() {

@@ -8,7 +8,6 @@ const SWEEPS = { stream: "residual stream", attention: "attention outputs", mlp:
 const STREAMS = { stream: "hook_resid_pre", attention: "hook_attn_out", mlp: "hook_mlp_out" };
 
 const headPoint = (layer) => `blocks.${layer}.attn.hook_z`;
-const headPlace = (layer, head) => ({ layer, head });
 
 function chooser(label, options, value, change) {
   const items = Object.entries(options).map(([key, text]) => el("option", { value: key, selected: key === String(value) }, text));
@@ -69,9 +68,9 @@ function lensPanel(app) {
         text: (row, column) => shown(word(row, column, 0), true),
         lines: (row, column) => [
           el("b", {}, `${names[row]}, after “${words(app)[column]}”`),
-          ...Array.from({ length: top }, (_, nth) => el("div", { class: "pair" }, el("span", {}, shown(word(row, column, nth))), percent(prob(row, column, nth)))),
+          ...upTo(top).map((nth) => el("div", { class: "pair" }, el("span", {}, shown(word(row, column, nth))), percent(prob(row, column, nth)))),
         ],
-        place: (row, column) => (layerOf(row) ? { layer: layerOf(row) - 1, pos: column } : { pos: column }),
+        axes: [["layer", names.map((_, row) => (layerOf(row) ? layerOf(row) - 1 : undefined))], ["pos", upTo(columns)]],
         pick: (row, column) => app.select(layerOf(row)
           ? { point: `blocks.${layerOf(row) - 1}.hook_resid_post`, layer: layerOf(row) - 1, pos: column }
           : { point: "hook_embed", pos: column }),
@@ -87,16 +86,15 @@ function headsPanel(app) {
       ? `from “${words(app)[app.position()] ?? ""}” to “${words(app)[state.src] ?? ""}” (click in the attention map to mark another)` : "on random repeated tokens"),
     controls: (state) => [chooser("each head", MEASURES, state.measure, (measure) => app.change({ measure }, ["heads"]))],
     question: (state) => ({ view: "heads", measure: state.measure, src: state.src }),
-    draw(data, state) {
+    draw(data) {
       const values = tensor(data.values);
       const isSigned = ["attribution", "ablation"].includes(data.measure);
       return [new Grid("Heads: layers by heads", {
-        rows: Array.from({ length: values.shape[0] }, (_, layer) => `layer ${layer}`),
-        columns: Array.from({ length: values.shape[1] }, (_, head) => head),
+        rows: upTo(values.shape[0]).map((layer) => `layer ${layer}`), columns: upTo(values.shape[1]),
         scale: isSigned ? "zero" : "one", most: isSigned ? largest(values.values) : 1,
         value: values.at, text: (layer, head) => number(values.at(layer, head), 2),
         lines: (layer, head) => [el("b", {}, `head ${layer}.${head}`), `${MEASURES[data.measure]}: ${number(values.at(layer, head), 4)}`],
-        place: headPlace,
+        axes: [["layer", upTo(values.shape[0])], ["head", upTo(values.shape[1])]],
         pick: (layer, head) => app.select({ point: headPoint(layer), layer, head }),
       }, app.link), isSigned ? legend(largest(values.values)) : null];
     },
@@ -117,7 +115,7 @@ function attentionPanel(app) {
       return [new Grid(`Attention of head ${state.layer}.${state.head}: queries by keys`, {
         rows: texts, columns: texts, scale: "one", most: 1, value: values.at,
         lines: (row, column) => [`“${texts[row]}” looks at “${texts[column]}”: ${percent(values.at(row, column))}`],
-        place: (row, column) => ({ pos: row, src: column }),
+        axes: [["pos", upTo(texts.length)], ["src", upTo(texts.length)]],
         pick: (row, column) => app.change({ pos: row, src: column }),
       }, app.link)];
     },
@@ -156,13 +154,13 @@ function patchingPanel(app) {
     empty: "Write a second prompt, with as many tokens as the first, to patch between them.",
     draw(data) {
       const values = tensor(data.values), isHeads = data.over[1] === "head";
-      const columns = isHeads ? Array.from({ length: values.shape[1] }, (_, head) => head) : words(app);
+      const columns = isHeads ? upTo(values.shape[1]) : words(app);
       const layers = data.layers.map(Number);
       return [new Grid("Patching: layers by positions or heads", {
         rows: layers.map((layer) => `layer ${layer}`), columns, scale: "zero", most: Math.max(1, largest(values.values)),
         value: values.at, text: (row, column) => number(values.at(row, column), 2),
         lines: (row, column) => [el("b", {}, `layer ${layers[row]}, ${isHeads ? "head" : ""} ${columns[column]}`), `brings back ${percent(values.at(row, column))}`],
-        place: (row, column) => (isHeads ? headPlace(layers[row], column) : { layer: layers[row], pos: column }),
+        axes: [["layer", layers], [isHeads ? "head" : "pos", upTo(values.shape[1])]],
         pick: (row, column) => app.select(isHeads ? { point: headPoint(layers[row]), layer: layers[row], head: column }
           : { point: `blocks.${layers[row]}.${STREAMS[data.measure]}`, layer: layers[row], pos: column }),
       }, app.link), legend(Math.max(1, largest(values.values))),
@@ -188,11 +186,10 @@ function pointPanel(app) {
       const isText = values.shape[0] === texts.length;
       const layer = Number(/^blocks\.(\d+)\./.exec(data.point)?.[1] ?? -1);
       return [new Grid(`The activation at ${data.point}`, {
-        rows: isText ? texts : Array.from({ length: values.shape[0] }, (_, at) => at),
-        columns: Array.from({ length: values.shape[1] }, (_, at) => at),
+        rows: isText ? texts : upTo(values.shape[0]), columns: upTo(values.shape[1]),
         scale: "zero", most: largest(values.values), value: values.at,
         lines: (row, column) => [el("b", {}, `“${isText ? texts[row] : row}”, ${column}`), number(values.at(row, column), 5)],
-        place: (row, column) => ({ pos: row, unit: column }),
+        axes: [["pos", upTo(values.shape[0])], [data.axes[1] === "k" ? "src" : "unit", upTo(values.shape[1])]],
         pick: (row, column) => app.select({
           point: data.point, pos: row, ...(data.axes[1] === "k" ? {} : /\b[hg]\b/.test(app.model.points[data.point]) ? { head: state.pointHead } : { neuron: column }),
           ...(layer < 0 ? {} : { layer }),
@@ -206,7 +203,8 @@ function textPanel(app) {
   return {
     slot: "generate", title: "Generated text",
     hint: () => "the likeliest token each time",
-    question: () => ({ view: "generate", count: 20 }),
+    controls: (state) => [integer("tokens", state.count, 200, (count) => app.change({ count: Math.max(1, count) }, ["generate"]))],
+    question: (state) => ({ view: "generate", count: state.count }),
     draw(data) {
       const line = (name, tokens, other) => el("p", { class: "text" }, el("b", {}, name),
         tokens.map((token, at) => el("span", { class: other && other[at] !== token ? "changed" : null }, token)));
@@ -216,7 +214,7 @@ function textPanel(app) {
 }
 
 function legend(most) {
-  const strip = Array.from({ length: 41 }, (_, at) => svg("rect", { x: at * 4, y: 0, width: 4, height: 9, fill: color(at / 20 - 1, "zero") }));
+  const strip = upTo(41).map((at) => svg("rect", { x: at * 4, y: 0, width: 4, height: 9, fill: color(at / 20 - 1, "zero") }));
   return el("div", { class: "legend", "aria-hidden": "true" }, number(-most, 2), svg("svg", { viewBox: "0 0 164 9", width: 164, height: 9 }, strip), number(most, 2));
 }
 
