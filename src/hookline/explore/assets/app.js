@@ -2,7 +2,7 @@
 
 class App {
   constructor(root, given) {
-    Object.assign(this, { root, model: given.model, isLive: given.live, answers: given.answers, errors: {}, grids: [], round: 0, busy: new Map() });
+    Object.assign(this, { root, model: given.model, isLive: given.live, answers: given.answers, errors: {}, round: 0, busy: new Map() });
     this.server = given.live ? new Server() : null;
     this.given = { point: this.firstPoint(), layer: given.model.layers - 1, ...given.state };
     this.state = stateFrom(location.hash, this.given);
@@ -98,6 +98,7 @@ class App {
 
   // Change the state; ask again for everything, or for these panels only.
   change(values, slots = null) {
+    if (!this.isLive && !("theme" in values)) return; // a saved page shows one state
     this.state = { ...this.state, ...values };
     history.replaceState(null, "", addressOf(this.state));
     const panels = slots === null ? this.panels : this.panels.filter((panel) => slots.includes(panel.slot));
@@ -127,17 +128,24 @@ class App {
     const round = this.round;
     const ready = [this.fetch({ slot: "tokens", question: () => ({ view: "tokens" }) }), this.fetch(this.panels[0])];
     await Promise.all(ready);
-    if (round !== this.round || this.errors.next || this.errors.tokens) return;
-    this.panels.slice(1).forEach((panel) => this.fetch(panel));
+    if (round !== this.round) return;
+    const hasFailed = this.errors.next || this.errors.tokens;
+    for (const panel of this.panels.slice(1)) {
+      if (hasFailed) this.empty(panel);
+      else this.fetch(panel);
+    }
+  }
+
+  // A view of which there is nothing to show.
+  empty(panel) {
+    delete this.answers[panel.slot];
+    delete this.errors[panel.slot];
+    this.paintPanel(panel);
   }
 
   async fetch(panel) {
     const asked = panel.question(this.state), { slot } = panel;
-    if (!asked || !this.isLive) {
-      delete this.answers[slot];
-      this.paintPanel(panel);
-      return;
-    }
+    if (!asked) return this.empty(panel);
     const round = this.round, ticket = {};
     const next = this.answer("next");
     const answers = slot === "next" || slot === "tokens" || !next ? {} : { target: next.target.id, versus: next.versus.id };
@@ -165,8 +173,15 @@ class App {
     const waiting = [...this.busy.keys()].filter((slot) => slot !== "tokens");
     for (const panel of this.panels) panel.node.classList.toggle("busy", waiting.includes(panel.slot));
     if (!waiting.length) return this.tell(this.errors.tokens ?? "");
-    const stop = el("button", { class: "small", onclick: () => { this.round += 1; this.busy.clear(); this.showBusy(); this.server.cancel(); } }, "Cancel");
-    this.status.replaceChildren(el("progress", {}), ` ${waiting.join(", ")} `, stop);
+    this.status.replaceChildren(el("progress", {}), ` ${waiting.join(", ")} `, el("button", { class: "small", onclick: () => this.stop() }, "Cancel"));
+  }
+
+  // The views that were waiting stay dim: they are of the state before.
+  stop() {
+    this.round += 1;
+    this.busy.clear();
+    this.server.cancel();
+    this.tell("canceled: press Run to ask again");
   }
 
   tell(message) {
@@ -229,7 +244,7 @@ class App {
     const pairs = data.aligned.length ? data.aligned : data.tokens.ids.map((_, at) => [at, null]);
     const chip = (list, at, isFirst) => (at === null ? el("span", { class: "chip none" }, " ") : el("button", {
       class: "chip", "data-pos": isFirst ? at : null, disabled: !isFirst || !this.isLive, "aria-pressed": isFirst ? String(at === this.position()) : null,
-      onmouseenter: () => this.link.hover({ pos: at }), onmouseleave: () => this.link.hover(null), onfocus: () => this.link.hover({ pos: at }),
+      onmouseenter: () => this.link.hover({ pos: at }), onmouseleave: () => this.link.hover(null), onfocus: () => this.link.hover({ pos: at }), onblur: () => this.link.hover(null),
       onclick: () => this.change({ pos: at, target: null, versus: null }),
     }, shown(list.texts[at])));
     this.strip.replaceChildren(...pairs.map(([one, two]) => el("span", {
