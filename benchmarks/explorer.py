@@ -17,6 +17,8 @@ import hookline
 from hookline.explore import explore, first_prompts
 
 NEXT = "[data-slot=next] svg"
+ANSWERED = """panels => [...document.querySelectorAll(panels)].every(
+    panel => panel.dataset.answered === document.getElementById("explorer").dataset.round)"""
 ROUNDS = 7
 
 
@@ -31,13 +33,12 @@ def first_view(browser: Any, address: str) -> float:
     return spent
 
 
-def click(page: Any, on: bool) -> float:
-    """Return the time from a click on the checkbox of an edit to the new probabilities."""
+def click(page: Any, answered: str) -> float:
+    """Return the time from a click on the checkbox of an edit to the new answers of all these panels."""
     box = page.locator(".edits li input[type=checkbox]")
     start = time.perf_counter()
     box.click()
-    page.wait_for_selector("[data-slot=next] .bar.old", state="attached" if on else "detached")
-    page.wait_for_function("!document.querySelector('.busy')")
+    page.wait_for_function(ANSWERED, arg=answered)
     return time.perf_counter() - start
 
 

@@ -54,10 +54,19 @@ def bars(page) -> dict[str, str]:
     return dict(label.rsplit(": ", 1) for label in labels)
 
 
+def settled(page) -> None:
+    """Wait until every panel has the answer of the current state."""
+    page.wait_for_function(
+        "[...document.querySelectorAll('[data-slot]')].every("
+        "panel => panel.dataset.answered === document.getElementById('explorer').dataset.round)"
+    )
+
+
 def opened(page, explorer) -> None:
     page.goto(explorer.address)
-    for slot in ("lens", "heads", "attention", "patching", "point"):
-        page.wait_for_selector(f"[data-slot={slot}] canvas")
+    page.wait_for_selector("[data-round]")
+    settled(page)
+    assert page.locator("canvas").count() == 5
 
 
 def head(page, layer: int, number: int) -> None:
@@ -76,14 +85,15 @@ def test_from_a_prompt_to_an_edit_and_back(page, explorer, tmp_path) -> None:
     assert bars(page)["·Mary"] == f"{100 * prob:.1f} %"
     head(page, 3, 4)
     page.get_by_role("button", name="Zero", exact=True).click()
-    page.wait_for_selector("[data-slot=next] .row:first-of-type[aria-label^='·John']")
-    page.wait_for_selector("[data-slot=generate] .changed")
+    settled(page)
+    assert next(iter(bars(page))) == "·John"
+    assert page.locator("[data-slot=generate] .changed").count() == 1
     assert "blocks.3.attn.hook_z" in page.evaluate("decodeURIComponent(location.hash)")
     with page.expect_download() as found:
         page.get_by_role("button", name="Save as one page").click()
     found.value.save_as(tmp_path / "saved.html")
     page.get_by_role("button", name="Undo").click()
-    page.wait_for_function("!document.querySelector('[data-slot=next] .bar.old')")
+    settled(page)
     assert next(iter(bars(page))) == "·Mary"
 
     page.context.set_offline(True)

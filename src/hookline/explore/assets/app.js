@@ -125,15 +125,23 @@ class App {
 
   async refresh() {
     this.round += 1;
+    this.server.drop();
     const round = this.round;
+    this.root.dataset.round = round;
     const ready = [this.fetch({ slot: "tokens", question: () => ({ view: "tokens" }) }), this.fetch(this.panels[0])];
     await Promise.all(ready);
     if (round !== this.round) return;
     const hasFailed = this.errors.next || this.errors.tokens;
-    for (const panel of this.panels.slice(1)) {
+    for (const panel of this.inOrder(this.panels.slice(1))) {
       if (hasFailed) this.empty(panel);
       else this.fetch(panel);
     }
+  }
+
+  // What can be seen comes first, and what takes long comes last.
+  inOrder(panels) {
+    const cost = (panel) => (panel.node.getBoundingClientRect().top > innerHeight ? 10 : 0) + (panel.cost ?? 0);
+    return [...panels].sort((a, b) => cost(a) - cost(b));
   }
 
   // A view of which there is nothing to show.
@@ -141,6 +149,7 @@ class App {
     delete this.answers[panel.slot];
     delete this.errors[panel.slot];
     this.paintPanel(panel);
+    panel.node.dataset.answered = this.round;
   }
 
   async fetch(panel) {
@@ -164,8 +173,9 @@ class App {
       clearTimeout(slow);
       if (this.busy.get(slot) === ticket) { this.busy.delete(slot); this.showBusy(); }
     }
-    if (slot === "tokens") this.paintStrip();
-    else this.paintPanel(panel);
+    if (slot === "tokens") return this.paintStrip();
+    this.paintPanel(panel);
+    panel.node.dataset.answered = round;
     if (slot === "next") this.paintAnswers();
   }
 
@@ -180,6 +190,7 @@ class App {
   stop() {
     this.round += 1;
     this.busy.clear();
+    this.server.drop();
     this.server.cancel();
     this.tell("canceled: press Run to ask again");
   }

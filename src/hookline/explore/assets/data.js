@@ -28,8 +28,8 @@ function number(value, digits = 3) {
   if (value === null || Number.isNaN(value)) return "–";
   const size = Math.abs(value);
   if (size !== 0 && (size >= 1e5 || size < 1e-4)) return value.toExponential(1).replace("-", "−");
-  const text = size >= 100 ? value.toFixed(1) : value.toPrecision(digits);
-  const said = size < 1 ? value.toFixed(digits) : text;
+  const whole = size < 1 ? 0 : Math.floor(Math.log10(size)) + 1;
+  const said = value.toFixed(size >= 100 ? 1 : Math.max(0, digits - whole));
   return (Number(said) === 0 ? said.replace("-", "") : said).replace("-", "−");
 }
 
@@ -103,14 +103,22 @@ class Server {
   constructor() {
     this.tab = Array.from(crypto.getRandomValues(new Uint8Array(12)), (byte) => byte.toString(16)).join("");
     this.base = location.pathname.replace(/\/?$/, "/");
+    this.stopping = new AbortController();
   }
 
-  async post(path, body) {
-    const options = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), keepalive: path === "cancel" };
+  // Nobody waits any longer for what was asked so far: a browser has few connections to one server.
+  drop() {
+    this.stopping.abort();
+    this.stopping = new AbortController();
+  }
+
+  async post(path, body, signal) {
+    const options = { signal, method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), keepalive: path === "cancel" };
     let reply;
     try {
       reply = await fetch(this.base + path, options);
     } catch {
+      if (signal?.aborted) throw Object.assign(new Error(), { cancelled: true });
       throw new Error("the server does not answer: is hookline explore still running?");
     }
     if (!reply.ok) {
@@ -121,7 +129,7 @@ class Server {
   }
 
   async ask(slot, state, question) {
-    const data = await (await this.post("ask", { tab: this.tab, slot, state, question })).json();
+    const data = await (await this.post("ask", { tab: this.tab, slot, state, question }, this.stopping.signal)).json();
     if (data.error || data.cancelled) throw Object.assign(new Error(data.error), { cancelled: data.cancelled });
     return data;
   }

@@ -147,7 +147,7 @@ function attributionPanel(app) {
 
 function patchingPanel(app) {
   return {
-    slot: "patching", title: "Patching from the first prompt into the second", wide: true,
+    slot: "patching", title: "Patching from the first prompt into the second", wide: true, cost: 2,
     hint: () => `share of the logit difference ${versusText(app)} that each cell brings back`,
     controls: (state) => [chooser("by", SWEEPS, state.sweep, (sweep) => app.change({ sweep }, ["patching"]))],
     question: (state) => (state.other ? { view: "patching", measure: state.sweep } : null),
@@ -201,7 +201,7 @@ function pointPanel(app) {
 
 function textPanel(app) {
   return {
-    slot: "generate", title: "Generated text",
+    slot: "generate", title: "Generated text", cost: 1,
     hint: () => "the likeliest token each time",
     controls: (state) => [integer("tokens", state.count, 200, (count) => app.change({ count: Math.max(1, count) }, ["generate"]))],
     question: (state) => ({ view: "generate", count: state.count }),
