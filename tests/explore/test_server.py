@@ -3,9 +3,13 @@
 import http.client
 import json
 import re
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
+import urllib.request
 
 import pytest
 import torch
@@ -215,6 +219,18 @@ def test_the_command_writes_a_page(tmp_path) -> None:
     result = CliRunner().invoke(app, ["explore", "--export", str(tmp_path / "page.html")])
     assert result.exit_code == 0, result.output
     assert PROMPT in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.slow
+def test_the_command_serves_until_it_is_interrupted() -> None:
+    command = [sys.executable, "-m", "hookline", "explore", "--no-browser"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        address = process.stdout.readline().strip()
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]+/", address)
+        with urllib.request.urlopen(address, timeout=20) as reply:
+            assert PROMPT in reply.read().decode()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 0
 
 
 def test_the_command_reports_a_model_that_cannot_be_loaded() -> None:

@@ -167,16 +167,31 @@ def test_the_script_prints_the_same_numbers(model, name) -> None:
 
 
 @pytest.mark.parametrize("name", EDITS)
-@pytest.mark.parametrize("view", [view for view in VIEWS if view != "attribution"])
+@pytest.mark.parametrize("view", VIEWS)
 def test_every_view_takes_every_edit(model, view, name) -> None:
     more = {"measure": "stream"} if view == "patching" else {"point": "blocks.0.hook_resid_post"}
     ask(model, view, other=OTHER, edits=(EDITS[name],), **({"measure": "ablation"} | more))
 
 
-@pytest.mark.parametrize(("view", "edit"), [("heads", EDITS["patch last"]), ("attribution", STEER)])
-def test_parts_do_not_sum_to_a_stream_that_is_edited(model, view, edit) -> None:
+@pytest.mark.parametrize("name", EDITS)
+def test_components_sum_with_every_edit(model, name) -> None:
+    data = ask(model, "attribution", other=OTHER, edits=(EDITS[name],), **mary_john(model))
+    values = dict(zip(data["components"], unpacked(data["values"]).tolist(), strict=True))
+    assert sum(values.values()) + data["bias"] == pytest.approx(data["logit"], rel=1e-3, abs=1e-3)
+    assert ("edits" in values) == (name in ("steer", "patch at"))
+
+
+def test_heads_while_the_stream_is_edited(model) -> None:
+    edit = LiveEdit("scale", "blocks.0.hook_resid_pre", amount=1.0)  # changes nothing
+    answers = {"measure": "attribution", **mary_john(model)}
+    plain, values = (unpacked(ask(model, "heads", edits=each, **answers)["values"]) for each in ((), (edit,)))
+    assert torch.allclose(values, plain, atol=1e-4)
+    ask(model, "heads", edits=(STEER,), **answers)
+
+
+def test_heads_do_not_sum_to_an_attention_output_that_is_edited(model) -> None:
     with pytest.raises(HooklineError):
-        ask(model, view, measure="attribution", other=OTHER, edits=(edit,))
+        ask(model, "heads", measure="attribution", other=OTHER, edits=(EDITS["patch last"],))
 
 
 @pytest.mark.parametrize(

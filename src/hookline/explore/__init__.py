@@ -72,6 +72,9 @@ class Explorer:
     def __repr__(self) -> str:
         return f"Explorer at {self.address}" if self._thread.is_alive() else "Explorer, closed"
 
+    def _repr_html_(self) -> str:
+        return f'<a href="{self.address}" target="_blank" rel="noopener">{self!r}</a>'
+
 
 def explore(
     model: HookedModel,

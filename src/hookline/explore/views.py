@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from hookline.errors import HooklineError
-from hookline.experiments import ablation, head_detectors, logit_attribution, logit_lens, metrics, patching
+from hookline.experiments import ablation, head_detectors, logit_lens, metrics, patching
 from hookline.experiments.result import Result
+from hookline.explore import parts
 from hookline.explore.live_edits import edited, edited_any_text
 from hookline.explore.question import Question
 from hookline.model import HookedModel
@@ -173,19 +174,23 @@ def heads_view(model: HookedModel, asked: Question) -> Data:
     target, versus = answers(model, asked)
     with edited(model, asked):
         if asked.measure == "attribution":
-            found = logit_attribution.direct_logit_attribution(
-                model, asked.prompt, target, versus, of="heads", pos=asked.pos
-            )
-            return {"measure": asked.measure, **_grid(model, found)}
+            return {"measure": asked.measure, **_rows(model, parts.heads(model, asked, target, versus))}
         metric = metrics.logit_diff(target, versus, pos=asked.pos)
         lost = ablation.ablate(model, asked.prompt, metric, progress=False)
     return {"measure": asked.measure, **_grid(model, lost - lost.info["clean"]), "clean": lost.info["clean"]}
 
 
 def _grid(model: HookedModel, result: Result) -> Data:
-    """A result over layers and heads; layers without heads are NaN."""
-    values = torch.full((model.cfg.n_layers, result.shape[1]), float("nan"))
-    values[[int(layer) for layer in result.coords["layer"]]] = result.values
+    """A result over layers and heads."""
+    layers = [int(layer) for layer in result.coords["layer"]]
+    return _rows(model, dict(zip(layers, result.values, strict=True)))
+
+
+def _rows(model: HookedModel, rows: dict[int, Tensor]) -> Data:
+    """A row for each layer; layers without heads are NaN."""
+    values = torch.full((model.cfg.n_layers, max(map(len, rows.values()))), float("nan"))
+    for layer, row in rows.items():
+        values[layer] = row
     return {"values": packed(values)}
 
 
@@ -217,12 +222,12 @@ def attribution_view(model: HookedModel, asked: Question) -> Data:
     """What each component adds to the target's logit, minus what it adds to the other token's."""
     target, versus = answers(model, asked)
     with edited(model, asked):
-        found = logit_attribution.direct_logit_attribution(model, asked.prompt, target, versus, pos=asked.pos)
+        found = parts.components(model, asked, target, versus)
     return {
-        "components": found.coords["component"],
+        "components": found.labels,
         "values": packed(found.values),
-        "bias": float(found.info["bias"]),
-        "logit": float(found.info["logit"]),
+        "bias": found.bias,
+        "logit": found.logit,
     }
 
 
