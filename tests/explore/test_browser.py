@@ -57,7 +57,7 @@ def bars(page) -> dict[str, str]:
 def settled(page) -> None:
     """Wait until every panel has the answer of the current state."""
     page.wait_for_function(
-        "[...document.querySelectorAll('[data-slot]')].every("
+        "() => [...document.querySelectorAll('[data-slot]')].every("
         "panel => panel.dataset.answered === document.getElementById('explorer').dataset.round)"
     )
 
@@ -119,7 +119,7 @@ def test_markup_stays_text(page, explorer) -> None:
     scripts = page.locator("script").count()
     page.get_by_label("Prompt", exact=True).fill("<script>alert(1)</script><img src=x onerror=alert(2)>")
     page.keyboard.press("Enter")
-    page.wait_for_function("document.querySelectorAll('[data-pos]').length > 14")
+    page.wait_for_function("() => document.querySelectorAll('[data-pos]').length > 14")
     page.wait_for_timeout(200)
     assert page.locator("script").count() == scripts
     assert page.locator("main img, header img").count() == 0
