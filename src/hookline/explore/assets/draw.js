@@ -102,6 +102,7 @@ class Grid {
   paintCells(brush, hasText) {
     const { rows, columns, value, text, scale, most } = this.spec;
     const colors = palette(), gap = this.wide > 5 && this.high > 9 ? 1 : 0;
+    brush.font = `${this.wide < 44 ? 10.5 : 12}px system-ui, sans-serif`;
     rows.forEach((_, row) => columns.forEach((_, column) => {
       const share = value(row, column) / most;
       brush.fillStyle = color(share, scale);
@@ -110,8 +111,9 @@ class Grid {
       if (!hasText) return;
       brush.fillStyle = Math.abs(share) > 0.55 ? colors.on : colors.ink;
       brush.textAlign = "center";
-      brush.fillText(clipped(brush, text(row, column), this.wide - 4), x + this.wide / 2, y + this.high / 2);
+      brush.fillText(clipped(brush, text(row, column), this.wide - 2), x + this.wide / 2, y + this.high / 2);
     }));
+    brush.font = "12px system-ui, sans-serif";
   }
 
   // Very many cells: one pixel each, enlarged.

@@ -25,6 +25,9 @@ function integer(label, value, most, change) {
   return el("label", {}, `${label} `, input);
 }
 
+// A number in a cell: next to larger ones, almost nothing is 0.
+const brief = (value, most) => (Math.abs(value) < 0.005 * most ? "0" : number(value, 2));
+
 const words = (app) => (app.tokens?.tokens.texts ?? []).map((text) => shown(text, true));
 const versusText = (app) => `“${shown(app.answer("next")?.target.text ?? "")}” over “${shown(app.answer("next")?.versus.text ?? "")}”`;
 
@@ -92,7 +95,7 @@ function headsPanel(app) {
       return [new Grid("Heads: layers by heads", {
         rows: upTo(values.shape[0]).map((layer) => `layer ${layer}`), columns: upTo(values.shape[1]),
         scale: isSigned ? "zero" : "one", most: isSigned ? largest(values.values) : 1,
-        value: values.at, text: (layer, head) => number(values.at(layer, head), 2),
+        value: values.at, text: (layer, head) => brief(values.at(layer, head), largest(values.values)),
         lines: (layer, head) => [el("b", {}, `head ${layer}.${head}`), `${MEASURES[data.measure]}: ${number(values.at(layer, head), 4)}`],
         axes: [["layer", upTo(values.shape[0])], ["head", upTo(values.shape[1])]],
         pick: (layer, head) => app.select({ point: headPoint(layer), layer, head }),
@@ -158,7 +161,7 @@ function patchingPanel(app) {
       const layers = data.layers.map(Number);
       return [new Grid("Patching: layers by positions or heads", {
         rows: layers.map((layer) => `layer ${layer}`), columns, scale: "zero", most: Math.max(1, largest(values.values)),
-        value: values.at, text: (row, column) => number(values.at(row, column), 2),
+        value: values.at, text: (row, column) => brief(values.at(row, column), 1),
         lines: (row, column) => [el("b", {}, `layer ${layers[row]}, ${isHeads ? "head" : ""} ${columns[column]}`), `brings back ${percent(values.at(row, column))}`],
         axes: [["layer", layers], [isHeads ? "head" : "pos", upTo(values.shape[1])]],
         pick: (row, column) => app.select(isHeads ? { point: headPoint(layers[row]), layer: layers[row], head: column }
