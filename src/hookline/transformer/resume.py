@@ -1,16 +1,17 @@
-"""`start_at_layer`: runs that start at a layer, from a given residual stream."""
+"""`start_at_layer` and `stop_at_layer`: runs from a given residual stream, and runs up to a layer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hookline.engine.actions import Action, PointAction
-from hookline.engine.order import Turn
-from hookline.engine.points import Site
+from hookline.engine.points import Site, hook_action
+from hookline.engine.recorder import StopForward
 from hookline.engine.runs import Run
 from hookline.engine.schedule import active
 from hookline.engine.skipping import Give, Skipping
@@ -131,3 +132,24 @@ def _check_nothing_before(points: ModelPoints, first: int) -> None:
         for action in routes.actions:
             if isinstance(action, PointAction) and action.must_fire and action.module in before:
                 raise HooklineError(f"{action.point.name!r} is before layer {first}, where this run starts")
+
+
+def stream_at(points: ModelPoints, layer: int, forward: Callable[[], Any]) -> Tensor:
+    """The residual stream that enters a layer, or leaves the last one, in a forward pass; later layers do not run."""
+    n_layers = len(points.anatomy.blocks)
+    if layer not in range(-n_layers, n_layers + 1):
+        raise HooklineError(f"stop_at_layer={layer}, but the model has {n_layers} layers")
+    kept: list[Tensor] = []
+
+    def stop(resid: Tensor) -> None:
+        kept.append(resid)
+        raise StopForward
+
+    name = f"{layer % n_layers}.hook_resid_pre" if layer < n_layers else f"{layer - 1}.hook_resid_post"
+    stopping = hook_action(points.find(f"{points.anatomy.main.name}.{name}"), stop, "fwd")
+    stopping.must_fire = False
+    with Run(points.root, [stopping], is_one_pass=True), suppress(StopForward):
+        forward()
+    if not kept:
+        raise HooklineError(f"stop_at_layer={layer} is before start_at_layer")
+    return kept[0]
