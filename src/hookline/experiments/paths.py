@@ -219,5 +219,22 @@ def _received(base: Baseline, variants: Sequence[Variant], layer: int, goals: Se
     elif base.strategy != Strategy.FULL:
         inputs = {"input": base.streams[layer].expand(n, -1, -1), "start_at_layer": layer, "tokens": tokens}
     with torch.no_grad(), drawn_once(n):
-        _, cache = base.model.run_with_cache(**inputs, names_filter=names, fwd_hooks=hooks)
-    return [{name: cache[name][row] for name in names} for row in range(n)]
+        if base.images:
+            _, cache = base.model.run_with_cache(input_ids=tokens, **base.images.repeated(n), **how)
+        elif base.strategy == Strategy.FULL:
+            _, cache = base.model.run_with_cache(tokens, **how)
+        else:
+            stream = base.streams[layer].expand(n, -1, -1)
+            _, cache = base.model.run_with_cache(stream, start_at_layer=layer, tokens=tokens, **how)
+    return [cache[goal.point.name][(slice(None), *goal.index)] for goal in goals]
+
+
+def _put(x: Tensor, placed: list[RowChange], span: range) -> None:
+    write_all(x, placed, span)
+
+
+def _told(base: Baseline, goals: Sequence[Node], values: Sequence[Tensor]) -> Iterator[Change]:
+    """Changes that give the receivers these values."""
+    for goal, value in zip(goals, values, strict=True):
+        if not torch.equal(value, goal.of(base)):
+            yield base.change(goal.point, value, head=goal.head)

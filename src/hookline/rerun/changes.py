@@ -48,6 +48,11 @@ class Change:
         """The point's axes after the batch: `p h e`; empty strings for a native point, whose axes are unknown."""
         return self.point.axes.split()[1:] or [""] * len(self.where)
 
+    @cached_property
+    def free_axes(self) -> list[str]:
+        """The axes that are not indexed by a number: those of the value."""
+        return [letter for letter, at in zip(self.axes, self.where, strict=True) if isinstance(at, slice)]
+
 
 Variant: TypeAlias = Sequence[Change]
 """Changes made together, in one run."""
@@ -195,8 +200,7 @@ def _check_shapes(x: Tensor, group: list[RowChange], pieces: list[Tensor]) -> No
 def _of_span(change: Change, value: Tensor | None, span: range) -> Tensor:
     """The part of a value for these positions: a value for all positions may have more."""
     assert value is not None
-    letters = [letter for letter, each in zip(change.axes, change.where, strict=True) if isinstance(each, slice)]
-    for place, letter in enumerate(letters):
+    for place, letter in enumerate(change.free_axes):
         if letter in ("p", "k") and place < value.ndim and value.shape[place] >= span.stop:
             start = span.start if letter == "p" else 0
             value = value.narrow(place, start, span.stop - start)

@@ -81,7 +81,7 @@ def _trial_variants(base: Baseline) -> list[list[Change]]:
     at = _places(base)
     layers = (0, n_layers // 2, n_layers)
     places = [(stream_names(points)[layer], layer, at[pos]) for layer, pos in zip(layers, (3, 5, 6), strict=True)]
-    if base.images is not None:  # images may affect earlier positions
+    if base.images:  # images may affect earlier positions
         places += [(stream_names(points)[layer], layer, at[pos]) for layer in (0, n_layers // 2) for pos in (0, 1, 2)]
     some = {0, n_layers // 3, 2 * n_layers // 3, n_layers - 1}
     places += [(f"{points.layer(layer)}.hook_attn_out", layer, at[4]) for layer in sorted(some)]
