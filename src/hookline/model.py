@@ -16,7 +16,7 @@ from hookline.engine.keywords import is_dropped
 from hookline.engine.names import Filter
 from hookline.engine.permanent import permanent_hooks_of
 from hookline.engine.plan import Plan
-from hookline.engine.taps import active
+from hookline.engine.schedule import active
 from hookline.errors import HooklineError
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.strategy import Strategy
@@ -172,7 +172,7 @@ class HookedModel(ModelInputs, ImageMethods, WeightProcessing):
         ):
             if is_wrong:
                 raise HooklineError(message)
-        run = {"layer": stop_at_layer, "return_type": return_type, "per_token": loss_per_token}
+        run: dict[str, Any] = {"layer": stop_at_layer, "return_type": return_type, "per_token": loss_per_token}
         if start_at_layer is None:
             inputs = self._prepared(input, kwargs, attention_mask, prepend_bos, padding_side, images)
             if return_type in ("logits", "both") and stop_at_layer is None and padding_side is None and images is None:
@@ -200,7 +200,7 @@ class HookedModel(ModelInputs, ImageMethods, WeightProcessing):
         return super()._call_arguments().union(*made)
 
     def _run_to(self, inputs: dict[str, Any], layer: int | None, return_type: ReturnType, per_token: bool) -> Any:
-        if active.get() or self._points.standing.steps:
+        if active.get() or self._points.permanent.steps:
             begin_pass(self._points.root, inputs, is_only=all(run.is_one_pass for run in active.get()))
         if layer is not None:
             return stream_at(self._points, layer, lambda: self._forward(**inputs))
@@ -364,7 +364,7 @@ class HookedModel(ModelInputs, ImageMethods, WeightProcessing):
                 f"{type(self._points.root).__name__} cannot generate text: it has no language-model head. Load the "
                 f"model with one (AutoModelForCausalLM, AutoModelForSeq2SeqLM)"
             )
-        if kwargs.get("cache_implementation") == "paged" and (active.get() or self._points.standing.steps):
+        if kwargs.get("cache_implementation") == "paged" and (active.get() or self._points.permanent.steps):
             raise HooklineError(
                 "hooks do not work with continuous batching (cache_implementation='paged'), which packs several texts "
                 "into one row in another thread: use another cache"

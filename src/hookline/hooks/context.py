@@ -32,9 +32,11 @@ class HookContext:
     def model(self) -> Any:
         """The hooked model; a new wrapper if the old one was garbage-collected."""
         model, root = self._model(), self._root()
-        if model is None and root is None:
+        if model is not None:
+            return model
+        if root is None:
             raise HooklineError("the model that this hook was used on was garbage-collected")
-        return model if model is not None else self.wrap(root, processors.get(root, tokenizers.get(root)))
+        return self.wrap(root, processors.get(root, tokenizers.get(root)))
 
     language_model = model
 

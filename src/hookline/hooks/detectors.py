@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from hookline.engine.actions import HookAction
+from hookline.engine.calls import running
+from hookline.engine.hook_actions import HookAction
 from hookline.engine.lenses import FIRST
 from hookline.engine.names import Filter
 from hookline.engine.points import HookPoint
@@ -89,8 +90,8 @@ class Detector(Hook):
 
     def check_points(self, points: list[HookPoint]) -> None:
         """Raise an error if it would be at two places at once: what it reads at one would replace the other."""
-        if self._actions() and not now.hooks:
-            let_go()
+        if self._actions() and not running.hooks:
+            clear_state()
             gc.collect()  # it may be on a model that is no longer in use
         places = [f"{_how(action)} at {action.point.name!r}{_of_another(action, points)}" for action in self._actions()]
         places += [repr(point.name) for point in points]
@@ -113,12 +114,12 @@ class Detector(Hook):
 
 
 def _how(action: HookAction) -> str:
-    return "in an open context" if not action.is_standing else "registered" if action.registered else "added"
+    return "in an open context" if action.is_in_run else "registered" if action.registration.id else "added"
 
 
 def _of_another(action: HookAction, points: list[HookPoint]) -> str:
-    root = action.point.standing.root()
-    is_same = root is None or any(point.standing.root() is root for point in points)
+    root = action.point.permanent.root()
+    is_same = root is None or any(point.permanent.root() is root for point in points)
     return "" if is_same else f" of another model, a {type(root).__name__}"
 
 
@@ -175,9 +176,9 @@ class ModelInputDetector(Detector):
             self.capture("attention_mask", self._mask(ids, given.get("attention_mask")))
 
     def _mask(self, ids: Tensor, mask: Tensor | None) -> Tensor:
-        special = self.special_token_ids
-        if special is None:
-            special = getattr(getattr(self.context, "tokenizer", None), "all_special_ids", ())
+        tokenizer = getattr(self.context, "tokenizer", None)
+        known = getattr(tokenizer, "all_special_ids", ())
+        special = known if self.special_token_ids is None else self.special_token_ids
         real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
         return real & ~torch.isin(ids, torch.tensor(sorted(special), device=ids.device, dtype=ids.dtype))
 

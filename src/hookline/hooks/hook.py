@@ -66,7 +66,7 @@ class Hook(HookObject):
 
     id: str
     """Its name in the registry and in errors: the given one, or a UUID."""
-    followers: WeakSet[Standing] | set[Standing]
+    followers: WeakSet[PermanentHooks] | set[PermanentHooks]
     """The sets of permanent hooks that it is in. Only a disabled hook keeps them alive: no module does."""
     switches: int = 0
     _enabled: bool = True
@@ -127,11 +127,11 @@ class Hook(HookObject):
 
     enabled = property(is_enabled)
 
-    def joined(self, standing: Standing) -> None:
+    def joined(self, standing: PermanentHooks) -> None:
         """Note that it was added to a set of permanent hooks."""
         self.followers.add(standing)
 
-    def left(self, standing: Standing) -> None:
+    def left(self, standing: PermanentHooks) -> None:
         """Note that it was removed from a set of permanent hooks."""
         self.followers.discard(standing)
         roots = [root for other in self.followers if (root := other.root()) is not None]
@@ -147,7 +147,7 @@ class Hook(HookObject):
         if self._given_context is not None:
             return self._given_context
         point = here.get()
-        root = self._root() if point is None else point.standing.root()
+        root = self._root() if point is None else point.permanent.root()
         return context_of(root) if root is not None else None
 
     _context = context  # its name in hooks written for mi-crow
@@ -191,7 +191,7 @@ class Hook(HookObject):
             raise InvalidHookError(f"{type(self).__name__} does nothing: define _hook_fn or __call__")
         if self.is_pre:
             point = input_of(point, lambda: self.described)
-        root = point.standing.root()
+        root = point.permanent.root()
         if root is not None:
             self._root = ref(root)
         return (ObjectRead if self.only_reads else ObjectEdit)(point, self, prepend=prepend)

@@ -364,4 +364,4 @@ def _checked_changes(variants: Sequence[Variant]) -> list[Change]:
 
 def _goes_by_length(change: Change) -> bool:
     """Scores may depend on the number of keys, and a pattern may attend to keys that would be cut off."""
-    return change.point.listed.endswith(("hook_attn_scores", "hook_pattern"))
+    return change.point.canonical_name.endswith(("hook_attn_scores", "hook_pattern"))

@@ -37,15 +37,15 @@ def prefix_cache(pairs: Sequence[tuple[Tensor, Tensor]], length: int) -> Dynamic
     from transformers.cache_utils import DynamicCache
 
     past = DynamicCache()
-    past.layers = [_layer_class()() for _ in pairs]
-    for layer, (keys, values) in zip(past.layers, pairs, strict=True):
+    past.layers = layers = [_layer_class()() for _ in pairs]
+    for layer, (keys, values) in zip(layers, pairs, strict=True):
         layer.keys, layer.values = keys[..., :length, :], values[..., :length, :]
-        layer.dtype, layer.device, layer.is_initialized = keys.dtype, keys.device, True  # type: ignore[attr-defined]
+        layer.dtype, layer.device, layer.is_initialized = keys.dtype, keys.device, True
     return past
 
 
 @cache
-def _layer_class() -> type:
+def _layer_class() -> Any:
     from transformers.cache_utils import DynamicLayer
 
     class PrefixLayer(DynamicLayer):

@@ -179,12 +179,22 @@ class Progress(NamedTuple):
         return self.last.span.positions.stop
 
 
+class _Latest(threading.local):
+    """The last pass of each model in this thread, by the number of hooks that it ran in."""
+
+    def __init__(self) -> None:
+        self.progress: WeakKeyDictionary[nn.Module, dict[int, Progress]] = WeakKeyDictionary()
+
+
+_latest = _Latest()
+
+
 def begin_pass(model: nn.Module, inputs: Mapping[str, Any], *, is_only: bool = False) -> None:
     """Note what the forward pass of `model` that begins now covers, from its keyword inputs."""
     has_encoder = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
     kept = inputs.get("past_key_values")
     kept = inputs.get("cache_params") if kept is None else kept
-    before: Progress | None = now.progress.get(model, {}).get(now.hooks)
+    before: Progress | None = _latest.progress.get(model, {}).get(running.hooks)
     span = _span(inputs, "decoder_" if has_encoder else "", _seen_before(kept, before))
     encoder = (_span(inputs, "", 0) or _span_of_states(inputs)) if has_encoder else None
     if span is None:
@@ -200,10 +210,10 @@ def begin_pass(model: nn.Module, inputs: Mapping[str, Any], *, is_only: bool = F
     passing = (
         _in_loop(passing, before, kept) if generation is None else _in_generation(passing, generation, before, kept)
     )
-    now.passing = passing
+    current.forward_pass = passing
     if refusal is None:
         text = (*passing.span.earlier, (span.positions.start, span.tokens))
-        now.progress.setdefault(model, {})[now.hooks] = Progress(passing, id(kept), text)
+        _latest.progress.setdefault(model, {})[running.hooks] = Progress(passing, id(kept), text)
 
 
 def begin_encoder(model: nn.Module, inputs: Mapping[str, Any]) -> None:

@@ -222,9 +222,9 @@ def mask_of(positions: Positions, point: Any, rows: int, n: int) -> Bool[Tensor,
         text = replace(text, prompt=span.width)
     if text.is_only and (missing := lacking(positions, text, span)):
         raise HooklineError(f"there is no {next(iter(missing.values()))}")
-    is_meaning = isinstance(positions, Meaning)
-    mask = positions.mask(text, span) if is_meaning else _mask_of_indices(positions, span.real(), text, span)
-    return mask.expand(rows, n)
+    if isinstance(positions, Meaning):
+        return positions.mask(text, span).expand(rows, n)
+    return _mask_of_indices(positions, span.real(), text, span).expand(rows, n)
 
 
 def _for_rows(positions: Tensor, rows: int) -> Tensor:
@@ -232,7 +232,7 @@ def _for_rows(positions: Tensor, rows: int) -> Tensor:
     given = 1 if positions.dtype == torch.bool and positions.ndim == 1 else len(positions)
     if given == rows or (given == 1 and positions.dtype == torch.bool):
         return positions
-    text: ForwardPass | None = now.passing
+    text: ForwardPass | None = current.forward_pass
     if not given or rows % given or text is None or text.generation is None:
         raise HooklineError(f"positions are given for {given} rows, but the batch has {rows}")
     return positions.repeat_interleave(rows // given, 0)
@@ -352,7 +352,7 @@ def _axis(axes: str, x: Tensor) -> int:
 def _current_pass(positions: Positions, point: Any, rows: int, n: int) -> tuple[ForwardPass, Span]:
     """The current forward pass, and its positions as the point sees them."""
     is_meaning, is_image = isinstance(positions, Meaning), point.stream == "image"
-    text: ForwardPass | None = None if is_image else now.passing
+    text: ForwardPass | None = None if is_image else current.forward_pass
     if is_image and is_meaning:
         raise HooklineError(
             f"{positions!r} is a position in the prompt, but the positions of {point.name!r} are image patches: "

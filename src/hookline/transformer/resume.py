@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hookline.engine.actions import Action, PointAction
+from hookline.engine.order import Turn
 from hookline.engine.points import Site, hook_action
 from hookline.engine.recorder import StopForward
 from hookline.engine.runs import Run
