@@ -191,9 +191,9 @@ def test_in_a_language_model_and_in_generation() -> None:
 
 def test_another_word_is_refused(net, x) -> None:
     for call in (net.hooks, lambda **k: net.run_with_hooks(x, **k), lambda **k: net.run_with_cache(x, **k)):
-        with pytest.raises(HooklineError, match='on_error must be "raise" or "skip"'):
+        with pytest.raises(HooklineError, match="on_error"):
             call(on_error="ignore")
-    with pytest.raises(HooklineError, match="on_error must be"):
+    with pytest.raises(HooklineError, match="on_error"):
         Spoils(on_error="ignore")
     with pytest.raises(HooklineError, match="'on_error'"):
         net.cache(x, on_error="skip")

@@ -40,7 +40,7 @@ def nothing_there(action: HookAction, error: NoTensorError) -> HookError:
 def skip(action: HookAction, failure: HookError) -> None:
     """Keep the first error of its kind, and warn: at the end of the run, or now if there is none."""
     action.fired = True
-    failure.let_go()
+    failure.drop_traceback()
     known = next((each for each in action.errors if each.hook is failure.hook and each.point is failure.point), None)
     if known is None:
         action.errors.append(failure)

@@ -30,21 +30,8 @@ from hookline.engine.passes import current
 from hookline.engine.points import HookPoint
 from hookline.engine.schedule import Step
 from hookline.errors import HooklineError
-from hookline.hooks.edit_fields import (
-    Units,
-    as_bools,
-    as_integer,
-    as_number,
-    as_outliers,
-    as_positions,
-    as_tensor,
-    as_units,
-    checked,
-    described,
-    edit_field,
-    is_same,
-    shown,
-)
+from hookline.hooks import edit_fields as check
+from hookline.hooks.edit_fields import Units, checked, described, edit_field, is_same, shown
 from hookline.hooks.fitting import averaged, broadcast, check_float, chosen, head_axis, kept_where_outlying, like
 from hookline.text.outliers import Outliers
 from hookline.text.token_positions import Positions, at
@@ -61,13 +48,13 @@ class DataEdit(HookObject):
 
     kind: ClassVar[str]
 
-    pos: Positions = edit_field(as_positions, None)
-    head: Units = edit_field(as_units, None)
-    neuron: Units = edit_field(as_units, None)
-    mask: Tensor | None = edit_field(as_bools, None)
+    pos: Positions = edit_field(check.positions, None)
+    head: Units = edit_field(check.units, None)
+    neuron: Units = edit_field(check.units, None)
+    mask: Tensor | None = edit_field(check.bools, None)
 
     def __init_subclass__(cls) -> None:
-        if "kind" in vars(cls):  # a subclass of an edit that names no kind of its own is code, and cannot be saved
+        if "kind" in vars(cls):  # without its own kind, a subclass of an edit cannot be saved
             EDITS[cls.kind] = cls
 
     def __post_init__(self) -> None:
@@ -157,7 +144,7 @@ class Replace(DataEdit):
     """Replace the activation by a value."""
 
     kind = "replace"
-    value: Tensor | float = edit_field(as_tensor)
+    value: Tensor | float = edit_field(check.tensor)
 
     def changed(self, x: Tensor, hook: Any) -> Tensor:  # noqa: ARG002
         return like(self.value, x)
@@ -176,8 +163,8 @@ class Mean(Replace):
     """
 
     kind = "mean"
-    over: Tensor | None = edit_field(as_bools, None)
-    outliers: Outliers = edit_field(as_outliers, "exclude")
+    over: Tensor | None = edit_field(check.bools, None)
+    outliers: Outliers = edit_field(check.outliers, "exclude")
 
     def __post_init__(self) -> None:
         known = getattr(self.value, "padding_mask", None)
@@ -196,7 +183,7 @@ class Mean(Replace):
             new = like(mean, x)
             return kept_where_outlying(new, x, hook.axes, outlying.bound) if self.pos is None else new
         if self.over is not None and value.ndim < 2:
-            raise HooklineError(f"over= is for a value with all axes, but it has the shape {list(value.shape)}")
+            raise HooklineError(f"over= needs a value with all axes, but it has the shape {list(value.shape)}")
         return like(value, x)
 
 
@@ -220,8 +207,8 @@ class Add(DataEdit):
     """Add a vector times a coefficient to the activation (steering)."""
 
     kind = "add"
-    vector: Tensor | float = edit_field(as_tensor)
-    coefficient: float = edit_field(as_number, 1.0)
+    vector: Tensor | float = edit_field(check.tensor)
+    coefficient: float = edit_field(check.number, 1.0)
 
     def changed(self, x: Tensor, hook: Any) -> Tensor:
         check_float(self.kind, x, hook)
@@ -233,7 +220,7 @@ class Scale(DataEdit):
     """Multiply the activation by a factor."""
 
     kind = "scale"
-    factor: float = edit_field(as_number)
+    factor: float = edit_field(check.number)
 
     def changed(self, x: Tensor, hook: Any) -> Tensor:
         check_float(self.kind, x, hook)
@@ -248,8 +235,8 @@ class Noise(DataEdit):
     """
 
     kind = "noise"
-    std: float = edit_field(as_number)
-    seed: int = edit_field(as_integer, 0)
+    std: float = edit_field(check.number)
+    seed: int = edit_field(check.integer, 0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -269,18 +256,18 @@ class Noise(DataEdit):
         return x + (self.std * noise).to(x)
 
     def _check_rows(self, x: Tensor, rows: int, hook: Any) -> None:
-        """In an experiment, one row for each variant or prompt, with positions where they are in a run by itself."""
+        """In an experiment, each row must get the noise of a run by itself."""
         span = current.forward_pass.span if current.forward_pass is not None else None
         is_padded = span is not None and span.mask is not None and not bool(span.mask.all())
         if is_padded and rows > 1:
             raise HooklineError(
                 f"{self!r} is active at {hook.name!r}, and prompts of different lengths run as one batch: their noise "
-                f"would not be that of a run by itself. Give prompts of one length, or one prompt at a time"
+                f"would differ from that of separate runs. Use prompts of one length, or one prompt at a time"
             )
         if x.shape[:1] != (rows,):
             raise HooklineError(
-                f"{self!r} is active at {hook.name!r}, which has the shape {list(x.shape)} for a batch of {rows}: its "
-                f"rows have no noise of their own there. Say batch_size=1, or remove it while the experiment runs"
+                f"{self!r} is active at {hook.name!r}, which has the shape {list(x.shape)} for a batch of {rows}, so "
+                f"rows cannot get separate noise there. Pass batch_size=1, or remove the edit during the experiment"
             )
 
 
@@ -292,7 +279,7 @@ class ProjectOut(DataEdit):
     """
 
     kind = "project_out"
-    direction: Tensor = edit_field(as_tensor)
+    direction: Tensor = edit_field(check.tensor)
 
     def __post_init__(self) -> None:
         given = self.direction

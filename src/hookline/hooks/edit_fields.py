@@ -2,7 +2,7 @@
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Scale(DataEdit):
-    factor: float = edit_field(as_number)
+    factor: float = edit_field(number)
 
 A check takes the field's name and the value, and returns the value to keep or raises. Values loaded from a file pass
 the same checks.
@@ -39,7 +39,7 @@ def checked(field: dataclasses.Field[Any], given: Any) -> Any:
     return given if given is None and field.default is None else field.metadata["check"](field.name, given)
 
 
-def as_units(name: str, given: Any) -> Units:
+def units(name: str, given: Any) -> Units:
     """One index, or a tuple of indices, of heads or neurons."""
     items: Any = given.tolist() if isinstance(given, Tensor | ndarray) else given
     if items is None or is_index(items):
@@ -49,7 +49,7 @@ def as_units(name: str, given: Any) -> Units:
     raise HooklineError(f"{name}= must be an index or a list of indices, not {described(given)}")
 
 
-def as_number(name: str, given: Any) -> float:
+def number(name: str, given: Any) -> float:
     """A finite number as a float."""
     plain = given.item() if isinstance(given, generic) else given
     if isinstance(plain, bool) or not isinstance(plain, int | float) or not abs(plain) <= sys.float_info.max:
@@ -57,32 +57,32 @@ def as_number(name: str, given: Any) -> float:
     return float(plain)
 
 
-def as_tensor(name: str, given: Any) -> Tensor:
+def tensor(name: str, given: Any) -> Tensor:
     """A copy of a tensor, or a number as a tensor."""
     if isinstance(given, Tensor):
         return _own_copy(name, given)
     if not isinstance(given, int | float):
         raise HooklineError(f"{name}= must be a tensor or a number, not {described(given)}: use torch.as_tensor(…)")
-    return torch.tensor(as_number(name, given), dtype=torch.float64)
+    return torch.tensor(number(name, given), dtype=torch.float64)
 
 
-def as_bools(name: str, given: Any) -> Tensor:
+def bools(name: str, given: Any) -> Tensor:
     """A copy of a bool tensor."""
     if not (isinstance(given, Tensor) and given.dtype == torch.bool):
         raise HooklineError(f"{name}= must be a bool tensor, not {described(given)}")
     return _own_copy(name, given)
 
 
-def as_positions(name: str, given: Any) -> Positions:
+def positions(name: str, given: Any) -> Positions:
     """Positions in their canonical form."""
     found = canonical(given)
     return _own_copy(name, found) if isinstance(found, Tensor) else found
 
 
-as_integer: Check = whole_number
+integer: Check = whole_number
 
 
-def as_outliers(_: str, given: Any) -> Outliers:
+def outliers(_: str, given: Any) -> Outliers:
     """What to do with outlying positions, as given."""
     factor_of(given)
     return given
