@@ -32,9 +32,7 @@ class HookedModule(Hooked, Delegate):
         if not isinstance(module, nn.Module):
             raise HooklineError(f"hookline.hook takes an nn.Module, not {type(module).__name__}")
         if isinstance(module, torch.jit.ScriptModule):
-            raise HooklineError(
-                "torch does not support hooks on a ScriptModule: wrap the module that it was created from"
-            )
+            raise HooklineError("torch does not support hooks on a ScriptModule: wrap the original module")
         Delegate.__init__(self, module)
         self._points = Points(module, permanent_hooks_of(module))
 

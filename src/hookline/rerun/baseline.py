@@ -317,10 +317,9 @@ class Baseline:
         sums: list[RowChange] = []
         for number, variant in enumerate(members):
             for change in variant:
-                if self._entries.layer(change) == layer and self._entries.is_stream(change):
-                    values.append((number, change))
-                elif self._entries.layer(change) == layer and self._entries.is_added(change):
-                    sums.append((number, change))
+                start, kind = self._entries.place(change)
+                if start == layer and kind:
+                    (values if kind == "stream" else sums).append((number, change))
                 else:
                     placed.setdefault(change.point.canonical_name, []).append((first_row + number, change))
         write_all(stream, sums, span, as_difference=True)

@@ -107,30 +107,24 @@ class Entries:
 
     def of(self, variant: Variant) -> Entry:
         """Where a variant starts to differ from its baseline."""
-        return Entry(min(self.layer(change) for change in variant), min(change.first for change in variant))
+        return Entry(min(self.place(change)[0] for change in variant), min(change.first for change in variant))
 
-    def layer(self, change: Change) -> int:
-        """The first layer to run for a change; -1 if the change is before the first layer."""
-        layer, kind = self._place(change.point)
-        return layer + 1 if kind == "end" or (kind == "added" and change.before is not None) else layer
+    def place(self, change: Change) -> tuple[int, str]:
+        """The first layer to run for a change (-1 if it is before all layers), and its relation to the stream there.
 
-    def is_stream(self, change: Change) -> bool:
-        """Whether the change is of the stream as it enters a layer."""
-        return self._place(change.point)[1] in ("stream", "end")
-
-    def is_added(self, change: Change) -> bool:
-        """Whether the change is of a known value that is added to the stream before the next layer."""
-        return self._place(change.point)[1] == "added" and change.before is not None
-
-    def _place(self, point: HookPoint) -> tuple[int, str]:
-        name = point.canonical_name
+        That is "stream" for a change of the stream itself, "added" for one of a known value that is added to it, or "".
+        """
+        name = change.point.canonical_name
         if name not in self._known:
             self._known[name] = self._found(name)
-        return self._known[name]
+        layer, kind = self._known[name]
+        if kind == "added" and change.before is None:
+            return layer, ""
+        return (layer + 1, "stream" if kind == "end" else kind) if kind in ("end", "added") else (layer, kind)
 
-    def _found(self, listed: str) -> tuple[int, str]:
+    def _found(self, name: str) -> tuple[int, str]:
         anatomy = self._points.anatomy
-        stack, _, rest = listed.partition(".")
+        stack, _, rest = name.partition(".")
         layer, _, name = rest.partition(".")
         if stack != anatomy.main.name or not layer.isdigit():
             return (len(anatomy.blocks) if stack in ("ln_final", "unembed") else BEFORE_LAYERS), ""

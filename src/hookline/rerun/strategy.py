@@ -44,32 +44,30 @@ def fastest_strategy(
     model: WrappedTransformer, run: Callable[..., Baseline], tokens: Tensor, inputs: Mapping[str, Any] | None = None
 ) -> Strategy:
     """The fastest strategy that agrees with full runs on these tokens; `run` creates a baseline."""
-    points = model._points
-    if tokens.shape[1] < _LEAST:
+    points, names = model._points, stream_names(model._points)
+    has_streams = all(name in points.hook_dict for name in names)
+    passes_more = architecture(points.anatomy.kind).more_than_stream or chooses_keys(points.anatomy.config)
+    if tokens.shape[1] < _LEAST or passes_more or not has_streams:
         return Strategy.FULL
-    names = stream_names(points)
-    if architecture(points.anatomy.kind).more_than_stream or chooses_keys(points.anatomy.config):
-        return Strategy.FULL
-    if not all(name in points.hook_dict for name in names):
-        return Strategy.FULL
-    try:
-        plain = run(model, tokens, inputs=inputs, strategy=Strategy.FULL, keep=names)
-        variants = _trial_variants(plain)
-        expected = _trial(plain, variants)
-    except Exception as error:  # the model does not run on tokens alone, so nothing can be tested
-        if is_out_of_memory(error):
-            raise
-        return Strategy.FULL
-    for strategy in (Strategy.FROM_POSITION, Strategy.FROM_LAYER):
+    variants: list[list[Change]] = []
+
+    def logits_by(strategy: Strategy) -> Tensor | None:
+        is_full = strategy == Strategy.FULL
         try:
-            base = run(model, tokens, inputs=inputs, strategy=strategy)
-            can_be = strategy == Strategy.FROM_LAYER or (base.is_causal and base._pairs is not None)
-            found = _trial(base, variants) if can_be else None
+            base = run(model, tokens, inputs=inputs, strategy=strategy, keep=names if is_full else ())
+            if is_full:
+                variants.extend(_trial_variants(base))
+            can_be = strategy != Strategy.FROM_POSITION or (base.is_causal and base._pairs is not None)
+            return _trial(base, variants) if can_be else None
         except Exception as error:  # the model's code does not support it: that is what is tested
             if is_out_of_memory(error):
                 raise
-            found = None
-        if found is not None and is_close(found, expected):
+            return None
+
+    expected = logits_by(Strategy.FULL)
+    for strategy in (Strategy.FROM_POSITION, Strategy.FROM_LAYER) if expected is not None else ():
+        found = logits_by(strategy)
+        if found is not None and expected is not None and is_close(found, expected):
             return strategy
     return Strategy.FULL
 
