@@ -143,8 +143,8 @@ class Registry:
 
     def clear_errors(self) -> None:
         """Clear the list of errors."""
-        for holder in [*self._permanent(), *self._actions()]:
-            (holder.errors if isinstance(holder, HookAction) else holder.past_errors).clear()
+        for errors in [each.past_errors for each in self._permanent()] + [each.errors for each in self._actions()]:
+            errors.clear()
 
     def list_layers(self) -> list[str]:
         """The names of the model's modules, at whose outputs hooks can be registered."""
