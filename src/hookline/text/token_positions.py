@@ -16,6 +16,7 @@ position only. `canonical` checks positions when they are given, and `mask_of` r
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import index
@@ -261,17 +262,20 @@ def _indices_in(positions: Any, row: int) -> Sequence[int]:
 
 def _mask_of_indices(positions: Any, counted: Mask, text: ForwardPass, span: Span) -> Mask:
     """The columns of the pass with these indices among the counted columns of each row, in the text up to them."""
-    start, stop = span.positions.start, span.positions.stop
-    before = torch.nn.functional.pad(counted.cumsum(1), (1, 0))  # how many are counted before each column
-    index_of, totals = before[:, start:stop], before[:, text.ends(span)]
-    found = torch.zeros_like(index_of, dtype=torch.bool)
-    for row, total in {(row, each) for row, some in enumerate(totals.tolist()) for each in some}:
-        if isinstance(positions, slice):
-            wanted = list(range(total))[positions]
-        else:
-            wanted = [each % total for each in _indices_in(positions, row) if each in range(-total, total)]
-        found[row] |= (totals[row] == total) & torch.isin(index_of[row], torch.tensor(wanted, dtype=torch.long))
-    return found & counted[:, start:stop]
+    start, ends = span.positions.start, text.ends(span)
+    found = torch.zeros(len(counted), len(ends), dtype=torch.bool)
+    for row, flags in enumerate(counted.tolist()):
+        columns = [column for column, is_counted in enumerate(flags) if is_counted]
+        for end in set(ends):
+            so_far = columns[: bisect_left(columns, end)]
+            if isinstance(positions, slice):
+                wanted = so_far[positions]
+            else:
+                known = range(-len(so_far), len(so_far))
+                wanted = [so_far[each] for each in _indices_in(positions, row) if each in known]
+            here = [column - start for column in wanted if column in span.positions]
+            found[row, [column for column in here if ends[column] == end]] = True
+    return found
 
 
 def _counts_from_the_end(positions: Any) -> bool:
