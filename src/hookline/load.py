@@ -59,7 +59,7 @@ def hook(module: nn.Module | HookedModule, tokenizer: Any = None) -> Hooked:
     if tokenizer is not None:
         raise HooklineError(
             f"a tokenizer or processor was given, but {type(module).__name__} is not a supported language or vision "
-            f"model: hookline.hook(module) hooks every module's input and output by its name. {hint}".rstrip()
+            f"model: hookline.hook(module) hooks any module's input and output by name{'. ' + hint if hint else ''}"
         )
     hooked = HookedModule(module)
     hooked._points.hint = lambda name: hint if _CLASSIC.match(name) else ""

@@ -157,21 +157,23 @@ class HookedModel(ModelInputs, ImageMethods, WeightProcessing):
         has_loss, some_logits = return_type in ("loss", "both"), kwargs.get("logits_to_keep")
         if isinstance(some_logits, int) and some_logits == 0:
             some_logits = None  # 0 means the logits of all positions
-        for is_wrong, message in (
+        stops, starts = stop_at_layer is not None, start_at_layer is not None
+        for is_wrong, error in (
             (
                 return_type not in ("logits", "loss", "both", None),
-                f'return_type must be "logits", "loss", "both" or None, not {return_type!r}',
+                HooklineError(f'return_type must be "logits", "loss", "both" or None, not {return_type!r}'),
             ),
+            (stops and return_type != "logits", HooklineError("stop_at_layer returns a stream: leave out return_type")),
             (
-                stop_at_layer is not None and return_type != "logits",
-                "stop_at_layer returns the residual stream: leave out return_type",
+                has_loss and some_logits is not None,
+                HooklineError("the loss needs all logits: leave out logits_to_keep"),
             ),
-            (has_loss and some_logits is not None, "the loss needs logits of all positions: leave out logits_to_keep"),
-            (loss_per_token and not has_loss, 'loss_per_token needs return_type="loss" or "both"'),
-            (tokens is not None and start_at_layer is None, "tokens= needs start_at_layer: pass them as the input"),
+            (kwargs.get("return_dict") is False, HooklineError("return_dict=False is not supported: call model.module")),
+            (loss_per_token and not has_loss, HooklineError('loss_per_token needs return_type="loss" or "both"')),
+            (tokens is not None and not starts, HooklineError("tokens= needs start_at_layer: pass them as the input")),
         ):
             if is_wrong:
-                raise HooklineError(message)
+                raise error
         run: dict[str, Any] = {"layer": stop_at_layer, "return_type": return_type, "per_token": loss_per_token}
         if start_at_layer is None:
             inputs = self._prepared(input, kwargs, attention_mask, prepend_bos, padding_side, images)
@@ -192,8 +194,6 @@ class HookedModel(ModelInputs, ImageMethods, WeightProcessing):
         root, types = self._points.root, kwargs.get("token_type_ids")
         if isinstance(types, Tensor) and is_dropped(root, "token_type_ids") and bool(types.any()):
             raise HooklineError(f"token_type_ids would have no effect: {type(root).__name__} has no token types")
-        if kwargs.get("return_dict") is False:
-            raise HooklineError("return_dict=False is not supported: call model.module for a bare tuple")
 
     def _call_arguments(self) -> frozenset[str]:
         made = (getattr(each, "model_input_names", ()) for each in (self.tokenizer, self.processor))
