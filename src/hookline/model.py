@@ -164,11 +164,8 @@ class HookedModel(ModelInputs, ImageMethods, WeightProcessing):
                 HooklineError(f'return_type must be "logits", "loss", "both" or None, not {return_type!r}'),
             ),
             (stops and return_type != "logits", HooklineError("stop_at_layer returns a stream: leave out return_type")),
-            (
-                has_loss and some_logits is not None,
-                HooklineError("the loss needs all logits: leave out logits_to_keep"),
-            ),
-            (kwargs.get("return_dict") is False, HooklineError("return_dict=False is not supported: call model.module")),
+            (has_loss and some_logits is not None, HooklineError("a loss needs all logits: leave out logits_to_keep")),
+            (kwargs.get("return_dict") is False, HooklineError("return_dict=False needs model.module(…)")),
             (loss_per_token and not has_loss, HooklineError('loss_per_token needs return_type="loss" or "both"')),
             (tokens is not None and not starts, HooklineError("tokens= needs start_at_layer: pass them as the input")),
         ):
