@@ -23,7 +23,8 @@ from hookline.engine.passes import current
 from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError, InvalidHookError
 from hookline.hooks.action import ObjectEdit, here
-from hookline.hooks.fitting import Units, chosen, described, units
+from hookline.hooks.edit_fields import Units, described, units
+from hookline.hooks.fitting import chosen
 from hookline.text.token_positions import Positions, at, canonical, is_one_per_row, mask_of
 
 
