@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any, Literal, TypeAlias
 
@@ -22,8 +23,7 @@ from hookline.experiments.patching import Direction, both_runs, check_direction,
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline
-from hookline.rerun.changes import RowChange, Variant, index_of
-from hookline.rerun.joined import WriteChanges
+from hookline.rerun.changes import RowChange, Variant, index_of, write_all
 from hookline.rerun.strategy import Strategy
 
 __all__ = ["path_patch"]
@@ -210,31 +210,14 @@ def _received(base: Baseline, variants: Sequence[Variant], layer: int, goals: Se
         for change in variant:
             placed.setdefault(change.point.name, []).append((row, change))
     span, n = range(base.tokens.shape[1]), len(variants)
-    hooks = [(name, WriteChanges(each, span)) for name, each in placed.items()]
+    hooks = [(name, partial(write_all, placed=each, span=span)) for name, each in placed.items()]
     names = list(dict.fromkeys(goal.point.name for goal in goals))
     tokens = base.tokens.expand(n, -1)
     inputs: dict[str, Any] = {"input": tokens}
-    if base.images is not None:
+    if base.images:
         inputs = {"input_ids": tokens, **base.images.repeated(n)}
     elif base.strategy != Strategy.FULL:
         inputs = {"input": base.streams[layer].expand(n, -1, -1), "start_at_layer": layer, "tokens": tokens}
     with torch.no_grad(), drawn_once(n):
-        if base.images:
-            _, cache = base.model.run_with_cache(input_ids=tokens, **base.images.repeated(n), **how)
-        elif base.strategy == Strategy.FULL:
-            _, cache = base.model.run_with_cache(tokens, **how)
-        else:
-            stream = base.streams[layer].expand(n, -1, -1)
-            _, cache = base.model.run_with_cache(stream, start_at_layer=layer, tokens=tokens, **how)
-    return [cache[goal.point.name][(slice(None), *goal.index)] for goal in goals]
-
-
-def _put(x: Tensor, placed: list[RowChange], span: range) -> None:
-    write_all(x, placed, span)
-
-
-def _told(base: Baseline, goals: Sequence[Node], values: Sequence[Tensor]) -> Iterator[Change]:
-    """Changes that give the receivers these values."""
-    for goal, value in zip(goals, values, strict=True):
-        if not torch.equal(value, goal.of(base)):
-            yield base.change(goal.point, value, head=goal.head)
+        _, cache = base.model.run_with_cache(**inputs, names_filter=names, fwd_hooks=hooks)
+    return [{name: cache[name][row] for name in names} for row in range(n)]

@@ -11,7 +11,7 @@ from torch import Tensor
 from hookline.engine.casting import cast
 from hookline.errors import HooklineError
 from hookline.hooks.edit_fields import Units
-from hookline.text.outliers import Outliers, Outlying, bound_of, counted, factor_of, is_outlying, row_norms
+from hookline.text.outliers import Outliers, Outlying, RowMean, is_outlying, row_norms
 
 
 def like(value: Any, x: Tensor) -> Tensor:

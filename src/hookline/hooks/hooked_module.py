@@ -9,7 +9,6 @@ from torch import nn
 
 from hookline.engine.delegate import Delegate
 from hookline.engine.hooked import Hooked
-from hookline.engine.keywords import is_of_transformers
 from hookline.engine.names import Points
 from hookline.engine.permanent import permanent_hooks_of
 from hookline.engine.points import HookPoint

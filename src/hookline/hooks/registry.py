@@ -138,13 +138,15 @@ class Registry:
 
         Errors of hooks that were unregistered since come first, until `clear_errors()`.
         """
-        past = [error for each in self._permanent() for error in each.past_errors]
+        past = [error for each in self._model._points.permanent_hooks() for error in each.past_errors]
         return [*past, *(error for action in self._actions() for error in action.errors)]
 
     def clear_errors(self) -> None:
         """Clear the list of errors."""
-        for errors in [each.past_errors for each in self._permanent()] + [each.errors for each in self._actions()]:
-            errors.clear()
+        for each in self._model._points.permanent_hooks():
+            each.past_errors.clear()
+        for action in self._actions():
+            action.errors.clear()
 
     def list_layers(self) -> list[str]:
         """The names of the model's modules, at whose outputs hooks can be registered."""
@@ -181,12 +183,13 @@ class Registry:
             )
         return new
 
-    def _permanent(self) -> list[PermanentHooks]:
-        points = self._model._points
-        return [*dict.fromkeys([points.permanent, *(point.permanent for point in points.known())])]
-
     def _actions(self) -> list[HookAction]:
-        actions = [hook for each in self._permanent() for hook in each.hooks() if hook.registration.id is not None]
+        actions = [
+            hook
+            for each in self._model._points.permanent_hooks()
+            for hook in each.hooks()
+            if hook.registration.id is not None
+        ]
         return sorted(actions, key=lambda action: action.order)
 
     def _action(self, hook_or_id: Any) -> HookAction:

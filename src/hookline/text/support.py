@@ -1,8 +1,11 @@
-"""The functions that the engine calls about texts: see `hookline.engine.passes`."""
+"""What the engine is told about texts: see `hookline.engine.passes`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+from torch import Tensor, nn
 
 from hookline.engine import passes
 from hookline.text.forward_pass import begin_encoder, begin_pass
@@ -10,18 +13,28 @@ from hookline.text.token_positions import picked
 from hookline.text.unreached import UnreachedPositions
 
 
-class Texts:
-    """Answers from the current forward pass of this thread."""
+class Texts(passes.TextSupport):
+    """Answers from the forward pass going on in this thread."""
 
-    begin = staticmethod(begin_pass)
-    begin_encoder = staticmethod(begin_encoder)
-    pick = staticmethod(picked)
-    unreached = UnreachedPositions
+    def begin(self, model: nn.Module, inputs: Mapping[str, Any]) -> None:
+        """Note what a forward pass is about."""
+        begin_pass(model, inputs)
 
-    @staticmethod
-    def rows(passing: Any, which: Any) -> Any:
-        """A forward pass with only some rows of its batch."""
-        return None if passing is None else passing.of_rows(which)
+    def begin_encoder(self, model: nn.Module, inputs: Mapping[str, Any]) -> None:
+        """Note what the encoder of a model runs on."""
+        begin_encoder(model, inputs)
+
+    def pick(self, x: Tensor, point: Any, positions: Any) -> Tensor:
+        """What an activation has at some positions."""
+        return picked(x, point, positions)
+
+    def unreached(self, positions: Any) -> UnreachedPositions:
+        """What keeps track of positions that a hook is for."""
+        return UnreachedPositions(positions)
+
+    def rows(self, forward_pass: Any, which: Any) -> Any:
+        """What is known of a pass, of some rows of its batch."""
+        return None if forward_pass is None else forward_pass.of_rows(which)
 
 
 passes.use(Texts())
