@@ -14,7 +14,7 @@ from tiny_vision import ENCODERS, VISION_LANGUAGE, module_of, processor_of
 
 import hookline
 from hookline.errors import HooklineError
-from hookline.vision.layouts import cells, visible_region
+from hookline.vision.families import cells, visible_region
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # in PaliGemma's own
 KINDS = [name for name in VISION_LANGUAGE if name != "mllama"]

@@ -10,10 +10,9 @@ import torch
 
 from hookline.errors import HooklineError
 from hookline.model import HookedModel
-from hookline.vision.families import families_with, rows_before
+from hookline.vision.families import families_with, rows_before, single_grid
 from hookline.vision.grid import Box, ImageGrid
 from hookline.vision.images import ImageLike, as_image
-from hookline.vision.layouts import single_grid
 
 if TYPE_CHECKING:
     from PIL.Image import Image
