@@ -213,5 +213,5 @@ def test_lenses_that_cannot_be_are_refused(tinyworld) -> None:
         logit_lens.logit_lens(tinyworld, [PROMPT, SHORT])
     with pytest.raises(HooklineError, match="one prompt"):
         logit_lens.lens_tokens(tinyworld, [PROMPT, SHORT])
-    with pytest.raises(HooklineError, match="top is how many"):
+    with pytest.raises(HooklineError, match="got 0"):
         logit_lens.lens_tokens(tinyworld, PROMPT, top=0)

@@ -31,8 +31,12 @@ class ImageMethods:
     _last_inputs: Inputs | None
 
     if TYPE_CHECKING:  # from the model
-        text: Text
-        _device: torch.device
+
+        @property
+        def text(self) -> Text: ...  # noqa: D102
+
+        @property
+        def _device(self) -> torch.device: ...
 
         def _text_inputs(self, prompt: Any, prepend_bos: bool | None, padding_side: Side | None) -> dict[str, Any]: ...
 

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.experiments.core.answers import layer_labels
 from hookline.experiments.core.labels import Label, needed
-from hookline.experiments.core.prompts import Prompts, prompts_of
+from hookline.experiments.core.prompts import prompts_of
 from hookline.experiments.images.placed import PlacedImage, place_image
+from hookline.experiments.logit_lens import lens_cache, lens_logits, top_tokens
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
-from hookline.residual import ModelCache
 from hookline.vision.images import ImageLike
 
 Layers = int | str | Sequence[int | str]
-
-_ROOM = 2**28
-"""Bytes of logits held in memory at a time."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -112,33 +105,12 @@ def lens(
     placed = place_image(model, inputs, image, which=which)
     if "input_ids" not in inputs:
         raise HooklineError("the logit lens needs a language model: this model takes no text")
-    prompts = prompts_of(model, inputs)
-    if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= model.cfg.d_vocab:
-        raise HooklineError(f"top must be the number of tokens to keep, from 1 to {model.cfg.d_vocab}, not {top!r}")
-    labels = layer_labels(len(model.blocks))["layer"]
+    labels, where = layer_labels(len(model.blocks))["layer"], placed.grid.positions.tolist()
     rows = _rows(labels, layers)
-    found = [logits[rows, 0].softmax(-1).topk(top) for logits in _logits(model, prompts, placed)]
-    ids = torch.cat([each.indices for each in found], 1).tolist()
-    tokens = [[[_shown(model, token) for token in here] for here in each] for each in ids]
-    coords: dict[str, list[Label]] = {"layer": [labels[row] for row in rows], "patch": placed.grid.positions.tolist()}
-    coords["rank"] = list(range(top))
-    probs = Result(torch.cat([each.values for each in found], 1), tuple(coords), coords, "prob")
-    return ImageLens(tokens, probs, placed)
-
-
-@torch.no_grad()
-def _logits(
-    model: HookedModel, prompts: Prompts, placed: PlacedImage
-) -> Iterator[Float[Tensor, "layer 1 patch vocab"]]:
-    """Logits after every layer, for a chunk of the image's positions at a time."""
-    n = len(model.blocks)
-    names = [f"blocks.{layer}.hook_resid_pre" for layer in range(n)]
-    names += [f"blocks.{n - 1}.hook_resid_post", "unembed.hook_in", "unembed.hook_out"]
-    cache: ModelCache = model.run_with_cache(**prompts.call(model), names_filter=names)[1]
-    step = max(1, _ROOM // (4 * model.cfg.d_vocab * (n + 1)))
-    every = placed.grid.positions.tolist()
-    for start in range(0, len(every), step):
-        yield cache.logit_lens(pos_slice=every[start : start + step]).float()
+    logits = lens_logits(lens_cache(model, prompts_of(model, inputs)), where)
+    tokens, values = top_tokens(model, logits, top, rows)
+    coords: dict[str, list[Label]] = {"layer": [labels[row] for row in rows], "patch": where, "rank": list(range(top))}
+    return ImageLens(tokens, Result(values, tuple(coords), coords, "prob"), placed)
 
 
 def _rows(labels: list[Label], layer: Layers | None) -> list[int]:
@@ -158,7 +130,3 @@ def _rows(labels: list[Label], layer: Layers | None) -> list[int]:
 
 def _listed(layer: Layers) -> list[int | str]:
     return [layer] if isinstance(layer, int | str) else list(layer)
-
-
-def _shown(model: HookedModel, token: int) -> str:
-    return str(token) if model.tokenizer is None else model.to_string([token])
