@@ -621,8 +621,8 @@ def test_it_draws_where_it_is_told(pyplot, result):
         (lambda r, ax: r.plot(panels="head"), "no axis 'head'"),
         (lambda r, ax: r[0].plot(center=1.0), "center is for the colors"),
         (lambda r, ax: r.plot(center=1.0, vmax=3), "center is for the colors"),
-        (lambda r, ax: r.plot(cmap="no colors"), "has no colors 'no colors'"),
-        (lambda r, ax: r.plot(vmin=100.0), "give a vmin below vmax"),
+        (lambda r, ax: r.plot(cmap="no colors"), "'no colors'"),
+        (lambda r, ax: r.plot(vmin=100.0), "vmin below vmax"),
         (lambda r, ax: grid(60, 2).plot(panels="layer"), "60 panels for 'layer' are too many"),
         (
             lambda r, ax: Result(torch.ones(1, 1, 1, 1), tuple("abcd"), {axis: [0] for axis in "abcd"}).plot(),

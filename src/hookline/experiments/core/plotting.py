@@ -6,7 +6,7 @@ import math
 from functools import cache
 from io import BytesIO
 from textwrap import fill
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib import colormaps, font_manager, pyplot
@@ -14,9 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import Colormap, Normalize
 from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
 from matplotlib.textpath import text_to_path
 from matplotlib.ticker import FuncFormatter, Locator, MaxNLocator
+from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.experiments.core.labels import Label
@@ -88,7 +88,7 @@ def plot(
         return _panels(result, split, ax, heading, center, kwargs)
     if ax is None:
         ax = pyplot.subplots(figsize=_size(result), layout="constrained")[1]
-    _draw(result, ax, center, kwargs)
+    _draw(result, ax, kwargs, _scale(result, center, kwargs))
     ax.set_title(_wrapped(heading, ax.figure.get_figwidth()), fontsize=_FONT + 2, loc="left")  # type: ignore[union-attr]
     return ax
 
@@ -154,8 +154,7 @@ def _panels(result: Result, split: str, ax: Axes | None, heading: str, center: f
     columns = {1: 1, 2: 2, 3: 3, 4: 2}.get(len(labels), math.ceil(math.sqrt(len(labels))))
     rows = math.ceil(len(labels) / columns)
     width, height = _size(parts[0])
-    is_own = split == "metric"
-    is_lines = len(parts[0].axes) == 1 or _curve_axis(parts[0]) is not None
+    is_own, is_lines = split == "metric", _curve_axis(parts[0]) is not None
     figure, grid = pyplot.subplots(
         rows,
         columns,
@@ -165,20 +164,17 @@ def _panels(result: Result, split: str, ax: Axes | None, heading: str, center: f
         sharey=is_lines and not is_own,
         FigureClass=Panels,
     )
-    shared = kwargs
-    if not (is_own or is_lines):
-        shared = {"cmap": _cmap(result, center), **_rest(kwargs), "norm": _norm(result, center, kwargs)}
-    images = []
+    shared = None if is_own else _scale(result, center, kwargs)
     for at, (part, label, each) in enumerate(zip(parts, labels, grid.flat, strict=False)):
-        images.append(_draw(part, each, center, shared, bar=is_own))
+        _draw(part, each, kwargs, shared or _scale(part, center, kwargs), bar=is_own)
         each.set_title(
             drawable(label if isinstance(label, str) else f"{split} {label}"), fontsize=_FONT + 1, loc="left"
         )
         _label_edges(each, is_left=at % columns == 0, is_lowest=at + columns >= len(parts), is_own=is_own)
     for each in grid.flat[len(parts) :]:
         each.set_visible(False)
-    if not is_own and images[0] is not None:
-        plain_bar(figure.colorbar(images[0], ax=grid, shrink=0.8, pad=0.01), _range(result, center, kwargs))
+    if shared is not None and not is_lines:
+        plain_bar(figure.colorbar(grid[0, 0].images[0], ax=grid, shrink=0.8, pad=0.01), shared.shown)
     figure.suptitle(_wrapped(heading, figure.get_figwidth()), fontsize=_FONT + 3, x=0.01, ha="left")
     return figure
 
@@ -193,13 +189,16 @@ def _label_edges(ax: Axes, *, is_left: bool, is_lowest: bool, is_own: bool) -> N
         ax.tick_params(axis="y", labelleft=is_own)
 
 
-def _draw(
-    result: Result, ax: Axes, center: float | None, kwargs: dict[str, Any], *, bar: bool = True
-) -> AxesImage | None:
-    if (along := _curve_axis(result)) is not None:
-        _curves(result, along, ax, kwargs)
-        return None
-    return _heat(result, ax, center, kwargs, bar=bar)
+def _draw(result: Result, ax: Axes, kwargs: dict[str, Any], scale: _Scale, *, bar: bool = True) -> None:
+    along = _curve_axis(result)
+    if along is None:
+        _heat(result, ax, scale, bar=bar)
+    elif len(result.axes) == 1:
+        _line(result, ax, kwargs)
+    else:
+        (other,) = (axis for axis in result.axes if axis != along)
+        for at, label in enumerate(result.coords[other]):
+            _line(result.isel(**{other: at}), ax, {"color": f"C{at}", "label": drawable(str(label)), **kwargs})
 
 
 def _curve_axis(result: Result) -> str | None:
@@ -207,37 +206,23 @@ def _curve_axis(result: Result) -> str | None:
     return result.axes[0] if len(result.axes) == 1 else next((x for x in result.axes if x in _CURVES), None)
 
 
-def _curves(result: Result, along: str, ax: Axes, kwargs: dict[str, Any]) -> None:
-    """One line, or one for each label of the other axis."""
-    if result.axes == (along,):
-        _line(result, ax, kwargs)
-        return
-    (other,) = (axis for axis in result.axes if axis != along)
-    for at, label in enumerate(result.coords[other]):
-        _line(result.isel(**{other: at}), ax, {"color": f"C{at}", "label": drawable(str(label)), **kwargs})
-
-
-def _heat(result: Result, ax: Axes, center: float | None, kwargs: dict[str, Any], *, bar: bool) -> AxesImage:
-    options = {"aspect": "auto", "interpolation": "nearest", **_rest(kwargs), "norm": _norm(result, center, kwargs)}
-    options["cmap"] = colors(options.get("cmap", _cmap(result, center)))
+def _heat(result: Result, ax: Axes, scale: _Scale, *, bar: bool) -> None:
     rows, columns = result.shape
-    options["extent"] = (-0.5, columns - 0.5, rows - 0.5, -0.5)  # places keep their numbers where cells are merged
-    image = ax.imshow(np.ma.masked_invalid(_merged(result, center)), **options)
-    down, across = result.axes
-    _label_axis(ax.yaxis, down, result.coords[down])
-    _label_axis(ax.xaxis, across, result.coords[across])
+    extent = (-0.5, columns - 0.5, rows - 0.5, -0.5)  # places keep their numbers where cells are merged
+    options = {"aspect": "auto", "interpolation": "nearest", "extent": extent, **scale.options}
+    image = ax.imshow(np.ma.masked_invalid(_merged(result, scale.origin)), **options)
+    for axis, name in zip((ax.yaxis, ax.xaxis), result.axes, strict=True):
+        _label_axis(axis, name, result.coords[name])
     ax.tick_params(length=2, color=_FAINT)
     for side in ax.spines.values():
         side.set_visible(False)
     if bar:
-        plain_bar(ax.figure.colorbar(image, ax=ax, pad=0.02, aspect=25), _range(result, center, kwargs))
-    return image
+        plain_bar(ax.figure.colorbar(image, ax=ax, pad=0.02, aspect=25), scale.shown)
 
 
-def _merged(result: Result, center: float | None) -> np.ndarray:
-    """The cells to draw. Where they would be thinner than a pixel, the strongest of its neighbors stands for all."""
+def _merged(result: Result, origin: float) -> np.ndarray:
+    """The cells to draw. Where they would be thinner than a pixel, several are drawn as the strongest of them."""
     values = result.numpy()
-    origin = result.origin if center is None else center
     for axis in (0, 1):
         size = values.shape[axis]
         group = math.ceil(size / _FINEST)
@@ -252,57 +237,49 @@ def _merged(result: Result, center: float | None) -> np.ndarray:
     return values
 
 
-def _is_one_sided(result: Result, center: float | None) -> bool:
-    """Whether the values go from 0 up, and are not changes of a run's value: attention, probabilities, norms."""
-    done = result.values[result.values.isfinite()]
-    has_run = any(key in result.info for key in BASELINES)
-    return center is None and not has_run and len(done) > 0 and 0 <= float(done.min()) < float(done.max())
+class _Scale(NamedTuple):
+    """The colors of a heat map: options of `imshow`, the value in the middle, and the range that the bar shows."""
+
+    options: dict[str, Any]
+    origin: float
+    shown: tuple[float, float] | None
 
 
-def _cmap(result: Result, center: float | None) -> str:
-    return _SEQUENTIAL if _is_one_sided(result, center) else _DIVERGING
+def _scale(result: Result, center: float | None, kwargs: dict[str, Any]) -> _Scale:
+    """The colors of a result: one color from 0 up for values that have no center, such as attention; else two."""
+    own = {"norm", "vmin", "vmax"} & kwargs.keys()
+    if "norm" in own and len(own) > 1:
+        raise HooklineError("a norm has its own vmin and vmax: pass either norm, or vmin and vmax")
+    done, origin = result.values[result.values.isfinite()], result.origin if center is None else center
+    low, high = (float(done.min()), float(done.max())) if len(done) else (origin, origin)
+    is_one_sided = center is None and not any(key in result.info for key in BASELINES) and 0 <= low < high
+    options = {"cmap": _SEQUENTIAL if is_one_sided else _DIVERGING, "norm": None, **kwargs}
+    vmin, vmax = options.pop("vmin", 0.0 if is_one_sided else None), options.pop("vmax", None)
+    options["norm"] = options["norm"] or color_norm(result.values, origin, vmin, vmax)
+    options["cmap"] = colors(options["cmap"])
+    low, high = min(low, origin), max(high, origin)
+    return _Scale(options, origin, (low, high) if low < high and not own else None)
 
 
-def _range(result: Result, center: float | None, kwargs: dict[str, Any]) -> tuple[float, float] | None:
-    """What the bar of colors shows: the values that occur and the center, unless the caller sets the scale."""
-    done = result.values[result.values.isfinite()]
-    if {"norm", "vmin", "vmax"} & kwargs.keys() or not len(done):
-        return None
-    origin = result.origin if center is None else center
-    low, high = min(float(done.min()), origin), max(float(done.max()), origin)
-    return (low, high) if low < high else None
-
-
-def _norm(result: Result, center: float | None, kwargs: dict[str, Any]) -> Any:
-    """The scale of the colors: as far below the center as above it, unless told otherwise."""
-    if "norm" in kwargs:
-        return kwargs["norm"]
-    is_one_sided = _is_one_sided(result, center)
-    center = result.origin if center is None else center
-    done = result.values[result.values.isfinite()]
-    reach = float((done - center).abs().max()) if len(done) else 0.0
-    lowest = 0.0 if is_one_sided else center - (reach or 1.0)
-    low, high = kwargs.get("vmin", lowest), kwargs.get("vmax", center + (reach or 1.0))
+def color_norm(values: Tensor, center: float, vmin: float | None, vmax: float | None) -> Normalize:
+    """A scale that goes as far below the center as above it, unless `vmin` or `vmax` is given."""
+    done = values[values.isfinite()]
+    reach = (float((done - center).abs().max()) if len(done) else 0.0) or 1.0
+    low, high = center - reach if vmin is None else vmin, center + reach if vmax is None else vmax
     if not low < high:
-        raise HooklineError(f"the colors would go from {low} to {high}: give a vmin below vmax, both or neither")
+        raise HooklineError(f"the colors would go from {low} to {high}: pass a vmin below vmax, both or neither")
     return Normalize(low, high)
 
 
-def _rest(kwargs: dict[str, Any]) -> dict[str, Any]:
-    if "norm" in kwargs and {"vmin", "vmax"} & kwargs.keys():
-        raise HooklineError("a norm has its own vmin and vmax: give the one or the others")
-    return {key: value for key, value in kwargs.items() if key not in ("norm", "vmin", "vmax")}
-
-
 def colors(cmap: str | Colormap) -> Colormap:
-    """Matplotlib's colors by their name."""
+    """A colormap by its name, gray for missing values."""
     if isinstance(cmap, str) and cmap not in colormaps:
-        raise HooklineError(f"matplotlib has no colors {cmap!r}: for instance 'RdBu', 'PiYG', 'viridis'")
+        raise HooklineError(f"matplotlib has no colormap {cmap!r}: use 'RdBu', 'PiYG', 'viridis', …")
     return (colormaps[cmap] if isinstance(cmap, str) else cmap).with_extremes(bad=_EMPTY)
 
 
 def plain_bar(bar: Any, shown: tuple[float, float] | None = None) -> None:
-    """A bar of colors without a frame, its numbers small; of the scale only the part that is `shown`."""
+    """Style a color bar: no frame, small numbers, and only the range `shown`."""
     if shown is not None:
         bar.ax.set_ylim(*shown)
     bar.outline.set_visible(False)
