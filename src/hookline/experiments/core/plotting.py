@@ -1,4 +1,4 @@
-"""Plots of results: heat maps, curves and bars whose labels can be read at every size. Needs matplotlib."""
+"""Plots of results: heat maps, curves and bars with readable labels at every size. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from hookline.experiments.result import BASELINES, Result
 _FONT = 8.0  # of labels, in points
 _LONGEST = 18  # characters of a label
 _MOST_PANELS = 48
-_EMPTY = "0.86"  # cells that were not done
+_EMPTY = "0.86"  # missing cells
 _INK, _FAINT = "#2b5f94", "0.45"
 _DIVERGING, _SEQUENTIAL = "RdBu", "Blues"
 _SEQUENCES = ("layer", "pos", "count", "size", "step", "coefficient")
-"""Axes along which neighbors can be joined by a line. Labels of other axes are categories, drawn as bars."""
+"""Axes whose neighbors are joined by a line. Labels of other axes are categories, drawn as bars."""
 _CURVES = ("count", "size")
-"""Axes that count how much was done: a result over one of these and another axis is drawn as curves."""
+"""Axes of counts: a result over one of these and another axis is drawn as curves."""
 _READABLE = 60  # categories on one axis of a heat map
-_SHOWN = 40  # of them where there are more
+_SHOWN = 40  # drawn if there are more
 _FINEST = 900  # cells of a heat map along one axis; more are thinner than a pixel
 
 
@@ -59,29 +59,31 @@ def plot(
     center: float | None = None,
     **kwargs: Any,
 ) -> Axes | Figure:
-    """Draw a result: one axis as a line or as bars, two as a heat map, and a panel for each label of a further one.
+    """Draw a result: one axis as a line or bars, two as a heat map, and one panel for each label of a third.
 
-    Layers, positions and counts are joined by a line; labels such as heads or points are categories and get bars. A
-    result over a count, as of `ablation.cumulative`, is drawn as curves. Panels are for the metrics where there are
-    several, else for the first of three axes, or for the axis that `panels` names.
+    Layers, positions and counts are joined by a line; labels such as heads or points are categories and are drawn as
+    bars. A result over a count, as returned by `ablation.cumulative`, is drawn as curves. There is one panel per metric
+    if there are several, otherwise per label of the first of three axes, or of the axis that `panels` names.
 
-    Colors are blue above and red below `center`, equally far on both sides: by default the value of the run that was
-    changed, or 0. Values that cannot be negative and have no such run, such as attention or probabilities, get one
-    color, from 0 up. The bar beside a map shows the range that occurs. Panels of metrics have scales of their own,
-    others share one. Bars start at the value of the run that was changed, or 0. A heat map or bar chart with more than
-    60 categories on an axis shows the 40 with the strongest cells, and its title says so. Other keywords go to
+    Colors are blue above and red below `center`, on a symmetric scale; `center` defaults to the value of the run that
+    was changed, or 0. Values without such a run that are never negative, such as attention or probabilities, are drawn
+    in one color, from 0 up. The color bar shows the range of the values. Panels of metrics have their own scales, other
+    panels share one. Bars start at the value of the run that was changed, or 0. A heat map or bar chart with more than
+    60 categories on an axis shows the 40 with the strongest cells, and its title says so. Other keywords are passed to
     matplotlib's `imshow`, `plot` or `bar` (`cmap`, `vmin`, `vmax`, `norm`; `color`, `marker`). Returns the Axes, or the
-    Figure where there are panels.
+    Figure if there are panels.
     """
     split = _split_axis(result, panels)
     rest = [axis for axis in result.axes if axis != split]
     if len(rest) not in (1, 2):
         raise HooklineError(
             f"a plot shows one or two axes, and panels for one more: this result has "
-            f"{', '.join(map(repr, result.axes)) or 'none'}. Take a part with sel(…), or average with mean(…)"
+            f"{', '.join(map(repr, result.axes)) or 'none'}. Select with sel(…), or average with mean(…)"
         )
     if center is not None and (len(rest) == 1 or {"norm", "vmin", "vmax"} & kwargs.keys()):
-        raise HooklineError("center is for the colors of a heat map, where no norm, vmin or vmax sets them already")
+        raise HooklineError(
+            "center is the middle of a heat map's colors: omit it for lines, and with norm, vmin or vmax"
+        )
     result, note = _readable(result, split)
     heading = drawable(_heading(result) + note if title is None else title, cut=False)
     if split is not None:
@@ -94,7 +96,7 @@ def plot(
 
 
 def _split_axis(result: Result, panels: str | None) -> str | None:
-    """The axis whose labels get a panel each."""
+    """The axis with one panel per label."""
     if panels is not None:
         return result._axis(panels)
     if "metric" in result.axes and len(result.axes) > 1:
@@ -112,7 +114,7 @@ def _heading(result: Result) -> str:
 
 
 def _readable(result: Result, split: str | None) -> tuple[Result, str]:
-    """The part of a heat map or bar chart that can be read: of too many categories those with the strongest cells."""
+    """The result with at most a readable number of categories, those with the strongest cells; and a note on them."""
     notes = []
     axes = [axis for axis in result.axes if axis != split]
     for axis in axes:
@@ -127,13 +129,13 @@ def _readable(result: Result, split: str | None) -> tuple[Result, str]:
 
 
 def _wrapped(heading: str, inches: float) -> str:
-    """A heading in lines that fit a figure of that width."""
+    """Wrap a heading into lines that fit a figure of that width."""
     letters = 72 * inches / (0.6 * (_FONT + 2))
     return fill(heading, max(int(letters) - 6, 20), break_long_words=False)
 
 
 def _size(result: Result) -> tuple[float, float]:
-    """Width and height in inches that give every cell some room."""
+    """Width and height of a figure in inches, by the number of cells."""
     if _curve_axis(result) is not None:
         return 6.4, 3.2
     rows, columns = result.shape
@@ -144,11 +146,11 @@ def _size(result: Result) -> tuple[float, float]:
 def _panels(result: Result, split: str, ax: Axes | None, heading: str, center: float | None, kwargs: Any) -> Figure:
     labels = result.coords[split]
     if ax is not None:
-        raise HooklineError(f"{len(labels)} panels need a figure of their own: leave out ax, or take one with sel(…)")
+        raise HooklineError(f"{len(labels)} panels need a figure of their own: omit ax, or select one with sel(…)")
     if len(labels) > _MOST_PANELS:
         raise HooklineError(
-            f"{len(labels)} panels for {split!r} are too many to read: choose with sel({split}=[…]), or another axis "
-            f"with panels=…"
+            f"{len(labels)} panels for {split!r} are too many to read: select some with sel({split}=[…]), or another "
+            f"axis with panels=…"
         )
     parts = [result.isel(**{split: at}) for at in range(len(labels))]
     columns = {1: 1, 2: 2, 3: 3, 4: 2}.get(len(labels), math.ceil(math.sqrt(len(labels))))
@@ -180,7 +182,7 @@ def _panels(result: Result, split: str, ax: Axes | None, heading: str, center: f
 
 
 def _label_edges(ax: Axes, *, is_left: bool, is_lowest: bool, is_own: bool) -> None:
-    """Leave out what the panel to the left or below says already."""
+    """Remove labels that the panel to the left or below already has."""
     if not is_lowest:
         ax.tick_params(axis="x", labelbottom=False)
         ax.set_xlabel("")
@@ -202,14 +204,14 @@ def _draw(result: Result, ax: Axes, kwargs: dict[str, Any], scale: _Scale, *, ba
 
 
 def _curve_axis(result: Result) -> str | None:
-    """The axis that is drawn from left to right, of a result that is drawn as lines or bars."""
+    """The x axis if the result is drawn as lines or bars; None if it is drawn as a heat map."""
     return result.axes[0] if len(result.axes) == 1 else next((x for x in result.axes if x in _CURVES), None)
 
 
 def _heat(result: Result, ax: Axes, scale: _Scale, *, bar: bool) -> None:
     rows, columns = result.shape
-    extent = (-0.5, columns - 0.5, rows - 0.5, -0.5)  # places keep their numbers where cells are merged
-    options = {"aspect": "auto", "interpolation": "nearest", "extent": extent, **scale.options}
+    extent = (-0.5, columns - 0.5, rows - 0.5, -0.5)  # ticks keep their places if cells are merged
+    options = {"aspect": "auto", "interpolation": "nearest", **scale.options, "extent": extent}
     image = ax.imshow(np.ma.masked_invalid(_merged(result, scale.origin)), **options)
     for axis, name in zip((ax.yaxis, ax.xaxis), result.axes, strict=True):
         _label_axis(axis, name, result.coords[name])
@@ -223,17 +225,12 @@ def _heat(result: Result, ax: Axes, scale: _Scale, *, bar: bool) -> None:
 def _merged(result: Result, origin: float) -> np.ndarray:
     """The cells to draw. Where they would be thinner than a pixel, several are drawn as the strongest of them."""
     values = result.numpy()
-    for axis in (0, 1):
-        size = values.shape[axis]
-        group = math.ceil(size / _FINEST)
-        if group > 1:
-            pads = [(0, 0), (0, 0)]
-            pads[axis] = (0, -size % group)
-            padded = np.moveaxis(np.pad(values, pads, constant_values=np.nan), axis, -1)
-            blocks = padded.reshape(*padded.shape[:-1], -1, group)
-            strongest = np.abs(np.nan_to_num(blocks - origin, nan=-np.inf, neginf=-np.inf)).argmax(-1)
-            chosen = np.take_along_axis(blocks, strongest[..., None], -1)[..., 0]
-            values = np.moveaxis(chosen, -1, axis)
+    for axis, size in enumerate(values.shape):
+        group, strongest = math.ceil(size / _FINEST), []
+        for block in np.split(values, range(group, size, group), axis) if group > 1 else ():
+            at = np.nan_to_num(np.abs(block - origin), nan=-1.0).argmax(axis, keepdims=True)
+            strongest.append(np.take_along_axis(block, at, axis))
+        values = np.concatenate(strongest, axis) if strongest else values
     return values
 
 
@@ -325,22 +322,22 @@ def _legend(ax: Axes) -> list[str]:
 
 
 class _Thinned(Locator):
-    """Ticks at places 0, 1, …, as many of them as there is room for when the picture is drawn."""
+    """Ticks at 0, 1, …, as many as there is room for when the figure is drawn."""
 
     def __init__(self, count: int, points: float) -> None:
-        self.count, self.points = count, points  # the room that one label needs
+        self.count, self.points = count, points  # `points` is the room that one label needs
 
     def __call__(self) -> list[int]:
         step = math.ceil(self.points / _spacing(self.axis))  # type: ignore[arg-type]
         return list(range(0, self.count, max(1, step)))
 
     def tick_values(self, vmin: float, vmax: float) -> list[int]:
-        """The places between two bounds."""
+        """The ticks between two bounds."""
         return [place for place in self() if min(vmin, vmax) <= place <= max(vmin, vmax)]
 
 
 def _spacing(axis: Axis) -> float:
-    """How far two neighbouring places are apart, in points."""
+    """The distance between two neighboring ticks, in points."""
     box, figure = axis.axes.get_window_extent(), axis.get_figure(root=True)
     length = (box.width if axis.axis_name == "x" else box.height) * 72 / figure.dpi  # type: ignore[union-attr,attr-defined]
     low, high = axis.get_view_interval()
@@ -362,13 +359,13 @@ def _label_axis(axis: Axis, name: str, labels: list[Label]) -> None:
 
 @cache
 def width(text: str, size: float = _FONT) -> float:
-    """How wide a text is when drawn, in points; dollar signs are not mathematics."""
+    """The width of a text in points; dollar signs are drawn as such."""
     font = font_manager.FontProperties(size=size)
     return float(text_to_path.get_text_width_height_descent(text.replace(r"\$", "$") or " ", font, ismath=False)[0])
 
 
 def drawable(text: str, *, cut: bool = True) -> str:
-    """A text that can be drawn: no formulas, no line breaks, no letters that the font lacks, not too long."""
+    """A text as it can be drawn: no formulas, no line breaks, no characters that the font lacks, shortened."""
     font = font_manager.get_font(font_manager.findfont(font_manager.FontProperties()))
     known = "".join(
         x if x.isprintable() and font.get_char_index(ord(x)) else x.encode("unicode_escape").decode() for x in text
