@@ -209,7 +209,7 @@ def test_lenses_that_are_refused(model, inputs, red) -> None:
     ):
         with pytest.raises(HooklineError, match=match):
             images.lens(model, inputs, red, layers=layer)
-    with pytest.raises(HooklineError, match="number of tokens to keep"):
+    with pytest.raises(HooklineError, match="top is"):
         images.lens(model, inputs, red, top=0)
     found = images.lens(model, inputs, red, layers=[1, 2])
     with pytest.raises(HooklineError, match="no label 3"):

@@ -137,7 +137,7 @@ def test_repr_is_what_makes_it():
         (lambda: metrics.prob(torch.ones(2)), "one per row"),
         (lambda: metrics.prob(1, pos=1.5), "pos is an index"),
         (lambda: metrics.prob(1, pos=True), "pos is an index"),
-        (lambda: metrics.kl(torch.ones(2, 3)), r"needs logits \[batch, pos, vocab\]"),
+        (lambda: metrics.kl(torch.ones(2, 3)), r"\[batch, pos, vocab\]"),
         (lambda: metrics.kl(torch.ones(1, 2, 3), mask=torch.ones(1, 2)), "pos=None"),
         (lambda: metrics.loss(torch.ones(2, 3)), "needs token ids"),
         (lambda: metrics.loss(torch.ones(2, 1).long()), "at least two tokens"),
@@ -240,8 +240,8 @@ def test_as_metric_takes_all_kinds(model):
         ([], "no metric"),
         ({}, "no metric"),
         ({1: "kl"}, "are their names"),
-        ([metrics.prob(1), metrics.prob(2)], "two metrics are called 'prob'"),
-        (lambda logits: logits[:, -1], r"a torch.float32 tensor of shape \[2, 64\]"),
+        ([metrics.prob(1), metrics.prob(2)], "two metrics.* 'prob'"),
+        (lambda logits: logits[:, -1], r"torch.float32.* \[2, 64\]"),
         ({"mine": lambda logits: logits[:, -1, 0] / 0 * 0}, "mine.* NaN in row 0"),
     ],
 )
@@ -508,7 +508,7 @@ def test_metrics_of_tokens_need_an_unembedding(kind):
     hidden = model(tokens)
     asked = [metrics.logit_diff(5, 7), metrics.prob(5), metrics.log_prob(5), metrics.rank(5), metrics.kl(hidden), "kl"]
     for metric in (*asked, metrics.kl, "loss", metrics.loss(tokens), *([metrics.prob([5, 6])] * (kind == "gpt2"))):
-        with pytest.raises(HooklineError, match="has no unembedding: its output is the last hidden state"):
+        with pytest.raises(HooklineError, match="no unembedding"):
             ablation.ablate(model, tokens, metric, of="mlps", progress=False)
     result = ablation.ablate(model, tokens, lambda out: out[:, -1, 3], of="mlps", progress=False)
     assert result.values.isfinite().all()

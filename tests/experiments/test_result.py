@@ -158,7 +158,7 @@ def test_a_part_that_is_not_there(result, ask, message):
         ({"values": "numbers"}, "not str"),
         ({"values": torch.ones(4, 7, dtype=torch.complex64)}, "real numbers"),
         ({"values": torch.ones(0, 7), "coords": {"layer": [], "pos": range(7)}}, "is empty"),
-        ({"info": {"model": object()}}, r"info\['model'\] must be plain"),
+        ({"info": {"model": object()}}, r"info\['model'\]"),
         ({"info": {1: 2}}, "keys of info"),
         ({"info": {"clean": Result(torch.ones(1), ("metric",), {"metric": ["a"]})}}, "is not among"),
         ({"info": {"clean": Result(torch.ones(4), ("layer",), {"layer": [1, 2, 3, 4]})}}, "has other labels"),
@@ -266,12 +266,12 @@ def test_normalised_by_metric(several):
 @pytest.mark.parametrize(
     ("info", "message"),
     [
-        ({}, "no baseline 'clean', only none"),
-        ({"clean": 1.0}, "no baseline 'corrupted', only 'clean'"),
+        ({}, "no baseline 'clean'"),
+        ({"clean": 1.0}, "no baseline 'corrupted'"),
         ({"clean": 2.0, "corrupted": 2.0}, "same logit_diff"),
         ({"clean": 2.0, "corrupted": 2.0 + 1e-9}, "same logit_diff"),
         ({"clean": float("nan"), "corrupted": 2.0}, "NaN"),
-        ({"clean": "high", "corrupted": 2.0}, r"info\['clean'\] must be a number"),
+        ({"clean": "high", "corrupted": 2.0}, r"info\['clean'\]"),
     ],
 )
 def test_normalised_needs_baselines_that_differ(result, info, message):
@@ -617,13 +617,13 @@ def test_it_draws_where_it_is_told(pyplot, result):
     ("draw", "message"),
     [
         (lambda r, ax: r[0, 0].plot(), "one or two axes"),
-        (lambda r, ax: r.plot(ax, panels="layer"), "need a figure of their own"),
+        (lambda r, ax: r.plot(ax, panels="layer"), "omit ax"),
         (lambda r, ax: r.plot(panels="head"), "no axis 'head'"),
         (lambda r, ax: r[0].plot(center=1.0), "center"),
         (lambda r, ax: r.plot(center=1.0, vmax=3), "center"),
         (lambda r, ax: r.plot(cmap="no colors"), "'no colors'"),
         (lambda r, ax: r.plot(vmin=100.0), "vmin below vmax"),
-        (lambda r, ax: grid(60, 2).plot(panels="layer"), "60 panels for 'layer' are too many"),
+        (lambda r, ax: grid(60, 2).plot(panels="layer"), "60 panels"),
         (
             lambda r, ax: Result(torch.ones(1, 1, 1, 1), tuple("abcd"), {axis: [0] for axis in "abcd"}).plot(),
             "one or two axes",
