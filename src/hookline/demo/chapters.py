@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hookline.demo.page import Head
+from hookline.demo.page import Attention, Head
 from hookline.edits import zero
 from hookline.experiments import ablation, contrast, head_detectors, logit_attribution, metrics, patching
 from hookline.model import HookedModel
@@ -45,14 +45,12 @@ class Findings:
     lost: Grid  # decrease of the logit difference without each head
     restored: Grid  # fraction of the logit difference that each head restores when patched into the swapped sentence
     giver: Head  # the head that restores most
-    tokens: list[str]
-    attention: Float[Tensor, "pos pos"]  # of that head
+    attention: Attention  # of that head
     pushed: dict[str, float]  # its contributions to the logits of John and Mary
     without_giver: Change
     induction: Grid  # attention to the token after the previous occurrence
     repeater: Head
-    repeated: list[str]
-    stripe: Float[Tensor, "pos pos"]  # the repeater's attention
+    stripe: Attention  # of the repeater
     agreeing: list[Head]  # the heads that repeat the user's opinion
     corrected: Change
     shares: dict[str, list[float]]  # accuracy with all heads, without the first, and without both of those heads
@@ -78,14 +76,12 @@ def explore(model: HookedModel) -> Findings:
         lost=ablated.info["clean"] - ablated.values,
         restored=restored,
         giver=giver,
-        tokens=words_of(model, PROMPT),
-        attention=model.cache(PROMPT)["pattern", giver[0]][0, giver[1]],
+        attention=attention_of(model, PROMPT, giver),
         pushed=pushed,
         without_giver=change(model, PROMPT, [giver]),
         induction=induction,
         repeater=repeater,
-        repeated=words_of(model, TWICE),
-        stripe=model.cache(TWICE)["pattern", repeater[0]][0, repeater[1]],
+        stripe=attention_of(model, TWICE, repeater),
         agreeing=agreeing,
         corrected=change(model, ASKED, agreeing),
         shares=shares,
@@ -102,9 +98,10 @@ def highest(grid: Grid) -> Head:
     return Head(*divmod(int(grid.argmax()), grid.shape[1]))
 
 
-def words_of(model: HookedModel, text: str) -> list[str]:
-    """The tokens of a text without spaces."""
-    return [token.strip() for token in model.to_str_tokens(text)]
+def attention_of(model: HookedModel, text: str, head: Head) -> Attention:
+    """The words of a text, and a head's attention from each to each."""
+    words = [token.strip() for token in model.to_str_tokens(text)]
+    return Attention(words, model.cache(text)["pattern", head.layer][0, head.head])
 
 
 def top(model: HookedModel, logits: Tensor, count: int) -> list[tuple[str, float]]:

@@ -29,6 +29,13 @@ class Head(NamedTuple):
         return f"{self.layer}.{self.head}"
 
 
+class Attention(NamedTuple):
+    """The words of a text, and the attention of a head from each to each."""
+
+    words: list[str]
+    pattern: Float[Tensor, "pos pos"]
+
+
 class Shown(NamedTuple):
     """A table for the terminal, and a figure for the page."""
 
@@ -51,7 +58,7 @@ class Chapter:
 
     def html(self, number: int) -> str:
         """The chapter as a section of the page."""
-        figures = "".join(f"{each.html}" for each in self.shown)
+        figures = "".join(each.html for each in self.shown)
         return (
             f"<section><h2><b>{number}</b>{escape(self.title)}</h2><p>{escape(self.text)}</p>"
             f'<div class="side">{figures}</div><pre>{escape(self.code)}</pre></section>'
@@ -121,21 +128,20 @@ def head_map(caption: str, grid: Float[Tensor, "layer head"], digits: int, marke
     return Shown(f"{caption}\n{table([head, *rows], '>')}", _figure(caption, image))
 
 
-def token_map(
-    caption: str, pattern: Float[Tensor, "pos pos"], words: Sequence[str], marked: tuple[int, int] | None = None
-) -> Shown:
+def token_map(caption: str, attention: Attention, marked: tuple[int, int] | None = None) -> Shown:
     """The attention of a head, with queries in rows and keys in columns; in the terminal the row that is marked."""
+    words, rows = attention.words, attention.pattern.tolist()
     cells = [
         [Cell(x, f"{words[at]} looks at {word}: {x:.0%}") for word, x in zip(words, row[: at + 1], strict=False)]
-        for at, row in enumerate(pattern.tolist())
+        for at, row in enumerate(rows)
     ]
     columns = [
         f'<g transform="translate({74 + 26 * (at + 0.5)} 60) rotate(-50)">{_label(word, 0, 0, "start")}</g>'
         for at, word in enumerate(words)
     ]
     image = _heat_map(cells, words, columns, (26, 26), (74, 66), marked, warm=COOL, margin=40)
-    row = [] if marked is None else [[x] for x in pattern[marked[0]].tolist()]
-    return Shown(text_bars(list(zip(words, row, strict=False))) if row else "", _figure(caption, image))
+    text = "" if marked is None else text_bars([(word, [x]) for word, x in zip(words, rows[marked[0]], strict=True)])
+    return Shown(text, _figure(caption, image))
 
 
 def _heat_map(

@@ -13,13 +13,13 @@ from hookline.demo.page import Chapter, Shown, bars, callouts, head_map, number,
 def story(found: Findings) -> list[Chapter]:
     """The findings as chapters. Their code examples run one after the other."""
     parts = f"\n{Path(__file__).with_name('story.md').read_text(encoding='utf-8')}".split("\n# ")[1:]
-    looks = found.attention[-1]
+    looks = found.attention.pattern[-1]
     fields: dict[str, Any] = {
         "lost": found.lost[found.giver].item(),
         "restored": 100 * found.restored[found.giver].item(),
         "pushed": _signed(found.pushed),
         "looks": looks.max().item(),
-        "looked_at": found.tokens[int(looks.argmax())],
+        "looked_at": found.attention.words[int(looks.argmax())],
         "answer_without": likeliest(found.without_giver, 1),
         "stripe": 100 * found.induction[found.repeater].item(),
         "opinion": likeliest(found.corrected, 0),
@@ -43,8 +43,8 @@ def likeliest(change: Change, at: int) -> str:
 
 def _shown(found: Findings) -> list[list[Shown]]:
     """The tables and figures of each chapter."""
-    looks, giver, repeater, (one, two) = found.attention[-1], found.giver, found.repeater, found.agreeing
-    marked = len(looks) - 1, int(looks.argmax())
+    giver, repeater, (one, two) = found.giver, found.repeater, found.agreeing
+    marked = len(found.attention.words) - 1, int(found.attention.pattern[-1].argmax())
     columns = ["all heads", f"without {one}", f"without {one} and {two}"]
     return [
         [bars([(word, [share]) for word, share in found.predictions], ["probability"])],
@@ -53,12 +53,12 @@ def _shown(found: Findings) -> list[list[Shown]]:
             head_map("Patched in: lead brought back, in %", 100 * found.restored, 0, giver),
         ],
         [
-            token_map("Each word, in a row, looks back at words, in columns", found.attention, found.tokens, marked),
+            token_map("Each word, in a row, looks back at words, in columns", found.attention, marked),
             callouts("What it adds at the end to the score of", _signed(found.pushed)),
         ],
         [bars(found.without_giver, ["all heads", f"without {giver}"])],
         [
-            token_map(f"Where head {repeater} looks", found.stripe, found.repeated),
+            token_map(f"Where head {repeater} looks", found.stripe),
             head_map("Every head: attention on the stripe, in %", 100 * found.induction, 0, repeater),
         ],
         [

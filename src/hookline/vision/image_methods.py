@@ -17,7 +17,7 @@ from hookline.text.image_tokens import mask_in
 from hookline.text.tokenizer import Side, Text, check_no_mapping, shown_prompt
 from hookline.vision.families import LayoutInputs, patch_boxes
 from hookline.vision.grid import ImageGrid
-from hookline.vision.images import Images, as_dtype, as_image, is_one_image, sizes_of
+from hookline.vision.images import Images, as_image, is_one_image, sizes_of
 from hookline.vision.inputs import Inputs, encode_images, encode_prompts, framed_placeholder, placeholder_of
 from hookline.vision.locate import grids_in, places_in
 
@@ -112,7 +112,8 @@ class ImageMethods:
             del inputs[name]
         dtype = next(each.dtype for each in self.module.parameters() if each.is_floating_point())
         for name, value in inputs.items():
-            inputs[name] = as_dtype(value, self._device, dtype)
+            if isinstance(value, Tensor):
+                inputs[name] = value.to(device=self._device, dtype=dtype if value.is_floating_point() else None)
         config: Any = self.module.config
         rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
         if "image_grid_thw" not in inputs or "mrope_section" not in rope:  # else the model computes 3-D position ids
