@@ -202,8 +202,8 @@ def test_a_lens_without_an_image_to_draw_on(model, inputs) -> None:
 
 def test_lenses_that_are_refused(model, inputs, red) -> None:
     for layer, match in (
-        (4, "layers are 0 to 3"),
-        ("first", "layers are 0 to 3"),
+        (4, "no label 4"),
+        ("first", "no label .first."),
         ([1, 1], "distinct"),
         ([], "distinct"),
     ):

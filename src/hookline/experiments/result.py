@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from html import escape
 from itertools import product
 from pathlib import Path
@@ -331,13 +332,12 @@ class Result:
     def _indices(self, axis: str, want: Any) -> int | list[int]:
         """The indices of one label, a list of labels, or a slice of labels with its end."""
         labels = self.coords[axis]
+        find = partial(find_label, axis, labels, has_isel=True)
         if isinstance(want, slice):
-            start = None if want.start is None else find_label(axis, labels, want.start)
-            stop = None if want.stop is None else find_label(axis, labels, want.stop) + 1
+            start = None if want.start is None else find(want.start)
+            stop = None if want.stop is None else find(want.stop) + 1
             return indices(axis, labels, slice(start, stop, want.step))
-        if isinstance(want, list | tuple | range):
-            return indices(axis, labels, [find_label(axis, labels, each) for each in want])
-        return find_label(axis, labels, want)
+        return indices(axis, labels, list(map(find, want))) if isinstance(want, list | tuple | range) else find(want)
 
     def _picked(self, places: dict[str, int | list[int]]) -> Result:
         values, coords = self.values, dict(self.coords)

@@ -81,8 +81,8 @@ def is_label(x: Any) -> bool:
     return isinstance(x, str) or (isinstance(x, int | float) and not isinstance(x, bool) and abs(x) <= _LARGEST)
 
 
-def find_label(axis: str, labels: list[Label], want: Any) -> int:
-    """The index of a label; "3: Mary" is also found by 3 and by "Mary"."""
+def find_label(axis: str, labels: list[Label], want: Any, *, has_isel: bool = False) -> int:
+    """The index of a label; "3: Mary" is also found by 3 and by "Mary". `has_isel`: errors suggest `isel`."""
     want = scalar(want)
     found = [at for at, label in enumerate(labels) if is_label(want) and label == want]
     found = found or [at for at, label in enumerate(labels) if is_label(want) and _matches(label, want)]
@@ -95,7 +95,7 @@ def find_label(axis: str, labels: list[Label], want: Any) -> int:
     near = get_close_matches(str(want), list(map(str, labels)), n=5, cutoff=0.4) if isinstance(want, str) else []
     advice = f"Did you mean {listed(near)}?" if near else f"The labels are {_some(labels)}."
     is_index = isinstance(want, int) and not isinstance(want, bool) and -len(labels) <= want < len(labels)
-    by_index = f" To select by index, use isel({axis}={want})." if is_index else ""
+    by_index = f" To select by index, use isel({axis}={want})." if is_index and has_isel else ""
     raise HooklineError(f"axis {axis!r} has no label {want!r}. {advice}{by_index}")
 
 
