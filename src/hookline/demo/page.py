@@ -103,7 +103,7 @@ def text_bars(rows: Rows) -> str:
     return table([[key, f"{x:6.1%}", "█" * round(40 * x)] for key, (x,) in rows])
 
 
-class Cell(NamedTuple):
+class _Cell(NamedTuple):
     """A cell of a heat map: its strength from -1 to 1, its tooltip, and the text in it."""
 
     strength: float
@@ -114,9 +114,9 @@ class Cell(NamedTuple):
 def head_map(caption: str, grid: Float[Tensor, "layer head"], digits: int, marked: Head) -> Shown:
     """The values of all heads: warm colors above zero, cold colors below; in the terminal one is in brackets."""
     most = float(grid.abs().max())
-    texts = [[number(x, digits) for x in row] for row in grid.tolist()]
+    texts = [[decimal(x, digits) for x in row] for row in grid.tolist()]
     cells = [
-        [Cell(x / most, f"head {layer}.{head}: {text}", text) for head, (x, text) in enumerate(zip(*row, strict=True))]
+        [_Cell(x / most, f"head {layer}.{head}: {text}", text) for head, (x, text) in enumerate(zip(*row, strict=True))]
         for layer, row in enumerate(zip(grid.tolist(), texts, strict=True))
     ]
     layers = [f"layer {layer}" for layer in range(grid.shape[0])]
@@ -132,7 +132,7 @@ def token_map(caption: str, attention: Attention, marked: tuple[int, int] | None
     """The attention of a head, with queries in rows and keys in columns; in the terminal the row that is marked."""
     words, rows = attention.words, attention.pattern.tolist()
     cells = [
-        [Cell(x, f"{words[at]} looks at {word}: {x:.0%}") for word, x in zip(words, row[: at + 1], strict=False)]
+        [_Cell(x, f"{words[at]} looks at {word}: {x:.0%}") for word, x in zip(words, row[: at + 1], strict=False)]
         for at, row in enumerate(rows)
     ]
     columns = [
@@ -145,7 +145,7 @@ def token_map(caption: str, attention: Attention, marked: tuple[int, int] | None
 
 
 def _heat_map(
-    cells: Sequence[Sequence[Cell]],
+    cells: Sequence[Sequence[_Cell]],
     rows: Sequence[str],
     columns: Sequence[str],
     size: tuple[int, int],
@@ -184,6 +184,6 @@ def _label(text: str, x: float, y: float, anchor: str = "end", ink: str = GRAY) 
     return f'<text x="{x}" y="{y}" text-anchor="{anchor}" font-size="12" fill="{ink}">{escape(text)}</text>'
 
 
-def number(value: float, digits: int, sign: str = "-") -> str:
+def decimal(value: float, digits: int, sign: str = "-") -> str:
     """A number with a typographic minus, and without a negative zero."""
     return f"{round(value, digits) + 0.0:{sign}.{digits}f}".replace("-", "−")

@@ -7,7 +7,7 @@ from textwrap import dedent
 from typing import Any
 
 from hookline.demo.chapters import ASKED, PROMPT, Change, Findings
-from hookline.demo.page import Chapter, Shown, bars, callouts, head_map, number, token_map
+from hookline.demo.page import Chapter, Shown, bars, callouts, decimal, head_map, token_map
 
 
 def story(found: Findings) -> list[Chapter]:
@@ -33,7 +33,7 @@ def story(found: Findings) -> list[Chapter]:
 
 
 def _signed(values: dict[str, float]) -> dict[str, str]:
-    return {key: number(value, 1, "+") for key, value in values.items()}
+    return {key: decimal(value, 1, "+") for key, value in values.items()}
 
 
 def likeliest(change: Change, at: int) -> str:

@@ -34,7 +34,6 @@ from hookline.engine.snapshots import snapshot
 from hookline.errors import HooklineError
 from hookline.experiments.core.logit_reads import (
     Read,
-    answer_ids,
     at_position,
     checked_answers,
     checked_position,
@@ -43,6 +42,7 @@ from hookline.experiments.core.logit_reads import (
     log_probs,
     of_answer,
     short,
+    single_ids,
     weighted_mean,
 )
 from hookline.experiments.core.logit_reads import upcast as upcast
@@ -105,7 +105,7 @@ class Metric:
         """The metric with texts turned into token ids, and positions into columns of these prompts."""
         check_vocabulary(self.name, model)
         changes: dict[str, Any] = {
-            name: answer_ids(getattr(self, name), model, len(tokens)) for name in self.fields_of("answer")
+            name: single_ids(getattr(self, name), model, len(tokens)) for name in self.fields_of("answer")
         }
         for name in self.fields_of("position"):
             if getattr(self, name) is not None:

@@ -50,12 +50,12 @@ def checked_position(pos: Any) -> Any:
     raise HooklineError(f"pos is an index, or a list or tensor with one per row, got {short(pos)}")
 
 
-def answer_ids(tokens: Any, model: Any, rows: int) -> int | Tensor:
+def single_ids(tokens: Any, model: Any, rows: int) -> int | Tensor:
     """Answers as token ids: one, or one per row."""
     if isinstance(tokens, tuple):
         if any(isinstance(each, tuple) for each in tokens):
             raise HooklineError(f"answers of several tokens, {tokens}, are supported in experiments only")
-        tokens = torch.tensor([answer_ids(each, model, 1) for each in tokens])
+        tokens = torch.tensor([single_ids(each, model, 1) for each in tokens])
     ids = model.to_single_token(tokens) if isinstance(tokens, str) else tokens
     _per_row(ids, rows, range(model.cfg.d_vocab), "token")
     return ids
