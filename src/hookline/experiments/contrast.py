@@ -9,7 +9,6 @@ from typing import Any, Literal, TypeAlias
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError
@@ -237,10 +236,7 @@ def _ordered(keys: list[Any], side: _Side, order: Order) -> list[Any]:
 def _together(model: HookedModel, texts: Sequence[Any]) -> Prompts:
     """Texts or tokens of any lengths as rows of one batch."""
     given = [prompts_of(model, text) for text in texts]
-    rows = [each.tokens[0] for each in given]
-    masks = [torch.ones_like(row, dtype=torch.bool) for row in rows]
-    more = tuple(inputs for each in given for inputs in each.more)
-    return Prompts(pad_sequence(rows, batch_first=True), pad_sequence(masks, batch_first=True), more)
+    return Prompts.of_rows([each.tokens[0] for each in given], [inputs for each in given for inputs in each.more])
 
 
 class _Side:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -287,9 +286,7 @@ def with_shapes(model: Any, plan: Plan, inputs: Mapping[str, Any]) -> Plan:
     """The plan with the shapes that its points have in a run on these inputs; no activation is kept."""
     with torch.no_grad():
         _, cache = model.run_with_cache(**inputs, names_filter=[row.name for row in plan.rows], device="meta")
-    rows = []
-    for row in plan.rows:  # name#n is the n-th call of a module that ran several times
-        calls = [x for name, x in cache.items() if name.partition("#")[0] == row.name]
-        known = {"shape": tuple(calls[0].shape), "dtype": calls[0].dtype} if calls else {}
-        rows.append(replace(row, calls=len(calls), **known))
-    return Plan(tuple(rows), plan.modules)
+    calls: dict[str, list[Tensor]] = {}
+    for name, value in cache.items():  # name#n is the n-th call of a module that ran several times
+        calls.setdefault(name.partition("#")[0], []).append(value)
+    return Plan(tuple(row.with_calls(calls.get(row.name, [])) for row in plan.rows), plan.modules)
