@@ -32,10 +32,9 @@ from hookline.transformer.resume import resumed, stream_at
 from hookline.transformer.roles import Anatomy, find_anatomy
 from hookline.transformer.verify.probe import outcome
 from hookline.transformer.verify.report import Report, verify
-from hookline.vision.image_methods import ImageMethods
+from hookline.vision.image_methods import ImageMethods, with_shapes
 from hookline.vision.images import Images
 from hookline.vision.inputs import Inputs
-from hookline.vision.shapes import with_shapes
 from hookline.weights.attribute_access import follow
 from hookline.weights.matrices import Weights
 from hookline.weights.processing import WeightProcessing

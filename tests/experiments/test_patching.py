@@ -163,7 +163,7 @@ def test_any_list_of_points_can_be_swept(tinyworld: hookline.HookedModel) -> Non
 def test_points_by_their_native_names_can_be_swept(tinyworld: hookline.HookedModel) -> None:
     names = ["transformer.h.0.mlp", "transformer.h.3.attn.c_proj"]
     result = patching.sweep(tinyworld, CLEAN, CORRUPTED, NAMES, points=names, over="point")
-    metric = metrics.resolve(NAMES, tinyworld, tinyworld.to_tokens(CLEAN))
+    metric = NAMES.resolved(tinyworld, tinyworld.to_tokens(CLEAN))
     cache = tinyworld.run_with_cache(CLEAN, names_filter=names)[1]
     for name, value in zip(names, result.values, strict=True):
         patched = tinyworld.run_with_hooks(CORRUPTED, fwd_hooks=[(name, lambda _, name=name: cache[name])])
@@ -299,7 +299,7 @@ def test_hooks_that_stand_are_part_of_every_run(tinyworld: hookline.HookedModel)
         inside = patching.sweep(tinyworld, CLEAN, CORRUPTED, NAMES)
         expected = tinyworld(CLEAN)
     assert inside.info["clean"] == pytest.approx(
-        float(metrics.resolve(NAMES, tinyworld, tinyworld.to_tokens(CLEAN))(expected.detach())), abs=1e-4
+        float(NAMES.resolved(tinyworld, tinyworld.to_tokens(CLEAN))(expected.detach())), abs=1e-4
     )
 
 

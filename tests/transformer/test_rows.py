@@ -87,7 +87,6 @@ def entropy() -> Iterator[type[metrics.Metric]]:
 
     @dataclass(frozen=True, eq=False, repr=False)
     class Entropy(metrics.Metric):
-        name = "entropy"
         pos: metrics.Position = field(default=-1, metadata=metrics.POSITION)
 
         def __call__(self, logits: torch.Tensor) -> torch.Tensor:

@@ -165,7 +165,7 @@ def test_all_heads_are_the_attention(kind) -> None:
 def test_layers_that_the_model_does_not_read() -> None:
     model, _ = seeing("llava")  # it reads what leaves the last layer but one
     assert "vision.blocks.1.hook_resid_post" in model.hook_dict
-    with pytest.raises(UnavailablePointError, match="layer 1 of its vision tower"):
+    with pytest.raises(UnavailablePointError, match="layer 1"):
         model.point("vision.blocks.2.hook_resid_post")
 
 
@@ -265,7 +265,7 @@ def test_steps_at_the_tower() -> None:
     def ask(x, hook):
         hook.positions
 
-    with pytest.raises(hookline.HookError, match="its positions are patches"):
+    with pytest.raises(hookline.HookError, match="patches"):
         model.run_with_hooks("<image> What?", images=[image], fwd_hooks=[("vision.blocks.0.hook_resid_post", ask)])
 
 
