@@ -67,7 +67,7 @@ def joined_forward(
     ]
     for name, placed in changes.items():
         actions.append(hook_action(points.find(name), WriteChanges(placed, span), "fwd"))
-    skipped = {**skipped, **{block.module: pass_through(anatomy.kind) for block in anatomy.blocks[:first]}}
+    skipped = {**skipped, **{block.module: pass_through(anatomy) for block in anatomy.blocks[:first]}}
     mlp = anatomy.blocks[-1].mlp
     if mlp is not None and len(read) < len(span) and not _is_looked_into(points, changes):
         skipped[mlp] = _only_at(mlp, list(read))
@@ -75,7 +75,7 @@ def joined_forward(
     if first == n_layers:  # the rows replace the output of the last layer
         last = anatomy.blocks[-1].module
         actions = [action for action in actions if not isinstance(action, JoinRows)]
-        skipped[last] = lambda _args, _kwargs: pass_through(anatomy.kind)((joins[first],), {})
+        skipped[last] = lambda _args, _kwargs: pass_through(anatomy, joins[first])((), {})
     run = Run(points.root, actions, is_one_pass=True)
     with Skipping(points.root, skipped), run, sharing(points.root, inputs):
         return points.root(**inputs)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hookline.engine.halving import is_out_of_memory
 from hookline.rerun.changes import Change, Variant
-from hookline.transformer.architectures import architecture, chooses_keys
+from hookline.transformer.architectures import chooses_keys
 
 if TYPE_CHECKING:
     from hookline.rerun.baseline import Baseline
@@ -48,7 +48,7 @@ def fastest_strategy(
     if tokens.shape[1] < _LEAST:
         return Strategy.FULL
     names = stream_names(points)
-    if architecture(points.anatomy.kind).more_than_stream or chooses_keys(points.anatomy.config):
+    if points.anatomy.architecture.more_than_stream or chooses_keys(points.anatomy.config):
         return Strategy.FULL
     if not all(name in points.hook_dict for name in names):
         return Strategy.FULL

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from hookline.errors import HooklineError
 from hookline.residual.stream import StreamCache, is_rounding
 from hookline.text.token_positions import Positions
-from hookline.transformer.architectures import residual_factor
 from hookline.weights.matrices import linear
 
 
@@ -171,7 +170,7 @@ class ComponentCache(StreamCache):
 
     def _through(self, x: Tensor, layer: int, kind: str, where: Positions, *, is_stacked: bool) -> Tensor:
         """What a share of an attention's or an MLP's output is in the stream, after a norm and a factor."""
-        factor = residual_factor(self._model.anatomy.main.config)
+        factor = self._model.anatomy.main.architecture.residual_factor
         norm = self._norm(self._norm_after(layer, kind))
         if norm is not None:
             name = "ln1_post" if kind == "attn" else "ln2_post"
@@ -206,7 +205,7 @@ class ComponentCache(StreamCache):
         share = self._through(bias.to(added).expand(added.shape), layer, kind, where, is_stacked=False)
         norm = self._norm(self._norm_after(layer, kind))
         if norm is not None:
-            share = share + norm.bias * residual_factor(self._model.anatomy.main.config)
+            share = share + norm.bias * self._model.anatomy.main.architecture.residual_factor
         rest = added - share - sum(parts)
         if not is_rounding(rest, added):
             of = "heads" if kind == "attn" else "neurons"

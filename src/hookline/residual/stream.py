@@ -14,10 +14,9 @@ from hookline.engine.cache import ActivationCache
 from hookline.engine.passes import current
 from hookline.errors import HooklineError
 from hookline.text.token_positions import Positions, picked
-from hookline.transformer.architectures import architecture, is_parallel, is_post_norm
+from hookline.transformer.anatomy import Block
 from hookline.transformer.cfg import cfg_of
 from hookline.transformer.norms import Norm, norm_of
-from hookline.transformer.roles import Block
 from hookline.weights.matrices import Weights
 from hookline.weights.processing.process import Processing, processing_of
 
@@ -177,7 +176,7 @@ class StreamCache(ActivationCache):
             scale = torch.ones_like(self._stream(last, mlp_input)[..., :1])
         else:
             scale = self._of(None if name == "ln_final" else last, f"{name}.hook_scale")
-        if architecture(self._model.anatomy.main.config.model_type).flattened_rows:
+        if self._model.anatomy.main.architecture.flattened_rows:
             scale = scale.reshape(*self._stream(last).shape[:-1], 1)
         return self._rows_of(self._at(scale, where), rows, has_batch_dim)
 
@@ -204,7 +203,7 @@ class StreamCache(ActivationCache):
                 raise HooklineError("mlp_input is about a layer: after the last one comes no MLP")
             return self._model.anatomy.main.ln_final
         block = self._block(last)
-        shares = mlp_input and block.ln2 is None and is_parallel(self._model.anatomy.main.config)
+        shares = mlp_input and block.ln2 is None and self._model.anatomy.main.architecture.parallel
         return block.ln2 if mlp_input and not shares else block.ln1
 
     def _norm(self, module: nn.Module | None) -> Norm | None:
@@ -248,7 +247,7 @@ class StreamCache(ActivationCache):
     def _includes_attention(self, layer: int, mlp_input: bool) -> bool:
         """Whether what the MLP of this layer reads has what its attention adds in it."""
         self._norm_module(layer, mlp_input)  # refuses what cannot be asked
-        return mlp_input and not is_parallel(self._model.anatomy.main.config)
+        return mlp_input and not self._model.anatomy.main.architecture.parallel
 
     def _given(
         self, parts: dict[str, Tensor], layer: int, *, apply_ln: bool, mlp_input: bool, where: Positions, labels: bool
@@ -305,7 +304,7 @@ class StreamCache(ActivationCache):
 
     def _check_sums(self) -> None:
         anatomy = self._model.anatomy
-        if any(block.post_norm is not None for block in anatomy.blocks) or is_post_norm(anatomy.main.config):
+        if anatomy.main.is_post_norm:
             raise HooklineError(f"{anatomy.kind} norms the stream after each addition: what was added does not add up")
         stream = self._tensors.get(self._named(0, "hook_resid_pre"))
         if stream is not None and stream.ndim > 3:

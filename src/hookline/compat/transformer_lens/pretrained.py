@@ -21,8 +21,8 @@ from hookline.errors import HooklineError, HooklineWarning, users_level
 from hookline.load import load
 from hookline.model import HookedModel
 from hookline.text.tokenizer import Side
+from hookline.transformer.find_anatomy import find_anatomy, unknown_anatomy
 from hookline.transformer.hub import EMBEDDED, as_hookline_error, find_model
-from hookline.transformer.roles import find_anatomy, unknown_anatomy
 from hookline.weights.processing.swaps import Swaps
 
 _PROCESSING = (

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from hookline.engine.structures import tensors_in
 from hookline.engine.torch_hooks import TorchHooks
 from hookline.errors import HooklineError
-from hookline.transformer.architectures import is_parallel, is_post_norm
+from hookline.transformer.anatomy import Block, Stack
 from hookline.transformer.norms import norm_of
-from hookline.transformer.roles import Block, Stack
 from hookline.weights.matrices import is_reversed, linear
 from hookline.weights.processing.readers import path_of
 from hookline.weights.processing.swaps import Swaps
@@ -40,21 +39,17 @@ def center_writers(points: ModelPoints, swaps: Swaps, run: Callable[[], Any], to
 def _check_reading(points: ModelPoints, stack: Stack) -> None:
     """Everything that reads the stream must subtract its mean."""
     kind = stack.config.model_type
+    if stack.is_post_norm:
+        raise HooklineError(f"{kind} norms the stream itself: what is written to it does not stay")
     for index, block in enumerate(stack.blocks):
-        if block.post_norm is not None or is_post_norm(stack.config):
-            raise HooklineError(f"{kind} norms the stream itself: what is written to it does not stay")
         if block.ln1_post is not None or block.ln2_post is not None:
             raise HooklineError(f"{kind} has norms after its attention or MLP: what they write cannot be centered")
-        needed = [block.ln1, *([] if is_parallel(stack.config) or _has_no_mlp(block) else [block.ln2])]
+        needed = [block.ln1, *([] if stack.architecture.parallel or not block.has_mlp else [block.ln2])]
         needed += [block.ln2] if block.ln2 is not None else []
         needed += [block.cross.norm] if block.cross is not None else []
         for norm in needed:
             _check_norm(points, norm, f"in {stack.name}.{index}")
     _check_norm(points, stack.ln_final, "at the end")
-
-
-def _has_no_mlp(block: Block) -> bool:
-    return block.mlp is None and block.mlp_out is None
 
 
 def _check_norm(points: ModelPoints, module: nn.Module | None, where: str) -> None:

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from hookline.errors import HooklineError
-from hookline.transformer.architectures import is_post_norm
 from hookline.transformer.norms import Norm, norm_of
-from hookline.transformer.roles import EXPERTS, ROUTER, Block, Stack, child
+from hookline.transformer.roles import EXPERTS, ROUTER, child
 from hookline.weights.matrices import is_reversed, linear
 from hookline.weights.processing.readers import path_of, reading_of
 from hookline.weights.processing.swaps import Swaps
@@ -25,7 +24,7 @@ _INTO_EXPERTS = ("gate_up_proj", "gate_proj", "up_proj", "w1", "w3", "v1")
 def fold_norms(points: ModelPoints, swaps: Swaps, run: Callable[[], Any]) -> None:
     """Every norm before an attention, an MLP or the unembedding divides only; what reads it does the rest."""
     anatomy = points.anatomy
-    if any(_is_post_norm(block, stack) for stack in anatomy.stacks for block in stack.blocks):
+    if any(stack.is_post_norm for stack in anatomy.stacks):
         raise HooklineError(
             f"{anatomy.kind} norms the stream itself: what its norms give goes on in it, not only into maps"
         )
@@ -59,10 +58,6 @@ def _norms(points: ModelPoints) -> Iterator[tuple[nn.Module, Norm]]:
             if norm is None or not {*module._parameters} <= {"weight", "bias"} or [*module.children()]:
                 raise HooklineError(f"{path_of(points.root, module)} is no norm of a known form")
             yield module, norm
-
-
-def _is_post_norm(block: Block, stack: Stack) -> bool:
-    return block.post_norm is not None or is_post_norm(stack.config)
 
 
 def _check_readers(root: nn.Module, norm: nn.Module, readers: list[nn.Module]) -> None:

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from hookline.errors import HooklineError
-from hookline.transformer.architectures import architecture
-from hookline.transformer.roles import Stack
+from hookline.transformer.anatomy import Stack
 from hookline.transformer.sites import head_counts
 from hookline.weights.matrices import linear, without_first
 from hookline.weights.processing.folding import as_wide, check_called
@@ -57,11 +56,11 @@ def _fold(points: ModelPoints, name: str, attn: nn.Module, o: nn.Module | None, 
 def _check_mixing(points: ModelPoints, attn: nn.Module, stack: Stack, name: str) -> None:
     """The pattern's rows must sum to 1, and nothing may come between the values and the output projection."""
     kind = stack.config.model_type
-    if architecture(kind).attention_sinks or attn._parameters:
+    if stack.architecture.attention_sinks or attn._parameters:
         raise HooklineError(
             f"{path_of(points.root, attn)} has attention sinks, or the like: its patterns need not sum to 1"
         )
-    if architecture(kind).gated_values:
+    if stack.architecture.gated_values:
         raise HooklineError(f"{kind} has a gate, a norm or a factor between {name} and the output projection")
     if getattr(stack.config, "clip_qkv", None) is not None:
         raise HooklineError(f"{kind} clips its values, bias and all: the bias of {name} cannot be taken out")
