@@ -281,7 +281,7 @@ def test_what_comes_before_the_start_cannot_be_hooked(model) -> None:
             model(stream, **options)
     with pytest.raises(HooklineError, match="stop_at_layer=1 is before start_at_layer"):
         model(stream, start_at_layer=3, stop_at_layer=1)
-    with pytest.raises(HooklineError, match="the input is text, several texts, or a tensor of token ids, not 5"):
+    with pytest.raises(HooklineError, match="not 5"):
         model(5)
     with pytest.raises(HooklineError, match="the prompt and the new tokens are 102"):
         model.generate("the cat", max_new_tokens=100)

@@ -88,7 +88,7 @@ def _on_hub(hub_id: str, options: Mapping[str, Any]) -> ModelSource:
         pass  # files may be cached or public; otherwise transformers explains how to get access
     except errors.RepositoryNotFoundError as error:
         raise HooklineError(
-            f"{hub_id!r} is neither a folder nor a model on the hub (if it is private, pass token=…). {shipped}"
+            f"{hub_id!r} is neither a folder nor a hub model (private: pass token=…). {shipped}"
         ) from error
     except errors.HfHubHTTPError:
         pass  # the hub is reachable, and may still serve the files
@@ -97,8 +97,7 @@ def _on_hub(hub_id: str, options: Mapping[str, Any]) -> ModelSource:
         cached = try_to_load_from_cache(hub_id, file, cache_dir=options.get("cache_dir"), revision=revision)
         if not isinstance(cached, str):
             raise HooklineError(
-                f"{hub_id!r} is neither a folder nor in the download cache, and the hub is unreachable ({error}). "
-                f"{shipped}"
+                f"{hub_id!r} is neither a folder nor cached, and the hub is unreachable ({error}). {shipped}"
             ) from error
         return ModelSource(hub_id, is_cached_only=True)
     return ModelSource(hub_id)

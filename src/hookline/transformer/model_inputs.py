@@ -93,9 +93,7 @@ class ModelInputs(WrappedTransformer, TokenHelpers):
         if isinstance(input, Tensor):
             ids, mask = self._checked_ids(input, has_mask=has_mask)
         elif not isinstance(input, str | Sequence):
-            raise HooklineError(
-                f"the input is text, several texts, or a tensor of token ids, not {shown_prompt(input)}"
-            )
+            raise HooklineError(f"the input must be text, texts or a tensor of token ids, not {shown_prompt(input)}")
         elif any(isinstance(each, int | Sequence) and not isinstance(each, str) for each in input):
             raise HooklineError(f"token ids must be a tensor, torch.tensor(…), not a list: {input!r}")
         else:
@@ -107,9 +105,7 @@ class ModelInputs(WrappedTransformer, TokenHelpers):
         """Rows of token ids, and the mask that `to_tokens` attached to them, unless they were changed since."""
         ids = tokens[None] if tokens.ndim == 1 else tokens
         if ids.ndim != 2:
-            raise HooklineError(
-                f"tokens must be one row or a batch of rows, not a tensor of shape {tuple(tokens.shape)}"
-            )
+            raise HooklineError(f"tokens must be one row or a batch of rows, not of shape {tuple(tokens.shape)}")
         self.text.check_ids(ids)
         mask: Tensor | None = getattr(ids, "padding_mask", None)
         if mask is not None and self.text.is_padded(ids, mask):
@@ -163,9 +159,7 @@ class ModelInputs(WrappedTransformer, TokenHelpers):
         """Raise if a text of this length exceeds the learned position embeddings."""
         n_ctx = cfg_of(self.module, self._anatomy).n_ctx
         if self._anatomy.main.pos_embed is not None and n_ctx is not None and length > n_ctx:
-            raise HooklineError(
-                f"the prompt and the new tokens are {length} tokens, but the context of this model is {n_ctx}"
-            )
+            raise HooklineError(f"the prompt and the new tokens are {length} tokens, but the context is {n_ctx}")
 
     def _for_plan(self, input: Any) -> Any:
         if input is None or isinstance(input, dict):

@@ -34,9 +34,7 @@ def resumed(
     if anatomy.is_encoder_decoder:
         raise HooklineError("start_at_layer is not supported for encoder-decoder models")
     if anatomy.architecture.more_than_stream:
-        raise HooklineError(
-            f"start_at_layer is not supported for {anatomy.kind}: its layers pass on more than the residual stream"
-        )
+        raise HooklineError(f"start_at_layer: layers of {anatomy.kind} pass on more than the residual stream")
     if tokens is None and anatomy.architecture.rereads_embeddings:
         raise HooklineError(f"later layers of {anatomy.kind} read the embeddings again: also pass tokens=")
     if anatomy.towers:

@@ -96,9 +96,7 @@ def linear(module: nn.Module) -> tuple[Float[Tensor, "into out"], Float[Tensor, 
     is_plain = isinstance(module, nn.Linear) or is_reversed(module)
     check_loaded(module)
     if not is_plain or type(own) is not nn.Parameter or own.is_meta:
-        raise HooklineError(
-            f"{type(module).__name__} is not a plain linear module (adapted or quantized?), so it has no weight matrix"
-        )
+        raise HooklineError(f"{type(module).__name__} is not a plain linear module: is it adapted or quantized?")
     bias: Any = getattr(module, "bias", None)
     return (own if is_reversed(module) else own.T), bias
 
@@ -258,10 +256,7 @@ class Weights:
             block = self._points.anatomy.blocks[layer]
             mlp = block.mlp if block.mlp is not None else block.mlp_out
             if mlp is not None and any("bias" in name for name, _ in mlp.named_parameters()):
-                raise HooklineError(
-                    f"accumulated_bias needs b_out of layer {layer}, and it is not available: {error}. Pass "
-                    f"include_mlp_biases=False"
-                ) from error
+                raise HooklineError(f"no b_out in layer {layer} ({error}): pass include_mlp_biases=False") from error
             return None
 
     def token_ids(self, tokens: str | int | Sequence[str] | Tensor) -> Int[Tensor, "*some"]:
