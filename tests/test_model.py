@@ -128,7 +128,7 @@ def test_what_has_no_loss(model) -> None:
         model(torch.tensor([[3]]), return_type="loss")
     with pytest.raises(HooklineError, match="give tokens or text, not embeddings"):
         model(inputs_embeds=torch.zeros(1, 2, model.cfg.d_model), return_type="loss")
-    with pytest.raises(HooklineError, match=r"not a tensor of shape \(1, 2, 3\)"):
+    with pytest.raises(HooklineError, match=r"\(1, 2, 3\)"):
         model(torch.zeros(1, 2, 3, dtype=torch.long))
     with pytest.raises(HooklineError, match="padding_side must be"):
         model("the cat", padding_side="up")
