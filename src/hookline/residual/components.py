@@ -168,7 +168,7 @@ class ComponentCache(StreamCache):
 
     def _norm_after(self, layer: int, kind: str) -> Norm | None:
         """The norm of the output of attention or MLP, before it is added to the stream."""
-        block = self._block(layer)
+        block = self._model.anatomy.blocks[layer]
         return self._norm(block.ln1_post if kind == "attn" else block.ln2_post)
 
     def _through(self, x: Tensor, layer: int, kind: str, where: Positions, *, is_stacked: bool) -> Tensor:

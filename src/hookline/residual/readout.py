@@ -39,7 +39,7 @@ class Readout(StreamCache):
         scaled = StreamCache.apply_ln_to_stack(  # not that of a subclass, where `batch_slice` may differ
             self, residual_stack, pos_slice=pos_slice, batch_slice=batch_slice, has_batch_dim=has_batch_dim
         )
-        places = self._scale(None, False, pos_slice, batch_slice, has_batch_dim).shape[:-1]
+        places = self._scale(self.n_layers, False, pos_slice, batch_slice, has_batch_dim).shape[:-1]
         direction = self._direction(tokens, places)
         if incorrect_tokens is not None:
             direction = direction - self._direction(incorrect_tokens, places)

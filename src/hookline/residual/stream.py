@@ -14,7 +14,6 @@ from hookline.engine.cache import ActivationCache
 from hookline.engine.passes import current
 from hookline.errors import HooklineError
 from hookline.text.token_positions import Positions, picked
-from hookline.transformer.anatomy import Block
 from hookline.transformer.cfg import cfg_of
 from hookline.transformer.norms import Norm, norm_of
 from hookline.weights.matrices import Weights
@@ -142,13 +141,14 @@ class StreamCache(ActivationCache):
         `pos_slice` and `batch_slice` are the positions and rows of the stack, all by default. With `recompute_ln` the
         final norm is applied to each component on its own, including weight and bias, as for the logit lens.
         """
-        last, module = self._upto(layer), self._norm_module(layer, mlp_input)
+        last = self._upto(layer)
+        _, module = self._norm_before(last, mlp_input)
         if recompute_ln:
             if last != self.n_layers:
                 raise HooklineError("recompute_ln applies to the final norm: leave the layer out")
             self._check_weights()
             return module.forward(residual_stack) if module is not None else residual_stack
-        scale = self._scale(layer, mlp_input, pos_slice, batch_slice, has_batch_dim)
+        scale = self._scale(last, mlp_input, pos_slice, batch_slice, has_batch_dim)
         places = scale.shape[:-1]
         if residual_stack.ndim <= len(places) or residual_stack.shape[-1 - len(places) : -1] != places:
             raise HooklineError(
@@ -161,17 +161,16 @@ class StreamCache(ActivationCache):
         return residual_stack / scale
 
     def _scale(
-        self, layer: int | None, mlp_input: bool, where: Positions, rows: Rows | None, has_batch_dim: bool
+        self, layer: int, mlp_input: bool, where: Positions, rows: Rows | None, has_batch_dim: bool
     ) -> Float[Tensor, "*place 1"]:
         """The scale of the norm before a layer or at the end, at some rows and positions; 1 if there is no norm."""
-        last, module = self._upto(layer), self._norm_module(layer, mlp_input)
-        name = "ln_final" if last == self.n_layers else "ln2" if module is self._block(last).ln2 else "ln1"
+        name, module = self._norm_before(layer, mlp_input)
         if self._norm(module) is None:
-            scale = torch.ones_like(self._stream(last, mlp_input)[..., :1])
+            scale = torch.ones_like(self._stream(layer, mlp_input)[..., :1])
         else:
-            scale = self._of(None if name == "ln_final" else last, f"{name}.hook_scale")
+            scale = self[f"{name}.hook_scale"]
         if self._model.anatomy.main.architecture.flattened_rows:
-            scale = scale.reshape(*self._stream(last).shape[:-1], 1)
+            scale = scale.reshape(*self._stream(layer).shape[:-1], 1)
         return self._rows_of(self._at(scale, where), rows, has_batch_dim)
 
     def _rows_of(self, x: Tensor, rows: Rows | None, has_batch_dim: bool) -> Tensor:
@@ -186,19 +185,16 @@ class StreamCache(ActivationCache):
             raise HooklineError(f"has_batch_dim=False, but the cache has {x.shape[0]} rows: use cache.rows first")
         return x[0]
 
-    def _block(self, layer: int) -> Block:
-        return self._model.anatomy.blocks[layer]
-
-    def _norm_module(self, layer: int | None, mlp_input: bool) -> nn.Module | None:
-        """The norm before the attention or the MLP of a layer, or before the unembedding; None if there is none."""
-        last = self._upto(layer)
-        if last == self.n_layers:
+    def _norm_before(self, layer: int, mlp_input: bool) -> tuple[str, nn.Module | None]:
+        """The norm before the attention or the MLP of a layer, or before the unembedding: its name and its module."""
+        main = self._model.anatomy.main
+        if layer == self.n_layers:
             if mlp_input:
                 raise HooklineError("mlp_input needs a layer: there is no MLP after the last one")
-            return self._model.anatomy.main.ln_final
-        block = self._block(last)
-        shares = mlp_input and block.ln2 is None and self._model.anatomy.main.architecture.parallel
-        return block.ln2 if mlp_input and not shares else block.ln1
+            return self._named(None, "ln_final"), main.ln_final
+        block = main.blocks[layer]
+        is_second = mlp_input and (block.ln2 is not None or not main.architecture.parallel)
+        return self._named(layer, "ln2" if is_second else "ln1"), block.ln2 if is_second else block.ln1
 
     def _norm(self, module: nn.Module | None) -> Norm | None:
         """The formula of a norm; None if there is none, or it is an identity."""
@@ -231,7 +227,7 @@ class StreamCache(ActivationCache):
 
     def _includes_attention(self, layer: int, mlp_input: bool) -> bool:
         """Whether the input asked for is that of an MLP, and includes the attention output of the same layer."""
-        self._norm_module(layer, mlp_input)  # raises if there is no such input
+        self._norm_before(layer, mlp_input)  # raises if there is no such input
         return mlp_input and not self._model.anatomy.main.architecture.parallel
 
     def _given(

@@ -77,14 +77,10 @@ def norm_of(module: nn.Module | None, width: int | None = None) -> Norm | None:
     """
     if module is None or any(parameter.is_meta for parameter in module.parameters()):
         return None
-    if type(module) not in _forms:
-        if width is None:
-            return None
-        form = _try(module, width)
-        if form is None:
-            return None
+    form = _forms.get(type(module))
+    if form is None and width is not None and (form := _try(module, width)) is not None:
         _forms[type(module)] = form
-    return Norm(module, *_forms[type(module)])
+    return Norm(module, *form) if form is not None else None
 
 
 @torch.no_grad()

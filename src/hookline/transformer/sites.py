@@ -19,7 +19,7 @@ from hookline.transformer.architectures import Architecture, architecture
 from hookline.transformer.attention import AttentionTap
 from hookline.transformer.layout_lenses import Heads, HeadsFirst, Interleaved, Slice, Times, TimesParameter
 from hookline.transformer.norms import norm_of, norm_sites
-from hookline.transformer.per_head import ThroughNorm, per_head_inputs, result_site
+from hookline.transformer.per_head import HeadResult, ThroughNorm, per_head_inputs
 from hookline.transformer.point_table import POINTS, PointRow, inside
 from hookline.transformer.roles import child
 from hookline.transformer.router import RouterTap, choices_of
@@ -292,7 +292,7 @@ def _inside_attention(prefix: str, attn: nn.Module, o: nn.Module | None, config:
         sites[name] = Site(attn, kind, Keys(heads, *keys), keys, tap_type=AttentionTap)
     if o is not None:
         sites["z"] = input_of(o, Heads(heads))
-        sites["result"] = result_site(o, sites["z"])
+        sites["result"] = Site(o, Kind.OUTPUT, HeadResult(o, sites["z"]), (sites["z"],), stage=-1)
     for name in inside(prefix):
         yield PointSpec.of(f"{prefix}.hook_{name}", sites.get(name), "this attention has no such projection")
 
