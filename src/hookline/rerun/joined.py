@@ -67,7 +67,7 @@ def joined_forward(
     ]
     for name, placed in changes.items():
         actions.append(hook_action(points.find(name), WriteChanges(placed, span), "fwd"))
-    skipped = {**skipped, **{block.module: pass_through(anatomy) for block in anatomy.blocks[:first]}}
+    skipped = {**skipped, **dict.fromkeys(points.blocks()[:first], pass_through(anatomy))}
     mlp = anatomy.blocks[-1].mlp
     if mlp is not None and len(read) < len(span) and not _is_looked_into(points, changes):
         skipped[mlp] = _only_at(mlp, list(read))

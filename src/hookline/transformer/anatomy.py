@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from torch import nn
@@ -69,12 +70,12 @@ class Stack:
     embed_norm: nn.Module | None = field(default=None, kw_only=True)
     """The norm of the token embeddings, before they enter the stream."""
 
-    @property
+    @cached_property
     def architecture(self) -> Architecture:
         """The row of the config of this stack."""
         return architecture(self.config)
 
-    @property
+    @cached_property
     def is_post_norm(self) -> bool:
         """Whether the stream itself is normalized after each addition."""
         return self.architecture.post_norm or any(block.post_norm is not None for block in self.blocks)
@@ -131,7 +132,7 @@ class Anatomy:
         """The width of the main stream."""
         return self.main.width
 
-    @property
+    @cached_property
     def architecture(self) -> Architecture:
         """The row of the whole model, which may differ from that of its text config."""
         return architecture(self.config, self.kind)

@@ -34,7 +34,7 @@ def resumed(
     if anatomy.is_encoder_decoder:
         raise HooklineError("start_at_layer is not supported for encoder-decoder models")
     if anatomy.architecture.more_than_stream:
-        raise HooklineError(f"start_at_layer: layers of {anatomy.kind} pass on more than the residual stream")
+        raise HooklineError(f"start_at_layer is not supported for {anatomy.kind}: layers pass on more than the stream")
     if tokens is None and anatomy.architecture.rereads_embeddings:
         raise HooklineError(f"later layers of {anatomy.kind} read the embeddings again: also pass tokens=")
     if anatomy.towers:
@@ -42,7 +42,7 @@ def resumed(
     first = layer + n_layers if layer < 0 else layer
     resid = _checked(stream, anatomy.width)
     _check_nothing_before(points, first)
-    skipped = {block.module: pass_through(anatomy) for block in anatomy.blocks[:first]}
+    skipped = dict.fromkeys(points.blocks()[:first], pass_through(anatomy))
     if first:
         skipped[anatomy.blocks[first - 1].module] = pass_through(anatomy, resid)
     inputs = {"input_ids": tokens}

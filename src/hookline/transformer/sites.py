@@ -15,7 +15,7 @@ from hookline.engine.order import Kind
 from hookline.engine.points import Site
 from hookline.transformer import roles
 from hookline.transformer.anatomy import Block, Stack
-from hookline.transformer.architectures import Architecture, architecture
+from hookline.transformer.architectures import architecture
 from hookline.transformer.attention import AttentionTap
 from hookline.transformer.layout_lenses import Heads, HeadsFirst, Interleaved, Slice, Times, TimesParameter
 from hookline.transformer.norms import norm_of, norm_sites
@@ -114,7 +114,7 @@ class LayerSites:
 
     def __init__(self, block: Block, stack: Stack) -> None:
         self.block, self.config, self.width = block, stack.config, stack.width
-        self.architecture: Architecture = architecture(stack.config)
+        self.architecture = stack.architecture
         self.is_pre_norm = block.post_norm is None and not self.architecture.post_norm
         self.resid_pre = input_of(block.module)
 
