@@ -140,12 +140,15 @@ class WeightProcessing:
         try:
             with compiling.tracing_lock(), lock, Unhooked(self.module), GradMode(False):
                 before = self._outcome()
-                _STEPS[name](self._points, swaps, self._outcome)
+                self._do(name, swaps)
                 _prove(before, self._outcome(), is_shifted=name == "center_unembed")
         except HooklineError as error:
             swaps.undo(to=done)
             return error
         return None
+
+    def _do(self, name: str, swaps: Swaps) -> None:
+        _STEPS[name](self._points, swaps, self._outcome)
 
     def _outcome(self) -> Tensor:
         """The output of the model on the example, with the same random numbers each time (dropout)."""
