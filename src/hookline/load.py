@@ -18,10 +18,9 @@ from hookline.errors import HooklineError
 from hookline.hooks.context import HookContext
 from hookline.hooks.hooked_module import HookedModule, HookedRootModule
 from hookline.model import HookedModel
+from hookline.transformer.find_anatomy import find_anatomy, language_of, tower_of, unknown_anatomy
 from hookline.transformer.hub import EMBEDDED, as_hookline_error, find_model
-from hookline.transformer.roles import find_anatomy, unknown_anatomy
 from hookline.transformer.sharded import PARALLEL_OPTIONS, refuse_sharded
-from hookline.transformer.vision_towers import language_of, tower_of
 
 
 @overload

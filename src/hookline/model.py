@@ -24,12 +24,13 @@ from hookline.residual import ModelCache
 from hookline.text.forward_pass import begin_pass, processors, tokenizers
 from hookline.text.ragged import last_columns
 from hookline.text.tokenizer import Side, Text
+from hookline.transformer.anatomy import Anatomy
 from hookline.transformer.cfg import Cfg, cfg_of, n_ids
+from hookline.transformer.find_anatomy import find_anatomy
 from hookline.transformer.index import ModelPoints
 from hookline.transformer.losses import next_token_loss, own_loss
 from hookline.transformer.model_inputs import ModelInputs, checked_mask
 from hookline.transformer.resume import resumed, stream_at
-from hookline.transformer.roles import Anatomy, find_anatomy
 from hookline.transformer.verify.probe import outcome
 from hookline.transformer.verify.report import Report, verify
 from hookline.vision.image_methods import ImageMethods, with_shapes

@@ -280,16 +280,16 @@ def test_points_by_attribute() -> None:
     assert "hook_pattern" in dir(model.blocks[0].attn)
     with pytest.raises(IndexError):
         model.blocks[99]
-    with pytest.raises(AttributeError, match=r"no point is named 'blocks\.0\.nonsense'"):
+    with pytest.raises(AttributeError, match=r"'blocks\.0\.nonsense'"):
         model.blocks[0].nonsense
 
 
 def test_a_point_that_is_not_to_be_had_says_why() -> None:
     llama = hookline.hook(tiny_models.causal_lm("llama"))
-    with pytest.raises(hookline.errors.UnavailablePointError, match="adds no position embedding to the stream"):
+    with pytest.raises(hookline.errors.UnavailablePointError, match="position embedding"):
         llama.point("hook_pos_embed")
     mamba = hookline.hook(tiny_models.causal_lm("mamba"))
-    with pytest.raises(hookline.errors.UnavailablePointError, match="no softmax attention"):
+    with pytest.raises(hookline.errors.UnavailablePointError, match="softmax"):
         mamba.point("blocks.0.attn.hook_pattern")
     gptj = hookline.hook(tiny_models.causal_lm("gptj"))
     with pytest.raises(hookline.errors.UnavailablePointError, match="parallel"):
@@ -379,13 +379,13 @@ def test_globs_in_other_dialects_and_layers_by_any_name() -> None:
 def test_a_cache_without_what_is_recorded_on_request_says_so() -> None:
     module = tiny_models.causal_lm("gpt2")
     _, cache = hookline.hook(module).run_with_cache(**tiny_models.inputs(module))
-    with pytest.raises(hookline.errors.UnavailablePointError, match="only when it is asked for by name"):
+    with pytest.raises(hookline.errors.UnavailablePointError, match="by name"):
         cache["result", 1]
 
 
 def test_an_unknown_architecture_says_what_was_not_found() -> None:
     net = hookline.hook(tiny_models.causal_lm("xlstm"))
-    with pytest.raises(hookline.UnknownPointError, match=r"was not recognized.*transformer/roles\.py"):
+    with pytest.raises(hookline.UnknownPointError, match=r"transformer/roles\.py"):
         net.point("blocks.0.hook_resid_pre")
     with pytest.raises(hookline.UnknownPointError) as error:
         net.point("nothing")
@@ -441,7 +441,7 @@ def test_filters_include_points_on_request_only_by_name(names_filter, is_asked, 
 def test_a_filter_that_drops_points_on_request_says_so(name) -> None:
     model, ids = hookline.hook(tiny_models.causal_lm("llama")), torch.tensor([[3, 4, 5]])
     wanted = {name, "blocks.1.attn.hook_z"}
-    with pytest.warns(HooklineWarning, match=re.escape(f"were left out: '{name}'. To include")):
+    with pytest.warns(HooklineWarning, match=re.escape(f"'{name}'")):
         _, cache = model.run_with_cache(ids, names_filter=lambda each: each in wanted)
     assert list(cache) == ["blocks.1.attn.hook_z"]
     with pytest.warns(HooklineWarning, match=re.escape("'blocks.*.attn.hook_result'")):

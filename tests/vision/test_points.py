@@ -10,7 +10,7 @@ import hookline
 from hookline import HookedModel
 from hookline.demo.tinysight import Shape, draw
 from hookline.errors import HooklineError, HooklineWarning, UnavailablePointError, UnknownPointError
-from hookline.transformer.roles import find_anatomy
+from hookline.transformer.find_anatomy import find_anatomy
 from hookline.transformer.verify.report import verify
 
 QUICK = ("llava", "qwen2_5_vl", "vit", "whisper")

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from hookline.engine.casting import cast
 from hookline.errors import HooklineError
-from hookline.transformer.architectures import is_parallel, is_post_norm
 
 if TYPE_CHECKING:
     from hookline.engine.points import HookPoint
@@ -129,14 +128,13 @@ class Entries:
         if stack != anatomy.main.name or not layer.isdigit():
             return (len(anatomy.blocks) if stack in ("ln_final", "unembed") else BEFORE_LAYERS), ""
         kind = {"hook_resid_pre": "stream", "hook_resid_post": "end"}.get(name, "")
-        is_last = name == "hook_mlp_out" or (name == "hook_attn_out" and is_parallel(anatomy.main.config))
+        is_last = name == "hook_mlp_out" or (name == "hook_attn_out" and anatomy.main.architecture.parallel)
         return int(layer), "added" if is_last and self._adds_up else kind
 
 
 def adds_up(points: ModelPoints) -> bool:
     """Whether the stream is the sum of what is added to it: not in models that normalize the stream itself."""
-    anatomy = points.anatomy
-    return not (any(block.post_norm is not None for block in anatomy.blocks) or is_post_norm(anatomy.config))
+    return not points.anatomy.main.is_post_norm
 
 
 RowChange: TypeAlias = tuple[int, Change]

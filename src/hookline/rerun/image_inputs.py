@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hookline.engine.skipping import Give
 from hookline.engine.torch_hooks import TorchHooks
 from hookline.errors import HooklineError
-from hookline.transformer.vision_towers import language_of, tower_of
+from hookline.transformer.find_anatomy import language_of, tower_of
 
 if TYPE_CHECKING:
     from hookline.engine.points import HookPoint

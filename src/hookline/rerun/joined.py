@@ -66,7 +66,7 @@ def joined_forward(
         JoinRows(_site(points, layer, n_layers), rows, is_first=layer == first) for layer, rows in joins.items()
     ]
     actions += [change_action(points.find(name), placed, span) for name, placed in changes.items()]
-    skipped = {**skipped, **{block.module: pass_through(anatomy.kind) for block in anatomy.blocks[:first]}}
+    skipped = {**skipped, **dict.fromkeys(points.blocks()[:first], pass_through(anatomy))}
     mlp = anatomy.blocks[-1].mlp
     if mlp is not None and len(read) < len(span) and not _is_looked_into(points, changes):
         skipped[mlp] = _only_at(mlp, list(read))
@@ -74,7 +74,7 @@ def joined_forward(
     if first == n_layers:  # the rows replace the output of the last layer
         last = anatomy.blocks[-1].module
         actions = [action for action in actions if not isinstance(action, JoinRows)]
-        skipped[last] = lambda _args, _kwargs: pass_through(anatomy.kind)((joins[first],), {})
+        skipped[last] = lambda _args, _kwargs: pass_through(anatomy, joins[first])((), {})
     run = Run(points.root, actions, is_one_pass=True)
     with Skipping(points.root, skipped), run, sharing(points.root, inputs):
         return points.root(**inputs)

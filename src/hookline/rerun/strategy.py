@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hookline.engine.halving import is_out_of_memory
 from hookline.rerun.changes import Change, Variant
-from hookline.transformer.architectures import architecture, chooses_keys
+from hookline.transformer.architectures import chooses_keys
 
 if TYPE_CHECKING:
     from hookline.rerun.baseline import Baseline
@@ -46,7 +46,7 @@ def fastest_strategy(
     """The fastest strategy that agrees with full runs on these tokens; `run` creates a baseline."""
     points, names = model._points, stream_names(model._points)
     has_streams = all(name in points.hook_dict for name in names)
-    passes_more = architecture(points.anatomy.kind).more_than_stream or chooses_keys(points.anatomy.config)
+    passes_more = points.anatomy.architecture.more_than_stream or chooses_keys(points.anatomy.config)
     if tokens.shape[1] < _LEAST or passes_more or not has_streams:
         return Strategy.FULL
     variants: list[list[Change]] = []
