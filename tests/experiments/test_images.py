@@ -121,7 +121,7 @@ def test_what_is_no_image(model, inputs, red) -> None:
     with pytest.raises(HooklineError, match="pass the same image"):
         images.attention(model, inputs, red.resize((30, 60)))
     text = hookline.load("tinyworld")
-    with pytest.raises(HooklineError, match="together with text"):
+    with pytest.raises(HooklineError, match="vision-language model"):
         images.positions(text, text.to_inputs("The cat sat"))
 
 

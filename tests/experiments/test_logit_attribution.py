@@ -147,7 +147,7 @@ def test_a_readout_that_is_not_linear_is_refused_but_can_be_looked_through() -> 
 def test_a_stream_that_is_normed_is_refused() -> None:
     model = nudged("openai-gpt")
     for refused in (logit_attribution.direct_logit_attribution, logit_lens.logit_lens):
-        with pytest.raises(HooklineError, match="norms the stream"):
+        with pytest.raises(HooklineError, match="normalizes the stream"):
             refused(model, tokens(), 5)
     with pytest.raises(HooklineError, match="nothing adds up"):
         logit_attribution.direct_logit_attribution(hookline.hook(tiny_models.encoder("bert", head=True)), tokens(), 5)

@@ -317,7 +317,7 @@ def test_parts_of_the_stream_at_positions_in_the_text() -> None:
             assert torch.allclose(cache.decompose_resid(pos_slice=last)[:, 0], alone[:, 0], atol=1e-4)
             assert torch.allclose(cache.decompose_resid(pos_slice=-1)[:, 0], alone[:, 0], atol=1e-4)
         _, cache = model.run_with_cache(texts, pos_slice=last)
-        with pytest.raises(HooklineError, match="this cache has last only"):
+        with pytest.raises(HooklineError, match="only the positions last"):
             cache.decompose_resid(pos_slice=-1)
         shares = cache.logit_attrs(cache.decompose_resid(), 5).sum(0) + cache.logit_bias(5)
         assert torch.allclose(shares, cache.logits[:, 5], atol=1e-3)

@@ -13,7 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMLP
 import hookline
 from hookline.experiments import metrics, patching
 from hookline.hooks.data_edits import EDITS, DataEdit
-from hookline.hooks.edit_fields import NUMBER, TENSOR, edit_field
+from hookline.hooks.edit_fields import edit_field, number, tensor
 from hookline.transformer.architectures import ARCHITECTURES, Architecture
 from hookline.transformer.point_table import POINTS, PointRow
 from hookline.transformer.sites import output_of
@@ -118,8 +118,8 @@ def test_an_edit_is_one_class(tmp_path: Path) -> None:
     @dataclass(frozen=True, eq=False, repr=False)
     class Clamp(DataEdit):
         kind = "clamp"
-        center: torch.Tensor = edit_field(TENSOR)
-        limit: float = edit_field(NUMBER, 1.0)
+        center: torch.Tensor = edit_field(tensor)
+        limit: float = edit_field(number, 1.0)
 
         def changed(self, x: torch.Tensor, hook: object) -> torch.Tensor:
             return torch.clamp(x - self.center, -self.limit, self.limit) + self.center

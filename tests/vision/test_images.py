@@ -247,7 +247,7 @@ def test_a_model_that_only_sees(name) -> None:
         model("what ?", images=images)
     with pytest.raises(HooklineError, match="contains lists"):
         model(images=[images])
-    with pytest.raises(HooklineError, match="together with text"):
+    with pytest.raises(HooklineError, match="vision-language model"):
         model.image_token_mask(torch.ones(1, 4, dtype=torch.long))
     for given in (None, processor_of("llava").tokenizer):
         with pytest.raises(HooklineError, match="AutoImageProcessor"):
@@ -371,7 +371,7 @@ def test_images_side_by_side_are_told_apart(llava) -> None:
 def test_models_without_such_positions_say_so(name) -> None:
     module, processor, inputs = tiny_vision(name)
     model = hookline.hook(module, processor)
-    message = "through cross-attention, in the layers" if name == "mllama" else "for a model that takes"
+    message = "cross-attention, in the layers" if name == "mllama" else "vision-language model"
     tokens = inputs["input_ids" if name == "mllama" else "decoder_input_ids"]
     with pytest.raises(HooklineError, match=message):
         model.image_token_mask(tokens)
@@ -445,7 +445,7 @@ def test_errors_of_runs(llava) -> None:
         (lambda: llava(["<image>", "<image>"], images=[image, "none.png"]), "image 0 of prompt 1"),
         (lambda: llava("<image>", images=image, pixel_values=torch.ones(1)), "omit them: pixel_values"),
         (lambda: llava("<image>", images=image, attention_mask=torch.ones(1, 3)), "leave attention_mask out"),
-        (lambda: llava("<image>", images=image, start_at_layer=1), "enter at the first layer"),
+        (lambda: llava("<image>", images=image, start_at_layer=1), "do not apply with start_at_layer"),
         (lambda: llava.generate("red", images=image), "no image placeholders"),
         (lambda: llava.generate(), "generate needs a prompt"),
         (lambda: llava.generate("red", input_ids=torch.ones(1, 3, dtype=torch.long)), "given twice"),

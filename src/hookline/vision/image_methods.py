@@ -190,11 +190,7 @@ class ImageMethods:
                 f"the chat template writes {text.count(token)} placeholders for {n} images: write the prompt yourself, "
                 f"with {token!r} where each image belongs"
             )
-        bos = self.tokenizer.bos_token
-        if bos is None or not text.startswith(bos):
-            return text
-        ids = self.tokenizer(text)["input_ids"]  # with a second BOS token if the tokenizer adds one as well
-        return text.removeprefix(bos) if list(ids[:2]) == [self.tokenizer.bos_token_id] * 2 else text
+        return without_second_bos(self.tokenizer, text)
 
     def image_token_mask(
         self, inputs: Mapping[str, Any] | Tensor | str | Sequence[str], images: Images | None = None
@@ -290,3 +286,12 @@ def with_shapes(model: Any, plan: Plan, inputs: Mapping[str, Any]) -> Plan:
     for name, value in cache.items():  # name#n is the n-th call of a module that ran several times
         calls.setdefault(name.partition("#")[0], []).append(value)
     return Plan(tuple(row.with_calls(calls.get(row.name, [])) for row in plan.rows), plan.modules)
+
+
+def without_second_bos(tokenizer: Any, text: str) -> str:
+    """The text without its BOS token if the tokenizer adds one as well."""
+    bos = tokenizer.bos_token
+    if bos is None or not text.startswith(bos):
+        return text
+    ids = tokenizer(text)["input_ids"]
+    return text.removeprefix(bos) if list(ids[:2]) == [tokenizer.bos_token_id] * 2 else text
