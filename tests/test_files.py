@@ -248,7 +248,7 @@ def forge_shard(folder: Path) -> tuple[Any, Callable[[Any], Any]]:
             new = new | {"__metadata__": texts}
         text = json.dumps(new, separators=(",", ":")).encode()
         header = struct.pack("<Q", len(text)) + text
-        sealed = shards._UNSEALED.replace(b"00000000", shards.checksum(header).encode())
+        sealed = shards._UNSEALED.replace(b"00000000", shards.manifest_checksum(header).encode())
         path.write_bytes(header.replace(shards._UNSEALED, sealed) + whole[8 + length :])
 
     return fields, write

@@ -32,7 +32,7 @@ from hookline.transformer.losses import next_token_loss, own_loss
 from hookline.transformer.model_inputs import ModelInputs, checked_mask
 from hookline.transformer.resume import resumed, stream_at
 from hookline.transformer.verify.probe import outcome
-from hookline.transformer.verify.report import Report, verify
+from hookline.transformer.verify.report import Report, verify_model
 from hookline.vision.image_methods import ImageMethods, with_shapes
 from hookline.vision.images import Images
 from hookline.vision.inputs import Inputs
@@ -377,13 +377,13 @@ class HookedModel(ModelInputs, ImageMethods, WeightProcessing):
         if is_tokens and input is None:
             example = self.example_inputs()
             if example is not None:
-                return verify(self, dict(example))
+                return verify_model(self, dict(example))
             if getattr(self.module, "main_input_name", None) == "pixel_values" and not self.cfg.d_vocab:
-                raise HooklineError("this model takes images and no text: verify(images=[…])")
+                raise HooklineError("this model takes images and no text: verify_model(images=[…])")
         inputs = self._one_input(self.example_tokens() if is_tokens and input is None else input, images)
         if is_tokens and self._anatomy.is_encoder_decoder:
             inputs["decoder_input_ids"] = self.example_tokens().flip(1)[: len(inputs["input_ids"])]
-        return verify(self, inputs)
+        return verify_model(self, inputs)
 
     def __repr__(self) -> str:
         cfg = self.cfg

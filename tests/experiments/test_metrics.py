@@ -11,7 +11,7 @@ import hookline
 from hookline import HooklineError
 from hookline.experiments import ablation, attribution, edges, metrics, patching, paths, tracing
 from hookline.experiments.core.metric_positions import positions_read
-from hookline.experiments.metrics import as_metric, checked
+from hookline.experiments.metrics import as_metric, checked_value
 from hookline.text.loss import lm_loss
 
 BATCH, WIDTH, VOCAB = 3, 11, 20
@@ -273,13 +273,13 @@ def test_a_metric_must_have_a_number_for_the_corrupted_run_too(model):
 )
 def test_checked_refuses(value, message):
     with pytest.raises(HooklineError, match=message):
-        checked(value, 3)
+        checked_value(value, 3)
 
 
 def test_checked_gives_floats_and_keeps_the_graph():
-    assert checked(torch.tensor([True, False, True]), 3).tolist() == [1.0, 0.0, 1.0]
-    assert checked(torch.ones(3, requires_grad=True) * 2, 3).requires_grad
-    assert checked(torch.ones((), dtype=torch.float64), 3).dtype == torch.float64
+    assert checked_value(torch.tensor([True, False, True]), 3).tolist() == [1.0, 0.0, 1.0]
+    assert checked_value(torch.ones(3, requires_grad=True) * 2, 3).requires_grad
+    assert checked_value(torch.ones((), dtype=torch.float64), 3).dtype == torch.float64
 
 
 # Which positions are read

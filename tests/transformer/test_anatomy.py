@@ -14,7 +14,7 @@ from hookline import HookedModel
 from hookline.errors import HooklineWarning
 from hookline.transformer.dialects import classic_name
 from hookline.transformer.verify.probe import outcome
-from hookline.transformer.verify.report import verify
+from hookline.transformer.verify.report import verify_model
 
 QUICK = [
     "gpt2",
@@ -60,7 +60,7 @@ def check(kind: str, make=tiny_models.causal_lm) -> None:
     if not isinstance(model, HookedModel):
         assert len(model.hook_dict) > 10
         return
-    assert [str(verdict) for verdict in verify(model, inputs).failed()] == []
+    assert [str(verdict) for verdict in verify_model(model, inputs).failed()] == []
     with torch.no_grad():
         assert torch.equal(outcome(module(**inputs)), bare)
 
@@ -142,7 +142,7 @@ def test_the_verifier_catches_a_wrong_anatomy(kind, monkeypatch) -> None:
         point = hookline.HookPoint.at_site(name, specs[other].site, model._points.permanent)
         monkeypatch.setitem(model._points.hook_dict, name, point)
     model._points._asked.clear()
-    failed = {verdict.name for verdict in verify(model, tiny_models.inputs(module)).failed()}
+    failed = {verdict.name for verdict in verify_model(model, tiny_models.inputs(module)).failed()}
     assert failed >= set(wrong)
 
 

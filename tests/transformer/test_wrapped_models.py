@@ -17,7 +17,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 import hookline
 from hookline import HookedModel, HooklineError, NeverFiredWarning, UnknownPointError
 from hookline.engine import interception
-from hookline.transformer.verify.report import verify
+from hookline.transformer.verify.report import verify_model
 
 IDS = torch.tensor([[5, 17, 42, 7, 3, 9, 22], [6, 7, 8, 9, 10, 11, 12]])
 
@@ -588,4 +588,4 @@ def test_lora_on_a_model_that_sees() -> None:
     config = LoraConfig(target_modules=["q_proj", "v_proj"], r=2, init_lora_weights=False)
     model = hookline.hook(get_peft_model(tiny_vision.module_of("llava"), config).eval())
     assert {"vision.blocks.0.attn.hook_q", "blocks.0.attn.hook_q", "projector.hook_out"} <= set(model.hook_dict)
-    assert verify(model, tiny_vision.inputs_of("llava")).failed() == []
+    assert verify_model(model, tiny_vision.inputs_of("llava")).failed() == []

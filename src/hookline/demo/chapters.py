@@ -69,7 +69,7 @@ def explore(model: HookedModel) -> Findings:
         name: logit_attribution.direct_logit_attribution(model, PROMPT, f" {name}", of="heads")[giver].item()
         for name in ("John", "Mary")
     }
-    agreeing, shares = agreement(model)
+    agreeing, shares = agreeing_heads(model)
     return Findings(
         predictions=top(model, model(PROMPT), 5),
         logit_diff=ablated.info["clean"],
@@ -135,7 +135,7 @@ def questions(countries: Sequence[str], *shifts: int, template: str = OPINION) -
     return Questions(prompts, [CAPITALS[country] for _, country in each], wrong)
 
 
-def agreement(model: HookedModel) -> tuple[list[Head], dict[str, list[float]]]:
+def agreeing_heads(model: HookedModel) -> tuple[list[Head], dict[str, list[float]]]:
     """The two heads that repeat an opinion most, found on half of the countries, and the accuracy on the rest."""
     search, test = list(CAPITALS)[::2], list(CAPITALS)[1::2]
     asked, plain = questions(search, 5), questions(search, 5, template=NO_OPINION)

@@ -13,12 +13,12 @@ from torch import nn
 
 from hookline.engine import compiling, interception
 from hookline.engine.actions import Action, PointAction, bounds
-from hookline.engine.blocks import Block, covered
+from hookline.engine.blocks import UndoBlock, covered
 from hookline.engine.calls import call_arguments, running
 from hookline.engine.checkpointing import recomputing
 from hookline.engine.derived import stashed, with_needs
 from hookline.engine.hook_actions import HookAction
-from hookline.engine.modes import sweep
+from hookline.engine.modes import remove_ended
 from hookline.engine.passes import current
 from hookline.engine.permanent import permanent_hooks_of
 from hookline.engine.reports import (
@@ -35,7 +35,7 @@ from hookline.engine.taps import Tap, lock
 from hookline.errors import HookError, HooklineError
 
 
-class Run(Schedule, Block):
+class Run(Schedule, UndoBlock):
     """The hooks of a `with` block, in the thread or task that entered it and no other.
 
     Everything is resolved and checked when it is created; entering attaches everything or nothing; leaving, in any way,
@@ -116,7 +116,7 @@ class Run(Schedule, Block):
     def open(self) -> Self:
         """Attach everything."""
         if not interception.stack.interceptors and torch._C._len_torch_function_stack():
-            sweep()
+            remove_ended()
         self.retain(self)
         recomputing.starts_with_grad = torch.is_grad_enabled()
         active.set((*(run for run in active.get() if run.is_open), self))

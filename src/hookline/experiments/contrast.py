@@ -14,7 +14,7 @@ from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError
 from hookline.experiments.ablation import Components, Selection
 from hookline.experiments.core.continuations import continued
-from hookline.experiments.core.labels import Label, about, number, said_points, table
+from hookline.experiments.core.labels import Label, about, number_text, said_points, table
 from hookline.experiments.core.measure import Options, measured
 from hookline.experiments.core.prompts import Prompt, Prompts, prompts_of, warn_of_dropout
 from hookline.experiments.core.replacements import Method, Replacement
@@ -159,7 +159,7 @@ class Importance:
 
 
 def _column(result: Result, at: int) -> list[str]:
-    return [number(x) for x in result.values[:, at].tolist()]
+    return [number_text(x) for x in result.values[:, at].tolist()]
 
 
 def ablate_differing(

@@ -45,7 +45,7 @@ from hookline.experiments.core.logit_reads import (
     single_ids,
     weighted_mean,
 )
-from hookline.experiments.core.logit_reads import upcast as upcast
+from hookline.transformer.norms import upcast
 
 __all__ = ["Metric", "accuracy", "kl", "log_prob", "logit_diff", "loss", "prob", "rank"]
 
@@ -340,10 +340,10 @@ def check_vocabulary(name: str, model: Any) -> None:
 
 def value_of(metric: MetricFunction, logits: Float[Tensor, "batch pos vocab"], name: str) -> Float[Tensor, "..."]:
     """The checked value of a metric, which receives a snapshot of the logits: it may write to them."""
-    return checked(metric(snapshot(logits, is_ours=True)), len(logits), name)
+    return checked_value(metric(snapshot(logits, is_ours=True)), len(logits), name)
 
 
-def checked(value: Any, batch: int, name: str = "the metric") -> Float[Tensor, "..."]:
+def checked_value(value: Any, batch: int, name: str = "the metric") -> Float[Tensor, "..."]:
     """The value a metric returned, as floats: one number per row, or one for all; anything else is an error."""
     needs = f"a metric returns one number per row, a tensor of shape [{batch}], or one number, of shape []"
     if isinstance(value, int | float | np.number) and not isinstance(value, bool):

@@ -19,7 +19,7 @@ from hookline.experiments.core.labels import Label, about, said_points
 from hookline.experiments.core.measure import Options, measured
 from hookline.experiments.core.prompts import Prompt
 from hookline.experiments.core.sweep import Grid, Values, sweep_points
-from hookline.experiments.patching import Direction, both_runs, check_direction, into
+from hookline.experiments.patching import Direction, both_runs, check_patch_direction, into
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline
@@ -87,7 +87,7 @@ def path_patch(
     everything after them is free. Without a path to a receiver nothing changes. `direction` and `options` are those of
     `patching.sweep`.
     """
-    check_direction(direction)
+    check_patch_direction(direction)
     how = Options.of(options)
     coords, nodes = _senders(model, senders)
     goals = _receivers(model, receivers)

@@ -21,7 +21,7 @@ from torch import Tensor
 from hookline.engine.tensorfile import read_tensors, taking_apart, write_tensors
 from hookline.errors import HooklineError
 from hookline.experiments.core import labels as check
-from hookline.experiments.core.labels import Label, find_label, html_table, indices, listed, needed, number, table
+from hookline.experiments.core.labels import Label, find_label, html_table, indices, listed, needed, number_text, table
 
 __all__ = ["Cell", "Result", "TopCells"]
 
@@ -49,7 +49,7 @@ class TopCells(list[Cell]):
 
     def _rows(self) -> list[list[str]]:
         head = [*(self[0].labels if self else ()), "value"]
-        return [head, *([*map(str, cell.labels.values()), number(cell.value)] for cell in self)]
+        return [head, *([*map(str, cell.labels.values()), number_text(cell.value)] for cell in self)]
 
     def __repr__(self) -> str:
         return table(self._rows())
@@ -91,7 +91,7 @@ class Result:
 
     def _checked_info(self, value: Any, key: str) -> Any:
         if not isinstance(value, Result):
-            return check.plain(value, key)
+            return check.plain_label(value, key)
         self._aligned(value, f"info[{key!r}]")
         return replace(value, info={})  # the outer info has it
 
@@ -163,7 +163,7 @@ class Result:
             info = {key: value for key, value in info.items() if value == other.info.get(key)}
             values, label, complete = self._aligned(other, other.name), other.name, other.complete
         else:
-            values, label, complete = torch.tensor(other), number(other), True
+            values, label, complete = torch.tensor(other), number_text(other), True
         return replace(
             self,
             values=combine(self.values, values),
@@ -290,14 +290,16 @@ class Result:
     def _lines(self, top: int) -> list[str]:
         """A summary in a few lines: size, range, plain values of `info`, and the `top` cells."""
         done = self.values[~self.values.isnan()]
-        reach = f", {number(float(done.min()))} to {number(float(done.max()))}" if len(done) else ", no cell done"
-        lines = [self._title() + (reach if self.axes else f" = {number(float(self.values))}")]
+        reach = (
+            f", {number_text(float(done.min()))} to {number_text(float(done.max()))}" if len(done) else ", no cell done"
+        )
+        lines = [self._title() + (reach if self.axes else f" = {number_text(float(self.values))}")]
         info = {key: value for key, value in self.info.items() if isinstance(value, bool | int | float | str)}
         if info:
-            lines.append(", ".join(f"{key} {number(value)}" for key, value in info.items() if key != "experiment"))
+            lines.append(", ".join(f"{key} {number_text(value)}" for key, value in info.items() if key != "experiment"))
         if self.axes and top and len(done):
             cells = [(", ".join(f"{axis} {x}" for axis, x in at.items()), value) for at, value in self.top(top)]
-            lines.append("top  " + " · ".join(f"{labels} = {number(value)}" for labels, value in cells))
+            lines.append("top  " + " · ".join(f"{labels} = {number_text(value)}" for labels, value in cells))
         if not self.complete:
             lines.append(f"incomplete: {len(done)} of {self.values.numel()} cells are done, the others are NaN")
         return lines

@@ -269,7 +269,7 @@ class ObjectRead(ObjectEdit):
         )
 
 
-def input_of(point: HookPoint, describe: Callable[[], str]) -> HookPoint:
+def input_point_of(point: HookPoint, describe: Callable[[], str]) -> HookPoint:
     """The point at which a hook is called before a module runs, from the name of that module's input or output."""
     site = point.site
     if site.kind is Kind.INPUT and isinstance(site.lens, Argument) and site.lens.key is None:

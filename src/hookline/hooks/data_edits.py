@@ -48,7 +48,7 @@ class DataEdit(HookObject):
 
     kind: ClassVar[str]
 
-    pos: Positions = edit_field(check.positions, None)
+    pos: Positions = edit_field(check.token_positions, None)
     head: Units = edit_field(check.units, None)
     neuron: Units = edit_field(check.units, None)
     mask: Tensor | None = edit_field(check.bools, None)

@@ -73,7 +73,7 @@ def bools(name: str, given: Any) -> Tensor:
     return _own_copy(name, given)
 
 
-def positions(name: str, given: Any) -> Positions:
+def token_positions(name: str, given: Any) -> Positions:
     """Positions in their canonical form."""
     found = canonical(given)
     return _own_copy(name, found) if isinstance(found, Tensor) else found

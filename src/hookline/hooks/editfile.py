@@ -51,7 +51,7 @@ def save(path: str | os.PathLike[str], edits: Iterable[tuple[Any, DataEdit]]) ->
     write_bytes(folder / TABLE, text, "the edits")
 
 
-def load(path: str | os.PathLike[str]) -> list[tuple[Any, DataEdit]]:
+def load_edits(path: str | os.PathLike[str]) -> list[tuple[Any, DataEdit]]:
     """Load the `(name, edit)` pairs that `save` wrote to a folder, for `run_with_hooks(fwd_hooks=…)`."""
     folder = Path(path)
     table = _table(folder)

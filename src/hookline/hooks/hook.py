@@ -15,7 +15,7 @@ from hookline.engine.callbacks import HookObject, OnError, check_on_error
 from hookline.engine.names import Filter, Points
 from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError, InvalidHookError, UnknownHookPointError, UnknownPointError
-from hookline.hooks.action import ObjectEdit, ObjectRead, here, input_of
+from hookline.hooks.action import ObjectEdit, ObjectRead, here, input_point_of
 from hookline.hooks.context import context_of
 from hookline.hooks.values import in_order, out_of_order
 
@@ -190,7 +190,7 @@ class Hook(HookObject):
         if type(self)._hook_fn is Hook._hook_fn and type(self).__call__ is Hook.__call__:
             raise InvalidHookError(f"{type(self).__name__} does nothing: define _hook_fn or __call__")
         if self.is_pre:
-            point = input_of(point, lambda: self.described)
+            point = input_point_of(point, lambda: self.described)
         root = point.permanent.root()
         if root is not None:
             self._root = ref(root)
@@ -256,7 +256,7 @@ class Hook(HookObject):
             ) from error
 
     def _sites(self, points: list[HookPoint]) -> set[Any]:
-        placed = [input_of(point, lambda: self.described) if self.is_pre else point for point in points]
+        placed = [input_point_of(point, lambda: self.described) if self.is_pre else point for point in points]
         return {(point.site, point.only) for point in placed}
 
     def place(self, layer_signature: Any) -> None:

@@ -165,7 +165,7 @@ class ForwardPass:
         return replace(self, span=of(self.span), encoder=of(self.encoder) if self.encoder is not None else None)
 
 
-class Progress(NamedTuple):
+class PassProgress(NamedTuple):
     """The last pass of a model, for the pass that continues it."""
 
     last: ForwardPass
@@ -183,7 +183,7 @@ class _Latest(threading.local):
     """The last pass of each model in this thread, by the number of hooks that it ran in."""
 
     def __init__(self) -> None:
-        self.progress: WeakKeyDictionary[nn.Module, dict[int, Progress]] = WeakKeyDictionary()
+        self.progress: WeakKeyDictionary[nn.Module, dict[int, PassProgress]] = WeakKeyDictionary()
 
 
 _latest = _Latest()
@@ -194,7 +194,7 @@ def begin_pass(model: nn.Module, inputs: Mapping[str, Any], *, is_only: bool = F
     has_encoder = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
     kept = inputs.get("past_key_values")
     kept = inputs.get("cache_params") if kept is None else kept
-    before: Progress | None = _latest.progress.get(model, {}).get(running.hooks)
+    before: PassProgress | None = _latest.progress.get(model, {}).get(running.hooks)
     span = _span(inputs, "decoder_" if has_encoder else "", _seen_before(kept, before))
     encoder = (_span(inputs, "", 0) or _span_of_states(inputs)) if has_encoder else None
     if span is None:
@@ -213,7 +213,7 @@ def begin_pass(model: nn.Module, inputs: Mapping[str, Any], *, is_only: bool = F
     current.forward_pass = passing
     if refusal is None:
         text = (*passing.span.earlier, (span.positions.start, span.tokens))
-        _latest.progress.setdefault(model, {})[running.hooks] = Progress(passing, id(kept), text)
+        _latest.progress.setdefault(model, {})[running.hooks] = PassProgress(passing, id(kept), text)
 
 
 def begin_encoder(model: nn.Module, inputs: Mapping[str, Any]) -> None:
@@ -235,7 +235,7 @@ def _is_noted(span: Span, encoder: Span | None) -> bool:
     return is_same and is_same_encoder and before.span.positions.start == span.positions.start
 
 
-def _in_loop(passing: ForwardPass, before: Progress | None, kept: Any) -> ForwardPass:
+def _in_loop(passing: ForwardPass, before: PassProgress | None, kept: Any) -> ForwardPass:
     """A pass outside `generate`: it is the next step if it starts where the last pass ended."""
     start = passing.span.positions.start
     if not start:
@@ -248,7 +248,7 @@ def _in_loop(passing: ForwardPass, before: Progress | None, kept: Any) -> Forwar
     return replace(passing, step=step, span=span, prompt=last.prompt, number=last.number + 1)
 
 
-def _in_generation(passing: ForwardPass, generation: Generation, before: Progress | None, kept: Any) -> ForwardPass:
+def _in_generation(passing: ForwardPass, generation: Generation, before: PassProgress | None, kept: Any) -> ForwardPass:
     """A pass of `generate`, which knows where the prompt ends."""
     span, prompt = passing.span, generation.prompt
     start, stop = span.positions.start, span.positions.stop
@@ -297,7 +297,7 @@ def _span_of_states(inputs: Mapping[str, Any]) -> Span | None:
     return _span({"inputs_embeds": states, "attention_mask": inputs.get("attention_mask")}, "", 0)
 
 
-def _seen_before(kept: Any, before: Progress | None) -> int:
+def _seen_before(kept: Any, before: PassProgress | None) -> int:
     """The number of positions in the key-value cache."""
     if kept is None:
         return 0

@@ -117,7 +117,7 @@ class _InNorm(Derived):
 
 
 @dataclass(frozen=True)
-class Scale(_InNorm):
+class NormScale(_InNorm):
     """`hook_scale`, the denominator. `b p 1`."""
 
     def computed(self, value: Any) -> Tensor:
@@ -138,7 +138,7 @@ class Normalized(_InNorm):
         """The normalized activation, after edits of `hook_scale`."""
         x = self.source(value)
         scale, normalized = self.norm.parts_of(self.input)
-        edited = Scale(self.norm, self.input).edited(x)
+        edited = NormScale(self.norm, self.input).edited(x)
         return (normalized if edited is None else normalized * (scale / edited)).to(x.dtype)
 
     def changed(self, value: Tensor, before: Tensor, after: Tensor) -> Tensor:
@@ -160,6 +160,6 @@ def norm_sites(norm: Norm) -> dict[str, Site]:
     """The sites of `hook_scale` and `hook_normalized`."""
     into = Site(norm.module, Kind.INPUT, lens_of(norm.module, Kind.INPUT))
     return {
-        "hook_scale": Site(norm.module, Kind.OUTPUT, Scale(norm, into), (into,), stage=-2),
+        "hook_scale": Site(norm.module, Kind.OUTPUT, NormScale(norm, into), (into,), stage=-2),
         "hook_normalized": Site(norm.module, Kind.OUTPUT, Normalized(norm, into), (into,), stage=-1),
     }

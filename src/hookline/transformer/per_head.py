@@ -16,7 +16,7 @@ from hookline.engine.derived import Derived, stashed
 from hookline.engine.lenses import FIRST, Lens
 from hookline.engine.points import Site
 from hookline.errors import HooklineError
-from hookline.transformer.norms import Normalized, Scale, norm_of
+from hookline.transformer.norms import Normalized, NormScale, norm_of
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def per_head_inputs(
         return {}
     counts = {"q": heads, "k": groups, "v": groups}
     known = norm_of(norm)
-    inside = (Scale(known, stream), Normalized(known, stream)) if known is not None else ()
+    inside = (NormScale(known, stream), Normalized(known, stream)) if known is not None else ()
     together = PerHeadInput(stream.lens, heads) if heads == groups else None
     sites, effects = {}, []
     for name, n in counts.items():

@@ -129,7 +129,7 @@ def _index(axis: str, size: int, at: Any) -> int:
     return index(at) % size
 
 
-def plain(value: Any, key: Any) -> Any:
+def plain_label(value: Any, key: Any) -> Any:
     """A value of `info` as JSON can store it."""
     if not isinstance(key, str):
         raise HooklineError(f"the keys of info are strings, not {key!r}")
@@ -140,9 +140,9 @@ def plain(value: Any, key: Any) -> Any:
     if isinstance(value, Tensor | np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, list | tuple | range):
-        return [plain(each, key) for each in value]
+        return [plain_label(each, key) for each in value]
     if isinstance(value, dict):
-        return {name: plain(each, name) for name, each in value.items()}
+        return {name: plain_label(each, name) for name, each in value.items()}
     raise HooklineError(f"info[{key!r}] must be plain (numbers, strings, lists, dicts) or a Result, not {value!r}")
 
 
@@ -172,7 +172,7 @@ def said_points(points: str | Iterable[str]) -> str:
     return points if isinstance(points, str) else ", ".join(points)
 
 
-def number(x: float | str) -> str:
+def number_text(x: float | str) -> str:
     """A float with four digits; anything else as text."""
     return f"{x:.4g}" if isinstance(x, float) else str(x)
 

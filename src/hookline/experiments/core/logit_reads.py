@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hookline.errors import HooklineError
+from hookline.transformer.norms import upcast
 
 Read: TypeAlias = Sequence[tuple[Float[Tensor, "token vocab"], Int[Tensor, " token"]]]
 """For each row, the logits before every token of an answer, and the tokens."""
@@ -120,11 +121,6 @@ def weighted_mean(values: Float[Tensor, "batch pos"], counts: Tensor) -> Float[T
     """The weighted mean; values with weight 0 are ignored, even NaN."""
     counts = counts.to(values.device)
     return values.masked_fill(counts == 0, 0.0).sum(1) / counts.to(values.dtype).sum(1)
-
-
-def upcast(x: Tensor) -> Tensor:
-    """Upcast to at least float32."""
-    return x if x.dtype == torch.float64 else x.float()
 
 
 def short(x: Any) -> str:

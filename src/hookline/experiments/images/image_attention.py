@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from hookline.errors import HooklineError
-from hookline.experiments.core.labels import Label, needed, number, token_labels
+from hookline.experiments.core.labels import Label, needed, number_text, token_labels
 from hookline.experiments.core.patterns import read_patterns
 from hookline.experiments.core.prompts import prompts_of
 from hookline.experiments.core.sweep import SweepPoints, sweep_points
@@ -114,7 +114,7 @@ class ImageAttention:
         sizes = " × ".join(f"{axis} {len(self.values.coords[axis])}" for axis in self.values.axes)
         lines = [f"ImageAttention [{sizes}]"]
         if self.values.axes[:-1]:
-            top = (f"{' '.join(_called(cell.labels))} {number(cell.value)}" for cell in self.top(3))
+            top = (f"{' '.join(_called(cell.labels))} {number_text(cell.value)}" for cell in self.top(3))
             lines.append(f"most on the image: {', '.join(top)}")
         return "\n  ".join(lines)
 

@@ -16,7 +16,7 @@ from hookline.experiments.core.prompts import check_pair, prompts_of
 from hookline.experiments.core.sweep import Grid, SweepPoints, Values, sweep_points
 from hookline.experiments.images.placed import place_image
 from hookline.experiments.images.placed import positions as positions_of
-from hookline.experiments.patching import Direction, both_runs, check_direction
+from hookline.experiments.patching import Direction, both_runs, check_patch_direction
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline
@@ -55,7 +55,7 @@ def patch(
     The other options are those of `patching.sweep`: "denoise" puts clean activations into the corrupted run, and
     `result.normalized` is 1 where the patch restores the full effect of the clean input.
     """
-    check_direction(direction)
+    check_patch_direction(direction)
     how, where = Options.of(options), sweep_points(model, points, ("layer",), layers)
     _check_points(where)
     pair = [prompts_of(model, clean), prompts_of(model, corrupted)]

@@ -58,7 +58,7 @@ def _table(verdicts: Sequence[Verdict]) -> list[str]:
     return [f"{each.name:<{width}}  {each.status:<11}  {each.why}".rstrip() for each in verdicts]
 
 
-def verify(model: WrappedTransformer, inputs: dict[str, Any]) -> Report:
+def verify_model(model: WrappedTransformer, inputs: dict[str, Any]) -> Report:
     """Check every point of `model` on `inputs`, the keyword arguments of its forward."""
     probe = Probe(model, inputs)
     failed = _failures(probe)

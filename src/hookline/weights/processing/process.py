@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hookline.engine import compiling
-from hookline.engine.blocks import Block, surely
+from hookline.engine.blocks import UndoBlock, surely
 from hookline.engine.taps import lock
 from hookline.errors import HooklineError
 from hookline.transformer.contexts import GradMode
@@ -170,7 +170,7 @@ def _prove(before: Tensor, after: Tensor, *, is_shifted: bool) -> None:
         raise HooklineError(f"it changes the output on an example by {change:.1g}, more than rounding ({tolerance})")
 
 
-class ProcessedWeights(Block):
+class ProcessedWeights(UndoBlock):
     """A block in which the weights of a model are processed; entering it returns the `Processing`."""
 
     def __init__(self, model: WeightProcessing, options: dict[str, bool | None]) -> None:

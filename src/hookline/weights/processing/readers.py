@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hookline.engine import taps
-from hookline.engine.blocks import Block
+from hookline.engine.blocks import UndoBlock
 from hookline.engine.schedule import active
 from hookline.engine.structures import tensors_in
 from hookline.engine.torch_hooks import TorchHooks
@@ -68,7 +68,7 @@ def _memory(x: Tensor) -> int:
     return x.untyped_storage()._cdata
 
 
-class Unhooked(Block):
+class Unhooked(UndoBlock):
     """A block in which no hooks of hookline run on a model, not even permanent ones. The caller must hold the lock."""
 
     def __init__(self, root: nn.Module) -> None:
