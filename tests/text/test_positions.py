@@ -1,5 +1,7 @@
 """Positions by index and by meaning, and what a hook knows of a generation."""
 
+import threading
+
 import pytest
 import tiny_models
 import torch
@@ -321,3 +323,27 @@ def test_parts_of_the_stream_at_positions_in_the_text() -> None:
             cache.decompose_resid(pos_slice=-1)
         shares = cache.logit_attrs(cache.decompose_resid(), 5).sum(0) + cache.logit_bias(5)
         assert torch.allclose(shares, cache.logits[:, 5], atol=1e-3)
+
+
+def test_a_hook_at_positions_reports_for_its_own_thread() -> None:
+    model = hookline.hook(tiny_models.causal_lm("llama"))
+    hook, inside, left = at(5, torch.zeros_like), threading.Event(), threading.Event()
+
+    def elsewhere() -> None:  # a text that is too short, while the other thread is between the hook and its report
+        inside.wait(10)
+        with pytest.warns(hookline.NeverFiredWarning), torch.no_grad():
+            model.run_with_hooks(torch.tensor([[1, 2]]), fwd_hooks=[(RESID, hook)])
+        left.set()
+
+    def wait(x: torch.Tensor) -> None:
+        inside.set()
+        left.wait(10)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    both = [(RESID, hook), (RESID, at(5, wait))]
+    with torch.no_grad():
+        out = model.run_with_hooks(torch.arange(1, 9)[None], fwd_hooks=both)
+    thread.join()
+    assert not torch.equal(out, model(torch.arange(1, 9)[None]))
+    assert hook.acted

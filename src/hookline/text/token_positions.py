@@ -16,6 +16,7 @@ position only. `canonical` checks positions when they are given, and `mask_of` r
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -312,22 +313,34 @@ def picked(x: Tensor, point: Any, positions: Positions) -> Tensor:
     return chosen[:, 0] if is_one_per_row(positions) else chosen.movedim(1, axis)
 
 
-def at(positions: Positions, hook: Callable[..., Any]) -> Callable[..., Tensor | None]:
-    """A hook that applies `hook` at these positions and leaves all others unchanged.
+class _Acted(threading.local):
+    """Whether a hook acted when it was last called in this thread."""
 
-    `hook` receives the whole activation; its result is used at these positions only.
-    """
-    invoke = caller(hook)
-    positions = canonical(positions)
+    def __init__(self) -> None:
+        self.did = False
 
-    def hook_there(x: Tensor, hook: Any) -> Tensor | None:
+
+class PositionHook:
+    """A hook that applies another one at some positions and leaves all others unchanged."""
+
+    def __init__(self, where: Positions, func: Callable[..., Any]) -> None:
+        self._invoke, self._acted = caller(func), _Acted()
+        self.where, self.func = canonical(where), func  # error messages name `func`
+
+    @property
+    def acted(self) -> bool:
+        """Whether it acted when it was last called in this thread."""
+        return self._acted.did
+
+    def __call__(self, x: Tensor, hook: Any) -> Tensor | None:
+        """The activation with the hook's result at these positions; None if there are none."""
         axis = _axis(hook.axes, x)
-        mask = mask_of(positions, hook, x.shape[0], x.shape[axis])
-        hook_there.acted = bool(mask.any())  # type: ignore[attr-defined]
-        if not hook_there.acted:  # type: ignore[attr-defined]
+        mask = mask_of(self.where, hook, x.shape[0], x.shape[axis])
+        self._acted.did = bool(mask.any())
+        if not self.acted:
             return None
         given = x.clone()
-        result = invoke(given, hook)
+        result = self._invoke(given, hook)
         new = given if result is None else result
         if not isinstance(new, Tensor) or new.shape != x.shape:
             return new  # an error, as of any hook
@@ -337,9 +350,16 @@ def at(positions: Positions, hook: Callable[..., Any]) -> Callable[..., Tensor |
             new = cast(torch.where(there, new, torch.zeros_like(new)), x)
         return torch.where(there, new, x)
 
-    hook_there.func = hook  # type: ignore[attr-defined]  # so that errors name the hook itself
-    hook_there.where, hook_there.acted = positions, False  # type: ignore[attr-defined]
-    return hook_there
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PositionHook, (self.where, self.func)
+
+
+def at(positions: Positions, hook: Callable[..., Any]) -> PositionHook:
+    """A hook that applies `hook` at these positions and leaves all others unchanged.
+
+    `hook` receives the whole activation; its result is used at these positions only.
+    """
+    return PositionHook(positions, hook)
 
 
 def _axis(axes: str, x: Tensor) -> int:

@@ -75,7 +75,7 @@ class Patch(Hook):
         index = slice(None) if self.head_idx is None else (slice(None), slice(None), self.head_idx)
         patch = at(self.token_idx, self._replaced)
         part = patch(x[index], here.get() or HookPoint())
-        self.acted = patch.acted  # type: ignore[attr-defined]
+        self.acted = patch.acted
         if part is None:
             return None
         new = x.clone()
