@@ -179,6 +179,7 @@ class PointAction(Action):
         self.module, self.lens, self.stage, self.needs = site.module, site.lens, site.stage, site.needs
         self.is_derived = bool(site.needs) or site.kind.is_inner
         self.is_inplace = bool(getattr(site.module, "inplace", False))
+        self.may_write = self.is_inplace or not type(site.module).__module__.startswith("torch.nn.")
         # Actions that record come after other people's hooks, if there are any.
         late = self.is_late and has_foreign_hooks(site.module, site.kind)
         self.tap = tap_on(site.module, site.kind, late=True) if late else site.tap

@@ -215,10 +215,11 @@ _SEQUENTIAL = nn.Sequential.forward.__code__
 _USED, _DISCARDED, _RETURNED = range(3)
 
 
-def is_discarded() -> bool:
+def is_discarded(*, in_place: bool = True) -> bool:
     """Whether the code that called the module whose hook is running ignores what the module returns.
 
-    For a function that returns the same value, as for `nn.Sequential`, it depends on that function's caller.
+    For a function that returns the same value, as for `nn.Sequential`, it depends on that function's caller. Looking
+    into `nn.Sequential` is slow, so it is skipped for a module that does not write in place.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename != _TORCH:
@@ -231,8 +232,11 @@ def is_discarded() -> bool:
             frame = frame.f_back
         if frame is None:
             return False
-        fate = _fates(frame.f_code).get(frame.f_lasti, _USED)
-        if frame.f_code is _SEQUENTIAL:
+        if frame.f_code is not _SEQUENTIAL:
+            fate = _fates(frame.f_code).get(frame.f_lasti, _USED)
+        elif not in_place:
+            return False
+        else:
             modules = frame.f_locals["self"]._modules  # iterating over the module itself would cost calls
             fate = _RETURNED if frame.f_locals["module"] is next(reversed(modules.values())) else _USED
         frame = frame.f_back

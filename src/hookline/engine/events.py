@@ -119,7 +119,8 @@ def edit(action: Edit, value: Any) -> Any:
     action.has_edited = True
     if recomputing.starts_with_grad:
         action.keep_for_second_run()
-    is_lost = action.tap.kind is Kind.OUTPUT and is_part_of_pass(action.module) and is_discarded()
+    is_output = action.tap.kind is Kind.OUTPUT and is_part_of_pass(action.module)
+    is_lost = is_output and is_discarded(in_place=action.may_write)
     return action.written_back(value, new) if is_lost else new
 
 

@@ -190,8 +190,11 @@ class Run(Schedule, UndoBlock):
         if silent:
             report_silent(silent, has_run=not self._bounds or self._bounds[0].fired)
         self._report_replaced()
-        missed = missed_by(action for action in self.actions if isinstance(action, HookAction))
-        report_missed(missed + (permanent_hooks_of(self.root).missed() if self._is_outermost() else []))
+        missed = missed_by([each for each in self.actions if isinstance(each, HookAction) and each.reach is not None])
+        if not self.is_one_pass and self._is_outermost():
+            missed += permanent_hooks_of(self.root).missed()
+        if missed:
+            report_missed(missed)
 
     def _report_replaced(self) -> None:
         """Warn of hooks that have fired, but whose module has been replaced since."""

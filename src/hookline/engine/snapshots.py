@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 from weakref import ref
@@ -31,11 +31,15 @@ correct as sharing.
 """
 
 
+Held: TypeAlias = list[dict[str, Any]]
+"""The dictionaries in which modules hold their tensors."""
+
+
 class _Outside:
     """The memory that existed before a forward pass began."""
 
-    def __init__(self, root: nn.Module, inputs: Any) -> None:
-        self._root, self.inputs = ref(root), inputs
+    def __init__(self, root: nn.Module, inputs: Any, held: Callable[[], Held] | None) -> None:
+        self._root, self.inputs, self._held = ref(root), inputs, held
         self.storages: dict[int, UntypedStorage] | None = None
         """By `id`; None until first needed."""
 
@@ -45,23 +49,12 @@ class _Outside:
         return self._root()
 
     def find(self) -> dict[int, UntypedStorage]:
-        """Find it, once per pass.
-
-        It makes no call per module and bypasses `nn.Module.__getattr__`: small networks would notice the cost.
-        """
+        """Find it, once per pass."""
         root = self._root()
-        modules, known = [] if root is None else [root], {id(root)}
-        tensors = tensors_in(self.inputs)
-        for module in modules:  # which grows meanwhile
-            own = module.__dict__
-            if "_modules" not in own:  # traced by TorchScript
-                own = {name: getattr(module, name) for name in ("_parameters", "_buffers", "_modules")}
-            tensors += own["_parameters"].values()
-            tensors += own["_buffers"].values()
-            for child in own["_modules"].values():
-                if child is not None and id(child) not in known:
-                    known.add(id(child))
-                    modules.append(child)
+        held = self._held() if self._held is not None else [] if root is None else held_in(root)
+        tensors: list[Tensor | None] = [*tensors_in(self.inputs)]
+        for each in held:
+            tensors += each.values()
         found: dict[int, UntypedStorage] = {}
         for tensor in tensors:
             if tensor is not None:
@@ -72,6 +65,24 @@ class _Outside:
                 found[id(storage)] = storage
         self.storages = found
         return found
+
+
+def held_in(root: nn.Module) -> Held:
+    """The dictionaries in which the modules of a model hold their parameters and buffers.
+
+    It makes no call per module and bypasses `nn.Module.__getattr__`: small networks would notice the cost.
+    """
+    modules, known, held = [root], {id(root)}, []
+    for module in modules:  # which grows meanwhile
+        own = module.__dict__
+        if "_modules" not in own:  # traced by TorchScript
+            own = {name: getattr(module, name) for name in ("_parameters", "_buffers", "_modules")}
+        held += [own["_parameters"], own["_buffers"]]
+        for child in own["_modules"].values():
+            if child is not None and id(child) not in known:
+                known.add(id(child))
+                modules.append(child)
+    return held
 
 
 class _Passes(threading.local):
@@ -89,10 +100,13 @@ class _Passes(threading.local):
 _passes = _Passes()
 
 
-def begin_sharing(root: nn.Module, inputs: Any) -> int:
-    """Begin a forward pass of a whole model, whose tensors snapshots may share. Returns what `end_sharing` takes."""
+def begin_sharing(root: nn.Module, inputs: Any, held: Callable[[], Held] | None = None) -> int:
+    """Begin a forward pass of a whole model, whose tensors snapshots may share. Returns what `end_sharing` takes.
+
+    `held` returns `held_in(root)`, for callers that know it already.
+    """
     before = _passes.last() if is_in_pass() else None
-    new = _Outside(root, inputs if before is None else (before.inputs, inputs))
+    new = _Outside(root, inputs if before is None else (before.inputs, inputs), held)
     some = _passes.outside.setdefault(running.hooks, [])
     some.append(new)
     return len(some) - 1
