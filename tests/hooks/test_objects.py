@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import hookline
 from hookline import HookedRootModule, HookError, HooklineError, HookPoint, UnknownPointError
 from hookline.edits import zero
-from hookline.engine.derived import stashed
+from hookline.engine.calls import stashed
 from hookline.errors import InvalidHookError
 from hookline.hooks import (
     Controller,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from weakref import ref
@@ -143,13 +144,15 @@ class End(Action):
         calls.end()
         if not calls.is_on():
             current.forward_pass = None  # a module that is called by itself after this pass has no text
+        recomputing.starts_with_grad = True  # as far as is known of modules that are called by themselves now
         end_sharing()
+        has_succeeded = value is not None or sys.exception() is None
         if self.is_in_run:
             if (run := self.run) is not None:
-                run.end_forward(has_succeeded=value is not None)
+                run.end_forward(has_succeeded=has_succeeded)
         elif (failure := calls.failure) is not None:
             calls.failure = None
-            if value is not None:  # the model caught the error of a hook
+            if has_succeeded:  # the model caught the error of a hook
                 raise failure
         return value
 
@@ -192,7 +195,7 @@ class PointAction(Action):
 
     def keep_for_second_run(self) -> None:
         """Act again when the checkpointed region that is running now, if there is one, recomputes."""
-        if recomputing.starts_with_grad:
+        if recomputing.starts_with_grad or torch.is_grad_enabled():
             keep_for_second_run(self.run, current.forward_pass)
 
     def is_for_this_call(self) -> bool:

@@ -19,8 +19,9 @@ from weakref import ref
 
 import torch
 from torch import Tensor, nn
+from torch.utils import checkpoint
 
-from hookline.engine.calls import call_arguments, is_call_of
+from hookline.engine.calls import MODULE_CALL, call_arguments, callers, is_call_of
 from hookline.engine.snapshots import is_from_outside, is_same_memory, is_unchanged, root_of_pass, snapshot
 from hookline.engine.structures import children, replaced, tensors_in
 
@@ -230,8 +231,8 @@ def is_discarded(*, in_place: bool = True) -> bool:
             if root is not None and is_call_of(frame, root):
                 return False  # it is the output of the whole model
             frame = frame.f_back
-        if frame is None:
-            return False
+        if frame is None or frame.f_code.co_filename == checkpoint.__file__:
+            return False  # a checkpoint that recomputes ignores the output of its region
         if frame.f_code is not _SEQUENTIAL:
             fate = _fates(frame.f_code).get(frame.f_lasti, _USED)
         elif not in_place:
@@ -242,14 +243,18 @@ def is_discarded(*, in_place: bool = True) -> bool:
         frame = frame.f_back
         if fate == _RETURNED:
             root = root_of_pass()
-    return fate == _DISCARDED
+    if fate != _DISCARDED or root_of_pass() is not None:
+        return fate == _DISCARDED
+    # Outside a pass, only what a module's own code ignores counts: users call modules just to see them run.
+    return any(each.f_code is MODULE_CALL for each in callers(frame))
 
 
 @lru_cache(maxsize=512)
 def _fates(code: CodeType) -> dict[int, int]:
     """What becomes of the result of each instruction that is not simply used: it is discarded, or returned."""
     instructions = list(dis.get_instructions(code))
-    read = {name for each in instructions if "LOAD" in each.opname or "DELETE" in each.opname for name in _names(each)}
+    reads = ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE", "DELETE_FAST")
+    read = {name for each in instructions if any(op in each.opname for op in reads) for name in _names(each)}
     read |= set(code.co_cellvars)
     fates: dict[int, int] = {}
     for each, after in pairwise(instructions):

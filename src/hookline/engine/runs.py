@@ -14,9 +14,9 @@ from torch import nn
 from hookline.engine import compiling, interception
 from hookline.engine.actions import Action, PointAction, bounds
 from hookline.engine.blocks import UndoBlock, covered
-from hookline.engine.calls import call_arguments, running
+from hookline.engine.calls import call_arguments, running, stashed
 from hookline.engine.checkpointing import recomputing
-from hookline.engine.derived import stashed, with_needs
+from hookline.engine.derived import with_needs
 from hookline.engine.hook_actions import HookAction
 from hookline.engine.modes import remove_ended
 from hookline.engine.passes import current

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 from weakref import ref
@@ -38,7 +38,7 @@ Held: TypeAlias = list[dict[str, Any]]
 class _Outside:
     """The memory that existed before a forward pass began."""
 
-    def __init__(self, root: nn.Module, inputs: Any, held: Callable[[], Held] | None) -> None:
+    def __init__(self, root: nn.Module, inputs: Any, held: Held | None) -> None:
         self._root, self.inputs, self._held = ref(root), inputs, held
         self.storages: dict[int, UntypedStorage] | None = None
         """By `id`; None until first needed."""
@@ -51,7 +51,7 @@ class _Outside:
     def find(self) -> dict[int, UntypedStorage]:
         """Find it, once per pass."""
         root = self._root()
-        held = self._held() if self._held is not None else [] if root is None else held_in(root)
+        held = self._held if self._held is not None else [] if root is None else held_in(root)
         tensors: list[Tensor | None] = [*tensors_in(self.inputs)]
         for each in held:
             tensors += each.values()
@@ -100,10 +100,10 @@ class _Passes(threading.local):
 _passes = _Passes()
 
 
-def begin_sharing(root: nn.Module, inputs: Any, held: Callable[[], Held] | None = None) -> int:
+def begin_sharing(root: nn.Module, inputs: Any, held: Held | None = None) -> int:
     """Begin a forward pass of a whole model, whose tensors snapshots may share. Returns what `end_sharing` takes.
 
-    `held` returns `held_in(root)`, for callers that know it already.
+    `held` is `held_in(root)`, from callers that know it already.
     """
     before = _passes.last() if is_in_pass() else None
     new = _Outside(root, inputs if before is None else (before.inputs, inputs), held)
@@ -138,10 +138,10 @@ def stop_sharing() -> None:
         _sharing.release()
 
 
-def is_part_of_pass(module: nn.Module) -> bool:
-    """Whether a forward pass of a whole model is running of which `module` is only a part."""
+def is_whole(module: nn.Module) -> bool:
+    """Whether the forward pass that is running is one of `module` as the whole model."""
     some = _passes.outside.get(running.hooks)  # as `last` does, without a call: this is asked in every event
-    return some is not None and bool(some) and some[-1]._root() is not module
+    return bool(some) and some[-1]._root() is module  # type: ignore[index]
 
 
 def root_of_pass() -> nn.Module | None:

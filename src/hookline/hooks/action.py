@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from hookline.engine.aliases import is_passed_through
-from hookline.engine.derived import stashed
+from hookline.engine.calls import stashed
 from hookline.engine.failures import hook_error, nothing_there
 from hookline.engine.hook_actions import Edit, HookAction
 from hookline.engine.lenses import FIRST, Argument, Chain, First
@@ -212,14 +212,9 @@ class ObjectEdit(Edit):
         return result
 
     def _invoke(self, given: Any, point: HookPoint) -> Any:
-        known = stashed.saved.get(self.before)
-        try:
-            with being_at(point):
-                args, kwargs = given if self.takes_call else self._arguments()
-                return self.hook(self.module, args, kwargs, None if self.takes_call else given)
-        finally:
-            if known is not None:  # the hook may have run the model, which saved other arguments
-                stashed.saved[self.before] = known
+        with being_at(point):
+            args, kwargs = given if self.takes_call else self._arguments()
+            return self.hook(self.module, args, kwargs, None if self.takes_call else given)
 
     def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of the module's call; none where they are not known, inside the module."""

@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from hookline.engine.derived import Derived, stashed
+from hookline.engine.calls import stashed
+from hookline.engine.derived import Derived
 from hookline.engine.names import lens_of
 from hookline.engine.order import Kind
 from hookline.engine.points import Site

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookline.engine.derived import Derived, stashed
+from hookline.engine.calls import stashed
+from hookline.engine.derived import Derived
 from hookline.engine.lenses import FIRST, Lens
 from hookline.engine.points import Site
 from hookline.errors import HooklineError
