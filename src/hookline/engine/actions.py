@@ -196,7 +196,7 @@ class PointAction(Action):
     def keep_for_second_run(self) -> None:
         """Act again when the checkpointed region that is running now, if there is one, recomputes."""
         if recomputing.starts_with_grad or torch.is_grad_enabled():
-            keep_for_second_run(self.run, current.forward_pass)
+            keep_for_second_run(self, current.forward_pass)
 
     def is_for_this_call(self) -> bool:
         """Whether the point is for every call of its module, or for the current one."""

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils import checkpoint
 
 from hookline.engine.calls import MODULE_CALL, call_arguments, callers, is_call_of
+from hookline.engine.checkpointing import recomputing
 from hookline.engine.snapshots import is_from_outside, is_same_memory, is_unchanged, root_of_pass, snapshot
 from hookline.engine.structures import children, replaced, tensors_in
 
@@ -243,7 +244,7 @@ def is_discarded(*, in_place: bool = True) -> bool:
         frame = frame.f_back
         if fate == _RETURNED:
             root = root_of_pass()
-    if fate != _DISCARDED or root_of_pass() is not None:
+    if fate != _DISCARDED or recomputing.is_on or root_of_pass() is not None:
         return fate == _DISCARDED
     # Outside a pass, only what a module's own code ignores counts: users call modules just to see them run.
     return any(each.f_code is MODULE_CALL for each in callers(frame))

@@ -89,6 +89,8 @@ class Listener:
         runs: Sequence[Schedule] = again if again is not None else active.get()
         here = [run for run in runs if self in run.steps and (run.is_open or again is not None)]
         here += [run for run in self.permanent if self in run.steps]
+        if again is not None:
+            failures.check_nothing_is_gone(self, self.actions(here))
         return here, again is not None
 
     def actions(self: Any, schedules: Sequence[Schedule] | None = None) -> list[Action]:
@@ -161,7 +163,7 @@ def composed(action: Edit, *, is_replay: bool) -> Step:
 
 def replayed(action: Edit, value: Any) -> Any:
     """What an edit did in the first run of a checkpointed region. A hook that only read is not called again."""
-    if action.has_edited:
+    if action.has_edited and action in checkpointing.acted_in_first_run():
         return edit(action, value)
     if not action.has_passed_on:
         return value

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hookline.engine.aliases import is_passed_through
 from hookline.engine.calls import stashed
+from hookline.engine.checkpointing import recomputing
 from hookline.engine.failures import hook_error, nothing_there
 from hookline.engine.hook_actions import Edit, HookAction
 from hookline.engine.lenses import FIRST, Argument, Chain, First
@@ -223,7 +224,7 @@ class ObjectEdit(Edit):
 
 def _if_enabled(action: ObjectEdit, step: Step, value: Any) -> Any:
     """Take the step unless the hook object is disabled."""
-    if not action.hook.is_enabled():
+    if not action.hook.is_enabled() and not recomputing.is_on:
         return value
     if action.tap.kind is not Kind.INPUT or action.takes_call:
         return step(value)
