@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
-from weakref import ref
+from weakref import WeakMethod, ref
 
 import torch
 from torch import Tensor, nn
@@ -134,9 +135,9 @@ class End(Action):
     phase = Phase.BOUND
     is_replayed = False
 
-    def __init__(self, root: nn.Module) -> None:
+    def __init__(self, root: nn.Module, after: WeakMethod[Callable[[], None]] | None) -> None:
         super().__init__()
-        self.module, self.tap = root, tap_on(root, Kind.END)
+        self.module, self.tap, self._after = root, tap_on(root, Kind.END), after
 
     def __call__(self, value: Any) -> Any:
         """End the pass."""
@@ -146,6 +147,8 @@ class End(Action):
             current.forward_pass = None  # a module that is called by itself after this pass has no text
         recomputing.starts_with_grad = True  # as far as is known of modules that are called by themselves now
         end_sharing()
+        if self._after is not None and not calls.is_on() and (after := self._after()) is not None:
+            after()
         has_succeeded = value is not None or sys.exception() is None
         if self.is_in_run:
             if (run := self.run) is not None:
@@ -157,15 +160,18 @@ class End(Action):
         return value
 
 
-def bounds(root: nn.Module) -> list[Action]:
-    """The actions that begin and end a forward pass of the whole model, the beginning first."""
+def bounds(root: nn.Module, after: WeakMethod[Callable[[], None]] | None = None) -> list[Action]:
+    """The actions that begin and end a forward pass of the whole model, the beginning first.
+
+    `after` is called when the pass has ended; a weak reference, because its owner holds these actions.
+    """
     config = getattr(root, "config", None)
     if not getattr(config, "is_encoder_decoder", False) or not hasattr(root, "get_encoder"):
-        return [Begin(root), End(root)]
+        return [Begin(root), End(root, after)]
     encoder = root.get_encoder()  # type: ignore[operator]
     # Some models are their own encoder.
     more = [BeginEncoder(root, encoder)] if isinstance(encoder, nn.Module) and encoder is not root else []
-    return [Begin(root), End(root), *more]
+    return [Begin(root), End(root, after), *more]
 
 
 class PointAction(Action):
