@@ -379,7 +379,7 @@ class HookedModel(ModelInputs, ImageMethods, WeightProcessing):
             if example is not None:
                 return verify_model(self, dict(example))
             if getattr(self.module, "main_input_name", None) == "pixel_values" and not self.cfg.d_vocab:
-                raise HooklineError("this model takes images and no text: verify_model(images=[…])")
+                raise HooklineError("this model takes images and no text: verify(images=[…])")
         inputs = self._one_input(self.example_tokens() if is_tokens and input is None else input, images)
         if is_tokens and self._anatomy.is_encoder_decoder:
             inputs["decoder_input_ids"] = self.example_tokens().flip(1)[: len(inputs["input_ids"])]

@@ -443,3 +443,11 @@ def test_other_chances_in_training_mode_are_warned_of_too(where: str) -> None:
     model = hookline.hook(module)
     with pytest.warns(HooklineWarning, match="training mode"):
         patching.sweep(model, rows(0), rows(1), difference)
+
+
+@pytest.mark.parametrize("points", ["blocks.1.hook_resid_pre", "hook_embed", ("z", 1)])
+def test_one_point_is_not_one_of_every_layer(points) -> None:
+    model = hookline.hook(tiny_models.causal_lm("gpt2"))
+    clean, corrupted = torch.tensor([[1, 2, 3]]), torch.tensor([[4, 2, 3]])
+    with pytest.raises(HooklineError, match="layers"):
+        patching.sweep(model, clean, corrupted, lambda logits: logits[:, -1, 0], points=points)
