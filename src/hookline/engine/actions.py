@@ -18,7 +18,7 @@ from hookline.engine.order import Kind, Phase, Turn
 from hookline.engine.passes import current
 from hookline.engine.schedule import Step
 from hookline.engine.signatures import parameters_of
-from hookline.engine.snapshots import begin_sharing, end_sharing
+from hookline.engine.snapshots import Held, begin_sharing, end_sharing
 from hookline.engine.structures import NoTensorError
 from hookline.engine.taps import Tap, has_foreign_hooks, tap_on
 from hookline.errors import HooklineError, UnavailablePointError
@@ -92,16 +92,16 @@ class Begin(Action):
     turn = Turn.BEGIN
     is_replayed = False
 
-    def __init__(self, root: nn.Module) -> None:
+    def __init__(self, root: nn.Module, held: Callable[[], Held] | None) -> None:
         super().__init__(prepend=True)
-        self.module, self.tap = root, tap_on(root, Kind.INPUT)
+        self.module, self.tap, self._held = root, tap_on(root, Kind.INPUT), held
 
     def __call__(self, value: Any) -> Any:
         """Begin the pass."""
         self.fired = True
         self.count.here().begin(self.tap, self.module)
         recomputing.starts_with_grad = torch.is_grad_enabled()
-        begin_sharing(self.module, value)
+        begin_sharing(self.module, value, None if self._held is None else self._held())
         passes.text().begin(self.module, _by_name(self.module, value))
         return value
 
@@ -160,18 +160,23 @@ class End(Action):
         return value
 
 
-def bounds(root: nn.Module, after: WeakMethod[Callable[[], None]] | None = None) -> list[Action]:
+def bounds(
+    root: nn.Module,
+    after: WeakMethod[Callable[[], None]] | None = None,
+    held: Callable[[], Held] | None = None,
+) -> list[Action]:
     """The actions that begin and end a forward pass of the whole model, the beginning first.
 
+    `held` returns `held_in(root)`, faster than a walk over all modules.
     `after` is called when the pass has ended; a weak reference, because its owner holds these actions.
     """
     config = getattr(root, "config", None)
     if not getattr(config, "is_encoder_decoder", False) or not hasattr(root, "get_encoder"):
-        return [Begin(root), End(root, after)]
+        return [Begin(root, held), End(root, after)]
     encoder = root.get_encoder()  # type: ignore[operator]
     # Some models are their own encoder.
     more = [BeginEncoder(root, encoder)] if isinstance(encoder, nn.Module) and encoder is not root else []
-    return [Begin(root), End(root, after), *more]
+    return [Begin(root, held), End(root, after), *more]
 
 
 class PointAction(Action):

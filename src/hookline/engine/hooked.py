@@ -79,7 +79,8 @@ class Hooked:
         on_exit = self.clear_contexts if clears else None
         if not resets:
             return _Stay(actions, on_exit)
-        return Run(self._points.root, actions, is_one_pass=is_one_pass, on_exit=on_exit)
+        held = self._points.held
+        return Run(self._points.root, actions, is_one_pass=is_one_pass, on_exit=on_exit, held=held)
 
     def _hook_actions(self, fwd_hooks: HookList, bwd_hooks: HookList) -> list[HookAction]:
         return [

@@ -30,7 +30,7 @@ from hookline.engine.reports import (
     report_skipped,
 )
 from hookline.engine.schedule import Schedule, active
-from hookline.engine.snapshots import stop_sharing
+from hookline.engine.snapshots import Held, stop_sharing
 from hookline.engine.taps import Tap, lock
 from hookline.errors import HookError, HooklineError
 
@@ -49,13 +49,14 @@ class Run(Schedule, UndoBlock):
         *,
         is_one_pass: bool = False,
         on_exit: Callable[[], None] | None = None,
+        held: Callable[[], Held] | None = None,
     ) -> None:
         self.errors: list[HookError] = []
         """The first error of each hook that is skipped when it fails."""
         self._swallowed: HookError | None = None
         # A single forward pass, as in `run_with_cache`, needs no actions at its beginning and end.
         self.is_one_pass = is_one_pass
-        self._bounds: list[Action] = [] if is_one_pass else bounds(root)
+        self._bounds: list[Action] = [] if is_one_pass else bounds(root, held=held)
         super().__init__([*self._bounds, *with_needs(actions)])
         self._backward = [action for action in self.actions if action.dir == "bwd"]
         self._modules = {action.tap: action.module for action in self.actions}

@@ -12,6 +12,7 @@ depend on the outlying rows as long as they are a minority. `outliers` may also 
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -32,7 +33,8 @@ def factor_of(outliers: Outliers) -> float:
     """The multiple of the median norm above which a row is outlying; infinity if none is."""
     if isinstance(outliers, str) and outliers in ("exclude", "include"):
         return FACTOR if outliers == "exclude" else math.inf
-    if isinstance(outliers, int | float) and not isinstance(outliers, bool) and outliers > 1:
+    is_number = isinstance(outliers, int | float) and not isinstance(outliers, bool)
+    if is_number and 1 < outliers <= sys.float_info.max:  # type: ignore[operator]
         return float(outliers)
     raise HooklineError(
         f'outliers must be "exclude", "include", or the multiple of the median norm (above 1) to exclude rows above, '
