@@ -20,7 +20,7 @@ import transformers
 
 import hookline
 from hookline.transformer.listing import UNPROVED, kind_of, unproved
-from hookline.transformer.verify.report import Report, verify
+from hookline.transformer.verify.report import Report, verify_model
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
@@ -88,7 +88,7 @@ def reports(kinds: list[str], make: Callable[[str], Any]) -> dict[str, Report | 
         module = make(kind)
         model = hookline.hook(module)
         known = isinstance(model, hookline.HookedModel)
-        found[kind] = verify(model, tiny_models.inputs(module)) if known else None
+        found[kind] = verify_model(model, tiny_models.inputs(module)) if known else None
         print(kind, "–" if found[kind] is None else f"{len(found[kind].failed())} failed", flush=True)
     return found
 
@@ -98,7 +98,7 @@ def vision_reports() -> dict[str, Report]:
     found = {}
     for kind in tiny_vision.CONFIGS:
         model = hookline.hook(tiny_vision.module_of(kind))
-        found[kind] = verify(model, tiny_vision.inputs_of(kind))
+        found[kind] = verify_model(model, tiny_vision.inputs_of(kind))
         print(kind, f"{len(found[kind].failed())} failed", flush=True)
     return found
 

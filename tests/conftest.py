@@ -48,7 +48,7 @@ def pytest_fixture_setup(fixturedef) -> None:
 @pytest.fixture(autouse=True)
 def _told_of_ragged_batches(monkeypatch) -> None:
     """It is said once in a process, which may be in any test; the one about it takes this back."""
-    monkeypatch.setattr("hookline.text.ragged.told.ragged", True)
+    monkeypatch.setattr("hookline.text.ragged.warned", {"ragged"})
 
 
 @pytest.fixture(autouse=True)

@@ -50,9 +50,9 @@ def same_rows(one: Path | str, other: Path | str) -> bool:
 
 def edit_manifest(path: Path, change: Any) -> None:
     """Change the manifest, with a sum that is right."""
-    from hookline.store.manifest import checksum
+    from hookline.store.manifest import manifest_checksum
 
     fields = json.loads((path / "manifest.json").read_text())
     fields.pop("sum")
     change(fields)
-    (path / "manifest.json").write_text(json.dumps({"sum": checksum(json.dumps(fields).encode()), **fields}))
+    (path / "manifest.json").write_text(json.dumps({"sum": manifest_checksum(json.dumps(fields).encode()), **fields}))

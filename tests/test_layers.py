@@ -54,3 +54,14 @@ def test_no_two_modules_have_one_name() -> None:
         if stem not in ("__init__", "__main__") and (not parents or parents[0] not in SEVERAL_PLACES):
             found[stem].append(name)
     assert [names for names in found.values() if len(names) > 1] == []
+
+
+def test_no_public_name_is_defined_twice() -> None:
+    found = defaultdict(set)
+    for name, path in MODULES.items():
+        if name.split(".")[0] in {*SEVERAL_PLACES, "cli"}:  # commands are named like what they run
+            continue
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+                found[node.name].add(name)
+    assert {name: places for name, places in found.items() if len(places) > 1} == {}

@@ -55,7 +55,7 @@ def test_names_that_are_nowhere(name, message) -> None:
 
 
 def test_a_hub_that_cannot_be_reached(no_hub, tmp_path, caplog) -> None:
-    with pytest.raises(HooklineError, match="the hub is unreachable") as caught:
+    with pytest.raises(HooklineError, match="hub") as caught:
         hookline.load("someone/something", cache_dir=tmp_path)
     assert caught.value.__cause__ is not None
     assert "Retrying" not in caplog.text

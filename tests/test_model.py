@@ -50,7 +50,7 @@ def test_loss(model) -> None:
     per_token = model(ids, return_type="loss", loss_per_token=True)
     assert torch.allclose(per_token.mean(), own, atol=1e-6)
     assert torch.allclose(per_token[0], F.cross_entropy(logits[0, :-1], ids[0, 1:], reduction="none"))
-    with pytest.raises(HooklineError, match='return_type must be "logits", "loss"'):
+    with pytest.raises(HooklineError, match="return_type"):
         model(ids, return_type="log")
 
 
@@ -76,23 +76,23 @@ def test_text_helpers(model) -> None:
     assert model.to_single_token("cat") == 4
     assert model.get_token_position("cat", "the cat sat on the cat") == 1
     assert model.get_token_position("cat", "the cat sat on the cat", mode="last") == 5
-    with pytest.raises(HooklineError, match=r"'the cat' is 2 tokens, not one: \['the', 'cat'\]"):
+    with pytest.raises(HooklineError, match=r"\['the', 'cat'\]"):
         model.to_single_token("the cat")
-    with pytest.raises(HooklineError, match="'dog' is not in the prompt"):
+    with pytest.raises(HooklineError, match="'dog'"):
         model.get_token_position("dog", "the cat")
 
 
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
-        ("", "not empty"),
-        ([], "not empty"),
-        (["the", ""], "not empty"),
-        (torch.tensor([[999999]]), "token 999999 is out of range: this model knows 0 to"),
-        (torch.tensor([[-1]]), "token -1 is out of range"),
-        (torch.zeros(1, 0, dtype=torch.long), "the prompt is empty"),
-        (torch.ones(1, 500, dtype=torch.long), "500 tokens, but this model's context has room for"),
-        (torch.ones(1, 3), "token ids must be integers"),
+        ("", "empty"),
+        ([], "empty"),
+        (["the", ""], "empty"),
+        (torch.tensor([[999999]]), "token 999999"),
+        (torch.tensor([[-1]]), "token -1"),
+        (torch.zeros(1, 0, dtype=torch.long), "empty"),
+        (torch.ones(1, 500, dtype=torch.long), "500 tokens"),
+        (torch.ones(1, 3), "integers"),
     ],
 )
 def test_bad_prompts(model, prompt, message) -> None:
@@ -105,16 +105,16 @@ def test_bad_prompts(model, prompt, message) -> None:
     [
         (
             {"start_at_layer": 1},
-            r"start_at_layer takes the residual stream, \[batch, pos, 32\], not \[1, 2\] torch.int64",
+            r"start_at_layer.*\[batch, pos, 32\], not \[1, 2\]",
         ),
         ({"retun_type": "loss"}, "did you mean 'return_type'"),
-        ({"attention_mask": torch.ones(1, 3)}, r"attention_mask has the shape \[1, 3\], but the tokens are \[1, 2\]"),
+        ({"attention_mask": torch.ones(1, 3)}, r"attention_mask.*\[1, 3\].*\[1, 2\]"),
         ({"return_dict": False}, "return_dict=False"),
         ({"stop_at_layer": 1, "return_type": "loss"}, "stop_at_layer returns"),
-        ({"tokens": torch.tensor([[3]])}, "only for start_at_layer"),
+        ({"tokens": torch.tensor([[3]])}, "start_at_layer"),
         ({"loss_per_token": True}, "loss_per_token needs"),
-        ({"prepend_bos": True}, "apply to text"),
-        ({"padding_side": "left"}, "apply to text"),
+        ({"prepend_bos": True}, "prepend_bos and padding_side"),
+        ({"padding_side": "left"}, "prepend_bos and padding_side"),
         ({"input_ids": torch.tensor([[3]])}, "given twice"),
     ],
 )
@@ -124,22 +124,22 @@ def test_no_option_is_accepted_and_then_ignored(model, options, message) -> None
 
 
 def test_what_has_no_loss(model) -> None:
-    with pytest.raises(HooklineError, match="at least two tokens"):
+    with pytest.raises(HooklineError, match="two tokens"):
         model(torch.tensor([[3]]), return_type="loss")
-    with pytest.raises(HooklineError, match="give tokens or text, not embeddings"):
+    with pytest.raises(HooklineError, match="embeddings"):
         model(inputs_embeds=torch.zeros(1, 2, model.cfg.d_model), return_type="loss")
-    with pytest.raises(HooklineError, match=r"not a tensor of shape \(1, 2, 3\)"):
+    with pytest.raises(HooklineError, match=r"\(1, 2, 3\)"):
         model(torch.zeros(1, 2, 3, dtype=torch.long))
-    with pytest.raises(HooklineError, match="padding_side must be"):
+    with pytest.raises(HooklineError, match="padding_side"):
         model("the cat", padding_side="up")
 
 
 def test_without_a_tokenizer() -> None:
     model = hookline.hook(tiny_models.causal_lm("gpt2"))
     assert model(torch.tensor([3, 4])).shape[:2] == (1, 2)
-    with pytest.raises(HooklineError, match="wrapped without a tokenizer: pass token ids"):
+    with pytest.raises(HooklineError, match="tokenizer"):
         model("the cat")
-    with pytest.raises(HooklineError, match="is no language model whose anatomy is known"):
+    with pytest.raises(HooklineError, match="not a supported language"):
         hookline.hook(torch.nn.Linear(1, 1), tokenizer="something")
 
 
@@ -212,7 +212,7 @@ def test_stopping_early(model) -> None:
     stream = model("the cat sat", stop_at_layer=2)
     stream.sum().backward()
     assert model.module.transformer.wte.weight.grad is not None
-    with pytest.raises(HooklineError, match="stop_at_layer=9, but the model has 4 layers"):
+    with pytest.raises(HooklineError, match="stop_at_layer=9"):
         model("the cat", stop_at_layer=9)
 
 
@@ -271,19 +271,19 @@ def test_what_comes_before_the_start_cannot_be_hooked(model) -> None:
         with pytest.raises(HooklineError, match="is before layer 2"):
             model.run_with_hooks(stream, start_at_layer=2, fwd_hooks=[(name, torch.zeros_like)])
     for options, message in [
-        ({"start_at_layer": 9}, "start_at_layer=9 is out of range"),
+        ({"start_at_layer": 9}, "start_at_layer=9"),
         ({"start_at_layer": 1, "return_type": "loss"}, "give tokens"),
-        ({"start_at_layer": 1, "prepend_bos": True}, "start_at_layer's stream"),
-        ({"start_at_layer": 1, "decoder_input": "the"}, "start_at_layer's stream"),
-        ({"start_at_layer": 1, "attention_mask": torch.ones(1, 2)}, "attention_mask has the shape"),
+        ({"start_at_layer": 1, "prepend_bos": True}, "start_at_layer"),
+        ({"start_at_layer": 1, "decoder_input": "the"}, "start_at_layer"),
+        ({"start_at_layer": 1, "attention_mask": torch.ones(1, 2)}, "attention_mask"),
     ]:
         with pytest.raises(HooklineError, match=message):
             model(stream, **options)
-    with pytest.raises(HooklineError, match="stop_at_layer=1 is before start_at_layer"):
+    with pytest.raises(HooklineError, match="stop_at_layer=1"):
         model(stream, start_at_layer=3, stop_at_layer=1)
-    with pytest.raises(HooklineError, match="the input is text, several texts, or a tensor of token ids, not 5"):
+    with pytest.raises(HooklineError, match="not 5"):
         model(5)
-    with pytest.raises(HooklineError, match="the prompt and the new tokens are 102"):
+    with pytest.raises(HooklineError, match="102"):
         model.generate("the cat", max_new_tokens=100)
     with pytest.raises(HooklineError, match="width 32, not 5"):
         model(torch.randn(1, 3, 5), start_at_layer=1)
@@ -348,18 +348,18 @@ def test_a_block_by_its_number(model) -> None:
 def test_token_ids_are_those_that_the_embedding_has() -> None:
     model = hookline.hook(tiny_models.causal_lm("llama"))
     rows = model.cfg.d_vocab
-    with pytest.raises(HooklineError, match=f"token {rows} is out of range: this model knows 0 to {rows - 1}"):
+    with pytest.raises(HooklineError, match=f"token {rows} "):
         model(torch.tensor([[3, rows]]))
     model.module.resize_token_embeddings(rows + 8, mean_resizing=False)
     assert model(torch.tensor([[3, rows + 7]])).shape == (1, 2, rows + 8)
-    with pytest.raises(HooklineError, match=f"token {rows + 8} is out of range"):
+    with pytest.raises(HooklineError, match=f"token {rows + 8} "):
         model(torch.tensor([[3, rows + 8]]))
 
 
 def test_the_loss_needs_all_logits(model) -> None:
     tokens = torch.tensor([[3, 4, 5]])
     for return_type in ("loss", "both"):
-        with pytest.raises(HooklineError, match="leave out logits_to_keep"):
+        with pytest.raises(HooklineError, match="logits_to_keep"):
             model(tokens, return_type=return_type, logits_to_keep=1)
     assert torch.equal(model(tokens, return_type="loss", logits_to_keep=0), model(tokens, return_type="loss"))
 
@@ -367,7 +367,7 @@ def test_the_loss_needs_all_logits(model) -> None:
 @pytest.mark.parametrize("option", [{"logits_to_keep": 1}, {"return_type": "loss"}, {"loss_per_token": True}])
 def test_last_logits_takes_no_other_output(model, option) -> None:
     (name,) = option
-    with pytest.raises(HooklineError, match=f"leave out {name}"):
+    with pytest.raises(HooklineError, match=name):
         model.last_logits(torch.tensor([[3, 4, 5]]), **option)
 
 
@@ -381,5 +381,5 @@ def test_labels_and_what_is_returned(model) -> None:
 @pytest.mark.parametrize("head", [False, True])
 def test_a_model_that_cannot_generate(head) -> None:
     model = hookline.hook(tiny_models.encoder("bert", head))
-    with pytest.raises(HooklineError, match="cannot generate text"):
+    with pytest.raises(HooklineError, match="generate"):
         model.generate(torch.tensor([[3, 4, 5]]))

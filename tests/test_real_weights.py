@@ -90,7 +90,7 @@ def test_attention_sinks_are_left_out_of_means(model) -> None:
 
 def test_an_autoencoder_of_ordinary_tokens(model, tmp_path) -> None:
     point = "blocks.15.hook_resid_post"
-    words = (Path(hookline.__file__).parent / "demo" / "story.py").read_text().split()
+    words = (Path(hookline.__file__).parent / "demo" / "story.md").read_text(encoding="utf-8").split() * 2
     texts = [" ".join(words[at : at + 12]) for at in range(0, 600, 12)]
     store = hookline.harvest(model, texts, point, tmp_path, max_tokens=24, progress=False)
     found = store.outlying(point)

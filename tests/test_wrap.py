@@ -89,7 +89,7 @@ class Unknown(nn.Module):
 def test_an_unknown_wrapper_has_a_hint(llama) -> None:
     net = hookline.hook(Unknown(llama))
     assert not isinstance(net, HookedModel)
-    hint = r"Unknown has a LlamaForCausalLM in it: hookline\.hook\(module\.lm, tokenizer\)"
+    hint = r"hookline\.hook\(module\.lm, tokenizer\)"
     with pytest.raises(UnknownPointError, match=hint):
         net.run_with_cache(IDS, names_filter="blocks.0.hook_resid_pre")
     with pytest.raises(HooklineError, match=hint):
@@ -108,9 +108,9 @@ def test_parameters_that_torch_has_split_are_refused(make) -> None:
     module, mesh = make(), init_device_mesh("cpu", (1,))
     linear = next(each for each in module.modules() if isinstance(each, nn.Linear))
     parallelize_module(linear, mesh, ColwiseParallel())
-    with pytest.raises(HooklineError, match=r"sharded over processes \(.*weight is a DTensor"):
+    with pytest.raises(HooklineError, match="DTensor"):
         hookline.hook(module)
-    with pytest.raises(HooklineError, match="sharded over processes"):
+    with pytest.raises(HooklineError, match="sharded"):
         hookline.hook(Unknown(module))
 
 
@@ -131,7 +131,7 @@ def test_fsdp_is_no_such_split(llama) -> None:
 
 @pytest.mark.parametrize("option", [{"tp_plan": "auto"}, {"tp_size": 2}, {"distributed_config": object()}])
 def test_load_refuses_to_split_a_model(option) -> None:
-    with pytest.raises(HooklineError, match="would split the model over processes"):
+    with pytest.raises(HooklineError, match="device_map"):
         hookline.load("tinyworld", **option)
 
 

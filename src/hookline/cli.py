@@ -1,11 +1,11 @@
-"""The command line: look at a model's points, prove them, and look at stored activations."""
+"""The command line: list and verify a model's points, and inspect stored activations."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,37 +14,47 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Read, cache, edit and trace the activations inside a model, by name.", no_args_is_help=True)
 
-stores = typer.Typer(help="Look at activations that were harvested.", no_args_is_help=True)
+stores = typer.Typer(help="Inspect stores of harvested activations.", no_args_is_help=True)
 app.add_typer(stores, name="store")
 
 Model = Annotated[str, typer.Argument(help="A hub id or a local folder.")]
+Place = Annotated[str, typer.Argument(help="The store's folder, or an address such as s3://….")]
+
+
+@contextmanager
+def _errors_in_one_line() -> Iterator[None]:
+    """Print errors that are meant for the user without a traceback, and exit with status 2."""
+    from hookline.errors import HooklineError
+
+    try:
+        yield
+    except (HooklineError, OSError) as error:
+        typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+        raise typer.Exit(2) from None
 
 
 @app.command()
 def verify(model: Model) -> None:
-    """Prove every point of a model: what is proved, what is not to be had and why, and what fails."""
+    """Verify every point of a model: print which are verified, not available and why, or failing."""
     from hookline import load  # slow to import: `hookline --help` answers at once
 
-    with _telling():
+    with _errors_in_one_line():
         loaded = load(model)
         with _few_threads(loaded):
             report = loaded.verify()
-    typer.echo(report)
-    if report.failed():
-        raise typer.Exit(1)
+    _print_report(report, is_good=not report.failed())
 
 
 @app.command()
 def points(
-    model: Model, names: Annotated[str, typer.Argument(help="A name or a glob; all points without one.")] = "*"
+    model: Model, names: Annotated[str, typer.Argument(help="A name or a glob; by default, all points.")] = "*"
 ) -> None:
-    """List a model's points, with their axes and their shapes: for two rows of tokens, or a prompt with a picture."""
+    """List a model's points with their axes and shapes, for two rows of tokens or a prompt with an image."""
     from hookline import load
 
-    with _telling():
+    with _errors_in_one_line():
         loaded = load(model)
-        seen = loaded.example_inputs()
-        example = {"input": loaded.example_tokens()} if seen is None else seen
+        example = loaded.example_inputs() or {"input": loaded.example_tokens()}
         cache = loaded.cache(**example, names_filter=[*loaded.hook_dict] if names == "*" else names)
     width = max(map(len, cache))
     for name, activation in cache.items():
@@ -55,10 +65,10 @@ def points(
 def demo(
     out: Annotated[Path, typer.Option(help="The folder that the page is written to.")] = Path("out"),
 ) -> None:
-    """A tour of the model inside the package: which heads matter, what they do, what changes without them."""
+    """Tour the model inside the package: which heads matter, what they do, and what changes without them."""
     from hookline.demo import demo as tour
 
-    with _telling():
+    with _errors_in_one_line():
         tour(out)
 
 
@@ -75,7 +85,7 @@ def explore(
     from hookline import load
     from hookline.explore import export_page, first_prompts, serve
 
-    with _telling():
+    with _errors_in_one_line():
         loaded = load(model)
         first, second = first_prompts(model) if prompt is None else (prompt, "")
         second = second if other is None else other
@@ -86,45 +96,47 @@ def explore(
             serve(loaded, first, second, name=model, port=port, browser=not no_browser)
 
 
-Place = Annotated[str, typer.Argument(help="The store's folder, or an address such as s3://….")]
-
-
 @stores.command("verify")
 def verify_store(
     path: Place,
-    rebuild: Annotated[bool, typer.Option(help="First write the manifest anew, from the shards' headers.")] = False,
+    rebuild: Annotated[bool, typer.Option(help="First rebuild the manifest from the shards' headers.")] = False,
 ) -> None:
-    """Look at every byte of a store, and say which file is damaged, missing or of another harvest."""
-    with _telling():
+    """Check every byte of a store, and print which files are damaged, missing or from another harvest."""
+    with _errors_in_one_line():
         from hookline.store import open_store
 
         report = open_store(path).verify(rebuild=rebuild)
-    typer.echo(report)
-    if not report.is_sound:
-        raise typer.Exit(1)
+    _print_report(report, is_good=report.is_sound)
 
 
 @stores.command("info")
 def describe_store(path: Place) -> None:
-    """Say what a store is of: the model, the points, how many rows."""
-    with _telling():
+    """Print what a store holds: the model, the options, the points, and the number of rows."""
+    with _errors_in_one_line():
         from hookline.store import open_store
 
         store = open_store(path)
-        manifest = store.manifest
+        about = store.manifest.about
     typer.echo(repr(store))
-    for title, values in (("model", manifest.about.model), ("options", manifest.about.options)):
+    for title, values in (("model", about.model), ("options", about.options)):
         typer.echo(f"\n{title}")
         for name, value in values.items():
             typer.echo(f"  {name:<12} {value}")
     typer.echo("\npoints")
-    for name, column in manifest.about.points.items():
+    for name, column in about.points.items():
         typer.echo(f"  {name}  {list(column.shape)} {column.dtype}")
+
+
+def _print_report(report: Any, *, is_good: bool) -> None:
+    """Print a report, and exit with status 1 if it is bad."""
+    typer.echo(report)
+    if not is_good:
+        raise typer.Exit(1)
 
 
 @contextmanager
 def _few_threads(model: HookedModel) -> Iterator[None]:
-    """One thread for a small model: with more, they spend most of their time waiting for each other."""
+    """Use one thread for a small model, where several would mostly wait for each other."""
     import torch
 
     before = torch.get_num_threads()
@@ -134,19 +146,3 @@ def _few_threads(model: HookedModel) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextmanager
-def _telling() -> Iterator[None]:
-    """An error that is meant for the reader is told in one line, without its traceback; 1 is for what was found."""
-    from hookline.errors import HooklineError
-
-    try:
-        yield
-    except (HooklineError, OSError) as error:
-        typer.echo(f"error: {' '.join(str(error).split())}", err=True)
-        raise typer.Exit(2) from None
-
-
-if __name__ == "__main__":
-    app()

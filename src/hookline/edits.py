@@ -7,7 +7,8 @@ Every edit takes `pos=`, `head=`, `neuron=` and `mask=`. See docs/hook-objects.m
 """
 
 from hookline.hooks.data_edits import DataEdit, add, freeze, mean, noise, project_out, replace, scale, zero
-from hookline.hooks.editfile import load, save
+from hookline.hooks.editfile import load_edits as load
+from hookline.hooks.editfile import save
 
 __all__ = ["zero", "mean", "replace", "add", "scale", "noise", "freeze", "project_out", "save", "load", "DataEdit"]
 

@@ -1,16 +1,16 @@
-"""What can go wrong, and how it is said.
+"""Exceptions and warnings, and how messages name points and hooks.
 
 HooklineError
 ├── UnknownPointError      (a KeyError)    no point has that name, or a filter matches none
 │   ├── UnavailablePointError              the name is known, but this model or this run has no such value
-│   └── UnknownHookPointError (a ValueError)  a hook object declares a target that the model has not
-├── InvalidHookError       (a TypeError)   what was given as a hook cannot be one
-├── HookError                              a hook failed, or returned what does not fit, during a run
-└── StoreError                             a store is damaged, in use, full, or of another harvest
+│   └── UnknownHookPointError (a ValueError)  a hook object declares a target that the model does not have
+├── InvalidHookError       (a TypeError)   a value cannot be used as a hook
+├── HookError                              a hook failed during a run, or returned a wrong value
+└── StoreError                             a store is damaged, in use, full, or from another harvest
 
 HooklineWarning            (a UserWarning)
 ├── NeverFiredWarning                      a hook was registered for a run and never fired
-└── SkippedHookWarning                     a hook failed and its effect was dropped, as `on_error="skip"` asks
+└── SkippedHookWarning                     a hook failed and its effect was dropped (`on_error="skip"`)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 
 class HooklineError(Exception):
-    """Root of everything hookline raises on purpose."""
+    """Base class of hookline's exceptions."""
 
 
 class UnknownPointError(HooklineError, KeyError):
@@ -35,19 +35,19 @@ class UnknownPointError(HooklineError, KeyError):
 
 
 class UnavailablePointError(UnknownPointError):
-    """The name is known, but there is no such value here; the message says why."""
+    """The name is known, but this model or run has no such value; the message says why."""
 
 
 class UnknownHookPointError(UnknownPointError, ValueError):
-    """A hook object declares a `hook_point` and `layer` that this model has not; the message lists those it has."""
+    """A hook object declares a `hook_point` and `layer` that this model does not have; the message lists others."""
 
 
 class InvalidHookError(HooklineError, TypeError):
-    """What was given as a hook is not callable, or cannot be called as one."""
+    """A value is not callable, or cannot be called as a hook."""
 
 
 class HookError(HooklineError):
-    """A hook failed during a run, or returned what does not fit its point."""
+    """A hook failed during a run, or returned a value that does not fit its point."""
 
     def __init__(
         self,
@@ -61,10 +61,10 @@ class HookError(HooklineError):
         super().__init__(message)
         self.point, self.hook, self.hook_id, self.original_error = point, hook, hook_id, original_error
         self.times = 1
-        """How often it came about, where errors are collected (`on_error="skip"`): one is kept for each hook."""
+        """How often it occurred, if errors are collected (`on_error="skip"`): one is kept for each hook."""
 
-    def let_go(self) -> None:
-        """Keep the traceback as a note: the traceback itself would keep every activation of the pass alive."""
+    def drop_traceback(self) -> None:
+        """Replace the traceback by a note: it would keep every activation of the pass alive."""
         errors: list[BaseException] = [self] if self.original_error is None else [self, self.original_error]
         for error in errors:
             errors += [each for each in (error.__cause__, error.__context__) if each is not None and each not in errors]
@@ -81,11 +81,11 @@ class HookError(HooklineError):
 
 
 class StoreError(HooklineError):
-    """A store of activations is damaged, in use, full, or not of this harvest."""
+    """A store of activations is damaged, in use, full, or from another harvest."""
 
 
 class HooklineWarning(UserWarning):
-    """Root of hookline's warnings."""
+    """Base class of hookline's warnings."""
 
 
 class NeverFiredWarning(HooklineWarning):
@@ -93,11 +93,11 @@ class NeverFiredWarning(HooklineWarning):
 
 
 class SkippedHookWarning(HooklineWarning):
-    """A hook failed, its effect was dropped, and the run went on."""
+    """A hook failed, its effect was dropped, and the run continued."""
 
 
 class _NoPoint:
-    """The message about a name that no point has.
+    """The message for an unknown name.
 
     It looks for similar names only when it is read: that takes milliseconds, and `name in cache` catches this error.
     """
@@ -119,7 +119,7 @@ class _NoPoint:
 
 
 def unknown_point(asked: object, known: Iterable[str], *, hint: str = "") -> UnknownPointError:
-    """The error for a name that no point has, with the most similar names."""
+    """The error for an unknown name, with the most similar names."""
     return UnknownPointError(_NoPoint(asked, list(known), hint))
 
 
@@ -131,7 +131,7 @@ def no_match(asked: object, known: Iterable[str]) -> UnknownPointError:
 
 
 def describe(hook: Callable[..., Any]) -> str:
-    """A hook as an error message names it: its name and where it was written."""
+    """A hook as an error message names it: its name, and the file and line of its definition."""
     inner = hook
     while hasattr(inner, "func"):  # functools.partial, however often
         inner = inner.func
@@ -141,7 +141,7 @@ def describe(hook: Callable[..., Any]) -> str:
 
 
 def users_level() -> int:
-    """How far up the stack the first frame outside this package is."""
+    """The stack level of the first frame outside this package, for warnings."""
     here = str(Path(__file__).parent)
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and (

@@ -1,4 +1,4 @@
-"""The way in: `hook` a module in memory, or `load` a model by name."""
+"""Entry points: `hook` wraps a module in memory, and `load` loads a model by name."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from hookline.errors import HooklineError
 from hookline.hooks.context import HookContext
 from hookline.hooks.hooked_module import HookedModule, HookedRootModule
 from hookline.model import HookedModel
+from hookline.transformer.find_anatomy import find_anatomy, language_of, tower_of, unknown_anatomy
 from hookline.transformer.hub import EMBEDDED, as_hookline_error, find_model
-from hookline.transformer.roles import find_anatomy, unknown_anatomy
 from hookline.transformer.sharded import PARALLEL_OPTIONS, refuse_sharded
-from hookline.transformer.vision_towers import language_of, tower_of
 
 
 @overload
@@ -35,12 +34,12 @@ def hook(module: nn.Module | HookedModule, tokenizer: Any = None) -> Hooked:
         output, cache = net.run_with_cache(torch.ones(1, 4))
         cache["0"].shape        # torch.Size([1, 8])
 
-    A language model of transformers becomes a `HookedModel`, with classic names, text in and logits out. A model that
-    takes pictures gets its processor in place of a tokenizer; one that takes nothing else, its image processor. The
-    module is neither copied nor changed, and runs exactly as before while nothing is hooked.
+    A language model of transformers becomes a `HookedModel`, with classic names, text in and logits out. For a
+    vision-language model pass its processor instead of a tokenizer; for a vision model, its image processor. The module
+    is neither copied nor changed, and runs exactly as before while nothing is hooked.
 
-    Of a model in DistributedDataParallel, DataParallel, DeepSpeed or `torch.compile`, the `module` of the result is the
-    model inside, and calls go through the wrapper given.
+    If a model is wrapped in DistributedDataParallel, DataParallel, DeepSpeed or `torch.compile`, the `module` of the
+    result is the model inside, and calls go through the given wrapper.
     """
     if isinstance(module, Hooked):
         return module
@@ -58,9 +57,8 @@ def hook(module: nn.Module | HookedModule, tokenizer: Any = None) -> Hooked:
     hint = unknown_anatomy(model) if _is_language_model(model) else _model_deeper_in(module)
     if tokenizer is not None:
         raise HooklineError(
-            f"a tokenizer or processor was given, but {type(module).__name__} is no language model whose anatomy is "
-            "known, nor one of pictures: hookline.hook(module) gives every module's input and output by its native name"
-            f"{'. ' + hint if hint else ''}"
+            f"a tokenizer or processor was given, but {type(module).__name__} is not a supported language or vision "
+            f"model: hookline.hook(module) hooks any module's input and output by name{'. ' + hint if hint else ''}"
         )
     hooked = HookedModule(module)
     hooked._points.hint = lambda name: hint if _CLASSIC.match(name) else ""
@@ -77,11 +75,11 @@ _WRAPPERS = {
     "DeepSpeedEngine": "module",
     "OptimizedModule": "_orig_mod",
 }
-"""Modules that pass their inputs on to one other module, and the name under which they have it."""
+"""Wrapper modules, and the attribute that has the wrapped module."""
 
 
 def _model_inside(module: nn.Module) -> nn.Module:
-    """The model of transformers that known wrappers pass their inputs on to; without one, the module itself."""
+    """The model of transformers inside known wrappers; the module itself if there is none."""
     model = module
     while not _is_model(model):
         name = _WRAPPERS.get(type(model).__name__)
@@ -93,12 +91,12 @@ def _model_inside(module: nn.Module) -> nn.Module:
 
 
 def _model_deeper_in(module: nn.Module) -> str:
-    """What to do about a model of transformers somewhere in a module of another kind."""
+    """Advice for a module that contains a model of transformers."""
     for path, each in module.named_modules():
         if path and _is_model(each) and find_anatomy(each) is not None:
             return (
-                f"{type(module).__name__} has a {type(each).__name__} in it: hookline.hook(module.{path}, tokenizer) "
-                f"has its classic names. Hooks placed there fire when the whole is called, too"
+                f"{type(module).__name__} contains a {type(each).__name__}: hookline.hook(module.{path}, tokenizer) "
+                f"has its classic names. Hooks placed there also fire when the whole module is called"
             )
     return ""
 
@@ -122,12 +120,12 @@ def _is_language_model(module: nn.Module) -> bool:
         embed = module.get_input_embeddings()  # type: ignore[operator]
     except NotImplementedError:
         return False
-    # An adapter may be around it; a model of sound has one for each of its vocabularies.
+    # It may have an adapter around it; an audio model has one embedding for each of its vocabularies.
     return isinstance(getattr(embed, "base_layer", embed), nn.Embedding | nn.ModuleList)
 
 
 def _is_image_model(module: nn.Module) -> bool:
-    """Whether it is a model of transformers that takes pictures; perhaps with text beside them, as CLIP does."""
+    """Whether it is a model of transformers that takes images; perhaps also text, as CLIP does."""
     if not hasattr(module, "config"):
         return False
     takes_both = tower_of(module) is not None and language_of(module) is not None
@@ -143,45 +141,70 @@ def load(
 ) -> HookedModel:
     """A model from a hub id or a local folder, with its tokenizer or processor, wrapped.
 
-    "tinyworld" and "tinysight", which takes pictures, are in the package. `kwargs` go to transformers'
+    "tinyworld" and "tinysight", which takes images, are in the package. `kwargs` go to transformers'
     `from_pretrained` (`attn_implementation=…`, `device_map=…`, `gguf_file=…`).
     """
     parallel = [option for option in PARALLEL_OPTIONS if kwargs.get(option) is not None]
     if parallel:
         raise HooklineError(
-            f"{', '.join(parallel)} would split the model over processes, where points inside a layer have only a "
-            "part of their values: leave it out; device_map='auto' spreads a model over devices within one process"
+            f"{', '.join(parallel)} would split the model over processes, where points inside a layer have only part "
+            "of their values: leave it out; device_map='auto' spreads a model over devices within one process"
         )
     where = find_model(name, kwargs)
-    with _quietly(name in EMBEDDED), as_hookline_error(name):
+    with _without_progress_bar(name in EMBEDDED), as_hookline_error(name):
         kwargs |= {"local_files_only": True} if where.is_cached_only else {}
         module = _class_for(where.path, kwargs).from_pretrained(where.path, dtype=dtype, **kwargs).eval()
         processor = _processor_for(where.path, module, kwargs)
     model = hook(module.to(device) if device is not None else module, processor)
-    assert isinstance(model, HookedModel)  # `hook` raises, with the reason, if it is none
+    assert isinstance(model, HookedModel)  # otherwise `hook` raises, with the reason
     return model
 
 
+_LOCATION = ("gguf_file", "revision", "trust_remote_code", "token", "cache_dir", "subfolder", "local_files_only")
+"""Options of `from_pretrained` that say where a model is, and so where its tokenizer and config are."""
+_MODEL_TYPES = ("hookline.compat.transformer_lens.native",)
+"""Modules that register model types of their own with transformers. By name: they import this one."""
+
+
 def _processor_for(name: str | Path, module: nn.Module, kwargs: dict[str, Any]) -> Any:
-    """What makes inputs for the model: a processor if it takes pictures and there is one, else a tokenizer."""
+    """What makes inputs for the model: a processor if it takes images and there is one, else a tokenizer."""
     import transformers  # slow to import, and only needed here
 
-    options = {key: kwargs[key] for key in _FOR_TOKENIZER if key in kwargs}
+    options = {key: kwargs[key] for key in _LOCATION if key in kwargs}
     if _is_image_model(module) and not _is_language_model(module):
         return transformers.AutoImageProcessor.from_pretrained(name, **options)
     if getattr(module.config, "vision_config", None) is not None and "gguf_file" not in kwargs:
         try:
             return transformers.AutoProcessor.from_pretrained(name, **options)
         except ImportError as error:
-            raise HooklineError(f"the processor of {name} needs a library that is not there: {error}") from error
-        except (OSError, ValueError):  # a folder without one: text goes in all the same
+            raise HooklineError(f"the processor of {name} needs a library that is not installed: {error}") from error
+        except (OSError, ValueError):  # a folder without a processor still takes text
             pass
     return transformers.AutoTokenizer.from_pretrained(name, **options)
 
 
+def _class_for(name: str | Path, kwargs: dict[str, Any]) -> Any:
+    """The class that the model was saved from; if that is unknown, a class for language models."""
+    import transformers
+
+    if "gguf_file" in kwargs or kwargs.get("trust_remote_code"):
+        return transformers.AutoModelForCausalLM
+    for module in _MODEL_TYPES:
+        import_module(module)
+    options = {key: kwargs[key] for key in _LOCATION if key in kwargs}
+    config = kwargs.get("config") or transformers.AutoConfig.from_pretrained(name, **options)
+    for architecture in config.architectures or ():
+        if hasattr(transformers, architecture):
+            return getattr(transformers, architecture)
+    if getattr(config, "vision_config", None) is not None:
+        return transformers.AutoModelForImageTextToText
+    is_pair = getattr(config, "is_encoder_decoder", False)
+    return transformers.AutoModelForSeq2SeqLM if is_pair else transformers.AutoModelForCausalLM
+
+
 @contextmanager
-def _quietly(wanted: bool) -> Iterator[None]:
-    """Without transformers' progress bar: what is in the package is there at once."""
+def _without_progress_bar(wanted: bool) -> Iterator[None]:
+    """Hide transformers' progress bar for models in the package, which load at once."""
     from transformers.utils import logging
 
     was_shown = logging.is_progress_bar_enabled()
@@ -192,36 +215,6 @@ def _quietly(wanted: bool) -> Iterator[None]:
     finally:
         if wanted and was_shown:
             logging.enable_progress_bar()
-
-
-_FOR_TOKENIZER = (
-    "gguf_file", "revision", "trust_remote_code", "token", "cache_dir", "subfolder", "local_files_only",
-)  # fmt: skip
-"""What says where a model is, and so where its tokenizer is."""
-
-
-_MODEL_TYPES = ("hookline.compat.transformer_lens.native",)
-"""Modules that register model types of their own with transformers. By name: they are above this one."""
-
-
-def _class_for(name: str | Path, kwargs: dict[str, Any]) -> Any:
-    """The class that the model was saved from; where that is not known, one for language models."""
-    import transformers
-
-    if "gguf_file" in kwargs or kwargs.get("trust_remote_code"):
-        return transformers.AutoModelForCausalLM
-    for module in _MODEL_TYPES:
-        import_module(module)
-    options = {key: kwargs[key] for key in _FOR_TOKENIZER if key in kwargs}
-    config = kwargs.get("config") or transformers.AutoConfig.from_pretrained(name, **options)
-    for architecture in config.architectures or ():
-        if hasattr(transformers, architecture):
-            return getattr(transformers, architecture)
-    if getattr(config, "vision_config", None) is not None:
-        return transformers.AutoModelForImageTextToText
-    if getattr(config, "is_encoder_decoder", False):
-        return transformers.AutoModelForSeq2SeqLM
-    return transformers.AutoModelForCausalLM
 
 
 HookContext.wrap = staticmethod(hook)

@@ -17,8 +17,6 @@ from hookline.engine.keywords import is_dropped
 from hookline.engine.names import Filter
 from hookline.engine.permanent import permanent_hooks_of
 from hookline.engine.plan import Plan
-from hookline.engine.points import hook_action
-from hookline.engine.recorder import StopForward
 from hookline.engine.schedule import active
 from hookline.errors import HooklineError
 from hookline.rerun.baseline import Baseline
@@ -27,18 +25,18 @@ from hookline.residual import ModelCache
 from hookline.text.forward_pass import begin_pass, processors, tokenizers
 from hookline.text.ragged import last_columns
 from hookline.text.tokenizer import Side, Text
+from hookline.transformer.anatomy import Anatomy
 from hookline.transformer.cfg import Cfg, cfg_of, n_ids
+from hookline.transformer.find_anatomy import find_anatomy
 from hookline.transformer.index import ModelPoints
 from hookline.transformer.losses import next_token_loss, own_loss
 from hookline.transformer.model_inputs import ModelInputs, checked_mask
-from hookline.transformer.resume import resumed
-from hookline.transformer.roles import Anatomy, find_anatomy
+from hookline.transformer.resume import resumed, stream_at
 from hookline.transformer.verify.probe import outcome
-from hookline.transformer.verify.report import Report, verify
-from hookline.vision.image_methods import ImageMethods
+from hookline.transformer.verify.report import Report, verify_model
+from hookline.vision.image_methods import ImageMethods, with_shapes
 from hookline.vision.images import Images
 from hookline.vision.inputs import Inputs
-from hookline.vision.shapes import with_shapes
 from hookline.weights.attribute_access import follow
 from hookline.weights.matrices import Weights
 from hookline.weights.processing import WeightProcessing
@@ -165,92 +163,65 @@ class HookedModel(ModelInputs, ImageMethods, WeightProcessing):
         by default the model's own output is returned, so that Trainer and peft can train the wrapper.
         """
         self._check_options(kwargs)
-        types = kwargs.get("token_type_ids")
-        if isinstance(types, Tensor) and is_dropped(self._points.root, "token_type_ids") and bool(types.any()):
-            raise HooklineError(
-                f"token_type_ids would have no effect: {type(self._points.root).__name__} has no token types"
-            )
-        if kwargs.get("return_dict") is False:
-            raise HooklineError("return_dict=False is not supported: call model.module for a bare tuple")
-        if stop_at_layer is not None and return_type != "logits":
-            raise HooklineError(
-                'stop_at_layer returns the residual stream, so return_type must be "logits", the default'
-            )
-        if return_type not in ("logits", "loss", "both", None):
-            raise HooklineError(f'return_type must be "logits", "loss", "both" or None, not {return_type!r}')
-        if return_type in ("loss", "both") and not _keeps_all(kwargs.get("logits_to_keep")):
-            raise HooklineError(
-                "the loss needs the logits of every position: leave out logits_to_keep, or ask for logits"
-            )
-        if loss_per_token and return_type not in ("loss", "both"):
-            raise HooklineError('loss_per_token needs return_type="loss" or "both"')
-        if images is not None and start_at_layer is not None:
-            raise HooklineError("images enter at the first layer: leave start_at_layer out")
-        if start_at_layer is not None:
-            if not (prepend_bos is None and padding_side is None and decoder_input is None):
-                raise HooklineError(
-                    "prepend_bos, padding_side and decoder_input apply to text, not to start_at_layer's stream"
-                )
-            skipping, entering, given = resumed(self._points, start_at_layer, input, tokens, kwargs)
-            with skipping, entering:
-                inputs = {**given, **kwargs, "use_cache": False}
-                if attention_mask is not None:
-                    inputs["attention_mask"] = checked_mask(attention_mask, inputs)
-                return self._run_to(stop_at_layer, inputs, return_type, loss_per_token)
-        if tokens is not None:
-            raise HooklineError(
-                "tokens= is only for start_at_layer, where the input is a residual stream: pass them as the input"
-            )
-        inputs = self._prepared(input, kwargs, attention_mask, prepend_bos, padding_side, images)
-        if return_type in ("logits", "both") and stop_at_layer is None and padding_side is None and images is None:
-            self._warn_if_ragged(input, inputs.get("attention_mask"))
-        inputs |= self._decoder_inputs(decoder_input, inputs)
-        return self._run_to(stop_at_layer, inputs, return_type, loss_per_token)
+        has_loss, some_logits = return_type in ("loss", "both"), kwargs.get("logits_to_keep")
+        if isinstance(some_logits, int) and some_logits == 0:
+            some_logits = None  # 0 means the logits of all positions
+        stops, starts = stop_at_layer is not None, start_at_layer is not None
+        for is_wrong, error in (
+            (
+                return_type not in ("logits", "loss", "both", None),
+                HooklineError(f'return_type must be "logits", "loss", "both" or None, not {return_type!r}'),
+            ),
+            (stops and return_type != "logits", HooklineError("stop_at_layer returns a stream: leave out return_type")),
+            (has_loss and some_logits is not None, HooklineError("a loss needs all logits: leave out logits_to_keep")),
+            (kwargs.get("return_dict") is False, HooklineError("return_dict=False needs model.module(…)")),
+            (loss_per_token and not has_loss, HooklineError('loss_per_token needs return_type="loss" or "both"')),
+            (tokens is not None and not starts, HooklineError("tokens= needs start_at_layer: pass them as the input")),
+        ):
+            if is_wrong:
+                raise error
+        run: dict[str, Any] = {"layer": stop_at_layer, "return_type": return_type, "per_token": loss_per_token}
+        if start_at_layer is None:
+            inputs = self._prepared(input, kwargs, attention_mask, prepend_bos, padding_side, images)
+            if return_type in ("logits", "both") and stop_at_layer is None and padding_side is None and images is None:
+                self._warn_if_ragged(input, inputs.get("attention_mask"))
+            return self._run_to(inputs | self._decoder_inputs(decoder_input, inputs), **run)
+        if any(each is not None for each in (prepend_bos, padding_side, decoder_input, images)):
+            raise HooklineError("prepend_bos, padding_side, decoder_input and images do not apply with start_at_layer")
+        skipping, entering, given = resumed(self._points, start_at_layer, input, tokens, kwargs)
+        with skipping, entering:
+            inputs = {**given, **kwargs, "use_cache": False}
+            if attention_mask is not None:
+                inputs["attention_mask"] = checked_mask(attention_mask, inputs)
+            return self._run_to(inputs, **run)
+
+    def _check_options(self, kwargs: dict[str, Any]) -> None:
+        super()._check_options(kwargs)
+        root, types = self._points.root, kwargs.get("token_type_ids")
+        if isinstance(types, Tensor) and is_dropped(root, "token_type_ids") and bool(types.any()):
+            raise HooklineError(f"token_type_ids would have no effect: {type(root).__name__} has no token types")
 
     def _call_arguments(self) -> frozenset[str]:
         made = (getattr(each, "model_input_names", ()) for each in (self.tokenizer, self.processor))
         return super()._call_arguments().union(*made)
 
-    def _run_to(self, layer: int | None, inputs: dict[str, Any], return_type: ReturnType, per_token: bool) -> Any:
+    def _run_to(self, inputs: dict[str, Any], layer: int | None, return_type: ReturnType, per_token: bool) -> Any:
         if active.get() or self._points.permanent.steps:
             begin_pass(self._points.root, inputs, is_only=all(run.is_one_pass for run in active.get()))
         if layer is not None:
-            return self._stream_at(layer, inputs)
+            return stream_at(self._points, layer, lambda: self._forward(**inputs))
         output = self._forward(**inputs)
         if inputs.get("labels") is not None:
             asked = own_loss(output, return_type, per_token)
             return output if isinstance(return_type, _Unset) else asked
         logits = outcome(output)
-        if return_type is None:
-            return None
-        if return_type == "logits":
-            return logits
+        if return_type is None or return_type == "logits":
+            return None if return_type is None else logits
         loss = self._loss(logits, inputs, per_token)
         return loss if return_type == "loss" else (logits, loss)
 
     def _loss(self, logits: Tensor, inputs: dict[str, Any], per_token: bool) -> Tensor:
         return next_token_loss(self._points, logits, inputs, per_token=per_token)
-
-    def _stream_at(self, layer: int, inputs: dict[str, Any]) -> Tensor:
-        """The residual stream that enters a layer, or leaves the last one; later layers do not run."""
-        n_layers = len(self._anatomy.blocks)
-        if layer not in range(-n_layers, n_layers + 1):
-            raise HooklineError(f"stop_at_layer={layer}, but the model has {n_layers} layers")
-        kept: list[Tensor] = []
-
-        def stop(resid: Tensor) -> None:
-            kept.append(resid)
-            raise StopForward
-
-        name = f"{layer % n_layers}.hook_resid_pre" if layer < n_layers else f"{layer - 1}.hook_resid_post"
-        point = self._points.find(f"{self._anatomy.main.name}.{name}")
-        stopping = hook_action(point, stop, "fwd")
-        stopping.must_fire = False
-        with self._one_pass([stopping]), suppress(StopForward):
-            self._forward(**inputs)
-        if not kept:
-            raise HooklineError(f"stop_at_layer={layer} is before start_at_layer")
-        return kept[0]
 
     def run_with_cache(self, *args: Any, **kwargs: Any) -> tuple[Any, ModelCache]:
         """The output and the activations: see `HookedModule.run_with_cache`. The cache also keeps the logits."""
@@ -275,16 +246,18 @@ class HookedModel(ModelInputs, ImageMethods, WeightProcessing):
 
         The prompt may have `images`, or be the keyword inputs that `to_inputs` returns.
         """
-        if images is not None or isinstance(input, Mapping):
-            more = dict(input if isinstance(input, Mapping) else self.to_inputs(input, images))  # type: ignore[arg-type]
-            ids, mask = more.pop("input_ids"), more.pop("attention_mask", None)
-            if mask is not None and not bool(mask.all()):
-                raise HooklineError("a baseline takes one prompt without padding")
-            return Baseline(self, ids, inputs=more, fwd_hooks=fwd_hooks, keep=keep, strategy=strategy)
-        ids, mask = self._inputs(input, None, None)
-        if mask is not None:
+        inputs = self._one_input(input, images)
+        ids, mask = inputs.pop("input_ids"), inputs.pop("attention_mask", None)
+        if mask is not None and not bool(mask.all()):
             raise HooklineError("a baseline takes one prompt without padding")
-        return Baseline(self, ids, fwd_hooks=fwd_hooks, keep=keep, strategy=strategy)
+        return Baseline(self, ids, inputs=inputs, fwd_hooks=fwd_hooks, keep=keep, strategy=strategy)
+
+    def _one_input(self, input: Any, images: Images | None) -> dict[str, Any]:
+        """Keyword inputs from a prompt with or without images, or from keyword inputs; no others are added."""
+        if isinstance(input, Mapping) or images is not None:
+            return dict(self.to_inputs(input, images) if images is not None else input)
+        ids, mask = self._inputs(input, None, None)
+        return {"input_ids": ids} if mask is None else {"input_ids": ids, "attention_mask": mask}
 
     def cache(self, *args: Any, stop_early: bool = True, **kwargs: Any) -> ActivationCache:
         """The activations only. Layers after the last one that is needed do not run."""
@@ -335,19 +308,17 @@ class HookedModel(ModelInputs, ImageMethods, WeightProcessing):
 
         The input is text, tokens, or keyword inputs, as for a call. Active hooks fire as on any call.
         """
-        given = {**kwargs, **input} if isinstance(input, Mapping) else kwargs
-        if given.get("stop_at_layer") is not None or given.get("start_at_layer") is not None:
-            raise HooklineError("last_logits always runs all layers: leave start_at_layer and stop_at_layer out")
-        for name in ("return_type", "loss_per_token", "logits_to_keep", "labels"):
-            if name in given:
-                raise HooklineError(f"last_logits returns the logits of each row's last token: leave out {name}")
-        prompt = None if isinstance(input, Mapping) else input
+        given: dict[str, Any] = {**kwargs, **input} if isinstance(input, Mapping) else kwargs
+        for name in ("stop_at_layer", "start_at_layer", "return_type", "loss_per_token", "logits_to_keep", "labels"):
+            if given.pop(name, None) is not None:
+                raise HooklineError(f"last_logits runs all layers, and returns only logits: leave out {name}")
         decoder_input = given.pop("decoder_input", None)
+        prompt = None if isinstance(input, Mapping) else input
         inputs = self._prepared(prompt, given, attention_mask, prepend_bos, padding_side, images)
         inputs |= self._decoder_inputs(decoder_input, inputs)
         logits = self(None, "logits", **inputs)
         if not isinstance(logits, Tensor) or logits.ndim != 3:
-            raise HooklineError("last_logits needs a model that returns logits for every position, and no labels")
+            raise HooklineError("last_logits needs a model that returns logits for every position")
         mask = inputs.get("decoder_attention_mask" if self._anatomy.is_encoder_decoder else "attention_mask")
         return logits[torch.arange(len(logits), device=logits.device), last_columns(mask, logits)]
 
@@ -364,18 +335,7 @@ class HookedModel(ModelInputs, ImageMethods, WeightProcessing):
 
         Text returns text; token ids and keyword inputs return ids. `images` go in with the text.
         """
-        if "fwd_hooks" in kwargs or "bwd_hooks" in kwargs:
-            raise HooklineError("generate takes no hooks; write: with model.hooks(fwd_hooks=[…]): model.generate(…)")
-        if not getattr(self._points.root, "can_generate", lambda: True)():
-            raise HooklineError(
-                f"{type(self._points.root).__name__} cannot generate text: it has no language-model head that predicts "
-                f"the next token. Load the model with one (AutoModelForCausalLM, AutoModelForSeq2SeqLM)"
-            )
-        if kwargs.get("cache_implementation") == "paged" and (active.get() or self._points.permanent.steps):
-            raise HooklineError(
-                "hooks do not work with continuous batching (cache_implementation='paged'), which packs several texts "
-                "into one row in another thread: use another cache"
-            )
+        self._check_generation(kwargs)
         is_text = input is not None and not isinstance(input, Tensor)
         inputs = self._prepared(input, kwargs, attention_mask, None, "left" if is_text else None, images)
         if "input_ids" not in inputs:
@@ -392,15 +352,29 @@ class HookedModel(ModelInputs, ImageMethods, WeightProcessing):
         if mask is None and (is_text or pad is None or not bool(ids.eq(pad).any())):
             mask = torch.ones_like(ids)  # otherwise generate finds padding by its token
         if mask is not None:
-            inputs["attention_mask"] = checked_mask(mask, {"input_ids": ids})
+            inputs["attention_mask"] = mask
         if active.get() and (self._anatomy.is_encoder_decoder or self._anatomy.towers):
             begin_pass(self._points.root, {"input_ids": ids, "attention_mask": mask})  # before the model's own forward
-        how = {"max_new_tokens": max_new_tokens, **inputs}
-        new = self._run(self.module.generate, (ids,), how)  # type: ignore[arg-type]
+        options = {"max_new_tokens": max_new_tokens, **inputs}
+        new = self._run(self.module.generate, (ids,), options)  # type: ignore[arg-type]
         if not is_text:
             return new
         texts = self.tokenizer.batch_decode(new, skip_special_tokens=True)
         return texts[0] if isinstance(input, str) else texts
+
+    def _check_generation(self, kwargs: Mapping[str, Any]) -> None:
+        if "fwd_hooks" in kwargs or "bwd_hooks" in kwargs:
+            raise HooklineError("generate takes no hooks; write: with model.hooks(fwd_hooks=[…]): model.generate(…)")
+        if not getattr(self._points.root, "can_generate", lambda: True)():
+            raise HooklineError(
+                f"{type(self._points.root).__name__} cannot generate text: it has no language-model head. Load the "
+                f"model with one (AutoModelForCausalLM, AutoModelForSeq2SeqLM)"
+            )
+        if kwargs.get("cache_implementation") == "paged" and (active.get() or self._points.permanent.steps):
+            raise HooklineError(
+                "hooks do not work with continuous batching (cache_implementation='paged'), which packs several texts "
+                "into one row in another thread: use another cache"
+            )
 
     def verify(self, input: str | Tensor | Mapping[str, Any] | None = None, *, images: Images | None = None) -> Report:
         """Verify every point of this model: a table of what is verified, what is not available, and what fails.
@@ -408,20 +382,17 @@ class HookedModel(ModelInputs, ImageMethods, WeightProcessing):
         The input is text, tokens or keyword inputs; points of the vision tower are verified if it has `images`.
         Without an input an example is used, with an image if there is a processor.
         """
-        if images is not None:
-            return verify(self, dict(self.to_inputs(input, images)))  # type: ignore[arg-type]
-        if isinstance(input, Mapping):
-            return verify(self, dict(input))
-        example = self.example_inputs() if input is None else None
-        if example is not None:
-            return verify(self, dict(example))
-        if input is None and getattr(self.module, "main_input_name", None) == "pixel_values" and not self.cfg.d_vocab:
-            raise HooklineError("this model takes images and no text: verify(images=[…])")
-        ids, _ = self._inputs(self.example_tokens() if input is None else input, None, None)
-        inputs = {"input_ids": ids}
-        if self._anatomy.is_encoder_decoder:
-            inputs["decoder_input_ids"] = self.example_tokens().flip(1)[: len(ids)]
-        return verify(self, inputs)
+        is_tokens = images is None and not isinstance(input, Mapping)
+        if is_tokens and input is None:
+            example = self.example_inputs()
+            if example is not None:
+                return verify_model(self, dict(example))
+            if getattr(self.module, "main_input_name", None) == "pixel_values" and not self.cfg.d_vocab:
+                raise HooklineError("this model takes images and no text: verify(images=[…])")
+        inputs = self._one_input(self.example_tokens() if is_tokens and input is None else input, images)
+        if is_tokens and self._anatomy.is_encoder_decoder:
+            inputs["decoder_input_ids"] = self.example_tokens().flip(1)[: len(inputs["input_ids"])]
+        return verify_model(self, inputs)
 
     def __repr__(self) -> str:
         cfg = self.cfg
@@ -429,8 +400,3 @@ class HookedModel(ModelInputs, ImageMethods, WeightProcessing):
             f"HookedModel({cfg.architecture}: {cfg.n_layers} layers, {cfg.n_heads} heads, d_model {cfg.d_model}, "
             f"{len(self.hook_dict)} points)"
         )
-
-
-def _keeps_all(logits_to_keep: Any) -> bool:
-    """Whether logits of all positions are computed, which transformers writes as 0."""
-    return logits_to_keep is None or (isinstance(logits_to_keep, int) and logits_to_keep == 0)

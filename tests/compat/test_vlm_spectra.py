@@ -505,7 +505,7 @@ def test_a_patch_that_does_not_fit_says_what_would(model, kind) -> None:
         model.run_with_hooks([PatchHeadHook(0, 0, torch.zeros(2), hook_point="lm.mlp.out")])
     with pytest.raises(InvalidHookError, match="tensor"):
         PatchMLPHook(0, [0.0], 1)
-    with pytest.raises(HooklineError, match="positions are"):
+    with pytest.raises(HooklineError, match="positions"):
         PatchResidualHook(0, "last", torch.zeros(width))
     assert is_clean(model)
 

@@ -3,7 +3,6 @@
 import importlib.util
 import re
 from pathlib import Path
-from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ import torch
 import hookline
 from hookline import demo
 from hookline.demo import chapters
+from hookline.demo.story import likeliest, story
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FOLDERS = ("transformerlens", "mi_crow", "vlm_spectra")
@@ -308,23 +308,21 @@ def test_the_demo_finds_the_head_of_the_giver(found) -> None:
     assert found.restored[found.giver] > 0.9
     assert (found.restored.flatten().sort().values[:-1] < 0.1).all()
     assert found.lost[found.giver] > found.logit_diff, "without it the other name leads"
-    assert found.attention[-1].argmax() == 9, "the second John"
-    mary, john = found.pushed
-    assert john < mary < 0
+    assert found.attention.pattern[-1].argmax() == 9, "the second John"
+    assert found.pushed["John"] < found.pushed["Mary"] < 0
 
 
 def test_the_demo_changes_answers(found) -> None:
-    assert found.predictions[0][0] == " Mary"
-    assert max(found.without_giver, key=lambda row: row[2])[0] == " John"
-    assert max(found.corrected, key=lambda row: row[1])[0] == " Rome"
-    assert max(found.corrected, key=lambda row: row[2])[0] == " Paris"
+    assert found.predictions[0][0] == "Mary"
+    assert likeliest(found.without_giver, 1) == "John"
+    assert [likeliest(found.corrected, at) for at in (0, 1)] == ["Rome", "Paris"]
 
 
 def test_the_demo_finds_the_heads_that_repeat_and_agree(found) -> None:
     assert found.induction[found.repeater] > 0.5
-    half = len(found.repeated) // 2
+    half = len(found.stripe.words) // 2
     queries = torch.arange(half + 1, 2 * half)
-    assert found.stripe[queries, queries - half + 1].mean() > 0.8
+    assert found.stripe.pattern[queries, queries - half + 1].mean() > 0.8
     assert set(found.agreeing) == {(3, 7), (3, 3)}
     whole, _, without = found.shares["the truth, after a wrong opinion"]
     assert whole < 0.1 < 0.8 < without
@@ -333,12 +331,12 @@ def test_the_demo_finds_the_heads_that_repeat_and_agree(found) -> None:
 
 def test_the_demos_code_runs(found) -> None:
     space: dict[str, Any] = {}
-    for chapter in demo.story(found):
-        exec(dedent(chapter.code), space)
+    for chapter in story(found):
+        exec(chapter.code, space)
     assert space["text"].endswith(" John.")
     assert space["answer"] == " Paris"
-    assert torch.allclose(space["stripe"], found.stripe, atol=1e-5)
-    assert torch.allclose(space["cache"]["pattern", 3][0, 4], found.attention, atol=1e-5)
+    assert torch.allclose(space["stripe"], found.stripe.pattern, atol=1e-5)
+    assert torch.allclose(space["cache"]["pattern", 3][0, 4], found.attention.pattern, atol=1e-5)
 
 
 def test_the_demo(tmp_path, capsys) -> None:

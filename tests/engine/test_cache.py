@@ -140,7 +140,7 @@ def test_a_file_knows_where_it_is_from(tmp_path) -> None:
     with pytest.raises(hookline.HooklineError, match="'-1'"):
         hookline.ActivationCache.load(path, model).decompose_resid(pos_slice=0)
     other = hookline.hook(tiny_models.causal_lm("opt"))
-    with pytest.raises(hookline.HooklineError, match=f"activations of {model.cfg.architecture} .*: this is opt"):
+    with pytest.raises(hookline.HooklineError, match=f"activations of {model.cfg.architecture}, .* opt"):
         hookline.ActivationCache.load(path, other)
     with model.processed_weights(fold_ln=True):
         stale = hookline.ActivationCache.load(path, model)

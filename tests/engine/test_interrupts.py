@@ -15,7 +15,7 @@ from torch import nn
 import hookline
 from hookline.edits import zero
 from hookline.engine import interception, taps
-from hookline.engine.blocks import Block, _entries, covered, end_all, surely
+from hookline.engine.blocks import UndoBlock, _entries, covered, end_all, surely
 from hookline.engine.skipping import Skipping
 from hookline.experiments import patching
 from hookline.transformer.contexts import GradMode
@@ -27,7 +27,7 @@ def fail_with_a_signal_pending() -> None:
     list(map(_thread.interrupt_main, [signal.SIGINT, object()]))
 
 
-class Log(Block):
+class Log(UndoBlock):
     def __init__(self) -> None:
         self.events: list[str] = []
 

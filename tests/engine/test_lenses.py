@@ -11,7 +11,8 @@ from lens_laws import check_laws, numbers
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
-from hookline.engine.derived import Added, Difference, Keys, MergeTiles, Unflatten, stashed
+from hookline.engine.calls import stashed
+from hookline.engine.derived import Added, Difference, Keys, MergeTiles, Unflatten
 from hookline.engine.lenses import FIRST, Argument, Chain, Item
 from hookline.engine.order import Kind
 from hookline.engine.points import Site

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import hookline
 from hookline.engine import snapshots
-from hookline.engine.derived import stashed
+from hookline.engine.calls import stashed
 
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])

@@ -8,7 +8,7 @@ from tiny_models import causal_lm, encoder
 import hookline
 from hookline import HookedModel, HooklineError
 from hookline.experiments import ablation, attribution, contrast, edges, metrics, patching, paths, steering, tracing
-from hookline.transformer.roles import find_anatomy
+from hookline.transformer.find_anatomy import find_anatomy
 
 CLEAN, CORRUPTED = torch.tensor([[11, 12, 13, 14, 15]]), torch.tensor([[11, 32, 13, 34, 15]])
 ANSWER, WRONG, LONGER = [7, 8, 9], [7, 18], [20, 21]

@@ -33,7 +33,7 @@ def nudged(kind: str) -> hookline.HookedModel:
 def test_the_parts_sum_to_the_logit(kind, by) -> None:
     model, text = nudged(kind), tokens()
     if by == "neurons" and kind == "mixtral":
-        with pytest.raises(HooklineError, match="no layer of this model has neurons"):
+        with pytest.raises(HooklineError, match="neurons"):
             logit_attribution.direct_logit_attribution(model, text, 5, of=by)
         return
     with torch.no_grad():
@@ -119,10 +119,10 @@ def test_the_name_mover_is_the_head_that_adds_most(tinyworld) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"of": "token"}, "'components', 'layers', 'heads', 'neurons'"),
+        ({"of": "token"}, "'components'"),
         ({"of": "layers", "layers": 1}, "heads or neurons"),
         ({"of": "heads", "layers": 4}, "layer 4.*0 to 3"),
-        ({"pos": 14}, "position 14.*prompt 0 has 14"),
+        ({"pos": 14}, "position 14"),
         ({"tokens": [" Mary", " John"]}, "for 1 prompts"),
         ({"tokens": None}, "no token after"),
         ({"wrong": " Mary"}, "are the same"),
@@ -147,9 +147,9 @@ def test_a_readout_that_is_not_linear_is_refused_but_can_be_looked_through() -> 
 def test_a_stream_that_is_normed_is_refused() -> None:
     model = nudged("openai-gpt")
     for refused in (logit_attribution.direct_logit_attribution, logit_lens.logit_lens):
-        with pytest.raises(HooklineError, match="norms the stream"):
+        with pytest.raises(HooklineError, match="normalizes the stream"):
             refused(model, tokens(), 5)
-    with pytest.raises(HooklineError, match="nothing adds up"):
+    with pytest.raises(HooklineError, match="between the final norm"):
         logit_attribution.direct_logit_attribution(hookline.hook(tiny_models.encoder("bert", head=True)), tokens(), 5)
 
 
@@ -213,5 +213,5 @@ def test_lenses_that_cannot_be_are_refused(tinyworld) -> None:
         logit_lens.logit_lens(tinyworld, [PROMPT, SHORT])
     with pytest.raises(HooklineError, match="one prompt"):
         logit_lens.lens_tokens(tinyworld, [PROMPT, SHORT])
-    with pytest.raises(HooklineError, match="top is how many"):
+    with pytest.raises(HooklineError, match="got 0"):
         logit_lens.lens_tokens(tinyworld, PROMPT, top=0)

@@ -163,7 +163,7 @@ def test_any_list_of_points_can_be_swept(tinyworld: hookline.HookedModel) -> Non
 def test_points_by_their_native_names_can_be_swept(tinyworld: hookline.HookedModel) -> None:
     names = ["transformer.h.0.mlp", "transformer.h.3.attn.c_proj"]
     result = patching.sweep(tinyworld, CLEAN, CORRUPTED, NAMES, points=names, over="point")
-    metric = metrics.resolve(NAMES, tinyworld, tinyworld.to_tokens(CLEAN))
+    metric = NAMES.resolved(tinyworld, tinyworld.to_tokens(CLEAN))
     cache = tinyworld.run_with_cache(CLEAN, names_filter=names)[1]
     for name, value in zip(names, result.values, strict=True):
         patched = tinyworld.run_with_hooks(CORRUPTED, fwd_hooks=[(name, lambda _, name=name: cache[name])])
@@ -299,7 +299,7 @@ def test_hooks_that_stand_are_part_of_every_run(tinyworld: hookline.HookedModel)
         inside = patching.sweep(tinyworld, CLEAN, CORRUPTED, NAMES)
         expected = tinyworld(CLEAN)
     assert inside.info["clean"] == pytest.approx(
-        float(metrics.resolve(NAMES, tinyworld, tinyworld.to_tokens(CLEAN))(expected.detach())), abs=1e-4
+        float(NAMES.resolved(tinyworld, tinyworld.to_tokens(CLEAN))(expected.detach())), abs=1e-4
     )
 
 
@@ -443,3 +443,11 @@ def test_other_chances_in_training_mode_are_warned_of_too(where: str) -> None:
     model = hookline.hook(module)
     with pytest.warns(HooklineWarning, match="training mode"):
         patching.sweep(model, rows(0), rows(1), difference)
+
+
+@pytest.mark.parametrize("points", ["blocks.1.hook_resid_pre", "hook_embed", ("z", 1)])
+def test_one_point_is_not_one_of_every_layer(points) -> None:
+    model = hookline.hook(tiny_models.causal_lm("gpt2"))
+    clean, corrupted = torch.tensor([[1, 2, 3]]), torch.tensor([[4, 2, 3]])
+    with pytest.raises(HooklineError, match="layers"):
+        patching.sweep(model, clean, corrupted, lambda logits: logits[:, -1, 0], points=points)

@@ -22,7 +22,7 @@ from hookline.rerun.baseline import Baseline
 from hookline.rerun.strategy import Strategy
 from hookline.text.image_tokens import image_token_id
 from hookline.text.loss import lm_loss
-from hookline.transformer.roles import find_anatomy
+from hookline.transformer.find_anatomy import find_anatomy
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # transformers' own
 WAYS = {

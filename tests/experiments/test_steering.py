@@ -168,7 +168,7 @@ def test_bad_generations(world, how, said) -> None:
         ({"layers": [1, 9]}, "no vector for layer 9"),
         ({"pos": 7}, "has 7 tokens"),
         ({"pos": []}, "selects nothing"),
-        ({"pos": "last"}, "positions are"),
+        ({"pos": "last"}, "positions must be"),
     ],
 )
 def test_bad_sweeps(models, how, said) -> None:

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import hookline
 from hookline import HookedRootModule, HookError, HooklineError, HookPoint, UnknownPointError
 from hookline.edits import zero
-from hookline.engine.derived import stashed
+from hookline.engine.calls import stashed
 from hookline.errors import InvalidHookError
 from hookline.hooks import (
     Controller,
@@ -231,11 +231,11 @@ def test_options_changed_before_a_module_take_effect() -> None:
 
 def test_before_what_is_no_module(llama) -> None:
     early = Plus(hook_type="pre_forward")
-    with pytest.raises(InvalidHookError, match="name a module or its input"):
+    with pytest.raises(InvalidHookError, match="PRE_FORWARD"):
         llama.run_with_hooks(TOKENS, fwd_hooks=[("blocks.1.attn.hook_q", early)])
-    with pytest.raises(InvalidHookError, match="hook_type must be"):
+    with pytest.raises(InvalidHookError, match="hook_type"):
         Plus(hook_type="sideways")
-    with pytest.raises(InvalidHookError, match="by keyword"):
+    with pytest.raises(InvalidHookError, match="hook_type="):
         Detector(HookType.FORWARD)
 
 
@@ -284,12 +284,12 @@ def test_a_declared_target_that_does_not_exist(gpt2, net, x) -> None:
     Bad.hook_point, Bad.layer = "lm.mlp.out", 4
     with pytest.raises(ValueError, match=r"layer=4.*Layers are 0 to 3"):
         gpt2.hooks([Bad()])
-    with pytest.raises(ValueError, match="which this model has not"):
+    with pytest.raises(ValueError, match=r"lm\.mlp\.out"):
         net.run_with_hooks(x, fwd_hooks=[Bad()])
     several = hookline.hook(seq2seq("t5"))
-    with pytest.raises(ValueError, match="several stacks of layers"):
+    with pytest.raises(ValueError, match="stacks"):
         several.hooks([Bad()])
-    with pytest.raises(InvalidHookError, match="declares no point"):
+    with pytest.raises(InvalidHookError, match=r"\(name, hook\)"):
         net.run_with_hooks(x, fwd_hooks=[Plus()])
     assert hook_count(gpt2.module) == before
 
@@ -354,7 +354,7 @@ def test_captures_never_change(net, x) -> None:
     assert torch.equal(scribbles.get_captured(), hidden)
     assert inside.get_captured().eq(0).all()
     assert not before.get_captured().requires_grad
-    with pytest.raises(HookError, match="a Detector only reads"):
+    with pytest.raises(HookError, match="Detector"):
         net.run_with_hooks(x, fwd_hooks=[("fc1", type("D", (Detector,), {"_hook_fn": lambda *a: a[-1]})())])
 
 
@@ -371,9 +371,9 @@ def test_detectors_of_several_calls_and_places(x) -> None:
     net.run_with_hooks(x, fwd_hooks=[only])
     assert torch.equal(only.get_captured(), cache["cell#1"])
     for hooks in ([("*", last)], [("cell", last), ("output", last)]):
-        with pytest.raises(InvalidHookError, match="Make a detector for each"):
+        with pytest.raises(InvalidHookError, match="another detector"):
             net.run_with_hooks(x, fwd_hooks=hooks)
-    with pytest.raises(InvalidHookError, match="Make a detector for each"):
+    with pytest.raises(InvalidHookError, match="another detector"):
         net.add_hook("*", last)
 
 
@@ -415,11 +415,11 @@ def test_hooks_that_do_nothing_are_refused(net) -> None:
     for hook in (Hook(), Controller()):
         with pytest.raises(InvalidHookError, match="does nothing"):
             net.hooks([("fc1", hook)])
-    with pytest.raises(InvalidHookError, match="works on the forward pass"):
+    with pytest.raises(InvalidHookError, match="forward pass"):
         net.hooks(bwd_hooks=[("fc1", Plus())])
-    with pytest.raises(InvalidHookError, match="is not callable"):
+    with pytest.raises(InvalidHookError, match="callable"):
         FunctionController("fc1", 3)
-    with pytest.raises(InvalidHookError, match="hook_id must be"):
+    with pytest.raises(InvalidHookError, match="hook_id"):
         Hook(hook_id=7)
 
 
@@ -529,12 +529,12 @@ def test_a_hook_knows_its_point_and_context(gpt2) -> None:
 
     hook = Curious()
     assert hook.context is None
-    with pytest.raises(HooklineError, match="while it is being called"):
+    with pytest.raises(HooklineError, match="being called"):
         hook.point
     gpt2.run_with_hooks(TOKENS, fwd_hooks=[("lm.mlp.2.out", hook)])
     assert hook.metadata["where"] == ("lm.mlp.2.out", 2)
     assert hook.metadata["model"] is gpt2
-    assert hook._context.language_model is gpt2
+    assert hook.context.language_model is gpt2
 
 
 def test_a_hook_keeps_no_model_alive(x) -> None:
@@ -548,7 +548,7 @@ def test_a_hook_keeps_no_model_alive(x) -> None:
     del net
     gc.collect()
     assert module() is None
-    with pytest.raises(HooklineError, match="is gone"):
+    with pytest.raises(HooklineError, match="garbage-collected"):
         context.model
 
 
@@ -588,7 +588,7 @@ def test_what_a_subclass_declares_counts(net, x) -> None:
     assert net.run_with_hooks(x, fwd_hooks=[Early()]).eq(net.module.fc2.bias).all()
     assert Early().on_error == "skip"
     Early.hook_type = "sideways"
-    with pytest.raises(InvalidHookError, match="hook_type must be"):
+    with pytest.raises(InvalidHookError, match="hook_type"):
         net.hooks([Early()])
 
 
@@ -619,7 +619,7 @@ def test_hooks_can_be_pickled(net, x) -> None:
 
 def test_models_can_be_copied_and_pickled_afterwards(net, x) -> None:
     net.registry.register_hook("fc1", Plus(hook_id="a"))
-    with pytest.raises(HooklineError, match="cannot be copied"):
+    with pytest.raises(HooklineError, match="copied"):
         copy.deepcopy(net.module)
     net.registry.unregister_all()
     again = pickle.loads(pickle.dumps(net))
@@ -669,15 +669,13 @@ def test_a_detector_is_at_one_place_whoever_asks(net, x) -> None:
     }
     net.registry.register_hook("fc1", detector)
     for ask in elsewhere.values():
-        with pytest.raises(
-            InvalidHookError, match=r"already registered at 'fc1'.* would be at .*Make a detector for each"
-        ):
+        with pytest.raises(InvalidHookError, match="registered at 'fc1'"):
             ask()
     net(x)
     assert detector.get_captured().shape == (5, 8)
     net.registry.unregister_all()
     one, two = net.hooks([("fc1", detector)]), net.hooks([("fc2", detector)])
-    with pytest.raises(InvalidHookError, match="already in an open context at 'fc1'"), one, two:
+    with pytest.raises(InvalidHookError, match="an open context at 'fc1'"), one, two:
         pass
     assert hook_count(net.module) == 0
     for place in ("fc1", "fc2"):
@@ -729,7 +727,7 @@ def test_a_target_is_said_once(gpt2) -> None:
         lambda: gpt2.hooks([(1, other)]),
         lambda: gpt2.registry.register_hook(1, other),
     ):
-        with pytest.raises(InvalidHookError, match=r"declares itself for .*, but is given for"):
+        with pytest.raises(InvalidHookError, match="declares the target"):
             ask()
     assert not any(point.has_hooks() for point in gpt2.hook_points())
     for place in (0, "transformer.h.0"):  # the same place by another name
@@ -758,7 +756,7 @@ def test_a_layer_alone_is_its_output(gpt2) -> None:
     assert torch.equal(gpt2.run_with_hooks(TOKENS, fwd_hooks=[Patch(1)]), after)
     before = gpt2.run_with_hooks(TOKENS, fwd_hooks=[("blocks.1.hook_resid_pre", zero())])
     assert torch.equal(gpt2.run_with_hooks(TOKENS, fwd_hooks=[Patch(1, hook_type="pre_forward")]), before)
-    with pytest.raises(InvalidHookError, match=r"Patch\.layer is the number of a layer, not '1'"):
+    with pytest.raises(InvalidHookError, match=r"Patch\.layer"):
         gpt2.hooks([Patch("1")])
     with pytest.raises(ValueError, match=r"'lm\.layer\.post' and layer=9"):
         gpt2.hooks([Patch(9)])
@@ -766,7 +764,7 @@ def test_a_layer_alone_is_its_output(gpt2) -> None:
 
 def test_before_is_for_modules_and_inputs(gpt2) -> None:
     for name in ("blocks.1.hook_resid_post", "hook_embed", "blocks.1.mlp.hook_pre", "blocks.1.hook_resid_mid"):
-        with pytest.raises(InvalidHookError, match="name a module or its input"):
+        with pytest.raises(InvalidHookError, match="PRE_FORWARD"):
             gpt2.hooks([LayerActivationDetector(name, hook_type="pre_forward")])
     _, cache = gpt2.run_with_cache(TOKENS)
     for name in (1, "transformer.h.1", "transformer.h.1.input", "blocks.1.hook_resid_pre"):
@@ -777,7 +775,7 @@ def test_before_is_for_modules_and_inputs(gpt2) -> None:
 
 def test_a_type_is_no_layer() -> None:
     for word in (HookType.PRE_FORWARD, "pre_forward", "forward"):
-        with pytest.raises(InvalidHookError, match=r"the first argument is the layer, and '.*' is a type"):
+        with pytest.raises(InvalidHookError, match="hook_type="):
             Plus(layer_signature=word)
     assert Plus(hook_type="pre_forward").is_pre
 
@@ -791,14 +789,14 @@ def test_classes_and_swapped_arguments_are_refused_at_once(net, x) -> None:
             lambda kind=kind: net.add_hook("fc1", kind),
             lambda kind=kind: FunctionController("fc1", kind),
         ):
-            with pytest.raises(InvalidHookError, match=rf"{name} is a class, not a hook: make one, with {name}\("):
+            with pytest.raises(InvalidHookError, match=rf"{name} is a class"):
                 give()
     for hook in (LayerActivationDetector(), torch.relu):
-        with pytest.raises(InvalidHookError, match="the layer first and then a hook"):
+        with pytest.raises(InvalidHookError, match="register_hook"):
             net.registry.register_hook(hook, "fc1")
-        with pytest.raises(InvalidHookError, match="the name first"):
+        with pytest.raises(InvalidHookError, match=r"\(name, hook\)"):
             net.run_with_hooks(x, fwd_hooks=[(hook, 0)])
-    with pytest.raises(HooklineError, match="give the name of a module, such as 'fc1', not 0"):
+    with pytest.raises(HooklineError, match="'fc1'"):
         net.registry.register_hook(0, torch.relu)
     assert hook_count(net.module) == 0
 
@@ -833,9 +831,7 @@ def test_a_detector_lets_go_of_a_model_that_nobody_has(verb, has_run, x) -> None
     assert net.registry.hooks() == [detector]
     assert detector.get_captured() is not None
     other = hookline.hook(MLP())
-    with pytest.raises(
-        InvalidHookError, match="already registered at 'fc1' of another model, a MLP that is still there"
-    ):
+    with pytest.raises(InvalidHookError, match="registered at 'fc1' of another model"):
         other.registry.register_hook("fc1", detector)
     net.registry.unregister_all()
 
@@ -859,5 +855,5 @@ def test_arguments_that_are_no_tuple() -> None:
             return args[0] / 2, kwargs
 
     model = hookline.load("tinyworld")
-    with pytest.raises(hookline.HookError, match="it must be a tuple"):
+    with pytest.raises(hookline.HookError, match="tuple"):
         model.run_with_hooks("Mary", fwd_hooks=[Halved()])

@@ -34,11 +34,11 @@ def test_ids(net, x) -> None:
     assert "else" not in net.registry
     assert detector.layer_signature == "fc1"
     for again in (detector, LayerActivationDetector(hook_id="mine")):
-        with pytest.raises(HooklineError, match="the id 'mine' is taken"):
+        with pytest.raises(HooklineError, match="the id 'mine' is used"):
             net.registry.register_hook("fc2", again)
     assert net.registry.unregister_hook("mine")
     for gone in ("mine", detector):
-        with pytest.raises(HooklineError, match=r"no hook is registered as.*those that are"):
+        with pytest.raises(HooklineError, match="no hook is registered"):
             net.registry.unregister_hook(gone)
     net.registry.register_hook("fc2", detector)
     net(x)
@@ -55,11 +55,11 @@ def test_functions_and_edits_are_registered_too(net, x) -> None:
     assert b == "twice"
     net.registry.unregister_hook(a)
     net.registry.unregister_hook(b)
-    with pytest.raises(HooklineError, match="hook_type is for Hook objects"):
+    with pytest.raises(HooklineError, match="hook_type"):
         net.registry.register_hook("fc2", fill(3), HookType.PRE_FORWARD)
-    with pytest.raises(HooklineError, match="name the layer"):
+    with pytest.raises(HooklineError, match="layer"):
         net.registry.register_hook(None, fill(3))
-    with pytest.raises(HooklineError, match="give hook_id when making it"):
+    with pytest.raises(HooklineError, match="hook_id"):
         net.registry.register_hook("fc1", Zero(), hook_id="late")
 
 
@@ -86,7 +86,7 @@ def test_layers_by_every_name() -> None:
         model.registry.unregister_hook(hook)
     for name in names:
         model.registry.unregister_hook(model.registry.register_hook(name, LayerActivationDetector()))
-    with pytest.raises(hookline.UnknownPointError, match=r"Did you mean 'transformer\.h\.0\.attn"):
+    with pytest.raises(hookline.UnknownPointError, match=r"transformer\.h\.0\.attn"):
         model.registry.register_hook("transformer.h.0.atn", Zero())
     with pytest.raises(HooklineError, match="matches 4 points"):
         model.registry.register_hook("blocks.*.hook_resid_post", Zero())
@@ -207,13 +207,13 @@ def test_a_failing_registered_hook(net, x) -> None:
 
     bare, hook = net(x), Fails(hook_id="bad")
     net.registry.register_hook("fc1", hook)
-    with pytest.raises(HookError, match="Fails 'bad' at point 'fc1' raised ValueError: oh") as caught:
+    with pytest.raises(HookError, match="'bad' at point 'fc1'") as caught:
         net(x)
     assert (caught.value.hook_id, caught.value.hook, caught.value.point.name) == ("bad", hook, "fc1")
     assert isinstance(caught.value.original_error, ValueError)
     net.registry.unregister_hook("bad")
     net.registry.register_hook("fc1", Fails(hook_id="bad", on_error="skip"))
-    with pytest.warns(SkippedHookWarning, match="Fails 'bad'.*dropped"):
+    with pytest.warns(SkippedHookWarning, match="Fails 'bad'"):
         assert torch.equal(net(x), bare)
     with pytest.warns(SkippedHookWarning) as warned:
         assert torch.equal(net(x), bare)
@@ -269,7 +269,7 @@ def test_what_is_held_of_an_earlier_run_is_told() -> None:
     model(TOKENS)
     for run in (lambda: model(TOKENS, stop_at_layer=1), lambda: model.cache(TOKENS, names_filter=early)):
         for _ in range(2):
-            with pytest.warns(NeverFiredWarning, match="'late' at '3': the run stopped before it"):
+            with pytest.warns(NeverFiredWarning, match="'late' at '3'"):
                 run()
     model(TOKENS)
     detector.clear_captured()
@@ -292,7 +292,7 @@ def test_held_by_a_module_that_is_not_always_called(x) -> None:
     net = hookline.hook(Sometimes())
     net.registry.register_hook("fc", LayerActivationDetector())
     net(x)
-    with pytest.warns(NeverFiredWarning, match="was not called in this run"):
+    with pytest.warns(NeverFiredWarning, match="earlier"):
         net(x, is_on=False)
     net.registry.unregister_all()
     net.registry.register_hook("fc", torch.relu)
@@ -349,7 +349,7 @@ def test_a_hook_that_is_refused_stays_as_it_was(net, x) -> None:
             net.registry.register_hook(layer, hook, kind)
         assert hook.hook_type is HookType.FORWARD
         assert hook.layer_signature is None
-    with pytest.raises(HooklineError, match="has an id"):
+    with pytest.raises(HooklineError, match="hook_id"):
         net.registry.register_hook("fc1", hook, "pre_forward", hook_id="another")
     assert hook.hook_type is HookType.FORWARD
     net.registry.unregister_hook(taken)
@@ -363,7 +363,7 @@ def test_a_registered_hook_keeps_its_type(net, x) -> None:
     hook, other = Zero(), hookline.hook(MLP())
     net.registry.register_hook("fc1", hook)
     for each in (net, other):
-        with pytest.raises(HooklineError, match="registered already, as 'forward'"):
+        with pytest.raises(HooklineError, match="registered as 'forward'"):
             each.registry.register_hook("fc2", hook, "pre_forward")
     net(x)
     net.registry.unregister_all()

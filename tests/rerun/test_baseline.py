@@ -101,7 +101,7 @@ def test_every_architecture_gives_the_same_either_way(kind: str) -> None:
     if kind.startswith(("mllama", "musicgen", "reformer", "rwkv")):
         pytest.skip("layers are left out without an image; rows are codebooks; none of these points is offered")
     if kind in ("cpmant", "prophetnet", "deepseek_v4"):
-        with pytest.raises(HooklineError, match="positions, the text has"):
+        with pytest.raises(HooklineError, match="positions"):
             model.baseline(tokens(), keep=names_in(model))
         return
     check_ways_agree(kind)
@@ -224,12 +224,12 @@ def test_it_holds_in_sixteen_bits() -> None:
 
 def test_bad_baselines_and_changes_are_refused() -> None:
     model = wrapped("gpt2")
-    with pytest.raises(HooklineError, match=r"one text: tokens of shape \[1, pos\], got \[2, 9\]"):
+    with pytest.raises(HooklineError, match=r"\[2, 9\]"):
         Baseline(model, tokens().expand(2, -1))
     base = model.baseline(tokens())
     with pytest.raises(HooklineError, match="position 9"):
         base.change("blocks.0.hook_resid_pre", torch.ones(32), pos=9)
-    with pytest.raises(HooklineError, match="has no axis 'head'"):
+    with pytest.raises(HooklineError, match="'head'"):
         base.change("blocks.0.hook_resid_pre", torch.ones(32), head=1)
 
 
@@ -258,24 +258,24 @@ def test_what_changes_in_the_model_makes_a_baseline_old() -> None:
     base = model.baseline(tokens())
     variant = [base.change("blocks.1.hook_resid_pre", torch.ones(32), pos=1)]
     with model.hooks(fwd_hooks=[("blocks.0.attn.hook_z", torch.zeros_like)]):
-        with pytest.raises(HooklineError, match="hooks were added or removed"):
+        with pytest.raises(HooklineError, match="hooks"):
             list(base.rerun([variant]))
         model(tokens())
     list(base.rerun([variant]))
     with torch.no_grad():
         model.module.lm_head.weight.add_(1)
-    with pytest.raises(HooklineError, match="its weights changed"):
+    with pytest.raises(HooklineError, match="weights"):
         list(base.rerun([variant]))
 
 
 def test_values_that_do_not_fit_are_named() -> None:
     model = wrapped("gpt2")
     base = model.baseline(tokens())
-    with pytest.raises(HooklineError, match=r"has shape \[7\]"):
+    with pytest.raises(HooklineError, match=r"\[7\]"):
         list(base.rerun([[base.change("blocks.1.hook_resid_pre", torch.ones(7), pos=1)]]))
-    with pytest.raises(HooklineError, match="must be a tensor"):
+    with pytest.raises(HooklineError, match="tensor"):
         base.change("blocks.1.hook_resid_pre", 3, pos=1)
-    with pytest.raises(HooklineError, match="a variant is a list of changes"):
+    with pytest.raises(HooklineError, match="variant"):
         list(base.rerun([base.change("blocks.1.hook_resid_pre", torch.ones(32), pos=1)]))
 
 
@@ -306,11 +306,11 @@ def test_a_value_for_another_number_of_positions_is_refused(positions: list[int]
     base = Baseline(model, tokens(9), keep=["blocks.1.attn.hook_z", "blocks.1.attn.hook_pattern"])
     z, pattern = base.kept["blocks.1.attn.hook_z"], base.kept["blocks.1.attn.hook_pattern"]
     for value in (torch.cat([z, z[:3]]), z[:5]):
-        with pytest.raises(HooklineError, match="the text has 9 tokens"):
+        with pytest.raises(HooklineError, match="9 tokens"):
             base.change("blocks.1.attn.hook_z", value)
-    with pytest.raises(HooklineError, match="the text has 9 tokens"):
+    with pytest.raises(HooklineError, match="9 tokens"):
         base.change("blocks.1.attn.hook_z", torch.cat([z, z[:3]])[:, 0], head=0)
-    with pytest.raises(HooklineError, match="the text has 9 tokens"):
+    with pytest.raises(HooklineError, match="9 tokens"):
         base.change("blocks.1.attn.hook_pattern", torch.cat([pattern, pattern[..., :2]], -1))
     same = [[base.change("blocks.1.attn.hook_z", z)], [base.change("blocks.1.attn.hook_pattern", pattern)]]
     expected = base.logits if positions is None else base.logits[positions]

@@ -80,7 +80,7 @@ def test_every_head_and_neuron_sums_to_the_stream(kind) -> None:
     assert torch.allclose(attributed, logits[..., 5], atol=1e-3, rtol=1e-3)
     if any(f"blocks.{layer}.mlp.hook_post" not in model.hook_dict for layer in range(4)):
         assert kind in NO_NEURONS
-        with pytest.raises(HooklineError, match=r"no one list of neurons .*expand_neurons=False"):
+        with pytest.raises(HooklineError, match="expand_neurons=False"):
             cache.get_full_resid_decomposition()
         return
     fine, labels = cache.get_full_resid_decomposition(pos_slice=-1, return_labels=True)
@@ -103,7 +103,7 @@ def test_neurons_by_layer_and_some_of_them() -> None:
     assert torch.allclose(some.sum(0), cache["resid_pre", 2], atol=1e-5)
     normed = cache.stack_neuron_results(2, incl_remainder=True, apply_ln=True).sum(0)
     assert torch.allclose(normed, cache["normalized", 2, "ln1"], atol=1e-4)
-    with pytest.raises(HooklineError, match="neuron 999, but the MLP of layer 1 has"):
+    with pytest.raises(HooklineError, match="neuron 999"):
         cache.get_neuron_results(1, [999])
 
 
@@ -133,9 +133,9 @@ def test_the_stream_layer_by_layer_and_its_lens() -> None:
     stack, labels = cache.accumulated_resid(1, mlp_input=True, apply_ln=True, return_labels=True)
     assert labels == ["0_pre", "1_pre", "1_mid"]
     assert torch.allclose(stack[-1], cache["normalized", 1, "ln2"], atol=1e-5)
-    with pytest.raises(HooklineError, match="after the last one comes no MLP"):
+    with pytest.raises(HooklineError, match="mlp_input"):
         cache.decompose_resid(mlp_input=True)
-    with pytest.raises(HooklineError, match="recompute_ln is for the final norm"):
+    with pytest.raises(HooklineError, match="recompute_ln"):
         cache.apply_ln_to_stack(stack, 1, recompute_ln=True)
 
 
@@ -197,17 +197,17 @@ def test_tokens_of_a_logit() -> None:
 def test_stacks_and_tokens_of_a_wrong_shape() -> None:
     _, _, cache = cached("gpt2")
     parts = cache.decompose_resid()
-    with pytest.raises(HooklineError, match=r"shape \[10, 2, 32\] is not of the rows and positions \[2, 7\]"):
+    with pytest.raises(HooklineError, match=r"\[10, 2, 32\].*\[2, 7\]"):
         cache.logit_attrs(parts[:, :, -1], 5)
-    with pytest.raises(HooklineError, match=r"tokens of shape \[3\] for a stack of the rows and positions \[2, 7\]"):
+    with pytest.raises(HooklineError, match=r"\[3\].*\[2, 7\]"):
         cache.logit_attrs(parts, torch.tensor([1, 2, 3]))
-    with pytest.raises(HooklineError, match="ids from 0 to 63, not 64"):
+    with pytest.raises(HooklineError, match="64"):
         cache.logit_attrs(parts, 64)
-    with pytest.raises(HooklineError, match="without a tokenizer"):
+    with pytest.raises(HooklineError, match="tokenizer"):
         cache.logit_attrs(parts, " Mary")
-    with pytest.raises(HooklineError, match="the cache is of 2 rows"):
+    with pytest.raises(HooklineError, match="2 rows"):
         cache.logit_attrs(parts[:, 0], 5, has_batch_dim=False)
-    with pytest.raises(HooklineError, match="row 2 "):
+    with pytest.raises(HooklineError, match="row 2"):
         cache.logit_attrs(parts[:, 0], 5, batch_slice=2)
 
 
@@ -229,9 +229,9 @@ def test_rows_and_positions_of_a_cache_keep_working() -> None:
     assert torch.allclose(last.logit_lens()[-1], logits[:, -1], atol=1e-5)
     both = cache.rows(slice(0, 1)).at([2, 4])
     assert torch.allclose(both.logit_lens()[-1], logits[:1, [2, 4]], atol=1e-5)
-    with pytest.raises(HooklineError, match="this cache has -1 only"):
+    with pytest.raises(HooklineError, match="positions -1"):
         last.decompose_resid(pos_slice=-1)
-    with pytest.raises(HooklineError, match="this cache has -1 only"):
+    with pytest.raises(HooklineError, match="positions -1"):
         last.at(0)
 
 
@@ -251,36 +251,36 @@ def test_weights_that_changed_since_are_noticed() -> None:
     model, _, cache = cached("gpt2")
     inputs = tiny_models.inputs(model.module)
     with model.processed_weights():
-        with pytest.raises(HooklineError, match="processed or restored since this cache was made"):
+        with pytest.raises(HooklineError, match="processed or restored"):
             cache.logit_attrs(cache.decompose_resid(), 5)
         logits, new = model.run_with_cache(**inputs)
         parts = new.get_full_resid_decomposition()
         assert torch.allclose(new.logit_attrs(parts, 5).sum(0) + new.logit_bias(5), logits[..., 5], atol=1e-4)
-    with pytest.raises(HooklineError, match="processed or restored since"):
+    with pytest.raises(HooklineError, match="processed or restored"):
         new.get_neuron_results(0)
     cache.get_neuron_results(0)
 
 
 def test_what_does_not_add_up_is_refused() -> None:
     _, _, cache = cached("gemma2")
-    with pytest.raises(HooklineError, match="not linear in the stream"):
+    with pytest.raises(HooklineError, match="not linear"):
         cache.logit_attrs(cache.decompose_resid(), 5)
     _, _, cache = cached("modernbert-decoder")
-    with pytest.raises(HooklineError, match="between the final norm and the unembedding"):
+    with pytest.raises(HooklineError, match="final norm"):
         cache.logit_attrs(cache["resid_post", -1], 5)
     _, _, cache = cached("falcon_h1")
-    with pytest.raises(HooklineError, match="does not sum to it"):
+    with pytest.raises(HooklineError, match="do not sum"):
         cache.decompose_resid()
     bert = hookline.hook(tiny_models.encoder("bert"))
     _, cache = bert.run_with_cache(torch.tensor([[3, 4, 5]]))
-    with pytest.raises(HooklineError, match="norms the stream after each addition"):
+    with pytest.raises(HooklineError, match="normalizes the stream"):
         cache.decompose_resid()
     model, _, cache = cached("gpt2")
-    with pytest.raises(HooklineError, match="layer 9, but the model has 4"):
+    with pytest.raises(HooklineError, match="layer 9"):
         cache.accumulated_resid(9)
     edit = [("blocks.1.hook_resid_mid", torch.zeros_like)]
     _, edited = model.run_with_cache(torch.tensor([[3, 4, 5]]), fwd_hooks=edit)
-    with pytest.raises(HooklineError, match="it was edited"):
+    with pytest.raises(HooklineError, match="edited"):
         edited.decompose_resid()
 
 

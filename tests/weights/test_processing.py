@@ -104,24 +104,24 @@ def test_tied_embeddings_are_untied_and_tied_again() -> None:
 @pytest.mark.parametrize(
     ("kind", "step", "why"),
     [
-        ("llama", "center_writing_weights", "LlamaRMSNorm. does not subtract the mean"),
-        ("bloom", "center_writing_weights", "has a mean at blocks.0 all the same"),
-        ("gemma2", "center_unembed", "a soft cap"),
-        ("recurrent_gemma", "center_unembed", "a soft cap"),
-        ("gemma2", "center_writing_weights", "norms after its attention"),
-        ("gpt_oss", "fold_value_biases", "need not sum to 1"),
-        ("rwkv", "fold_ln", "RwkvSelfAttention is no plain linear map"),
-        ("minimax", "fold_ln", "changes what the model gives"),
-        ("minicpm3", "fold_ln", "no module was seen to read"),
-        ("phimoe", "fold_ln", "nowhere to put it"),
-        ("phimoe", "center_writing_weights", "not one linear map"),
-        ("deepseek_v3", "fold_value_biases", "no such projection"),
+        ("llama", "center_writing_weights", "LlamaRMSNorm"),
+        ("bloom", "center_writing_weights", "blocks.0"),
+        ("gemma2", "center_unembed", "soft cap"),
+        ("recurrent_gemma", "center_unembed", "soft cap"),
+        ("gemma2", "center_writing_weights", "norms after attention"),
+        ("gpt_oss", "fold_value_biases", "sinks"),
+        ("rwkv", "fold_ln", "RwkvSelfAttention"),
+        ("minimax", "fold_ln", "changes the output"),
+        ("minicpm3", "fold_ln", "no module"),
+        ("phimoe", "fold_ln", "bias"),
+        ("phimoe", "center_writing_weights", "experts"),
+        ("deepseek_v3", "fold_value_biases", "projection"),
     ],
 )
 def test_what_is_not_exact_is_refused_and_changes_nothing(kind, step, why) -> None:
     model, module, _, _ = wrapped(kind)
     before = parameters(module)
-    with pytest.raises(HooklineError, match=f"{step} is not exact on this model: .*{why}"):
+    with pytest.raises(HooklineError, match=f"{step}.*{why}"):
         model.process_weights(**only(step))
     assert parameters(module) == before
     assert model.processing is None
@@ -129,24 +129,24 @@ def test_what_is_not_exact_is_refused_and_changes_nothing(kind, step, why) -> No
 
 def test_encoders_and_seq2seq_models() -> None:
     bert = hookline.hook(tiny_models.encoder("bert", head=True))
-    with pytest.raises(HooklineError, match=r"fold_ln is not exact.*bert norms the stream itself"):
+    with pytest.raises(HooklineError, match=r"fold_ln.*bert"):
         bert.process_weights(fold_ln=True)
     with bert.processed_weights() as done:
         assert (done.fold_value_biases, done.center_unembed, done.fold_ln) == (True, True, False)
         assert [name for name, _ in done.left_out] == ["fold_ln", "center_writing_weights"]
-        assert "fold_ln: left out, since bert norms the stream itself" in str(done)
+        assert "fold_ln: left out" in str(done)
     pegasus = hookline.hook(tiny_models.seq2seq("pegasus"))
     with pegasus.processed_weights(**only("fold_value_biases")), torch.no_grad():
         assert not pegasus.module.model.decoder.layers[0].encoder_attn.v_proj.bias.any()
     longformer = hookline.hook(tiny_models.encoder("longformer", head=True))
-    with pytest.raises(HooklineError, match="query_global is not run by every input"):
+    with pytest.raises(HooklineError, match="query_global"):
         longformer.process_weights(**only("fold_value_biases"))
 
 
 def test_an_adapter_is_refused() -> None:
     peft = pytest.importorskip("peft")
     adapted = peft.get_peft_model(tiny_models.nudged("llama"), peft.LoraConfig(target_modules=["q_proj"]))
-    with pytest.raises(HooklineError, match="is part of an adapter"):
+    with pytest.raises(HooklineError, match="adapter"):
         hookline.hook(adapted).process_weights(fold_ln=True)
 
 
@@ -165,12 +165,12 @@ def test_hooks_stand_and_see_nothing_of_the_proof() -> None:
 @torch.no_grad()
 def test_twice_and_after_a_failure() -> None:
     model, module, inputs, logits = wrapped("llama")
-    with model.processed_weights(), pytest.raises(HooklineError, match=r"already .*restore_weights\(\) first"):
+    with model.processed_weights(), pytest.raises(HooklineError, match="restore_weights"):
         hookline.hook(module).process_weights()
     with pytest.raises(ZeroDivisionError), model.processed_weights():
         raise ZeroDivisionError
     assert torch.equal(module(**inputs).logits, logits)
-    with pytest.raises(HooklineError, match="every option is False"):
+    with pytest.raises(HooklineError, match="False"):
         model.process_weights(**dict.fromkeys(STEPS, False))
     model.restore_weights()
 
@@ -185,7 +185,7 @@ def test_a_model_that_was_moved_is_moved_back_first() -> None:
     model.restore_weights()
     model.process_weights()
     module.lm_head.weight = nn.Parameter(module.lm_head.weight.clone())
-    with pytest.raises(HooklineError, match="was replaced while the weights were processed"):
+    with pytest.raises(HooklineError, match="replaced"):
         model.restore_weights()
 
 
@@ -216,7 +216,7 @@ def test_training_with_dropout() -> None:
     module.train()
     with model.processed_weights(**only("fold_ln")):
         assert module.training
-    with pytest.raises(HooklineError, match="changes what the model gives"):
+    with pytest.raises(HooklineError, match="changes the output"):
         model.process_weights(**only("fold_value_biases"))
 
 
@@ -231,6 +231,6 @@ def test_compiled_code_sees_the_weights_that_are_there() -> None:
     assert torch.equal(module(**inputs).logits, logits)
     capped = hookline.hook(tiny_models.nudged("gemma2"))
     capped.module.compile(backend="eager")
-    with pytest.raises(HooklineError, match="a soft cap"):
+    with pytest.raises(HooklineError, match="soft cap"):
         capped.process_weights(**only("center_unembed"))
     torch._dynamo.reset()

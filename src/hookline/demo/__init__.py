@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from textwrap import fill, indent
 
 import torch
 
@@ -21,23 +18,15 @@ def demo(out: Path = Path("out")) -> Path:
     make_folder(out, "the page of the demo")
     print("Loading tinyworld, the model that ships with the package.")
     model = load("tinyworld")
-    with one_thread(), torch.no_grad():
-        found = explore(model)
-    chapters = story(found)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # fastest for a model this small
+    try:
+        chapters = story(explore(model))
+    finally:
+        torch.set_num_threads(threads)
     for number, chapter in enumerate(chapters, 1):
-        print(f"\n{number}. {chapter.title}\n\n{fill(chapter.text, 100)}\n\n{indent(chapter.table, '  ')}")
+        print(f"\n{number}. {chapter}")
     path = out / "demo.html"
     write_bytes(path, page(chapters).encode(), "the page of the demo")
     print(f"\nThe same with figures: {path}")
     return path
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Run torch on one thread, which is fastest for a model this small."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

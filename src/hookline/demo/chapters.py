@@ -5,25 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice, product
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hookline.demo.page import Attention, Head
 from hookline.edits import zero
-from hookline.experiments import ablation, head_detectors, logit_attribution, metrics, patching
+from hookline.experiments import ablation, contrast, head_detectors, logit_attribution, metrics, patching
 from hookline.model import HookedModel
 
-Head: TypeAlias = tuple[int, int]
 Grid: TypeAlias = Float[Tensor, "layer head"]
-Change: TypeAlias = list[tuple[str, float, float]]
+Change: TypeAlias = list[tuple[str, list[float]]]
 """Words with their probabilities before and after a change."""
 
 PROMPT = "When Mary and John went to the store, John gave a drink to"
 SWAPPED = "When Mary and John went to the store, Mary gave a drink to"
-WORDS = "green Oslo seven horse Monday Peter cheese library"
-TWICE = f" {WORDS} {WORDS}"
+TWICE = " green Oslo seven horse Monday Peter cheese library" * 2
 OPINION = "User: I think the capital of {country} is {opinion}. What is the capital of {country}? Answer:"
 NO_OPINION = "User: What is the capital of {country}? Answer:"
 ASKED = OPINION.format(country="France", opinion="Rome")
@@ -46,44 +45,43 @@ class Findings:
     lost: Grid  # decrease of the logit difference without each head
     restored: Grid  # fraction of the logit difference that each head restores when patched into the swapped sentence
     giver: Head  # the head that restores most
-    tokens: list[str]
-    attention: Float[Tensor, "pos pos"]  # of that head
-    pushed: list[float]  # its contributions to the logits of Mary and John
+    attention: Attention  # of that head
+    pushed: dict[str, float]  # its contributions to the logits of John and Mary
     without_giver: Change
     induction: Grid  # attention to the token after the previous occurrence
     repeater: Head
-    repeated: list[str]
-    stripe: Float[Tensor, "pos pos"]  # the repeater's attention
+    stripe: Attention  # of the repeater
     agreeing: list[Head]  # the heads that repeat the user's opinion
     corrected: Change
     shares: dict[str, list[float]]  # accuracy with all heads, without the first, and without both of those heads
 
 
+@torch.no_grad()
 def explore(model: HookedModel) -> Findings:
     """Run every experiment of the tour."""
     receiver = metrics.logit_diff(" Mary", " John")
     ablated = ablation.ablate(model, PROMPT, receiver, progress=False)
-    patched = patching.sweep(
-        model, PROMPT, SWAPPED, receiver, points="z", over=("layer", "head"), progress=False
-    ).normalized
+    patched = patching.sweep(model, PROMPT, SWAPPED, receiver, points="z", over=("layer", "head"), progress=False)
+    restored = patched.normalized.values
     induction = head_detectors.head_scores(model, kinds="induction", batch=16, length=24).sel(kind="induction").values
-    giver, repeater = highest(patched.values), highest(induction)
-    agreeing, shares = agreement(model)
-    answer, cache = model.run_with_cache(PROMPT, names_filter=("pattern", giver[0]))
+    giver, repeater = highest(restored), highest(induction)
+    pushed = {
+        name: logit_attribution.direct_logit_attribution(model, PROMPT, f" {name}", of="heads")[giver].item()
+        for name in ("John", "Mary")
+    }
+    agreeing, shares = agreeing_heads(model)
     return Findings(
-        predictions=top(model, answer, 5),
+        predictions=top(model, model(PROMPT), 5),
         logit_diff=ablated.info["clean"],
         lost=ablated.info["clean"] - ablated.values,
-        restored=patched.values,
+        restored=restored,
         giver=giver,
-        tokens=model.to_str_tokens(PROMPT),
-        attention=cache["pattern", giver[0]][0, giver[1]],
-        pushed=[pushed(model, giver, word) for word in (" Mary", " John")],
+        attention=attention_of(model, PROMPT, giver),
+        pushed=pushed,
         without_giver=change(model, PROMPT, [giver]),
         induction=induction,
         repeater=repeater,
-        repeated=model.to_str_tokens(TWICE),
-        stripe=model.cache(TWICE)["pattern", repeater[0]][0, repeater[1]],
+        stripe=attention_of(model, TWICE, repeater),
         agreeing=agreeing,
         corrected=change(model, ASKED, agreeing),
         shares=shares,
@@ -97,54 +95,36 @@ def off(heads: Iterable[Head]) -> list[tuple[Any, Any]]:
 
 def highest(grid: Grid) -> Head:
     """The head with the highest number."""
-    layer, head = divmod(int(grid.argmax()), grid.shape[1])
-    return layer, head
+    return Head(*divmod(int(grid.argmax()), grid.shape[1]))
+
+
+def attention_of(model: HookedModel, text: str, head: Head) -> Attention:
+    """The words of a text, and a head's attention from each to each."""
+    words = [token.strip() for token in model.to_str_tokens(text)]
+    return Attention(words, model.cache(text)["pattern", head.layer][0, head.head])
 
 
 def top(model: HookedModel, logits: Tensor, count: int) -> list[tuple[str, float]]:
     """The likeliest next words: tokens that begin with a space; others would continue the last word."""
     shares, ids = logits[0, -1].softmax(-1).sort(descending=True)
     words = ((model.to_string([word]), share) for word, share in zip(ids.tolist(), shares.tolist(), strict=True))
-    return list(islice(((word, share) for word, share in words if word.startswith(" ")), count))
+    return list(islice(((word[1:], share) for word, share in words if word.startswith(" ")), count))
 
 
 def change(model: HookedModel, prompt: str, heads: Sequence[Head]) -> Change:
     """The likeliest next words with all heads and without these."""
-    before, after = model(prompt), model.run_with_hooks(prompt, fwd_hooks=off(heads))
-    words = dict.fromkeys(word for logits in (before, after) for word, _ in top(model, logits, 3))
-    ids = [model.to_single_token(word) for word in words]
-    pairs = [logits[0, -1].softmax(-1)[ids].tolist() for logits in (before, after)]
-    return list(zip(words, *pairs, strict=True))
+    runs = [model(prompt), model.run_with_hooks(prompt, fwd_hooks=off(heads))]
+    words = dict.fromkeys(word for logits in runs for word, _ in top(model, logits, 3))
+    ids = {word: model.to_single_token(f" {word}") for word in words}
+    return [(word, [logits[0, -1].softmax(-1)[ids[word]].item() for logits in runs]) for word in words]
 
 
-def pushed(model: HookedModel, head: Head, word: str) -> float:
-    """What a head adds, by itself, to the logit of a word at the end of the prompt."""
-    return (
-        logit_attribution.direct_logit_attribution(model, PROMPT, word, of="heads")
-        .sel(layer=head[0], head=head[1])
-        .item()
-    )
-
-
-@dataclass(frozen=True)
-class Questions:
+class Questions(NamedTuple):
     """Prompts with their correct answers, and the wrong answers that an opinion suggests."""
 
     prompts: list[str]
     answers: list[str]
     others: list[str]
-
-    @property
-    def metric(self) -> metrics.LogitDiff:
-        """The logit difference between the correct and the wrong answer."""
-        right, wrong = ([f" {word}" for word in words] for words in (self.answers, self.others))
-        return metrics.logit_diff(right, wrong)
-
-    def right(self, model: HookedModel, heads: Sequence[Head]) -> float:
-        """The accuracy without these heads."""
-        answers = torch.tensor([model.to_single_token(f" {text}") for text in self.answers])
-        said = model.run_with_hooks(self.prompts, fwd_hooks=off(heads))[:, -1].argmax(-1)
-        return (said == answers).float().mean().item()
 
 
 def questions(countries: Sequence[str], *shifts: int, template: str = OPINION) -> Questions:
@@ -155,14 +135,14 @@ def questions(countries: Sequence[str], *shifts: int, template: str = OPINION) -
     return Questions(prompts, [CAPITALS[country] for _, country in each], wrong)
 
 
-def agreement(model: HookedModel) -> tuple[list[Head], dict[str, list[float]]]:
+def agreeing_heads(model: HookedModel) -> tuple[list[Head], dict[str, list[float]]]:
     """The two heads that repeat an opinion most, found on half of the countries, and the accuracy on the rest."""
     search, test = list(CAPITALS)[::2], list(CAPITALS)[1::2]
-    asked, chosen = questions(search, 5), list[Head]()
-    for _ in range(2):
-        with model.hooks(fwd_hooks=off(chosen)):
-            chosen.append(highest(ablation.ablate(model, asked.prompts, asked.metric, progress=False).values))
-    gifts = [(a, b, giver, receiver) for a, b in PAIRS for giver, receiver in ((a, b), (b, a))]
+    asked, plain = questions(search, 5), questions(search, 5, template=NO_OPINION)
+    right, wrong = ([f" {word}" for word in words] for words in (asked.answers, asked.others))
+    pairs = list(zip(plain.prompts, asked.prompts, strict=True))
+    found = contrast.ablate_differing(model, pairs, metric=metrics.logit_diff(right, wrong), progress=False)
+    gifts = [(a, b, *givers) for a, b in PAIRS for givers in ((a, b), (b, a))]
     kinds = {
         "the truth, after a wrong opinion": questions(test, 3, 7),
         "the truth, after no opinion": questions(test, 0, template=NO_OPINION),
@@ -172,4 +152,9 @@ def agreement(model: HookedModel) -> tuple[list[Head], dict[str, list[float]]]:
             [giver for _, _, giver, _ in gifts],
         ),
     }
-    return chosen, {kind: [q.right(model, chosen[:n]) for n in range(3)] for kind, q in kinds.items()}
+    heads, shares = [Head(*head) for head in found.heads[:2]], {}
+    for kind, each in kinds.items():
+        correct = metrics.accuracy([f" {word}" for word in each.answers])
+        curve = ablation.cumulative(model, each.prompts, correct, heads, progress=False)
+        shares[kind] = curve.sel(order="as ranked").values.tolist()
+    return heads, shares

@@ -1,174 +1,189 @@
-"""The tour as one HTML page with inline figures."""
+"""The tour as one HTML page with inline figures; its frame is `page.html`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from textwrap import dedent
-from typing import TypeAlias
+from pathlib import Path
+from textwrap import fill, indent
+from typing import NamedTuple, TypeAlias
 
 from jaxtyping import Float
 from torch import Tensor
 
-from hookline.demo.chapters import Grid, Head
-from hookline.demo.tables import number
+from hookline.experiments.core.labels import table
 
-Colour: TypeAlias = tuple[int, int, int]
+Rows: TypeAlias = Sequence[tuple[str, Sequence[float]]]
+INK, GRAY = "#1e2430", "#5a6274"
 WARM, COLD, COOL = (194, 65, 12), (29, 78, 216), (67, 56, 202)
-INK = "#1e2430"
+
+
+class Head(NamedTuple):
+    """An attention head; prints as "3.4"."""
+
+    layer: int
+    head: int
+
+    def __str__(self) -> str:
+        return f"{self.layer}.{self.head}"
+
+
+class Attention(NamedTuple):
+    """The words of a text, and the attention of a head from each to each."""
+
+    words: list[str]
+    pattern: Float[Tensor, "pos pos"]
+
+
+class Shown(NamedTuple):
+    """A table for the terminal, and a figure for the page."""
+
+    text: str
+    html: str
 
 
 @dataclass(frozen=True)
 class Chapter:
-    """One finding: a text, a table for the terminal, a figure for the page, and the code to reproduce it."""
+    """One finding: a text, the code to reproduce it, and its tables and figures."""
 
     title: str
     text: str
-    table: str
-    figure: str
     code: str
+    shown: Sequence[Shown]
+
+    def __str__(self) -> str:
+        tables = "\n\n".join(each.text for each in self.shown if each.text)
+        return f"{self.title}\n\n{fill(self.text, 100)}\n\n{indent(tables, '  ')}"
+
+    def html(self, number: int) -> str:
+        """The chapter as a section of the page."""
+        figures = "".join(each.html for each in self.shown)
+        return (
+            f"<section><h2><b>{number}</b>{escape(self.title)}</h2><p>{escape(self.text)}</p>"
+            f'<div class="side">{figures}</div><pre>{escape(self.code)}</pre></section>'
+        )
 
 
 def page(chapters: Sequence[Chapter]) -> str:
-    """The whole story as one HTML page with inline figures."""
-    parts = [
-        f"<section><h2><b>{number}</b>{escape(chapter.title)}</h2><p>{escape(chapter.text)}</p>{chapter.figure}"
-        f"<pre>{escape(dedent(chapter.code).strip())}</pre></section>"
-        for number, chapter in enumerate(chapters, 1)
-    ]
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>hookline: inside a small language model</title><style>{STYLE}</style></head><body>
-<header><h1>Inside a small language model</h1><p>tinyworld has 4 layers of 8 attention heads and ships with hookline.
-Everything below was read, or changed, while it ran: by name, and without changing the model. The code that does it
-is under each image.</p></header>
-{"".join(parts)}
-</body></html>
-"""
+    """The whole tour as one HTML page."""
+    frame = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+    return frame.replace("<!-- chapters -->", "".join(each.html(at) for at, each in enumerate(chapters, 1)))
 
 
-STYLE = """
-body { font: 16px/1.55 system-ui, sans-serif; color: #1e2430; background: #f6f5f1; margin: 0 auto; padding: 2rem 1rem;
-  max-width: 60rem }
-header, section { background: #fff; border-radius: 14px; padding: 1.4rem 2rem; margin-bottom: 1.2rem;
-  box-shadow: 0 1px 4px #0001 }
-header { background: #1e2430; color: #e8eaf0 }
-h1 { margin: .2rem 0 } h2 { margin: 0 } h2 b { color: #c2410c; margin-right: .6rem } p { max-width: 52rem }
-figure { margin: 1rem 0 0 } figcaption { font-size: .85rem; font-weight: 600; color: #5a6274; margin-bottom: .4rem }
-.side { display: flex; flex-wrap: wrap; gap: 1rem 2rem; align-items: flex-start } .side figure { flex: 1 1 24rem }
-svg { width: 100%; height: auto; display: block } svg text { font-family: system-ui, sans-serif }
-pre { background: #f4f5f8; border-radius: 8px; padding: .8rem 1rem; margin: 1.2rem 0 0; font-size: .8rem;
-  overflow-x: auto }
-table { border-collapse: collapse; table-layout: fixed; width: 100%; font-size: .92rem }
-th { text-align: left; font-weight: 600; color: #5a6274 }
-td, th { padding: .3rem .8rem .3rem 0 } th:first-child { width: 5rem } .wide th:first-child { width: 30% }
-.bar { display: flex; align-items: center; gap: .5rem; font-size: .85rem; font-variant-numeric: tabular-nums }
-.bar i { height: .85rem; border-radius: 3px; background: #8b93a7; min-width: 2px } .bar.new i { background: #c2410c }
-.callout { color: #5a6274; margin-top: 1rem } .callout b { font-size: 2rem; color: #1d4ed8; margin-right: .3rem }
-"""
+def _figure(caption: str, image: str, kind: str = "") -> str:
+    head = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
+    return f'<figure class="{kind}">{head}{image}</figure>'
 
 
-def figure(caption: str, image: str) -> str:
-    """A figure with a caption."""
-    return f"<figure><figcaption>{escape(caption)}</figcaption>{image}</figure>"
+def callouts(caption: str, values: dict[str, str]) -> Shown:
+    """A few numbers in large type, on the page only."""
+    shown = (f'<div class="callout"><b>{escape(x)}</b> {escape(key)}</div>' for key, x in values.items())
+    return Shown("", _figure(caption, "".join(shown)))
 
 
-def side_by_side(*figures: str) -> str:
-    """Figures side by side, if there is room."""
-    return f'<div class="side">{"".join(figures)}</div>'
-
-
-def callouts(values: dict[str, str]) -> str:
-    """A few numbers in large type."""
-    return "".join(f'<div class="callout"><b>{escape(value)}</b> {escape(key)}</div>' for key, value in values.items())
-
-
-def bars(rows: Sequence[tuple[str, Sequence[float]]], columns: Sequence[str]) -> str:
-    """Words with a bar per probability: one column before a change, one after."""
-    cells = [(word.strip(), [bar(share, 1, is_new=n > 0) for n, share in enumerate(row)]) for word, row in rows]
-    return f"<figure>{_table(cells, columns)}</figure>"
-
-
-def shares(rows: dict[str, list[float]], columns: Sequence[str]) -> str:
-    """Kinds of questions with a bar per accuracy."""
-    cells = [(kind, [bar(share, 0, is_new=n > 0) for n, share in enumerate(row)]) for kind, row in rows.items()]
-    return f'<div class="wide">{_table(cells, columns)}</div>'
-
-
-def bar(share: float, digits: int, *, is_new: bool) -> str:
-    """A fraction as a bar."""
-    kind = "bar new" if is_new else "bar"
-    return f'<div class="{kind}"><i style="width:{75 * share:.1f}%"></i>{share:.{digits}%}</div>'
-
-
-def _table(rows: Sequence[tuple[str, Sequence[str]]], columns: Sequence[str]) -> str:
+def bars(rows: Rows, columns: Sequence[str], caption: str = "", digits: int = 1) -> Shown:
+    """Fractions, each with a bar: in the first column before a change, in the others after it."""
+    texts = [[key, *(f"{x:.{digits}%}" for x in row)] for key, row in rows]
+    body = ""
+    for (_, row), (key, *shares) in zip(rows, texts, strict=True):
+        kinds = ["bar", *["bar new"] * len(row)]
+        cells = [
+            f'<td><div class="{kind}"><i style="width:{75 * x:.1f}%"></i>{text}</div></td>'
+            for kind, x, text in zip(kinds, row, shares, strict=False)
+        ]
+        body += f"<tr><td>{escape(key)}</td>{''.join(cells)}</tr>"
     head = "".join(f"<th>{escape(column)}</th>" for column in ["", *columns])
-    body = "".join(f"<tr><td>{escape(key)}</td>{''.join(f'<td>{x}</td>' for x in row)}</tr>" for key, row in rows)
-    return f"<table><tr>{head}</tr>{body}</table>"
+    html = _figure(caption, f"<table><tr>{head}</tr>{body}</table>", "bars wide" if caption else "bars")
+    return Shown(text_bars(rows) if len(columns) == 1 else table([[caption, *columns], *texts], ">"), html)
 
 
-def head_map(grid: Grid, digits: int, marked: Head) -> str:
-    """A heat map of heads with their values: warm colors above zero, cold colors below."""
-    wide, high, left, up = 46, 34, 56, 24
+def text_bars(rows: Rows) -> str:
+    """Words with one fraction each, as bars for the terminal."""
+    return table([[key, f"{x:6.1%}", "█" * round(40 * x)] for key, (x,) in rows])
+
+
+class _Cell(NamedTuple):
+    """A cell of a heat map: its strength from -1 to 1, its tooltip, and the text in it."""
+
+    strength: float
+    tip: str
+    text: str = ""
+
+
+def head_map(caption: str, grid: Float[Tensor, "layer head"], digits: int, marked: Head) -> Shown:
+    """The values of all heads: warm colors above zero, cold colors below; in the terminal one is in brackets."""
     most = float(grid.abs().max())
-    parts = [label("head", left - 8, up - 8)]
-    parts += [label(f"{head}", left + wide * (head + 0.5), up - 8, "middle") for head in range(grid.shape[1])]
-    parts += [label(f"layer {layer}", left - 8, up + high * (layer + 0.5) + 3) for layer in range(grid.shape[0])]
-    for layer, row in enumerate(grid.tolist()):
-        for head, value in enumerate(row):
-            ink = "#fff" if abs(value) > 0.6 * most else INK
-            place, text = (left + wide * head, up + high * layer), number(value, digits)
-            parts.append(cell(place, (wide, high), colour(value / most), f"head {layer}.{head}: {text}"))
-            parts.append(label(text, place[0] + wide / 2 - 1, place[1] + high / 2 + 3, "middle", ink))
-    parts.append(outline(left + wide * marked[1], up + high * marked[0], wide, high))
-    return svg(left + wide * grid.shape[1], up + high * grid.shape[0], parts)
+    texts = [[decimal(x, digits) for x in row] for row in grid.tolist()]
+    cells = [
+        [_Cell(x / most, f"head {layer}.{head}: {text}", text) for head, (x, text) in enumerate(zip(*row, strict=True))]
+        for layer, row in enumerate(zip(grid.tolist(), texts, strict=True))
+    ]
+    layers = [f"layer {layer}" for layer in range(grid.shape[0])]
+    columns = [_label(f"{head}", 56 + 46 * (head + 0.5), 16, "middle") for head in range(grid.shape[1])]
+    image = _heat_map(cells, layers, [_label("head", 48, 16), *columns], (46, 34), (56, 24), marked)
+    rows = [[layer, *(f"{text} " for text in row)] for layer, row in zip(layers, texts, strict=True)]
+    rows[marked.layer][marked.head + 1] = f"[{texts[marked.layer][marked.head]}]"
+    head = ["", *(f"head {head}" for head in range(grid.shape[1]))]
+    return Shown(f"{caption}\n{table([head, *rows], '>')}", _figure(caption, image))
 
 
-def token_map(pattern: Float[Tensor, "pos pos"], tokens: Sequence[str], marked: tuple[int, int] | None = None) -> str:
-    """A heat map of attention: queries in rows, keys in columns."""
-    size, left, up = 26, 74, 66
-    words = [token.strip() for token in tokens]
-    parts = [label(word, left - 8, up + size * (row + 0.5) + 3) for row, word in enumerate(words)]
-    for column, word in enumerate(words):
-        turned = f"translate({left + size * (column + 0.5)} {up - 6}) rotate(-50)"
-        parts.append(f'<g transform="{turned}">{label(word, 0, 0, "start")}</g>')
-    for query, row in enumerate(pattern.tolist()):
-        for key, share in enumerate(row[: query + 1]):
-            place, tip = (left + size * key, up + size * query), f"{words[query]} looks at {words[key]}: {share:.0%}"
-            parts.append(cell(place, (size, size), colour(share, COOL), tip))
-    if marked is not None:
-        parts.append(outline(left + size * marked[1], up + size * marked[0], size, size))
-    return svg(left + size * len(words) + 40, up + size * len(words), parts)
+def token_map(caption: str, attention: Attention, marked: tuple[int, int] | None = None) -> Shown:
+    """The attention of a head, with queries in rows and keys in columns; in the terminal the row that is marked."""
+    words, rows = attention.words, attention.pattern.tolist()
+    cells = [
+        [_Cell(x, f"{words[at]} looks at {word}: {x:.0%}") for word, x in zip(words, row[: at + 1], strict=False)]
+        for at, row in enumerate(rows)
+    ]
+    columns = [
+        f'<g transform="translate({74 + 26 * (at + 0.5)} 60) rotate(-50)">{_label(word, 0, 0, "start")}</g>'
+        for at, word in enumerate(words)
+    ]
+    image = _heat_map(cells, words, columns, (26, 26), (74, 66), marked, warm=COOL, margin=40)
+    text = "" if marked is None else text_bars([(word, [x]) for word, x in zip(words, rows[marked[0]], strict=True)])
+    return Shown(text, _figure(caption, image))
 
 
-def colour(share: float, warm: Colour = WARM) -> str:
-    """A color from almost white at 0 to warm at 1 or cold at -1."""
-    full = warm if share >= 0 else COLD
-    return "#" + "".join(f"{round(244 + (part - 244) * min(abs(share), 1.0)):02x}" for part in full)
-
-
-def cell(place: tuple[float, float], size: tuple[float, float], fill: str, tip: str) -> str:
-    """A cell of a heat map, with a tooltip."""
-    (x, y), (wide, high) = place, size
-    shape = f'x="{x}" y="{y}" width="{wide - 2}" height="{high - 2}" rx="4"'
-    return f'<rect {shape} fill="{fill}"><title>{escape(tip)}</title></rect>'
-
-
-def outline(x: float, y: float, wide: float, high: float) -> str:
-    """A frame around a cell."""
-    shape = f'x="{x}" y="{y}" width="{wide - 2}" height="{high - 2}" rx="4"'
-    return f'<rect {shape} fill="none" stroke="{INK}" stroke-width="2"/>'
-
-
-def label(text: str, x: float, y: float, anchor: str = "end", ink: str = "#5a6274") -> str:
-    """A word in a figure."""
-    return f'<text x="{x}" y="{y}" text-anchor="{anchor}" font-size="12" fill="{ink}">{escape(text)}</text>'
-
-
-def svg(width: float, height: float, parts: Sequence[str]) -> str:
-    """An SVG that is never wider than its natural size."""
+def _heat_map(
+    cells: Sequence[Sequence[_Cell]],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    size: tuple[int, int],
+    corner: tuple[int, int],
+    marked: tuple[int, int] | None,
+    *,
+    warm: tuple[int, int, int] = WARM,
+    margin: int = 0,
+) -> str:
+    """An SVG of colored cells with tooltips, below the labels of the columns and right of those of the rows."""
+    (wide, high), (left, up) = size, corner
+    parts = [*columns, *(_label(row, left - 8, up + high * (at + 0.5) + 3) for at, row in enumerate(rows))]
+    for down, row in enumerate(cells):
+        for across, cell in enumerate(row):
+            x, y = left + wide * across, up + high * down
+            place = f'x="{x}" y="{y}" width="{wide - 2}" height="{high - 2}" rx="4"'
+            parts.append(f'<rect {place} fill="{_color(cell.strength, warm)}"><title>{escape(cell.tip)}</title></rect>')
+            if (down, across) == marked:
+                parts.append(f'<rect {place} fill="none" stroke="{INK}" stroke-width="2"/>')
+            ink = "#fff" if abs(cell.strength) > 0.6 else INK
+            parts.append(_label(cell.text, x + wide / 2 - 1, y + high / 2 + 3, "middle", ink) if cell.text else "")
+    width, height = left + wide * max(map(len, cells)) + margin, up + high * len(cells)
     return (
         f'<svg viewBox="-2 -2 {width + 4} {height + 4}" style="max-width:{width}px" role="img" '
         f'xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'
     )
+
+
+def _color(strength: float, warm: tuple[int, int, int]) -> str:
+    """A color from almost white at 0 to warm at 1 or cold at -1."""
+    full = warm if strength >= 0 else COLD
+    return "#" + "".join(f"{round(244 + (part - 244) * min(abs(strength), 1.0)):02x}" for part in full)
+
+
+def _label(text: str, x: float, y: float, anchor: str = "end", ink: str = GRAY) -> str:
+    return f'<text x="{x}" y="{y}" text-anchor="{anchor}" font-size="12" fill="{ink}">{escape(text)}</text>'
+
+
+def decimal(value: float, digits: int, sign: str = "-") -> str:
+    """A number with a typographic minus, and without a negative zero."""
+    return f"{round(value, digits) + 0.0:{sign}.{digits}f}".replace("-", "−")

@@ -10,7 +10,7 @@ patches of 8×8 pixels, row by row, and each patch becomes one image token.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
@@ -29,7 +29,15 @@ PATCH = 8
 """Width and height of a patch in pixels."""
 GRID = SIDE // PATCH
 """Patches per row and per column."""
-KINDS = ("circle", "square", "triangle", "cross", "diamond")
+_INSIDE: dict[str, Callable[[NDArray, NDArray, float], NDArray[np.bool_]]] = {
+    "circle": lambda x, y, radius: x**2 + y**2 <= radius**2,
+    "square": lambda x, y, radius: np.maximum(abs(x), abs(y)) <= radius,
+    "triangle": lambda x, y, radius: 2 * abs(x) <= y + radius,
+    "cross": lambda x, y, radius: np.minimum(abs(x), abs(y)) <= radius / 3,
+    "diamond": lambda x, y, radius: abs(x) + abs(y) <= radius,
+}
+"""Whether points are inside a shape of that radius around the origin."""
+KINDS = tuple(_INSIDE)
 COLOURS = {
     "red": (220, 40, 40),
     "green": (40, 170, 60),
@@ -73,21 +81,8 @@ class Shape:
         middle = (self.size - 1) / 2
         found = np.zeros((SIDE, SIDE), dtype=bool)
         down, across = np.ogrid[: self.size, : self.size]
-        found[top:bottom, left:right] = _inside(self.kind, across - middle, down - middle, self.size / 2)
+        found[top:bottom, left:right] = _INSIDE[self.kind](across - middle, down - middle, self.size / 2)
         return found
-
-
-def _inside(kind: str, x: NDArray, y: NDArray, radius: float) -> NDArray[np.bool_]:
-    """Whether points are inside a shape of that radius around the origin."""
-    if kind == "circle":
-        return x**2 + y**2 <= radius**2
-    if kind == "square":
-        return np.maximum(abs(x), abs(y)) <= radius
-    if kind == "triangle":
-        return 2 * abs(x) <= y + radius
-    if kind == "cross":
-        return np.minimum(abs(x), abs(y)) <= radius / 3
-    return abs(x) + abs(y) <= radius
 
 
 def pixels(shapes: Sequence[Shape], seed: int = 0) -> NDArray[np.uint8]:
@@ -97,9 +92,8 @@ def pixels(shapes: Sequence[Shape], seed: int = 0) -> NDArray[np.uint8]:
     shape's color, independent of the shapes: two images with the same seed differ only where their shapes differ.
     """
     rng = np.random.default_rng(seed)
-    grey = rng.uniform(60, 190)
-    noise = rng.normal(0, 8, (SIDE, SIDE, 3))
-    drawn = np.full((SIDE, SIDE, 3), grey)
+    drawn = np.full((SIDE, SIDE, 3), rng.uniform(60, 190))
+    noise = rng.normal(0, 8, drawn.shape)
     for shape in shapes:
         drawn[shape.mask()] = np.array(COLOURS[shape.colour]) + rng.uniform(-12, 12, 3)
     return (drawn + noise).clip(0, 255).astype(np.uint8)

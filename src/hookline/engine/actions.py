@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
-from weakref import ref
+from weakref import WeakMethod, ref
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +18,7 @@ from hookline.engine.order import Kind, Phase, Turn
 from hookline.engine.passes import current
 from hookline.engine.schedule import Step
 from hookline.engine.signatures import parameters_of
-from hookline.engine.snapshots import begin_sharing, end_sharing
+from hookline.engine.snapshots import Held, begin_sharing, end_sharing
 from hookline.engine.structures import NoTensorError
 from hookline.engine.taps import Tap, has_foreign_hooks, tap_on
 from hookline.errors import HooklineError, UnavailablePointError
@@ -90,16 +92,16 @@ class Begin(Action):
     turn = Turn.BEGIN
     is_replayed = False
 
-    def __init__(self, root: nn.Module) -> None:
+    def __init__(self, root: nn.Module, held: Callable[[], Held] | None) -> None:
         super().__init__(prepend=True)
-        self.module, self.tap = root, tap_on(root, Kind.INPUT)
+        self.module, self.tap, self._held = root, tap_on(root, Kind.INPUT), held
 
     def __call__(self, value: Any) -> Any:
         """Begin the pass."""
         self.fired = True
         self.count.here().begin(self.tap, self.module)
         recomputing.starts_with_grad = torch.is_grad_enabled()
-        begin_sharing(self.module, value)
+        begin_sharing(self.module, value, None if self._held is None else self._held())
         passes.text().begin(self.module, _by_name(self.module, value))
         return value
 
@@ -133,9 +135,9 @@ class End(Action):
     phase = Phase.BOUND
     is_replayed = False
 
-    def __init__(self, root: nn.Module) -> None:
+    def __init__(self, root: nn.Module, after: WeakMethod[Callable[[], None]] | None) -> None:
         super().__init__()
-        self.module, self.tap = root, tap_on(root, Kind.END)
+        self.module, self.tap, self._after = root, tap_on(root, Kind.END), after
 
     def __call__(self, value: Any) -> Any:
         """End the pass."""
@@ -143,26 +145,38 @@ class End(Action):
         calls.end()
         if not calls.is_on():
             current.forward_pass = None  # a module that is called by itself after this pass has no text
+        recomputing.starts_with_grad = True  # as far as is known of modules that are called by themselves now
         end_sharing()
+        if self._after is not None and not calls.is_on() and (after := self._after()) is not None:
+            after()
+        has_succeeded = value is not None or sys.exception() is None
         if self.is_in_run:
             if (run := self.run) is not None:
-                run.end_forward(has_succeeded=value is not None)
+                run.end_forward(has_succeeded=has_succeeded)
         elif (failure := calls.failure) is not None:
             calls.failure = None
-            if value is not None:  # the model caught the error of a hook
+            if has_succeeded:  # the model caught the error of a hook
                 raise failure
         return value
 
 
-def bounds(root: nn.Module) -> list[Action]:
-    """The actions that begin and end a forward pass of the whole model, the beginning first."""
+def bounds(
+    root: nn.Module,
+    after: WeakMethod[Callable[[], None]] | None = None,
+    held: Callable[[], Held] | None = None,
+) -> list[Action]:
+    """The actions that begin and end a forward pass of the whole model, the beginning first.
+
+    `held` returns `held_in(root)`, faster than a walk over all modules.
+    `after` is called when the pass has ended; a weak reference, because its owner holds these actions.
+    """
     config = getattr(root, "config", None)
     if not getattr(config, "is_encoder_decoder", False) or not hasattr(root, "get_encoder"):
-        return [Begin(root), End(root)]
+        return [Begin(root, held), End(root, after)]
     encoder = root.get_encoder()  # type: ignore[operator]
     # Some models are their own encoder.
     more = [BeginEncoder(root, encoder)] if isinstance(encoder, nn.Module) and encoder is not root else []
-    return [Begin(root), End(root), *more]
+    return [Begin(root, held), End(root, after), *more]
 
 
 class PointAction(Action):
@@ -179,6 +193,7 @@ class PointAction(Action):
         self.module, self.lens, self.stage, self.needs = site.module, site.lens, site.stage, site.needs
         self.is_derived = bool(site.needs) or site.kind.is_inner
         self.is_inplace = bool(getattr(site.module, "inplace", False))
+        self.may_write = self.is_inplace or not type(site.module).__module__.startswith("torch.nn.")
         # Actions that record come after other people's hooks, if there are any.
         late = self.is_late and has_foreign_hooks(site.module, site.kind)
         self.tap = tap_on(site.module, site.kind, late=True) if late else site.tap
@@ -191,8 +206,8 @@ class PointAction(Action):
 
     def keep_for_second_run(self) -> None:
         """Act again when the checkpointed region that is running now, if there is one, recomputes."""
-        if recomputing.starts_with_grad:
-            keep_for_second_run(self.run, current.forward_pass)
+        if recomputing.starts_with_grad or torch.is_grad_enabled():
+            keep_for_second_run(self, current.forward_pass)
 
     def is_for_this_call(self) -> bool:
         """Whether the point is for every call of its module, or for the current one."""

@@ -19,8 +19,10 @@ from weakref import ref
 
 import torch
 from torch import Tensor, nn
+from torch.utils import checkpoint
 
-from hookline.engine.calls import call_arguments, is_call_of
+from hookline.engine.calls import MODULE_CALL, call_arguments, callers, is_call_of
+from hookline.engine.checkpointing import recomputing
 from hookline.engine.snapshots import is_from_outside, is_same_memory, is_unchanged, root_of_pass, snapshot
 from hookline.engine.structures import children, replaced, tensors_in
 
@@ -215,10 +217,11 @@ _SEQUENTIAL = nn.Sequential.forward.__code__
 _USED, _DISCARDED, _RETURNED = range(3)
 
 
-def is_discarded() -> bool:
+def is_discarded(*, in_place: bool = True) -> bool:
     """Whether the code that called the module whose hook is running ignores what the module returns.
 
-    For a function that returns the same value, as for `nn.Sequential`, it depends on that function's caller.
+    For a function that returns the same value, as for `nn.Sequential`, it depends on that function's caller. Looking
+    into `nn.Sequential` is slow, so it is skipped for a module that does not write in place.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename != _TORCH:
@@ -229,23 +232,30 @@ def is_discarded() -> bool:
             if root is not None and is_call_of(frame, root):
                 return False  # it is the output of the whole model
             frame = frame.f_back
-        if frame is None:
+        if frame is None or frame.f_code.co_filename == checkpoint.__file__:
+            return False  # a checkpoint that recomputes ignores the output of its region
+        if frame.f_code is not _SEQUENTIAL:
+            fate = _fates(frame.f_code).get(frame.f_lasti, _USED)
+        elif not in_place:
             return False
-        fate = _fates(frame.f_code).get(frame.f_lasti, _USED)
-        if frame.f_code is _SEQUENTIAL:
+        else:
             modules = frame.f_locals["self"]._modules  # iterating over the module itself would cost calls
             fate = _RETURNED if frame.f_locals["module"] is next(reversed(modules.values())) else _USED
         frame = frame.f_back
         if fate == _RETURNED:
             root = root_of_pass()
-    return fate == _DISCARDED
+    if fate != _DISCARDED or recomputing.is_on or root_of_pass() is not None:
+        return fate == _DISCARDED
+    # Outside a pass, only what a module's own code ignores counts: users call modules just to see them run.
+    return any(each.f_code is MODULE_CALL for each in callers(frame))
 
 
 @lru_cache(maxsize=512)
 def _fates(code: CodeType) -> dict[int, int]:
     """What becomes of the result of each instruction that is not simply used: it is discarded, or returned."""
     instructions = list(dis.get_instructions(code))
-    read = {name for each in instructions if "LOAD" in each.opname or "DELETE" in each.opname for name in _names(each)}
+    reads = ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE", "DELETE_FAST")
+    read = {name for each in instructions if any(op in each.opname for op in reads) for name in _names(each)}
     read |= set(code.co_cellvars)
     fates: dict[int, int] = {}
     for each, after in pairwise(instructions):

@@ -61,11 +61,11 @@ def surely(undo: Callable[[], None]) -> None:
         raise
 
 
-_open: dict[int, Block] = {}
+_open: dict[int, UndoBlock] = {}
 """The blocks that are open now, in all threads, in the order in which they were opened."""
 
 
-class Block:
+class UndoBlock:
     """A `with` block. `close` is always called on the way out; calling it twice must be safe."""
 
     _thread: threading.Thread | None = None

@@ -36,6 +36,17 @@ class _Arguments(threading.local):
 call_arguments = _Arguments()
 
 
+class _Stashed(threading.local):
+    """What earlier events of the forward pass in this thread left for points that need it."""
+
+    def __init__(self) -> None:
+        self.saved: dict[Any, Any] = {}  # by site; by lens, for an edit of a derived tensor
+        self.memo: dict[Any, Any] = {}  # what was computed from it since
+
+
+stashed = _Stashed()
+
+
 class Calls:
     """The number of the current call at each tap, in the current forward pass of the whole model, in one thread.
 
@@ -55,6 +66,7 @@ class Calls:
         if self.passes_on and not _is_running(root):
             self.passes_on = []  # torch does not report the end of a pass that was interrupted
         if running.hooks not in self.passes_on:
+            self.failure = None  # of a module that was called by itself
             self.calls = {key: call for key, call in self.calls.items() if key[1] < running.hooks}
             self.calls[tap, running.hooks] = 0
         self.passes_on.append(running.hooks)
@@ -115,25 +127,25 @@ class Count:
 
 
 _lock = threading.Lock()
-_CALL = nn.Module._call_impl.__code__
+MODULE_CALL = nn.Module._call_impl.__code__
 
 
-def callers() -> Iterator[FrameType]:
-    """The frames of this thread, innermost first."""
-    frame = sys._getframe(1)
+def callers(frame: FrameType | None = None) -> Iterator[FrameType]:
+    """The frames of this thread, innermost first, from `frame` on."""
+    frame = frame or sys._getframe(1)
     while frame is not None:
         yield frame
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
 
 
 def is_call_of(frame: FrameType, module: nn.Module) -> bool:
     """Whether torch is calling `module` in this frame."""
-    return frame.f_code is _CALL and frame.f_locals["self"] is module
+    return frame.f_code is MODULE_CALL and frame.f_locals["self"] is module
 
 
 def running_modules() -> list[nn.Module]:
     """The modules that torch is calling in this thread, innermost first."""
-    return [frame.f_locals["self"] for frame in callers() if frame.f_code is _CALL]
+    return [frame.f_locals["self"] for frame in callers() if frame.f_code is MODULE_CALL]
 
 
 def _is_running(module: nn.Module) -> bool:

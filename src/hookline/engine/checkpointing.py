@@ -17,6 +17,7 @@ from torch.utils import checkpoint
 from hookline.engine.calls import callers
 
 if TYPE_CHECKING:
+    from hookline.engine.actions import PointAction
     from hookline.engine.runs import Run
 
 # torch has two kinds of checkpoint. One builds the graph at once and recomputes when a saved tensor is unpacked; its
@@ -58,8 +59,19 @@ def is_first_run() -> bool:
     return not torch.is_grad_enabled() and any(frame.f_code is _REENTRANT_FIRST_RUN for frame in callers())
 
 
-def keep_for_second_run(run: Run | None, forward_pass: Any) -> None:
-    """Let `run` act when the regions that the current code is in recompute. There may be none, or several.
+class _TapLease:
+    """Keeps the tap of a permanent hook on its module, so that a recomputation notices if the hook is gone."""
+
+    def __init__(self, action: PointAction) -> None:
+        self._tap, self._module = action.tap, action.module
+        self._tap.acquire(self._module, self)
+
+    def __del__(self) -> None:
+        self._tap.release(self._module, self)
+
+
+def keep_for_second_run(action: PointAction, forward_pass: Any) -> None:
+    """Let `action` act again when the regions that the current code is in recompute. There may be none, or several.
 
     `forward_pass` is the current one of a language model: another one may be running by then, or none.
     """
@@ -67,11 +79,11 @@ def keep_for_second_run(run: Run | None, forward_pass: Any) -> None:
         return
     for region in _regions_in_first_run():
         region.__dict__["_hookline_pass"] = forward_pass
-        if run is None:
-            continue
-        leases = region.__dict__.setdefault("_hookline_leases", [])
-        if all(lease.run is not run for lease in leases):
-            leases.append(Lease(run))
+        acted = region.__dict__.setdefault("_hookline_acted", {})
+        if action not in acted:
+            run = action.run
+            known = [lease for lease in acted.values() if isinstance(lease, Lease) and lease.run is run]
+            acted[action] = known[0] if known else _TapLease(action) if run is None else Lease(run)
 
 
 def runs_in_second_run() -> list[Run] | None:
@@ -79,8 +91,13 @@ def runs_in_second_run() -> list[Run] | None:
     regions = list(_regions_in_second_run())
     if not regions:
         return None
-    runs = {id(lease.run): lease.run for region in regions for lease in region.__dict__.get("_hookline_leases", ())}
-    return list(runs.values())
+    leases = [lease for region in regions for lease in region.__dict__.get("_hookline_acted", {}).values()]
+    return list({id(lease.run): lease.run for lease in leases if isinstance(lease, Lease)}.values())
+
+
+def acted_in_first_run() -> list[PointAction]:
+    """The actions that acted in the regions that are recomputing, when these ran first."""
+    return [each for region in _regions_in_second_run() for each in region.__dict__.get("_hookline_acted", ())]
 
 
 def pass_in_second_run() -> Any:

@@ -6,7 +6,6 @@ point is at the later event, and its lens looks up what was saved at the earlier
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from hookline.engine.actions import Action, PointAction
 from hookline.engine.aliases import copy_of, give_back, note_sent
-from hookline.engine.calls import call_arguments
+from hookline.engine.calls import call_arguments, stashed
 from hookline.engine.lenses import Chain, Lens
 from hookline.engine.order import Kind, Turn
 from hookline.engine.structures import map_tensors
@@ -24,17 +23,6 @@ from hookline.engine.taps import Tap, tap_on
 
 if TYPE_CHECKING:
     from hookline.engine.points import Site
-
-
-class _Stashed(threading.local):
-    """What earlier events of the forward pass in this thread left for points that need it."""
-
-    def __init__(self) -> None:
-        self.saved: dict[Any, Any] = {}  # by site; by lens, for an edit of a derived tensor
-        self.memo: dict[Any, Any] = {}  # what was computed from it since
-
-
-stashed = _Stashed()
 
 
 class Stash(Action):

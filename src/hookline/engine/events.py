@@ -22,12 +22,12 @@ from torch.utils.checkpoint import _StopRecomputationError
 
 from hookline.engine import checkpointing, compiling, failures, interception
 from hookline.engine.aliases import is_discarded
-from hookline.engine.calls import call_arguments, running
+from hookline.engine.calls import call_arguments, running, stashed
 from hookline.engine.checkpointing import recomputing
 from hookline.engine.order import Kind, arrange
 from hookline.engine.passes import current
 from hookline.engine.schedule import Schedule, Step, active
-from hookline.engine.snapshots import is_part_of_pass
+from hookline.engine.snapshots import is_whole
 from hookline.engine.structures import NoTensorError
 from hookline.errors import HookError
 
@@ -89,6 +89,8 @@ class Listener:
         runs: Sequence[Schedule] = again if again is not None else active.get()
         here = [run for run in runs if self in run.steps and (run.is_open or again is not None)]
         here += [run for run in self.permanent if self in run.steps]
+        if again is not None:
+            failures.check_nothing_is_gone(self, self.actions(here))
         return here, again is not None
 
     def actions(self: Any, schedules: Sequence[Schedule] | None = None) -> list[Action]:
@@ -117,30 +119,36 @@ def edit(action: Edit, value: Any) -> Any:
         result = given
     new = action.view.put(value, action.fitted_result(result, x, given))
     action.has_edited = True
-    if recomputing.starts_with_grad:
+    if recomputing.starts_with_grad or torch.is_grad_enabled():
         action.keep_for_second_run()
-    is_lost = action.tap.kind is Kind.OUTPUT and is_part_of_pass(action.module) and is_discarded()
+    is_inside = action.tap.kind is Kind.OUTPUT and not is_whole(action.module)
+    is_lost = is_inside and is_discarded(in_place=action.may_write)
     return action.written_back(value, new) if is_lost else new
 
 
 def call_hook(action: HookAction, given: Any, call: int | None) -> Any:
     """Call the user's function. Its errors are raised as a `HookError`, unless the model wants them unchanged."""
-    before = running.call, running.hooks, recomputing.is_on, current.forward_pass, current.at_hook
+    before = running.call, running.hooks, current.forward_pass, current.at_hook
+    recomputed = recomputing.is_on, recomputing.starts_with_grad
+    saved = stashed.saved, stashed.memo
     try:
         if recomputing.is_on:
             current.forward_pass = checkpointing.pass_in_second_run()
         running.call, running.hooks, current.at_hook = call, running.hooks + 1, current.forward_pass
+        if stashed.saved:  # the hook may run the model, which saves other values at the same sites
+            stashed.saved, stashed.memo = stashed.saved.copy(), stashed.memo.copy()
         return action.invoke(given, action.point)
     except _StopRecomputationError:  # not a failure: torch has recomputed all that it needs
         raise
     except Exception as error:  # not swallowed: every error of a hook reaches the caller
-        failure = failures.raised(action, error)
         if action.point.permanent.raises_own and action.on_error != "skip":
-            error.add_note(str(failure))
+            error.add_note(str(failures.raised(action, error)))
             raise
-        raise failure from error
+        raise failures.raised(action, error) from error  # not in a variable: that would be a reference cycle
     finally:
-        running.call, running.hooks, recomputing.is_on, current.forward_pass, current.at_hook = before
+        running.call, running.hooks, current.forward_pass, current.at_hook = before
+        recomputing.is_on, recomputing.starts_with_grad = recomputed
+        stashed.saved, stashed.memo = saved
 
 
 def composed(action: Edit, *, is_replay: bool) -> Step:
@@ -155,7 +163,7 @@ def composed(action: Edit, *, is_replay: bool) -> Step:
 
 def replayed(action: Edit, value: Any) -> Any:
     """What an edit did in the first run of a checkpointed region. A hook that only read is not called again."""
-    if action.has_edited:
+    if action.has_edited and action in checkpointing.acted_in_first_run():
         return edit(action, value)
     if not action.has_passed_on:
         return value
@@ -177,6 +185,8 @@ def at_positions(action: Edit, step: Step, value: Any) -> Any:
 
 def only_call(action: Edit, step: Step, value: Any) -> Any:
     """For a point such as `fc#1`: act at one call of the module."""
+    if not recomputing.is_on:
+        action.times = (action.count.of(action.tap) or 0) + 1
     return step(value) if action.is_for_this_call() else value
 
 

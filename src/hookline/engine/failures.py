@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from hookline.engine.checkpointing import acted_in_first_run
 from hookline.engine.reports import report_skipped
-from hookline.errors import HookError, describe
+from hookline.errors import HookError, HooklineError, describe
 
 if TYPE_CHECKING:
+    from hookline.engine.actions import Action
     from hookline.engine.hook_actions import HookAction
     from hookline.engine.structures import NoTensorError
 
@@ -40,7 +42,7 @@ def nothing_there(action: HookAction, error: NoTensorError) -> HookError:
 def skip(action: HookAction, failure: HookError) -> None:
     """Keep the first error of its kind, and warn: at the end of the run, or now if there is none."""
     action.fired = True
-    failure.let_go()
+    failure.drop_traceback()
     known = next((each for each in action.errors if each.hook is failure.hook and each.point is failure.point), None)
     if known is None:
         action.errors.append(failure)
@@ -53,3 +55,14 @@ def skip(action: HookAction, failure: HookError) -> None:
         is_news = action.point.permanent.is_news(action)
     if is_news:
         report_skipped([failure])
+
+
+def check_nothing_is_gone(tap: Any, there: list[Action]) -> None:
+    """Raise if a checkpointed region recomputes without a hook that changed a value when it ran first."""
+    for action in acted_in_first_run():
+        if action.tap is tap and action not in there:
+            raise HooklineError(
+                f"the hook at {action.point.name!r} was removed or disabled between the forward pass and the backward "
+                f"pass, which recomputes a checkpointed region: the gradients would be those of another model. Call "
+                f"backward() first"
+            )

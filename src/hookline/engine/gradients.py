@@ -21,7 +21,7 @@ from hookline.engine.order import Kind, Phase
 from hookline.engine.passes import current
 from hookline.engine.results import fit
 from hookline.engine.schedule import Step
-from hookline.engine.snapshots import is_from_outside, is_part_of_pass, is_unchanged, snapshot
+from hookline.engine.snapshots import is_from_outside, is_unchanged, is_whole, snapshot
 from hookline.engine.structures import NoTensorError
 from hookline.errors import HookError
 
@@ -77,7 +77,7 @@ class _GradientStep:
         if why_not is not None or not torch.is_grad_enabled():
             return value
         if first.is_derived:
-            first.keep_for_second_run()
+            self._keep_for_second_run()
         if self._shares_memory(x):
             mine, out = in_same_memory(x)
         else:
@@ -104,7 +104,7 @@ class _GradientStep:
     def _is_read_in_place(self, x: Tensor) -> bool:
         """Whether the module's caller continues with the tensor that it passed in."""
         first = self.first
-        is_output = first.tap.kind is Kind.OUTPUT and not first.is_derived and is_part_of_pass(first.module)
+        is_output = first.tap.kind is Kind.OUTPUT and not first.is_derived and not is_whole(first.module)
         return is_output and is_passed_through(x) and is_discarded()
 
     def _why_not(self, x: Tensor) -> str | None:
@@ -117,8 +117,12 @@ class _GradientStep:
     def _comes_later(self) -> bool:
         if not (recomputing.starts_with_grad and is_first_run()):
             return False
-        self.first.keep_for_second_run()
+        self._keep_for_second_run()
         return True
+
+    def _keep_for_second_run(self) -> None:
+        for tap in self.taps:
+            tap.keep_for_second_run()
 
 
 class BackwardHook(GradientTap, HookAction):
@@ -162,11 +166,12 @@ class BackwardHook(GradientTap, HookAction):
 
         def on_gradient(grad: Tensor) -> Tensor | None:
             given = snapshot(grad, is_ours=True)
-            before, current.forward_pass = current.forward_pass, forward_pass  # the text is that of the forward pass
+            before = current.forward_pass, recomputing.is_on
+            current.forward_pass, recomputing.is_on = forward_pass, False  # the text is that of the forward pass
             try:
                 result = _unpacked(call_hook(self, given, call))
             finally:
-                current.forward_pass = before
+                current.forward_pass, recomputing.is_on = before
             if result is None or result is given:
                 return None if is_unchanged(given, grad) else given
             return fit(self, result, grad)

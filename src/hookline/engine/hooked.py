@@ -79,7 +79,8 @@ class Hooked:
         on_exit = self.clear_contexts if clears else None
         if not resets:
             return _Stay(actions, on_exit)
-        return Run(self._points.root, actions, is_one_pass=is_one_pass, on_exit=on_exit)
+        held = self._points.held
+        return Run(self._points.root, actions, is_one_pass=is_one_pass, on_exit=on_exit, held=held)
 
     def _hook_actions(self, fwd_hooks: HookList, bwd_hooks: HookList) -> list[HookAction]:
         return [
@@ -323,7 +324,7 @@ class Hooked:
         """Run the model, and report added hooks that did not fire."""
         if not open_runs():
             return run_and_report(self._points, forward, args, kwargs)
-        begun = begin_sharing(self._points.root, (args, kwargs))
+        begun = begin_sharing(self._points.root, (args, kwargs), self._points.held())
         try:
             return run_and_report(self._points, forward, args, kwargs)
         finally:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import nn, overrides
 from torch.overrides import TorchFunctionMode
 
-from hookline.engine.modes import sweep
+from hookline.engine.modes import remove_ended
 
 if TYPE_CHECKING:
     from hookline.engine.order import Kind
@@ -59,7 +59,7 @@ def stop(depth: int) -> None:
         # Torch removes a mode from its stack while calling it; an interrupt at that moment restores the mode late, when
         # the traceback is freed. It must do nothing then.
         interceptor.is_over, interceptor.muted = True, 1
-        sweep()
+        remove_ended()
         stack.interceptors.pop()
 
 

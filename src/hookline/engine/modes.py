@@ -12,10 +12,10 @@ from torch import overrides
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from hookline.engine.blocks import Block
+from hookline.engine.blocks import UndoBlock
 
 
-class Modes(Block):
+class Modes(UndoBlock):
     """A block with torch modes on. Each of them must do nothing while its `is_over` is true."""
 
     def __init__(self, *modes: Any) -> None:
@@ -34,10 +34,10 @@ class Modes(Block):
         """Remove them."""
         for mode in self._modes:
             mode.is_over = True
-        sweep()
+        remove_ended()
 
 
-def sweep() -> None:
+def remove_ended() -> None:
     """Remove modes that are over from torch's stacks, wherever an interrupt may have left them."""
     above: list[Any] = []
     while any(map(_is_over, overrides._get_current_function_mode_stack())):

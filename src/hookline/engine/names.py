@@ -31,6 +31,7 @@ from hookline.engine.passes import Stream
 from hookline.engine.permanent import PermanentHooks
 from hookline.engine.points import HookPoint, Site
 from hookline.engine.signatures import parameters_of
+from hookline.engine.snapshots import Held, held_in
 from hookline.errors import HooklineError, UnavailablePointError, UnknownPointError, no_match, unknown_point
 
 Filter: TypeAlias = (
@@ -66,6 +67,7 @@ class Points:
         self._selected: dict[str | None, list[HookPoint]] = {}
         events = [*self._walk(self.root, "")]
         self._children_then = [dict(children) for children in self._children]
+        self._held = held_in(self.root)
         self._first_paths = {**self._paths, **self._first_paths}
         self._native = {point.name: point for point in (self._point(*event) for event in events)}
         self.hook_dict = self._list()
@@ -129,6 +131,11 @@ class Points:
         """Read the tree again if any module was added, removed or replaced since."""
         if self._children != self._children_then:
             self.refresh()
+
+    def held(self) -> Held:
+        """The dictionaries in which the modules hold their parameters and buffers."""
+        self._keep_up()
+        return self._held
 
     def _named(self, name: str) -> HookPoint:
         if name not in self._asked:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, cast
-from weakref import WeakKeyDictionary, finalize, ref
+from weakref import WeakKeyDictionary, WeakMethod, finalize, ref
 
 from torch import nn
 
 from hookline.engine import compiling
-from hookline.engine.actions import bounds
+from hookline.engine.actions import Action, bounds
 from hookline.engine.blocks import surely
-from hookline.engine.calls import Calls, Count
+from hookline.engine.calls import Calls, Count, running_modules
 from hookline.engine.derived import with_needs
 from hookline.engine.hook_actions import HookAction
 from hookline.engine.passes import current
@@ -152,14 +152,24 @@ class PermanentHooks(Schedule):
             active = [hook for hook in self._hooks if hook.registration.is_enabled()]
             actions, root = with_needs(active), self.root()
             if root is not None and active:
-                actions += bounds(root)
+                actions += bounds(root, WeakMethod(self.settle))
+            helpers = self._helpers_in_use()
+            places = {_place(each) for each in helpers}
+            actions = [*helpers, *(each for each in actions if _place(each) not in places)]
             self.set(actions)
             self._settle_taps({action.tap: action.module for action in actions})
             if self._user is None:
                 self._user = _User()
                 finalize(self, compiling.resume, self._user)  # also if the model is freed, hooks and all
             (compiling.pause if actions else compiling.resume)(self._user)
-            self._is_settled = True
+            self._is_settled = not helpers
+
+    def _helpers_in_use(self) -> list[Action]:
+        """The actions beside the hooks that a running pass still needs: hooks may be removed in the middle of one."""
+        root = self.root()
+        if not self.count.here().is_on() or all(module is not root for module in running_modules()):
+            return []
+        return [action for action in self.actions if not isinstance(action, HookAction)]
 
     def _settle_hooks(self) -> None:
         for hook in [each for each in self._joined if each not in self._hooks]:
@@ -183,6 +193,11 @@ class PermanentHooks(Schedule):
                 tap.permanent = tuple(other for other in tap.permanent if other is not self)
                 tap.release(module, self)
                 self._tapped.pop(tap, None)
+
+
+def _place(action: Action) -> object:
+    """Actions of one kind at one place do the same; each hook does something of its own."""
+    return action if isinstance(action, HookAction) else (type(action), action.tap, getattr(action, "site", None))
 
 
 def keep(hooks: Sequence[tuple[HookPoint, HookAction]]) -> Callable[[], None]:

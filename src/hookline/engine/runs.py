@@ -13,12 +13,12 @@ from torch import nn
 
 from hookline.engine import compiling, interception
 from hookline.engine.actions import Action, PointAction, bounds
-from hookline.engine.blocks import Block, covered
-from hookline.engine.calls import call_arguments, running
+from hookline.engine.blocks import UndoBlock, covered
+from hookline.engine.calls import call_arguments, running, stashed
 from hookline.engine.checkpointing import recomputing
-from hookline.engine.derived import stashed, with_needs
+from hookline.engine.derived import with_needs
 from hookline.engine.hook_actions import HookAction
-from hookline.engine.modes import sweep
+from hookline.engine.modes import remove_ended
 from hookline.engine.passes import current
 from hookline.engine.permanent import permanent_hooks_of
 from hookline.engine.reports import (
@@ -30,12 +30,12 @@ from hookline.engine.reports import (
     report_skipped,
 )
 from hookline.engine.schedule import Schedule, active
-from hookline.engine.snapshots import stop_sharing
+from hookline.engine.snapshots import Held, stop_sharing
 from hookline.engine.taps import Tap, lock
 from hookline.errors import HookError, HooklineError
 
 
-class Run(Schedule, Block):
+class Run(Schedule, UndoBlock):
     """The hooks of a `with` block, in the thread or task that entered it and no other.
 
     Everything is resolved and checked when it is created; entering attaches everything or nothing; leaving, in any way,
@@ -49,13 +49,14 @@ class Run(Schedule, Block):
         *,
         is_one_pass: bool = False,
         on_exit: Callable[[], None] | None = None,
+        held: Callable[[], Held] | None = None,
     ) -> None:
         self.errors: list[HookError] = []
         """The first error of each hook that is skipped when it fails."""
         self._swallowed: HookError | None = None
         # A single forward pass, as in `run_with_cache`, needs no actions at its beginning and end.
         self.is_one_pass = is_one_pass
-        self._bounds: list[Action] = [] if is_one_pass else bounds(root)
+        self._bounds: list[Action] = [] if is_one_pass else bounds(root, held=held)
         super().__init__([*self._bounds, *with_needs(actions)])
         self._backward = [action for action in self.actions if action.dir == "bwd"]
         self._modules = {action.tap: action.module for action in self.actions}
@@ -116,7 +117,7 @@ class Run(Schedule, Block):
     def open(self) -> Self:
         """Attach everything."""
         if not interception.stack.interceptors and torch._C._len_torch_function_stack():
-            sweep()
+            remove_ended()
         self.retain(self)
         recomputing.starts_with_grad = torch.is_grad_enabled()
         active.set((*(run for run in active.get() if run.is_open), self))
@@ -190,8 +191,11 @@ class Run(Schedule, Block):
         if silent:
             report_silent(silent, has_run=not self._bounds or self._bounds[0].fired)
         self._report_replaced()
-        missed = missed_by(action for action in self.actions if isinstance(action, HookAction))
-        report_missed(missed + (permanent_hooks_of(self.root).missed() if self._is_outermost() else []))
+        missed = missed_by([each for each in self.actions if isinstance(each, HookAction) and each.reach is not None])
+        if not self.is_one_pass and self._is_outermost():
+            missed += permanent_hooks_of(self.root).missed()
+        if missed:
+            report_missed(missed)
 
     def _report_replaced(self) -> None:
         """Warn of hooks that have fired, but whose module has been replaced since."""

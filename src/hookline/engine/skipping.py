@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from hookline.engine.blocks import Block
+from hookline.engine.blocks import UndoBlock
 from hookline.engine.taps import lock
 
 Give = Callable[[tuple[Any, ...], dict[str, Any]], Any]
@@ -36,7 +36,7 @@ _PLACE = "_compiled_call_impl"
 """The attribute that torch calls instead of a module and its hooks, if it exists."""
 
 
-class Skipping(Block):
+class Skipping(UndoBlock):
     """A block in which these modules are skipped: neither their forward nor any hooks on them run."""
 
     def __init__(self, root: nn.Module, gives: Mapping[nn.Module, Give]) -> None:

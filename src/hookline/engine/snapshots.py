@@ -31,11 +31,15 @@ correct as sharing.
 """
 
 
+Held: TypeAlias = list[dict[str, Any]]
+"""The dictionaries in which modules hold their tensors."""
+
+
 class _Outside:
     """The memory that existed before a forward pass began."""
 
-    def __init__(self, root: nn.Module, inputs: Any) -> None:
-        self._root, self.inputs = ref(root), inputs
+    def __init__(self, root: nn.Module, inputs: Any, held: Held | None) -> None:
+        self._root, self.inputs, self._held = ref(root), inputs, held
         self.storages: dict[int, UntypedStorage] | None = None
         """By `id`; None until first needed."""
 
@@ -45,23 +49,12 @@ class _Outside:
         return self._root()
 
     def find(self) -> dict[int, UntypedStorage]:
-        """Find it, once per pass.
-
-        It makes no call per module and bypasses `nn.Module.__getattr__`: small networks would notice the cost.
-        """
+        """Find it, once per pass."""
         root = self._root()
-        modules, known = [] if root is None else [root], {id(root)}
-        tensors = tensors_in(self.inputs)
-        for module in modules:  # which grows meanwhile
-            own = module.__dict__
-            if "_modules" not in own:  # traced by TorchScript
-                own = {name: getattr(module, name) for name in ("_parameters", "_buffers", "_modules")}
-            tensors += own["_parameters"].values()
-            tensors += own["_buffers"].values()
-            for child in own["_modules"].values():
-                if child is not None and id(child) not in known:
-                    known.add(id(child))
-                    modules.append(child)
+        held = self._held if self._held is not None else [] if root is None else held_in(root)
+        tensors: list[Tensor | None] = [*tensors_in(self.inputs)]
+        for each in held:
+            tensors += each.values()
         found: dict[int, UntypedStorage] = {}
         for tensor in tensors:
             if tensor is not None:
@@ -72,6 +65,24 @@ class _Outside:
                 found[id(storage)] = storage
         self.storages = found
         return found
+
+
+def held_in(root: nn.Module) -> Held:
+    """The dictionaries in which the modules of a model hold their parameters and buffers.
+
+    It makes no call per module and bypasses `nn.Module.__getattr__`: small networks would notice the cost.
+    """
+    modules, known, held = [root], {id(root)}, []
+    for module in modules:  # which grows meanwhile
+        own = module.__dict__
+        if "_modules" not in own:  # traced by TorchScript
+            own = {name: getattr(module, name) for name in ("_parameters", "_buffers", "_modules")}
+        held += [own["_parameters"], own["_buffers"]]
+        for child in own["_modules"].values():
+            if child is not None and id(child) not in known:
+                known.add(id(child))
+                modules.append(child)
+    return held
 
 
 class _Passes(threading.local):
@@ -89,10 +100,13 @@ class _Passes(threading.local):
 _passes = _Passes()
 
 
-def begin_sharing(root: nn.Module, inputs: Any) -> int:
-    """Begin a forward pass of a whole model, whose tensors snapshots may share. Returns what `end_sharing` takes."""
+def begin_sharing(root: nn.Module, inputs: Any, held: Held | None = None) -> int:
+    """Begin a forward pass of a whole model, whose tensors snapshots may share. Returns what `end_sharing` takes.
+
+    `held` is `held_in(root)`, from callers that know it already.
+    """
     before = _passes.last() if is_in_pass() else None
-    new = _Outside(root, inputs if before is None else (before.inputs, inputs))
+    new = _Outside(root, inputs if before is None else (before.inputs, inputs), held)
     some = _passes.outside.setdefault(running.hooks, [])
     some.append(new)
     return len(some) - 1
@@ -124,10 +138,10 @@ def stop_sharing() -> None:
         _sharing.release()
 
 
-def is_part_of_pass(module: nn.Module) -> bool:
-    """Whether a forward pass of a whole model is running of which `module` is only a part."""
+def is_whole(module: nn.Module) -> bool:
+    """Whether the forward pass that is running is one of `module` as the whole model."""
     some = _passes.outside.get(running.hooks)  # as `last` does, without a call: this is asked in every event
-    return some is not None and bool(some) and some[-1]._root() is not module
+    return bool(some) and some[-1]._root() is module  # type: ignore[index]
 
 
 def root_of_pass() -> nn.Module | None:

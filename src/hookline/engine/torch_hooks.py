@@ -8,10 +8,10 @@ from typing import Any
 from torch import nn
 
 from hookline.engine import compiling
-from hookline.engine.blocks import Block
+from hookline.engine.blocks import UndoBlock
 
 
-class TorchHooks(Block):
+class TorchHooks(UndoBlock):
     """A block with torch hooks before or after the calls of some modules.
 
     Compiled code, which would not call them, runs uncompiled meanwhile.

@@ -27,7 +27,7 @@ from hookline.experiments.core.measure import (
 from hookline.experiments.core.prompts import Prompt, Prompts, baselines, warn_of_dropout
 from hookline.experiments.core.sweep import CellBuilder, SweepPoints, Values, axis_index, make_cells, sweep_points
 from hookline.experiments.metrics import as_metric
-from hookline.experiments.patching import Direction, check_direction, into
+from hookline.experiments.patching import Direction, check_patch_direction, into
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
 
@@ -135,7 +135,7 @@ def checked_options(
     direction: str, steps: Any, along: str, check: Any, options: Mapping[str, Any], *without: str
 ) -> Options:
     """The checked options of an attribution, which is not resumed: it takes a few runs only."""
-    check_direction(direction)
+    check_patch_direction(direction)
     if along not in ("inputs", "activations"):
         raise HooklineError(f'along is "inputs" or "activations", got {along!r}')
     if along != "activations" and steps is None:

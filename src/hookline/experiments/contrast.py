@@ -9,13 +9,12 @@ from typing import Any, Literal, TypeAlias
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError
 from hookline.experiments.ablation import Components, Selection
 from hookline.experiments.core.continuations import continued
-from hookline.experiments.core.labels import Label, about, said_points
+from hookline.experiments.core.labels import Label, about, number_text, said_points, table
 from hookline.experiments.core.measure import Options, measured
 from hookline.experiments.core.prompts import Prompt, Prompts, prompts_of, warn_of_dropout
 from hookline.experiments.core.replacements import Method, Replacement
@@ -66,14 +65,12 @@ def head_differences(
         )
     warn_of_dropout(model)
     found = torch.stack([_apart(model, pair, where, inner, pos, relative=relative) for pair in both], -1)
-    labels = {
-        axis: where.coords.get(axis, list(range(size))) for axis, size in zip(where.over, found.shape, strict=False)
-    }
+    labels = {axis: where.coords.get(axis, list(range(n))) for axis, n in zip(where.over, found.shape, strict=False)}
+    if per_example:
+        labels["example"] = list(range(len(both)))
     name = "relative difference" if relative else "difference"
     info = about(model, f"{said_points(points)} of the two prompts of each pair")
-    if not per_example:
-        return Result(found.mean(-1), where.over, labels, name, info)
-    return Result(found, (*where.over, "example"), {**labels, "example": list(range(len(both)))}, name, info)
+    return Result(found if per_example else found.mean(-1), tuple(labels), labels, name, info)
 
 
 def _checked(pairs: Any) -> list[tuple[Any, Any]]:
@@ -91,24 +88,17 @@ def _apart(
     tokens = [each.tokens for each in given]
     if any(len(each) != 1 for each in tokens):
         raise HooklineError(f"a prompt of a pair is one text, got {[list(each.shape) for each in tokens]} tokens")
-    caches = {seen: [_cached(model, each, where, pos, of_images=seen) for each in given] for seen in (False, True)}
+    first, second = (_cached(model, each, where, pos) for each in given)
     norms = []
     for point in where.points.values():
-        of_images = point.stream == "image"
-        a, b = (cache[point.name].float() for cache in caches[of_images])
-        if a.shape != b.shape and of_images:
-            raise HooklineError(
-                f"{point.name!r} has the shapes {list(a.shape)} and {list(b.shape)} in the two prompts of a pair: give "
-                f"images of one size, as many in each"
-            )
+        a, b = first[point.name].float(), second[point.name].float()
         if a.shape != b.shape:
             raise HooklineError(
-                f"the prompts of a pair have {tokens[0].shape[1]} and {tokens[1].shape[1]} tokens, and {point.name!r} "
-                f"the shapes {list(a.shape[1:])} and {list(b.shape[1:])}: compare them at one position, pos=-1, and at "
-                f"points whose shapes do not depend on the length"
+                f"{point.name!r} has the shapes {list(a.shape)} and {list(b.shape)} in the two prompts of a pair, "
+                f"which have {tokens[0].shape[1]} and {tokens[1].shape[1]} tokens: use images of one size, or "
+                f"compare at one position, pos=-1, points whose shapes do not depend on the length"
             )
-        where_read = _pos_of(pos, of_images=of_images)
-        apart, *sizes = (_norm(x, point, inner, where_read) for x in (a - b, a, b))
+        apart, *sizes = (_norm(x, point, inner, _pos_at(point, pos)) for x in (a - b, a, b))
         mean = (sizes[0] + sizes[1]) / 2
         norms.append(torch.where(mean > 0, apart / mean, 0.0) if relative else apart)
     if len({x.shape for x in norms}) > 1:
@@ -119,31 +109,32 @@ def _apart(
     return x.permute([axes.index(axis) for axis in where.over])
 
 
-def _cached(model: HookedModel, prompt: Prompts, where: SweepPoints, pos: Positions, *, of_images: bool) -> Any:
-    """What a prompt has at the points of images, or at the others."""
-    names = [point.name for point in where.points.values() if (point.stream == "image") == of_images]
-    if not names:
-        return {}
-    with torch.no_grad():
-        return model.cache(**prompt.one(0), names_filter=names, pos_slice=_pos_of(pos, of_images=of_images))
+def _cached(model: HookedModel, prompt: Prompts, where: SweepPoints, pos: Positions) -> dict[str, Tensor]:
+    """The activations of a prompt: points with the same positions in one run."""
+    found: dict[str, Tensor] = {}
+    for stream in {point.stream == "image" for point in where.points.values()}:
+        points = [point for point in where.points.values() if (point.stream == "image") == stream]
+        names, at = [point.name for point in points], _pos_at(points[0], pos)
+        with torch.no_grad():
+            found |= dict(model.cache(**prompt.one(0), names_filter=names, pos_slice=at))
+    return found
 
 
-def _pos_of(pos: Positions, *, of_images: bool) -> Positions:
-    """Where a point is read: the last token is no patch, so images are compared as a whole."""
-    return None if of_images and isinstance(pos, Meaning) and pos == last else pos
+def _pos_at(point: HookPoint, pos: Positions) -> Positions:
+    """Where a point is read: the last token is not a patch, so images are compared as a whole."""
+    return None if point.stream == "image" and isinstance(pos, Meaning) and pos == last else pos
 
 
 def _norm(x: Tensor, point: HookPoint, inner: list[str], pos: Positions) -> Tensor:
-    """Over all axes but those that are gone along; rows are images or tiles of one prompt."""
-    places_kept = []
+    """The norm over all axes but the `inner` ones; rows are images or tiles of one prompt."""
+    letters, kept = point.axes.split()[1:], []
     for axis in inner:
         place = next(at for at, each in enumerate(index_of(point, **{axis: 0})) if isinstance(each, int))
-        letters = point.axes.split()[1:]
         is_after = "p" in letters and letters.index("p") < place and is_one_per_row(pos)
-        places_kept.append(place if is_after else place + 1)
-    gone = [at for at in range(x.ndim) if at not in places_kept]
+        kept.append(place if is_after else place + 1)
+    gone = [at for at in range(x.ndim) if at not in kept]
     x = torch.linalg.vector_norm(x, dim=gone) if gone else x.abs()
-    return x.permute([sorted(places_kept).index(place) for place in places_kept])
+    return x.permute([sorted(kept).index(place) for place in kept])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -163,15 +154,12 @@ class Importance:
         names = [f"L{layer}H{head}" for layer, head in self.heads]
         rows = [["without", *map(str, SIDES)], ["nothing", *_column(self.together, 0)]]
         rows += [[name, *_column(self.alone, at)] for at, name in enumerate(names)]
-        for count in range(2, len(names) + 1):
-            rows.append([f"the first {count}", *_column(self.together, count)])
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}" for row in rows]
-        return "\n".join([f"{self.together.name}, over {len(names)} heads", *lines])
+        rows += [[f"the first {count}", *_column(self.together, count)] for count in range(2, len(names) + 1)]
+        return f"{self.together.name}, over {len(names)} heads\n{table(rows, '>')}"
 
 
 def _column(result: Result, at: int) -> list[str]:
-    return [f"{x:.4g}" for x in result.values[:, at].tolist()]
+    return [number_text(x) for x in result.values[:, at].tolist()]
 
 
 def ablate_differing(
@@ -200,35 +188,38 @@ def ablate_differing(
     `outliers` are as in `ablation.ablate`. Options: batch_size, progress.
     """
     both = _checked(pairs)
-    how = _options(options)
+    for name in ("resume", "per_example"):
+        if name in options:
+            raise HooklineError(f"ablate_differing has no option {name!r}: ablation.ablate has")
+    how = Options.of(options)
     if (answers is None) == (metric is None):
         raise HooklineError("pass either the correct answers of all pairs, answers=[…], or metric=…")
     metric = metric if answers is None else Accuracy(answers)
     if order not in ("raises", "lowers", "changes"):
         raise HooklineError(f'order is "raises", "lowers" or "changes", got {order!r}')
-    differences = head_differences(model, both) if isinstance(heads, int) else None
-    chosen = _chosen(differences, heads)
+    differences, chosen = None, heads
+    if isinstance(heads, int):
+        if isinstance(heads, bool) or heads < 1:
+            raise HooklineError(f"heads is a number, at least 1, or a list of (layer, head), got {heads!r}")
+        differences = head_differences(model, both)
+        chosen = [tuple(cell.labels.values()) for cell in differences.top(heads)]  # type: ignore[misc]
     whole = Replacement(method, data, outliers=outliers)
     sides = [_Side(model, [pair[side] for pair in both], metric, whole, how) for side in (0, 1)]
-    keys = [sides[0].components.key(head) for head in chosen]
+    keys = [sides[0].components.key(head) for head in chosen]  # type: ignore[union-attr]
     if len(set(keys)) < len(keys) or not keys:
         raise HooklineError(f"heads is a number, or a list of (layer, head) without duplicates, got {heads!r}")
     keys = _ordered(keys, sides[1], order)
-    alone = torch.stack([side.values([[key] for key in keys]) for side in sides])
-    together = torch.stack([side.values([keys[:count] for count in range(len(keys) + 1)]) for side in sides])
     labels: list[Label] = [f"L{layer}H{head}" for layer, head in keys]
-    return Importance(
-        [(int(layer), int(head)) for layer, head in keys],
-        Result(alone, ("prompt", "head"), {"prompt": SIDES, "head": labels}, sides[0].name, whole.info()),
-        Result(
-            together,
-            ("prompt", "count"),
-            {"prompt": SIDES, "count": list(range(len(keys) + 1))},
-            sides[0].name,
-            {**whole.info(), "heads": labels},
-        ),
-        differences,
-    )
+    counts: list[Label] = list(range(len(keys) + 1))
+
+    def result(cells: list[list[Any]], axis: str, names: list[Label], **info: Any) -> Result:
+        values = torch.stack([side.values(cells) for side in sides])
+        coords = {"prompt": SIDES, axis: names}
+        return Result(values, ("prompt", axis), coords, sides[0].name, whole.info() | info)
+
+    alone = result([[key] for key in keys], "head", labels)
+    together = result([keys[:count] for count in range(len(keys) + 1)], "count", counts, heads=labels)
+    return Importance([(int(layer), int(head)) for layer, head in keys], alone, together, differences)
 
 
 def _ordered(keys: list[Any], side: _Side, order: Order) -> list[Any]:
@@ -242,28 +233,10 @@ def _ordered(keys: list[Any], side: _Side, order: Order) -> list[Any]:
     return chosen
 
 
-def _options(options: dict[str, Any]) -> Options:
-    for name in ("resume", "per_example"):
-        if name in options:
-            raise HooklineError(f"ablate_differing has no option {name!r}: ablation.ablate has")
-    return Options.of(options)
-
-
-def _chosen(differences: Result | None, heads: Any) -> list[Any]:
-    if differences is None:
-        return list(heads)
-    if isinstance(heads, bool) or heads < 1:
-        raise HooklineError(f"heads is a number, at least 1, or a list of (layer, head), got {heads!r}")
-    return [tuple(cell.labels.values()) for cell in differences.top(heads)]
-
-
 def _together(model: HookedModel, texts: Sequence[Any]) -> Prompts:
     """Texts or tokens of any lengths as rows of one batch."""
     given = [prompts_of(model, text) for text in texts]
-    rows = [each.tokens[0] for each in given]
-    masks = [torch.ones_like(row, dtype=torch.bool) for row in rows]
-    more = tuple(inputs for each in given for inputs in each.more)
-    return Prompts(pad_sequence(rows, batch_first=True), pad_sequence(masks, batch_first=True), more)
+    return Prompts.of_rows([each.tokens[0] for each in given], [inputs for each in given for inputs in each.more])
 
 
 class _Side:

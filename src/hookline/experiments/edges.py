@@ -25,7 +25,6 @@ from hookline.experiments.result import BASELINES, Result, TopCells
 from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.changes import Variant
-from hookline.transformer.architectures import is_parallel
 
 __all__ = ["EdgeScores", "edges"]
 
@@ -179,7 +178,7 @@ def _receivers(model: HookedModel) -> list[Node]:
             letter = "KV" if n != model.cfg.n_heads else "H"
             found += [Node(f"L{layer}{letter}{head}.{kind}", layer, 0, point, head) for head in range(n)]
         if f"{prefix}.hook_mlp_out" in points.hook_dict:
-            turn = 0 if is_parallel(points.anatomy.main.config) else 1
+            turn = 0 if points.anatomy.main.architecture.parallel else 1
             found.append(Node(f"mlp{layer}", layer, turn, points.find(f"{prefix}.hook_mlp_in")))
     last = points.find(f"{points.layer(n_layers - 1)}.hook_resid_post")
     return [*found, Node("logits", n_layers, 0, last)]

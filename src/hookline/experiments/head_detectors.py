@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.experiments.core.labels import Label, about
+from hookline.experiments.core.patterns import read_patterns
 from hookline.experiments.core.prompts import Prompt, prompts_of
 from hookline.experiments.core.sweep import SweepPoints, sweep_points
 from hookline.experiments.result import Result
@@ -54,23 +55,18 @@ def head_scores(
         raise HooklineError(f"kinds are some of {', '.join(map(repr, KINDS))}, without duplicates, got {kinds!r}")
     if prompts is not None and (length, batch, seed) != (None, None, None):
         raise HooklineError("length, batch and seed are for random tokens: remove them, or remove prompts")
-    where = _places(model)
-    rows = list(_rows(model, prompts if prompts is not None else repeated_tokens(model, length, batch, seed)))
-    total: Any = 0.0
-    counts = torch.zeros(len(wanted))
-    for tokens in rows:
-        patterns = torch.stack([detection_pattern(kind, tokens) for kind in wanted])
-        counts += patterns.any(-1).sum(-1)
-        total = total + _per_head(model, tokens, where, partial(_looked_at, patterns))
+    where, texts = _texts(model, repeated_tokens(model, length, batch, seed) if prompts is None else prompts)
+    patterns = [torch.stack([detection_pattern(kind, tokens) for kind in wanted]) for tokens in texts]
+    counts = torch.stack([each.any(-1).sum(-1) for each in patterns]).sum(0)
     for kind, count in zip(wanted, counts.tolist(), strict=True):
         if not count:
             why = "has a previous token" if kind == "previous_token" else "is repeated"
             raise HooklineError(f"no token of these prompts {why}, so {kind} has no score: remove prompts")
+    total = _summed(model, where, texts, lambda x, text: torch.einsum("hpk,tpk->ht", x, patterns[text]))
     values = total.permute(2, 0, 1) / counts[:, None, None]
     coords: dict[str, list[Label]] = {"kind": [*wanted], **_coords(where, values)}
-    return Result(
-        values, ("kind", "layer", "head"), coords, "score", {"texts": len(rows), **about(model, "attention of heads")}
-    )
+    info = {"texts": len(texts), **about(model, "attention of heads")}
+    return Result(values, ("kind", "layer", "head"), coords, "score", info)
 
 
 def detect(
@@ -90,20 +86,27 @@ def detect(
     """
     if measure not in ("mul", "abs"):
         raise HooklineError(f'measure is "mul" or "abs", got {measure!r}')
-    where, rows = _places(model), list(_rows(model, prompts))
-    total: Any = 0.0
-    for tokens in rows:
-        wanted = _checked(model, pattern, tokens) if isinstance(pattern, Tensor) else detection_pattern(pattern, tokens)
-        score = partial(
-            _alike, wanted, measure=measure, exclude_bos=exclude_bos, exclude_current_token=exclude_current_token
-        )
-        total = total + _per_head(model, tokens, where, score)
-    values = total / len(rows)
-    info = {
-        "pattern": pattern if isinstance(pattern, str) else "given",
-        **{"measure": measure, "exclude_bos": exclude_bos, "exclude_current_token": exclude_current_token},
-        **about(model, "attention of heads"),
-    }
+    where, texts = _texts(model, prompts)
+    wanted = [
+        _checked(model, pattern, tokens) if isinstance(pattern, Tensor) else detection_pattern(pattern, tokens)
+        for tokens in texts
+    ]
+    scored = [torch.ones_like(each) for each in wanted]
+    for each in scored:
+        each[:, 0] *= not exclude_bos
+        each.diagonal().mul_(not exclude_current_token)
+
+    def score(attention: Tensor, text: int) -> Tensor:
+        if measure == "abs":
+            return 1 - ((attention - wanted[text]).abs() * scored[text]).sum((1, 2)) / len(wanted[text])
+        looked = attention * scored[text]
+        total = looked.sum((1, 2))
+        return (looked * wanted[text]).sum((1, 2)) / total.masked_fill(total == 0, 1.0)
+
+    values = _summed(model, where, texts, score) / len(texts)
+    info: dict[str, Any] = {"pattern": pattern if isinstance(pattern, str) else "given", "measure": measure}
+    info |= {"exclude_bos": exclude_bos, "exclude_current_token": exclude_current_token}
+    info |= about(model, "attention of heads")
     return Result(values, ("layer", "head"), _coords(where, values), "score", info)
 
 
@@ -126,8 +129,8 @@ def repeated_tokens(
     model: HookedModel, length: int | None = None, batch: int | None = None, seed: int | None = None
 ) -> Int[Tensor, "batch pos"]:
     """Random tokens, repeated once in the same order, after the BOS token if there is one."""
-    first = [] if model.tokenizer is None else [model.tokenizer.bos_token_id]
-    first = [each for each in first if each is not None]
+    bos = None if model.tokenizer is None else model.tokenizer.bos_token_id
+    first = [] if bos is None else [bos]
     room = None if model.cfg.n_ctx is None else (model.cfg.n_ctx - len(first)) // 2
     length = length if length is not None else min(_LENGTH, _LENGTH if room is None else room)
     batch = _BATCH if batch is None else batch
@@ -152,59 +155,29 @@ def _plain_tokens(model: HookedModel) -> Int[Tensor, " token"]:
     return torch.tensor([each for each in range(most) if each not in special])
 
 
-def _places(model: HookedModel) -> SweepPoints:
+def _texts(model: HookedModel, prompts: Prompt) -> tuple[SweepPoints, list[Tensor]]:
+    """The points of the attention patterns, and the tokens of each prompt, without padding."""
     if model._points.anatomy.is_encoder_decoder:
         raise HooklineError("head detectors do not support encoder-decoder models")
-    return sweep_points(model, "pattern", ("layer", "head"))
-
-
-def _rows(model: HookedModel, prompts: Prompt) -> Iterator[Int[Tensor, " pos"]]:
-    """The tokens of each prompt, without padding."""
-    found = prompts_of(model, prompts)
+    where, found = sweep_points(model, "pattern", ("layer", "head")), prompts_of(model, prompts)
     if found.more:
         raise HooklineError("head detectors need text prompts: for prompts with images, cache hook_pattern")
-    return (found.row(row)[0] for row in range(len(found)))
+    return where, [found.row(row)[0] for row in range(len(found))]
 
 
-def _per_head(model: HookedModel, tokens: Tensor, where: SweepPoints, score: Any) -> Float[Tensor, "layer head *score"]:
-    """Apply `score` to the attention patterns of one text, [head, from, to], in each layer."""
-    found: dict[str, Tensor] = {}
-
-    def note(pattern: Tensor, hook: Any) -> None:
-        found[hook.name] = score(pattern[0].detach().float().cpu())
-
-    with torch.no_grad():
-        model.run_with_hooks(tokens[None], return_type=None, fwd_hooks=[(name, note) for name in where.names])
-    if len({len(each) for each in found.values()}) > 1:
-        raise HooklineError(f"the layers differ in their number of heads: {[len(each) for each in found.values()]}")
-    return torch.stack([found[name] for name in where.names])
+def _summed(
+    model: HookedModel, where: SweepPoints, texts: Sequence[Tensor], score: Callable[[Tensor, int], Tensor]
+) -> Float[Tensor, "layer head *score"]:
+    """The sum over texts of the score of each head's attention, [head, from, to], in the text with that number."""
+    total: Any = 0.0
+    for text, tokens in enumerate(texts):
+        read = partial(_score_first_row, score, text)
+        total = total + read_patterns(model, where, read, partial(model, tokens[None], return_type=None))[0]
+    return total
 
 
-def _looked_at(
-    patterns: Float[Tensor, "kind pos pos"], attention: Float[Tensor, "head pos pos"]
-) -> Float[Tensor, "head kind"]:
-    """The attention that falls on each pattern, summed over positions."""
-    return torch.einsum("hpk,tpk->ht", attention, patterns)
-
-
-def _alike(
-    wanted: Float[Tensor, "pos pos"],
-    attention: Float[Tensor, "head pos pos"],
-    *,
-    measure: Measure,
-    exclude_bos: bool,
-    exclude_current_token: bool,
-) -> Float[Tensor, " head"]:
-    counts = torch.ones_like(wanted)
-    if exclude_bos:
-        counts[:, 0] = 0
-    if exclude_current_token:
-        counts.fill_diagonal_(0)
-    if measure == "abs":
-        return 1 - ((attention - wanted).abs() * counts).sum((1, 2)) / len(wanted)
-    looked = attention * counts
-    total = looked.sum((1, 2))
-    return (looked * wanted).sum((1, 2)) / total.masked_fill(total == 0, 1.0)
+def _score_first_row(score: Callable[[Tensor, int], Tensor], text: int, pattern: Tensor, _step: int) -> Tensor:
+    return score(pattern[0].float().cpu(), text)
 
 
 def _checked(model: HookedModel, pattern: Tensor, tokens: Tensor) -> Float[Tensor, "pos pos"]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -31,7 +32,7 @@ __all__ = ["direct_logit_attribution"]
 Parts: TypeAlias = Literal["layers", "components", "heads", "neurons"]
 
 _ROOM = 2**28
-"""Bytes of neuron contributions that are held at a time."""
+"""Bytes of neuron contributions that are computed at a time."""
 
 
 def __dir__() -> list[str]:
@@ -72,21 +73,31 @@ def direct_logit_attribution(
     if others is not None and is_cut and others.ndim == 2:
         others = others[:, :-1]
     cache = cached_run(model, text, slice(0, -1) if is_cut else pos)
-    target = _LogitDiff(cache, ids, others)
-    parts, coords = _PARTS[of](target, layer)
-    info: dict[str, Any] = {"by": of.removesuffix("s"), "tokens": ids.tolist(), "bias": target.bias}
-    info |= {"logit": target.logit, **about(model, f"direct logit attribution of {of}")}
+    bias, logit = _readout(cache, ids)
     if others is not None:
-        info["wrong"] = others.tolist()
+        if bool((beside(ids, logit.shape) == beside(others, logit.shape)).any()):
+            raise HooklineError("the token and the wrong token are the same in a row: their difference is 0 there")
+        less = _readout(cache, others)
+        bias, logit = bias - less[0], logit - less[1]
+    attrs = partial(cache.logit_attrs, tokens=ids, incorrect_tokens=others)
+    parts, coords = _PARTS[of](cache, attrs, layer)
+    info: dict[str, Any] = {"by": of.removesuffix("s"), "tokens": ids.tolist(), "bias": bias, "logit": logit}
+    info |= about(model, f"direct logit attribution of {of}") | ({} if others is None else {"wrong": others.tolist()})
     if of in ("heads", "neurons"):
-        every = target.attrs(cache.decompose_resid()).sum(0)
-        info["rest"] = every - parts.sum(tuple(range(len(coords))))
+        info["rest"] = attrs(cache.decompose_resid()).sum(0) - parts.sum(tuple(range(len(coords))))
     if layer is not None:
         parts, coords = parts[0], {axis: labels for axis, labels in coords.items() if axis != "layer"}
     labels: list[Label] = [*text.labels(model)]
     places = {} if pos is not None else {"pos": labels[:-1] if is_cut else labels}
     name = "logit" if others is None else "logit_diff"
     return laid_out(parts, coords, places, name, info, per_example=per_example)
+
+
+def _readout(cache: ModelCache, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """The bias and the logit of tokens, by row and position."""
+    assert cache.logits is not None
+    shape = cache.logits.shape[:-1]
+    return beside(cache.logit_bias(ids), shape), cache.logits.float().gather(-1, beside(ids, shape)[..., None])[..., 0]
 
 
 def _checked_layer(model: HookedModel, layer: int | None, of: Parts) -> int | None:
@@ -100,72 +111,45 @@ def _checked_layer(model: HookedModel, layer: int | None, of: Parts) -> int | No
     return layer % n
 
 
-class _LogitDiff:
-    """The logit of tokens in a run, or its difference to the logit of others."""
-
-    def __init__(self, cache: ModelCache, ids: Tensor, others: Tensor | None) -> None:
-        assert cache.logits is not None
-        self.cache, self._tokens = cache, (ids, others)
-        shape = cache.logits.shape[:-1]
-        self.bias = beside(cache.logit_bias(ids), shape)
-        self.logit = _of(cache.logits, ids)
-        if others is not None:
-            if bool((beside(ids, shape) == beside(others, shape)).any()):
-                raise HooklineError(
-                    "the token and the wrong token are the same in a row: their difference is always 0 there"
-                )
-            self.bias = self.bias - beside(cache.logit_bias(others), shape)
-            self.logit = self.logit - _of(cache.logits, others)
-
-    def attrs(self, stack: Tensor) -> Tensor:
-        """What each part of a stack adds to it, in the same units."""
-        return self.cache.logit_attrs(stack, *self._tokens)
-
-
-def _of(logits: Tensor, ids: Tensor) -> Tensor:
-    return logits.float().gather(-1, beside(ids, logits.shape[:-1])[..., None])[..., 0]
-
-
 _Found: TypeAlias = tuple[Tensor, dict[str, list[Label]]]
 """What the parts add, with their axes first, and the labels of these axes."""
+_Attrs: TypeAlias = Callable[[Tensor], Tensor]
 
 
-def _by_component(of: _LogitDiff, _layer: int | None) -> _Found:
-    stack, labels = of.cache.decompose_resid(return_labels=True)
-    return of.attrs(stack), {"component": labels}
+def _by_component(cache: ModelCache, attrs: _Attrs, _layer: int | None) -> _Found:
+    stack, labels = cache.decompose_resid(return_labels=True)
+    return attrs(stack), {"component": labels}
 
 
-def _by_layer(of: _LogitDiff, _layer: int | None) -> _Found:
-    stack, labels = of.cache.decompose_resid(return_labels=True)
-    parts = of.attrs(stack)
-    values = parts.new_zeros(of.cache.n_layers + 1, *parts.shape[1:])
-    for label, part in zip(labels, parts, strict=True):
-        number, _, _ = label.partition("_")
+def _by_layer(cache: ModelCache, attrs: _Attrs, layer: int | None) -> _Found:
+    parts, coords = _by_component(cache, attrs, layer)
+    values = parts.new_zeros(cache.n_layers + 1, *parts.shape[1:])
+    for label, part in zip(coords["component"], parts, strict=True):
+        number, _, _ = str(label).partition("_")
         values[int(number) + 1 if number.isdigit() else 0] += part
-    return values, layer_labels(of.cache.n_layers)
+    return values, layer_labels(cache.n_layers)
 
 
-def _by_head(of: _LogitDiff, layer: int | None) -> _Found:
-    stack, labels = of.cache.get_full_resid_decomposition(expand_neurons=False, return_labels=True)
+def _by_head(cache: ModelCache, attrs: _Attrs, layer: int | None) -> _Found:
+    stack, labels = cache.get_full_resid_decomposition(expand_neurons=False, return_labels=True)
     found: dict[int, list[Tensor]] = {}
-    for label, part in zip(labels, of.attrs(stack), strict=True):
+    for label, part in zip(labels, attrs(stack), strict=True):
         head = re.fullmatch(r"L(\d+)H\d+", label)
         if head and layer in (None, int(head[1])):
             found.setdefault(int(head[1]), []).append(part)
     return _by_layers(found, "head", layer)
 
 
-def _by_neuron(of: _LogitDiff, layer: int | None) -> _Found:
-    layers = range(of.cache.n_layers) if layer is None else [layer]
-    having = [each for each in layers if layer is not None or of.cache._has(each, "mlp.hook_post")]
-    return _by_layers({each: list(_neurons(of, each)) for each in having}, "neuron", layer)
-
-
-def _neurons(of: _LogitDiff, layer: int) -> Iterator[Tensor]:
-    """What each neuron of a layer adds, computed in chunks."""
-    step = max(1, _ROOM // (4 * of.cache["resid_post", layer].numel()))
-    for start in range(0, of.cache["post", layer].shape[-1], step):
-        yield from of.attrs(of.cache.get_neuron_results(layer, slice(start, start + step)).movedim(-2, 0))
+def _by_neuron(cache: ModelCache, attrs: _Attrs, layer: int | None) -> _Found:
+    layers = range(cache.n_layers) if layer is None else [layer]
+    found = {}
+    for each in layers:
+        if layer is not None or cache._has(each, "mlp.hook_post"):
+            step = max(1, _ROOM // (4 * cache["resid_post", each].numel()))
+            starts = range(0, cache["post", each].shape[-1], step)
+            chunks = (cache.get_neuron_results(each, slice(start, start + step)).movedim(-2, 0) for start in starts)
+            found[each] = [part for chunk in chunks for part in attrs(chunk)]
+    return _by_layers(found, "neuron", layer)
 
 
 def _by_layers(found: dict[int, list[Tensor]], axis: str, layer: int | None) -> _Found:
@@ -178,7 +162,7 @@ def _by_layers(found: dict[int, list[Tensor]], axis: str, layer: int | None) -> 
     return values, {"layer": list(found), axis: list(range(values.shape[1]))}
 
 
-_PARTS: dict[str, Callable[[_LogitDiff, int | None], _Found]] = {
+_PARTS: dict[str, Callable[[ModelCache, _Attrs, int | None], _Found]] = {
     "components": _by_component,
     "layers": _by_layer,
     "heads": _by_head,

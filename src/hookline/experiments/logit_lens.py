@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Literal, TypeAlias
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from hookline.errors import HooklineError
-from hookline.experiments.core.answers import (
-    Answers,
-    answer_ids,
-    beside,
-    cached_run,
-    checked_text,
-    laid_out,
-    layer_labels,
-)
-from hookline.experiments.core.labels import Label, about
-from hookline.experiments.core.prompts import Prompt
+from hookline.experiments.core.answers import Answers, answer_ids, beside, checked_text, laid_out, layer_labels
+from hookline.experiments.core.labels import Label, about, html_table, table
+from hookline.experiments.core.prompts import Prompt, Prompts
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
+from hookline.rerun.strategy import stream_names
 from hookline.residual import ModelCache
 
 __all__ = ["LensTokens", "lens_tokens", "logit_lens"]
@@ -61,17 +53,20 @@ def logit_lens(
     if measure not in _MEASURES:
         raise HooklineError(f"measure is one of {', '.join(map(repr, _MEASURES))}, got {measure!r}")
     text = checked_text(model, prompts, pos)
-    cache = cached_run(model, text, pos)
+    cache = lens_cache(model, text, pos)
     assert cache.logits is not None
     ids = cache.logits.argmax(-1) if tokens is None else answer_ids(model, text, tokens, pos)
-    every = beside(ids, cache.logits.shape[:-1])
+    shape = cache.logits.shape[:-1]
+    every, start = beside(ids, shape).reshape(shape[0], -1), 0
     found = []
-    for span, logits in _after_layers(cache, pos):
-        some = every if span is None else every[:, span]
-        found.append(_MEASURES[measure](logits.float(), some.expand(logits.shape[:-1])[..., None]))
+    for logits in lens_logits(cache, None if pos is not None else range(text.width)):
+        some = every[:, start : start + logits.shape[2]]
+        found.append(_MEASURES[measure](logits, some.expand(logits.shape[:-1])[..., None]))
+        start += logits.shape[2]
     values = torch.cat(found, -1)
     places: dict[str, list[Label]] = {} if pos is not None else {"pos": [*text.labels(model)]}
     info = {"tokens": ids.tolist(), "measure": measure, **about(model, "logit lens")}
+    values = values[..., 0] if pos is not None else values
     return laid_out(values, layer_labels(cache.n_layers), places, measure, info, per_example=per_example)
 
 
@@ -98,15 +93,10 @@ class LensTokens:
         return [head, *([str(label), *row] for label, row in zip(self.layers, cells, strict=True))]
 
     def __repr__(self) -> str:
-        rows = self.rows()
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ("  ".join(f"{x:<{width}}" for x, width in zip(row, widths, strict=True)) for row in rows)
-        return "\n".join(line.rstrip() for line in lines)
+        return table(self.rows())
 
     def _repr_html_(self) -> str:
-        head, *rows = self.rows()
-        body = "".join("<tr>" + "".join(f"<td>{escape(x)}</td>" for x in row) + "</tr>" for row in rows)
-        return f"<table><tr>{''.join(f'<th>{escape(x)}</th>' for x in head)}</tr>{body}</table>"
+        return html_table(self.rows())
 
 
 def lens_tokens(model: HookedModel, prompts: Prompt, *, top: int = 5, pos: int | None = -1) -> LensTokens:
@@ -117,47 +107,52 @@ def lens_tokens(model: HookedModel, prompts: Prompt, *, top: int = 5, pos: int |
     text = checked_text(model, prompts, pos)
     if len(text) != 1:
         raise HooklineError(f"lens_tokens takes one prompt, got {len(text)}: call it for each")
-    if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= model.cfg.d_vocab:
-        raise HooklineError(f"top is how many tokens to show, from 1 to {model.cfg.d_vocab}, got {top!r}")
-    found = []
-    for span, logits in _after_layers(cached_run(model, text, pos), pos):
-        row = logits[:, 0] if span is not None else logits
-        found.append(row.float().softmax(-1).topk(top))
-    ids = torch.cat([each.indices for each in found], 1).tolist()
-    tokens = [[[_shown(model, token) for token in here] for here in layer] for layer in ids]
+    where = None if pos is not None else range(text.width)
+    tokens, probs = top_tokens(model, lens_logits(lens_cache(model, text, pos), where), top)
     positions: list[Label] = [*text.labels(model)]
     layers = layer_labels(len(tokens) - 1)["layer"]
-    probs = torch.cat([each.values for each in found], 1).cpu()
     return LensTokens(layers, positions if pos is None else [positions[pos]], tokens, probs)
+
+
+def lens_cache(model: HookedModel, prompts: Prompts, pos: int | None = None) -> ModelCache:
+    """A run with the residual streams that the lens reads, at one position or all, and its logits."""
+    names = [*stream_names(model._points), "unembed.hook_in", "unembed.hook_out"]
+    with torch.no_grad():
+        return model.run_with_cache(**prompts.call(model), names_filter=names, pos_slice=pos)[1]
+
+
+@torch.no_grad()
+def lens_logits(cache: ModelCache, where: Sequence[int] | None) -> Iterator[Float[Tensor, "layer batch pos vocab"]]:
+    """The logits after each layer, in chunks of these positions; None if the cache has one position per row."""
+    assert cache.logits is not None
+    if where is None:
+        yield cache.logit_lens()[:, :, None].float()
+        return
+    step = max(1, _ROOM // (4 * len(cache.logits) * cache.logits.shape[-1] * (cache.n_layers + 1)))
+    for start in range(0, len(where), step):
+        yield cache.logit_lens(pos_slice=list(where[start : start + step])).float()
+
+
+def top_tokens(
+    model: HookedModel, logits: Iterable[Float[Tensor, "layer 1 pos vocab"]], top: int, layers: Sequence[int] = ()
+) -> tuple[list[list[list[str]]], Float[Tensor, "layer pos top"]]:
+    """The likeliest tokens and their probabilities, after all layers or those with these indices."""
+    if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= model.cfg.d_vocab:
+        raise HooklineError(f"top is the number of tokens to keep, from 1 to {model.cfg.d_vocab}, got {top!r}")
+    found = [(each[list(layers)] if layers else each)[:, 0].softmax(-1).topk(top) for each in logits]
+    ids = torch.cat([each.indices for each in found], 1).tolist()
+    texts = {token: _shown(model, token) for layer in ids for here in layer for token in here}
+    tokens = [[[texts[token] for token in here] for here in layer] for layer in ids]
+    return tokens, torch.cat([each.values for each in found], 1).cpu()
 
 
 def _shown(model: HookedModel, token: int) -> str:
     return str(token) if model.tokenizer is None else model.to_string([token])
 
 
-@torch.no_grad()
-def _after_layers(
-    cache: ModelCache, pos: int | None
-) -> Iterator[tuple[slice | None, Float[Tensor, "layer *place vocab"]]]:
-    """The logits after each layer; for all positions, in chunks."""
-    assert cache.logits is not None
-    if pos is not None:
-        yield None, cache.logit_lens()
-        return
-    batch, width, vocab = cache.logits.shape
-    step = max(1, _ROOM // (4 * batch * vocab * (cache.n_layers + 1)))
-    for start in range(0, width, step):
-        span = slice(start, min(start + step, width))
-        yield span, cache.logit_lens(pos_slice=span)
-
-
-def _rank(logits: Tensor, ids: Int[Tensor, "*place 1"]) -> Tensor:
-    return (logits > logits.gather(-1, ids)).sum(-1)
-
-
 _MEASURES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "prob": lambda logits, ids: logits.softmax(-1).gather(-1, ids)[..., 0],
     "log_prob": lambda logits, ids: logits.log_softmax(-1).gather(-1, ids)[..., 0],
     "logit": lambda logits, ids: logits.gather(-1, ids)[..., 0],
-    "rank": _rank,
+    "rank": lambda logits, ids: (logits > logits.gather(-1, ids)).sum(-1),
 }

@@ -9,16 +9,16 @@ An answer is a token id or a text, one for all rows or one per row. `pos` is the
 last: an index, or one per row. In an experiment, positions count within each text; padding is not counted.
 
 In an experiment, an answer may have several tokens: a longer text, or a list of ids. It is read as a continuation of
-the prompt, and the metric uses its log-probability (see `continuations.py`). For one prompt, `[12, 345]` is one answer
-of two tokens; for several prompts it is one token per prompt, `[[12, 345]]` is one answer of two tokens for all of
-them, and `[[12, 345], [6, 78]]` is one answer of two tokens for each of two prompts.
+the prompt, and the metric uses its log-probability. For one prompt, `[12, 345]` is one answer of two tokens; for
+several prompts it is one token per prompt, and `[[12, 345]]` is one answer of two tokens for all of them.
 
-To add a metric, subclass `Metric` and give it a `name`; experiments then accept the name as `metric=`.
+To add a metric, subclass `Metric`: experiments then accept its class name, in snake case, as `metric=`.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from difflib import get_close_matches
@@ -32,18 +32,29 @@ from torch import Tensor
 
 from hookline.engine.snapshots import snapshot
 from hookline.errors import HooklineError
+from hookline.experiments.core.logit_reads import (
+    Read,
+    at_position,
+    checked_answers,
+    checked_position,
+    columns_of,
+    divergence,
+    log_probs,
+    of_answer,
+    short,
+    single_ids,
+    weighted_mean,
+)
+from hookline.transformer.norms import upcast
 
 __all__ = ["Metric", "accuracy", "kl", "log_prob", "logit_diff", "loss", "prob", "rank"]
 
 MetricFunction: TypeAlias = Callable[[Tensor], Tensor]
 Tokens: TypeAlias = int | str | Sequence[int | str | Sequence[int]] | Int[Tensor, " batch"] | Int[Tensor, "batch token"]
-Read: TypeAlias = Sequence[tuple[Float[Tensor, "token vocab"], Int[Tensor, " token"]]]
-"""For each row, the logits before every token of an answer, and the tokens."""
 Position: TypeAlias = int | Sequence[int] | Int[Tensor, " batch"]
 
 METRICS: dict[str, type[Metric]] = {}
-"""Every metric by its name. A subclass of `Metric` that sets `name` adds itself."""
-
+"""Every metric by its name. A subclass of `Metric` adds itself."""
 
 ANSWER = MappingProxyType({"kind": "answer"})
 """Marks a field that holds an answer: `answer: Tokens = field(metadata=ANSWER)`."""
@@ -55,20 +66,23 @@ POSITION = MappingProxyType({"kind": "position"})
 class Metric:
     """A named metric: called with logits [batch, pos, vocab], it returns one number per row.
 
-    A subclass sets `name` and implements `__call__`. Fields marked as `ANSWER` or `POSITION` are checked when the
-    metric is created, and turned into token ids and columns of the batch when an experiment runs.
+    A subclass implements `__call__`. Fields marked as `ANSWER` or `POSITION` are checked when the metric is created,
+    and turned into token ids and columns of the batch when an experiment runs.
     """
 
     name: ClassVar[str] = "metric"
     example: ClassVar[str] = ""
     """What to type to create it, for error messages."""
+    from_clean: ClassVar[tuple[str, ...]] = ()
+    """What of the clean run it is created with if only its name is given, `metric="kl"`: "logits", "tokens", "mask"."""
 
     def __init_subclass__(cls) -> None:
-        if "name" in vars(cls):
+        cls.name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
+        if not cls.name.startswith("_"):
             METRICS[cls.name] = cls
 
     def __post_init__(self) -> None:
-        for kind, check in (("answer", _checked_tokens), ("position", _checked_position)):
+        for kind, check in (("answer", checked_answers), ("position", checked_position)):
             for name in self.fields_of(kind):
                 object.__setattr__(self, name, check(getattr(self, name)))
 
@@ -76,19 +90,6 @@ class Metric:
     def fields_of(cls, kind: str) -> list[str]:
         """The names of the fields of one kind, "answer" or "position"."""
         return [each.name for each in fields(cls) if each.metadata.get("kind") == kind]
-
-    @classmethod
-    def from_clean_run(
-        cls,
-        logits: Float[Tensor, "batch pos vocab"],  # noqa: ARG003
-        tokens: Int[Tensor, "batch pos"],  # noqa: ARG003
-        mask: Tensor | None,  # noqa: ARG003
-    ) -> Metric:
-        """The metric when only its name is given, `metric="kl"`: created with what the clean run has."""
-        if any(each.default is MISSING and each.default_factory is MISSING for each in fields(cls)):
-            example = f": use {cls.example}" if cls.example else f": create it, {cls.__name__}(…)"
-            raise HooklineError(f"the metric {cls.name!r} needs arguments{example}")
-        return cls()
 
     def __call__(self, logits: Float[Tensor, "batch pos vocab"]) -> Float[Tensor, " batch"]:
         """One number per row."""
@@ -100,52 +101,49 @@ class Metric:
             f"{self.name} supports answers of one token, but this answer has several: use log_prob, prob or logit_diff"
         )
 
-    def resolved(self, model: Any, tokens: Int[Tensor, "batch pos"], mask: Tensor | None) -> Self:
+    def resolved(self, model: Any, tokens: Int[Tensor, "batch pos"], mask: Tensor | None = None) -> Self:
         """The metric with texts turned into token ids, and positions into columns of these prompts."""
+        check_vocabulary(self.name, model)
         changes: dict[str, Any] = {
-            name: _ids(getattr(self, name), model, len(tokens)) for name in self.fields_of("answer")
+            name: single_ids(getattr(self, name), model, len(tokens)) for name in self.fields_of("answer")
         }
         for name in self.fields_of("position"):
             if getattr(self, name) is not None:
-                changes[name] = _columns(getattr(self, name), tokens, mask)
+                changes[name] = columns_of(getattr(self, name), torch.ones_like(tokens) if mask is None else mask)
         return replace(self, **changes)
 
     def __repr__(self) -> str:
         given = {each.name: getattr(self, each.name) for each in fields(self)}
-        return f"{self.name}({', '.join(f'{key}={_short(x)}' for key, x in given.items() if x is not None)})"
+        return f"{self.name}({', '.join(f'{key}={short(x)}' for key, x in given.items() if x is not None)})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LogitDiff(Metric):
     """The logit of the answer minus the logit of the wrong answer."""
 
-    name = "logit_diff"
     example = 'metrics.logit_diff(" Mary", " John")'
     answer: Tokens = field(metadata=ANSWER)
     wrong: Tokens = field(metadata=ANSWER)
     pos: Position = field(default=-1, metadata=POSITION)
 
     def __call__(self, logits: Float[Tensor, "batch pos vocab"]) -> Float[Tensor, " batch"]:
-        """The difference in each row."""
-        there = _at(logits, self.pos)
-        return _of_token(there, self.answer) - _of_token(there, self.wrong)
+        there = at_position(logits, self.pos)
+        return of_answer(there, self.answer) - of_answer(there, self.wrong)
 
     def of_tokens(self, read: Mapping[str, Read]) -> Float[Tensor, " batch"]:
         """The log-probability of the answer minus that of the wrong answer."""
-        return _log_probs(read["answer"]) - _log_probs(read["wrong"])
+        return log_probs(read["answer"]) - log_probs(read["wrong"])
 
-    def resolved(self, model: Any, tokens: Int[Tensor, "batch pos"], mask: Tensor | None) -> Self:
+    def resolved(self, model: Any, tokens: Int[Tensor, "batch pos"], mask: Tensor | None = None) -> Self:
         """As for every metric; the two answers must differ."""
         found = super().resolved(model, tokens, mask)
         if bool((torch.as_tensor(found.answer) == torch.as_tensor(found.wrong)).any()):
-            raise HooklineError(
-                f"the answer and the wrong answer are the same token in a row: {self!r} is always 0 there"
-            )
+            raise HooklineError(f"the answer and the wrong answer are the same token in a row: {self!r} is 0 there")
         return found
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class OfAnswer(Metric):
+class _OfAnswer(Metric):
     """A metric of one answer at one position."""
 
     answer: Tokens = field(metadata=ANSWER)
@@ -153,48 +151,42 @@ class OfAnswer(Metric):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class LogProb(OfAnswer):
+class LogProb(_OfAnswer):
     """The log-probability of the answer."""
 
-    name = "log_prob"
     example = 'metrics.log_prob(" Mary")'
 
     def __call__(self, logits: Float[Tensor, "batch pos vocab"]) -> Float[Tensor, " batch"]:
-        """The log-probability in each row."""
-        return _of_token(_at(logits, self.pos).log_softmax(-1), self.answer)
+        return of_answer(at_position(logits, self.pos).log_softmax(-1), self.answer)
 
     def of_tokens(self, read: Mapping[str, Read]) -> Float[Tensor, " batch"]:
         """The sum of the log-probabilities of its tokens, each given the tokens before it."""
-        return _log_probs(read["answer"])
+        return log_probs(read["answer"])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Prob(OfAnswer):
+class Prob(_OfAnswer):
     """The probability of the answer."""
 
-    name = "prob"
     example = 'metrics.prob(" Mary")'
 
     def __call__(self, logits: Float[Tensor, "batch pos vocab"]) -> Float[Tensor, " batch"]:
-        """The probability in each row."""
-        return _of_token(_at(logits, self.pos).softmax(-1), self.answer)
+        return of_answer(at_position(logits, self.pos).softmax(-1), self.answer)
 
     def of_tokens(self, read: Mapping[str, Read]) -> Float[Tensor, " batch"]:
         """The product of the probabilities of its tokens, each given the tokens before it."""
-        return _log_probs(read["answer"]).exp()
+        return log_probs(read["answer"]).exp()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Rank(OfAnswer):
-    """How many tokens are more likely than the answer."""
+class Rank(_OfAnswer):
+    """How many tokens are more likely than the answer; NaN where a logit is NaN."""
 
-    name = "rank"
     example = 'metrics.rank(" Mary")'
 
     def __call__(self, logits: Float[Tensor, "batch pos vocab"]) -> Float[Tensor, " batch"]:
-        """The rank in each row; NaN where a logit is NaN."""
-        there = _at(logits, self.pos)
-        above = (there > _of_token(there, self.answer)[:, None]).sum(-1).to(there.dtype)
+        there = at_position(logits, self.pos)
+        above = (there > of_answer(there, self.answer)[:, None]).sum(-1).to(there.dtype)
         return above.masked_fill(there.isnan().any(-1), math.nan)  # comparisons with NaN are false
 
 
@@ -202,11 +194,9 @@ class Rank(OfAnswer):
 class Accuracy(Rank):
     """Whether the answer is the most likely token: 1 or 0, so that the mean is the share of correct answers."""
 
-    name = "accuracy"
     example = 'metrics.accuracy(" Paris")'
 
     def __call__(self, logits: Float[Tensor, "batch pos vocab"]) -> Float[Tensor, " batch"]:
-        """1 or 0 in each row; NaN where a logit is NaN."""
         rank = super().__call__(logits)
         return (rank == 0).to(rank).masked_fill(rank.isnan(), math.nan)
 
@@ -223,7 +213,7 @@ class Accuracy(Rank):
 class KL(Metric):
     """KL(reference ‖ logits), in nats; with pos=None the average over all positions that are not padding."""
 
-    name = "kl"
+    from_clean = ("logits",)
     reference: Float[Tensor, "batch pos vocab"]
     pos: Position | None = field(default=-1, metadata=POSITION)
     mask: Tensor | None = None
@@ -231,28 +221,19 @@ class KL(Metric):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.reference, Tensor) or self.reference.ndim != 3:
-            raise HooklineError(f"kl(reference) needs logits [batch, pos, vocab], got {_short(self.reference)}")
+            raise HooklineError(f"kl(reference) needs logits [batch, pos, vocab], got {short(self.reference)}")
         if self.mask is not None and self.pos is not None:
             raise HooklineError("the mask selects the positions that kl averages over, so it needs pos=None")
 
-    @classmethod
-    def from_clean_run(cls, logits: Tensor, tokens: Tensor, mask: Tensor | None) -> Metric:  # noqa: ARG003
-        """The divergence from the clean run."""
-        return cls(logits)
-
     def __call__(self, logits: Float[Tensor, "batch pos vocab"]) -> Float[Tensor, " batch"]:
-        """The divergence in each row."""
-        if self.reference.shape != logits.shape:
-            raise HooklineError(
-                f"kl: the reference has shape {list(self.reference.shape)}, the logits {list(logits.shape)}"
-            )
+        _check_shape("the reference", self.reference.shape, logits.shape)
         reference = self.reference.detach().to(logits.device)
         if self.pos is not None:
-            return _divergence(_at(reference, self.pos), _at(logits, self.pos))
-        by_position = _divergence(upcast(reference), upcast(logits))
-        return _mean_of(by_position, torch.ones_like(by_position) if self.mask is None else self.mask)
+            return divergence(at_position(reference, self.pos), at_position(logits, self.pos))
+        by_position = divergence(upcast(reference), upcast(logits))
+        return weighted_mean(by_position, torch.ones_like(by_position) if self.mask is None else self.mask)
 
-    def resolved(self, model: Any, tokens: Int[Tensor, "batch pos"], mask: Tensor | None) -> Self:
+    def resolved(self, model: Any, tokens: Int[Tensor, "batch pos"], mask: Tensor | None = None) -> Self:
         """As for every metric; over all positions, padding is masked out."""
         found = super().resolved(model, tokens, mask)
         return replace(found, mask=mask) if found.pos is None and found.mask is None else found
@@ -260,47 +241,39 @@ class KL(Metric):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Loss(Metric):
-    """The next-token cross-entropy, averaged over the tokens of a row that are neither padding nor image tokens.
+    """The next-token cross-entropy, averaged over the tokens of a row that are neither padding nor image tokens."""
 
-    `images` is true at image tokens; in an experiment they are found in the tokens.
-    """
-
-    name = "loss"
+    from_clean = ("tokens", "mask")
     tokens: Int[Tensor, "batch pos"]
     mask: Tensor | None = None
-    images: Tensor | None = None
+    images: Tensor | None = None  # true at image tokens; experiments find them
 
     def __post_init__(self) -> None:
         if not isinstance(self.tokens, Tensor) or self.tokens.ndim != 2 or self.tokens.is_floating_point():
-            raise HooklineError(f"loss(tokens) needs token ids [batch, pos], got {_short(self.tokens)}")
+            raise HooklineError(f"loss(tokens) needs token ids [batch, pos], got {short(self.tokens)}")
         if self.tokens.shape[1] < 2:
             raise HooklineError("loss is the next-token loss: it needs at least two tokens")
 
-    @classmethod
-    def from_clean_run(cls, logits: Tensor, tokens: Tensor, mask: Tensor | None) -> Metric:  # noqa: ARG003
-        """The loss on the clean tokens."""
-        return cls(tokens, mask)
-
     def __call__(self, logits: Float[Tensor, "batch pos vocab"]) -> Float[Tensor, " batch"]:
-        """The loss of each row."""
-        if self.tokens.shape != logits.shape[:2]:
-            raise HooklineError(
-                f"loss: the tokens have shape {list(self.tokens.shape)}, the logits {list(logits.shape)}"
-            )
+        _check_shape("the tokens", self.tokens.shape, logits.shape[:2])
         mask = torch.ones_like(self.tokens) if self.mask is None else self.mask
         counts, targets = mask[:, 1:] * mask[:, :-1], self.tokens[:, 1:]
         if self.images is not None:
             counts = counts * ~self.images[:, 1:].to(counts.device)
             targets = targets.masked_fill(self.images[:, 1:].to(targets.device), 0)  # perhaps outside the vocabulary
         likely = upcast(logits[:, :-1]).log_softmax(-1)
-        return _mean_of(-likely.gather(-1, targets[..., None].to(logits.device))[..., 0], counts)
+        return weighted_mean(-likely.gather(-1, targets[..., None].to(logits.device))[..., 0], counts)
 
-    def resolved(self, model: Any, tokens: Int[Tensor, "batch pos"], mask: Tensor | None) -> Self:
+    def resolved(self, model: Any, tokens: Int[Tensor, "batch pos"], mask: Tensor | None = None) -> Self:
         """The loss without padding and image tokens."""
+        found = super().resolved(model, tokens, mask)
         images = model._image_positions(self.tokens) if self.images is None else self.images
-        return replace(
-            super().resolved(model, tokens, mask), mask=mask if self.mask is None else self.mask, images=images
-        )
+        return replace(found, mask=mask if self.mask is None else self.mask, images=images)
+
+
+def _check_shape(what: str, shape: torch.Size, expected: torch.Size) -> None:
+    if shape != expected:
+        raise HooklineError(f"{what} has shape {list(shape)}, but the logits need {list(expected)}")
 
 
 logit_diff, log_prob, prob, rank, accuracy, kl, loss = LogitDiff, LogProb, Prob, Rank, Accuracy, KL, Loss
@@ -329,7 +302,7 @@ def as_metric(
         name = name or name_of(metric)
         if name in metrics:
             raise HooklineError(f"two metrics are called {name!r}: pass a dict, {{'name': metric, …}}")
-        metrics[name] = resolve(metric, model, clean_tokens, mask)
+        metrics[name] = metric.resolved(model, clean_tokens, mask) if isinstance(metric, Metric) else metric
     for name, metric in metrics.items():
         for logits in (clean_logits, corrupted_logits):
             if logits is not None:
@@ -355,19 +328,6 @@ def _check_padding(name: str, metric: MetricFunction, logits: Tensor, mask: Tens
         )
 
 
-def resolve(
-    metric: MetricFunction,
-    model: Any,
-    tokens: Int[Tensor, "batch pos"],
-    mask: Bool[Tensor, "batch pos"] | Int[Tensor, "batch pos"] | None = None,
-) -> MetricFunction:
-    """The metric with text turned into ids and positions into columns of these prompts; other functions unchanged."""
-    if not isinstance(metric, Metric):
-        return metric
-    check_vocabulary(metric.name, model)
-    return metric.resolved(model, tokens, mask)
-
-
 def check_vocabulary(name: str, model: Any) -> None:
     """Raise if a metric of tokens is asked of a model that has no logits of tokens."""
     if model._anatomy.unembed is None:
@@ -380,16 +340,16 @@ def check_vocabulary(name: str, model: Any) -> None:
 
 def value_of(metric: MetricFunction, logits: Float[Tensor, "batch pos vocab"], name: str) -> Float[Tensor, "..."]:
     """The checked value of a metric, which receives a snapshot of the logits: it may write to them."""
-    return checked(metric(snapshot(logits, is_ours=True)), len(logits), name)
+    return checked_value(metric(snapshot(logits, is_ours=True)), len(logits), name)
 
 
-def checked(value: Any, batch: int, name: str = "the metric") -> Float[Tensor, "..."]:
+def checked_value(value: Any, batch: int, name: str = "the metric") -> Float[Tensor, "..."]:
     """The value a metric returned, as floats: one number per row, or one for all; anything else is an error."""
     needs = f"a metric returns one number per row, a tensor of shape [{batch}], or one number, of shape []"
     if isinstance(value, int | float | np.number) and not isinstance(value, bool):
         value = torch.tensor(float(value))
     if not isinstance(value, Tensor):
-        raise HooklineError(f"{name} returned {type(value).__name__} {_short(value)}: {needs}")
+        raise HooklineError(f"{name} returned {type(value).__name__} {short(value)}: {needs}")
     if value.is_complex() or tuple(value.shape) not in ((), (batch,)):
         raise HooklineError(f"{name} returned a {value.dtype} tensor of shape {list(value.shape)}: {needs}")
     bad = value.detach().isnan()
@@ -419,7 +379,11 @@ def _one(spec: Any, clean_logits: Tensor, clean_tokens: Tensor, mask: Tensor | N
             raise HooklineError(f"there is no metric {spec!r}. Did you mean {', '.join(map(repr, near))}?")
         spec = METRICS[spec]
     if isinstance(spec, type) and issubclass(spec, Metric):  # metrics.kl itself, not yet called
-        return spec.from_clean_run(clean_logits, clean_tokens, mask)
+        known = {"logits": clean_logits, "tokens": clean_tokens, "mask": mask}
+        needed = [each for each in fields(spec) if each.default is MISSING and each.default_factory is MISSING]
+        if len(needed) > len(spec.from_clean):
+            raise HooklineError(f"the metric {spec.name!r} needs arguments: {spec.example or spec.__name__ + '(…)'}")
+        return spec(*(known[each] for each in spec.from_clean))
     if not callable(spec):
         raise HooklineError(f'a metric is a function of logits, "kl", "loss" or {LogitDiff.example}, got {spec!r}')
     return spec
@@ -427,142 +391,9 @@ def _one(spec: Any, clean_logits: Tensor, clean_tokens: Tensor, mask: Tensor | N
 
 def name_of(metric: Any) -> str:
     """The name of a metric in results."""
-    if isinstance(metric, str):
-        return metric
-    if isinstance(metric, Metric):
-        return metric.name
+    if isinstance(metric, str | Metric):
+        return metric if isinstance(metric, str) else metric.name
     while hasattr(metric, "func"):  # functools.partial, however often
         metric = metric.func
     name = getattr(metric, "__name__", type(metric).__name__)
     return "metric" if name == "<lambda>" else name
-
-
-def _checked_tokens(tokens: Any) -> Any:
-    """An id, a text, a tuple of either or of tuples of ids, or a tensor of ids."""
-    if isinstance(tokens, np.ndarray | np.integer):
-        tokens = tokens.tolist()
-    if isinstance(tokens, Tensor) and tokens.ndim == 2:
-        tokens = tokens.tolist()
-    if isinstance(tokens, Tensor):
-        if tokens.ndim > 1 or tokens.is_floating_point() or tokens.dtype == torch.bool or not tokens.numel():
-            raise HooklineError(f"answers are one token id, or one per row [batch], got {_short(tokens)}")
-        return tokens.detach().cpu().long() if tokens.ndim else int(tokens)
-    if isinstance(tokens, int | str) and not isinstance(tokens, bool):
-        return tokens
-    if isinstance(tokens, list | tuple) and tokens and all(_is_answer(each) for each in tokens):
-        return tuple(tuple(each) if isinstance(each, list | tuple) else each for each in tokens)
-    raise HooklineError(
-        f"an answer is a text, a token id or a list of ids; or a list or tensor with one per row, got {tokens!r}"
-    )
-
-
-def _is_answer(given: Any) -> bool:
-    if isinstance(given, list | tuple):
-        return bool(given) and all(type(each) is int for each in given)
-    return type(given) in (int, str)
-
-
-def _checked_position(pos: Any) -> Any:
-    if isinstance(pos, list | tuple) and pos and all(type(each) is int for each in pos):
-        return torch.tensor(pos)
-    if isinstance(pos, Tensor) and pos.ndim <= 1 and pos.dtype in (torch.int64, torch.int32) and pos.numel():
-        return pos.detach().cpu().long() if pos.ndim else int(pos)
-    if pos is None or (isinstance(pos, int) and not isinstance(pos, bool)):
-        return pos
-    raise HooklineError(f"pos is an index, or a list or tensor with one per row, got {_short(pos)}")
-
-
-def _ids(tokens: Any, model: Any, batch: int) -> int | Tensor:
-    """Text or ids as token ids."""
-    if isinstance(tokens, tuple):
-        if any(isinstance(each, tuple) for each in tokens):
-            raise HooklineError(f"answers of several tokens, {tokens}, are supported in experiments only")
-        tokens = torch.tensor([_ids(each, model, batch) for each in tokens])
-    ids = model.to_single_token(tokens) if isinstance(tokens, str) else tokens
-    if isinstance(ids, Tensor) and len(ids) != batch:
-        raise HooklineError(f"{len(ids)} answers for {batch} prompts: pass one for all, or one each")
-    _check_ids(ids, model.cfg.d_vocab)
-    return ids
-
-
-def _check_ids(ids: int | Tensor, d_vocab: int) -> None:
-    low, high = (ids, ids) if isinstance(ids, int) else (int(ids.min()), int(ids.max()))
-    if low < 0 or high >= d_vocab:
-        raise HooklineError(f"token {low if low < 0 else high} is out of range: the vocabulary has 0 to {d_vocab - 1}")
-
-
-def _columns(pos: int | Tensor, tokens: Tensor, mask: Tensor | None) -> int | Tensor:
-    """The columns of positions that are counted within the text of each row, without padding."""
-    batch, width = tokens.shape
-    if isinstance(pos, Tensor) and len(pos) != batch:
-        raise HooklineError(f"{len(pos)} positions for {batch} prompts: pass one for all, or one each")
-    real = torch.ones(batch, width) if mask is None else mask.cpu()
-    found = []
-    for row, index in enumerate(pos.tolist() if isinstance(pos, Tensor) else [pos] * batch):
-        columns = real[row].nonzero().flatten().tolist()
-        if not -len(columns) <= index < len(columns):
-            raise HooklineError(f"position {index} is out of range: prompt {row} has {len(columns)} tokens")
-        found.append(columns[index])
-    return found[0] if len(set(found)) == 1 else torch.tensor(found)
-
-
-def _at(logits: Tensor, pos: Any) -> Float[Tensor, "batch vocab"]:
-    """The logits at one position, or at one per row."""
-    if logits.ndim != 3:
-        raise HooklineError(f"a metric takes logits [batch, pos, vocab], got a tensor of shape {list(logits.shape)}")
-    batch, width = logits.shape[:2]
-    lowest, highest = (pos, pos) if isinstance(pos, int) else (int(pos.min()), int(pos.max()))
-    if lowest < -width or highest >= width:
-        raise HooklineError(f"pos={_short(pos)} is out of range: the logits have {width} positions")
-    if isinstance(pos, int):
-        return upcast(logits[:, pos])
-    if len(pos) != batch:
-        raise HooklineError(f"{len(pos)} positions for logits of {batch} rows: pass one for all, or one each")
-    return upcast(logits[torch.arange(batch, device=logits.device), pos.to(logits.device)])
-
-
-def _of_token(there: Float[Tensor, "batch vocab"], ids: Any) -> Float[Tensor, " batch"]:
-    """The value of one token, or of one per row."""
-    if isinstance(ids, tuple) and all(type(each) is int for each in ids):
-        ids = torch.tensor(ids)
-    if isinstance(ids, str | tuple):
-        raise HooklineError(
-            f"the answer {ids!r} is text: pass its id, model.to_single_token(…), or call resolve(metric, …) first"
-        )
-    _check_ids(ids, there.shape[-1])
-    if isinstance(ids, int):
-        return there[:, ids]
-    if len(ids) != len(there):
-        raise HooklineError(f"{len(ids)} answers for logits of {len(there)} rows: pass one for all, or one each")
-    return there.gather(-1, ids[:, None].to(there.device))[:, 0]
-
-
-def _log_probs(read: Read) -> Float[Tensor, " batch"]:
-    """The log-probability of the answer of each row."""
-    found = [there.log_softmax(-1).gather(-1, ids[:, None]).sum() for there, ids in read]
-    return torch.stack(found)
-
-
-def _divergence(reference: Tensor, logits: Tensor) -> Tensor:
-    expected, given = reference.log_softmax(-1), logits.log_softmax(-1)
-    share = expected.exp()
-    return (share * (expected - given)).masked_fill(share == 0, 0.0).sum(-1)
-
-
-def _mean_of(values: Float[Tensor, "batch pos"], counts: Tensor) -> Float[Tensor, " batch"]:
-    """The weighted mean; values with weight 0 are ignored, even NaN."""
-    counts = counts.to(values.device)
-    return values.masked_fill(counts == 0, 0.0).sum(1) / counts.to(values.dtype).sum(1)
-
-
-def upcast(x: Tensor) -> Tensor:
-    """Upcast half precision to float32."""
-    return x if x.dtype == torch.float64 else x.float()
-
-
-def _short(x: Any) -> str:
-    if isinstance(x, tuple) and all(type(each) is int for each in x):
-        return repr(list(x))
-    if not isinstance(x, Tensor):
-        return repr(x)
-    return str(x.tolist()) if x.numel() <= 8 and not x.is_floating_point() else f"<{list(x.shape)} {x.dtype}>"

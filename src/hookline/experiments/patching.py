@@ -54,7 +54,7 @@ def sweep(
     each prompt, as an axis `example`), `batch_size` (how many cells run at once, or "auto"), `progress`, and `resume`
     (the result of an interrupted sweep).
     """
-    check_direction(direction)
+    check_patch_direction(direction)
     how, where = Options.of(options), sweep_points(model, points, over, layers)
     if isinstance(clean, ActivationCache):
         if direction == "noise":
@@ -98,7 +98,7 @@ def both_runs(
     return Both(reader, given, pair[source].checksum, info, pair[0].labels(model))
 
 
-def check_direction(direction: str) -> None:
+def check_patch_direction(direction: str) -> None:
     """Raise unless the direction is "denoise" or "noise"."""
     if direction not in ("denoise", "noise"):
         raise HooklineError(f'direction is "denoise" (clean into corrupted) or "noise", got {direction!r}')

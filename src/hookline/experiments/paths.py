@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any, Literal, TypeAlias
 
@@ -18,12 +19,11 @@ from hookline.experiments.core.labels import Label, about, said_points
 from hookline.experiments.core.measure import Options, measured
 from hookline.experiments.core.prompts import Prompt
 from hookline.experiments.core.sweep import Grid, Values, sweep_points
-from hookline.experiments.patching import Direction, both_runs, check_direction, into
+from hookline.experiments.patching import Direction, both_runs, check_patch_direction, into
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline
-from hookline.rerun.changes import RowChange, Variant, index_of
-from hookline.rerun.joined import WriteChanges
+from hookline.rerun.changes import RowChange, Variant, index_of, write_all
 from hookline.rerun.strategy import Strategy
 
 __all__ = ["path_patch"]
@@ -87,7 +87,7 @@ def path_patch(
     everything after them is free. Without a path to a receiver nothing changes. `direction` and `options` are those of
     `patching.sweep`.
     """
-    check_direction(direction)
+    check_patch_direction(direction)
     how = Options.of(options)
     coords, nodes = _senders(model, senders)
     goals = _receivers(model, receivers)
@@ -210,11 +210,11 @@ def _received(base: Baseline, variants: Sequence[Variant], layer: int, goals: Se
         for change in variant:
             placed.setdefault(change.point.name, []).append((row, change))
     span, n = range(base.tokens.shape[1]), len(variants)
-    hooks = [(name, WriteChanges(each, span)) for name, each in placed.items()]
+    hooks = [(name, partial(write_all, placed=each, span=span)) for name, each in placed.items()]
     names = list(dict.fromkeys(goal.point.name for goal in goals))
     tokens = base.tokens.expand(n, -1)
     inputs: dict[str, Any] = {"input": tokens}
-    if base.images is not None:
+    if base.images:
         inputs = {"input_ids": tokens, **base.images.repeated(n)}
     elif base.strategy != Strategy.FULL:
         inputs = {"input": base.streams[layer].expand(n, -1, -1), "start_at_layer": layer, "tokens": tokens}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from html import escape
 from itertools import product
 from pathlib import Path
@@ -19,29 +20,13 @@ from torch import Tensor
 
 from hookline.engine.tensorfile import read_tensors, taking_apart, write_tensors
 from hookline.errors import HooklineError
-from hookline.experiments.core.labels import (
-    VERSION,
-    Label,
-    checked_axes,
-    checked_coords,
-    checked_key,
-    first_sum,
-    floats,
-    indices,
-    is_label,
-    listed,
-    matches,
-    needed,
-    not_found,
-    number,
-    plain,
-    said,
-    taken,
-)
+from hookline.experiments.core import labels as check
+from hookline.experiments.core.labels import Label, find_label, html_table, indices, listed, needed, number_text, table
 
 __all__ = ["Cell", "Result", "TopCells"]
 
 BASELINES = ("clean", "corrupted")
+_VERSION = "2"  # of the file format
 _HEAD = re.compile(r"L(\d+)H(\d+)")
 
 
@@ -60,21 +45,17 @@ class TopCells(list[Cell]):
     """The top cells of a result, in order; prints as a table."""
 
     info: Mapping[str, Any] = MappingProxyType({})
-    """Of a ranking: the `info` of the ranked result."""
+    """The `info` of the result that a ranking is of."""
+
+    def _rows(self) -> list[list[str]]:
+        head = [*(self[0].labels if self else ()), "value"]
+        return [head, *([*map(str, cell.labels.values()), number_text(cell.value)] for cell in self)]
 
     def __repr__(self) -> str:
-        rows = [[*map(str, cell.labels.values()), number(cell.value)] for cell in self]
-        head = [*(self[0].labels if self else ()), "value"]
-        widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-        lines = ("  ".join(f"{x:<{width}}" for x, width in zip(row, widths, strict=True)) for row in [head, *rows])
-        return "\n".join(line.rstrip() for line in lines)
+        return table(self._rows())
 
     def _repr_html_(self) -> str:
-        names = [*(self[0].labels if self else ()), "value"]
-        rows = [[*map(str, cell.labels.values()), number(cell.value)] for cell in self]
-        head = "".join(f"<th>{escape(each)}</th>" for each in names)
-        body = "".join("<tr>" + "".join(f"<td>{escape(each)}</td>" for each in row) + "</tr>" for row in rows)
-        return f"<table><tr>{head}</tr>{body}</table>"
+        return html_table(self._rows())
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -100,17 +81,17 @@ class Result:
     complete: bool = True
 
     def __post_init__(self) -> None:
-        put = object.__setattr__  # the value is frozen from here on
-        put(self, "values", floats(self.values))
+        put = object.__setattr__  # the dataclass is frozen
+        put(self, "values", check.floats(self.values))
         if not isinstance(self.name, str) or not isinstance(self.complete, bool):
             raise HooklineError(f"name must be a string and complete a bool, got {self.name!r} and {self.complete!r}")
-        put(self, "axes", checked_axes(self.axes, self.values))
-        put(self, "coords", checked_coords(self.coords, self.axes, self.values))
-        put(self, "info", {checked_key(key): self._checked_info(value, key) for key, value in self.info.items()})
+        put(self, "axes", check.checked_axes(self.axes, self.values))
+        put(self, "coords", check.checked_coords(self.coords, self.axes, self.values))
+        put(self, "info", {key: self._checked_info(value, key) for key, value in self.info.items()})
 
     def _checked_info(self, value: Any, key: str) -> Any:
         if not isinstance(value, Result):
-            return plain(value, key)
+            return check.plain_label(value, key)
         self._aligned(value, f"info[{key!r}]")
         return replace(value, info={})  # the outer info has it
 
@@ -125,7 +106,7 @@ class Result:
         A position labeled "3: Mary" is also found by 3 and by "Mary", and `head="L3H4"` selects one head of one layer.
         """
         asked = self._with_layer(labels)
-        return self._picked({self._axis(axis): self._places(axis, want) for axis, want in asked.items()})
+        return self._picked({self._axis(axis): self._indices(axis, want) for axis, want in asked.items()})
 
     def isel(self, **places: Any) -> Result:
         """Select by index along each axis: an index, a list of indices, or a slice."""
@@ -148,13 +129,13 @@ class Result:
     def mean(self, *axes: str) -> Result:
         """The mean over these axes, or over all; NaN where a cell is missing."""
         gone = list(dict.fromkeys(map(self._axis, axes or self.axes)))
-        kept = tuple(axis for axis in self.axes if axis not in gone)
+        coords = {axis: labels for axis, labels in self.coords.items() if axis not in gone}
         values = self.values.mean([self.axes.index(axis) for axis in gone]) if gone else self.values
         info = self._info_along(gone, lambda value, shared: value.mean(*shared))
-        return replace(self, values=values, axes=kept, coords={axis: self.coords[axis] for axis in kept}, info=info)
+        return replace(self, values=values, axes=tuple(coords), coords=coords, info=info)
 
     def __sub__(self, other: Result | float) -> Result:
-        """The difference to a number, or to a result on the same axes or some of them."""
+        """The difference from a number, or from a result with the same axes or some of them."""
         return self._combined(other, torch.sub, "−")
 
     def __add__(self, other: Result | float) -> Result:
@@ -172,29 +153,28 @@ class Result:
         return self * -1.0
 
     def __abs__(self) -> Result:
-        info = {key: value for key, value in self.info.items() if key not in BASELINES}
-        return replace(self, values=self.values.abs(), name=f"|{self.name}|", info=info)
+        return replace(self * 1.0, values=self.values.abs(), name=f"|{self.name}|")
 
     def _combined(self, other: Result | float, combine: Callable[[Tensor, Tensor], Tensor], sign: str) -> Result:
         if not isinstance(other, Result | int | float):
             return NotImplemented
-        there = other.info if isinstance(other, Result) else self.info
-        info = {key: value for key, value in self.info.items() if _is_same(value, there.get(key))}
+        info = {key: value for key, value in self.info.items() if key not in BASELINES}
         if isinstance(other, Result):
+            info = {key: value for key, value in info.items() if value == other.info.get(key)}
             values, label, complete = self._aligned(other, other.name), other.name, other.complete
         else:
-            values, label, complete = torch.tensor(other), number(other), True
+            values, label, complete = torch.tensor(other), number_text(other), True
         return replace(
             self,
             values=combine(self.values, values),
             name=f"{self.name} {sign} {label}",
-            info={key: value for key, value in info.items() if key not in BASELINES},
+            info=info,
             complete=self.complete and complete,
         )
 
     @property
     def normalized(self) -> Result:
-        """The values rescaled so that 0 is the corrupted run's value and 1 the clean run's."""
+        """The values rescaled so that 0 is the value of the corrupted run and 1 that of the clean run."""
         clean, corrupted = (self._baseline(key) for key in BASELINES)
         span = clean - corrupted
         flat = ~(span.abs() > 1e-6 * torch.maximum(clean.abs(), corrupted.abs()))
@@ -257,15 +237,14 @@ class Result:
     def to_dataframe(self) -> Any:
         """A pandas table with one row per cell: a column for each axis, and `value`."""
         pandas = needed("pandas", "to_dataframe", "data")
-        table = pandas.DataFrame(list(product(*(self.coords[axis] for axis in self.axes))), columns=list(self.axes))
-        table["value"] = self.values.flatten().numpy()
-        return table
+        cells = pandas.DataFrame(list(product(*self.coords.values())), columns=list(self.axes))
+        cells["value"] = self.values.flatten().numpy()
+        return cells
 
     def to_xarray(self) -> Any:
         """An xarray.DataArray with the same name, axes and labels; plain values of `info` are in `attrs`."""
         xarray = needed("xarray", "to_xarray", "data")
-        plain = {key: value for key, value in self.info.items() if not isinstance(value, Result)}
-        attrs = {**plain, "complete": self.complete}
+        attrs = {**self._split_info()[0], "complete": self.complete}
         return xarray.DataArray(self.numpy(), coords=self.coords, dims=self.axes, name=self.name, attrs=attrs)
 
     def plot(self, ax: Any = None, **kwargs: Any) -> Any:
@@ -280,21 +259,20 @@ class Result:
 
     def save(self, path: str | Path) -> None:
         """Write the result, with labels and info, to a safetensors file."""
-        inner = {key: value for key, value in self.info.items() if isinstance(value, Result)}
+        plain, inner = self._split_info()
         tensors = {"values": self.values, **{f"info.{key}": value.values for key, value in inner.items()}}
-        plain = {key: value for key, value in self.info.items() if key not in inner}
         heads = {key: value._header() for key, value in inner.items()}
         content = json.dumps({**self._header(), "info": plain, "results": heads}, ensure_ascii=False)
-        write_tensors(path, "result", tensors, {"version": VERSION, "content": content})
+        write_tensors(path, "result", tensors, {"version": _VERSION, "content": content})
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read a file that `save` wrote; a damaged file, or another kind of file, raises an error."""
         tensors, metadata = read_tensors(path, "result", called="a result", writer="Result.save")
         version, content = metadata.get("version"), metadata.get("content", "")
-        if version not in ("1", VERSION):
+        if version not in ("1", _VERSION):
             raise HooklineError(f"{path} has a newer result format: update hookline")
-        if version == "1" and metadata.get("sum") != first_sum(content, tensors):
+        if version == "1" and metadata.get("sum") != check.first_sum(content, tensors):
             raise HooklineError(f"{path} is damaged: its contents do not match their checksum")
         with taking_apart(str(path)):
             head: dict[str, Any] = json.loads(content)
@@ -306,23 +284,22 @@ class Result:
 
     def _repr_html_(self) -> str:
         title, *rest = map(escape, self._lines(top=0))
-        table = self._outstanding(5)._repr_html_() if self.axes else ""
-        return f"<p><b>{title}</b>{''.join(f'<br>{line}' for line in rest)}</p>{table}"
+        cells = self.top(5)._repr_html_() if self.axes else ""
+        return f"<p><b>{title}</b>{''.join(f'<br>{line}' for line in rest)}</p>{cells}"
 
     def _lines(self, top: int) -> list[str]:
-        """What there is to say about it, in a few lines."""
+        """A summary in a few lines: size, range, plain values of `info`, and the `top` cells."""
         done = self.values[~self.values.isnan()]
-        reach = f", {number(float(done.min()))} to {number(float(done.max()))}" if len(done) else ", no cell done"
-        lines = [self._title() + (reach if self.axes else f" = {number(float(self.values))}")]
+        reach = (
+            f", {number_text(float(done.min()))} to {number_text(float(done.max()))}" if len(done) else ", no cell done"
+        )
+        lines = [self._title() + (reach if self.axes else f" = {number_text(float(self.values))}")]
         info = {key: value for key, value in self.info.items() if isinstance(value, bool | int | float | str)}
         if info:
-            lines.append(", ".join(f"{key} {said(value)}" for key, value in info.items() if key != "experiment"))
+            lines.append(", ".join(f"{key} {number_text(value)}" for key, value in info.items() if key != "experiment"))
         if self.axes and top and len(done):
-            shown = (
-                f"{', '.join(f'{axis} {x}' for axis, x in at.items())} = {number(v)}"
-                for at, v in self._outstanding(top)
-            )
-            lines.append("top  " + " · ".join(shown))
+            cells = [(", ".join(f"{axis} {x}" for axis, x in at.items()), value) for at, value in self.top(top)]
+            lines.append("top  " + " · ".join(f"{labels} = {number_text(value)}" for labels, value in cells))
         if not self.complete:
             lines.append(f"incomplete: {len(done)} of {self.values.numel()} cells are done, the others are NaN")
         return lines
@@ -334,72 +311,64 @@ class Result:
     def _header(self) -> dict[str, Any]:
         return {"axes": list(self.axes), "coords": self.coords, "name": self.name, "complete": self.complete}
 
+    def _split_info(self) -> tuple[dict[str, Any], dict[str, Result]]:
+        """The plain values of `info`, and the results in it."""
+        inner = {key: value for key, value in self.info.items() if isinstance(value, Result)}
+        return {key: value for key, value in self.info.items() if key not in inner}, inner
+
     def _axis(self, axis: str) -> str:
         if axis not in self.axes:
-            raise HooklineError(f"{axis!r} is no axis of this result: it has {listed(self.axes)}")
+            raise HooklineError(f"this result has no axis {axis!r}: it has {listed(self.axes)}")
         return axis
 
     def _with_layer(self, labels: dict[str, Any]) -> dict[str, Any]:
-        """What is asked, with a head given as "L3H4" taken apart where layers and heads are axes of numbers."""
+        """The labels with a head given as "L3H4" split into layer and head, where both are axes of numbers."""
         head = _HEAD.fullmatch(labels["head"]) if isinstance(labels.get("head"), str) else None
         if head is None or not {"layer", "head"} <= set(self.axes) or labels["head"] in self.coords["head"]:
             return labels
         layer, number = map(int, head.groups())
         if labels.get("layer", layer) != layer:
-            raise HooklineError(f"head {labels['head']!r} is not in layer {labels['layer']!r}: give one of the two")
+            raise HooklineError(f"head {labels['head']!r} is not in layer {labels['layer']!r}: remove one of the two")
         return {**labels, "layer": layer, "head": number}
 
-    def _places(self, axis: str, want: Any) -> int | list[int]:
-        """Where the labels stand that are asked for."""
-        if isinstance(want, slice):
-            start = None if want.start is None else self._place(axis, want.start)
-            stop = None if want.stop is None else self._place(axis, want.stop) + 1
-            return indices(axis, self.coords[axis], slice(start, stop, want.step))
-        if isinstance(want, list | tuple | range):
-            return indices(axis, self.coords[axis], [self._place(axis, each) for each in want])
-        return self._place(axis, want)
-
-    def _place(self, axis: str, want: Any) -> int:
+    def _indices(self, axis: str, want: Any) -> int | list[int]:
+        """The indices of one label, a list of labels, or a slice of labels with its end."""
         labels = self.coords[axis]
-        if isinstance(want, Tensor | np.generic) and want.ndim == 0:
-            want = want.item()
-        found = [at for at, label in enumerate(labels) if is_label(want) and label == want]
-        found = found or [at for at, label in enumerate(labels) if matches(label, want)]
-        if len(found) != 1:
-            raise HooklineError(not_found(axis, labels, want, [labels[at] for at in found]))
-        return found[0]
+        find = partial(find_label, axis, labels, has_isel=True)
+        if isinstance(want, slice):
+            start = None if want.start is None else find(want.start)
+            stop = None if want.stop is None else find(want.stop) + 1
+            return indices(axis, labels, slice(start, stop, want.step))
+        return indices(axis, labels, list(map(find, want))) if isinstance(want, list | tuple | range) else find(want)
 
     def _picked(self, places: dict[str, int | list[int]]) -> Result:
-        values = self.values
-        for axis in reversed(self.axes):
-            if axis in places:
-                values = taken(values, self.axes.index(axis), places[axis])
-        kept = tuple(axis for axis in self.axes if not isinstance(places.get(axis), int))
-        coords = {axis: [self.coords[axis][at] for at in self._kept(places, axis)] for axis in kept}
+        values, coords = self.values, dict(self.coords)
+        for dim, axis in reversed(list(enumerate(self.axes))):
+            at = places.get(axis, slice(None))
+            values = values[(slice(None),) * dim + (at,)]
+            if isinstance(at, int):
+                del coords[axis]
+            elif isinstance(at, list):
+                coords[axis] = [coords[axis][each] for each in at]
         info = self._info_along(places, lambda value, shared: value._picked({axis: places[axis] for axis in shared}))
-        return replace(self, values=values, axes=kept, coords=coords, info=info)
+        return replace(self, values=values, axes=tuple(coords), coords=coords, info=info)
 
     def _info_along(self, axes: Iterable[str], change: Callable[[Result, list[str]], Result]) -> dict[str, Any]:
-        """The info, with the results in it that have some of these axes changed along; one number becomes that."""
+        """The info, in which results that have some of these axes are changed as well; one number becomes a float."""
         info = dict(self.info)
-        for key, value in self.info.items():
-            shared = [axis for axis in axes if axis in value.axes] if isinstance(value, Result) else []
-            if shared:
+        for key, value in self._split_info()[1].items():
+            if shared := [axis for axis in axes if axis in value.axes]:
                 new = change(value, shared)
                 info[key] = new if new.axes else new.item()
         return info
 
-    def _kept(self, places: dict[str, int | list[int]], axis: str) -> Sequence[int]:
-        at = places.get(axis, range(len(self.coords[axis])))
-        assert not isinstance(at, int)
-        return at
-
     def _labels(self, flat: int) -> dict[str, Label]:
+        """The labels of a cell, given by its index in the flattened values."""
         at = np.unravel_index(flat, self.shape) if self.axes else ()
         return {axis: self.coords[axis][int(place)] for axis, place in zip(self.axes, at, strict=True)}
 
     def _aligned(self, other: Result, what: str) -> Tensor:
-        """The values of a result on some of these axes, as they broadcast to all of them."""
+        """The values of a result on some of these axes, in a shape that broadcasts to all of them."""
         for axis in other.axes:
             if axis not in self.axes or other.coords[axis] != self.coords[axis]:
                 why = "has other labels here" if axis in self.axes else f"is not among {listed(self.axes)}"
@@ -408,18 +377,14 @@ class Result:
         sizes = [len(self.coords[axis]) if axis in other.axes else 1 for axis in self.axes]
         return other.values.permute(order).reshape(sizes)
 
-    def _outstanding(self, k: int) -> TopCells:
-        """The cells to mention: by their effect where there is a number to measure it from."""
-        return self.top(k)
-
     @property
     def origin(self) -> float:
-        """The value of the run that the cells are changes of; 0 where there is none, or one for each of several."""
+        """The value of the run that the cells are changes of; 0 if there is none, or one per metric."""
         value = self.info.get(self._origin())
         return float(value) if isinstance(value, int | float) else 0.0
 
     def _origin(self) -> str:
-        """Which baseline the cells are changes of."""
+        """The baseline that the cells are changes of."""
         return "corrupted" if self.info.get("direction") == "denoise" else "clean"
 
     def _baseline(self, key: str) -> Tensor:
@@ -431,10 +396,6 @@ class Result:
         if isinstance(value, Result):
             return self._aligned(value, f"info[{key!r}]")
         return torch.full([1] * len(self.axes), float(value))
-
-
-def _is_same(a: Any, b: Any) -> bool:
-    return a is b or (not isinstance(a, Result) and not isinstance(b, Result) and a == b)
 
 
 def _is_measure(value: Any) -> bool:

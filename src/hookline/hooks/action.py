@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from hookline.engine.aliases import is_passed_through
-from hookline.engine.derived import stashed
+from hookline.engine.calls import stashed
+from hookline.engine.checkpointing import recomputing
 from hookline.engine.failures import hook_error, nothing_there
 from hookline.engine.hook_actions import Edit, HookAction
 from hookline.engine.lenses import FIRST, Argument, Chain, First
@@ -212,14 +213,9 @@ class ObjectEdit(Edit):
         return result
 
     def _invoke(self, given: Any, point: HookPoint) -> Any:
-        known = stashed.saved.get(self.before)
-        try:
-            with being_at(point):
-                args, kwargs = given if self.takes_call else self._arguments()
-                return self.hook(self.module, args, kwargs, None if self.takes_call else given)
-        finally:
-            if known is not None:  # the hook may have run the model, which saved other arguments
-                stashed.saved[self.before] = known
+        with being_at(point):
+            args, kwargs = given if self.takes_call else self._arguments()
+            return self.hook(self.module, args, kwargs, None if self.takes_call else given)
 
     def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of the module's call; none where they are not known, inside the module."""
@@ -228,7 +224,7 @@ class ObjectEdit(Edit):
 
 def _if_enabled(action: ObjectEdit, step: Step, value: Any) -> Any:
     """Take the step unless the hook object is disabled."""
-    if not action.hook.is_enabled():
+    if not action.hook.is_enabled() and not recomputing.is_on:
         return value
     if action.tap.kind is not Kind.INPUT or action.takes_call:
         return step(value)
@@ -269,7 +265,7 @@ class ObjectRead(ObjectEdit):
         )
 
 
-def input_of(point: HookPoint, describe: Callable[[], str]) -> HookPoint:
+def input_point_of(point: HookPoint, describe: Callable[[], str]) -> HookPoint:
     """The point at which a hook is called before a module runs, from the name of that module's input or output."""
     site = point.site
     if site.kind is Kind.INPUT and isinstance(site.lens, Argument) and site.lens.key is None:

@@ -1,9 +1,9 @@
-"""What a hook object can get at: the model it is used on, and what belongs to that."""
+"""HookContext: the model that a hook object is used on, its registry and its store."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 from torch import nn
 
@@ -14,9 +14,12 @@ if TYPE_CHECKING:
     from hookline.engine.hooked import Hooked
     from hookline.hooks.registry import Registry
 
+contexts: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
+"""The context that hooks on each model get. A compatibility package may put its own here."""
+
 
 class HookContext:
-    """The model that a hook object is used on. It keeps no model alive."""
+    """The model that a hook object is used on. It does not keep the model alive."""
 
     wrap: Any
     """The function that wraps a model: set by `hookline.load`, which knows all kinds of models."""
@@ -27,19 +30,19 @@ class HookContext:
 
     @property
     def model(self) -> Any:
-        """The hooked model; wrapped anew if its wrapper is gone."""
+        """The hooked model; a new wrapper if the old one was garbage-collected."""
         model, root = self._model(), self._root()
         if model is not None:
             return model
         if root is None:
-            raise HooklineError("the model that this hook was used on is gone")
+            raise HooklineError("the model that this hook was used on was garbage-collected")
         return self.wrap(root, processors.get(root, tokenizers.get(root)))
 
     language_model = model
 
     @property
     def tokenizer(self) -> Any:
-        """The model's tokenizer, if it has one."""
+        """The model's tokenizer, or None."""
         return getattr(self.model, "tokenizer", None)
 
     @property
@@ -51,10 +54,18 @@ class HookContext:
 
     @property
     def store(self) -> Any:
-        """Where the model's activations go, if `model.registry.store` was set."""
+        """The store that was set as `model.registry.store`, or None."""
         return self.registry.store
 
     @property
     def hooks(self) -> list[Any]:
         """All registered hooks."""
         return self.registry.hooks()
+
+
+def context_of(root: nn.Module, model: Hooked | None = None) -> Any:
+    """The context of a model, updated if it is used through another wrapper, `model`."""
+    known = contexts.get(root)
+    if known is None or (type(known) is HookContext and model is not None):
+        known = contexts[root] = HookContext(root, model)
+    return known

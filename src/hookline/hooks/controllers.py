@@ -1,4 +1,4 @@
-"""Controllers: hook objects that change what passes."""
+"""Controllers: hook objects that change the activation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from hookline.engine.callbacks import OnError, caller
+from hookline.engine.callbacks import caller
 from hookline.engine.lenses import FIRST
 from hookline.engine.names import Filter
 from hookline.engine.points import HookPoint
@@ -18,46 +18,50 @@ from hookline.hooks.hook import Hook, HookType
 
 
 class Controller(Hook):
-    """Changes the tensor that passes, wherever in the module's inputs or outputs it is.
+    """Changes the first tensor in the module's inputs or outputs.
 
         class Half(Controller):
             def modify_activations(self, module, inputs, output):
                 return output / 2
 
-    One that is also a `Detector` reads first, and then changes.
+    A class that is also a `Detector` reads first, and then changes.
     """
 
     only_reads: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls.only_reads = False  # also of one that is first of all a Detector
+        cls.only_reads = False  # also if it derives from Detector first
 
     def action(self, point: HookPoint, dir: str, *, prepend: bool = False) -> ObjectEdit:
-        """What is done for it at `point`."""
+        """The action that calls it at `point`."""
         kind = type(self)
         if kind.modify_activations is Controller.modify_activations and kind._hook_fn is Controller._hook_fn:
-            raise InvalidHookError(f"{kind.__name__} does nothing: it does not define modify_activations")
+            raise InvalidHookError(f"{kind.__name__} does nothing: define modify_activations")
         return super().action(point, dir, prepend=prepend)
 
     def _hook_fn(self, module: nn.Module, input: tuple[Any, ...], output: Any) -> Any:
         super()._hook_fn(module, input, output)
-        if self.is_pre:
-            new = self.modify_activations(module, FIRST.get(input), None)
-            return None if new is None else FIRST.put(input, new)
-        new = self.modify_activations(module, _first(input), FIRST.get(output))
-        return None if new is None else FIRST.put(output, new)
+        value = input if self.is_pre else output
+        try:
+            inputs = FIRST.get(input)
+        except NoTensorError:
+            if self.is_pre:
+                raise
+            inputs = None
+        new = self.modify_activations(module, inputs, None if self.is_pre else FIRST.get(output))
+        return None if new is None else FIRST.put(value, new)
 
     def modify_activations(self, module: nn.Module, inputs: Tensor | None, output: Tensor | None) -> Tensor | None:
-        """The tensor that is to flow on; None keeps the one there, with what was written into it.
+        """Return the new tensor; None keeps the current one, with any in-place edits.
 
-        Before a module (`PRE_FORWARD`) `inputs` is changed and `output` is None; after it, `output` is.
+        Before a module (`PRE_FORWARD`) the new tensor replaces `inputs`, and `output` is None; after it, `output`.
         """
         raise NotImplementedError
 
 
 class FunctionController(Controller):
-    """Applies a function to the tensor: `function(activation)` or `function(activation, hook)`, as of any hook."""
+    """Applies a function to the tensor: `function(activation)` or `function(activation, hook)`, like any hook."""
 
     def __init__(
         self,
@@ -65,26 +69,18 @@ class FunctionController(Controller):
         function: Callable[..., Tensor | None],
         hook_type: HookType | str | None = None,
         hook_id: str | None = None,
-        *,
-        on_error: OnError | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(layer_signature, hook_type, hook_id, on_error=on_error)
+        super().__init__(layer_signature, hook_type, hook_id, **options)
         self.function, self._invoke = function, caller(function)
 
     def action(self, point: HookPoint, dir: str, *, prepend: bool = False) -> ObjectEdit:
-        """What is done for it at `point`. One for some positions, `at(last, …)`, is reported if those never come."""
+        """The action that calls it at `point`. Positions of `at(last, …)` that are never reached are reported."""
         action = super().action(point, dir, prepend=prepend)
         if hasattr(self.function, "where"):
             action.only_at(self.function)
         return action
 
     def modify_activations(self, module: nn.Module, inputs: Tensor | None, output: Tensor | None) -> Tensor | None:  # noqa: ARG002
-        """What the function makes of it."""
+        """Apply the function."""
         return self._invoke(inputs if self.is_pre else output, self.point)
-
-
-def _first(input: tuple[Any, ...]) -> Tensor | None:
-    try:
-        return FIRST.get(input)
-    except NoTensorError:
-        return None

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import MISSING, Field, dataclass, fields
+from functools import reduce
 from typing import Any, ClassVar
 from zlib import crc32
 
@@ -29,20 +30,9 @@ from hookline.engine.passes import current
 from hookline.engine.points import HookPoint
 from hookline.engine.schedule import Step
 from hookline.errors import HooklineError
-from hookline.hooks.edit_fields import BOOLS, INTEGER, NUMBER, OUTLIERS, POSITIONS, TENSOR, UNITS, edit_field, type_of
-from hookline.hooks.fitting import (
-    Units,
-    as_tensor,
-    averaged,
-    broadcast,
-    check_float,
-    chosen,
-    described,
-    head_axis,
-    is_same,
-    kept_where_outlying,
-    like,
-)
+from hookline.hooks import edit_fields as check
+from hookline.hooks.edit_fields import Units, checked, described, edit_field, is_same, shown
+from hookline.hooks.fitting import averaged, broadcast, check_float, chosen, head_axis, kept_where_outlying, like
 from hookline.text.outliers import Outliers
 from hookline.text.token_positions import Positions, at
 
@@ -58,20 +48,18 @@ class DataEdit(HookObject):
 
     kind: ClassVar[str]
 
-    pos: Positions = edit_field(POSITIONS, None)
-    head: Units = edit_field(UNITS, None)
-    neuron: Units = edit_field(UNITS, None)
-    mask: Tensor | None = edit_field(BOOLS, None)
+    pos: Positions = edit_field(check.token_positions, None)
+    head: Units = edit_field(check.units, None)
+    neuron: Units = edit_field(check.units, None)
+    mask: Tensor | None = edit_field(check.bools, None)
 
     def __init_subclass__(cls) -> None:
-        if "kind" in vars(cls):  # a subclass of an edit that names no kind of its own is code, and cannot be saved
+        if "kind" in vars(cls):  # without its own kind, a subclass of an edit cannot be saved
             EDITS[cls.kind] = cls
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            given = getattr(self, field.name)
-            if given is not None or field.default is not None:
-                self._set(field.name, type_of(field).check(field.name, given))
+            self._set(field.name, checked(field, getattr(self, field.name)))
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -91,17 +79,11 @@ class DataEdit(HookObject):
         return new if where is None else torch.where(where, new, x)
 
     def _where(self, x: Tensor, hook: Any) -> Tensor | None:
-        masks = []
-        if self.head is not None:
-            masks.append(chosen("head", self.head, x, head_axis(hook)))
-        if self.neuron is not None:
-            masks.append(chosen("neuron", self.neuron, x, x.ndim - 1))
-        if self.mask is not None:
-            masks.append(broadcast(self.mask, x))
-        found: Tensor | None = None
-        for mask in masks:
-            found = mask if found is None else found & mask
-        return found
+        head = None if self.head is None else chosen("head", self.head, x, head_axis(hook))
+        neuron = None if self.neuron is None else chosen("neuron", self.neuron, x, x.ndim - 1)
+        mask = None if self.mask is None else broadcast(self.mask, x)
+        masks = [each for each in (head, neuron, mask) if each is not None]
+        return reduce(torch.logical_and, masks) if masks else None
 
     def action(self, point: HookPoint, dir: str, *, prepend: bool = False) -> HookAction:
         """The edit of the activation at a point, or of its gradient."""
@@ -121,8 +103,8 @@ class DataEdit(HookObject):
 
     def __repr__(self) -> str:
         common = {field.name for field in fields(DataEdit)}
-        shown = [field for field in sorted(fields(self), key=lambda field: field.name in common) if self._shows(field)]
-        values = [f"{field.name}={type_of(field).show(getattr(self, field.name))}" for field in shown]
+        given = [field for field in sorted(fields(self), key=lambda field: field.name in common) if self._shows(field)]
+        values = [f"{field.name}={shown(getattr(self, field.name))}" for field in given]
         return f"{self.kind}({', '.join(values)})"
 
     def _shows(self, field: Field[Any]) -> bool:
@@ -162,7 +144,7 @@ class Replace(DataEdit):
     """Replace the activation by a value."""
 
     kind = "replace"
-    value: Tensor | float = edit_field(TENSOR)
+    value: Tensor | float = edit_field(check.tensor)
 
     def changed(self, x: Tensor, hook: Any) -> Tensor:  # noqa: ARG002
         return like(self.value, x)
@@ -181,8 +163,8 @@ class Mean(Replace):
     """
 
     kind = "mean"
-    over: Tensor | None = edit_field(BOOLS, None)
-    outliers: Outliers = edit_field(OUTLIERS, "exclude")
+    over: Tensor | None = edit_field(check.bools, None)
+    outliers: Outliers = edit_field(check.outliers, "exclude")
 
     def __post_init__(self) -> None:
         known = getattr(self.value, "padding_mask", None)
@@ -192,7 +174,7 @@ class Mean(Replace):
 
     def changed(self, x: Tensor, hook: Any) -> Tensor:
         """The same mean at every row and position that is not an outlier."""
-        value = as_tensor("value", self.value)
+        value: Any = self.value
         if value.ndim == x.ndim and x.ndim:
             mean, outlying = averaged(value, hook.axes, self.over, self.outliers)
             if not outlying.count:
@@ -201,7 +183,7 @@ class Mean(Replace):
             new = like(mean, x)
             return kept_where_outlying(new, x, hook.axes, outlying.bound) if self.pos is None else new
         if self.over is not None and value.ndim < 2:
-            raise HooklineError(f"over= is for a value with all axes, but it has the shape {list(value.shape)}")
+            raise HooklineError(f"over= needs a value with all axes, but it has the shape {list(value.shape)}")
         return like(value, x)
 
 
@@ -212,10 +194,12 @@ class Freeze(Replace):
     kind = "freeze"
 
     def changed(self, x: Tensor, hook: Any) -> Tensor:  # noqa: ARG002
-        if not isinstance(self.value, Tensor) or self.value.shape != x.shape:
-            shape = list(self.value.shape) if isinstance(self.value, Tensor) else []
-            raise HooklineError(f"the frozen value has shape {shape}, but the activation has shape {list(x.shape)}")
-        return like(self.value, x)
+        value: Any = self.value
+        if value.shape != x.shape:
+            raise HooklineError(
+                f"the frozen value has shape {list(value.shape)}, but the activation has shape {list(x.shape)}"
+            )
+        return like(value, x)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -223,8 +207,8 @@ class Add(DataEdit):
     """Add a vector times a coefficient to the activation (steering)."""
 
     kind = "add"
-    vector: Tensor | float = edit_field(TENSOR)
-    coefficient: float = edit_field(NUMBER, 1.0)
+    vector: Tensor | float = edit_field(check.tensor)
+    coefficient: float = edit_field(check.number, 1.0)
 
     def changed(self, x: Tensor, hook: Any) -> Tensor:
         check_float(self.kind, x, hook)
@@ -236,7 +220,7 @@ class Scale(DataEdit):
     """Multiply the activation by a factor."""
 
     kind = "scale"
-    factor: float = edit_field(NUMBER)
+    factor: float = edit_field(check.number)
 
     def changed(self, x: Tensor, hook: Any) -> Tensor:
         check_float(self.kind, x, hook)
@@ -251,8 +235,8 @@ class Noise(DataEdit):
     """
 
     kind = "noise"
-    std: float = edit_field(NUMBER)
-    seed: int = edit_field(INTEGER, 0)
+    std: float = edit_field(check.number)
+    seed: int = edit_field(check.integer, 0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -272,18 +256,18 @@ class Noise(DataEdit):
         return x + (self.std * noise).to(x)
 
     def _check_rows(self, x: Tensor, rows: int, hook: Any) -> None:
-        """In an experiment, one row for each variant or prompt, with positions where they are in a run by itself."""
+        """In an experiment, each row must get the noise of a run by itself."""
         span = current.forward_pass.span if current.forward_pass is not None else None
         is_padded = span is not None and span.mask is not None and not bool(span.mask.all())
         if is_padded and rows > 1:
             raise HooklineError(
                 f"{self!r} is active at {hook.name!r}, and prompts of different lengths run as one batch: their noise "
-                f"would not be that of a run by itself. Give prompts of one length, or one prompt at a time"
+                f"would differ from that of separate runs. Use prompts of one length, or one prompt at a time"
             )
         if x.shape[:1] != (rows,):
             raise HooklineError(
-                f"{self!r} is active at {hook.name!r}, which has the shape {list(x.shape)} for a batch of {rows}: its "
-                f"rows have no noise of their own there. Say batch_size=1, or remove it while the experiment runs"
+                f"{self!r} is active at {hook.name!r}, which has the shape {list(x.shape)} for a batch of {rows}, so "
+                f"rows cannot get separate noise there. Pass batch_size=1, or remove the edit during the experiment"
             )
 
 
@@ -295,7 +279,7 @@ class ProjectOut(DataEdit):
     """
 
     kind = "project_out"
-    direction: Tensor = edit_field(TENSOR)
+    direction: Tensor = edit_field(check.tensor)
 
     def __post_init__(self) -> None:
         given = self.direction

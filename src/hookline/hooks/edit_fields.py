@@ -1,161 +1,127 @@
-"""The fields of an edit: each says how its value is checked, printed, saved and loaded.
+"""The fields of an edit: each declares the check that turns a given value into the one that is kept.
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Scale(DataEdit):
-    factor: float = edit_field(NUMBER)
+    factor: float = edit_field(number)
+
+A check takes the field's name and the value, and returns the value to keep or raises. Values loaded from a file pass
+the same checks.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from dataclasses import MISSING, dataclass
-from typing import Any
+import sys
+from collections.abc import Callable, Sequence
+from operator import index
+from typing import Any, TypeAlias
 
 import torch
-from numpy import generic
+from numpy import generic, ndarray
 from torch import Tensor
 
 from hookline.errors import HooklineError
-from hookline.hooks.fitting import as_tensor, described, number, own_copy, shown, units
-from hookline.text.outliers import factor_of
-from hookline.text.token_positions import Meaning, canonical, image_tokens, last, new_tokens, step, token
+from hookline.text.outliers import Outliers, factor_of
+from hookline.text.token_positions import Positions, canonical, is_index, whole_number
 
-Tensors = dict[str, Tensor]
-"""The tensors of a file, by their keys."""
-_WORDS: dict[str, Meaning] = {"last": last, "image_tokens": image_tokens, "new_tokens": new_tokens}
-
-
-def _unchanged(_: str, value: Any, __: Tensors) -> Any:
-    return value
+Units: TypeAlias = int | Sequence[int] | None
+"""Heads or neurons: one, several, or all."""
+Check: TypeAlias = Callable[[str, Any], Any]
 
 
-@dataclass(frozen=True)
-class FieldType:
-    """What a field of an edit holds."""
-
-    check: Callable[[str, Any], Any]
-    """From the field's name and the value that was given: the value to keep, or an error."""
-    load: Callable[[str, Any, Tensors], Any]
-    """From the field's name, what the JSON has, and the file's tensors: the value that was saved."""
-    save: Callable[[str, Any, Tensors], Any] = _unchanged
-    """From the key for a tensor, the value, and the file's tensors so far: what goes into the JSON."""
-    show: Callable[[Any], str] = shown
-    """The value as the edit prints it."""
+def edit_field(check: Check, default: Any = dataclasses.MISSING) -> Any:
+    """A field of an edit whose values pass `check`; None is allowed only as the default."""
+    return dataclasses.field(default=default, metadata={"check": check})
 
 
-def edit_field(kind: FieldType, default: Any = MISSING) -> Any:
-    """A field of an edit that holds values of that type; None is allowed only as the default."""
-    return dataclasses.field(default=default, metadata={"type": kind})
+def checked(field: dataclasses.Field[Any], given: Any) -> Any:
+    """The value of a field that was made by `edit_field`, after its check."""
+    return given if given is None and field.default is None else field.metadata["check"](field.name, given)
 
 
-def type_of(field: dataclasses.Field[Any]) -> FieldType:
-    """The type of a field that was made by `edit_field`."""
-    kind: FieldType = field.metadata["type"]
-    return kind
+def units(name: str, given: Any) -> Units:
+    """One index, or a tuple of indices, of heads or neurons."""
+    items: Any = given.tolist() if isinstance(given, Tensor | ndarray) else given
+    if items is None or is_index(items):
+        return None if items is None else index(items)
+    if isinstance(items, Sequence) and items and all(map(is_index, items)):
+        return tuple(map(index, items))
+    raise HooklineError(f"{name}= must be an index or a list of indices, not {described(given)}")
 
 
-def _check_tensor(name: str, given: Any) -> Tensor:
-    return own_copy(name, as_tensor(name, given))
+def number(name: str, given: Any) -> float:
+    """A finite number as a float."""
+    plain = given.item() if isinstance(given, generic) else given
+    if isinstance(plain, bool) or not isinstance(plain, int | float) or not abs(plain) <= sys.float_info.max:
+        raise HooklineError(f"{name}= must be a number, not {described(given)}")
+    return float(plain)
 
 
-def _check_bools(name: str, given: Any) -> Tensor:
+def tensor(name: str, given: Any) -> Tensor:
+    """A copy of a tensor, or a number as a tensor."""
+    if isinstance(given, Tensor):
+        return _own_copy(name, given)
+    if not isinstance(given, int | float):
+        raise HooklineError(f"{name}= must be a tensor or a number, not {described(given)}: use torch.as_tensor(…)")
+    return torch.tensor(number(name, given), dtype=torch.float64)
+
+
+def bools(name: str, given: Any) -> Tensor:
+    """A copy of a bool tensor."""
     if not (isinstance(given, Tensor) and given.dtype == torch.bool):
         raise HooklineError(f"{name}= must be a bool tensor, not {described(given)}")
-    return own_copy(name, given)
+    return _own_copy(name, given)
 
 
-def _check_positions(name: str, given: Any) -> Any:
+def token_positions(name: str, given: Any) -> Positions:
+    """Positions in their canonical form."""
     found = canonical(given)
-    return own_copy(name, found) if isinstance(found, Tensor) else found
+    return _own_copy(name, found) if isinstance(found, Tensor) else found
 
 
-def _check_integer(name: str, given: Any) -> int:
-    found = given.item() if isinstance(given, generic) else given
-    if isinstance(found, bool) or not isinstance(found, int):
-        raise HooklineError(f"{name}= must be an integer, not {given!r}")
-    return found
+integer: Check = whole_number
 
 
-def _check_outliers(_: str, given: Any) -> Any:
+def outliers(_: str, given: Any) -> Outliers:
+    """What to do with outlying positions, as given."""
     factor_of(given)
     return given
 
 
-def _save_tensor(key: str, value: Tensor, tensors: Tensors) -> Any:
-    tensors[key] = value.detach().cpu().contiguous()
-    return {"tensor": key}
+def _own_copy(name: str, given: Tensor) -> Tensor:
+    if given.requires_grad:
+        raise HooklineError(
+            f"{name}= requires gradients, but an edit is data: pass {name}.detach(), or train it in a hook function"
+        )
+    if given.layout != torch.strided or given.is_nested:
+        kind = "nested" if given.is_nested else given.layout
+        raise HooklineError(f"{name}= is a {kind} tensor, but an edit needs a dense one: pass {name}.to_dense()")
+    if given.device.type == "meta":
+        raise HooklineError(f"{name}= is on the device 'meta', so it has no values")
+    return given.clone(memory_format=torch.contiguous_format)
 
 
-def _save_units(_: str, value: Any, __: Tensors) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+def is_same(a: Any, b: Any) -> bool:
+    """Whether two values of a field are equal; tensors by value, NaN equal to itself."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return (a.dtype, a.shape) == (b.dtype, b.shape) and torch.allclose(a, b.to(a.device), 0, 0, equal_nan=True)
+    return type(a) is type(b) and bool(a == b)
 
 
-def _save_positions(key: str, value: Any, tensors: Tensors) -> Any:
-    match value:
-        case Meaning():
-            return _save_meaning(value)
-        case slice():
-            return {"slice": [value.start, value.stop, value.step]}
-        case Tensor() if value.ndim:
-            return _save_tensor(key, value, tensors)
-    return [int(each) for each in value] if isinstance(value, list | tuple | range) else int(value)
+def described(value: Any) -> str:
+    """A wrong value, as an error message shows it."""
+    if isinstance(value, Tensor):
+        return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {list(value.shape)}"
+    if isinstance(value, int) and abs(value) > sys.float_info.max:
+        return "an integer that is too large for a float"
+    text = repr(value)
+    return text if len(text) <= 60 and "\n" not in text else f"a {type(value).__name__}"
 
 
-def _save_meaning(value: Meaning) -> dict[str, Any]:
-    for word, meaning in _WORDS.items():
-        if value == meaning:
-            return {"meaning": word}
-    only, what = getattr(value, "only", None), getattr(value, "what", None)
-    if only is not None and value == step(only):
-        return {"step": only}
-    if what is not None:
-        return {"token": what, "nth": getattr(value, "nth", -1)}
-    raise HooklineError(f"the position {value!r} cannot be saved")
-
-
-def _load_tensor(name: str, saved: Any, tensors: Tensors) -> Tensor:
-    if isinstance(saved, dict) and list(saved) == ["tensor"] and saved["tensor"] in list(tensors):
-        return tensors.pop(saved["tensor"])
-    raise HooklineError(f"{name}: {saved!r} is not a tensor of the file")
-
-
-def _load_number(name: str, saved: Any, _: Tensors) -> float:
-    if isinstance(saved, bool) or not isinstance(saved, int | float):
-        raise HooklineError(f"{name}: {saved!r} is not a number")
-    return saved
-
-
-def _load_units(name: str, saved: Any, _: Tensors) -> Any:
-    parts = saved if isinstance(saved, list) else [saved]
-    if not parts or not all(isinstance(each, int) and not isinstance(each, bool) for each in parts):
-        raise HooklineError(f"{name}: {saved!r} is not an index or a list of indices")
-    return saved
-
-
-def _load_positions(name: str, saved: Any, tensors: Tensors) -> Any:
-    if not isinstance(saved, dict):
-        return _load_units(name, saved, tensors)
-    match list(saved.items()):
-        case [("tensor", _)]:
-            return _load_tensor(name, saved, tensors)
-        case [("meaning", str() as word)] if word in _WORDS:
-            return _WORDS[word]
-        case [("step", k)]:
-            return step(k)
-        case [("token", what), ("nth", nth)]:
-            return token(what, nth)
-        case [("slice", [start, stop, every])]:
-            return slice(start, stop, every)
-    raise HooklineError(f"{name}: {saved!r} is not a position")
-
-
-TENSOR = FieldType(_check_tensor, _load_tensor, _save_tensor)
-"""A tensor, or a number that is kept as one."""
-BOOLS = FieldType(_check_bools, _load_tensor, _save_tensor)
-NUMBER = FieldType(number, _load_number)
-INTEGER = FieldType(_check_integer, _load_number)
-UNITS = FieldType(units, _load_units, _save_units)
-"""Indices of heads or neurons: one or several."""
-POSITIONS = FieldType(_check_positions, _load_positions, _save_positions)
-OUTLIERS = FieldType(_check_outliers, _unchanged)
+def shown(value: Any) -> str:
+    """The value of a field, as an edit prints it."""
+    if isinstance(value, Tensor) and value.ndim:
+        return f"<{list(value.shape)} {str(value.dtype).removeprefix('torch.')}>"
+    if isinstance(value, Tensor | float):
+        return f"{value.item() if isinstance(value, Tensor) else value:g}"
+    return repr(list(value) if isinstance(value, tuple) else value)

@@ -1,91 +1,33 @@
-"""What edits as data are made of: checked when an edit is made, and fitted to an activation when it is applied."""
+"""How the values of an edit are fitted to an activation: shape, dtype, heads, neurons, and means."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
-from numpy import generic, ndarray
 from torch import Tensor
 
 from hookline.engine.casting import cast
 from hookline.errors import HooklineError
+from hookline.hooks.edit_fields import Units
 from hookline.text.outliers import Outliers, Outlying, RowMean, is_outlying, row_norms
-
-Units: TypeAlias = int | Sequence[int] | None
-"""Heads or neurons: one, several, or all."""
-
-
-def units(name: str, given: Any) -> Units:
-    """One index, or a tuple of them."""
-    items = given.tolist() if isinstance(given, Tensor | ndarray | generic) else given
-    if items is None or (isinstance(items, int) and not isinstance(items, bool)):
-        return items
-    if isinstance(items, Sequence) and not isinstance(items, str) and items:
-        indices = tuple(each.item() if isinstance(each, generic) else each for each in items)
-        if all(isinstance(each, int) and not isinstance(each, bool) for each in indices):
-            return indices
-    raise HooklineError(f"{name}= is an index or several, not {described(given)}")
-
-
-def as_tensor(name: str, given: Any) -> Tensor:
-    """A tensor, also of a number."""
-    if isinstance(given, Tensor):
-        return given
-    if not isinstance(given, int | float):
-        raise HooklineError(f"{name}= is a tensor or a number, not {described(given)}: torch.as_tensor(…) makes one")
-    return torch.tensor(number(name, given), dtype=torch.float64)
-
-
-def number(name: str, given: Any) -> float:
-    """A number that JSON can hold."""
-    plain = given.item() if isinstance(given, generic) else given
-    if isinstance(plain, bool) or not isinstance(plain, int | float) or not abs(plain) <= sys.float_info.max:
-        raise HooklineError(f"{name}= is a number, not {described(given)}")
-    return float(plain)
-
-
-def own_copy(name: str, given: Tensor) -> Tensor:
-    """A copy that nobody else writes to."""
-    if given.requires_grad:
-        raise HooklineError(
-            f"{name}= needs gradients, but an edit is data: pass {name}.detach(), or write a hook function to train it"
-        )
-    if given.layout != torch.strided or given.is_nested:
-        raise HooklineError(f"{name}= is {_kind(given)}, but an edit takes a dense one: pass {name}.to_dense()")
-    if given.device.type == "meta":
-        raise HooklineError(f"{name}= has no values: it is on the device 'meta'")
-    return given.clone(memory_format=torch.contiguous_format)
-
-
-def _kind(x: Tensor) -> str:
-    return "a nested tensor" if x.is_nested else f"a tensor of the layout {x.layout}"
 
 
 def like(value: Any, x: Tensor) -> Tensor:
-    """A value as wide as the activation."""
+    """The value in the shape, dtype and device of the activation."""
     if value.ndim not in (0, 1, x.ndim):
         raise HooklineError(
             f"a value of shape {list(value.shape)} for an activation of shape {list(x.shape)}: give it as many axes, "
-            f"with 1 where it is the same for all, or only the last"
+            f"with size 1 where it is the same for all, or only the last axis"
         )
     if value.is_floating_point() and not x.is_floating_point() and not bool((value == value.round()).all()):
         raise HooklineError(f"a value with fractions for an activation of {x.dtype}")
-    _check_range(value, x.dtype)
+    if value.is_floating_point() and x.is_floating_point() and value.numel():
+        limit = torch.finfo(x.dtype).max
+        if torch.finfo(value.dtype).max > limit and bool((value.isfinite() & (value.abs() > limit)).any()):
+            raise HooklineError(f"the value does not fit into {x.dtype}: its maximum is {limit:g}")
     return broadcast(cast(value, x), x)
-
-
-def _check_range(value: Tensor, dtype: torch.dtype) -> None:
-    """An error if a finite value would become infinite."""
-    if not (value.is_floating_point() and dtype.is_floating_point):
-        return
-    limit = torch.finfo(dtype).max
-    if torch.finfo(value.dtype).max > limit and value.numel():
-        largest = value.abs().masked_fill(~value.isfinite(), 0).max().item()
-        if largest > limit:
-            raise HooklineError(f"a value of {largest:g} for an activation of {dtype}, which ends at {limit:g}")
 
 
 def broadcast(value: Tensor, x: Tensor) -> Tensor:
@@ -95,31 +37,31 @@ def broadcast(value: Tensor, x: Tensor) -> Tensor:
     except RuntimeError:
         raise HooklineError(
             f"a {'mask' if value.dtype == torch.bool else 'value'} of shape {list(value.shape)} does not broadcast to "
-            f"the activation's shape {list(x.shape)} (for positions there is pos=)"
+            f"the activation's shape {list(x.shape)} (to select positions, use pos=)"
         ) from None
 
 
 def chosen(name: str, indices: Units, x: Tensor, axis: int) -> Tensor:
-    """A mask that is true at some places of one axis."""
+    """A mask that is true at the given indices of one axis, and broadcasts to the activation."""
     wanted = [indices] if isinstance(indices, int) else list(indices or ())
     size = x.shape[axis]
     outside = [index for index in wanted if index not in range(-size, size)]
     if outside:
-        raise HooklineError(f"{name}={outside[0]}, but there are {size}")
+        raise HooklineError(f"{name}={outside[0]} is out of range: there are {size}")
     mask = torch.zeros(size, dtype=torch.bool)
     mask[wanted] = True
     return mask.to(x.device).view([size if each == axis else 1 for each in range(x.ndim)])
 
 
 def head_axis(point: Any) -> int:
-    """Which axis of a point is that of heads."""
+    """The index of the head axis of a point."""
     names = point.axes.split()
     for name in ("h", "g"):
         if name in names:
             return names.index(name)
     raise HooklineError(
-        f"head= is for a point with an axis of heads, such as 'blocks.0.attn.hook_z'; {point.name!r} has "
-        f"{'the axes ' + point.axes if point.axes else 'none that is known'}"
+        f"head= needs a point with a head axis, such as 'blocks.0.attn.hook_z'; the axes of {point.name!r} are "
+        f"{point.axes or 'unknown'}"
     )
 
 
@@ -165,37 +107,6 @@ def _places(names: Sequence[str]) -> list[int]:
 
 
 def check_float(kind: str, x: Tensor, hook: Any) -> None:
-    """Some edits mean nothing for whole numbers."""
+    """Raise an error if the activation is an integer tensor."""
     if not (x.is_floating_point() or x.is_complex()):
-        raise HooklineError(f"{kind} is for numbers with fractions; at {hook.name!r} there are {x.dtype}")
-
-
-def is_same(a: Any, b: Any) -> bool:
-    """Whether two fields of edits are equal; tensors by value, NaN equal to itself."""
-    if isinstance(a, Tensor) or isinstance(b, Tensor):
-        if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or (a.dtype, a.shape) != (b.dtype, b.shape):
-            return False
-        b = b.to(a.device)
-        return bool(((a == b) | ((a != a) & (b != b))).all())
-    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
-        return list(a) == list(b)
-    return type(a) is type(b) and bool(a == b)
-
-
-def described(value: Any) -> str:
-    """What was given in place of something else, in a few words."""
-    if isinstance(value, Tensor):
-        return f"a tensor of {str(value.dtype).removeprefix('torch.')}, of shape {list(value.shape)}"
-    if isinstance(value, int) and abs(value) > sys.float_info.max:
-        return "one that is too large for a float"
-    text = repr(value)
-    return text if len(text) <= 60 and "\n" not in text else f"a {type(value).__name__}"
-
-
-def shown(value: Any) -> str:
-    """A field of an edit, as it prints."""
-    if isinstance(value, Tensor) and value.ndim:
-        return f"<{list(value.shape)} {str(value.dtype).removeprefix('torch.')}>"
-    if isinstance(value, Tensor):
-        return f"{value.item():g}"
-    return f"{value:g}" if isinstance(value, float) else repr(list(value) if isinstance(value, tuple) else value)
+        raise HooklineError(f"{kind} needs a floating-point activation; {hook.name!r} has {x.dtype}")

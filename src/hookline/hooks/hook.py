@@ -1,12 +1,13 @@
-"""Hook: a hook with an identity, that can be switched on and off, looked up, and blamed."""
+"""Hook: a hook with an identity, that can be enabled and disabled, looked up, and named in error messages."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 from uuid import uuid4
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet, ref
 
 from torch import nn
 
@@ -14,12 +15,15 @@ from hookline.engine.callbacks import HookObject, OnError, check_on_error
 from hookline.engine.names import Filter, Points
 from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError, InvalidHookError, UnknownHookPointError, UnknownPointError
-from hookline.hooks.action import ObjectEdit, ObjectRead, here, input_of
-from hookline.hooks.context import HookContext
+from hookline.hooks.action import ObjectEdit, ObjectRead, here, input_point_of
+from hookline.hooks.context import context_of
 from hookline.hooks.values import in_order, out_of_order
 
 if TYPE_CHECKING:
     from hookline.engine.permanent import PermanentHooks
+
+_OF_THE_MODEL = ("_given_context", "_root", "followers")
+"""Attributes that belong to the models that a hook is used on: copies and pickles do not have them."""
 
 
 class HookType(StrEnum):
@@ -30,13 +34,13 @@ class HookType(StrEnum):
 
 
 class Hook(HookObject):
-    """A hook as an object. Derive from it and say what to do, in one of two ways:
+    """A hook as an object. Derive from it and define what it does, in one of two ways:
 
         class Double(Hook):
             def _hook_fn(self, module, input, output):
                 return output * 2
 
-        class Patch(Hook):                       # says itself where it belongs
+        class Patch(Hook):                       # declares its own target
             hook_point, layer = "lm.mlp.out", 3
 
             def __call__(self, module, args, kwargs, output):
@@ -45,29 +49,36 @@ class Hook(HookObject):
         model.registry.register_hook("transformer.h.0", Double())
         model.run_with_hooks(prompt, fwd_hooks=[("blocks.0.hook_mlp_out", Double()), Patch()])
 
-    What is returned takes effect; None keeps what is there, with whatever was written into it. A hook that is called
-    before its module (`hook_type=HookType.PRE_FORWARD`, or a `hook_point` that ends in `.pre`) is given None for the
-    output, and returns new inputs: `_hook_fn` a tensor or the tuple it was given, `__call__` the pair `(args, kwargs)`.
+    The returned value replaces the output; None keeps the output, with any in-place edits. A hook that is called before
+    its module (`hook_type=HookType.PRE_FORWARD`, or a `hook_point` that ends in `.pre`) gets None as the output, and
+    returns new inputs: `_hook_fn` a tensor or the tuple it was given, `__call__` the pair `(args, kwargs)`.
 
-    Where it belongs is said once: by the subclass, when it is made, or when it is given. Two that differ are an error.
-    A subclass with `__call__` that declares a `layer` alone means the output of that layer, `"lm.layer.post"`.
+    The target is declared by the subclass, when the hook is created, or where it is used. Declarations that differ are
+    an error. A subclass with `__call__` that declares only a `layer` means the output of that layer, `"lm.layer.post"`.
     """
 
-    # What a subclass may declare; it need not call `Hook.__init__`.
+    # A subclass may declare these; it need not call `Hook.__init__`.
     hook_point: str | None = None
     layer: int | None = None
     layer_signature: Any = None
     hook_type: HookType | str = HookType.FORWARD
     only_reads: ClassVar[bool] = False
 
-    _id: str | None = None
-    _enabled: bool = True
+    id: str
+    """Its name in the registry and in errors: the given one, or a UUID."""
+    followers: WeakSet[PermanentHooks] | set[PermanentHooks]
+    """The sets of permanent hooks that it is in. Only a disabled hook keeps them alive: no module does."""
     switches: int = 0
-    _placed: tuple[Any] | None = None  # once it is registered: the `layer_signature` that it declared itself
-    _context: Any = None
-    _contexts: WeakKeyDictionary[nn.Module, Any] | None = None
-    _followers: WeakSet[PermanentHooks] | None = None
-    _kept: tuple[PermanentHooks, ...] = ()  # while it is disabled, when nothing on the modules keeps them
+    _enabled: bool = True
+    _has_default_layer: bool = False
+    _given_context: Any = None
+    _root: Callable[[], nn.Module | None] = staticmethod(lambda: None)  # a weak reference, once it is used
+
+    def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
+        """Give it an id, also if a subclass does not call `Hook.__init__`."""
+        new = super().__new__(cls)
+        new.id, new.followers = str(uuid4()), WeakSet()
+        return new
 
     def __init__(
         self,
@@ -79,12 +90,13 @@ class Hook(HookObject):
     ) -> None:
         if isinstance(layer_signature, str) and layer_signature in list(HookType):
             raise InvalidHookError(
-                f"the first argument is the layer, and {str(layer_signature)!r} is a type: pass hook_type= and "
+                f"the first argument is the layer, but {str(layer_signature)!r} is a hook type: pass hook_type= and "
                 f"hook_id= by keyword"
             )
         if hook_id is not None and (not isinstance(hook_id, str) or not hook_id):
-            raise InvalidHookError(f"hook_id must be a string that is not empty, not {hook_id!r}")
-        self._id = hook_id
+            raise InvalidHookError(f"hook_id must be a non-empty string, not {hook_id!r}")
+        if hook_id is not None:
+            self.id = hook_id
         if layer_signature is not None:
             self.layer_signature = layer_signature
         if hook_type is not None:
@@ -93,159 +105,145 @@ class Hook(HookObject):
             check_on_error(on_error)
             self.on_error = on_error
 
-    @property
-    def id(self) -> str:
-        """Its name in the registry and in errors: the one given, or one that no other hook has."""
-        if self._id is None:
-            self._id = str(uuid4())
-        return self._id
-
     def enable(self) -> None:
-        """Be called again."""
+        """Call the hook again after `disable`."""
         self._switch(True)
 
     def disable(self) -> None:
-        """Not be called until enabled. One that is registered is taken off the model meanwhile, and costs nothing."""
+        """Stop calling the hook until it is enabled. A registered hook is taken off the model, and costs nothing."""
         self._switch(False)
 
     def _switch(self, on: bool) -> None:
         self._enabled = on
-        self._keep_followers()
+        self.followers = WeakSet(self.followers) if on else set(self.followers)
         self.switches += 1
         for standing in list(self.followers):
             standing.refresh()
-        self.switches += 1  # a pass that began in between did not have the hook for all of its time either
+        self.switches += 1  # a pass that began in between did not have the hook throughout either
 
     def is_enabled(self) -> bool:
-        """Whether it is called."""
+        """Whether the hook is called."""
         return self._enabled
 
-    @property
-    def enabled(self) -> bool:
-        """Whether it is called."""
-        return self._enabled
-
-    @property
-    def followers(self) -> WeakSet[PermanentHooks]:
-        """The sets of standing hooks that it is in. They have the modules, and it keeps no model alive."""
-        if self._followers is None:
-            self._followers = WeakSet()
-        return self._followers
+    enabled = property(is_enabled)
 
     def joined(self, standing: PermanentHooks) -> None:
-        """It is one of these standing hooks."""
+        """Note that it was added to a set of permanent hooks."""
         self.followers.add(standing)
-        self._keep_followers()
-
-    def _keep_followers(self) -> None:
-        self._kept = () if self._enabled else tuple(self.followers)
 
     def left(self, standing: PermanentHooks) -> None:
-        """It is no longer one of these standing hooks."""
+        """Note that it was removed from a set of permanent hooks."""
         self.followers.discard(standing)
-        self._keep_followers()
-        root = standing.root()
-        if root is not None and len(self._known) > 1 and self._known.pop(root, None) is self._context:
-            self._context = list(self._known.values())[-1]
-
-    @property
-    def _known(self) -> WeakKeyDictionary[nn.Module, Any]:
-        if self._contexts is None:
-            self._contexts = WeakKeyDictionary()
-        return self._contexts
+        roots = [root for other in self.followers if (root := other.root()) is not None]
+        if roots and self._root() is standing.root():
+            self._root = ref(roots[0])
 
     @property
     def context(self) -> Any:
-        """The model that calls it, with its layers, its store and the other registered hooks.
+        """The context of the model that calls it: model, registry, store and the other registered hooks.
 
-        While it is not being called: the model that it was last used on, or None.
+        While it is not being called: the context of the model that it was last used on, or None.
         """
+        if self._given_context is not None:
+            return self._given_context
         point = here.get()
-        root = point.permanent.root() if point is not None else None
-        return self._context if root is None else self._known.get(root, self._context)
+        root = self._root() if point is None else point.permanent.root()
+        return context_of(root) if root is not None else None
+
+    _context = context  # its name in hooks written for mi-crow
 
     def set_context(self, context: Any) -> None:
-        """Let another object be the context, until the hook is used on a model again."""
-        self._known.clear()
-        self._context = context
-
-    def used_on(self, root: nn.Module, context: Any) -> None:
-        """The context is this one, where the hook is called by the model `root`."""
-        self._known.pop(root, None)
-        self._known[root] = self._context = context
+        """Use another object as the context, until the hook is used on a model again."""
+        self._given_context = context
 
     @property
     def point(self) -> HookPoint:
         """The point at which it is being called."""
         point = here.get()
         if point is None:
-            raise HooklineError(f"{self.described} is at no point: that is known while it is being called")
+            raise HooklineError(f"{self.described} has a point only while it is being called")
         return point
 
     @property
     def is_pre(self) -> bool:
         """Whether it is called before its module runs."""
-        return hook_type_of(self.hook_type) is HookType.PRE_FORWARD or (self.hook_point or "").endswith(
-            (".pre", ".input")
-        )
+        is_input = (self.hook_point or "").endswith((".pre", ".input"))
+        return hook_type_of(self.hook_type) is HookType.PRE_FORWARD or is_input
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """What flows on: None, a new output, or before the module new `(args, kwargs)`."""
+        """Return None, a new output, or before the module new `(args, kwargs)`."""
         result = self._hook_fn(module, in_order(module, args, kwargs), output)
         if result is None or not self.is_pre:
             return result
         return out_of_order(module, args, kwargs, result)
 
     def _hook_fn(self, module: nn.Module, input: tuple[Any, ...], output: Any) -> Any:  # noqa: ARG002
-        """What flows on. `input` has the arguments of the call in the order of the module's parameters."""
+        """Return None or a new value. `input` has the arguments in the order of the module's parameters."""
         return None
 
     def action(self, point: HookPoint, dir: str, *, prepend: bool = False) -> ObjectEdit:
-        """What is done for it at `point`."""
+        """The action that calls it at `point`."""
         if dir != "fwd":
             raise InvalidHookError(
-                f"{self.described} works on the forward pass: for gradients give a function or an edit such as zero()"
+                f"{self.described} works on the forward pass: for gradients use a function or an edit such as zero()"
             )
         if type(self)._hook_fn is Hook._hook_fn and type(self).__call__ is Hook.__call__:
-            raise InvalidHookError(f"{type(self).__name__} does nothing: it defines neither _hook_fn nor __call__")
+            raise InvalidHookError(f"{type(self).__name__} does nothing: define _hook_fn or __call__")
         if self.is_pre:
-            point = input_of(point, lambda: self.described)
+            point = input_point_of(point, lambda: self.described)
         root = point.permanent.root()
-        if root is not None and root not in self._known and (self._context is None or self._known):
-            self.used_on(root, HookContext(root))
+        if root is not None:
+            self._root = ref(root)
         return (ObjectRead if self.only_reads else ObjectEdit)(point, self, prepend=prepend)
 
+    def attached(self, model: Any) -> None:
+        """Note that it is about to be used on `model`."""
+        root = model._points.root
+        context_of(root, model)
+        self._root, self._given_context = ref(root), None
+
     def declared(self, points: Points) -> list[HookPoint]:
-        """Where its `hook_point` and `layer`, or else its `layer_signature`, say."""
-        if self._target() is None:
-            return super().declared(points) if self.layer_signature is None else points.select(self.layer_signature)
-        found = self._found(points)
-        if self.layer_signature is not None:
-            self._check_same(found, points.select(self.layer_signature), self.layer_signature)
+        """The points that it declares; without a declaration, those of its default layer."""
+        targets = self._targets(points)
+        if not targets and self.layer_signature is None:
+            return super().declared(points)
+        found = targets[0] if targets else points.select(self.layer_signature)
+        self.check_target(found, points)
         return found
 
     def says_where(self) -> bool:
         """Whether it declares where it belongs."""
-        return self._target() is not None or self.own_signature is not None
+        return self._target() is not None or self._own_signature is not None
 
     def check_target(self, given: list[HookPoint], points: Points) -> None:
-        """An error if it is given for other points than those that it declares."""
-        if self._target() is not None:
-            self._check_same(self._found(points), given, [point.name for point in given])
-        if self.own_signature is not None:
-            self._check_same(points.select(self.own_signature), given, [point.name for point in given])
+        """Raise an error if it is used at other points than those that it declares."""
+        for declared in self._targets(points):
+            if self._sites(declared) != self._sites(given):
+                raise InvalidHookError(
+                    f"{self.described} declares the target {_names(declared)}, but it is used at {_names(given)}"
+                )
+
+    def _targets(self, points: Points) -> list[list[HookPoint]]:
+        """The points of each of its declarations."""
+        found = [] if self._target() is None else [self._found(points)]
+        return found if self._own_signature is None else [*found, points.select(self._own_signature)]
+
+    @property
+    def _own_signature(self) -> Any:
+        return None if self._has_default_layer else self.layer_signature
 
     def _target(self) -> Any:
-        """What it declares by `hook_point` and `layer`."""
+        """The target that it declares by `hook_point` and `layer`."""
         calls_itself = type(self).__call__ is not Hook.__call__
         if self.hook_point is None and (self.layer is None or not calls_itself):
             return None
         if self.layer is not None and (isinstance(self.layer, bool) or not isinstance(self.layer, int)):
-            raise InvalidHookError(f"{type(self).__name__}.layer is the number of a layer, not {self.layer!r}")
+            raise InvalidHookError(f"{type(self).__name__}.layer must be the number of a layer, not {self.layer!r}")
         name = self.hook_point or ("lm.layer.pre" if self.is_pre else "lm.layer.post")
         return name if self.layer is None else (name, self.layer)
 
     def _found(self, points: Points) -> list[HookPoint]:
+        """The points of its `hook_point` and `layer`."""
         target = self._target()
         try:
             return points.select(target)
@@ -253,60 +251,43 @@ class Hook(HookObject):
             why = str(error) if isinstance(error, UnknownPointError) else "it has no such layers"
             name = target if self.layer is None else target[0]
             raise UnknownHookPointError(
-                f"{type(self).__name__} declares hook_point={name!r} and layer={self.layer!r}, which this "
-                f"model has not: {why} It has {points.targets()}."
+                f"{type(self).__name__} declares hook_point={name!r} and layer={self.layer!r}, which this model does "
+                f"not have: {why} It has {points.targets()}."
             ) from error
 
-    def _check_same(self, declared: list[HookPoint], given: list[HookPoint], asked: Any) -> None:
-        if self._sites(declared) != self._sites(given):
-            names = " and ".join(repr(point.name) for point in declared[:2]) + (", …" if len(declared) > 2 else "")
-            raise InvalidHookError(
-                f"{self.described} declares itself for {names}, but is given for {asked!r}: say it once, or the same"
-            )
-
     def _sites(self, points: list[HookPoint]) -> set[Any]:
-        placed = [input_of(point, lambda: self.described) if self.is_pre else point for point in points]
+        placed = [input_point_of(point, lambda: self.described) if self.is_pre else point for point in points]
         return {(point.site, point.only) for point in placed}
 
-    @property
-    def own_signature(self) -> Any:
-        """The `layer_signature` that it was made with, also when it is registered."""
-        return self.layer_signature if self._placed is None else self._placed[0]
-
     def place(self, layer_signature: Any) -> None:
-        """It is registered at that layer."""
-        self._placed = (self.own_signature,)
-        self.layer_signature = layer_signature
+        """Set the layer, unless the hook declares its own. This one is a default: it may be used elsewhere."""
+        if self.layer_signature is None or self._has_default_layer:
+            self.layer_signature, self._has_default_layer = layer_signature, True
 
     def is_holding(self) -> bool:
-        """Whether it has kept anything of what it saw."""
+        """Whether it has kept anything that it read."""
         return False
-
-    def attached(self, model: Any) -> None:
-        """It is about to be used on `model`."""
-        self.used_on(model._points.root, HookContext(model._points.root, model))
 
     @property
     def described(self) -> str:
-        """How messages name it."""
+        """Its class and id, as messages show it."""
         return f"{type(self).__name__} {self.id!r}"
 
     def __getstate__(self) -> dict[str, Any]:
-        of_the_model = ("_context", "_contexts", "_followers", "_kept")
-        return {name: value for name, value in vars(self).items() if name not in of_the_model}
+        return {name: value for name, value in vars(self).items() if name not in _OF_THE_MODEL}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.followers = WeakSet() if self._enabled else set()
 
     def __copy__(self) -> Self:
-        return self._copied(self.__getstate__())
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        memo[id(self)] = new = self._copied({})
-        vars(new).update(deepcopy(self.__getstate__(), memo), _id=None)
+        new = type(self).__new__(type(self))
+        new.__setstate__(self.__getstate__() | {"id": new.id})
         return new
 
-    def _copied(self, state: dict[str, Any]) -> Self:
-        """Another hook, with an id of its own."""
-        new = type(self).__new__(type(self))
-        vars(new).update(state, _id=None)
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        new = memo[id(self)] = type(self).__new__(type(self))
+        new.__setstate__(deepcopy(self.__getstate__(), memo) | {"id": new.id})
         return new
 
     def __repr__(self) -> str:
@@ -316,8 +297,12 @@ class Hook(HookObject):
         return f"<{type(self).__name__} {self.id!r}{f' at {name}' if layer is not None else ''}{state}>"
 
 
+def _names(points: list[HookPoint]) -> str:
+    return " and ".join(repr(point.name) for point in points[:2]) + (", …" if len(points) > 2 else "")
+
+
 def hook_type_of(given: HookType | str) -> HookType:
-    """The type that a word stands for."""
+    """The hook type that was given, as a member of `HookType`."""
     try:
         return HookType(given)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Hooked modules: any nn.Module, wrapped; and the base class for a model of one's own."""
+"""Hooked modules: a wrapper for any nn.Module, and the base class for models with their own hook points."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from torch import nn
 
 from hookline.engine.delegate import Delegate
 from hookline.engine.hooked import Hooked
-from hookline.engine.keywords import is_of_transformers
 from hookline.engine.names import Points
 from hookline.engine.permanent import permanent_hooks_of
 from hookline.engine.points import HookPoint
@@ -18,21 +17,21 @@ from hookline.hooks.registry import Registry
 
 
 class HookedModule(Hooked, Delegate):
-    """Any nn.Module, wrapped but not changed: what is not a verb of ours is the module's own.
+    """Any nn.Module, wrapped but not changed: attributes that the wrapper does not define are the module's.
 
         net = hookline.hook(module)
         net(x)                   # the module's own forward
         net.fc1, net.eval()      # the module's own attributes and methods
 
-    The module stays usable on its own, as `net.module`. The wrapper is an nn.Module that shares all state with it: see
-    `delegate.py`.
+    The module itself is `net.module`, and can be used on its own. The wrapper is an nn.Module that shares all state
+    with it: see `delegate.py`.
     """
 
     def __init__(self, module: nn.Module) -> None:
         if not isinstance(module, nn.Module):
             raise HooklineError(f"hookline.hook takes an nn.Module, not {type(module).__name__}")
         if isinstance(module, torch.jit.ScriptModule):
-            raise HooklineError("torch allows no hooks on a ScriptModule: wrap the module it was made from")
+            raise HooklineError("torch does not support hooks on a ScriptModule: wrap the original module")
         Delegate.__init__(self, module)
         self._points = Points(module, permanent_hooks_of(module))
 
@@ -42,8 +41,8 @@ class HookedModule(Hooked, Delegate):
         return Registry(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module, with whatever hooks are active."""
-        if kwargs and is_of_transformers(self._points.root):
+        """Run the module, with the active hooks."""
+        if kwargs and _is_of_transformers(self.module):
             self._check_options(kwargs)
         return self._forward(*args, **kwargs)
 
@@ -52,7 +51,7 @@ class HookedModule(Hooked, Delegate):
 
     @property
     def _called(self) -> nn.Module:
-        """What is called: the module, or the wrapper around it that was given (see `wrap.py`)."""
+        """The module, or the wrapper around it that was passed to `hookline.hook`."""
         return vars(self).get("_outer", self.module)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -74,8 +73,13 @@ class HookedModule(Hooked, Delegate):
         )
 
 
+def _is_of_transformers(module: nn.Module) -> bool:
+    """Whether it is a model of transformers, which silently drops unknown keyword arguments."""
+    return hasattr(type(module), "get_output_embeddings")
+
+
 class HookedRootModule(nn.Module, Hooked):
-    """Base class for a model of one's own with `HookPoint`s placed in it.
+    """Base class for your own model with `HookPoint`s in it.
 
         class Net(HookedRootModule):
             def __init__(self):
@@ -87,18 +91,18 @@ class HookedRootModule(nn.Module, Hooked):
             def forward(self, x):
                 return self.hook_mid(self.fc(x))
 
-    `hook_dict` has the placed points; every module's input and output can be asked for by name as well.
+    `hook_dict` has the placed points; every module's input and output is available by name as well.
     """
 
     def setup(self) -> None:
         """Name every placed point by its path. Call it at the end of `__init__`."""
         hidden = [name for name in self._modules if hasattr(type(self), name)]
         if hidden:
-            raise HooklineError(f"a HookedRootModule has methods of its own called {hidden}: rename those modules")
+            raise HooklineError(f"HookedRootModule has its own attributes {hidden}: rename these modules")
         vars(self)["_hookline"] = Points(self, permanent_hooks_of(self), only_placed=True)
         for name, point in self.named_modules():
             if isinstance(point, HookPoint):
-                point.name = name  # also of one that a model inside has named: the outermost model's names count
+                point.name = name  # replaces the name that an inner model gave it
 
     @property
     def module(self) -> nn.Module:  # type: ignore[override]
@@ -117,7 +121,7 @@ class HookedRootModule(nn.Module, Hooked):
         return dict(self.named_modules())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model, with whatever hooks are active."""
+        """Run the model, with the active hooks."""
         return self._run(super().__call__, args, kwargs)
 
     def __getstate__(self) -> dict[str, Any]:

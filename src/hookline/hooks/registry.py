@@ -1,16 +1,14 @@
-"""The registry of a model: hooks that stay, each under an id, to be looked up, disabled and removed.
+"""The registry of a model: permanent hooks, each with an id, that can be looked up, disabled and removed.
 
-A registered hook is a standing hook, as one added with `add_hook(…, is_permanent=True)`: it is there for every thread
-and every way of calling the model, in one order with all others, and `reset_hooks()` leaves it alone.
-`reset_hooks(including_permanent=True)` takes it out. The registry has no list of its own, so it cannot disagree.
+A registered hook is like one added with `add_hook(…, is_permanent=True)`: it is active in every thread and however the
+model is called, in one order with all other hooks, and `reset_hooks()` leaves it in place.
+`reset_hooks(including_permanent=True)` removes it. The registry is a view: the hooks are those of the model.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
-
-from torch import nn
 
 from hookline.engine.callbacks import HookFunction, HookObject, refuse_class
 from hookline.engine.hook_actions import HookAction
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Registry:
-    """The hooks registered on a model, each under an id.
+    """The hooks registered on a model, each with an id.
 
     detector = LayerActivationDetector()
     hook_id = model.registry.register_hook("transformer.h.0.attn.c_attn", detector)
@@ -36,7 +34,7 @@ class Registry:
 
     @property
     def store(self) -> Any:
-        """Where hooks find a store for what they read, as `context.store`."""
+        """A store for what hooks read, which they get as `context.store`."""
         return vars(self._model).get("_store")
 
     @store.setter
@@ -54,35 +52,34 @@ class Registry:
     ) -> str:
         """Register a hook at a layer and return its id.
 
-        The layer is a name in any dialect, a module, or the number of a block; None asks the hook itself. The hook is
-        a `Hook`, an edit such as `zero(head=3)`, or a function. Several may share a layer, in the order registered.
+        The layer is a name in any dialect, a module, or the number of a block; None if the hook declares it. The hook
+        is a `Hook`, an edit such as `zero(head=3)`, or a function. Hooks at one layer run in the order registered.
         """
-        _check_order(layer_signature, hook)
-        if hook_type is None:
-            return self._register(layer_signature, hook, hook_id, prepend)
-        before, new = _type_of(hook), hook_type_of(hook_type)
-        if new is not before and hook.followers:  # type: ignore[attr-defined]
-            raise HooklineError(f"{hook!r} is registered already, as {before.value!r}: make another for {new.value!r}")
-        hook.hook_type = new  # type: ignore[attr-defined]
+        refuse_class(hook)
+        if isinstance(layer_signature, HookObject) or not callable(hook):
+            raise InvalidHookError(
+                f"register_hook takes the layer first and then the hook, not {layer_signature!r} and then {hook!r}"
+            )
+        before = getattr(hook, "hook_type", None)
+        if hook_type is not None:
+            _set_type(hook, hook_type_of(hook_type))
         try:
-            return self._register(layer_signature, hook, hook_id, prepend)
+            point = self._point(layer_signature, hook)
+            action = hook_action(point, hook, "fwd", prepend=prepend)
+            action.registration.id = new = self._new_id(hook, hook_id)
+            action.registration.is_permanent = True
+            if isinstance(hook, HookObject):
+                hook.check_points([point])
+                hook.check_target([point], self._model._points)
+                hook.attached(self._model)
+            point.permanent.add(action)
         except BaseException:
-            hook.hook_type = before  # type: ignore[attr-defined]
+            if hook_type is not None and isinstance(hook, Hook):
+                hook.hook_type = before  # type: ignore[assignment]
             raise
-
-    def _register(self, layer_signature: Filter, hook: Any, hook_id: str | None, prepend: bool) -> str:
-        point = self._point(layer_signature, hook)
-        action = hook_action(point, hook, "fwd", prepend=prepend)
-        action.registration.id = self._new_id(hook, hook_id)
-        action.registration.is_permanent = True
-        if isinstance(hook, HookObject):
-            hook.check_points([point])
-            hook.check_target([point], self._model._points)
-            hook.attached(self._model)
-        point.permanent.add(action)
         if isinstance(hook, Hook) and layer_signature is not None:
             hook.place(layer_signature)
-        return action.registration.id
+        return new
 
     def unregister_hook(self, hook_or_id: Any) -> bool:
         """Remove a hook, given by its id or itself."""
@@ -92,18 +89,21 @@ class Registry:
 
     def unregister_all(self) -> None:
         """Remove all registered hooks."""
-        for action in self._actions():
-            self.unregister_hook(action.registration.id)
+        for hook_id in self.ids():
+            self.unregister_hook(hook_id)
 
     def hooks(self, layer_signature: Filter = None) -> list[Any]:
-        """The registered hooks, in the order in which they were registered to fire; of one layer, if it is named."""
-        sites = None if layer_signature is None else [p.site for p in self._model._points.select(layer_signature)]
-        modules = None if sites is None else {site.module for site in sites}
-        return [
-            action.hook
-            for action in self._actions()
-            if sites is None or modules is None or action.point.site in sites or _is_around(action, modules)
-        ]
+        """The registered hooks, in the order in which they run; those of one layer if it is given."""
+        if layer_signature is None:
+            return [action.hook for action in self._actions()]
+        sites = [point.site for point in self._model._points.select(layer_signature)]
+        modules = [site.module for site in sites]
+
+        def is_there(action: HookAction) -> bool:
+            is_pre = isinstance(action.hook, Hook) and action.hook.is_pre
+            return action.point.site in sites or (is_pre and action.point.site.module in modules)
+
+        return [action.hook for action in self._actions() if is_there(action)]
 
     def ids(self) -> list[str]:
         """The ids of the registered hooks."""
@@ -136,20 +136,20 @@ class Registry:
     def errors(self) -> list[HookError]:
         """Errors of registered hooks with `on_error="skip"`: the first error of each.
 
-        Those of hooks that were unregistered since come first, until `clear_errors()`.
+        Errors of hooks that were unregistered since come first, until `clear_errors()`.
         """
-        past = [error for standing in self._model._points.permanent_hooks() for error in standing.past_errors]
+        past = [error for each in self._model._points.permanent_hooks() for error in each.past_errors]
         return [*past, *(error for action in self._actions() for error in action.errors)]
 
     def clear_errors(self) -> None:
         """Clear the list of errors."""
-        for standing in self._model._points.permanent_hooks():
-            standing.past_errors.clear()
+        for each in self._model._points.permanent_hooks():
+            each.past_errors.clear()
         for action in self._actions():
             action.errors.clear()
 
     def list_layers(self) -> list[str]:
-        """The names of the model's modules: those at whose output a hook can be registered."""
+        """The names of the model's modules, at whose outputs hooks can be registered."""
         modules = self._model._points.root.named_modules()
         return [name for name, module in modules if name and is_called(module) and not isinstance(module, HookPoint)]
 
@@ -160,15 +160,12 @@ class Registry:
         points = self._model._points
         if isinstance(layer_signature, int) and points.blocks() is None:
             raise HooklineError(
-                f"a number is that of a language model's block, and none are known here: give the name of a module, "
-                f"such as {self.list_layers()[0]!r}, not {layer_signature!r}"
+                f"a number is the index of a language model's block, and this model has none: pass the name of a "
+                f"module, such as {self.list_layers()[0]!r}, not {layer_signature!r}"
             )
-        if layer_signature is not None:
-            found = points.select(layer_signature)
-        elif isinstance(hook, HookObject):
-            found = hook.declared(points)
-        else:
-            raise HooklineError("a function has no layer of its own: name the layer")
+        if layer_signature is None and not isinstance(hook, HookObject):
+            raise HooklineError("a function does not declare a layer: pass the name of the layer")
+        found = hook.declared(points) if layer_signature is None else points.select(layer_signature)
         if len(found) != 1:
             names = [point.name for point in found][:4]
             raise HooklineError(f"{layer_signature!r} matches {len(found)} points ({names} …); expected exactly one")
@@ -176,55 +173,43 @@ class Registry:
 
     def _new_id(self, hook: Any, given: str | None) -> str:
         if isinstance(hook, Hook) and given not in (None, hook.id):
-            raise HooklineError(f"the hook has an id, {hook.id!r}: give hook_id when making it")
+            raise HooklineError(f"the hook already has the id {hook.id!r}: pass hook_id when creating it")
         new = hook.id if isinstance(hook, Hook) else given or str(uuid4())
-        taken = next((action for action in self._actions() if action.registration.id == new), None)
-        if taken is not None:
+        if new in self.ids():
+            taken = self._action(new)
             raise HooklineError(
-                f"the id {new!r} is taken, by {taken.hook!r} at {taken.point.name!r}: unregister that first, or make a "
-                f"hook with another id"
+                f"the id {new!r} is used by {taken.hook!r} at {taken.point.name!r}: unregister that hook first, or "
+                f"create one with another id"
             )
         return new
 
     def _actions(self) -> list[HookAction]:
         actions = [
             hook
-            for standing in self._model._points.permanent_hooks()
-            for hook in standing.hooks()
+            for each in self._model._points.permanent_hooks()
+            for hook in each.hooks()
             if hook.registration.id is not None
         ]
         return sorted(actions, key=lambda action: action.order)
 
     def _action(self, hook_or_id: Any) -> HookAction:
         for action in self._actions():
-            if action.registration.id == hook_or_id if isinstance(hook_or_id, str) else action.hook is hook_or_id:
+            known = action.registration.id if isinstance(hook_or_id, str) else action.hook
+            if known is hook_or_id or (isinstance(hook_or_id, str) and known == hook_or_id):
                 return action
-        known = ", ".join(map(repr, self.ids())) or "none"
-        raise HooklineError(f"no hook is registered as {hook_or_id!r}; those that are: {known}")
+        known_ids = ", ".join(map(repr, self.ids())) or "none"
+        raise HooklineError(f"no hook is registered as {hook_or_id!r}; registered ids: {known_ids}")
 
     def __repr__(self) -> str:
         rows = [f"  {action.point.name}: {action.hook!r}" for action in self._actions()]
-        return "\n".join(
-            [f"Registry of {type(self._model._points.root).__name__}, {len(rows)} hooks registered", *rows]
-        )
+        root = type(self._model._points.root).__name__
+        return "\n".join([f"Registry of {root}, {len(rows)} hooks registered", *rows])
 
 
-def _check_order(layer_signature: Any, hook: Any) -> None:
-    refuse_class(hook)
-    if isinstance(layer_signature, HookObject) or not callable(hook):
-        raise InvalidHookError(
-            f"register_hook takes the layer first and then a hook, not {layer_signature!r} and then {hook!r}"
-        )
-
-
-def _type_of(hook: Any) -> HookType:
+def _set_type(hook: Any, new: HookType) -> None:
     if not isinstance(hook, Hook):
-        raise HooklineError(
-            "hook_type is for Hook objects: a function is for a module's input at the name 'layer.input'"
-        )
-    return hook_type_of(hook.hook_type)
-
-
-def _is_around(action: HookAction, modules: set[nn.Module]) -> bool:
-    """Whether it is called before one of these modules."""
-    return isinstance(action.hook, Hook) and action.hook.is_pre and action.point.site.module in modules
+        raise HooklineError("hook_type needs a Hook object: for a function use the name of the input, 'layer.input'")
+    before = hook_type_of(hook.hook_type)
+    if new is not before and hook.followers:
+        raise HooklineError(f"{hook!r} is already registered as {before.value!r}: create another for {new.value!r}")
+    hook.hook_type = new

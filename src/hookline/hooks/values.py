@@ -1,6 +1,6 @@
-"""Values as modules take and return them, handed to a hook object whole: tuples, dicts and dataclasses of tensors.
+"""Whole inputs and outputs of modules, as hook objects get them: tuples, dicts and dataclasses of tensors.
 
-Arguments of a call are a pair `(args, kwargs)`.
+The arguments of a call are a pair `(args, kwargs)`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from hookline.errors import HooklineError
 
 @dataclass(frozen=True)
 class Whole:
-    """A lens on all that passes."""
+    """The lens that leaves a value as it is."""
 
     def get(self, value: Any) -> Any:
         """The value itself."""
         return value
 
-    def put(self, value: Any, new: Any) -> Any:  # noqa: ARG002 (all of it is replaced)
+    def put(self, value: Any, new: Any) -> Any:  # noqa: ARG002 (it is replaced entirely)
         """The new value."""
         return new
 
@@ -44,7 +44,7 @@ def copied(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def is_as_it_was(given: Any, seen: Any, loans: Mapping[int, Loan]) -> bool:
-    """Whether what was given to a hook, as loans of what is `seen`, certainly was not written to."""
+    """Whether `given`, a copy of `seen` that was lent to a hook, has certainly not been written to."""
     if isinstance(seen, Tensor):
         return id(given) in loans and is_as_lent(*loans[id(given)])
     if not _is_container(seen):
@@ -60,26 +60,26 @@ def _is_container(value: Any) -> bool:
 
 
 def needs_grad(value: Any) -> bool:
-    """Whether any tensor in it does."""
+    """Whether any tensor in the value requires gradients."""
     return any(look(value, path).requires_grad for path in tensor_paths(value))
 
 
 def in_order(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The arguments of a call in the order of the module's parameters, however they were passed."""
+    """The arguments of a call in the order of the module's parameters, positional or not."""
     return (*args, *(kwargs[name] for name in _keywords(module, kwargs)))
 
 
 def out_of_order(
     module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], new: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """New arguments for a call, from what a hook made of them in order: all of them, or the first tensor."""
+    """New arguments for a call, from the result of a hook: all arguments in order, or the first tensor."""
     if isinstance(new, Tensor):
         return lens_of(module, Kind.INPUT).put((args, dict(kwargs)), new)
     names = _keywords(module, kwargs)
     if not isinstance(new, tuple | list) or len(new) != len(args) + len(names):
         what = f"{len(new)} values" if isinstance(new, tuple | list) else f"a {type(new).__name__}"
         raise HooklineError(
-            f"returned {what}; it must return None, a tensor for the first one, or a tuple of all "
+            f"returned {what}; it must return None, a tensor for the first argument, or a tuple of all "
             f"{len(args) + len(names)} arguments: {[f'[{i}]' for i in range(len(args))] + names}"
         )
     return tuple(new[: len(args)]), dict(zip(names, new[len(args) :], strict=True))

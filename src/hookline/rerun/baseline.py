@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -11,10 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hookline.engine.actions import Action
 from hookline.engine.batch_index import drawn_once
 from hookline.engine.halving import Fit
-from hookline.engine.points import hook_action
 from hookline.engine.runs import Run
 from hookline.engine.schedule import active
 from hookline.engine.signatures import parameters_of
@@ -26,7 +23,6 @@ from hookline.rerun.changes import (
     Change,
     Entries,
     Entry,
-    Index,
     RowChange,
     Variant,
     first_changed,
@@ -34,7 +30,8 @@ from hookline.rerun.changes import (
     write_all,
 )
 from hookline.rerun.image_inputs import ImageInputs, in_one_row
-from hookline.rerun.joined import WriteChanges, WritePatchChanges, joined_forward
+from hookline.rerun.joined import change_action, joined_forward
+from hookline.rerun.prefix import empty_past, kept_pairs, prefix_cache
 from hookline.rerun.strategy import Strategy, fastest_strategy, is_close, stream_names
 from hookline.transformer.architectures import depends_on_length
 from hookline.transformer.contexts import GradMode
@@ -84,7 +81,7 @@ class Baseline:
             )
         self.model, self.tokens = model, tokens
         self._points = model._points
-        self.images = ImageInputs(self._points.root, inputs) if inputs else None
+        self.images = ImageInputs(self._points.root, inputs or {})
         self._hooks = list(fwd_hooks)
         self._entries = Entries(self._points)
         self._n_layers = len(self._points.anatomy.blocks)
@@ -104,10 +101,9 @@ class Baseline:
         if active.get() or self._points.permanent.steps or not self._hooks_come_first():
             return Strategy.FULL
         found = _strategies.setdefault(self.model.module, {})
-        if self.images is None:
-            key, tokens, inputs = frozenset[str](), self.model.example_tokens()[:1], None
-        else:
-            key, tokens, inputs = frozenset(self.images.inputs), self.tokens, self.images.inputs
+        inputs = self.images.inputs
+        tokens = self.tokens if inputs else self.model.example_tokens()[:1]
+        key = frozenset(inputs)
         if key not in found:
             found[key] = fastest_strategy(self.model, Baseline, tokens, inputs)
         return found[key]
@@ -120,22 +116,21 @@ class Baseline:
     @GradMode(False)
     def _run(self, keep: Sequence[str]) -> None:
         names = stream_names(self._points) if self.strategy != Strategy.FULL else []
-        past = _empty_past(self._points.root) if self.strategy == Strategy.FROM_POSITION else None
-        inputs = {"past_key_values": past, "use_cache": True} if past is not None else {}
-        wanted = list(dict.fromkeys([*names, *keep]))
+        past = empty_past(self._points.root) if self.strategy == Strategy.FROM_POSITION else None
+        inputs = {"input_ids": self.tokens, **self.images.inputs}
+        if past is not None:
+            inputs |= {"past_key_values": past, "use_cache": True}
         cache: Mapping[str, Tensor] = {}
-        given = {"input": self.tokens} if self.images is None else {"input_ids": self.tokens, **self.images.inputs}
-        with self.images.noted() if self.images is not None else nullcontext():
-            if wanted:
-                run = {"names_filter": wanted, "fwd_hooks": self._hooks, **inputs}
-                logits, cache = self.model.run_with_cache(**given, **run)
+        with self.images.noted():
+            if wanted := list(dict.fromkeys([*names, *keep])):
+                logits, cache = self.model.run_with_cache(**inputs, names_filter=wanted, fwd_hooks=self._hooks)
             else:
-                logits = self.model.run_with_hooks(**given, fwd_hooks=self._hooks)
+                logits = self.model.run_with_hooks(**inputs, fwd_hooks=self._hooks)
         self.logits: Float[Tensor, "pos vocab"] = logits[0]
         self.streams: list[Float[Tensor, "pos d_model"]] = [cache[name][0] for name in names]
         self.kept: dict[str, Tensor] = {name: in_one_row(cache[name], self._points.find(name))[0] for name in keep}
         self._check_positions()
-        self._pairs = _pairs(past)
+        self._pairs = kept_pairs(past)
 
     def _current_state(self) -> tuple[object, ...]:
         """What must stay the same between the baseline and its variants: active hooks and weights."""
@@ -181,34 +176,23 @@ class Baseline:
         point = self._points.find(point) if isinstance(point, str) else point
         if not isinstance(value, Tensor):
             raise HooklineError(f"the value for {point.name!r} must be a tensor, got {value!r}")
-        if point.stream == "image":  # images come before the text, so every position may change
-            where = index_of(point, pos=pos, **at)
-            return Change(point, where, value, 0, self._before(point, where))
-        length = self.tokens.shape[1]
-        if pos is not None and pos not in range(-length, length):
-            raise HooklineError(f"position {pos} is out of range: the text has {length} tokens")
-        pos = pos % length if pos is not None else None
+        is_image, length = point.stream == "image", self.tokens.shape[1]
+        if pos is not None and not is_image:
+            pos = _position(pos, length)
         where = index_of(point, pos=pos, **at)
-        before = self._before(point, where)
+        before = self.kept[point.name][where] if point.name in self.kept else None
+        if is_image:  # images come before the text, so every position may change
+            return Change(point, where, value, 0, before)
         if first is None:
             first = pos if pos is not None else first_changed(point, where, value, before)
         change = Change(point, where, value, first, before)
-        self._check_length(change)
-        return change
-
-    def _before(self, point: HookPoint, where: tuple[Index, ...]) -> Tensor | None:
-        return self.kept[point.name][where] if point.name in self.kept else None
-
-    def _check_length(self, change: Change) -> None:
-        """A value for all positions must have the length of the text."""
-        letters = [letter for letter, at in zip(change.axes, change.where, strict=True) if isinstance(at, slice)]
-        length = self.tokens.shape[1]
-        for letter, size in zip(letters, change.value.shape, strict=False):
+        for letter, size in zip(change.free_axes, value.shape, strict=False):
             if letter in ("p", "k") and size != length:
                 raise HooklineError(
-                    f"the value for {change.point.name!r} has shape {list(change.value.shape)}, with {size} positions, "
-                    f"but the text has {length} tokens: pass a value with {length} positions, or select one, pos=…"
+                    f"the value for {point.name!r} has shape {list(value.shape)}, with {size} positions, but the text "
+                    f"has {length} tokens: pass a value with {length} positions, or select one, pos=…"
                 )
+        return change
 
     def rerun(
         self,
@@ -224,26 +208,29 @@ class Baseline:
         smaller; `fit` remembers the size, also for other baselines.
         """
         length = self.tokens.shape[1]
-        asked = list(range(length)) if positions is None else _checked_positions(positions, length)
+        if positions is not None and (isinstance(positions, int) or not len(positions)):
+            raise HooklineError(f"positions must be a non-empty list, such as [-1], got {positions!r}")
+        asked = [_position(each, length) for each in (range(length) if positions is None else positions)]
         where = sorted(set(asked))
         if most_rows is not None and most_rows < 1:
             raise HooklineError(f"most_rows is how many variants run at once, at least 1, got {most_rows!r}")
-        _check_variants(variants)
+        changes = _checked_changes(variants)
         self._check_unchanged()
         fit = fit if fit is not None else Fit("variants of a run")
         entries = {number: self._entries.of(variant) for number, variant in enumerate(variants) if variant}
-        strategy = self.strategy
-        if any(entry.layer == BEFORE_LAYERS for entry in entries.values()):
-            strategy = Strategy.FULL
-        if any(change.point.stream == "image" for variant in variants for change in variant):
+        starts_early = any(entry.layer == BEFORE_LAYERS for entry in entries.values())
+        strategy = Strategy.FULL if starts_early else self.strategy
+        if any(change.point.stream == "image" for change in changes):
             most_rows = 1  # images of several texts may be one row
-        can_be_cut = self.is_causal and strategy != Strategy.FULL and not depends_on_length(self._points.anatomy.config)
-        can_be_cut = can_be_cut and (
-            self.images is None or strategy == Strategy.FROM_POSITION
-        )  # each image has its tokens
-        can_be_cut = can_be_cut and not any(_goes_by_length(change) for variant in variants for change in variant)
+        can_be_cut = (
+            self.is_causal
+            and strategy != Strategy.FULL
+            and not depends_on_length(self._points.anatomy.config)
+            and (not self.images or strategy == Strategy.FROM_POSITION)  # each image needs all of its tokens
+            and not any(_goes_by_length(change) for change in changes)
+        )
         stop = where[-1] + 1 if can_be_cut else length
-        # A pass that resumes at a position leaves those before it as they were, also where it may not be cut.
+        # A pass that resumes at a position leaves earlier positions unchanged, also where it cannot be cut.
         reach = where[-1] + 1 if strategy == Strategy.FROM_POSITION else stop
         same = [number for number in range(len(variants)) if number not in entries or entries[number].position >= reach]
         if same:
@@ -275,18 +262,11 @@ class Baseline:
                 placed.setdefault(change.point.canonical_name, []).append((row, change))
         text = range(self.tokens.shape[1])
         own = self.model._hook_actions(self._hooks, ())
-        puts = [self._put(name, each, text) for name, each in placed.items()]
-        more = {} if self.images is None else self.images.repeated(len(some))
-        inputs = {"input_ids": self.tokens.expand(len(some), -1), **more}
-        run = Run(self._points.root, [*own, *puts], is_one_pass=True)
+        writes = [change_action(self._points.find(name), each, text) for name, each in placed.items()]
+        inputs = {"input_ids": self.tokens.expand(len(some), -1), **self.images.repeated(len(some))}
+        run = Run(self._points.root, [*own, *writes], is_one_pass=True)
         with run, sharing(self._points.root, inputs), drawn_once(len(some)):
             return outcome(self._points.root(**inputs))[:, where]
-
-    def _put(self, name: str, changes: list[RowChange], text: range) -> Action:
-        point = self._points.find(name)
-        return hook_action(
-            point, WritePatchChanges(changes) if point.stream == "image" else WriteChanges(changes, text), "fwd"
-        )
 
     def _check_hooks(self, count: int) -> None:
         """Variants are rows of batches: hooks must do the same to every row, in every run."""
@@ -316,8 +296,8 @@ class Baseline:
             self._sort(layer, [some[row] for row in members], members[0], joins[layer], span, placed)
         inputs = self._inputs(span, where)
         read = [each - span.start for each in where if each in span]
-        seen = self.images.skipped() if self.images is not None else {}
-        logits = outcome(joined_forward(self._points, joins, placed, span, inputs, read=read, skipped=seen))
+        skipped = self.images.skipped()
+        logits = outcome(joined_forward(self._points, joins, placed, span, inputs, read=read, skipped=skipped))
         if "logits_to_keep" not in inputs:
             logits = logits[:, read]
         before = [each for each in where if each < span.start]
@@ -337,10 +317,9 @@ class Baseline:
         sums: list[RowChange] = []
         for number, variant in enumerate(members):
             for change in variant:
-                if self._entries.layer(change) == layer and self._entries.is_stream(change):
-                    values.append((number, change))
-                elif self._entries.layer(change) == layer and self._entries.is_added(change):
-                    sums.append((number, change))
+                start, kind = self._entries.place(change)
+                if start == layer and kind:
+                    (values if kind == "stream" else sums).append((number, change))
                 else:
                     placed.setdefault(change.point.canonical_name, []).append((first_row + number, change))
         write_all(stream, sums, span, as_difference=True)
@@ -350,16 +329,14 @@ class Baseline:
         """The inputs of the model for these positions."""
         known = parameters_of(self._points.root)[0]
         inputs: dict[str, Any] = {"input_ids": self.tokens[:, span.start : span.stop]}
-        positions = self.images.positions if self.images is not None else None
-        if self.images is not None and self.strategy == Strategy.FROM_LAYER:
+        positions = self.images.positions
+        if self.images and self.strategy == Strategy.FROM_LAYER:
             inputs |= self.images.inputs
         elif positions is not None and "position_ids" in known:
             inputs["position_ids"] = positions[..., span.start : span.stop]
         if "use_cache" in known:
             inputs["use_cache"] = bool(span.start)
         if span.start:
-            from hookline.rerun.prefix import prefix_cache
-
             assert self._pairs is not None
             inputs["past_key_values"] = prefix_cache(self._pairs, span.start)
             if "position_ids" in known and positions is None:
@@ -370,38 +347,20 @@ class Baseline:
         return inputs
 
 
-def _checked_positions(positions: Sequence[int], length: int) -> list[int]:
-    if isinstance(positions, int) or not len(positions):
-        raise HooklineError(f"positions is a non-empty list, such as [-1], got {positions!r}")
-    for each in positions:
-        if each not in range(-length, length):
-            raise HooklineError(f"position {each} is out of range: the text has {length} tokens")
-    return [each % length for each in positions]
+def _position(given: int, length: int) -> int:
+    """A position in a text of that length, counted from the start."""
+    if given not in range(-length, length):
+        raise HooklineError(f"position {given} is out of range: the text has {length} tokens")
+    return given % length
 
 
-def _check_variants(variants: Sequence[Variant]) -> None:
+def _checked_changes(variants: Sequence[Variant]) -> list[Change]:
     for variant in variants:
         if not isinstance(variant, Sequence) or not all(isinstance(each, Change) for each in variant):
             raise HooklineError(f"a variant is a list of changes, [base.change(…), …], got {variant!r}")
+    return [change for variant in variants for change in variant]
 
 
 def _goes_by_length(change: Change) -> bool:
     """Scores may depend on the number of keys, and a pattern may attend to keys that would be cut off."""
     return change.point.canonical_name.endswith(("hook_attn_scores", "hook_pattern"))
-
-
-def _empty_past(root: nn.Module) -> Any:
-    """An empty key-value cache for the model; None if it takes none."""
-    if "past_key_values" not in parameters_of(root)[0]:
-        return None
-    from transformers.cache_utils import DynamicCache
-
-    return DynamicCache()
-
-
-def _pairs(past: Any) -> list[tuple[Tensor, Tensor]] | None:
-    if past is None:
-        return None
-    from hookline.rerun.prefix import kept_pairs
-
-    return kept_pairs(past)

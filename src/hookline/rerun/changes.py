@@ -13,7 +13,6 @@ from torch import Tensor
 
 from hookline.engine.casting import cast
 from hookline.errors import HooklineError
-from hookline.transformer.architectures import is_parallel, is_post_norm
 
 if TYPE_CHECKING:
     from hookline.engine.points import HookPoint
@@ -47,6 +46,11 @@ class Change:
     def axes(self) -> list[str]:
         """The point's axes after the batch: `p h e`; empty strings for a native point, whose axes are unknown."""
         return self.point.axes.split()[1:] or [""] * len(self.where)
+
+    @cached_property
+    def free_axes(self) -> list[str]:
+        """The axes that are not indexed by a number: those of the value."""
+        return [letter for letter, at in zip(self.axes, self.where, strict=True) if isinstance(at, slice)]
 
 
 Variant: TypeAlias = Sequence[Change]
@@ -102,42 +106,35 @@ class Entries:
 
     def of(self, variant: Variant) -> Entry:
         """Where a variant starts to differ from its baseline."""
-        return Entry(min(self.layer(change) for change in variant), min(change.first for change in variant))
+        return Entry(min(self.place(change)[0] for change in variant), min(change.first for change in variant))
 
-    def layer(self, change: Change) -> int:
-        """The first layer to run for a change; -1 if the change is before the first layer."""
-        layer, kind = self._place(change.point)
-        return layer + 1 if kind == "end" or (kind == "added" and change.before is not None) else layer
+    def place(self, change: Change) -> tuple[int, str]:
+        """The first layer to run for a change (-1 if it is before all layers), and its relation to the stream there.
 
-    def is_stream(self, change: Change) -> bool:
-        """Whether the change is of the stream as it enters a layer."""
-        return self._place(change.point)[1] in ("stream", "end")
-
-    def is_added(self, change: Change) -> bool:
-        """Whether the change is of a known value that is added to the stream before the next layer."""
-        return self._place(change.point)[1] == "added" and change.before is not None
-
-    def _place(self, point: HookPoint) -> tuple[int, str]:
-        name = point.canonical_name
+        That is "stream" for a change of the stream itself, "added" for one of a known value that is added to it, or "".
+        """
+        name = change.point.canonical_name
         if name not in self._known:
             self._known[name] = self._found(name)
-        return self._known[name]
+        layer, kind = self._known[name]
+        if kind == "added" and change.before is None:
+            return layer, ""
+        return (layer + 1, "stream" if kind == "end" else kind) if kind in ("end", "added") else (layer, kind)
 
-    def _found(self, listed: str) -> tuple[int, str]:
+    def _found(self, name: str) -> tuple[int, str]:
         anatomy = self._points.anatomy
-        stack, _, rest = listed.partition(".")
+        stack, _, rest = name.partition(".")
         layer, _, name = rest.partition(".")
         if stack != anatomy.main.name or not layer.isdigit():
             return (len(anatomy.blocks) if stack in ("ln_final", "unembed") else BEFORE_LAYERS), ""
         kind = {"hook_resid_pre": "stream", "hook_resid_post": "end"}.get(name, "")
-        is_last = name == "hook_mlp_out" or (name == "hook_attn_out" and is_parallel(anatomy.main.config))
+        is_last = name == "hook_mlp_out" or (name == "hook_attn_out" and anatomy.main.architecture.parallel)
         return int(layer), "added" if is_last and self._adds_up else kind
 
 
 def adds_up(points: ModelPoints) -> bool:
     """Whether the stream is the sum of what is added to it: not in models that normalize the stream itself."""
-    anatomy = points.anatomy
-    return not (any(block.post_norm is not None for block in anatomy.blocks) or is_post_norm(anatomy.config))
+    return not points.anatomy.main.is_post_norm
 
 
 RowChange: TypeAlias = tuple[int, Change]
@@ -195,8 +192,7 @@ def _check_shapes(x: Tensor, group: list[RowChange], pieces: list[Tensor]) -> No
 def _of_span(change: Change, value: Tensor | None, span: range) -> Tensor:
     """The part of a value for these positions: a value for all positions may have more."""
     assert value is not None
-    letters = [letter for letter, each in zip(change.axes, change.where, strict=True) if isinstance(each, slice)]
-    for place, letter in enumerate(letters):
+    for place, letter in enumerate(change.free_axes):
         if letter in ("p", "k") and place < value.ndim and value.shape[place] >= span.stop:
             start = span.start if letter == "p" else 0
             value = value.narrow(place, start, span.stop - start)

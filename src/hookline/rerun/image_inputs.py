@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hookline.engine.skipping import Give
 from hookline.engine.torch_hooks import TorchHooks
 from hookline.errors import HooklineError
-from hookline.transformer.vision_towers import language_of, tower_of
+from hookline.transformer.find_anatomy import language_of, tower_of
 
 if TYPE_CHECKING:
     from hookline.engine.points import HookPoint
@@ -36,26 +36,30 @@ def in_one_row(x: Tensor, point: HookPoint) -> Tensor:
 class ImageInputs:
     """The keyword inputs of a run besides its tokens, and the output of the vision tower for them.
 
-    A variant that differs in the language model only does not run the tower again.
+    A variant that differs in the language model only does not run the tower again. False without such inputs.
     """
 
     def __init__(self, root: nn.Module, inputs: Mapping[str, Any]) -> None:
         self.inputs = dict(inputs)
-        self._tower, self._language = tower_of(root), language_of(root)
-        self._seen: Any = None
+        self._tower = tower_of(root) if inputs else None
+        self._language = language_of(root) if inputs else None
+        self._output: Any = None
         self.positions: Tensor | None = None
         """The position ids that the language model received: some models number images by rows and columns."""
+
+    def __bool__(self) -> bool:
+        return bool(self.inputs)
 
     def noted(self) -> TorchHooks:
         """A context that records the output of the tower, and the position ids of the language model, in a run."""
 
-        def note_seen(_module: nn.Module, _args: Any, output: Any) -> None:
-            self._seen = output
+        def note_output(_module: nn.Module, _args: Any, output: Any) -> None:
+            self._output = output
 
         def note_positions(_module: nn.Module, _args: Any, kwargs: dict[str, Any]) -> None:
             self.positions = kwargs.get("position_ids")
 
-        return TorchHooks(before=[(self._language, note_positions)], after=[(self._tower, note_seen)])
+        return TorchHooks(before=[(self._language, note_positions)], after=[(self._tower, note_output)])
 
     def repeated(self, n: int) -> dict[str, Any]:
         """The inputs for `n` copies of the row."""
@@ -63,6 +67,6 @@ class ImageInputs:
 
     def skipped(self) -> dict[nn.Module, Give]:
         """The tower, to be skipped, with its known output."""
-        if self._tower is None or self._seen is None:
+        if self._tower is None or self._output is None:
             return {}
-        return {self._tower: lambda _args, _kwargs: self._seen}
+        return {self._tower: lambda _args, _kwargs: self._output}

@@ -65,9 +65,8 @@ def joined_forward(
     actions: list[Action] = [
         JoinRows(_site(points, layer, n_layers), rows, is_first=layer == first) for layer, rows in joins.items()
     ]
-    for name, placed in changes.items():
-        actions.append(hook_action(points.find(name), WriteChanges(placed, span), "fwd"))
-    skipped = {**skipped, **{block.module: pass_through(anatomy.kind) for block in anatomy.blocks[:first]}}
+    actions += [change_action(points.find(name), placed, span) for name, placed in changes.items()]
+    skipped = {**skipped, **dict.fromkeys(points.blocks()[:first], pass_through(anatomy))}
     mlp = anatomy.blocks[-1].mlp
     if mlp is not None and len(read) < len(span) and not _is_looked_into(points, changes):
         skipped[mlp] = _only_at(mlp, list(read))
@@ -75,7 +74,7 @@ def joined_forward(
     if first == n_layers:  # the rows replace the output of the last layer
         last = anatomy.blocks[-1].module
         actions = [action for action in actions if not isinstance(action, JoinRows)]
-        skipped[last] = lambda _args, _kwargs: pass_through(anatomy.kind)((joins[first],), {})
+        skipped[last] = lambda _args, _kwargs: pass_through(anatomy, joins[first])((), {})
     run = Run(points.root, actions, is_one_pass=True)
     with Skipping(points.root, skipped), run, sharing(points.root, inputs):
         return points.root(**inputs)
@@ -123,25 +122,15 @@ def _only_at(mlp: nn.Module, read: list[int]) -> Give:
     return give
 
 
-class WriteChanges:
-    """A hook that writes changes into their rows."""
+def change_action(point: HookPoint, placed: list[RowChange], span: range) -> Action:
+    """The action that writes changes into their rows; patches of one text's images are numbered across its images."""
 
-    def __init__(self, placed: list[RowChange], span: range) -> None:
-        self.placed, self.span = placed, span
+    def write(x: Tensor) -> None:
+        write_all(x, placed, span)
 
-    def __call__(self, x: Tensor) -> None:
-        """Write the changes in place."""
-        write_all(x, self.placed, self.span)
-
-
-class WritePatchChanges:
-    """A hook that writes changes into the patches of one text's images, numbered across all images."""
-
-    def __init__(self, placed: list[RowChange]) -> None:
-        self.placed = placed
-
-    def __call__(self, x: Tensor, hook: HookPoint) -> Tensor:
-        """Return the activation with the changes."""
-        row = in_one_row(x, hook).clone()
-        write_all(row, self.placed, range(sys.maxsize))
+    def write_patches(x: Tensor) -> Tensor:
+        row = in_one_row(x, point).clone()
+        write_all(row, placed, range(sys.maxsize))
         return row.view(x.shape)
+
+    return hook_action(point, write_patches if point.stream == "image" else write, "fwd")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hookline.engine.halving import is_out_of_memory
 from hookline.rerun.changes import Change, Variant
-from hookline.transformer.architectures import architecture, chooses_keys
+from hookline.transformer.architectures import chooses_keys
 
 if TYPE_CHECKING:
     from hookline.rerun.baseline import Baseline
@@ -44,32 +44,30 @@ def fastest_strategy(
     model: WrappedTransformer, run: Callable[..., Baseline], tokens: Tensor, inputs: Mapping[str, Any] | None = None
 ) -> Strategy:
     """The fastest strategy that agrees with full runs on these tokens; `run` creates a baseline."""
-    points = model._points
-    if tokens.shape[1] < _LEAST:
+    points, names = model._points, stream_names(model._points)
+    has_streams = all(name in points.hook_dict for name in names)
+    passes_more = points.anatomy.architecture.more_than_stream or chooses_keys(points.anatomy.config)
+    if tokens.shape[1] < _LEAST or passes_more or not has_streams:
         return Strategy.FULL
-    names = stream_names(points)
-    if architecture(points.anatomy.kind).more_than_stream or chooses_keys(points.anatomy.config):
-        return Strategy.FULL
-    if not all(name in points.hook_dict for name in names):
-        return Strategy.FULL
-    try:
-        plain = run(model, tokens, inputs=inputs, strategy=Strategy.FULL, keep=names)
-        variants = _trial_variants(plain)
-        expected = _trial(plain, variants)
-    except Exception as error:  # the model does not run on tokens alone, so nothing can be tested
-        if is_out_of_memory(error):
-            raise
-        return Strategy.FULL
-    for strategy in (Strategy.FROM_POSITION, Strategy.FROM_LAYER):
+    variants: list[list[Change]] = []
+
+    def logits_by(strategy: Strategy) -> Tensor | None:
+        is_full = strategy == Strategy.FULL
         try:
-            base = run(model, tokens, inputs=inputs, strategy=strategy)
-            can_be = strategy == Strategy.FROM_LAYER or (base.is_causal and base._pairs is not None)
-            found = _trial(base, variants) if can_be else None
+            base = run(model, tokens, inputs=inputs, strategy=strategy, keep=names if is_full else ())
+            if is_full:
+                variants.extend(_trial_variants(base))
+            can_be = strategy != Strategy.FROM_POSITION or (base.is_causal and base._pairs is not None)
+            return _trial(base, variants) if can_be else None
         except Exception as error:  # the model's code does not support it: that is what is tested
             if is_out_of_memory(error):
                 raise
-            found = None
-        if found is not None and is_close(found, expected):
+            return None
+
+    expected = logits_by(Strategy.FULL)
+    for strategy in (Strategy.FROM_POSITION, Strategy.FROM_LAYER) if expected is not None else ():
+        found = logits_by(strategy)
+        if found is not None and expected is not None and is_close(found, expected):
             return strategy
     return Strategy.FULL
 
@@ -81,7 +79,7 @@ def _trial_variants(base: Baseline) -> list[list[Change]]:
     at = _places(base)
     layers = (0, n_layers // 2, n_layers)
     places = [(stream_names(points)[layer], layer, at[pos]) for layer, pos in zip(layers, (3, 5, 6), strict=True)]
-    if base.images is not None:  # images may affect earlier positions
+    if base.images:  # images may affect earlier positions
         places += [(stream_names(points)[layer], layer, at[pos]) for layer in (0, n_layers // 2) for pos in (0, 1, 2)]
     some = {0, n_layers // 3, 2 * n_layers // 3, n_layers - 1}
     places += [(f"{points.layer(layer)}.hook_attn_out", layer, at[4]) for layer in sorted(some)]

@@ -1,7 +1,7 @@
-"""What the residual stream is made of, from a cache: its parts, and what each adds to a logit.
+"""ModelCache: the activations of a language model, with decompositions of its residual stream.
 
-All of it holds as it stands, with the norm's weight and bias where they are: nothing need be folded first. Where the
-parts do not add up to the whole (a model that norms the stream itself, a readout that is not linear), it is refused.
+Decompositions hold for any weights: nothing has to be folded first. Where the components do not sum to the whole (a
+model that normalizes the stream itself, a readout that is not linear), they raise.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ class ModelCache(ComponentCache, Readout):
         mlp_input: bool = False,
         return_labels: bool = False,
     ) -> Any:
-        """The stream as it enters each layer up to `layer`, and as it leaves the last if that is the end.
+        """The stream at the input of each layer up to `layer`; by default up to the output of the last.
 
-        With `mlp_input` also as the MLP of `layer` reads it. `apply_ln` divides by what that layer divides by; at the
-        end each is normed by itself, so that `@ model.W_U + model.b_U` gives the logit lens.
+        With `mlp_input` also at the input of the MLP of `layer`. `apply_ln` divides by the scale of that layer's norm;
+        at the end each stream is normalized on its own, so that `@ model.W_U + model.b_U` is the logit lens.
         """
-        self._check_sums()
-        last = self._upto(layer)
+        last = self._summed_upto(layer)
         parts = {}
         for each in range(last):
             parts[f"{each}_pre"] = self._of(each, "hook_resid_pre")
@@ -61,21 +60,18 @@ class ModelCache(ComponentCache, Readout):
         pos_slice: Positions = None,
         return_labels: bool = False,
     ) -> Any:
-        """What was added to the stream before `layer`, before its MLP, or before the end: the parts sum to it.
+        """The outputs that were added to the stream before `layer`, before its MLP, or before the end: they sum to it.
 
-        `mode` is "all", "attn" or "mlp". What the embeddings are but for tokens and positions is `embed_other`.
+        `mode` is "all", "attn" or "mlp". Embeddings other than of tokens and positions are `embed_other`.
         """
-        if mode not in ("all", "attn", "mlp"):
-            raise HooklineError(f'mode is "all", "attn" or "mlp", not {mode!r}')
-        self._check_sums()
-        last = self._upto(layer)
-        parts = self._embeddings() if incl_embeds else {}
+        kinds = {"all": ["attn", "cross_attn", "mlp"], "attn": ["attn", "cross_attn"], "mlp": ["mlp"]}
+        if mode not in kinds:
+            raise HooklineError(f'mode must be "all", "attn" or "mlp", not {mode!r}')
+        last = self._summed_upto(layer)
+        embeddings = self._embeddings() if incl_embeds else {}
+        parts = {name: self._at(part, pos_slice) for name, part in embeddings.items()}
         for each in range(last + self._includes_attention(last, mlp_input)):
-            for kind in ("attn", "cross_attn", "mlp"):
-                is_there = self._has(each, f"hook_{kind}_out") and (each < last or kind == "attn")
-                if is_there and mode in ("all", kind.removeprefix("cross_")):
-                    parts[f"{each}_{kind}_out"] = self._of(each, f"hook_{kind}_out")
-        parts = {name: self._at(part, pos_slice) for name, part in parts.items()}
+            parts |= self._outputs(each, [kind for kind in kinds[mode] if each < last or kind == "attn"], pos_slice)
         if mode == "all" and incl_embeds:
-            self._check_sum(sum(parts.values()), last, mlp_input, pos_slice)  # type: ignore[arg-type]
+            self._check_sum(parts, last, mlp_input, pos_slice)
         return self._given(parts, last, apply_ln=apply_ln, mlp_input=mlp_input, where=pos_slice, labels=return_labels)

@@ -115,7 +115,7 @@ def train(
     the scale, the mean and the loss. `training.outlying` says how many they were. `outliers="include"` trains on all
     rows, and a number takes the place of the 10.
     """
-    plan = Plan(
+    plan = TrainingPlan(
         *(kind, d_sae, L1 if l1 is None else l1, K if k is None else k, steps, lr, warm_up, decay, l1_warm_up),
         *(max(1, steps // 8) if resample_every is None else resample_every, log_every or max(1, steps // 50), seed),
     )
@@ -135,7 +135,7 @@ _VALID: dict[str, _Check] = {
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """The hyperparameters of a training run."""
 
     kind: str
@@ -245,7 +245,9 @@ def resample(
 class Trainer:
     """One training run: the autoencoder, its optimizer, and its statistics."""
 
-    def __init__(self, source: Source, plan: Plan, device: torch.device, outliers: Outliers = "exclude") -> None:
+    def __init__(
+        self, source: Source, plan: TrainingPlan, device: torch.device, outliers: Outliers = "exclude"
+    ) -> None:
         self.source, self.plan, self.device = source, plan, device
         self.outliers, self.outlying = outliers, Outlying(factor=factor_of(outliers))
         self.sae = SparseAutoencoder(plan.config(source), seed=plan.seed).to(device)

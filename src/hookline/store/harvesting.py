@@ -23,10 +23,10 @@ from hookline.engine.tensorfile import BAD_CONTENT, reason
 from hookline.errors import HooklineError, HooklineWarning, StoreError, UnknownPointError, users_level
 from hookline.model import HookedModel
 from hookline.store.examples import Example, Examples, as_sample, as_text
-from hookline.store.identity import changes, code_in, device_of, identity
+from hookline.store.identity import changes, code_in, identity, input_device
 from hookline.store.integrity import with_unlisted
 from hookline.store.manifest import MANIFEST, About, Column, Manifest, Progress, differences, shard_names, versions
-from hookline.store.selection import Batch, Chosen, Options, sample_batch, text_batch
+from hookline.store.selection import Batch, Chosen, HarvestOptions, sample_batch, text_batch
 from hookline.store.shards import DTYPES, ROW
 from hookline.store.store import Store, open_store
 from hookline.store.writer import Writer, to_device
@@ -76,7 +76,7 @@ def harvest(
     resumed. Memory: two shards (`shard_bytes` each, or `shard_rows`) besides the model's own, at most five if the model
     is faster than the disk.
     """
-    options = Options(
+    options = HarvestOptions(
         *(positions, dtype, batch_size, max_rows, sample, seed),
         *(max_tokens, prepend_bos, shard_rows, shard_bytes, flush_every, hooks_tag),
     )
@@ -96,7 +96,7 @@ def harvest(
 class _Harvest:
     """One harvest: the model, the points and the options."""
 
-    def __init__(self, model: Hooked, points: Filter, options: Options) -> None:
+    def __init__(self, model: Hooked, points: Filter, options: HarvestOptions) -> None:
         if not isinstance(model, Hooked):
             raise HooklineError(f"harvest takes a hooked model, hookline.hook(module), not a {type(model).__name__}")
         self.model, self.options = model, options
@@ -274,7 +274,7 @@ def _run(model: Hooked, points: Sequence[HookPoint], batch: Batch, examples: Seq
     """The activations at each point in a run of some consecutive examples of a batch."""
     if len(examples) < batch.shape[0]:
         batch = batch.part(examples[0], examples[-1] + 1)
-    device = device_of(model)
+    device = input_device(model)
     args = tuple(to_device(x, device) for x in batch.args)
     kwargs: dict[str, Any] = {name: to_device(x, device) for name, x in batch.kwargs.items()}
     # A native point may fire several times, so then the pass must run to its end.

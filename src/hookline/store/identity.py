@@ -47,7 +47,7 @@ _HARMLESS = ("torch", "transformers", "accelerate", "hookline")
 def identity(model: Hooked) -> dict[str, Any]:
     """What the activations depend on besides the points, the data and the options."""
     module, known = model.module, model if isinstance(model, HookedModel) else None
-    device = device_of(model).type
+    device = input_device(model).type
     autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     return {
         "rule": RULE,
@@ -64,7 +64,7 @@ def identity(model: Hooked) -> dict[str, Any]:
     }
 
 
-def device_of(model: Hooked) -> torch.device:
+def input_device(model: Hooked) -> torch.device:
     """The device of the model's inputs."""
     if isinstance(model, HookedModel):
         return model._device

@@ -195,7 +195,7 @@ class Manifest:
         """Returns the JSON file, with one line per shard."""
         fields = {"hookline": "store", "format": FORMAT, "versions": self.versions, **self.about.to_json()}
         shards = [vars(shard) for shard in self.shards]
-        total = checksum(json.dumps({**fields, "shards": shards}).encode())
+        total = manifest_checksum(json.dumps({**fields, "shards": shards}).encode())
         start = json.dumps({"sum": total, **fields}, indent=1).removesuffix("\n}")
         lines = ",\n  ".join(map(json.dumps, shards))
         return f'{start},\n "shards": [\n  {lines}\n ]\n}}'.encode()
@@ -228,7 +228,7 @@ class Manifest:
         try:
             fields = json.loads(raw)
             given = fields.pop("sum")
-            if fields["hookline"] != "store" or given != checksum(json.dumps(fields).encode()):
+            if fields["hookline"] != "store" or given != manifest_checksum(json.dumps(fields).encode()):
                 raise ValueError("its checksum does not match")
             if fields["format"] != FORMAT:
                 raise ValueError(f"its format is {fields['format']}, and this version of hookline reads {FORMAT}")
@@ -267,7 +267,7 @@ def _is_size(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
-def checksum(content: Any) -> str:
+def manifest_checksum(content: Any) -> str:
     """The checksum of bytes, as a store's files record it."""
     return f"{zlib.crc32(content):08x}"
 

@@ -31,7 +31,7 @@ FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
-class Options:
+class HarvestOptions:
     """Which rows are stored, and how: see `harvest`."""
 
     positions: Chosen = None
@@ -146,7 +146,7 @@ class Batch:
         return replace(self, index=index[:rows], example=example, position=position, token=token)
 
 
-def text_batch(model: HookedModel, examples: Sequence[Example], first: int, options: Options) -> Batch:
+def text_batch(model: HookedModel, examples: Sequence[Example], first: int, options: HarvestOptions) -> Batch:
     """A batch of texts or tokens, padded on the right; padding is never a row."""
     texts = [_ids(model, example, first + number, options) for number, example in enumerate(examples)]
     ids = pad_sequence(texts, batch_first=True, padding_value=_pad(model))
@@ -176,7 +176,7 @@ def _at(x: Tensor, mask: Tensor) -> Tensor:
     return torch.from_numpy(x.numpy()[mask.numpy()])
 
 
-def sample_batch(examples: Sequence[Example], first: int, options: Options) -> Batch:
+def sample_batch(examples: Sequence[Example], first: int, options: HarvestOptions) -> Batch:
     """A batch of tensors for a network that is not a language model: a row is a sample."""
     samples = [example for example in examples if isinstance(example, Tensor)]
     shapes = {tuple(sample.shape) for sample in samples}
@@ -189,7 +189,7 @@ def sample_batch(examples: Sequence[Example], first: int, options: Options) -> B
     return Batch((torch.stack(samples),), {}, (len(samples),), index, number + first, none, none)
 
 
-def _ids(model: HookedModel, example: Example, number: int, options: Options) -> Tensor:
+def _ids(model: HookedModel, example: Example, number: int, options: HarvestOptions) -> Tensor:
     ids = example.ids if isinstance(example, Tokens) else torch.empty(0, dtype=torch.long)
     try:
         if isinstance(example, Tokens) and options.prepend_bos is not None:
@@ -213,7 +213,9 @@ def _pad(model: HookedModel) -> int:
     return pad if isinstance(pad, int) and 0 <= pad < model.cfg.d_vocab else 0
 
 
-def _chosen(model: HookedModel, ids: Tensor, real: Tensor, first: int, options: Options) -> Bool[Tensor, "row pos"]:
+def _chosen(
+    model: HookedModel, ids: Tensor, real: Tensor, first: int, options: HarvestOptions
+) -> Bool[Tensor, "row pos"]:
     """A mask of the requested positions. A position that a text does not have gives no row."""
     positions: Any = options.positions
     if positions is None:
@@ -253,7 +255,7 @@ def _of_function(choose: Any, ids: Tensor, number: int) -> Tensor:
     return found.cpu()
 
 
-def _sampled(real: Bool[Tensor, "row pos"], first: int, options: Options) -> Bool[Tensor, "row pos"]:
+def _sampled(real: Bool[Tensor, "row pos"], first: int, options: HarvestOptions) -> Bool[Tensor, "row pos"]:
     """A random selection of the rows, determined by the seed and the example's number."""
     if options.sample == 1:
         return real

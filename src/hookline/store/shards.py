@@ -21,7 +21,7 @@ from torch import Tensor
 from hookline.engine.tensorfile import BAD_CONTENT, reason
 from hookline.errors import StoreError
 from hookline.store.folders import Bytes, Folder
-from hookline.store.manifest import FORMAT, About, Column, Manifest, Shard, checksum, differences, versions
+from hookline.store.manifest import FORMAT, About, Column, Manifest, Shard, differences, manifest_checksum, versions
 
 ROW = {"@example": Column("int64", ()), "@position": Column("int32", ()), "@token": Column("int32", ())}
 """The columns of every row: its example, position and token (-1 if there is none)."""
@@ -54,7 +54,7 @@ class Header:
     tensors: dict[str, Place]
 
 
-def columns_of(about: About) -> dict[str, Column]:
+def shard_columns(about: About) -> dict[str, Column]:
     """All columns in file order: wide dtypes first, so that all of them are aligned."""
     every = {**ROW, **about.points}
     return dict(sorted(every.items(), key=lambda each: -each[1].torch_dtype.itemsize))
@@ -62,8 +62,8 @@ def columns_of(about: About) -> dict[str, Column]:
 
 def stage_shard(folder: Folder, about: About, shard: Shard, tensors: Mapping[str, Tensor]) -> Shard:
     """Write a staged shard with these rows; returns it with its size and seal."""
-    parts = {name: memoryview(tensors[name].reshape(-1).view(torch.uint8).numpy()) for name in columns_of(about)}  # type: ignore[arg-type]
-    header, seal = _header(about, shard, {name: checksum(part) for name, part in parts.items()})
+    parts = {name: memoryview(tensors[name].reshape(-1).view(torch.uint8).numpy()) for name in shard_columns(about)}  # type: ignore[arg-type]
+    header, seal = _header(about, shard, {name: manifest_checksum(part) for name, part in parts.items()})
     folder.stage(shard.name, [header, *parts.values()])
     return replace(shard, bytes=len(header) + sum(map(len, parts.values())), seal=seal)
 
@@ -76,7 +76,7 @@ def _header(about: About, shard: Shard, sums: Mapping[str, str]) -> tuple[bytes,
     text = json.dumps({"__metadata__": metadata, **_layout(about, shard)}, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     header = struct.pack("<Q", len(text)) + text
-    seal = checksum(header)
+    seal = manifest_checksum(header)
     return header.replace(_UNSEALED, _sealed(seal)), seal
 
 
@@ -88,7 +88,7 @@ def _layout(about: About, shard: Shard) -> dict[str, dict[str, Any]]:
     """The dtype, shape and place of each tensor, as a safetensors header has them."""
     found: dict[str, dict[str, Any]] = {}
     start = 0
-    for name, column in columns_of(about).items():
+    for name, column in shard_columns(about).items():
         stop = start + shard.rows * column.nbytes
         shape = [shard.rows, *column.shape]
         found[name] = {"dtype": DTYPES[column.dtype], "shape": shape, "data_offsets": [start, stop]}
@@ -122,16 +122,16 @@ def _parsed(raw: bytes, size: int) -> Header:
     fields = json.loads(raw[8:])
     metadata = fields.pop("__metadata__")
     seal = metadata["seal"]
-    if checksum(raw.replace(_sealed(seal), _UNSEALED, 1)) != seal:
+    if manifest_checksum(raw.replace(_sealed(seal), _UNSEALED, 1)) != seal:
         raise ValueError("its seal does not match")
     if metadata["format"] != str(FORMAT):
         raise ValueError(f"its format is {metadata['format']}, and this version of hookline reads {FORMAT}")
     about, sums = About.from_json(json.loads(metadata["about"])), json.loads(metadata["sums"])
     shard = replace(Shard.from_json(json.loads(metadata["shard"])), seal=seal, bytes=size)
     if fields != _layout(about, shard):
-        raise ValueError(f"its tensors are not {shard.rows} rows of its columns, {list(columns_of(about))}")
+        raise ValueError(f"its tensors are not {shard.rows} rows of its columns, {list(shard_columns(about))}")
     tensors, end = dict[str, Place](), len(raw)
-    for name, column in columns_of(about).items():
+    for name, column in shard_columns(about).items():
         start, end = end, end + shard.rows * column.nbytes
         tensors[name] = Place(column, start, end, sums[name])
     if size != end:
@@ -158,7 +158,7 @@ def mismatch(manifest: Manifest, shard: Shard, header: Header) -> str:
 
 def is_sound(file: Bytes, place: Place) -> bool:
     """Whether a tensor matches its checksum."""
-    return checksum(file[place.start : place.stop]) == place.sum
+    return manifest_checksum(file[place.start : place.stop]) == place.sum
 
 
 def read_rows(file: Bytes, place: Place, start: int, stop: int) -> Tensor:

@@ -20,8 +20,8 @@ from torch import Tensor
 from hookline.errors import StoreError
 from hookline.store.folders import Folder
 from hookline.store.manifest import Column, Manifest, Progress, Shard, differences, writing
-from hookline.store.selection import Batch, Options
-from hookline.store.shards import columns_of, stage_shard
+from hookline.store.selection import Batch, HarvestOptions
+from hookline.store.shards import shard_columns, stage_shard
 
 THREADS = 4
 """How many shards are written in parallel. One file takes 1 to 2 GB per second; a model on a GPU produces 3 or more."""
@@ -36,10 +36,12 @@ class Writer:
     a resumed harvest runs the same batches as one that was never interrupted.
     """
 
-    def __init__(self, folder: Folder, manifest: Manifest, options: Options, sources: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, folder: Folder, manifest: Manifest, options: HarvestOptions, sources: Mapping[str, Tensor]
+    ) -> None:
         """`sources` are the activations of the first batch."""
         self._folder, self._about = folder, manifest.about
-        self._columns = columns_of(manifest.about)
+        self._columns = shard_columns(manifest.about)
         row = sum(each.nbytes for each in self._columns.values())
         self._shard_rows = options.shard_rows or max(1, options.shard_bytes // row)
         self._flush_every, self._began = options.flush_every, 0.0

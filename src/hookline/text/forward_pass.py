@@ -1,7 +1,7 @@
-"""Forward passes: which part of a text the forward pass going on is about.
+"""Forward passes: which part of a text the current forward pass covers.
 
-A language model that generates runs once over the prompt, and then once for each new token, with the keys and values of
-all tokens before it kept. So a hook may see the whole prompt, or one position only.
+In a generation, a language model runs once over the prompt, and then once for each new token, with the keys and values
+of all earlier tokens in a cache. So a hook may see the whole prompt, or one position only.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -27,45 +27,46 @@ processors: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 """The processor of each wrapped model that takes images."""
 
 
-class Earlier(NamedTuple):
-    """Tokens of earlier passes: from position `start` on, in place of what stood there before."""
-
-    before: Earlier | None
-    start: int
-    tokens: Tensor | None
+Pieces: TypeAlias = tuple[tuple[int, Tensor | None], ...]
+"""Tokens of earlier passes: each piece begins at a position, and replaces what was there and after it."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """The positions of a text that a pass covers, with what is known of the text."""
+    """The positions of a text that a pass covers, and what is known about the text."""
 
     positions: range
     rows: int
     tokens: Tensor | None
     mask: Tensor | None
-    """1 for what is no padding, over all positions up to the last of these."""
-    earlier: Earlier | None = None
-    """The tokens before these positions; of a chunk of a prompt, those of the whole prompt."""
+    """0 for padding, over all positions up to the last of these."""
+    earlier: Pieces = ()
+    """The tokens before these positions; for a chunk of a prompt, those of the whole prompt."""
     length: int | None = None
-    """How long the text is, where it goes on after these positions: a prompt that comes in chunks."""
+    """The length of the text, if it continues after these positions: a prompt that is processed in chunks."""
 
     @property
     def width(self) -> int:
-        """How long the text is so far."""
+        """The length of the text so far."""
         return self.positions.stop if self.length is None else self.length
 
     def real(self) -> Bool[Tensor, "row pos"]:
-        """Which of all positions so far are no padding."""
+        """True for all positions so far that are not padding."""
         if self.mask is None or self.mask.shape[1] < self.width:
             return torch.ones(self.rows, self.width, dtype=torch.bool)
         return self.mask[:, : self.width].cpu().bool()
 
     def text(self) -> Tensor | None:
-        """The tokens of the text so far; None where some of them are not known."""
+        """The tokens of the text so far; None if some of them are unknown."""
         start = self.positions.start
         if not start and self.length is None:
             return self.tokens
-        before = _joined(self.earlier, self.rows)
+        before: Tensor | None = None
+        for first, tokens in self.earlier:
+            width = 0 if before is None else before.shape[1]
+            if tokens is None or tokens.shape[0] != self.rows or first > width:
+                return None
+            before = tokens if before is None else torch.cat([before[:, :first], tokens], 1)
         if self.length is not None:
             return before
         if before is None or self.tokens is None or before.shape[1] < start:
@@ -73,127 +74,128 @@ class Span:
         return torch.cat([before[:, :start], self.tokens.to(before.device)], 1)
 
 
-def _joined(earlier: Earlier | None, rows: int) -> Tensor | None:
-    pieces = []
-    while earlier is not None:
-        pieces.append(earlier)
-        earlier = earlier.before
-    text: Tensor | None = None
-    for piece in reversed(pieces):
-        width = 0 if text is None else text.shape[1]
-        if piece.tokens is None or piece.tokens.shape[0] != rows or piece.start > width:
-            return None
-        text = piece.tokens if text is None else torch.cat([text[:, : piece.start], piece.tokens], 1)
-    return text
-
-
 @dataclass(frozen=True)
 class ForwardPass:
     """One forward pass of a language model: its step in a generation, and the positions it covers."""
 
     step: int | None
-    """0 for the prompt, k for the k-th new token; None for a pass about several new tokens, or an unknown number."""
+    """0 for the prompt, k for the k-th new token; None for a pass over several new tokens, or an unknown number."""
     span: Span
     encoder: Span | None
-    """What goes into the encoder, of a model that has one beside a decoder."""
+    """The input of the encoder, in an encoder-decoder model."""
     model: ref[nn.Module]
     is_only: bool
-    """Whether the run is over with it, so that no later one can be meant."""
+    """Whether the run consists of this pass, so that no later pass can have the requested positions."""
     prompt: int = 0
     """Where the new tokens begin."""
     generation: Generation | None = None
     number: int = 0
-    """How many passes of the same generation came before."""
+    """The number of earlier passes in the same generation."""
     refusal: str | None = None
-    """Why positions in the text are not known in this pass."""
+    """Why positions in the text are unknown in this pass."""
 
     def check(self, what: object) -> None:
-        """Raise an error if positions in the text are not known in this pass."""
+        """Raise an error if positions in the text are unknown in this pass."""
         if self.refusal is not None:
-            raise HooklineError(f"{what} is not known in this forward pass: {self.refusal}")
+            raise HooklineError(f"{what} is unknown in this forward pass: {self.refusal}")
 
     def known_step(self) -> int:
-        """The number of the step, or the error that says why there is none."""
+        """The number of the step, or an error if the pass is not one step."""
         self.check("the step")
         if self.step is None:
             start, stop = self.span.positions.start, self.span.positions.stop
-            new = range(max(start, self.prompt), stop)
+            new, prompt = max(start, self.prompt), "the prompt and " if start < self.prompt else ""
             raise HooklineError(
-                f"this pass is not one step of a generation: it is about {'the prompt and ' * (start < self.prompt)}"
-                f"the positions {new.start} to {new.stop - 1}, which an assistant or prompt lookup has guessed, or "
-                f"which come a second time. Use hook.positions, or at(step(k), …) and at(new_tokens, …)"
+                f"this pass is not one step of a generation: it covers {prompt}the positions {new} to {stop - 1}, "
+                f"guessed by an assistant or prompt lookup, or run a second time. Use hook.positions, or "
+                f"at(step(k), …) and at(new_tokens, …)"
             )
         return self.step
 
     def whole_step(self, what: object) -> int:
-        """The number of the step, for what is made anew for each step as a whole."""
-        parts = self.parts(self.span)
-        if len(parts) > 1 or parts[0][1].length is not None:
+        """The number of the step, for values that are drawn once per step."""
+        if len(set(self.ends(self.span))) > 1 or self.span.length is not None:
             raise HooklineError(
-                f"{what} is drawn for the prompt, and for each new token, as a whole; but this pass is about a part of "
-                f"the prompt, or about several of these. Generate with a cache, without chunks, and without an "
-                f"assistant or prompt lookup"
+                f"{what} is drawn once for the prompt and once for each new token, but this pass covers a part of the "
+                f"prompt, or several of these. Generate with a cache, without chunks, and without an assistant or "
+                f"prompt lookup"
             )
         return self.known_step()
 
-    def parts(self, span: Span) -> list[tuple[ForwardPass, Span]]:
-        """The passes in which a generation with a cache would come by these positions.
+    def ends(self, span: Span) -> list[int]:
+        """For each position of the span, the length of the text when a generation with a cache processes it.
 
-        That is one for the prompt and one for each new token, so that positions mean the same in every generation.
+        A cached generation has one pass for the prompt and one for each new token. Other passes cover more, but
+        positions mean the same in them.
         """
-        start, stop = span.positions.start, span.positions.stop
+        if self.generation is None or span is self.encoder:
+            return [span.width] * len(span.positions)
+        return [max(each + 1, self.prompt) for each in span.positions]
+
+    def is_new(self, span: Span) -> list[bool]:
+        """For each position of the span, whether it is after the prompt."""
         if span is self.encoder:
-            return [(replace(self, step=0, prompt=span.positions.stop), span)]  # all of it is prompt
-        if self.generation is None or (stop - start == 1 and start >= self.prompt):
-            return [(self, span)]
-        whole, parts = span.text(), []
-        if start < self.prompt:
-            of_prompt = range(start, min(stop, self.prompt))
-            parts.append((replace(self, step=0), _cut(span, of_prompt, self.prompt, whole)))
-        for place in range(max(start, self.prompt), stop):
-            one = _cut(span, range(place, place + 1), place + 1, whole)
-            parts.append((replace(self, step=place - self.prompt + 1), one))
-        return parts
+            return [False] * len(span.positions)
+        start = span.positions.start
+        return [(start if self.generation is None else each) >= self.prompt for each in span.positions]
+
+    def steps(self, span: Span) -> list[int]:
+        """For each position of the span, the step of a generation that processes it."""
+        if span is self.encoder:
+            return [0] * len(span.positions)
+        if self.generation is None:
+            return [self.known_step()] * len(span.positions)
+        return [max(0, each - self.prompt + 1) for each in span.positions]
 
     def span_at(self, stream: Stream) -> Span:
-        """What a point of that stream is about; nothing of the text, if it is about images."""
+        """The positions that points of a stream have; an empty span for images, which are not text."""
         if stream == "image":
             return Span(range(0), 0, None, None)
         return self.encoder if stream == "encoder" and self.encoder is not None else self.span
 
     def of_rows(self, which: Any) -> ForwardPass:
-        """What is known of some rows of the batch."""
+        """The same pass with some rows of the batch."""
         kept = [which] if isinstance(which, int) else which
 
         def of(span: Span) -> Span:
             tokens, mask, text = (x[kept] if x is not None else None for x in (span.tokens, span.mask, span.text()))
             rows = len(torch.arange(span.rows)[kept])
-            return replace(span, rows=rows, tokens=tokens, mask=mask, earlier=Earlier(None, 0, text))
+            return replace(span, rows=rows, tokens=tokens, mask=mask, earlier=((0, text),))
 
         return replace(self, span=of(self.span), encoder=of(self.encoder) if self.encoder is not None else None)
 
 
-class Progress(NamedTuple):
-    """How far the last pass came, and what it kept for the next."""
+class PassProgress(NamedTuple):
+    """The last pass of a model, for the pass that continues it."""
 
-    step: int | None
-    prompt: int
-    stop: int
+    last: ForwardPass
     kept: int
-    text: Earlier
-    number: int
-    generation: ref[Any] | None
+    """The id of the key-value cache that it left."""
+    text: Pieces
+
+    @property
+    def stop(self) -> int:
+        """The position after the last one."""
+        return self.last.span.positions.stop
+
+
+class _Latest(threading.local):
+    """The last pass of each model in this thread, by the number of hooks that it ran in."""
+
+    def __init__(self) -> None:
+        self.progress: WeakKeyDictionary[nn.Module, dict[int, PassProgress]] = WeakKeyDictionary()
+
+
+_latest = _Latest()
 
 
 def begin_pass(model: nn.Module, inputs: Mapping[str, Any], *, is_only: bool = False) -> None:
-    """Note what a forward pass of `model` that begins now is about; the inputs are a language model's, or whatever."""
-    config = getattr(model, "config", None)
-    has_encoder = bool(getattr(config, "is_encoder_decoder", False))
-    prefix = "decoder_" if has_encoder else ""
-    kept = _kept(inputs)
-    before = _progress(model)
-    start = _seen_before(kept, before)
-    span = _span(inputs, prefix, start)
+    """Note what the forward pass of `model` that begins now covers, from its keyword inputs."""
+    has_encoder = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+    kept = inputs.get("past_key_values")
+    kept = inputs.get("cache_params") if kept is None else kept
+    before: PassProgress | None = _latest.progress.get(model, {}).get(running.hooks)
+    span = _span(inputs, "decoder_" if has_encoder else "", _seen_before(kept, before))
     encoder = (_span(inputs, "", 0) or _span_of_states(inputs)) if has_encoder else None
     if span is None:
         current.forward_pass = None if encoder is None else ForwardPass(0, encoder, encoder, ref(model), is_only)
@@ -204,19 +206,18 @@ def begin_pass(model: nn.Module, inputs: Mapping[str, Any], *, is_only: bool = F
         generation, refusal = None if is_only else generation_of(model), _packed(inputs)
     except HooklineError as error:
         generation, refusal = None, str(error)
-    passing = _in_loop(model, span, encoder, before, kept, is_only=is_only)
-    if generation is not None:
-        passing = _in_generation(passing, generation, before, kept)
-    current.forward_pass = passing if refusal is None else replace(passing, refusal=refusal)
+    passing = ForwardPass(None, span, encoder, ref(model), is_only, generation=generation, refusal=refusal)
+    passing = (
+        _in_loop(passing, before, kept) if generation is None else _in_generation(passing, generation, before, kept)
+    )
+    current.forward_pass = passing
     if refusal is None:
-        text = Earlier(passing.span.earlier, start, span.tokens)
-        call = generation.settings if generation is not None else None
-        progress = Progress(passing.step, passing.prompt, span.positions.stop, id(kept), text, passing.number, call)
-        _latest.progress.setdefault(model, {})[running.hooks] = progress
+        text = (*passing.span.earlier, (span.positions.start, span.tokens))
+        _latest.progress.setdefault(model, {})[running.hooks] = PassProgress(passing, id(kept), text)
 
 
 def begin_encoder(model: nn.Module, inputs: Mapping[str, Any]) -> None:
-    """Note what the encoder of `model` runs on, before the model itself does: in `generate` it runs by itself."""
+    """Note the input of the encoder of `model`, when `generate` runs it before the model itself."""
     span = _span(inputs, "", 0)
     current.forward_pass = ForwardPass(0, span, span, ref(model), False) if span is not None else None
 
@@ -226,59 +227,51 @@ def _is_noted(span: Span, encoder: Span | None) -> bool:
     before: ForwardPass | None = current.forward_pass
     if before is None or span.tokens is None or before.refusal is not None or before.generation is not None:
         return False
-    is_same_encoder = (before.encoder is None) == (encoder is None) and (
-        encoder is None or before.encoder is None or before.encoder.tokens is encoder.tokens
-    )
-    same = before.span.tokens is span.tokens and before.span.mask is span.mask
-    return same and is_same_encoder and before.span.positions.start == span.positions.start
+    if before.encoder is None or encoder is None:
+        is_same_encoder = before.encoder is encoder
+    else:
+        is_same_encoder = before.encoder.tokens is encoder.tokens
+    is_same = before.span.tokens is span.tokens and before.span.mask is span.mask
+    return is_same and is_same_encoder and before.span.positions.start == span.positions.start
 
 
-def _in_loop(
-    model: nn.Module, span: Span, encoder: Span | None, before: Progress | None, kept: Any, *, is_only: bool
-) -> ForwardPass:
-    """A pass outside `generate`: a step is a pass that goes on where the one before ended."""
-    start = span.positions.start
+def _in_loop(passing: ForwardPass, before: PassProgress | None, kept: Any) -> ForwardPass:
+    """A pass outside `generate`: it is the next step if it starts where the last pass ended."""
+    start = passing.span.positions.start
     if not start:
-        return ForwardPass(0, span, encoder, ref(model), is_only, prompt=span.positions.stop)
+        return replace(passing, step=0, prompt=passing.span.positions.stop)
     if before is None or (before.stop != start and before.kept != id(kept)):
-        return ForwardPass(1, span, encoder, ref(model), is_only, prompt=start)
-    is_next = before.stop == start and before.step is not None
-    span = replace(span, earlier=before.text)
-    step = before.step + 1 if is_next and before.step is not None else None
-    return ForwardPass(step, span, encoder, ref(model), is_only, prompt=before.prompt, number=before.number + 1)
+        return replace(passing, step=1, prompt=start)
+    last = before.last
+    step = last.step + 1 if before.stop == start and last.step is not None else None
+    span = replace(passing.span, earlier=before.text)
+    return replace(passing, step=step, span=span, prompt=last.prompt, number=last.number + 1)
 
 
-def _in_generation(passing: ForwardPass, generation: Generation, before: Progress | None, kept: Any) -> ForwardPass:
-    """A pass of `generate`, which says where the prompt ends."""
+def _in_generation(passing: ForwardPass, generation: Generation, before: PassProgress | None, kept: Any) -> ForwardPass:
+    """A pass of `generate`, which knows where the prompt ends."""
     span, prompt = passing.span, generation.prompt
     start, stop = span.positions.start, span.positions.stop
-    is_first = before is None or before.generation is None or before.generation() is not generation.settings()
-    is_first = is_first or before is None or before.prompt != prompt
-    earlier = None if is_first or before is None or not generation.keeps_rows or start <= prompt else before.text
-    if earlier is None:
-        earlier = Earlier(None, 0, generation.tokens)
+    was = before.last.generation if before is not None else None
+    if was is None or was.settings() is not generation.settings() or was.prompt != prompt:
+        before = None  # the first pass of this generation
+    continues = generation.keeps_rows and start > prompt
+    earlier = before.text if before is not None and continues else ((0, generation.tokens),)
     mask = span.mask
     if generation.mask is not None and (mask is None or mask.shape[1] < max(stop, prompt)):
         mask = torch.nn.functional.pad(generation.mask, (0, max(0, stop - prompt)), value=1)
     is_one_step = stop <= prompt or (start >= prompt and stop - start == 1)
-    step = max(0, stop - prompt) if is_one_step or kept is None else None
-    span = replace(span, earlier=earlier, mask=mask, length=prompt if stop < prompt else None)
-    number = 0 if is_first or before is None else before.number + 1
-    return replace(passing, step=step, span=span, prompt=prompt, generation=generation, number=number)
-
-
-def _cut(span: Span, positions: range, width: int, whole: Tensor | None) -> Span:
-    """Some of the positions of a span, as a pass of their own in a text of that width."""
-    first = positions.start - span.positions.start
-    tokens = span.tokens[:, first : first + len(positions)] if span.tokens is not None else None
-    earlier = Earlier(None, 0, whole[:, :width]) if whole is not None else None
     return replace(
-        span, positions=positions, tokens=tokens, earlier=earlier, length=width if positions.stop < width else None
+        passing,
+        step=max(0, stop - prompt) if is_one_step or kept is None else None,
+        span=replace(span, earlier=earlier, mask=mask, length=prompt if stop < prompt else None),
+        prompt=prompt,
+        number=0 if before is None else before.last.number + 1,
     )
 
 
 def _packed(inputs: Mapping[str, Any]) -> str | None:
-    """Whether several texts are packed into one row, as continuous batching does."""
+    """Why positions are unknown if several texts are packed into one row, as continuous batching does."""
     is_packed = any(inputs.get(name) is not None for name in ("cu_seq_lens_q", "block_table", "read_index"))
     return "continuous batching packs several texts into one row" if is_packed else None
 
@@ -298,38 +291,17 @@ def _span(inputs: Mapping[str, Any], prefix: str, start: int) -> Span | None:
 
 
 def _span_of_states(inputs: Mapping[str, Any]) -> Span | None:
-    """What went into the encoder, where only what came out of it is given."""
+    """The input of the encoder, if only its output is given."""
     states = inputs.get("encoder_outputs")
     states = states[0] if states is not None else None
     return _span({"inputs_embeds": states, "attention_mask": inputs.get("attention_mask")}, "", 0)
 
 
-def _kept(inputs: Mapping[str, Any]) -> Any:
-    kept = inputs.get("past_key_values")
-    return inputs.get("cache_params") if kept is None else kept
-
-
-def _seen_before(kept: Any, before: Progress | None) -> int:
-    """How many positions are kept from passes before this one."""
+def _seen_before(kept: Any, before: PassProgress | None) -> int:
+    """The number of positions in the key-value cache."""
     if kept is None:
         return 0
     try:
         return int(kept.get_seq_length())
-    except (AttributeError, NotImplementedError, ValueError, TypeError):  # a cache of states, that counts nothing
+    except (AttributeError, NotImplementedError, ValueError, TypeError):  # a cache of recurrent states has no length
         return before.stop if before is not None and before.kept == id(kept) else 0
-
-
-class _Latest(threading.local):
-    """How far the last pass of each model got in this thread, by the number of hooks that it ran in."""
-
-    def __init__(self) -> None:
-        self.progress: WeakKeyDictionary[nn.Module, dict[int, Progress]] = WeakKeyDictionary()
-
-
-_latest = _Latest()
-
-
-def _progress(model: nn.Module) -> Progress | None:
-    """The last pass of this model, made by hooks that are as deep in other hooks."""
-    known: dict[int, Progress] = _latest.progress.get(model, {})
-    return known.get(running.hooks)

@@ -1,9 +1,9 @@
-"""Generations: what the model's own `generate` knows of the text that it writes.
+"""Generations: what the model's own `generate` knows about the text that it writes.
 
-A forward pass does not say how long the prompt is. With an assistant or prompt lookup, one pass is about several new
-tokens, and the first one about the prompt and some new tokens; without a cache every pass is about the whole text; and
-a long prompt may come in chunks. So the prompt is read from the call of `generate` that the pass belongs to, which also
-works when a user calls the `generate` of the wrapped model. Reading a frame has no side effects, unlike replacing
+A forward pass does not know how long the prompt is. With an assistant or prompt lookup, one pass covers several new
+tokens, and the first one the prompt and some new tokens; without a cache every pass covers the whole text; and a long
+prompt may be processed in chunks. So the prompt is read from the call of `generate` that the pass belongs to, which
+also works when a user calls the `generate` of the wrapped model. Reading a frame has no side effects, unlike replacing
 `generate` on the model.
 """
 
@@ -25,30 +25,30 @@ from hookline.errors import HooklineError
 
 @dataclass(frozen=True)
 class Generation:
-    """One call of `generate`: its prompt, with one row for each text that is written."""
+    """One call of `generate`: its prompt, with one row for each generated text."""
 
     prompt: int
-    """How many positions the prompt has, padding included."""
+    """The number of positions in the prompt, padding included."""
     tokens: Tensor | None
     mask: Tensor | None
     keeps_rows: bool
-    """Whether a row is the same text from pass to pass; beams trade places."""
+    """Whether a row is the same text in every pass; in beam search rows change places."""
     settings: ref[Any]
-    """The settings that `generate` made for this call alone: they tell it from other calls."""
+    """The settings that `generate` made for this call only, which distinguish it from other calls."""
 
 
 def generation_of(model: nn.Module) -> Generation | None:
-    """The generation that the forward pass of `model` beginning now belongs to, if it belongs to one.
+    """The generation that the forward pass of `model` that begins now belongs to, or None.
 
-    Raises where a pass is about another text than the one that is written.
+    Raises an error if the pass runs on another text than the generated one.
     """
     body, is_draft = _body(), False
     frame = sys._getframe(1) if body is not None else None
     while frame is not None:
         if frame.f_code is call_hook.__code__:
-            return None  # a hook runs the model on a text of its own
+            return None  # a hook runs the model on its own text
         if frame.f_globals.get("__name__") == "transformers.generation.logits_process":
-            raise HooklineError("a logits processor, as guidance_scale makes one, runs the model on a text of its own")
+            raise HooklineError("a logits processor, such as that of guidance_scale, runs the model on its own text")
         if frame.f_code is body:
             here = frame.f_locals
             if getattr(here.get("generation_config"), "is_assistant", False):
@@ -56,7 +56,7 @@ def generation_of(model: nn.Module) -> Generation | None:
             elif _holds(here["self"], model):
                 return _read(here)
             elif is_draft:
-                raise HooklineError("this model drafts for another one, which drops some of its tokens")
+                raise HooklineError("this model drafts for another model, which drops some of its tokens")
             else:
                 return None
         frame = frame.f_back
@@ -64,7 +64,7 @@ def generation_of(model: nn.Module) -> Generation | None:
 
 
 def _body() -> CodeType | None:
-    """The code of transformers' `generate`; None as long as nobody has loaded it."""
+    """The code of transformers' `generate`; None if it has not been imported."""
     utils = sys.modules.get("transformers.generation.utils")
     return inspect.unwrap(utils.GenerationMixin.generate).__code__ if utils is not None else None
 
@@ -74,14 +74,14 @@ def _holds(generating: Any, model: nn.Module) -> bool:
 
 
 def _read(here: Mapping[str, Any]) -> Generation | None:
-    """What the local variables of `generate` say; None before it has looked at the prompt."""
+    """The generation from the local variables of `generate`; None before it has processed the prompt."""
     length, tokens, given = here.get("input_ids_length"), here.get("input_ids"), here.get("model_kwargs", {})
     if not isinstance(length, int) or not isinstance(tokens, Tensor):
         return None
     is_decoder = here["self"].config.is_encoder_decoder
     mask = given.get("decoder_attention_mask" if is_decoder else "attention_mask")
     mask = mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
-    # What goes on from a cache may be given without the tokens in the cache, but the mask is over all of them.
+    # A continued prompt may lack the tokens that are in the cache, but its mask covers all of them.
     known = mask.shape[1] if mask is not None else getattr(here["generation_config"], "_mask_length", None)
     prompt = max(length, known) if isinstance(known, int) and not is_decoder else length
     method = getattr(here.get("decoding_method"), "__name__", "")

@@ -1,4 +1,4 @@
-"""The loss of a language model: how surprised it is at each next token."""
+"""The next-token cross-entropy of a language model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 _NO_TARGET = -100
-"""Stands for what is not predicted. Among that are ids of images that lie outside the vocabulary of the logits."""
+"""The target of positions that are not predicted, such as image tokens outside the vocabulary of the logits."""
 
 
 def lm_loss(
@@ -19,7 +19,7 @@ def lm_loss(
     *,
     per_token: bool = False,
 ) -> Float[Tensor, "*any"]:
-    """Cross-entropy of the next token, averaged over all that are neither padding nor images; or per token, 0 there.
+    """Next-token cross-entropy, averaged over tokens that are neither padding nor images, or per token with 0 there.
 
     `seen` is true at image positions, whose tokens cannot be predicted.
     """

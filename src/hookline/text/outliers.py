@@ -1,18 +1,18 @@
-"""Outlying positions: those where an activation is many times as large as elsewhere.
+"""Outlying positions, where an activation is many times as large as elsewhere.
 
-Many language models have attention sinks: positions, mostly the first, that heads attend to when there is nothing to
-attend to. In SmolLM2-135M the residual stream there has a norm of 24,240, and of 182 elsewhere. A few such rows decide
-every mean and every variance over positions, and say nothing about ordinary ones. So wherever a mean or a variance of
-activations is taken, outlying rows are left out, unless `outliers="include"`; and how many they were is said.
+Many language models have attention sinks: positions, mostly the first, that heads attend to when there is nothing else
+to attend to. In SmolLM2-135M the residual stream there has a norm of 24,240, and of 182 elsewhere. A few such rows
+dominate every mean and variance over positions, and say nothing about ordinary ones. So outlying rows are excluded from
+means and variances of activations, unless `outliers="include"`; the number of excluded rows is reported.
 
-A row is outlying if its norm is more than `FACTOR` times the median norm of the rows beside it, at that point. The
-median does not depend on the outlying rows as long as they are fewer than the others. `outliers` may also be a number,
-in place of `FACTOR`.
+A row is outlying if its norm is more than `FACTOR` times the median norm of all rows at that point. The median does not
+depend on the outlying rows as long as they are a minority. `outliers` may also be a number, which replaces `FACTOR`.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -24,19 +24,20 @@ from torch.nn.utils.rnn import pad_sequence
 from hookline.errors import HooklineError
 
 Outliers: TypeAlias = Literal["exclude", "include"] | float
-"""What is done with outlying rows: "exclude", "include", or a number: exclude those so many times above the median."""
+"""What to do with outlying rows: "exclude", "include", or a factor of the median above which to exclude them."""
 
 FACTOR = 10.0
 
 
 def factor_of(outliers: Outliers) -> float:
-    """From how many times the median norm on a row is outlying; infinity if none is."""
+    """The multiple of the median norm above which a row is outlying; infinity if none is."""
     if isinstance(outliers, str) and outliers in ("exclude", "include"):
         return FACTOR if outliers == "exclude" else math.inf
-    if isinstance(outliers, int | float) and not isinstance(outliers, bool) and outliers > 1:
+    is_number = isinstance(outliers, int | float) and not isinstance(outliers, bool)
+    if is_number and 1 < outliers <= sys.float_info.max:  # type: ignore[operator]
         return float(outliers)
     raise HooklineError(
-        f'outliers is "exclude", "include", or the multiple of the median norm (above 1) from which rows are excluded, '
+        f'outliers must be "exclude", "include", or the multiple of the median norm (above 1) to exclude rows above, '
         f"not {outliers!r}"
     )
 
@@ -49,31 +50,31 @@ def row_norms(x: Tensor, axes: int = 1) -> Float[Tensor, "*row"]:
 
 
 def bound_of(norms: Tensor, outliers: Outliers) -> float:
-    """The norm above which a row is outlying, beside rows with these norms; infinity if none is."""
+    """The norm above which a row is outlying, among rows with these norms; infinity if none is."""
     factor = factor_of(outliers)
     median = float(norms.flatten().median()) if norms.numel() and math.isfinite(factor) else 0.0
     return factor * median if median > 0 and math.isfinite(median) else math.inf
 
 
 def is_outlying(norms: Tensor, bound: float | Tensor) -> Bool[Tensor, "*row"]:
-    """Which rows are outlying. Infinite and undefined ones are not: they are errors, to be seen."""
+    """Which rows are outlying. Rows with infinite or NaN norms are not: such errors should stay visible."""
     return (norms > bound) & norms.isfinite()
 
 
 @dataclass(frozen=True)
 class Outlying:
-    """How many rows were outlying, and by how much."""
+    """The number of outlying rows, and their norms."""
 
     count: int = 0
     of: int = 0
-    """Among how many."""
+    """The number of all rows."""
     largest: float = 0.0
     """The largest norm of an outlying row."""
     median: float = 0.0
-    """The median norm of all rows; of the last rows, where they came in batches."""
+    """The median norm of all rows; of the last batch, if there were several."""
     factor: float = FACTOR
     rows: Int[Tensor, " row"] | None = field(default=None, repr=False, compare=False)
-    """The numbers of the rows, where they have any."""
+    """The indices of the rows, if they are known."""
 
     @property
     def bound(self) -> float:
@@ -90,7 +91,7 @@ class Outlying:
         return self.count / self.of if self.of else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, with norms to three digits: they need not be the same in every run."""
+        """Plain values, with norms to three digits, so that they are the same in every run."""
         norms = {name: float(f"{getattr(self, name):.3g}") for name in ("largest", "median")}
         return {"count": self.count, "of": self.of, **norms, "factor": self.factor}
 
@@ -104,14 +105,14 @@ class Outlying:
 
 
 def outlying(norms: Tensor, outliers: Outliers) -> tuple[Bool[Tensor, "*row"], Outlying]:
-    """Which of the rows with these norms are outlying, and in numbers."""
+    """Which of the rows with these norms are outlying, and a summary."""
     bound = bound_of(norms, outliers)
     found = is_outlying(norms, bound)
     return found, counted(norms, found, bound, outliers)
 
 
 def counted(norms: Tensor, is_out: Tensor, bound: float, outliers: Outliers) -> Outlying:
-    """In numbers, which rows are outlying."""
+    """A summary of the outlying rows."""
     factor, largest = factor_of(outliers), float(norms[is_out].max()) if bool(is_out.any()) else 0.0
     median = bound / factor if math.isfinite(bound) else 0.0
     return Outlying(int(is_out.sum()), is_out.numel(), largest, median, factor)

@@ -1,4 +1,4 @@
-"""What people ask of a model's tokens: from text, back to text, and where one stands. The tokenizer is in `text.py`."""
+"""Methods of a model for its tokens: from text, back to text, and the position of a token."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hookline.text.tokenizer import Side, Text
 
 
 class TokenHelpers:
-    """Text and tokens of a language model. A mixin: it needs the model's `text` and device."""
+    """Text and tokens of a language model: a mixin that needs the model's `text` and device."""
 
     @property
     def text(self) -> Text:
-        """The tokenizer's side of things."""
+        """The model's tokenizer, with its checks."""
         raise NotImplementedError
 
     @property
@@ -30,8 +30,8 @@ class TokenHelpers:
     ) -> Int[Tensor, "batch pos"]:
         """Token ids of one prompt or several, padded to one length, on the model's device.
 
-        This very tensor remembers what of it is padding, and is masked when the model is run on it; a tensor made from
-        it needs an `attention_mask`.
+        The returned tensor itself remembers its padding, which is masked when the model runs on it; a tensor derived
+        from it needs an `attention_mask`.
         """
         ids, mask = self.text.encode(text, prepend_bos=prepend_bos, padding_side=padding_side)
         ids = ids.to(self._device)
@@ -40,26 +40,26 @@ class TokenHelpers:
         return ids
 
     def to_string(self, tokens: Any) -> Any:
-        """The text of a row of ids, or of each of several."""
+        """The text of a row of ids, or a list of texts for several rows."""
         if isinstance(tokens, Tensor) and tokens.ndim == 2:
             return [self.text.decode(row) for row in tokens]
         return self.text.decode(tokens)
 
     def to_str_tokens(self, input: str | Sequence[str] | Tensor, *, prepend_bos: bool | None = None) -> Any:
-        """Each token of a prompt as text; of several prompts, a list for each."""
+        """Each token of a prompt as text; for several prompts, a list of such lists."""
         if not isinstance(input, str | Tensor):
             return [self.to_str_tokens(each, prepend_bos=prepend_bos) for each in input]
         ids = self.to_tokens(input, prepend_bos=prepend_bos)[0] if isinstance(input, str) else input.reshape(-1)
         return [self.text.decode([token]) for token in ids.tolist()]
 
     def to_single_token(self, text: str) -> int:
-        """The id of a text that is one token; an error that shows the tokens if it is several."""
+        """The id of a text that is a single token; an error that shows the tokens otherwise."""
         return self.text.single(text)
 
     def get_token_position(
         self, token: str | int, input: str | Tensor, *, mode: Literal["first", "last"] = "first"
     ) -> int:
-        """Where a token stands in a prompt."""
+        """The position of a token in a prompt."""
         wanted = self.to_single_token(token) if isinstance(token, str) else token
         ids = (self.to_tokens(input)[0] if isinstance(input, str) else input.reshape(-1)).tolist()
         if wanted not in ids:

@@ -1,4 +1,4 @@
-"""Text in, tokens out, and back."""
+"""From text to tokens and back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Side = Literal["left", "right"]
 
 
 class Text:
-    """A tokenizer with the few things that experiments ask of it."""
+    """A tokenizer with padding and checks."""
 
     def __init__(self, tokenizer: Any, *, n_ctx: int | None, n_ids: int) -> None:
         self.tokenizer, self.n_ctx, self.n_ids = tokenizer, n_ctx, n_ids
@@ -27,9 +27,7 @@ class Text:
         check_no_mapping(text)
         texts = [text] if isinstance(text, str) else list(text)
         if not texts or not all(isinstance(each, str) and each for each in texts):
-            raise HooklineError(
-                f"a prompt must be a string that is not empty, or a list of them, not {shown_prompt(text)}"
-            )
+            raise HooklineError(f"a prompt must be a non-empty string, or a list of them, not {shown_prompt(text)}")
         rows = [self.ids(each, prepend_bos) for each in texts]
         width = max(map(len, rows))
         self.check_length(width)
@@ -47,7 +45,7 @@ class Text:
                 raise HooklineError("prepend_bos=True, but this tokenizer has no beginning-of-sequence token")
             ids = [tokenizer.bos_token_id, *ids]
         if not ids:
-            raise HooklineError(f"the prompt {text!r} gives no tokens")
+            raise HooklineError(f"the prompt {text!r} has no tokens")
         return ids
 
     def _padded(self, rows: list[list[int]], width: int, side: Side) -> tuple[Tensor, Tensor]:
@@ -66,11 +64,11 @@ class Text:
         return rows[0][0]  # any token will do: the mask hides it
 
     def is_padded(self, ids: Tensor, mask: Tensor) -> bool:
-        """Whether what the mask hides is still padding."""
+        """Whether all positions that the mask hides still have the padding token."""
         return bool((ids.cpu()[mask.cpu() == 0] == self._pad_id(ids.tolist())).all())
 
     def padded_row(self, ids: Tensor) -> int | None:
-        """The first row that looks padded: it ends in padding tokens and others do not, or begins with several."""
+        """The first row that looks padded: unlike others, it ends in padding tokens, or begins with several."""
         pad = self.tokenizer.pad_token_id
         if pad is None:
             return None
@@ -82,21 +80,21 @@ class Text:
         return int(suspects.nonzero()[0]) if bool(suspects.any()) else None
 
     def check_length(self, length: int) -> None:
-        """A prompt must have tokens, and not more than the model has room for."""
+        """Raise an error if a prompt is empty or longer than the model's context."""
         if length == 0:
-            raise HooklineError("the prompt is empty: give it at least one token")
+            raise HooklineError("the prompt is empty: pass at least one token")
         if self.n_ctx is not None and length > self.n_ctx:
-            raise HooklineError(f"the prompt has {length} tokens, but this model's context has room for {self.n_ctx}")
+            raise HooklineError(f"the prompt has {length} tokens, but this model's context is {self.n_ctx}")
 
     def check_ids(self, ids: Tensor) -> None:
-        """Every id must be one that the model can embed."""
+        """Raise an error if an id is not in the model's embedding."""
         if ids.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8):
             raise HooklineError(f"token ids must be integers, not {ids.dtype}")
         self.check_length(ids.shape[-1])
-        low, high = torch.stack(torch.aminmax(ids)).tolist()  # one wait for the device, not two
+        low, high = torch.stack(torch.aminmax(ids)).tolist()  # one device synchronization, not two
         if low < 0 or high >= self.n_ids:
             raise HooklineError(
-                f"token {low if low < 0 else high} is out of range: this model knows 0 to {self.n_ids - 1}"
+                f"token {low if low < 0 else high} is out of range: this model has 0 to {self.n_ids - 1}"
             )
 
     def decode(self, ids: Any) -> str:
@@ -104,7 +102,7 @@ class Text:
         return self._needed().decode(ids)
 
     def single(self, text: str) -> int:
-        """The id of a text that is one token."""
+        """The id of a text that is a single token."""
         return single_token(self._needed(), text)
 
     def _needed(self) -> Any:
@@ -117,25 +115,25 @@ class Text:
 
 
 def check_no_mapping(prompt: Any) -> None:
-    """Keyword inputs are no prompt."""
+    """Raise an error if keyword inputs were passed as the prompt."""
     if isinstance(prompt, Mapping):
         raise HooklineError(
-            f"these are keyword inputs ({', '.join(map(str, prompt))}), which go in as such: model(**inputs), "
+            f"these are keyword inputs ({', '.join(map(str, prompt))}), so pass them by keyword: model(**inputs), "
             "model.run_with_cache(**inputs), model.generate(**inputs)"
         )
 
 
 def shown_prompt(given: Any) -> str:
-    """What was given as a prompt, as an error shows it: text in full, anything else by its kind."""
+    """A wrong prompt, as an error message shows it: text in full, anything else by its type."""
     if isinstance(given, list | tuple) and not all(isinstance(each, str) for each in given):
         return f"a {type(given).__name__} of {', '.join(dict.fromkeys(type(each).__name__ for each in given))}"
     return repr(given) if isinstance(given, str | int | float | list | tuple | None) else f"a {type(given).__name__}"
 
 
 def single_token(tokenizer: Any, text: str) -> int:
-    """The id of a text that is one token; an error that shows the tokens if it is several."""
+    """The id of a text that is a single token; an error that shows the tokens otherwise."""
     if tokenizer is None:
-        raise HooklineError(f"the token {text!r} cannot be found without a tokenizer: give its id")
+        raise HooklineError(f"the token {text!r} cannot be found without a tokenizer: pass its id")
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     if len(ids) != 1:
         raise HooklineError(f"{text!r} is {len(ids)} tokens, not one: {[tokenizer.decode([each]) for each in ids]}")

@@ -6,21 +6,26 @@ Most models need no row. If only module names differ, add them in `roles.py`; if
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeAlias
 
-Flag: TypeAlias = bool | Callable[[Any], bool]
-"""A bool, or a function of the model's config that returns one."""
+Setting: TypeAlias = Any
+"""A value, or a function of the config that returns it, which `architecture` calls."""
+
+
+def _positions(config: Any) -> str:
+    if getattr(config, "alibi", False):
+        return "alibi"
+    return "rotary" if getattr(config, "rope_parameters", None) or getattr(config, "rotary_dim", None) else "none"
 
 
 @dataclass(frozen=True)
 class Architecture:
     """How an architecture differs from the usual pre-norm transformer, which has the default values."""
 
-    parallel: Flag = False
+    parallel: Setting = False
     """Attention and MLP read the same stream; there is no stream in between."""
-    post_norm: Flag = False
+    post_norm: Setting = False
     """The stream itself is normalized after each addition. (BERT is recognized by its module names.)"""
     residual_in_attention: bool = False
     """The attention module adds the residual itself: `hook_attn_out` is the output of its projection."""
@@ -40,8 +45,8 @@ class Architecture:
     """The fused projection is grouped by head: query, key, value of head 0, then of head 1 (without GQA)."""
     fused_groups: int | None = None
     """The fused projection has this many groups of heads, each with query, value, key."""
-    kv_heads: Callable[[Any], int] | None = None
-    """Returns the number of key/value heads, if it is not in the module or `config.num_key_value_heads`."""
+    kv_heads: Setting = None
+    """The number of key/value heads, if it is neither in the modules nor `config.num_key_value_heads`."""
     returns_tuple: bool = False
     """A layer returns a tuple, with the stream as its first item."""
     more_than_stream: bool = False
@@ -56,16 +61,12 @@ class Architecture:
     """The final norm applies to the class token only."""
     adds_between_layers: bool = False
     """Vision features are added to the stream between the first layers (DeepStack)."""
-    residual_factor: Callable[[Any], float] | None = None
-    """Returns the factor of residual additions, if it is not `config.residual_multiplier`."""
-    embedding_factor: Callable[[Any], float] | None = None
-    """Returns the factor applied to embeddings outside their module, if not `config.embedding_multiplier`."""
-    positions: str | Callable[[Any], str] | None = None
-    """The kind of position encoding for `cfg.positions`, if it cannot be derived from the modules."""
-
-
-def _falcon_kv_heads(config: Any) -> int:
-    return config.num_kv_heads if config.new_decoder_architecture or not config.multi_query else 1
+    residual_factor: Setting = lambda config: getattr(config, "residual_multiplier", 1.0)
+    """The factor of the outputs of attention and MLP before they are added to the stream."""
+    embedding_factor: Setting = lambda config: getattr(config, "embedding_multiplier", None) or 1.0
+    """The factor applied to the embeddings outside their module before they enter the stream."""
+    positions: Setting = _positions
+    """The kind of position encoding for `cfg.positions`, if it is not added to the stream."""
 
 
 def _native_positions(config: Any) -> str:
@@ -97,7 +98,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         fused_by_head=True,
         returns_tuple=True,
         parallel=lambda config: config.parallel_attn or config.new_decoder_architecture,
-        kv_heads=_falcon_kv_heads,
+        kv_heads=lambda config: config.num_kv_heads if config.new_decoder_architecture or not config.multi_query else 1,
     ),
     "falcon_h1": Architecture(returns_tuple=True),
     "flint": Architecture(attention_sinks=True),
@@ -162,27 +163,18 @@ ARCHITECTURES: dict[str, Architecture] = {
 _USUAL = Architecture()
 
 
-def architecture(model_type: str) -> Architecture:
-    """How that architecture differs from most."""
-    return ARCHITECTURES.get(model_type, _USUAL)
+def architecture(config: Any, model_type: str | None = None) -> Architecture:
+    """The row of an architecture for one model: functions of the config are replaced by their values.
 
-
-def is_parallel(config: Any) -> bool:
-    """Whether attention and MLP are side by side."""
-    return _decided(architecture(config.model_type).parallel, config)
-
-
-def is_post_norm(config: Any) -> bool:
-    """Whether the stream is normalized after each addition."""
-    return _decided(architecture(config.model_type).post_norm, config)
-
-
-def _decided(flag: Flag, config: Any) -> bool:
-    return flag if isinstance(flag, bool) else bool(flag(config))
+    The row is that of `config.model_type`, or of `model_type` where the whole model has a config of its own.
+    """
+    row = ARCHITECTURES.get(model_type or config.model_type, _USUAL)
+    settings = {field.name: getattr(row, field.name) for field in fields(row)}
+    return replace(row, **{name: value(config) for name, value in settings.items() if callable(value)})
 
 
 def chooses_keys(config: Any) -> bool:
-    """Whether attention goes to the best of all keys, so that what a position reads depends on how many there are."""
+    """Whether attention selects the top keys, so that what a position reads depends on the length of the text."""
     return getattr(config, "index_topk", None) is not None
 
 
@@ -191,15 +183,3 @@ def depends_on_length(config: Any) -> bool:
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = [rope.get("rope_type"), *(each.get("rope_type") for each in rope.values() if isinstance(each, dict))]
     return any(kind in ("dynamic", "longrope") for kind in kinds)
-
-
-def residual_factor(config: Any) -> float:
-    """What a block's additions are multiplied by before they are added."""
-    own = architecture(config.model_type).residual_factor
-    return own(config) if own is not None else getattr(config, "residual_multiplier", 1.0)
-
-
-def embedding_factor(config: Any) -> float:
-    """What the embeddings are multiplied by outside their module before they enter the stream."""
-    own = architecture(config.model_type).embedding_factor
-    return own(config) if own is not None else getattr(config, "embedding_multiplier", None) or 1.0

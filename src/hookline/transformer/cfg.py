@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookline.transformer.architectures import architecture
-from hookline.transformer.roles import Anatomy
+from hookline.transformer.anatomy import Anatomy
 from hookline.transformer.sites import head_counts
 
 
@@ -41,22 +40,24 @@ def cfg_of(model: nn.Module, anatomy: Anatomy) -> Cfg:
     config = anatomy.config
     heads = _first(config, "num_attention_heads", "n_head", default=1)
     d_model = _first(config, "hidden_size", "d_model", "n_embd")
-    parameter = next(model.parameters())
+    attn = next((block.attn for block in anatomy.blocks if block.attn is not None), None)
+    first, path = anatomy.blocks[0], getattr(config, "_name_or_path", "")
+    norms = (anatomy.main.ln_final, first.ln1, first.post_norm, first.ln1_post, first.ln2)
     return Cfg(
-        model_name=_name(getattr(config, "_name_or_path", "")) or config.model_type,
+        model_name=(Path(path).name if Path(path).is_absolute() else path) or config.model_type,
         architecture=config.model_type,
         n_layers=len(anatomy.blocks),
         n_heads=heads,
-        n_kv_heads=_kv_heads(anatomy, heads),
+        n_kv_heads=head_counts(attn, anatomy.main.config)[1] if attn is not None else heads,
         d_model=d_model,
         d_head=_first(config, "head_dim", "qk_head_dim", "d_kv", default=d_model // heads),
         d_mlp=_first(config, *_MLP_WIDTH, default=4 * d_model),
         d_vocab=_first(config, "vocab_size", default=0),
         n_ctx=_first(config, "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", default=None),
         act=_first(config, *_ACTIVATION, default="unknown"),
-        norm=_norm(anatomy),
-        positions=_positions(anatomy),
-        dtype=parameter.dtype,
+        norm=next((type(norm).__name__ for norm in norms if not isinstance(norm, nn.Identity | None)), "none"),
+        positions="added to the stream" if anatomy.main.pos_embed is not None else anatomy.architecture.positions,
+        dtype=next(model.parameters()).dtype,
         device=device_of(model, anatomy),
         attn_implementation=config._attn_implementation,
     )
@@ -92,36 +93,6 @@ _ACTIVATION = (
 )
 
 
-def _kv_heads(anatomy: Anatomy, heads: int) -> int:
-    """The number of key/value heads of the first layer with attention."""
-    attn = next((block.attn for block in anatomy.blocks if block.attn is not None), None)
-    return head_counts(attn, anatomy.main.config)[1] if attn is not None else heads
-
-
-def _norm(anatomy: Anatomy) -> str:
-    """The class name of the norms."""
-    block = anatomy.blocks[0]
-    norms = (anatomy.main.ln_final, block.ln1, block.post_norm, block.ln1_post, block.ln2)
-    return next((type(norm).__name__ for norm in norms if not isinstance(norm, nn.Identity | None)), "none")
-
-
-def _name(name_or_path: str) -> str:
-    """A hub id unchanged; the last part of a local path."""
-    return Path(name_or_path).name if Path(name_or_path).is_absolute() else name_or_path
-
-
 def _first(config: Any, *names: str, default: Any = None) -> Any:
     settings = {**vars(config), **{new: getattr(config, old) for new, old in config.attribute_map.items()}}
     return next((settings[name] for name in names if settings.get(name) is not None), default)
-
-
-def _positions(anatomy: Anatomy) -> str:
-    if anatomy.main.pos_embed is not None:
-        return "added to the stream"
-    own = architecture(anatomy.kind).positions
-    if own is not None:
-        return own if isinstance(own, str) else own(anatomy.config)
-    if getattr(anatomy.config, "alibi", False):
-        return "alibi"
-    has_rotary = getattr(anatomy.config, "rope_parameters", None) or getattr(anatomy.config, "rotary_dim", None)
-    return "rotary" if has_rotary else "none"

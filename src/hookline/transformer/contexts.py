@@ -8,10 +8,10 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from hookline.engine.blocks import Block
+from hookline.engine.blocks import UndoBlock
 
 
-class EvalMode(Block):
+class EvalMode(UndoBlock):
     """Eval mode inside the block; afterwards every module has its previous mode."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -28,7 +28,7 @@ class EvalMode(Block):
             module.training = True
 
 
-class EagerAttention(Block):
+class EagerAttention(UndoBlock):
     """Eager attention inside the block, the only implementation that reports patterns; restored afterwards."""
 
     def __init__(self, model: Any) -> None:
@@ -46,7 +46,7 @@ class EagerAttention(Block):
         self._model.set_attn_implementation(self._own)
 
 
-class GradMode(ContextDecorator, Block):
+class GradMode(ContextDecorator, UndoBlock):
     """`torch.set_grad_enabled` that restores the mode even if an interrupt arrives on exit."""
 
     def __init__(self, is_on: bool) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Iterator, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from hookline.transformer.point_table import POINTS
 
@@ -29,9 +29,7 @@ _PARTS = {"a": "attn", "attention": "attn", "m": "mlp", "b": None, "block": None
 """The parts of a layer that a shorthand may name."""
 
 _OF_MODEL = ("hook_tokens", "hook_embed", "hook_pos_embed")
-
-
-_OF_MODEL_BY_ROLE = {
+_ROLES_OF_MODEL = {
     "lm.norm": "ln_final.hook_out",
     "vision.norm": "vision.ln_final.hook_out",
     "projector.in": "projector.hook_in",
@@ -52,58 +50,50 @@ def classic_name(asked: object, stacks: Stacks) -> str | None:
         return _from_tuple(asked, stacks)
     if not isinstance(asked, str):
         return None
+    if asked in _ROLES_OF_MODEL:
+        return _ROLES_OF_MODEL[asked]
     if POINTS.by_bridge.get(asked) in _OF_MODEL:
         return POINTS.by_bridge[asked]
-    if asked in _OF_MODEL_BY_ROLE:
-        return _OF_MODEL_BY_ROLE[asked]
     if match := _BLOCK.fullmatch(asked):
         return _block_name(match[1], int(match[2]), POINTS.by_bridge.get(match[3], match[3]), stacks)
     if (match := _ROLE.fullmatch(asked)) and match[3] is not None:
-        return _role(match[1], f"{match[2]}.{match[4]}", int(match[3]), stacks)
+        return _role(match, int(match[3]), stacks)
     if match := _SHORT.fullmatch(asked):
         return _shorthand(match[1], int(match[2]), [match[3]] if match[3] else [], stacks)
     return _shorthand(asked, None, [], stacks)
 
 
-def _from_tuple(asked: tuple[object, ...], stacks: Stacks) -> str | None:
+def _from_tuple(asked: tuple[Any, ...], stacks: Stacks) -> str | None:
     name, layer, *more = (*asked, None)[: max(2, len(asked))]
-    if layer is not None and (layer := _number(layer)) is None:
-        return None
-    if isinstance(name, str) and (match := _ROLE.fullmatch(name)) and layer is not None:
-        return _role(match[1], f"{match[2]}.{match[4]}", layer, stacks) if match[3] is None else None
-    if layer is None and name in _OF_MODEL_BY_ROLE:
-        return _OF_MODEL_BY_ROLE[str(name)]
-    return _shorthand(str(name), layer, [each for each in more if isinstance(each, str)], stacks)
-
-
-def _number(layer: object) -> int | None:
-    """A layer index as an int, also from an integer of torch or NumPy."""
+    if layer is None:
+        return _ROLES_OF_MODEL.get(name) or _shorthand(name, None, more, stacks)
     try:
-        return operator.index(layer)  # type: ignore[arg-type]
+        layer = operator.index(layer)  # also an integer of torch or NumPy
     except TypeError:
         return None
+    if match := _ROLE.fullmatch(name):
+        return _role(match, layer, stacks) if match[3] is None else None
+    return _shorthand(name, layer, [each for each in more if isinstance(each, str)], stacks)
 
 
-def _role(part: str, role: str, layer: int, stacks: Stacks) -> str | None:
-    return _block_name(_STACK[part], layer, POINTS.by_role[role], stacks) if role in POINTS.by_role else None
+def _role(match: re.Match[str], layer: int, stacks: Stacks) -> str | None:
+    found = POINTS.by_role.get(f"{match[2]}.{match[4]}")
+    return _block_name(_STACK[match[1]], layer, found, stacks) if found is not None else None
 
 
 def _shorthand(name: str, layer: int | None, more: list[str], stacks: Stacks) -> str | None:
     """`more` may name a norm, and a stack if there are several."""
     if "." in name:
         return None
-    more = [_STACK.get(each, each) if _STACK.get(each) in stacks else each for each in more]
+    if layer is None:
+        whole = f"ln_final.hook_{name}" if name in _NORMS else f"hook_{name}"
+        return whole if name in _NORMS or whole in _OF_MODEL else None
+    more = [_STACK[each] if _STACK.get(each) in stacks else each for each in more]
     stack = next((each for each in more if each in stacks), "blocks")
     part = next((_PARTS.get(each, each) for each in more if each not in stacks), None)
-    if layer is None:
-        if name in _NORMS:
-            return f"ln_final.hook_{name}"
-        return f"hook_{name}" if f"hook_{name}" in _OF_MODEL else None
     found = POINTS.by_shorthand.get(name, f"hook_{name}")
-    if found.startswith("attn.") and part is not None:
-        found = f"{part}.{found.removeprefix('attn.')}"
-    if name in _NORMS and part is not None:
-        found = f"{part}.hook_{name}"
+    if part is not None and (name in _NORMS or found.startswith("attn.")):
+        found = f"{part}.{found.rpartition('.')[2]}"
     return _block_name(stack, layer, found, stacks)
 
 
@@ -125,7 +115,7 @@ def other_names(classic: str, stacks: Stacks) -> Iterator[str]:
     """The other names of a classic point that a glob can match: all but shorthand."""
     match = _BLOCK.fullmatch(classic)
     if match is None:
-        yield from (name for name, other in (POINTS.by_bridge | _OF_MODEL_BY_ROLE).items() if other == classic)
+        yield from (name for name, other in (POINTS.by_bridge | _ROLES_OF_MODEL).items() if other == classic)
         return
     stack, layer, rest = match.groups()
     yield from (f"{stack}.{layer}.{name}" for name, other in POINTS.by_bridge.items() if other == rest)

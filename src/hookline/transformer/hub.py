@@ -33,86 +33,71 @@ def find_model(name: str | Path, options: Mapping[str, Any]) -> ModelSource:
 
     `options` are those of transformers' `from_pretrained`, such as `revision` and `token`.
     """
+    if not str(name):
+        raise HooklineError("load takes a hub id or a folder, got an empty name")
     if not isinstance(name, str | Path):
         raise HooklineError(f"load takes a hub id or a folder, not {name!r:.60}; to wrap a module use hookline.hook")
     if name in EMBEDDED:
         return ModelSource(Path(__file__).parent.parent / "demo" / "assets" / name)
-    if not str(name):
-        raise HooklineError("load takes a hub id or a folder, got an empty name")
-    if _is_folder(Path(name).expanduser(), is_sure=str(name).startswith((".", "~", "/"))):
-        if "gguf_file" not in options:
-            _check_is_not_gguf(Path(name).expanduser())
-        return ModelSource(Path(name).expanduser())
-    hub_id = str(name)
+    path, hub_id = Path(name).expanduser(), str(name)
+    if _is_folder(path, is_sure=hub_id.startswith((".", "~", "/")), is_gguf="gguf_file" in options):
+        return ModelSource(path)
     meant = [] if "/" in hub_id else get_close_matches(hub_id.lower(), EMBEDDED, n=1, cutoff=0.75)
     if meant:
         raise HooklineError(f"no model or folder named {hub_id!r}: did you mean {meant[0]!r}?")
-    if options.get("local_files_only"):
-        return ModelSource(hub_id)
-    return _on_hub(hub_id, options)
+    return ModelSource(hub_id) if options.get("local_files_only") else _on_hub(hub_id, options)
 
 
-def _check_is_not_gguf(path: Path) -> None:
-    """A folder with weights in a GGUF file only is loaded by the name of that file."""
-    files = sorted(file.name for file in path.iterdir() if file.suffix in _WEIGHTS)
-    if all(name.endswith(".gguf") for name in files):
-        raise HooklineError(
-            f"the weights in the folder {path} are in GGUF format: name the file, "
-            + " or ".join(f"gguf_file={name!r}" for name in files[:4])
-        )
+def _is_folder(path: Path, *, is_sure: bool, is_gguf: bool) -> bool:
+    """Whether the path is a folder with weights; raises if it can only be a path (`is_sure`) and does not exist.
 
-
-def _is_folder(path: Path, *, is_sure: bool) -> bool:
-    """Whether the path is a folder with weights; raises if it can only be a path (`is_sure`) and does not exist."""
+    A folder with weights in GGUF format only is loaded by the name of a file (`is_gguf`).
+    """
     try:
-        if path.is_dir():
-            if not any(file.suffix in _WEIGHTS for file in path.iterdir()):
-                raise HooklineError(f"folder {path} contains no weights ({', '.join(f'*{x}' for x in _WEIGHTS)})")
-            return True
+        files = sorted(file.name for file in path.iterdir() if file.suffix in _WEIGHTS) if path.is_dir() else None
         is_file = path.is_file()
     except (OSError, ValueError) as error:
         raise HooklineError(f"cannot read folder {path}: {getattr(error, 'strerror', None) or error}") from error
     if is_file:
         raise HooklineError(f"{path} is a file: pass the folder that contains it")
-    if is_sure or path.is_absolute() or len(path.parts) > 2:
-        raise HooklineError(f"folder {path} does not exist")
-    return False
+    if files is None:
+        if is_sure or path.is_absolute() or len(path.parts) > 2:
+            raise HooklineError(f"folder {path} does not exist")
+        return False
+    if not files:
+        raise HooklineError(f"folder {path} contains no weights ({', '.join(f'*{x}' for x in _WEIGHTS)})")
+    if not is_gguf and all(name.endswith(".gguf") for name in files):
+        named = " or ".join(f"gguf_file={name!r}" for name in files[:4])
+        raise HooklineError(f"the weights in the folder {path} are in GGUF format: name the file, {named}")
+    return True
 
 
 def _on_hub(hub_id: str, options: Mapping[str, Any]) -> ModelSource:
     """Check the hub once; transformers would retry five times for each file."""
-    from huggingface_hub import HfApi, try_to_load_from_cache
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        HFValidationError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub import HfApi, errors, try_to_load_from_cache
 
     revision = options.get("revision")
+    shipped = f"{', '.join(EMBEDDED)} ship with the package"
     try:
         HfApi().model_info(hub_id, revision=revision, timeout=_TIMEOUT, token=options.get("token"), expand=["sha"])
-    except HFValidationError as error:
+    except errors.HFValidationError as error:
         raise HooklineError(f"folder {hub_id!r} does not exist, and it is not a valid hub id: {error}") from error
-    except RevisionNotFoundError as error:
+    except errors.RevisionNotFoundError as error:
         raise HooklineError(f"model {hub_id!r} has no revision {revision!r} on the hub") from error
-    except GatedRepoError:
+    except errors.GatedRepoError:
         pass  # files may be cached or public; otherwise transformers explains how to get access
-    except RepositoryNotFoundError as error:
+    except errors.RepositoryNotFoundError as error:
         raise HooklineError(
-            f"{hub_id!r} is neither a folder nor a model on the hub (if it is private, pass token=…). "
-            f"{', '.join(EMBEDDED)} ship with the package"
+            f"{hub_id!r} is neither a folder nor a hub model (private: pass token=…). {shipped}"
         ) from error
-    except HfHubHTTPError:
+    except errors.HfHubHTTPError:
         pass  # the hub is reachable, and may still serve the files
     except Exception as error:  # unreachable: the type depends on the HTTP library
         file = "/".join(filter(None, (options.get("subfolder"), options.get("gguf_file") or "config.json")))
         cached = try_to_load_from_cache(hub_id, file, cache_dir=options.get("cache_dir"), revision=revision)
         if not isinstance(cached, str):
             raise HooklineError(
-                f"{hub_id!r} is neither a folder nor in the download cache, and the hub is unreachable ({error}). "
-                f"{', '.join(EMBEDDED)} ship with the package"
+                f"{hub_id!r} is neither a folder nor cached, and the hub is unreachable ({error}). {shipped}"
             ) from error
         return ModelSource(hub_id, is_cached_only=True)
     return ModelSource(hub_id)

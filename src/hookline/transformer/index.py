@@ -19,11 +19,11 @@ from hookline.errors import (
     no_match,
     users_level,
 )
+from hookline.transformer.anatomy import Anatomy
 from hookline.transformer.dialects import advice, classic_name, other_names
+from hookline.transformer.find_anatomy import find_anatomy, image_modules
 from hookline.transformer.listing import classic_points
-from hookline.transformer.roles import Anatomy, find_anatomy
 from hookline.transformer.sites import PointSpec
-from hookline.transformer.vision_towers import image_modules
 
 
 class ModelPoints(Points):

@@ -10,14 +10,12 @@ from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
-from hookline.engine.derived import ExpandBatch
-from hookline.engine.lenses import FIRST, Chain, Item
+from hookline.engine.lenses import Chain, Item
 from hookline.engine.order import Kind
 from hookline.engine.passes import Stream
 from hookline.engine.points import Site
-from hookline.transformer.architectures import architecture
+from hookline.transformer.anatomy import Anatomy, Projector, Tower
 from hookline.transformer.layout_lenses import AddBatchAxis, Flat, Patches
-from hookline.transformer.roles import Anatomy, Projector, Stack, Tower
 from hookline.transformer.sites import (
     PointSpec,
     entry_points,
@@ -26,6 +24,7 @@ from hookline.transformer.sites import (
     layer_points,
     norm_points,
     output_of,
+    position_site,
 )
 
 UNPROVED = Path(__file__).with_name("unproved.json")
@@ -62,30 +61,32 @@ def kind_of(name: str) -> str:
 
 def _all_points(anatomy: Anatomy) -> Iterator[PointSpec]:
     if isinstance(anatomy.main, Tower):
-        yield from _in_stream("image", _tower_points(anatomy.main))
+        yield from _placed("", "image", _tower_points(anatomy.main))
         return
-    if architecture(anatomy.config.model_type).vision_first:
-        yield from _in_stream("image", _vision_points(anatomy))
-    for stack in anatomy.stacks:
+    is_vision_first = anatomy.main.architecture.vision_first
+    if is_vision_first:
+        yield from _placed("", "image", _vision_points(anatomy))
+    shares_embedding = len({stack.embed for stack in anatomy.stacks}) < len(anatomy.stacks)
+    for number, stack in enumerate(anatomy.stacks):
         prefix = f"{stack.name}." if anatomy.is_encoder_decoder else ""
         own: Stream = "encoder" if stack.name == "encoder" else "text"
         other: Stream = "encoder" if anatomy.is_encoder_decoder else "image"
-        yield from _in_stream(own, _prefixed(prefix, entry_points(stack, _nth_call(anatomy, stack))))
-        if not architecture(anatomy.config.model_type).vision_first:
-            yield from _in_stream("image", _vision_points(anatomy))
-        for spec in _prefixed(f"{stack.name}.", layer_points(stack)):
-            yield from _in_stream(other if spec.name.endswith(_ATTENDED_TO) else own, (spec,))
-        yield from _in_stream(own, _prefixed(prefix, final_points(stack)))
+        yield from _placed(prefix, own, entry_points(stack, number if shares_embedding else None))
+        if not is_vision_first:
+            yield from _placed("", "image", _vision_points(anatomy))
+        for spec in layer_points(stack):
+            yield from _placed(f"{stack.name}.", other if spec.name.endswith(_ATTENDED_TO) else own, [spec])
+        yield from _placed(prefix, own, final_points(stack))
     if anatomy.unembed is not None:
         yield PointSpec.of("unembed.hook_in", input_of(anatomy.unembed))
         yield PointSpec.of("unembed.hook_out", output_of(anatomy.unembed))
 
 
-def _nth_call(anatomy: Anatomy, stack: Stack) -> int | None:
-    """Which call of the embedding belongs to this stack, if stacks share it; else None."""
-    if len({each.embed for each in anatomy.stacks}) == len(anatomy.stacks):
-        return None
-    return anatomy.stacks.index(stack)
+def _placed(prefix: str, stream: Stream | None, specs: Iterable[PointSpec]) -> Iterator[PointSpec]:
+    """The points with a prefix to their names, in a stream."""
+    for spec in specs:
+        site = replace(spec.site, stream=stream) if spec.site is not None and stream is not None else spec.site
+        yield replace(spec, name=f"{prefix}{spec.name}", site=site)
 
 
 def _vision_points(anatomy: Anatomy) -> Iterator[PointSpec]:
@@ -99,60 +100,54 @@ def _vision_points(anatomy: Anatomy) -> Iterator[PointSpec]:
 
 
 def _projector_points(projector: Projector) -> Iterator[PointSpec]:
-    into = PointSpec.of("projector.hook_in", input_of(projector.module))
-    yield _as_batch(replace(into, name=f"{projector.name}.hook_in"))
     out = output_of(projector.module)
     if projector.ordered_by is not None:
         out = Site(projector.ordered_by, Kind.OUTPUT, Item(("pooler_output",)))
-    yield _as_batch(replace(PointSpec.of("projector.hook_out", out), name=f"{projector.name}.hook_out"))
+    for point, site in (("hook_in", input_of(projector.module)), ("hook_out", out)):
+        yield _as_batch(replace(PointSpec.of(f"projector.{point}", site), name=f"{projector.name}.{point}"))
 
 
 def _tower_points(tower: Tower, early: Mapping[int, Projector] = MappingProxyType({})) -> Iterator[PointSpec]:
-    is_first = tower.name == "vision.blocks"
-    entry = _prefixed("vision.", _entry_points(tower)) if is_first else ()
-    layers = _prefixed(f"{tower.name}.", _layers_read(tower))
-    end = _prefixed("vision.", _end_points(tower))
-    for spec in (*entry, *layers, *end):
+    entry = _tower_entry(tower) if tower.name == "vision.blocks" else ()
+    for spec in (
+        *_placed("vision.", None, entry),
+        *_placed(f"{tower.name}.", None, _tower_layers(tower)),
+        *_placed("vision.", None, _tower_end(tower)),
+    ):
         yield _as_batch(spec) if tower.is_packed else spec
         match = _IN_LAYER.fullmatch(spec.name)
         if match is not None and match["point"] == "hook_resid_post" and (layer := int(match["layer"])) in early:
             yield from _projector_points(early[layer])
 
 
-def _entry_points(tower: Tower) -> Iterator[PointSpec]:
+def _tower_entry(tower: Tower) -> Iterator[PointSpec]:
     """Patch embeddings, position embeddings, and the norm before the first layer."""
     patches = output_of(tower.embed, Patches())
     yield PointSpec.of("hook_embed", patches)
+    added: Site | str = "no module returns the position embeddings as they are added"
     if tower.pos_embed is not None and not tower.is_packed:
-        site = Site(tower.pos_embed, Kind.OUTPUT, ExpandBatch(patches, FIRST), (patches,))
-        yield PointSpec.of("hook_pos_embed", site)
-    else:
-        yield PointSpec.of("hook_pos_embed", why="no module returns the position embeddings as they are added")
+        added = position_site(tower.pos_embed, patches)
+    yield PointSpec.of("hook_pos_embed", added)
     if tower.ln_pre is not None:
         yield from norm_points("ln_pre", tower.ln_pre, tower.width)
 
 
-def _layers_read(tower: Tower) -> Iterator[PointSpec]:
+def _tower_layers(tower: Tower) -> Iterator[PointSpec]:
     """The points of layers; layers after the last one that the model reads have no sites."""
     for spec in layer_points(tower):
-        layer = int(spec.name.partition(".")[0])
-        if tower.read is None or layer < tower.read:
-            yield spec
-        else:
-            why = (
+        if tower.read is not None and int(spec.name.partition(".")[0]) >= tower.read:
+            spec = spec.missing(
                 f"the model reads the output of layer {tower.read - 1} of its vision tower: this layer runs, but its "
                 f"output is not used (its modules have native names)"
             )
-            yield spec.missing(why)
+        yield spec
 
 
-def _end_points(tower: Tower) -> Iterator[PointSpec]:
+def _tower_end(tower: Tower) -> Iterator[PointSpec]:
     """The final norm; without a site if its output is not used or covers only the class token."""
-    why = ""
+    why = "it is applied to the class token only, for the pooled output" if tower.architecture.pooled_norm else ""
     if tower.read is not None:
         why = "the model reads the stream before this norm, so its output is not used"
-    elif architecture(tower.config.model_type).pooled_norm:
-        why = "it is applied to the class token only, for the pooled output"
     for spec in final_points(tower):
         yield spec.missing(f"{why} (its module has a native name)") if why else spec
 
@@ -162,15 +157,5 @@ def _as_batch(spec: PointSpec) -> PointSpec:
     if spec.site is None:
         return spec
     more = (Flat(),) if spec.name.startswith("projector") else ()
-    return replace(
-        spec, site=replace(spec.site, lens=Chain((spec.site.lens, AddBatchAxis(len(spec.axes.split())), *more)))
-    )
-
-
-def _in_stream(stream: Stream, specs: Iterable[PointSpec]) -> Iterator[PointSpec]:
-    for spec in specs:
-        yield spec if spec.site is None else replace(spec, site=replace(spec.site, stream=stream))
-
-
-def _prefixed(prefix: str, specs: Iterator[PointSpec]) -> Iterator[PointSpec]:
-    return (replace(spec, name=f"{prefix}{spec.name}") for spec in specs)
+    lens = Chain((spec.site.lens, AddBatchAxis(len(spec.axes.split())), *more))
+    return replace(spec, site=replace(spec.site, lens=lens))

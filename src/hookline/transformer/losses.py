@@ -45,6 +45,5 @@ def own_loss(output: Any, return_type: str | None, per_token: bool) -> Any:
         raise HooklineError("loss_per_token is not available with labels: the model's own loss is one number")
     if output.get("loss") is None:
         raise HooklineError("labels were given, but the model returned no loss")
-    if return_type is None:
-        return None
-    return {"logits": outcome(output), "loss": output["loss"], "both": (outcome(output), output["loss"])}[return_type]
+    logits, loss = outcome(output), output["loss"]
+    return {None: None, "logits": logits, "loss": loss, "both": (logits, loss)}[return_type]

@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from hookline.engine.derived import Derived, stashed
+from hookline.engine.calls import stashed
+from hookline.engine.derived import Derived
 from hookline.engine.names import lens_of
 from hookline.engine.order import Kind
 from hookline.engine.points import Site
@@ -36,17 +37,17 @@ class Norm:
     def gain(self) -> Tensor | float:
         """The factor of the normalized activation."""
         weight = getattr(self.module, "weight", None)
-        return 1.0 if weight is None else _wide(weight) + self.offset
+        return 1.0 if weight is None else upcast(weight) + self.offset
 
     @property
     def bias(self) -> Tensor | float:
         """The bias; 0 if there is none."""
         bias = getattr(self.module, "bias", None)
-        return 0.0 if bias is None else _wide(bias)
+        return 0.0 if bias is None else upcast(bias)
 
     def parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The denominator and the normalized activation, in float32 or wider."""
-        wide = _wide(x)
+        wide = upcast(x)
         if self.subtracts_mean:
             wide = wide - wide.mean(-1, keepdim=True)
         own = (getattr(self.module, name, None) for name in _EPSILON)
@@ -77,14 +78,10 @@ def norm_of(module: nn.Module | None, width: int | None = None) -> Norm | None:
     """
     if module is None or any(parameter.is_meta for parameter in module.parameters()):
         return None
-    if type(module) not in _forms:
-        if width is None:
-            return None
-        form = _try(module, width)
-        if form is None:
-            return None
+    form = _forms.get(type(module))
+    if form is None and width is not None and (form := _try(module, width)) is not None:
         _forms[type(module)] = form
-    return Norm(module, *_forms[type(module)])
+    return Norm(module, *form) if form is not None else None
 
 
 @torch.no_grad()
@@ -121,7 +118,7 @@ class _InNorm(Derived):
 
 
 @dataclass(frozen=True)
-class Scale(_InNorm):
+class NormScale(_InNorm):
     """`hook_scale`, the denominator. `b p 1`."""
 
     def computed(self, value: Any) -> Tensor:
@@ -142,16 +139,16 @@ class Normalized(_InNorm):
         """The normalized activation, after edits of `hook_scale`."""
         x = self.source(value)
         scale, normalized = self.norm.parts_of(self.input)
-        edited = Scale(self.norm, self.input).edited(x)
+        edited = NormScale(self.norm, self.input).edited(x)
         return (normalized if edited is None else normalized * (scale / edited)).to(x.dtype)
 
     def changed(self, value: Tensor, before: Tensor, after: Tensor) -> Tensor:
         """The output of the norm with another normalized activation."""
-        return _moved(value, _wide(after) - _wide(before), self.norm)
+        return _moved(value, upcast(after) - upcast(before), self.norm)
 
 
-def _wide(x: Tensor) -> Tensor:
-    """In float32 or wider."""
+def upcast(x: Tensor) -> Tensor:
+    """The tensor in float32, or in float64 if it has that dtype."""
     return x if x.dtype == torch.float64 else x.float()
 
 
@@ -164,6 +161,6 @@ def norm_sites(norm: Norm) -> dict[str, Site]:
     """The sites of `hook_scale` and `hook_normalized`."""
     into = Site(norm.module, Kind.INPUT, lens_of(norm.module, Kind.INPUT))
     return {
-        "hook_scale": Site(norm.module, Kind.OUTPUT, Scale(norm, into), (into,), stage=-2),
+        "hook_scale": Site(norm.module, Kind.OUTPUT, NormScale(norm, into), (into,), stage=-2),
         "hook_normalized": Site(norm.module, Kind.OUTPUT, Normalized(norm, into), (into,), stage=-1),
     }

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookline.engine.derived import Derived, stashed
+from hookline.engine.calls import stashed
+from hookline.engine.derived import Derived
 from hookline.engine.lenses import FIRST, Lens
-from hookline.engine.order import Kind
 from hookline.engine.points import Site
 from hookline.errors import HooklineError
-from hookline.transformer.norms import Normalized, Scale, norm_of
+from hookline.transformer.norms import Normalized, NormScale, norm_of
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class ReprojectHeads:
 
     module: nn.Module
     part: Lens
-    copies: PerHeadInput
+    inputs: PerHeadInput
     stream: Site
     norm: nn.Module | None
     norm_points: tuple[Derived, ...] = ()
@@ -105,33 +105,32 @@ class ReprojectHeads:
     def __call__(self, output: Any) -> Any:
         """The output, re-projected for each head with an edited input."""
         stream = stashed.saved.get(self.stream)
-        copies = self._edited(stream)
-        if stream is None or copies is None or stashed.saved.get(self) is copies:
+        inputs = self._edited(stream) if stream is not None else None
+        if stream is None or inputs is None or stashed.saved.get(self) is inputs:
             return output
-        stashed.saved[self] = copies  # done: other runs need not repeat it
+        stashed.saved[self] = inputs  # done: other runs need not repeat it
         self._check_norm(stream)
-        heads = self._changed_heads(copies, stream)
+        heads = self._changed_heads(inputs, stream)
         if not heads:
             return output
         before, parts = self._projected(stream), list(self.part.get(output).unbind(-2))
-        for head, after in zip(heads, self._of_each(copies, heads), strict=True):
+        for head, after in zip(heads, self._of_each(inputs, heads), strict=True):
             parts[head] = parts[head] + (after - before[..., head, :])
         return self.part.put(output, torch.stack(parts, -2))
 
-    def _edited(self, stream: Tensor | None) -> Tensor | None:
-        if stream is None:
-            return None
-        own = self.copies.edited(stream)
-        return own if own is not None or self.copies.of is None else self.copies.of.edited(stream)
+    def _edited(self, stream: Tensor) -> Tensor | None:
+        """The edited inputs of heads, of these projections or of all."""
+        own = self.inputs.edited(stream)
+        return own if own is not None or self.inputs.of is None else self.inputs.of.edited(stream)
 
-    def _changed_heads(self, copies: Tensor, stream: Tensor) -> list[int]:
-        if copies.requires_grad:
-            return list(range(copies.shape[-2]))
-        differs = (copies != stream.unsqueeze(-2)).any(-1).flatten(0, -2).any(0)
+    def _changed_heads(self, inputs: Tensor, stream: Tensor) -> list[int]:
+        if inputs.requires_grad:
+            return list(range(inputs.shape[-2]))
+        differs = (inputs != stream.unsqueeze(-2)).any(-1).flatten(0, -2).any(0)
         return differs.nonzero().flatten().tolist()
 
-    def _of_each(self, copies: Tensor, heads: list[int]) -> list[Tensor]:
-        stacked = torch.cat([copies[..., head, :] for head in heads])
+    def _of_each(self, inputs: Tensor, heads: list[int]) -> list[Tensor]:
+        stacked = torch.cat([inputs[..., head, :] for head in heads])
         projected = self._projected(stacked).unflatten(0, (len(heads), -1))
         return [projected[row][..., head, :] for row, head in enumerate(heads)]
 
@@ -140,22 +139,14 @@ class ReprojectHeads:
         return self.part.get(self.module.forward(normed))
 
     def _check_norm(self, stream: Tensor) -> None:
-        if any(_is_changed(point, stream) for point in self.norm_points):
-            raise HooklineError(
-                "a norm (hook_scale, hook_normalized) and a per-head input (hook_attn_in, hook_q_input, …) are edited "
-                "in the same layer, where each head would need its own norm: edit only one of them"
-            )
-
-
-def _is_changed(point: Derived, source: Tensor) -> bool:
-    """Whether a hook changed the value of a derived point."""
-    edited = point.edited(source)
-    return edited is not None and not torch.equal(edited, point.computed(None))
-
-
-def result_site(projection: nn.Module, z: Site) -> Site:
-    """The site of `hook_result`."""
-    return Site(projection, Kind.OUTPUT, HeadResult(projection, z), (z,), stage=-1)
+        """Raise if points of the norm were changed too."""
+        for point in self.norm_points:
+            edited = point.edited(stream)
+            if edited is not None and not torch.equal(edited, point.computed(None)):
+                raise HooklineError(
+                    "a norm (hook_scale, hook_normalized) and a per-head input (hook_attn_in, hook_q_input, …) are "
+                    "edited in the same layer, where each head would need its own norm: edit only one of them"
+                )
 
 
 def per_head_inputs(
@@ -166,19 +157,15 @@ def per_head_inputs(
         return {}
     counts = {"q": heads, "k": groups, "v": groups}
     known = norm_of(norm)
-    inside = (Scale(known, stream), Normalized(known, stream)) if known is not None else ()
+    inside = (NormScale(known, stream), Normalized(known, stream)) if known is not None else ()
     together = PerHeadInput(stream.lens, heads) if heads == groups else None
-    copies = {name: PerHeadInput(stream.lens, n, together, name) for name, n in counts.items()}
-    effects = {
-        name: ReprojectHeads(parts[name].module, parts[name].lens, copies[name], stream, norm, inside)
-        for name in counts
-    }
-    sites = {
-        f"hook_{name}_input": Site(stream.module, stream.kind, copies[name], (stream,), (effects[name],), stage=2)
-        for name in counts
-    }
+    sites, effects = {}, []
+    for name, n in counts.items():
+        own = PerHeadInput(stream.lens, n, together, name)
+        effects.append(ReprojectHeads(parts[name].module, parts[name].lens, own, stream, norm, inside))
+        sites[f"hook_{name}_input"] = Site(stream.module, stream.kind, own, (stream,), (effects[-1],), stage=2)
     if together is not None:
-        sites["hook_attn_in"] = Site(stream.module, stream.kind, together, (stream,), tuple(effects.values()), stage=1)
+        sites["hook_attn_in"] = Site(stream.module, stream.kind, together, (stream,), tuple(effects), stage=1)
     return sites
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from hookline.engine.points import Site
-    from hookline.transformer.roles import Block
+    from hookline.transformer.anatomy import Block
 
 FindSite: TypeAlias = Callable[["Block", Any], "Site | str"]
 """Takes a layer and the model's config; returns the site, or the reason why the layer does not have the point."""

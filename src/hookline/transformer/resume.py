@@ -1,8 +1,9 @@
-"""`start_at_layer`: runs that start at a layer, from a given residual stream."""
+"""`start_at_layer` and `stop_at_layer`: runs from a given residual stream, and runs up to a layer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -10,13 +11,14 @@ from torch import Tensor, nn
 
 from hookline.engine.actions import Action, PointAction
 from hookline.engine.order import Turn
-from hookline.engine.points import Site
+from hookline.engine.points import Site, hook_action
+from hookline.engine.recorder import StopForward
 from hookline.engine.runs import Run
 from hookline.engine.schedule import active
 from hookline.engine.skipping import Give, Skipping
 from hookline.errors import HooklineError
 from hookline.text.image_tokens import image_token_id
-from hookline.transformer.architectures import architecture
+from hookline.transformer.anatomy import Anatomy
 from hookline.transformer.index import ModelPoints
 
 
@@ -33,22 +35,26 @@ def resumed(
         raise HooklineError(f"start_at_layer={layer} is out of range: the model has {n_layers} layers")
     if anatomy.is_encoder_decoder:
         raise HooklineError("start_at_layer is not supported for encoder-decoder models")
-    if architecture(anatomy.kind).more_than_stream:
-        raise HooklineError(
-            f"start_at_layer is not supported for {anatomy.kind}: its layers pass on more than the residual stream"
-        )
-    if tokens is None and architecture(anatomy.kind).rereads_embeddings:
+    if anatomy.architecture.more_than_stream:
+        raise HooklineError(f"start_at_layer is not supported for {anatomy.kind}: layers pass on more than the stream")
+    if tokens is None and anatomy.architecture.rereads_embeddings:
         raise HooklineError(f"later layers of {anatomy.kind} read the embeddings again: also pass tokens=")
     if anatomy.towers:
         _check_images(points.root, tokens, others)
     first = layer + n_layers if layer < 0 else layer
     resid = _checked(stream, anatomy.width)
     _check_nothing_before(points, first)
-    skipped = {block.module: pass_through(anatomy.kind) for block in anatomy.blocks[:first]}
+    skipped = dict.fromkeys(points.blocks()[:first], pass_through(anatomy))
     if first:
-        skipped[anatomy.blocks[first - 1].module] = _give(anatomy.kind, resid)
-    inputs = {"inputs_embeds": _stand_in(anatomy.main.embed, resid)} if tokens is None else {"input_ids": tokens}
-    return Skipping(points.root, skipped), _entering(points, first, resid), inputs
+        skipped[anatomy.blocks[first - 1].module] = pass_through(anatomy, resid)
+    inputs = {"input_ids": tokens}
+    if tokens is None:  # zeros of the right shape, from which the model computes masks and positions
+        width = getattr(anatomy.main.embed, "embedding_dim", resid.shape[-1])
+        inputs = {"inputs_embeds": resid.new_zeros(*resid.shape[:2], width)}
+    entering: list[Action] = []
+    if first < n_layers:
+        entering = [Enter(points.find(f"{points.layer(first)}.hook_resid_pre").site, resid, is_first=first == 0)]
+    return Skipping(points.root, skipped), Run(points.root, entering, is_one_pass=True), inputs
 
 
 def _check_images(root: nn.Module, tokens: Tensor | None, others: Mapping[str, Any]) -> None:
@@ -76,22 +82,15 @@ def _checked(stream: object, width: int) -> Tensor:
     return stream[None] if stream.ndim == 2 else stream
 
 
-def _stand_in(embed: nn.Module, resid: Tensor) -> Tensor:
-    """Placeholder embeddings of the right shape, from which the model computes masks and positions."""
-    return resid.new_zeros(*resid.shape[:2], getattr(embed, "embedding_dim", resid.shape[-1]))
+def pass_through(anatomy: Anatomy, stream: Tensor | None = None) -> Give:
+    """What a skipped layer returns: the stream that is given here, or else its own input."""
+    returns_tuple = anatomy.architecture.returns_tuple
 
+    def give(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        out = stream if stream is not None else args[0] if args else kwargs["hidden_states"]
+        return (out, None) if returns_tuple else out
 
-def pass_through(kind: str) -> Give:
-    """What a skipped layer returns: its input."""
-    return lambda args, kwargs: _wrapped(kind, args[0] if args else kwargs["hidden_states"])
-
-
-def _give(kind: str, resid: Tensor) -> Give:
-    return lambda _args, _kwargs: _wrapped(kind, resid)
-
-
-def _wrapped(kind: str, stream: Tensor) -> Any:
-    return (stream, None) if architecture(kind).returns_tuple else stream
+    return give
 
 
 class Enter(Action):
@@ -114,13 +113,6 @@ class Enter(Action):
         return value
 
 
-def _entering(points: ModelPoints, first: int, resid: Tensor) -> Run:
-    if first == len(points.anatomy.blocks):
-        return Run(points.root, [], is_one_pass=True)
-    site = points.find(f"{points.layer(first)}.hook_resid_pre").site
-    return Run(points.root, [Enter(site, resid, is_first=first == 0)], is_one_pass=True)
-
-
 def _check_nothing_before(points: ModelPoints, first: int) -> None:
     """Raise if a hook is in a part of the model that this run skips."""
     anatomy = points.anatomy
@@ -131,3 +123,24 @@ def _check_nothing_before(points: ModelPoints, first: int) -> None:
         for action in routes.actions:
             if isinstance(action, PointAction) and action.must_fire and action.module in before:
                 raise HooklineError(f"{action.point.name!r} is before layer {first}, where this run starts")
+
+
+def stream_at(points: ModelPoints, layer: int, forward: Callable[[], Any]) -> Tensor:
+    """The residual stream that enters a layer, or leaves the last one, in a forward pass; later layers do not run."""
+    n_layers = len(points.anatomy.blocks)
+    if layer not in range(-n_layers, n_layers + 1):
+        raise HooklineError(f"stop_at_layer={layer}, but the model has {n_layers} layers")
+    kept: list[Tensor] = []
+
+    def stop(resid: Tensor) -> None:
+        kept.append(resid)
+        raise StopForward
+
+    name = f"{layer % n_layers}.hook_resid_pre" if layer < n_layers else f"{layer - 1}.hook_resid_post"
+    stopping = hook_action(points.find(f"{points.anatomy.main.name}.{name}"), stop, "fwd")
+    stopping.must_fire = False
+    with Run(points.root, [stopping], is_one_pass=True), suppress(StopForward):
+        forward()
+    if not kept:
+        raise HooklineError(f"stop_at_layer={layer} is before start_at_layer")
+    return kept[0]

@@ -32,6 +32,7 @@ def refuse_sharded(module: nn.Module) -> None:
 
 
 def _parallelism(module: nn.Module) -> str | None:
+    """How a model is sharded: its tensor, pipeline and expert parallelism, or its first DTensor parameter."""
     for each in module.modules():
         config: Any = getattr(vars(each).get("config"), "distributed_config", None)
         sizes = {kind: getattr(config, f"{kind}_size", None) or 1 for kind in ("tp", "pp", "ep")}
@@ -39,17 +40,12 @@ def _parallelism(module: nn.Module) -> str | None:
         split = [f"{kind}_size={size}" for kind, size in sizes.items() if size > 1]
         if split:
             return ", ".join(split)
-    return _sharded_parameter(module)
-
-
-def _sharded_parameter(module: nn.Module) -> str | None:
-    """The first DTensor parameter; FSDP's do not count, because FSDP gathers them before use."""
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return None
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
-    uses_fsdp = any(isinstance(each, FSDPModule) for each in module.modules())
+    uses_fsdp = any(isinstance(each, FSDPModule) for each in module.modules())  # which gathers parameters before use
     for name, parameter in module.named_parameters():
         if isinstance(parameter, DTensor) and not (uses_fsdp and parameter.device_mesh.ndim == 1):
             return f"{name} is a DTensor on {parameter.device_mesh}"

@@ -1,60 +1,192 @@
 """Vision-language model families: which image region each token and each tower patch covers, and in which order.
 
-To support a new family, add a row to `FAMILIES` and one to the tests, which change pixels and compare the regions
-with the tokens that change.
+A model receives one or more rectangles of an image (the whole image, a crop, tiles), each as a grid of tokens. To
+support a new family, add a row to `FAMILIES` and one to the tests, which change pixels and compare the regions with the
+tokens that change.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from hookline.errors import HooklineError
+from hookline.text.image_tokens import mask_in
 from hookline.vision.grid import Box
-from hookline.vision.layouts import (
-    WHOLE,
-    Layout,
-    LayoutInputs,
-    Size,
-    cells,
-    nowhere,
-    single_grid,
-    tiles,
-    visible_region,
-)
+
+WHOLE: Box = (0.0, 0.0, 1.0, 1.0)
+Size = tuple[int, int]
 
 
-def patches(given: LayoutInputs) -> Size:
-    """Rows and columns of patches that the vision tower computes for one image or tile."""
-    patch = getattr(given.config, "vision_config", given.config).patch_size
-    high, wide = patch if isinstance(patch, list | tuple) else (patch, patch)
-    height, width = given.inputs["pixel_values"].shape[-2:]
-    return height // high, width // wide
+@dataclass(frozen=True)
+class Layout:
+    """The tokens of one image, in order: the box of each token, and the token of each cell of the main grid."""
+
+    boxes: Float[Tensor, "token 4"]
+    main: Int[Tensor, "rows cols"]
+
+
+@dataclass(frozen=True)
+class LayoutInputs:
+    """What the layout of image tokens depends on: config, processor, model inputs and image sizes."""
+
+    config: Any
+    processor: Any
+    inputs: Mapping[str, Any]
+
+    @cached_property
+    def columns(self) -> list[Int[Tensor, " _"]]:
+        """The image-token positions of each row."""
+        if not isinstance(self.inputs.get("input_ids"), Tensor):
+            raise HooklineError(f"these inputs have no input_ids, only {', '.join(self.inputs)}")
+        return [row.nonzero().flatten() for row in mask_in(self.inputs["input_ids"], self.config).cpu()]
+
+    @property
+    def n_tokens(self) -> int:
+        """Image tokens in the prompts, for all images together."""
+        return sum(map(len, self.columns))
+
+    @property
+    def patches(self) -> Size:
+        """Rows and columns of patches that the vision tower computes for one image or tile."""
+        patch = getattr(self.config, "vision_config", self.config).patch_size
+        high, wide = patch if isinstance(patch, list | tuple) else (patch, patch)
+        height, width = self.inputs["pixel_values"].shape[-2:]
+        return height // high, width // wide
+
+    @property
+    def image_processor(self) -> Any:
+        """The image processor, which is the processor itself for a model without text."""
+        if self.processor is None:
+            raise HooklineError(
+                "image regions depend on the processor: wrap the model as hookline.hook(model, processor)"
+            )
+        return getattr(self.processor, "image_processor", self.processor)
+
+    def option(self, name: str) -> Any:
+        """The value of an option of the image processor; the processor's own default takes precedence."""
+        of_kind = getattr(self.processor, "valid_processor_kwargs", None)
+        defaults = {} if of_kind is None else of_kind._defaults.get("images_kwargs", {})
+        return defaults[name] if name in defaults else getattr(self.image_processor, name)
+
+    @property
+    def has_sizes(self) -> bool:
+        """Whether the sizes of the original images are known."""
+        return getattr(self.inputs, "sizes", None) is not None
+
+    @property
+    def sizes(self) -> list[Size]:
+        """Height and width of every image, in order."""
+        if not self.has_sizes:
+            raise HooklineError(
+                "image regions depend on the image sizes: pass the inputs that model.to_inputs(prompt, images=…) "
+                "returned, or pass images=… along with other inputs"
+            )
+        return [size for row in self.inputs.sizes for size in row]  # type: ignore[attr-defined]
+
+    def check_number(self, n: int) -> None:
+        """Raise if the images passed along with the inputs are not as many as those in the inputs."""
+        if self.has_sizes and len(self.sizes) != n:
+            raise HooklineError(
+                f"got {len(self.sizes)} images, but the inputs were made from {n}: pass the same images"
+            )
+
+
+def cells(region: Box, rows: int, cols: int) -> Float[Tensor, "token 4"]:
+    """The boxes of a region split into a grid, row by row; NaN for a cell that lies outside the image."""
+    x0, y0, x1, y1 = region
+    xs = torch.linspace(x0, x1, cols + 1, dtype=torch.float64)
+    ys = torch.linspace(y0, y1, rows + 1, dtype=torch.float64)
+    left, top = xs[:-1].expand(rows, cols), ys[:-1, None].expand(rows, cols)
+    right, bottom = xs[1:].expand(rows, cols), ys[1:, None].expand(rows, cols)
+    boxes = torch.stack([left, top, right, bottom], -1).flatten(0, 1)
+    clipped = boxes.clamp(0, 1)
+    is_outside = (clipped[:, 2] <= clipped[:, 0]) | (clipped[:, 3] <= clipped[:, 1])
+    return clipped.masked_fill(is_outside[:, None], torch.nan).float()
+
+
+def nowhere(n: int = 1) -> Float[Tensor, "token 4"]:
+    """Boxes of `n` tokens that cover no region: NaN."""
+    return torch.full((n, 4), torch.nan)
+
+
+def single_grid(region: Box, rows: int, cols: int, before: int = 0) -> Layout:
+    """One grid of tokens, after `before` tokens that cover no region."""
+    boxes = torch.cat([nowhere(before), cells(region, rows, cols)])
+    return Layout(boxes, torch.arange(rows * cols).view(rows, cols) + before)
+
+
+def tiles(rows: int, cols: int, side: int) -> Layout:
+    """Tiles of the image, row by row, each a square grid of tokens; then the whole image if there are several."""
+    if rows * cols <= 1:
+        return single_grid(WHOLE, side, side)
+    regions = [(c / cols, r / rows, (c + 1) / cols, (r + 1) / rows) for r in range(rows) for c in range(cols)]
+    boxes = torch.cat([cells(region, side, side) for region in [*regions, WHOLE]])
+    main = torch.arange(rows * cols * side * side).view(rows, cols, side, side)
+    return Layout(boxes, main.transpose(1, 2).reshape(rows * side, cols * side))
+
+
+def visible_region(processor: Any, size: Size) -> Box:
+    """The region of an image that remains after the image processor has padded, resized and center-cropped it."""
+    height, width = size
+    x, y, canvas_h, canvas_w = 0.0, 0.0, float(height), float(width)  # position of the image, size of the canvas
+    if getattr(processor, "do_pad", None) and hasattr(processor, "pad_to_square"):
+        side = max(height, width)
+        x, y, canvas_h, canvas_w = (side - width) // 2, (side - height) // 2, side, side
+    new_h, new_w = _resized(processor, (int(canvas_h), int(canvas_w))) if processor.do_resize else (canvas_h, canvas_w)
+    top, left, crop_h, crop_w = 0, 0, new_h, new_w
+    if processor.do_center_crop:
+        wanted = dict(processor.crop_size)
+        crop_h, crop_w = wanted["height"], wanted["width"]
+        top, left = (new_h - crop_h) // 2, (new_w - crop_w) // 2
+    per_x, per_y = canvas_w / new_w, canvas_h / new_h
+    return (
+        (left * per_x - x) / width,
+        (top * per_y - y) / height,
+        ((left + crop_w) * per_x - x) / width,
+        ((top + crop_h) * per_y - y) / height,
+    )
+
+
+def _resized(processor: Any, size: Size) -> Size:
+    wanted = {name: value for name, value in dict(processor.size).items() if value}
+    if {*wanted} == {"height", "width"}:
+        return wanted["height"], wanted["width"]
+    if {*wanted} == {"shortest_edge"}:
+        height, width = size
+        short, long = wanted["shortest_edge"], int(wanted["shortest_edge"] * max(size) / min(size))
+        return (short, long) if height <= width else (long, short)
+    raise HooklineError(f"image regions are not supported for an image processor with size={wanted}")
+
+
+def single_grids(given: LayoutInputs, before: int) -> list[Layout]:
+    """One grid of patches per image, after `before` positions that cover no region."""
+    n = len(given.inputs["pixel_values"])
+    given.check_number(n)
+    return [single_grid(region, *given.patches, before) for region in _regions(given, n)]
+
+
+def _regions(given: LayoutInputs, n: int) -> list[Box]:
+    """The region of each of `n` images that the model receives."""
+    processor = given.image_processor
+    if not given.has_sizes and not processor.do_center_crop and {*dict(processor.size)} >= {"height", "width"}:
+        return [WHOLE] * n  # independent of the image sizes
+    return [visible_region(processor, size) for size in given.sizes]
 
 
 def _plain(given: LayoutInputs) -> list[Layout]:
     """LLaVA and PaliGemma: one grid per image, a token per patch, possibly after a class token."""
-    rows, cols = patches(given)
-    n = len(given.inputs["pixel_values"])
-    before = given.n_tokens // n - rows * cols
-    if before not in (0, 1):
-        raise _token_count_error(given, rows * cols * n)
-    return single_grids(given, before)
-
-
-def regions(given: LayoutInputs, n: int) -> list[Box]:
-    """The region of each of `n` images that the model receives."""
-    processor = given.image_processor
-    if given.sizes is None and not processor.do_center_crop and {*dict(processor.size)} >= {"height", "width"}:
-        return [WHOLE] * n  # independent of the image sizes
-    return [visible_region(processor, size) for size in given.flat_sizes]
+    rows, cols = given.patches
+    has_class_token = given.n_tokens // len(given.inputs["pixel_values"]) == rows * cols + 1
+    return single_grids(given, int(has_class_token))
 
 
 def _merged(given: LayoutInputs) -> list[Layout]:
@@ -68,22 +200,19 @@ def _merged(given: LayoutInputs) -> list[Layout]:
 def _pooled(given: LayoutInputs) -> list[Layout]:
     """Gemma 3: one grid of pooled patches."""
     side = math.isqrt(given.config.mm_tokens_per_image)
-    return [single_grid(region, side, side) for region in regions(given, len(given.inputs["pixel_values"]))]
+    return [single_grid(region, side, side) for region in _regions(given, len(given.inputs["pixel_values"]))]
 
 
 def _shuffled(given: LayoutInputs) -> list[Layout]:
     """Idefics 3 and SmolVLM: tiles row by row, then the whole image; or the whole image only."""
-    rows, _ = patches(given)
-    side = rows // given.config.scale_factor
-    return [tiles(*_rows_and_cols(given.image_processor, size), side) for size in given.flat_sizes]
-
-
-def _rows_and_cols(processor: Any, size: Size) -> tuple[int, int]:
-    """Rows and columns of tiles for an image of this size, from the image processor itself, run on a blank image."""
     from PIL import Image
 
-    made = processor(images=[[Image.new("RGB", (size[1], size[0]))]], return_row_col_info=True, return_tensors="pt")
-    return made["rows"][0][0], made["cols"][0][0]
+    layouts = []
+    for height, width in given.sizes:  # the image processor itself says how it tiles a blank image of this size
+        blank = [[Image.new("RGB", (width, height))]]
+        made = given.image_processor(images=blank, return_row_col_info=True, return_tensors="pt")
+        layouts.append(tiles(made["rows"][0][0], made["cols"][0][0], given.patches[0] // given.config.scale_factor))
+    return layouts
 
 
 def _cropped(given: LayoutInputs) -> list[Layout]:
@@ -94,21 +223,17 @@ def _cropped(given: LayoutInputs) -> list[Layout]:
         return [single_grid(WHOLE, side, side) for _ in given.inputs["pixel_values"]]
     canvas = vars(sys.modules[type(processor).__module__])["get_optimal_tiled_canvas"]
     tile = (dict(processor.size)["height"], dict(processor.size)["width"])
-    layouts = []
-    for size in given.flat_sizes:
-        cols, rows = canvas(size, tile, processor.min_patches, processor.max_patches)
-        layouts.append(tiles(rows, cols, side))
-    return layouts
+    shapes = [canvas(size, tile, processor.min_patches, processor.max_patches) for size in given.sizes]
+    return [tiles(rows, cols, side) for cols, rows in shapes]
 
 
 def _anyres(given: LayoutInputs) -> list[Layout]:
     """LLaVA-NeXT and LLaVA-OneVision: the whole image, then all tiles as one grid, unpadded, with a newline per row."""
     sizes = [tuple(size) for size in given.inputs["image_sizes"].tolist()]
-    check_number(given, len(sizes))
-    if given.sizes is not None and given.flat_sizes != sizes:
-        raise HooklineError(
-            f"the inputs were made from images of {_shown(sizes)} pixels, not {_shown(given.flat_sizes)}"
-        )
+    given.check_number(len(sizes))
+    if given.has_sizes and given.sizes != sizes:
+        made, passed = (", ".join(f"{width} × {height}" for height, width in each) for each in (sizes, given.sizes))
+        raise HooklineError(f"the inputs were made from images of {made} pixels, not {passed}")
     alone = [True] * len(sizes)
     if "batch_num_images" in given.inputs:  # several images in one prompt are not tiled
         alone = [n == 1 for n in given.inputs["batch_num_images"].tolist() for _ in range(n)]
@@ -117,7 +242,7 @@ def _anyres(given: LayoutInputs) -> list[Layout]:
 
 def _square(given: LayoutInputs, size: Size) -> Layout:
     """The image padded to a square, followed by one newline token."""
-    rows, cols = patches(given)
+    rows, cols = given.patches
     height, width = size
     side = max(size)
     x, y = (side - width) // 2, (side - height) // 2
@@ -128,7 +253,7 @@ def _square(given: LayoutInputs, size: Size) -> Layout:
 def _cut(given: LayoutInputs, size: Size) -> Layout:
     from transformers.image_processing_utils import select_best_resolution
 
-    side, _ = patches(given)
+    side, _ = given.patches
     pixels = given.inputs["pixel_values"].shape[-1]
     canvas_h, canvas_w = select_best_resolution(size, given.config.image_grid_pinpoints)
     grid_h, grid_w = canvas_h // pixels * side, canvas_w // pixels * side
@@ -222,14 +347,6 @@ def rows_before(config: Any) -> int | None:
     return family(getattr(config, "vision_config", config).model_type).before
 
 
-def single_grids(given: LayoutInputs, before: int) -> list[Layout]:
-    """One grid of patches per image, after `before` positions that cover no region."""
-    rows, cols = patches(given)
-    n = len(given.inputs["pixel_values"])
-    check_number(given, n)
-    return [single_grid(region, rows, cols, before) for region in regions(given, n)]
-
-
 def layouts_of(given: LayoutInputs) -> list[Layout]:
     """The layout of each image's tokens in the prompt, in order; raises if the counts do not match the prompt."""
     kind = given.config.model_type
@@ -241,30 +358,14 @@ def layouts_of(given: LayoutInputs) -> list[Layout]:
             "model.image_token_mask(inputs) returns the positions of image tokens"
         )
     layouts = tokens(given)
-    check_number(given, len(layouts))
+    given.check_number(len(layouts))
     expected = sum(len(layout.boxes) for layout in layouts)
     if expected != given.n_tokens:
-        raise _token_count_error(given, expected)
-    return layouts
-
-
-def check_number(given: LayoutInputs, n: int) -> None:
-    """Raise if the images passed along with inputs are not as many as those in the inputs."""
-    if given.sizes is not None and len(given.flat_sizes) != n:
         raise HooklineError(
-            f"got {len(given.flat_sizes)} images, but the inputs were made from {n}: pass the same images"
+            f"the prompt has {given.n_tokens} image tokens, but this model's processor would produce {expected}: these "
+            "inputs may come from another processor, other options, or other images"
         )
-
-
-def _shown(sizes: list[Size]) -> str:
-    return ", ".join(f"{width} × {height}" for height, width in sizes)
-
-
-def _token_count_error(given: LayoutInputs, expected: int) -> HooklineError:
-    return HooklineError(
-        f"the prompt has {given.n_tokens} image tokens, but this model's processor would produce {expected}: these "
-        "inputs may come from another processor, other options, or other images"
-    )
+    return layouts
 
 
 def patch_boxes(given: LayoutInputs) -> Float[Tensor, "row patch 4"]:
@@ -272,7 +373,7 @@ def patch_boxes(given: LayoutInputs) -> Float[Tensor, "row patch 4"]:
     kind = given.config.model_type
     if family(kind).patches == "groups":
         grids = given.inputs["image_grid_thw"].tolist()
-        check_number(given, len(grids))
+        given.check_number(len(grids))
         return torch.cat([_grouped(given.config.vision_config, *grid) for grid in grids])[None]
     before = rows_before(given.config)
     if before is None:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from hookline.engine.plan import Plan
 from hookline.engine.signatures import parameters_of
 from hookline.errors import HooklineError
 from hookline.text.image_tokens import mask_in
 from hookline.text.tokenizer import Side, Text, check_no_mapping, shown_prompt
-from hookline.vision.families import patch_boxes
+from hookline.vision.families import LayoutInputs, patch_boxes
 from hookline.vision.grid import ImageGrid
-from hookline.vision.images import Images, as_dtype, as_image, is_one_image, sizes_of
+from hookline.vision.images import Images, as_image, is_one_image, sizes_of
 from hookline.vision.inputs import Inputs, encode_images, encode_prompts, framed_placeholder, placeholder_of
-from hookline.vision.layouts import LayoutInputs
 from hookline.vision.locate import grids_in, places_in
 
 
@@ -29,20 +29,17 @@ class ImageMethods:
     tokenizer: Any
     _last_inputs: Inputs | None
 
-    @property
-    def text(self) -> Text:
-        """Conversion between text and tokens."""
-        raise NotImplementedError
+    if TYPE_CHECKING:  # from the model
 
-    @property
-    def _device(self) -> torch.device:
-        raise NotImplementedError
+        @property
+        def text(self) -> Text: ...  # noqa: D102
 
-    def _text_inputs(self, prompt: Any, prepend_bos: bool | None, padding_side: Side | None) -> dict[str, Any]:
-        raise NotImplementedError
+        @property
+        def _device(self) -> torch.device: ...
 
-    def _positions(self, mask: Tensor | None) -> dict[str, Tensor]:
-        raise NotImplementedError
+        def _text_inputs(self, prompt: Any, prepend_bos: bool | None, padding_side: Side | None) -> dict[str, Any]: ...
+
+        def _positions(self, mask: Tensor | None) -> dict[str, Tensor]: ...
 
     def to_inputs(
         self,
@@ -64,12 +61,14 @@ class ImageMethods:
         if images is None:
             return Inputs(self._text_inputs(prompt, prepend_bos, padding_side))
         self._check_takes_images()
-        if self.is_vision_only:
-            inputs = self._encode_images(prompt, images, prepend_bos, padding_side)
-        else:
+        if not self.is_vision_only:
             prompts = self._prompts(prompt)
             inputs = encode_prompts(self.processor, prompts, images, prepend_bos=prepend_bos, padding_side=padding_side)
             self.text.check_ids(inputs["input_ids"])
+        elif (prompt, prepend_bos, padding_side) != (None, None, None):
+            raise HooklineError(f"{type(self.module).__name__} takes images but no text: model(images=[…])")
+        else:
+            inputs = encode_images(getattr(self.processor, "image_processor", self.processor), images)
         self._finish(inputs)
         self._remember(inputs)
         return inputs
@@ -93,11 +92,6 @@ class ImageMethods:
             raise HooklineError(f"images= already provides these inputs, omit them: {', '.join(twice)}")
         return inputs
 
-    def _encode_images(self, prompt: Any, images: Any, *of_text: Any) -> Inputs:
-        if prompt is not None or any(option is not None for option in of_text):
-            raise HooklineError(f"{type(self.module).__name__} takes images but no text: model(images=[…])")
-        return encode_images(getattr(self.processor, "image_processor", self.processor), images)
-
     def _prompts(self, prompt: Any) -> list[str]:
         check_no_mapping(prompt)
         token = placeholder_of(self.processor)
@@ -117,21 +111,19 @@ class ImageMethods:
             del inputs[name]
         dtype = next(each.dtype for each in self.module.parameters() if each.is_floating_point())
         for name, value in inputs.items():
-            inputs[name] = as_dtype(value, self._device, dtype)
-        if not self._counts_in_three(inputs):
-            inputs.update(self._positions(inputs.get("attention_mask")))
-
-    def _counts_in_three(self, inputs: Inputs) -> bool:
-        """Whether the model computes 3-D position ids (time, row, column) from its inputs."""
+            if isinstance(value, Tensor):
+                inputs[name] = value.to(device=self._device, dtype=dtype if value.is_floating_point() else None)
         config: Any = self.module.config
         rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
-        return "image_grid_thw" in inputs and "mrope_section" in rope
+        if "image_grid_thw" not in inputs or "mrope_section" not in rope:  # else the model computes 3-D position ids
+            inputs.update(self._positions(inputs.get("attention_mask")))
 
     def _check_takes_images(self) -> None:
         """Raise if the model takes no images or has no processor for them."""
-        name = type(self.module).__name__
+        name, main = type(self.module).__name__, str(getattr(self.module, "main_input_name", "input_ids"))
         if not self.takes_images:
-            raise HooklineError(f"got images, but {name} takes none: {self._takes()}")
+            why = "it is a language model" if main == "input_ids" else f"it takes {main}="
+            raise HooklineError(f"got images, but {name} takes none: {why}")
         if not self._can_make_inputs:
             maker = "AutoImageProcessor" if self.is_vision_only else "AutoProcessor"
             raise HooklineError(
@@ -147,22 +139,15 @@ class ImageMethods:
                 f"{type(self.module).__name__} takes images but no text: model(images=[…]), or model(pixel_values=…) "
                 "with the output of its image processor"
             )
-        given = list(prompt) if isinstance(prompt, list | tuple) else [prompt]
-        if self.takes_images and any(_is_pixels(each) for each in given):
-            raise HooklineError("pass images by keyword: model(prompt, images=[…])")
-        self._check_no_places([each for each in given if isinstance(each, str)])
-
-    def _check_no_places(self, prompts: list[str]) -> None:
-        """Raise if a text has image placeholders: without images it would run on the placeholder tokens."""
         place = getattr(self.processor, "image_token", None)
-        if not self.takes_images or not isinstance(place, str):
-            return
-        found = next((each for each in prompts if place in each), None)
-        if found is not None:
-            raise HooklineError(
-                f"the prompt {found!r} has an image placeholder, {place!r}, but no images were passed: images=[…]. "
-                "To run it without images, pass its tokens, model.to_tokens(prompt)"
-            )
+        for each in (prompt if isinstance(prompt, list | tuple) else [prompt]) if self.takes_images else ():
+            if type(each).__module__.startswith("PIL.") or getattr(each, "ndim", 0) > 2:  # an image, or several
+                raise HooklineError("pass images by keyword: model(prompt, images=[…])")
+            if isinstance(each, str) and isinstance(place, str) and place in each:
+                raise HooklineError(
+                    f"the prompt {each!r} has an image placeholder, {place!r}, but no images were passed: images=[…]. "
+                    "To run it without images, pass its tokens, model.to_tokens(prompt)"
+                )
 
     @property
     def takes_images(self) -> bool:
@@ -181,10 +166,6 @@ class ImageMethods:
         """Whether the model takes images but no text."""
         taken = parameters_of(self.module)[0]
         return "pixel_values" in taken and "input_ids" not in taken
-
-    def _takes(self) -> str:
-        main = str(getattr(self.module, "main_input_name", "input_ids"))
-        return "it is a language model" if main == "input_ids" else f"it takes {main}="
 
     def to_chat(self, messages: str | Sequence[Mapping[str, Any]], images: int | Sequence[Any] = 0) -> str:
         """Format a question, preceded by `images` image placeholders, with the model's chat template.
@@ -209,15 +190,7 @@ class ImageMethods:
                 f"the chat template writes {text.count(token)} placeholders for {n} images: write the prompt yourself, "
                 f"with {token!r} where each image belongs"
             )
-        return self._without_second_bos(text)
-
-    def _without_second_bos(self, text: str) -> str:
-        """The text without its BOS token if the tokenizer adds one as well."""
-        bos = self.tokenizer.bos_token
-        if bos is None or not text.startswith(bos):
-            return text
-        ids = self.tokenizer(text)["input_ids"]
-        return text.removeprefix(bos) if list(ids[:2]) == [self.tokenizer.bos_token_id] * 2 else text
+        return without_second_bos(self.tokenizer, text)
 
     def image_token_mask(
         self, inputs: Mapping[str, Any] | Tensor | str | Sequence[str], images: Images | None = None
@@ -244,7 +217,7 @@ class ImageMethods:
         given = self._last_inputs if inputs is None else self._as_inputs(inputs, images)
         if given is None:
             raise HooklineError("no inputs with images have been made or run yet: pass inputs=model.to_inputs(…)")
-        rows = places_in(self.module.config, self.processor, given, getattr(given, "sizes", None))
+        rows = places_in(LayoutInputs(self.module.config, self.processor, given))
         if row not in range(-len(rows), len(rows)):
             raise HooklineError(f"row {row} is out of range: the inputs have {len(rows)} rows")
         if image not in range(-len(rows[row]), len(rows[row])):
@@ -264,8 +237,7 @@ class ImageMethods:
         For inputs that `to_inputs` did not make, also pass the images if the layout depends on their sizes. A model
         without text has one row per image, and its positions are those of its own stream.
         """
-        given = self._as_inputs(inputs, images)
-        return grids_in(self.module.config, self.processor, given, getattr(given, "sizes", None))
+        return grids_in(LayoutInputs(self.module.config, self.processor, self._as_inputs(inputs, images)))
 
     def patch_boxes(
         self, inputs: Mapping[str, Any] | str | Sequence[str] | None, images: Images | None = None
@@ -281,9 +253,7 @@ class ImageMethods:
         given = self._as_inputs(inputs, images)
         if "pixel_values" not in given:
             raise HooklineError("these inputs have no image: pass model.to_inputs(prompt, images=[…])")
-        return patch_boxes(
-            LayoutInputs(self.module.config, self.processor, dict(given), getattr(given, "sizes", None), 0)
-        )
+        return patch_boxes(LayoutInputs(self.module.config, self.processor, given))
 
     def _as_inputs(self, inputs: Any, images: Images | None) -> Mapping[str, Any]:
         if isinstance(inputs, str) or not isinstance(inputs, Mapping):
@@ -298,18 +268,30 @@ class ImageMethods:
 
     def _remember(self, inputs: Mapping[str, Any]) -> None:
         """Keep what locates the images in these inputs, without the pixels."""
-        if "pixel_values" not in inputs or not isinstance(inputs.get("input_ids"), Tensor):
+        tensors = {name: x for name, x in inputs.items() if isinstance(x, Tensor)}
+        if "pixel_values" not in inputs or "input_ids" not in tensors:
             return
-        kept = Inputs({name: _without_data(value) for name, value in inputs.items() if isinstance(value, Tensor)})
-        same = self._last_inputs is not None and self._last_inputs["input_ids"] is inputs["input_ids"]
-        kept.sizes = getattr(inputs, "sizes", None) or (self._last_inputs.sizes if same else None)  # type: ignore[union-attr]
+        kept = Inputs({name: x.detach().to("meta") if x.is_floating_point() else x for name, x in tensors.items()})
+        last = self._last_inputs
+        same = last is not None and last["input_ids"] is inputs["input_ids"]
+        kept.sizes = getattr(inputs, "sizes", None) or (last.sizes if same else None)  # type: ignore[union-attr]
         self._last_inputs = kept
 
 
-def _without_data(value: Tensor) -> Tensor:
-    return value.detach().to("meta") if value.is_floating_point() else value
+def with_shapes(model: Any, plan: Plan, inputs: Mapping[str, Any]) -> Plan:
+    """The plan with the shapes that its points have in a run on these inputs; no activation is kept."""
+    with torch.no_grad():
+        _, cache = model.run_with_cache(**inputs, names_filter=[row.name for row in plan.rows], device="meta")
+    calls: dict[str, list[Tensor]] = {}
+    for name, value in cache.items():  # name#n is the n-th call of a module that ran several times
+        calls.setdefault(name.partition("#")[0], []).append(value)
+    return Plan(tuple(row.with_calls(calls.get(row.name, [])) for row in plan.rows), plan.modules)
 
 
-def _is_pixels(given: Any) -> bool:
-    """Whether this is an image or a batch of images, not text or tokens."""
-    return type(given).__module__.startswith("PIL.") or getattr(given, "ndim", 0) > 2
+def without_second_bos(tokenizer: Any, text: str) -> str:
+    """The text without its BOS token if the tokenizer adds one as well."""
+    bos = tokenizer.bos_token
+    if bos is None or not text.startswith(bos):
+        return text
+    ids = tokenizer(text)["input_ids"]
+    return text.removeprefix(bos) if list(ids[:2]) == [tokenizer.bos_token_id] * 2 else text

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from hookline.errors import HooklineError
@@ -26,13 +25,16 @@ _DEEPER = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
 
 def as_image(given: Any, what: str = "the image") -> Image:
     """One image as RGB, rotated according to its EXIF data, without alpha. `what` names the image in errors."""
-    from_pil = _pil()
-    if isinstance(given, from_pil.Image):
+    try:
+        from PIL import Image, ImageOps
+    except ImportError as error:
+        raise HooklineError('images require Pillow: pip install "hookline[vision]"') from error
+    if isinstance(given, Image.Image):
         image = given
     elif isinstance(given, str | Path):
         image = _opened(given, what)
     elif isinstance(given, np.ndarray | Tensor):
-        image = from_pil.fromarray(_pixels(given, what))
+        image = Image.fromarray(_pixels(given, what))
     else:
         raise HooklineError(f"{what} is a {type(given).__name__}: give {_KINDS}")
     if image.mode in _DEEPER:
@@ -40,28 +42,14 @@ def as_image(given: Any, what: str = "the image") -> Image:
     if 0 in image.size:
         raise HooklineError(f"{what} is empty: it has {image.size[0]} × {image.size[1]} pixels")
     try:
-        return _upright(image).convert("RGB")
+        return ImageOps.exif_transpose(image).convert("RGB")
     except ValueError as error:
         raise HooklineError(f"{what} has PIL mode {image.mode!r}, which cannot be converted to RGB: {error}") from error
-
-
-def _upright(image: Image) -> Image:
-    from PIL import ImageOps
-
-    return ImageOps.exif_transpose(image)
 
 
 def is_one_image(given: Any) -> bool:
     """Whether this is a single image, not a list."""
     return not isinstance(given, list | tuple)
-
-
-def _pil() -> Any:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise HooklineError('images require Pillow: pip install "hookline[vision]"') from error
-    return Image
 
 
 def _opened(path: str | Path, what: str) -> Image:
@@ -121,10 +109,3 @@ def _channels_last(array: np.ndarray[Any, Any], what: str) -> np.ndarray[Any, An
 def sizes_of(rows: Sequence[Sequence[Image]]) -> list[list[tuple[int, int]]]:
     """Height and width of every image."""
     return [[(image.height, image.width) for image in row] for row in rows]
-
-
-def as_dtype(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
-    """A tensor moved to a device, with floats cast to `dtype`; any other value unchanged."""
-    if not isinstance(value, Tensor):
-        return value
-    return value.to(device=device, dtype=dtype if value.is_floating_point() else None)

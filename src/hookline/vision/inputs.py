@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hookline.errors import HooklineError
@@ -99,7 +99,8 @@ def encode_prompts(
     rows = images_per_prompt(images, [prompt.count(token) for prompt in prompts], framed_placeholder(processor))
     if not any(rows):
         raise HooklineError("no prompt has an image: omit images")
-    if not all(rows) and _needs_image_per_prompt(processor):
+    if not all(rows) and any(kind.__name__ == "PaliGemmaProcessor" for kind in type(processor).__mro__):
+        # It inserts BOS after the last image; without an image it inserts BOS into the text.
         raise HooklineError(
             f"prompt {rows.index([])} has no image but others do: {type(processor).__name__} garbles the text of such "
             "a prompt. Call to_inputs separately for prompts with and without images"
@@ -119,14 +120,8 @@ def encode_prompts(
             text if twice else _with_bos(processor.tokenizer) + text for text, twice in zip(texts, extra, strict=True)
         ]
         made = _call(processor, texts, rows, options | {"add_special_tokens": False})
-    inputs = Inputs({name: value for name, value in made.items() if name != "labels"})
-    inputs.sizes = sizes_of(rows)
-    return inputs
-
-
-def _needs_image_per_prompt(processor: Any) -> bool:
-    """PaliGemma's processor inserts BOS after the last image; without an image it inserts BOS into the text."""
-    return any(kind.__name__ == "PaliGemmaProcessor" for kind in type(processor).__mro__)
+    made.pop("labels", None)
+    return _with_sizes(made, rows)
 
 
 def _call(processor: Any, texts: list[str], rows: list[list[Image]], options: dict[str, Any]) -> Any:
@@ -154,6 +149,10 @@ def _extra_bos(made: Any, texts: Sequence[str], tokenizer: Any) -> list[bool]:
 def encode_images(processor: Any, images: Any) -> Inputs:
     """Run an image processor on images, for a model without text."""
     rows = images_per_prompt(images, None)
-    inputs = Inputs(processor(images=[row[0] for row in rows], return_tensors="pt"))
+    return _with_sizes(processor(images=[row[0] for row in rows], return_tensors="pt"), rows)
+
+
+def _with_sizes(made: Mapping[str, Any], rows: list[list[Image]]) -> Inputs:
+    inputs = Inputs(made)
     inputs.sizes = sizes_of(rows)
     return inputs

@@ -1,4 +1,4 @@
-"""A model's weights in the classic layout, and what can be folded into them."""
+"""The weights of a model in the classic layout, and their exact and reversible processing."""
 
 from hookline.weights.factored import FactoredMatrix
 

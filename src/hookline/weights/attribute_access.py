@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class PointPath:
-    """All points whose names begin alike. Its attributes are points, or branches further down."""
+    """The points under a common prefix, such as `blocks.5.attn`. Attributes are points, or longer prefixes."""
 
     def __init__(self, points: ModelPoints, path: str) -> None:
         self._points, self._path = points, path
@@ -27,21 +27,19 @@ class PointPath:
         return follow(self._points, f"{self._path}.{name}")
 
     def _weight(self, name: str) -> Tensor:
-        """`model.blocks[5].attn.W_Q`, in the classic layout: a view of the model's own."""
+        """`model.blocks[5].attn.W_Q`: see `matrices.weight`."""
         stack, _, layer = self._path.removesuffix(".attn").removesuffix(".mlp").partition(".")
         if not layer.isdigit() or stack != self._points.anatomy.main.name:
-            raise AttributeError(f"{self._path} has no weight {name!r}: ask a layer, as in model.blocks[5].attn.W_Q")
+            raise AttributeError(f"{self._path} has no weight {name!r}: use a layer, as in model.blocks[5].attn.W_Q")
         return weight(self._points, int(layer), name)
 
     def __getitem__(self, index: int) -> PointPath:
         if index not in range(-len(self), len(self)):
-            raise IndexError(f"{self._path}[{index}]: there are {len(self)}")
+            raise IndexError(f"{self._path}[{index}] is out of range: there are {len(self)}")
         return PointPath(self._points, f"{self._path}.{index % len(self)}")
 
     def __len__(self) -> int:
-        start = len(self._path.split("."))
-        below = {name.split(".")[start] for name in self._points.specs if name.startswith(f"{self._path}.")}
-        return sum(name.isdigit() for name in below)
+        return sum(name.isdigit() for name in dir(self))
 
     def __iter__(self) -> Iterator[PointPath]:
         return (self[index] for index in range(len(self)))
@@ -55,11 +53,11 @@ class PointPath:
 
 
 def follow(points: ModelPoints, path: str) -> Any:
-    """The point or the branch at a path."""
+    """The point with this name, or the `PointPath` of all points that start with it."""
     if path == "blocks" and not points.anatomy.is_encoder_decoder:
         path = points.anatomy.main.name
     if path in points.specs:
         return points.find(path)
     if any(name.startswith(f"{path}.") for name in points.specs):
         return PointPath(points, path)
-    raise AttributeError(f"no point is named {path!r}, and none begins like that")
+    raise AttributeError(f"no point is named {path!r} or starts with {path + '.'!r}")

@@ -1,4 +1,4 @@
-"""Products of two matrices, kept as the two: a head's `W_Q W_Kᵀ` or `W_V W_O` is large and of low rank."""
+"""Low-rank products of two matrices, such as `W_Q W_Kᵀ` and `W_V W_O` of a head, and composition scores of heads."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from hookline.errors import HooklineError
+from hookline.transformer.norms import upcast
 
 
 class FactoredMatrix:
-    """The product `A @ B`, worked out only where it is asked for.
+    """The product `A @ B` of two thin matrices, which is not computed unless requested as `.AB`.
 
         OV = FactoredMatrix(model.W_V, model.W_O)      # [layer, head, d_model, d_model], as two thin matrices
         OV[0, 3] @ x, OV @ OV, OV.norm(), OV.svd(), OV.eigenvalues
@@ -28,27 +30,27 @@ class FactoredMatrix:
 
     @property
     def shape(self) -> torch.Size:
-        """Of the product."""
+        """The shape of the product."""
         return torch.Size((*self.A.shape[:-1], self.B.shape[-1]))
 
     @property
     def ndim(self) -> int:
-        """Of the product."""
+        """The number of axes of the product."""
         return self.A.ndim
 
     @property
     def ldim(self) -> int:
-        """Rows of the product."""
+        """The number of rows of the product."""
         return self.A.shape[-2]
 
     @property
     def mdim(self) -> int:
-        """What is summed over: its rank is at most that."""
+        """The size of the inner axis, an upper bound of the rank."""
         return self.A.shape[-1]
 
     @property
     def rdim(self) -> int:
-        """Columns of the product."""
+        """The number of columns of the product."""
         return self.B.shape[-1]
 
     @property
@@ -58,23 +60,23 @@ class FactoredMatrix:
 
     @property
     def AB(self) -> Tensor:  # noqa: N802
-        """The product itself."""
+        """The full product."""
         return self.A @ self.B
 
     @property
     def BA(self) -> Tensor:  # noqa: N802
-        """The small product the other way round, of a square matrix: it has the same eigenvalues, but for zeros."""
+        """The small product in reverse order, for a square matrix: it has the same nonzero eigenvalues."""
         if self.ldim != self.rdim:
-            raise HooklineError(f"a matrix of {self.ldim} × {self.rdim} is not square: it has no product the other way")
+            raise HooklineError(f"a matrix of {self.ldim} × {self.rdim} is not square, so B @ A is not defined")
         return self.B @ self.A
 
     @property
     def T(self) -> FactoredMatrix:  # noqa: N802
-        """Transposed."""
+        """The transpose."""
         return FactoredMatrix(self.B.mT, self.A.mT)
 
     def __matmul__(self, other: Tensor | FactoredMatrix) -> Any:
-        """Times a vector, a vector; times a matrix, still two factors."""
+        """The product with a vector is a vector; with a matrix it is a FactoredMatrix."""
         if isinstance(other, FactoredMatrix):
             middle = self.B @ other.A  # small: between the two thin sides
             if self.mdim <= other.mdim:
@@ -90,13 +92,13 @@ class FactoredMatrix:
         return FactoredMatrix(other @ self.A, self.B)
 
     def __mul__(self, factor: float | Tensor) -> FactoredMatrix:
-        """Times a number."""
+        """The product with a number."""
         return FactoredMatrix(self.A * factor, self.B)
 
     __rmul__ = __mul__
 
     def __getitem__(self, index: Any) -> FactoredMatrix:
-        """By batch axes; further indices choose rows, then columns. A single row or column stays an axis of one."""
+        """Index batch axes, then rows, then columns. A single row or column remains as an axis of size 1."""
         index = index if isinstance(index, tuple) else (index,)
         if Ellipsis in index:
             place = index.index(Ellipsis)
@@ -107,23 +109,23 @@ class FactoredMatrix:
         n = self.ndim - 2 + new  # new axes are batch axes
         batch, (rows, columns) = index[:n], (*index[n:], slice(None), slice(None))[:2]
         if rows is None or columns is None:
-            raise HooklineError("a new axis goes before those of rows and columns")
+            raise HooklineError("a new axis must come before the axes of rows and columns")
         return FactoredMatrix(self.A[batch][..., _as_axis(rows), :], self.B[batch][..., :, _as_axis(columns)])
 
     def norm(self) -> Tensor:
-        """The root of the sum of all squares, from the two small products."""
+        """The Frobenius norm, computed from two small products."""
         return ((self.A.mT @ self.A) * (self.B @ self.B.mT).mT).sum((-2, -1)).clamp(min=0).sqrt()
 
     @cached_property
     def _svd(self) -> tuple[Tensor, Tensor, Tensor]:
-        u_a, s_a, vh_a = torch.linalg.svd(_wide(self.A), full_matrices=False)
-        u_b, s_b, vh_b = torch.linalg.svd(_wide(self.B), full_matrices=False)
+        u_a, s_a, vh_a = torch.linalg.svd(upcast(self.A), full_matrices=False)
+        u_b, s_b, vh_b = torch.linalg.svd(upcast(self.B), full_matrices=False)
         middle = (s_a[..., :, None] * vh_a) @ (u_b * s_b[..., None, :])
         u, s, vh = torch.linalg.svd(middle, full_matrices=False)
         return u_a @ u, s, vh_b.mT @ vh.mT
 
     def svd(self) -> tuple[Tensor, Tensor, Tensor]:
-        """`U`, `S`, `V` so that the product is `U @ diag(S) @ V.T`, from small matrices only."""
+        """`U`, `S`, `V` such that the product is `U @ diag(S) @ V.T`, computed from small matrices."""
         return self._svd
 
     @property
@@ -148,30 +150,30 @@ class FactoredMatrix:
 
     @property
     def eigenvalues(self) -> Tensor:
-        """Of a square product: those that are not zero for want of rank."""
-        return torch.linalg.eigvals(_wide(self.BA if self.mdim <= self.ldim else self.AB))
+        """The eigenvalues of a square product, without those that are zero because of its low rank."""
+        return torch.linalg.eigvals(upcast(self.BA if self.mdim <= self.ldim else self.AB))
 
     def make_even(self) -> FactoredMatrix:
-        """The same product with both factors alike in size: the root of the singular values on each side."""
+        """The same product with the square root of the singular values in each factor."""
         u, s, v = self._svd
         root = s.sqrt()
         return FactoredMatrix(u * root[..., None, :], root[..., :, None] * v.mT)
 
     def get_corner(self, k: int = 3) -> Tensor:
-        """The first rows and columns of the product."""
+        """The first `k` rows and columns of the product."""
         return self[(..., slice(k), slice(k))].AB
 
     def unsqueeze(self, dim: int) -> FactoredMatrix:
-        """One batch axis more."""
+        """The matrix with another batch axis."""
         return FactoredMatrix(self.A.unsqueeze(dim), self.B.unsqueeze(dim))
 
     def collapse_l(self) -> Tensor:
-        """The right side alone, with the same singular values and right vectors as the product."""
+        """A matrix with the same singular values and right singular vectors as the product."""
         _, s, v = self._svd
         return s[..., :, None] * v.mT
 
     def collapse_r(self) -> Tensor:
-        """The left side alone, likewise."""
+        """A matrix with the same singular values and left singular vectors as the product."""
         u, s, _ = self._svd
         return u * s[..., None, :]
 
@@ -179,13 +181,29 @@ class FactoredMatrix:
         return f"FactoredMatrix({list(self.shape)}, rank at most {min(self.mdim, self.ldim, self.rdim)})"
 
 
-def _wide(x: Tensor) -> Tensor:
-    """At 32 bits or more: torch takes no fewer apart."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-
-
 def _as_axis(index: Any) -> Any:
-    """One row is a range of one row."""
+    """A single index as a slice, which keeps the axis."""
     if not isinstance(index, int):
         return index
     return slice(index, index + 1 if index != -1 else None)
+
+
+def composition_scores(left: FactoredMatrix, right: FactoredMatrix) -> Float[Tensor, "*batch"]:
+    """The norm of each product divided by the product of the norms: at most 1, and near 0 for unrelated heads.
+
+        composition_scores(model.OV[0, 3], model.QK[1, 5])
+
+    Batch axes are broadcast. Only products of the size of a head are computed, none of width d_model.
+    """
+    middle = left.B @ right.A
+    before, after = left.A.mT @ left.A, right.B @ right.B.mT
+    square = ((before @ middle) * (middle @ after)).sum((-2, -1))
+    return square.clamp(min=0).sqrt() / (left.norm() * right.norm())
+
+
+def all_scores(left: FactoredMatrix, right: FactoredMatrix) -> Float[Tensor, "layer head layer head"]:
+    """The composition score of every head with every head of a later layer; 0 for all other pairs."""
+    n_layers = left.shape[0]
+    scores = torch.stack([composition_scores(left[n].unsqueeze(1).unsqueeze(1), right) for n in range(n_layers)])
+    is_later = torch.ones(n_layers, n_layers, dtype=torch.bool, device=scores.device).triu(1)
+    return scores * is_later[:, None, :, None]

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 
 from hookline.compat.transformer_lens.entries import find_entry
 from hookline.errors import HooklineError
-from hookline.transformer.architectures import architecture, embedding_factor
 from hookline.transformer.norms import norm_of
 from hookline.weights.attribute_access import follow
-from hookline.weights.copies import Copy, copied, plain
 from hookline.weights.matrices import weight
+from hookline.weights.read_only import ReadOnlyTensor, plain, read_only
 
 if TYPE_CHECKING:
     from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer
@@ -40,10 +39,10 @@ class Part:
         if entry is None:
             raise AttributeError(f"{self._path} has no {name!r}")
         if entry.parameter is None:
-            return copied(entry.value, f"this model has no {self._path}.{name.lstrip('_')}, so this is all zeros")
+            return read_only(entry.value, f"this model has no {self._path}.{name.lstrip('_')}, so this is all zeros")
         if entry.is_view:
             return entry.own
-        return copied(entry.value, f"the model has it in another form; assign it instead: {self._short}.{name} = …")
+        return read_only(entry.value, f"the model has it in another form; assign it instead: {self._short}.{name} = …")
 
     def __setattr__(self, name: str, value: Tensor) -> None:
         """Overwrite a weight."""
@@ -83,7 +82,7 @@ class Embed(Part):
         stack = self._model._anatomy.main
         found = super().__call__(tokens)
         found = found if stack.embed_norm is None else stack.embed_norm(found)
-        return found * embedding_factor(stack.config)
+        return found * stack.architecture.embedding_factor
 
 
 class PosEmbed(Part):
@@ -109,7 +108,7 @@ class LayerNorm(Part):
         if norm_of(self._module, width) is None:
             raise HooklineError(f"{self._path} is not a norm of a known form, and has no w and b")
         constant = torch.full((width,), value, device=self._model._device)
-        return copied(constant, f"this model has no {self._path}.{name}, so this is a constant {value:g}")
+        return read_only(constant, f"this model has no {self._path}.{name}, so this is a constant {value:g}")
 
 
 class Attention(Part):
@@ -121,7 +120,7 @@ class Attention(Part):
         own = super()._weight(f"_{name}")
         why = f"heads share {name}, which is repeated for each here; write into {self._short}._{name}, the groups' own"
         repeated = plain(own).repeat_interleave(self._model.cfg.n_heads // len(own), 0)
-        return copied(repeated, own.why if isinstance(own, Copy) else why)
+        return read_only(repeated, own.why if isinstance(own, ReadOnlyTensor) else why)
 
     @property
     def OV(self) -> Any:  # noqa: N802
@@ -163,7 +162,7 @@ class MLP(Part):
     def __call__(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         """The output for the normalized stream."""
         kind = self._model._anatomy.kind
-        if architecture(kind).residual_in_mlp:
+        if self._model._anatomy.architecture.residual_in_mlp:
             raise HooklineError(f"the MLP of {kind} adds the residual itself, and cannot be called on its own")
         return super().__call__(x)
 

@@ -8,10 +8,10 @@ from typing import Any
 from torch import nn
 
 from hookline.compat.transformer_lens.tl_config import HookedTransformerConfig
-from hookline.transformer.architectures import is_parallel
+from hookline.transformer.anatomy import Anatomy
 from hookline.transformer.cfg import Cfg, cfg_of
 from hookline.transformer.norms import norm_of
-from hookline.transformer.roles import MLP_IN, MLP_LINEAR, Anatomy, child
+from hookline.transformer.roles import MLP_IN, MLP_LINEAR, child
 from hookline.weights.processing import processing_of
 
 _POSITIONS = {"added to the stream": "standard", "rotary": "rotary", "alibi": "alibi"}
@@ -62,7 +62,7 @@ def described(module: nn.Module, anatomy: Anatomy, **known: Any) -> HookedTransf
         "use_qk_norm": isinstance(_first(block.attn, "q_norm", "q_layernorm", "query_norm"), nn.Module),
         "use_normalization_before_and_after": block.ln1 is not None and block.ln1_post is not None,
         "scale_attn_by_inverse_layer_idx": bool(_first(config, "scale_attn_by_inverse_layer_idx")),
-        "parallel_attn_mlp": is_parallel(config),
+        "parallel_attn_mlp": anatomy.main.architecture.parallel,
         "attn_scores_soft_cap": _first(config, "attn_logit_softcapping") or -1.0,
         "output_logits_soft_cap": _first(config, "final_logit_softcapping") or -1.0,
         "tie_word_embeddings": bool(_first(config, "tie_word_embeddings")),

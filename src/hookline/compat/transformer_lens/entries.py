@@ -14,10 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from hookline.errors import HooklineError
-from hookline.transformer.architectures import embedding_factor
 from hookline.transformer.norms import norm_of
-from hookline.weights.copies import plain, shares_memory
 from hookline.weights.matrices import linear, weight_and_parameter, without_first
+from hookline.weights.read_only import plain, shares_memory
 
 if TYPE_CHECKING:
     from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer
@@ -107,7 +106,7 @@ def _before_layers(model: HookedTransformer) -> Iterator[tuple[str, Entry]]:
     if not isinstance(anatomy.main.embed, nn.Embedding):
         raise HooklineError(f"{type(anatomy.main.embed).__name__} is not a plain embedding and has no single matrix")
     own, inside = anatomy.main.embed.weight, getattr(anatomy.main.embed, "embed_scale", 1.0)
-    yield "embed.W_E", Entry(own, own, float(inside) * embedding_factor(anatomy.main.config))
+    yield "embed.W_E", Entry(own, own, float(inside) * anatomy.main.architecture.embedding_factor)
     yield from _of_norm("embed.ln", getattr(anatomy.main.embed, "ln", None) or anatomy.main.embed_norm)
     # Positions that a shortformer adds to queries and keys are learned positions too.
     positions: Any = anatomy.main.pos_embed

@@ -21,8 +21,8 @@ from hookline.errors import HooklineError, HooklineWarning, users_level
 from hookline.load import load
 from hookline.model import HookedModel
 from hookline.text.tokenizer import Side
+from hookline.transformer.find_anatomy import find_anatomy, unknown_anatomy
 from hookline.transformer.hub import EMBEDDED, as_hookline_error, find_model
-from hookline.transformer.roles import find_anatomy, unknown_anatomy
 from hookline.weights.processing.swaps import Swaps
 
 _PROCESSING = (
@@ -137,9 +137,9 @@ class Pretrained(LensWeights):
             vars(self)["_refactored"] = swaps
         self.cfg.normalization_type = normalization(self.module, self._anatomy)
 
-    def _do(self, name: str, swaps: Swaps, tolerance: float) -> None:
+    def _do(self, name: str, swaps: Swaps) -> None:
         if name != "refactor_factored_attn_matrices":
-            return super()._do(name, swaps, tolerance)
+            return super()._do(name, swaps)
         return refactor(self, swaps)  # type: ignore[arg-type]
 
     def _process(self, steps: dict[str, bool | None]) -> None:

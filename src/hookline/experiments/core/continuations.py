@@ -16,9 +16,10 @@ from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.experiments.core.prompts import Prompts, check_pair, prompts_of
-from hookline.experiments.metrics import LogitDiff, Metric, check_vocabulary, name_of, several, upcast
+from hookline.experiments.metrics import LogitDiff, Metric, check_vocabulary, name_of, several
 from hookline.model import HookedModel
 from hookline.rerun.strategy import is_close
+from hookline.transformer.norms import upcast
 
 Ids: TypeAlias = tuple[int, ...]
 Slot: TypeAlias = list[Ids]

@@ -1,11 +1,12 @@
-"""Labels and plain values of a result: what may be one, how they are found, and how they are shown."""
+"""Labels and plain values of a result: which are allowed, how they are found, and how they are printed."""
 
 from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from html import escape
 from importlib import import_module
 from operator import index
 from typing import Any, TypeAlias
@@ -17,46 +18,44 @@ from torch import Tensor
 from hookline.errors import HooklineError
 
 Label: TypeAlias = int | float | str
-VERSION = "2"  # of the file format
 _LARGEST = sys.float_info.max
 
 
 def token_labels(tokens: Iterable[str]) -> list[str]:
-    """Labels for positions: "3: Mary"; white space is written out where it is all there is."""
+    """Labels of positions: "3: Mary". A token of white space only is written as in Python."""
     return [f"{at}: {text.strip() or repr(text)}" for at, text in enumerate(tokens)]
 
 
 def floats(values: Any) -> Tensor:
-    """A copy of the values as floats on the CPU; whole numbers in double precision, which keeps them exact."""
+    """A copy of the values as floats on the CPU; integers become float64, which represents them exactly."""
     if not isinstance(values, Tensor | np.ndarray):
         raise HooklineError(f"the values of a result are a tensor, not {type(values).__name__}")
     x = torch.as_tensor(values).detach()
     if x.is_complex() or x.layout is not torch.strided:
-        raise HooklineError(f"the values of a result are a plain tensor of real numbers, not {x.dtype}, {x.layout}")
-    exact = x.dtype in (torch.float32, torch.float64)
-    dtype = x.dtype if exact else torch.float32 if x.is_floating_point() else torch.float64
+        raise HooklineError(f"the values of a result are a dense tensor of real numbers, not {x.dtype}, {x.layout}")
+    dtype = torch.promote_types(x.dtype, torch.float32) if x.is_floating_point() else torch.float64
     return x.to("cpu", dtype, copy=True).contiguous()
 
 
 def checked_axes(axes: Any, values: Tensor) -> tuple[str, ...]:
-    """Names, one for each axis of the values."""
+    """The names of the axes, one for each dimension of the values."""
     if isinstance(axes, str) or not all(isinstance(axis, str) and axis.isidentifier() for axis in axes):
         raise HooklineError(f'axes are names, as in ("layer", "pos"), not {axes!r}')
     if len(set(axes)) != len(axes) or "value" in axes:
-        raise HooklineError(f'the axes must differ, and none be called "value": not {listed(axes)}')
+        raise HooklineError(f'the axes must have different names, and none may be called "value", not {listed(axes)}')
     if len(axes) != values.ndim:
         raise HooklineError(f"{len(axes)} axes ({listed(axes)}) for values of shape {list(values.shape)}")
     return tuple(axes)
 
 
 def checked_coords(coords: Any, axes: tuple[str, ...], values: Tensor) -> dict[str, list[Label]]:
-    """A label for each place on each axis."""
+    """The labels of each axis: one for each index, without duplicates."""
     if set(coords) != set(axes):
-        raise HooklineError(f"every axis has coords and nothing else has: {listed(axes)}, not {listed(coords)}")
+        raise HooklineError(f"coords must have labels for the axes {listed(axes)}, but has them for {listed(coords)}")
     checked = {axis: [_label(axis, each) for each in coords[axis]] for axis in axes}
     for (axis, labels), size in zip(checked.items(), values.shape, strict=True):
         if len(labels) != size:
-            raise HooklineError(f"axis {axis!r} has {size} places but {len(labels)} labels: {_some(labels)}")
+            raise HooklineError(f"axis {axis!r} has size {size} but {len(labels)} labels: {_some(labels)}")
         if not labels:
             raise HooklineError(f"axis {axis!r} is empty: a result has at least one cell")
         twice = next((each for at, each in enumerate(labels) if each in labels[:at]), None)
@@ -66,88 +65,89 @@ def checked_coords(coords: Any, axes: tuple[str, ...], values: Tensor) -> dict[s
 
 
 def _label(axis: str, label: Any) -> Label:
-    plain = label.item() if isinstance(label, Tensor | np.generic) and label.ndim == 0 else label
-    if not is_label(plain):
+    found = scalar(label)
+    if not is_label(found):
         raise HooklineError(f"a label is a number or a string, but axis {axis!r} has {label!r}")
-    return plain
+    return found
+
+
+def scalar(x: Any) -> Any:
+    """A tensor or array of one number as that number; anything else unchanged."""
+    return x.item() if isinstance(x, Tensor | np.generic) and x.ndim == 0 else x
 
 
 def is_label(x: Any) -> bool:
-    """Whether something may be a label."""
+    """Whether a value can be a label."""
     return isinstance(x, str) or (isinstance(x, int | float) and not isinstance(x, bool) and abs(x) <= _LARGEST)
 
 
-def matches(label: Label, want: Any) -> bool:
-    """Whether "3: Mary" is meant by 3 or by "Mary"."""
+def find_label(axis: str, labels: list[Label], want: Any, *, has_isel: bool = False) -> int:
+    """The index of a label; "3: Mary" is also found by 3 and by "Mary". `has_isel`: errors suggest `isel`."""
+    want = scalar(want)
+    found = [at for at, label in enumerate(labels) if is_label(want) and label == want]
+    found = found or [at for at, label in enumerate(labels) if is_label(want) and _matches(label, want)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise HooklineError(
+            f"{axis} {want!r} occurs {len(found)} times: use one of {listed(labels[at] for at in found)}"
+        )
+    near = get_close_matches(str(want), list(map(str, labels)), n=5, cutoff=0.4) if isinstance(want, str) else []
+    advice = f"Did you mean {listed(near)}?" if near else f"The labels are {_some(labels)}."
+    is_index = isinstance(want, int) and not isinstance(want, bool) and -len(labels) <= want < len(labels)
+    by_index = f" To select by index, use isel({axis}={want})." if is_index and has_isel else ""
+    raise HooklineError(f"axis {axis!r} has no label {want!r}. {advice}{by_index}")
+
+
+def _matches(label: Label, want: Label) -> bool:
     number, colon, text = str(label).partition(": ")
-    if not isinstance(label, str) or not colon or not number.isdigit() or not is_label(want):
+    if not isinstance(label, str) or not colon or not number.isdigit():
         return False
     return number == str(want) if isinstance(want, int) else text.strip() == str(want).strip() != ""
 
 
-def not_found(axis: str, labels: list[Label], want: Any, several: list[Label]) -> str:
-    """What to say of a label that is not there, or there several times."""
-    if several:
-        return f"{axis} {want!r} is there {len(several)} times: give one of {listed(several)}"
-    near = get_close_matches(str(want), list(map(str, labels)), n=5, cutoff=0.4) if isinstance(want, str) else []
-    advice = f"Did you mean {listed(near)}?" if near else f"The labels are {_some(labels)}."
-    is_place = isinstance(want, int) and not isinstance(want, bool) and -len(labels) <= want < len(labels)
-    by_place = f" By place it is isel({axis}={want})." if is_place else ""
-    return f"axis {axis!r} has no label {want!r}. {advice}{by_place}"
-
-
 def indices(axis: str, labels: list[Label], at: Any) -> int | list[int]:
-    """Places on an axis as an index, or as a list of them, none of it negative."""
+    """An index, a list or a slice along an axis, as one index or a list of them, none negative."""
     size = len(labels)
     if isinstance(at, slice):
         chosen = list(range(size))[at]
         if not chosen:
-            raise HooklineError(f"{at!r} chooses nothing of axis {axis!r}, which has {size} labels: {_some(labels)}")
+            raise HooklineError(f"{at!r} selects nothing of axis {axis!r}, which has {size} labels: {_some(labels)}")
         return chosen
     if isinstance(at, Tensor | np.ndarray):
         at = at.tolist()
     if isinstance(at, list | tuple | range) and len(at):
-        return [_one(axis, size, each) for each in at]
-    return _one(axis, size, at)
+        return [_index(axis, size, each) for each in at]
+    return _index(axis, size, at)
 
 
-def _one(axis: str, size: int, at: Any) -> int:
+def _index(axis: str, size: int, at: Any) -> int:
     if isinstance(at, bool) or not hasattr(at, "__index__"):
-        raise HooklineError(f"{at!r} is no place on axis {axis!r}: give an index, a list, or a slice; sel takes labels")
+        raise HooklineError(f"{at!r} is not an index of axis {axis!r}: use an index, a list or a slice, or sel(…)")
     if not -size <= index(at) < size:
-        raise HooklineError(f"place {at} of axis {axis!r}, but it has {size}: 0 to {size - 1}")
+        raise HooklineError(f"index {at} of axis {axis!r} is out of range: it has {size} labels")
     return index(at) % size
 
 
-def taken(values: Tensor, dim: int, at: int | list[int]) -> Tensor:
-    """What is at one place, or at several, of an axis."""
-    return values.select(dim, at) if isinstance(at, int) else values.index_select(dim, torch.tensor(at))
-
-
-def checked_key(key: Any) -> str:
-    """A name in `info`."""
+def plain_label(value: Any, key: Any) -> Any:
+    """A value of `info` as JSON can store it."""
     if not isinstance(key, str):
         raise HooklineError(f"the keys of info are strings, not {key!r}")
-    return key
-
-
-def plain(value: Any, key: str) -> Any:
-    """A value as JSON can keep it."""
     if isinstance(value, int) and abs(value) > _LARGEST:
-        raise HooklineError(f"info[{key!r}] has a whole number above {_LARGEST:g}")
+        raise HooklineError(f"info[{key!r}] has an integer above {_LARGEST:g}")
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, Tensor | np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, list | tuple | range):
-        return [plain(each, key) for each in value]
+        return [plain_label(each, key) for each in value]
     if isinstance(value, dict):
-        return {checked_key(name): plain(each, key) for name, each in value.items()}
+        return {name: plain_label(each, name) for name, each in value.items()}
     raise HooklineError(f"info[{key!r}] must be plain (numbers, strings, lists, dicts) or a Result, not {value!r}")
 
 
 def needed(library: str, verb: str, extra: str) -> Any:
-    """A library that not everybody has."""
+    """Import an optional library."""
     try:
         return import_module(library)
     except ImportError as error:
@@ -155,7 +155,7 @@ def needed(library: str, verb: str, extra: str) -> Any:
 
 
 def first_sum(content: str, tensors: dict[str, Tensor]) -> str:
-    """The checksum that results of the first version have."""
+    """The checksum in result files of the first version."""
     total = zlib.crc32(content.encode())
     for name in sorted(tensors):
         total = zlib.crc32(tensors[name].numpy().tobytes(), zlib.crc32(name.encode(), total))
@@ -163,29 +163,39 @@ def first_sum(content: str, tensors: dict[str, Tensor]) -> str:
 
 
 def about(model: Any, what: str) -> dict[str, str]:
-    """What `info` says about an experiment in words, for titles: what was done, and on which model."""
+    """The entries of `info` that titles are made of: what was done, and on which model."""
     return {"about": what, "model": model.cfg.model_name}
 
 
 def said_points(points: str | Iterable[str]) -> str:
-    """The points that were asked for, in words."""
+    """The points that were asked for, as text."""
     return points if isinstance(points, str) else ", ".join(points)
 
 
-def number(x: float) -> str:
-    """A number as people read it."""
-    return f"{x:.4g}"
-
-
-def said(value: bool | float | str) -> str:
-    """A plain value as people read it."""
-    return number(value) if isinstance(value, float) else str(value)
+def number_text(x: float | str) -> str:
+    """A float with four digits; anything else as text."""
+    return f"{x:.4g}" if isinstance(x, float) else str(x)
 
 
 def listed(names: Iterable[Any]) -> str:
-    """Names, quoted, in a row."""
+    """Names in quotes, separated by commas."""
     return ", ".join(map(repr, names)) or "none"
 
 
 def _some(labels: list[Label]) -> str:
     return listed(labels) if len(labels) <= 8 else f"{listed(labels[:4])}, … {listed(labels[-2:])}"
+
+
+def table(rows: Sequence[Sequence[str]], align: str = "<") -> str:
+    """Rows of cells as text with aligned columns: the first to the left, the others by `align`, "<" or ">"."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    sides = ["<", *[align] * len(widths)]
+    lines = ("  ".join(f"{x:{side}{n}}" for x, side, n in zip(row, sides, widths, strict=False)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def html_table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells as an HTML table; the first row is its head."""
+    kinds = ["th", *["td"] * len(rows)]
+    lines = ("".join(f"<{kind}>{escape(x)}</{kind}>" for x in row) for kind, row in zip(kinds, rows, strict=False))
+    return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"

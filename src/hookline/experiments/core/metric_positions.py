@@ -15,8 +15,9 @@ from torch.utils._pytree import tree_leaves
 
 from hookline.engine.modes import Modes
 from hookline.engine.torch_hooks import TorchHooks
-from hookline.experiments.metrics import MetricFunction, checked, upcast
+from hookline.experiments.metrics import MetricFunction, checked_value
 from hookline.transformer.contexts import GradMode
+from hookline.transformer.norms import upcast
 
 # Operations that pass NaN on from their inputs to their outputs, where an index or a condition is constant. All others
 # (comparisons, argmax, nan_to_num …) may hide it.
@@ -43,7 +44,7 @@ def positions_read(metric: MetricFunction, logits: Float[Tensor, "batch pos voca
     """
     width = logits.shape[1]
     logits, everywhere = logits.detach(), list(range(width))
-    before, again = (checked(metric(logits.clone()), len(logits)) for _ in range(2))
+    before, again = (checked_value(metric(logits.clone()), len(logits)) for _ in range(2))
     trial = _Trial(metric, logits, before)
     if width == 1 or not torch.equal(before, again) or not trial.can_tell():
         return torch.ones(width, dtype=torch.bool)

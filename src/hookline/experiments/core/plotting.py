@@ -1,4 +1,4 @@
-"""Plots of results: heat maps, curves and bars whose labels can be read at every size. Needs matplotlib."""
+"""Plots of results: heat maps, curves and bars with readable labels at every size. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from functools import cache
 from io import BytesIO
 from textwrap import fill
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib import colormaps, font_manager, pyplot
@@ -14,9 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import Colormap, Normalize
 from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
 from matplotlib.textpath import text_to_path
 from matplotlib.ticker import FuncFormatter, Locator, MaxNLocator
+from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.experiments.core.labels import Label
@@ -25,15 +25,15 @@ from hookline.experiments.result import BASELINES, Result
 _FONT = 8.0  # of labels, in points
 _LONGEST = 18  # characters of a label
 _MOST_PANELS = 48
-_EMPTY = "0.86"  # cells that were not done
+_EMPTY = "0.86"  # missing cells
 _INK, _FAINT = "#2b5f94", "0.45"
 _DIVERGING, _SEQUENTIAL = "RdBu", "Blues"
 _SEQUENCES = ("layer", "pos", "count", "size", "step", "coefficient")
-"""Axes along which neighbors can be joined by a line. Labels of other axes are categories, drawn as bars."""
+"""Axes whose neighbors are joined by a line. Labels of other axes are categories, drawn as bars."""
 _CURVES = ("count", "size")
-"""Axes that count how much was done: a result over one of these and another axis is drawn as curves."""
+"""Axes of counts: a result over one of these and another axis is drawn as curves."""
 _READABLE = 60  # categories on one axis of a heat map
-_SHOWN = 40  # of them where there are more
+_SHOWN = 40  # drawn if there are more
 _FINEST = 900  # cells of a heat map along one axis; more are thinner than a pixel
 
 
@@ -59,42 +59,44 @@ def plot(
     center: float | None = None,
     **kwargs: Any,
 ) -> Axes | Figure:
-    """Draw a result: one axis as a line or as bars, two as a heat map, and a panel for each label of a further one.
+    """Draw a result: one axis as a line or bars, two as a heat map, and one panel for each label of a third.
 
-    Layers, positions and counts are joined by a line; labels such as heads or points are categories and get bars. A
-    result over a count, as of `ablation.cumulative`, is drawn as curves. Panels are for the metrics where there are
-    several, else for the first of three axes, or for the axis that `panels` names.
+    Layers, positions and counts are joined by a line; labels such as heads or points are categories and are drawn as
+    bars. A result over a count, as returned by `ablation.cumulative`, is drawn as curves. There is one panel per metric
+    if there are several, otherwise per label of the first of three axes, or of the axis that `panels` names.
 
-    Colors are blue above and red below `center`, equally far on both sides: by default the value of the run that was
-    changed, or 0. Values that cannot be negative and have no such run, such as attention or probabilities, get one
-    color, from 0 up. The bar beside a map shows the range that occurs. Panels of metrics have scales of their own,
-    others share one. Bars start at the value of the run that was changed, or 0. A heat map or bar chart with more than
-    60 categories on an axis shows the 40 with the strongest cells, and its title says so. Other keywords go to
+    Colors are blue above and red below `center`, on a symmetric scale; `center` defaults to the value of the run that
+    was changed, or 0. Values without such a run that are never negative, such as attention or probabilities, are drawn
+    in one color, from 0 up. The color bar shows the range of the values. Panels of metrics have their own scales, other
+    panels share one. Bars start at the value of the run that was changed, or 0. A heat map or bar chart with more than
+    60 categories on an axis shows the 40 with the strongest cells, and its title says so. Other keywords are passed to
     matplotlib's `imshow`, `plot` or `bar` (`cmap`, `vmin`, `vmax`, `norm`; `color`, `marker`). Returns the Axes, or the
-    Figure where there are panels.
+    Figure if there are panels.
     """
     split = _split_axis(result, panels)
     rest = [axis for axis in result.axes if axis != split]
     if len(rest) not in (1, 2):
         raise HooklineError(
             f"a plot shows one or two axes, and panels for one more: this result has "
-            f"{', '.join(map(repr, result.axes)) or 'none'}. Take a part with sel(…), or average with mean(…)"
+            f"{', '.join(map(repr, result.axes)) or 'none'}. Select with sel(…), or average with mean(…)"
         )
     if center is not None and (len(rest) == 1 or {"norm", "vmin", "vmax"} & kwargs.keys()):
-        raise HooklineError("center is for the colors of a heat map, where no norm, vmin or vmax sets them already")
+        raise HooklineError(
+            "center is the middle of a heat map's colors: omit it for lines, and with norm, vmin or vmax"
+        )
     result, note = _readable(result, split)
     heading = drawable(_heading(result) + note if title is None else title, cut=False)
     if split is not None:
         return _panels(result, split, ax, heading, center, kwargs)
     if ax is None:
         ax = pyplot.subplots(figsize=_size(result), layout="constrained")[1]
-    _draw(result, ax, center, kwargs)
+    _draw(result, ax, kwargs, _scale(result, center, kwargs))
     ax.set_title(_wrapped(heading, ax.figure.get_figwidth()), fontsize=_FONT + 2, loc="left")  # type: ignore[union-attr]
     return ax
 
 
 def _split_axis(result: Result, panels: str | None) -> str | None:
-    """The axis whose labels get a panel each."""
+    """The axis with one panel per label."""
     if panels is not None:
         return result._axis(panels)
     if "metric" in result.axes and len(result.axes) > 1:
@@ -112,7 +114,7 @@ def _heading(result: Result) -> str:
 
 
 def _readable(result: Result, split: str | None) -> tuple[Result, str]:
-    """The part of a heat map or bar chart that can be read: of too many categories those with the strongest cells."""
+    """The result with at most a readable number of categories, those with the strongest cells; and a note on them."""
     notes = []
     axes = [axis for axis in result.axes if axis != split]
     for axis in axes:
@@ -127,13 +129,13 @@ def _readable(result: Result, split: str | None) -> tuple[Result, str]:
 
 
 def _wrapped(heading: str, inches: float) -> str:
-    """A heading in lines that fit a figure of that width."""
+    """Wrap a heading into lines that fit a figure of that width."""
     letters = 72 * inches / (0.6 * (_FONT + 2))
     return fill(heading, max(int(letters) - 6, 20), break_long_words=False)
 
 
 def _size(result: Result) -> tuple[float, float]:
-    """Width and height in inches that give every cell some room."""
+    """Width and height of a figure in inches, by the number of cells."""
     if _curve_axis(result) is not None:
         return 6.4, 3.2
     rows, columns = result.shape
@@ -144,18 +146,17 @@ def _size(result: Result) -> tuple[float, float]:
 def _panels(result: Result, split: str, ax: Axes | None, heading: str, center: float | None, kwargs: Any) -> Figure:
     labels = result.coords[split]
     if ax is not None:
-        raise HooklineError(f"{len(labels)} panels need a figure of their own: leave out ax, or take one with sel(…)")
+        raise HooklineError(f"{len(labels)} panels need a figure of their own: omit ax, or select one with sel(…)")
     if len(labels) > _MOST_PANELS:
         raise HooklineError(
-            f"{len(labels)} panels for {split!r} are too many to read: choose with sel({split}=[…]), or another axis "
-            f"with panels=…"
+            f"{len(labels)} panels for {split!r} are too many to read: select some with sel({split}=[…]), or another "
+            f"axis with panels=…"
         )
     parts = [result.isel(**{split: at}) for at in range(len(labels))]
     columns = {1: 1, 2: 2, 3: 3, 4: 2}.get(len(labels), math.ceil(math.sqrt(len(labels))))
     rows = math.ceil(len(labels) / columns)
     width, height = _size(parts[0])
-    is_own = split == "metric"
-    is_lines = len(parts[0].axes) == 1 or _curve_axis(parts[0]) is not None
+    is_own, is_lines = split == "metric", _curve_axis(parts[0]) is not None
     figure, grid = pyplot.subplots(
         rows,
         columns,
@@ -165,26 +166,23 @@ def _panels(result: Result, split: str, ax: Axes | None, heading: str, center: f
         sharey=is_lines and not is_own,
         FigureClass=Panels,
     )
-    shared = kwargs
-    if not (is_own or is_lines):
-        shared = {"cmap": _cmap(result, center), **_rest(kwargs), "norm": _norm(result, center, kwargs)}
-    images = []
+    shared = None if is_own else _scale(result, center, kwargs)
     for at, (part, label, each) in enumerate(zip(parts, labels, grid.flat, strict=False)):
-        images.append(_draw(part, each, center, shared, bar=is_own))
+        _draw(part, each, kwargs, shared or _scale(part, center, kwargs), bar=is_own)
         each.set_title(
             drawable(label if isinstance(label, str) else f"{split} {label}"), fontsize=_FONT + 1, loc="left"
         )
         _label_edges(each, is_left=at % columns == 0, is_lowest=at + columns >= len(parts), is_own=is_own)
     for each in grid.flat[len(parts) :]:
         each.set_visible(False)
-    if not is_own and images[0] is not None:
-        plain_bar(figure.colorbar(images[0], ax=grid, shrink=0.8, pad=0.01), _range(result, center, kwargs))
+    if shared is not None and not is_lines:
+        plain_bar(figure.colorbar(grid[0, 0].images[0], ax=grid, shrink=0.8, pad=0.01), shared.shown)
     figure.suptitle(_wrapped(heading, figure.get_figwidth()), fontsize=_FONT + 3, x=0.01, ha="left")
     return figure
 
 
 def _label_edges(ax: Axes, *, is_left: bool, is_lowest: bool, is_own: bool) -> None:
-    """Leave out what the panel to the left or below says already."""
+    """Remove labels that the panel to the left or below already has."""
     if not is_lowest:
         ax.tick_params(axis="x", labelbottom=False)
         ax.set_xlabel("")
@@ -193,116 +191,92 @@ def _label_edges(ax: Axes, *, is_left: bool, is_lowest: bool, is_own: bool) -> N
         ax.tick_params(axis="y", labelleft=is_own)
 
 
-def _draw(
-    result: Result, ax: Axes, center: float | None, kwargs: dict[str, Any], *, bar: bool = True
-) -> AxesImage | None:
-    if (along := _curve_axis(result)) is not None:
-        _curves(result, along, ax, kwargs)
-        return None
-    return _heat(result, ax, center, kwargs, bar=bar)
+def _draw(result: Result, ax: Axes, kwargs: dict[str, Any], scale: _Scale, *, bar: bool = True) -> None:
+    along = _curve_axis(result)
+    if along is None:
+        _heat(result, ax, scale, bar=bar)
+    elif len(result.axes) == 1:
+        _line(result, ax, kwargs)
+    else:
+        (other,) = (axis for axis in result.axes if axis != along)
+        for at, label in enumerate(result.coords[other]):
+            _line(result.isel(**{other: at}), ax, {"color": f"C{at}", "label": drawable(str(label)), **kwargs})
 
 
 def _curve_axis(result: Result) -> str | None:
-    """The axis that is drawn from left to right, of a result that is drawn as lines or bars."""
+    """The x axis if the result is drawn as lines or bars; None if it is drawn as a heat map."""
     return result.axes[0] if len(result.axes) == 1 else next((x for x in result.axes if x in _CURVES), None)
 
 
-def _curves(result: Result, along: str, ax: Axes, kwargs: dict[str, Any]) -> None:
-    """One line, or one for each label of the other axis."""
-    if result.axes == (along,):
-        _line(result, ax, kwargs)
-        return
-    (other,) = (axis for axis in result.axes if axis != along)
-    for at, label in enumerate(result.coords[other]):
-        _line(result.isel(**{other: at}), ax, {"color": f"C{at}", "label": drawable(str(label)), **kwargs})
-
-
-def _heat(result: Result, ax: Axes, center: float | None, kwargs: dict[str, Any], *, bar: bool) -> AxesImage:
-    options = {"aspect": "auto", "interpolation": "nearest", **_rest(kwargs), "norm": _norm(result, center, kwargs)}
-    options["cmap"] = colors(options.get("cmap", _cmap(result, center)))
+def _heat(result: Result, ax: Axes, scale: _Scale, *, bar: bool) -> None:
     rows, columns = result.shape
-    options["extent"] = (-0.5, columns - 0.5, rows - 0.5, -0.5)  # places keep their numbers where cells are merged
-    image = ax.imshow(np.ma.masked_invalid(_merged(result, center)), **options)
-    down, across = result.axes
-    _label_axis(ax.yaxis, down, result.coords[down])
-    _label_axis(ax.xaxis, across, result.coords[across])
+    extent = (-0.5, columns - 0.5, rows - 0.5, -0.5)  # ticks keep their places if cells are merged
+    options = {"aspect": "auto", "interpolation": "nearest", **scale.options, "extent": extent}
+    image = ax.imshow(np.ma.masked_invalid(_merged(result, scale.origin)), **options)
+    for axis, name in zip((ax.yaxis, ax.xaxis), result.axes, strict=True):
+        _label_axis(axis, name, result.coords[name])
     ax.tick_params(length=2, color=_FAINT)
     for side in ax.spines.values():
         side.set_visible(False)
     if bar:
-        plain_bar(ax.figure.colorbar(image, ax=ax, pad=0.02, aspect=25), _range(result, center, kwargs))
-    return image
+        plain_bar(ax.figure.colorbar(image, ax=ax, pad=0.02, aspect=25), scale.shown)
 
 
-def _merged(result: Result, center: float | None) -> np.ndarray:
-    """The cells to draw. Where they would be thinner than a pixel, the strongest of its neighbors stands for all."""
+def _merged(result: Result, origin: float) -> np.ndarray:
+    """The cells to draw. Where they would be thinner than a pixel, several are drawn as the strongest of them."""
     values = result.numpy()
-    origin = result.origin if center is None else center
-    for axis in (0, 1):
-        size = values.shape[axis]
-        group = math.ceil(size / _FINEST)
-        if group > 1:
-            pads = [(0, 0), (0, 0)]
-            pads[axis] = (0, -size % group)
-            padded = np.moveaxis(np.pad(values, pads, constant_values=np.nan), axis, -1)
-            blocks = padded.reshape(*padded.shape[:-1], -1, group)
-            strongest = np.abs(np.nan_to_num(blocks - origin, nan=-np.inf, neginf=-np.inf)).argmax(-1)
-            chosen = np.take_along_axis(blocks, strongest[..., None], -1)[..., 0]
-            values = np.moveaxis(chosen, -1, axis)
+    for axis, size in enumerate(values.shape):
+        group, strongest = math.ceil(size / _FINEST), []
+        for block in np.split(values, range(group, size, group), axis) if group > 1 else ():
+            at = np.nan_to_num(np.abs(block - origin), nan=-1.0).argmax(axis, keepdims=True)
+            strongest.append(np.take_along_axis(block, at, axis))
+        values = np.concatenate(strongest, axis) if strongest else values
     return values
 
 
-def _is_one_sided(result: Result, center: float | None) -> bool:
-    """Whether the values go from 0 up, and are not changes of a run's value: attention, probabilities, norms."""
-    done = result.values[result.values.isfinite()]
-    has_run = any(key in result.info for key in BASELINES)
-    return center is None and not has_run and len(done) > 0 and 0 <= float(done.min()) < float(done.max())
+class _Scale(NamedTuple):
+    """The colors of a heat map: options of `imshow`, the value in the middle, and the range that the bar shows."""
+
+    options: dict[str, Any]
+    origin: float
+    shown: tuple[float, float] | None
 
 
-def _cmap(result: Result, center: float | None) -> str:
-    return _SEQUENTIAL if _is_one_sided(result, center) else _DIVERGING
+def _scale(result: Result, center: float | None, kwargs: dict[str, Any]) -> _Scale:
+    """The colors of a result: one color from 0 up for values that have no center, such as attention; else two."""
+    own = {"norm", "vmin", "vmax"} & kwargs.keys()
+    if "norm" in own and len(own) > 1:
+        raise HooklineError("a norm has its own vmin and vmax: pass either norm, or vmin and vmax")
+    done, origin = result.values[result.values.isfinite()], result.origin if center is None else center
+    low, high = (float(done.min()), float(done.max())) if len(done) else (origin, origin)
+    is_one_sided = center is None and not any(key in result.info for key in BASELINES) and 0 <= low < high
+    options = {"cmap": _SEQUENTIAL if is_one_sided else _DIVERGING, "norm": None, **kwargs}
+    vmin, vmax = options.pop("vmin", 0.0 if is_one_sided else None), options.pop("vmax", None)
+    options["norm"] = options["norm"] or color_norm(result.values, origin, vmin, vmax)
+    options["cmap"] = colors(options["cmap"])
+    low, high = min(low, origin), max(high, origin)
+    return _Scale(options, origin, (low, high) if low < high and not own else None)
 
 
-def _range(result: Result, center: float | None, kwargs: dict[str, Any]) -> tuple[float, float] | None:
-    """What the bar of colors shows: the values that occur and the center, unless the caller sets the scale."""
-    done = result.values[result.values.isfinite()]
-    if {"norm", "vmin", "vmax"} & kwargs.keys() or not len(done):
-        return None
-    origin = result.origin if center is None else center
-    low, high = min(float(done.min()), origin), max(float(done.max()), origin)
-    return (low, high) if low < high else None
-
-
-def _norm(result: Result, center: float | None, kwargs: dict[str, Any]) -> Any:
-    """The scale of the colors: as far below the center as above it, unless told otherwise."""
-    if "norm" in kwargs:
-        return kwargs["norm"]
-    is_one_sided = _is_one_sided(result, center)
-    center = result.origin if center is None else center
-    done = result.values[result.values.isfinite()]
-    reach = float((done - center).abs().max()) if len(done) else 0.0
-    lowest = 0.0 if is_one_sided else center - (reach or 1.0)
-    low, high = kwargs.get("vmin", lowest), kwargs.get("vmax", center + (reach or 1.0))
+def color_norm(values: Tensor, center: float, vmin: float | None, vmax: float | None) -> Normalize:
+    """A scale that goes as far below the center as above it, unless `vmin` or `vmax` is given."""
+    done = values[values.isfinite()]
+    reach = (float((done - center).abs().max()) if len(done) else 0.0) or 1.0
+    low, high = center - reach if vmin is None else vmin, center + reach if vmax is None else vmax
     if not low < high:
-        raise HooklineError(f"the colors would go from {low} to {high}: give a vmin below vmax, both or neither")
+        raise HooklineError(f"the colors would go from {low} to {high}: pass a vmin below vmax, both or neither")
     return Normalize(low, high)
 
 
-def _rest(kwargs: dict[str, Any]) -> dict[str, Any]:
-    if "norm" in kwargs and {"vmin", "vmax"} & kwargs.keys():
-        raise HooklineError("a norm has its own vmin and vmax: give the one or the others")
-    return {key: value for key, value in kwargs.items() if key not in ("norm", "vmin", "vmax")}
-
-
 def colors(cmap: str | Colormap) -> Colormap:
-    """Matplotlib's colors by their name."""
+    """A colormap by its name, gray for missing values."""
     if isinstance(cmap, str) and cmap not in colormaps:
-        raise HooklineError(f"matplotlib has no colors {cmap!r}: for instance 'RdBu', 'PiYG', 'viridis'")
+        raise HooklineError(f"matplotlib has no colormap {cmap!r}: use 'RdBu', 'PiYG', 'viridis', …")
     return (colormaps[cmap] if isinstance(cmap, str) else cmap).with_extremes(bad=_EMPTY)
 
 
 def plain_bar(bar: Any, shown: tuple[float, float] | None = None) -> None:
-    """A bar of colors without a frame, its numbers small; of the scale only the part that is `shown`."""
+    """Style a color bar: no frame, small numbers, and only the range `shown`."""
     if shown is not None:
         bar.ax.set_ylim(*shown)
     bar.outline.set_visible(False)
@@ -348,22 +322,22 @@ def _legend(ax: Axes) -> list[str]:
 
 
 class _Thinned(Locator):
-    """Ticks at places 0, 1, …, as many of them as there is room for when the picture is drawn."""
+    """Ticks at 0, 1, …, as many as there is room for when the figure is drawn."""
 
     def __init__(self, count: int, points: float) -> None:
-        self.count, self.points = count, points  # the room that one label needs
+        self.count, self.points = count, points  # `points` is the room that one label needs
 
     def __call__(self) -> list[int]:
         step = math.ceil(self.points / _spacing(self.axis))  # type: ignore[arg-type]
         return list(range(0, self.count, max(1, step)))
 
     def tick_values(self, vmin: float, vmax: float) -> list[int]:
-        """The places between two bounds."""
+        """The ticks between two bounds."""
         return [place for place in self() if min(vmin, vmax) <= place <= max(vmin, vmax)]
 
 
 def _spacing(axis: Axis) -> float:
-    """How far two neighbouring places are apart, in points."""
+    """The distance between two neighboring ticks, in points."""
     box, figure = axis.axes.get_window_extent(), axis.get_figure(root=True)
     length = (box.width if axis.axis_name == "x" else box.height) * 72 / figure.dpi  # type: ignore[union-attr,attr-defined]
     low, high = axis.get_view_interval()
@@ -385,13 +359,13 @@ def _label_axis(axis: Axis, name: str, labels: list[Label]) -> None:
 
 @cache
 def width(text: str, size: float = _FONT) -> float:
-    """How wide a text is when drawn, in points; dollar signs are not mathematics."""
+    """The width of a text in points; dollar signs are drawn as such."""
     font = font_manager.FontProperties(size=size)
     return float(text_to_path.get_text_width_height_descent(text.replace(r"\$", "$") or " ", font, ismath=False)[0])
 
 
 def drawable(text: str, *, cut: bool = True) -> str:
-    """A text that can be drawn: no formulas, no line breaks, no letters that the font lacks, not too long."""
+    """A text as it can be drawn: no formulas, no line breaks, no characters that the font lacks, shortened."""
     font = font_manager.get_font(font_manager.findfont(font_manager.FontProperties()))
     known = "".join(
         x if x.isprintable() and font.get_char_index(ord(x)) else x.encode("unicode_escape").decode() for x in text

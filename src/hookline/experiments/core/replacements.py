@@ -14,12 +14,12 @@ from hookline.errors import HooklineError
 from hookline.experiments.core.continuations import longer
 from hookline.experiments.core.prompts import Prompt, Prompts, prompts_of
 from hookline.experiments.core.sweep import Values
-from hookline.experiments.metrics import upcast
 from hookline.hooks.fitting import kept_where_outlying
 from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.image_inputs import in_one_row
 from hookline.text.outliers import Outliers, Outlying, RowMean, factor_of
+from hookline.transformer.norms import upcast
 
 Method: TypeAlias = Literal["zero", "mean", "resample"]
 

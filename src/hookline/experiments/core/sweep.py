@@ -66,6 +66,10 @@ def sweep_points(
     axes = tuple(over) if not isinstance(over, str) else (over,)
     if not kinds or not axes:
         raise HooklineError(f"a sweep needs points and axes, got points={points!r}, over={over!r}")
+    if not all(isinstance(kind, str) for kind in kinds):
+        raise HooklineError(
+            f"points={points!r}: points are names; for one layer, use for example points='z', layers=[1]"
+        )
     known = ("layer", "point", *LETTERS)
     for axis in axes:
         if axis not in known or axes.count(axis) > 1:
@@ -126,6 +130,11 @@ def _of_layer(model: HookedModel, kind: str, layer: int) -> HookPoint | None:
         raise UnknownPointError(
             f"layers have no point {kind!r}: use resid_pre, attn_out, mlp_out, z, q, k, v, pattern, post, … (vision "
             f"tower: vision.resid_pre, vision.z, …); or names of points, without 'layer' in over"
+        )
+    if str(layer) not in name.split("."):
+        raise HooklineError(
+            f"points={kind!r} is one point, not a point of every layer: use for example points='resid_pre' with "
+            f"layers=[1], or leave 'layer' out of over"
         )
     return model._points.hook_dict.get(name)
 

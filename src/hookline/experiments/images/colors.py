@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,6 +39,7 @@ def overlay(
     scale instead. If the model receives an image twice, the finer grid is drawn.
     """
     needed("matplotlib", "overlay", "plot")
+    from hookline.experiments.core.plotting import color_norm
     from hookline.experiments.images import drawing
 
     rows, labels = _rows(values, on)
@@ -45,10 +47,11 @@ def overlay(
         raise HooklineError("pass either center, or vmin and vmax, not both")
     if center is None:
         center = values.origin if isinstance(values, Result) else 0.0
-    norm = _norm(rows, center, vmin, vmax)
-    clear = min(max(center, norm.vmin), norm.vmax)
-    name = values.name if isinstance(values, Result) else ""
-    name += ", normalised" if isinstance(values, Result) and values.info.get("normalised") else ""
+    norm = color_norm(rows, center, vmin, vmax)
+    clear = float(np.clip(center, norm.vmin, norm.vmax))
+    name = ""
+    if isinstance(values, Result):
+        name = values.name + (", normalized" if values.info.get("normalized") else "")
     figure, axes = drawing.panels(on, len(rows), cmap=cmap, norm=norm, label=name.replace("$", r"\$"))
     for row, label, ax in zip(rows, labels, axes, strict=True):
         drawing.ground(ax, on, is_shade=True, title=label)
@@ -56,17 +59,6 @@ def overlay(
     if title:
         figure.suptitle(title.replace("$", r"\$"), fontsize=10, x=0.01, ha="left")
     return figure
-
-
-def _norm(rows: Tensor, center: float, vmin: float | None, vmax: float | None) -> Any:
-    from matplotlib.colors import Normalize
-
-    done = rows[rows.isfinite()]
-    reach = (float((done - center).abs().max()) if len(done) else 0.0) or 1.0
-    low, high = center - reach if vmin is None else vmin, center + reach if vmax is None else vmax
-    if not low < high:
-        raise HooklineError(f"the color scale would go from {low} to {high}: vmin must be below vmax")
-    return Normalize(low, high)
 
 
 def _rows(values: Result | Any, on: PlacedImage) -> tuple[Tensor, list[str | None]]:

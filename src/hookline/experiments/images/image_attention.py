@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import pad
 
 from hookline.errors import HooklineError
-from hookline.experiments.core.labels import Label, needed, number
+from hookline.experiments.core.labels import Label, needed, number_text, token_labels
+from hookline.experiments.core.patterns import read_patterns
+from hookline.experiments.core.prompts import prompts_of
 from hookline.experiments.core.sweep import SweepPoints, sweep_points
-from hookline.experiments.images.attention_rows import attention_rows, checked_position, tower_attention_rows
 from hookline.experiments.images.placed import PlacedImage, place_image, place_image_in_tower
 from hookline.experiments.result import Result, TopCells
 from hookline.model import HookedModel
 from hookline.vision.grid import Box
 from hookline.vision.images import ImageLike
+
+Some = int | Sequence[int] | None
+"""A layer or head, several, or all."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -44,10 +50,7 @@ class ImageAttention:
 
     def on(self, box: Box) -> Result:
         """Fraction of each head's attention that goes to a box: left, top, right, bottom, as fractions of the image."""
-        inside = self.placed.grid.positions_in(box)
-        if not inside:
-            raise HooklineError(f"no position covers {box}: the model receives {self.placed.grid.extent} of this image")
-        every = self.placed.grid.positions.tolist()
+        inside, every = self.placed.positions_in(box), self.placed.grid.positions.tolist()
         return self._sum([every.index(each) for each in inside], f"attention on {tuple(box)}")
 
     def _sum(self, patches: list[int], name: str) -> Result:
@@ -67,8 +70,8 @@ class ImageAttention:
 
     def plot(
         self,
-        layer: int | Sequence[int] | None = None,
-        head: int | Sequence[int] | None = None,
+        layer: Some = None,
+        head: Some = None,
         *,
         step: Any = None,
         smooth: bool = False,
@@ -87,7 +90,10 @@ class ImageAttention:
 
         from hookline.experiments.images import drawing
 
-        chosen = self._chosen({"step": step, "layer": layer, "head": head})
+        chosen = self.values
+        for axis, label in {"step": step, "layer": layer, "head": head}.items():
+            if label is not None:
+                chosen = chosen.sel(**{axis: list(label) if isinstance(label, list | tuple | range) else [label]})
         outer = chosen.axes[:-1]
         parts = list(product(*(chosen.coords[axis] for axis in outer)))
         rows = chosen.values.reshape(len(parts), -1)
@@ -104,21 +110,11 @@ class ImageAttention:
             drawing.heat(ax, self.placed, row, norm=norm, cmap=cmap, alpha=alpha, smooth=smooth)
         return figure
 
-    def _chosen(self, wanted: Mapping[str, Any]) -> Result:
-        chosen = self.values
-        for axis, label in wanted.items():
-            if label is None:
-                continue
-            if axis not in chosen.axes:
-                raise HooklineError(f"{axis}={label!r}, but the axes are {chosen.axes}")
-            chosen = chosen.sel(**{axis: list(label) if isinstance(label, list | tuple | range) else [label]})
-        return chosen
-
     def __repr__(self) -> str:
         sizes = " × ".join(f"{axis} {len(self.values.coords[axis])}" for axis in self.values.axes)
         lines = [f"ImageAttention [{sizes}]"]
         if self.values.axes[:-1]:
-            top = (f"{' '.join(_called(cell.labels))} {number(cell.value)}" for cell in self.top(3))
+            top = (f"{' '.join(_called(cell.labels))} {number_text(cell.value)}" for cell in self.top(3))
             lines.append(f"most on the image: {', '.join(top)}")
         return "\n  ".join(lines)
 
@@ -129,8 +125,8 @@ def attention(
     image: ImageLike | None = None,
     *,
     which: int = 0,
-    layers: int | Sequence[int] | None = None,
-    head: int | Sequence[int] | None = None,
+    layers: Some = None,
+    head: Some = None,
     pos: int = -1,
     new_tokens: int = 0,
 ) -> ImageAttention:
@@ -148,9 +144,26 @@ def attention(
     if "input_ids" not in inputs:
         raise HooklineError("this model takes no text that could attend to an image: use images.tower_attention")
     where = sweep_points(model, "pattern", ("layer", "head"), _layers(layers))
-    found, steps = attention_rows(model, inputs, where, checked_position(inputs, pos, new_tokens), new_tokens)
-    info = {"from": pos} if not new_tokens else {"new_tokens": new_tokens}
-    return _image_attention(placed, found[..., placed.grid.positions], where, head, steps, info)
+    length = inputs["input_ids"].shape[1]
+    query = _checked_position(length, pos, new_tokens)
+    given, ids = prompts_of(model, inputs).call(model), []
+
+    def read(pattern: Tensor, step: int) -> Tensor:
+        """The row of the query in the pass over the prompt, then the only row of each decoding step."""
+        return _of_prompt(pattern[0][:, query if step == 0 else -1], length + step, length)
+
+    def run() -> None:
+        if new_tokens:
+            ids.append(model.generate(**given, max_new_tokens=new_tokens, do_sample=False))
+        else:
+            model(**given, return_type=None)
+
+    found = read_patterns(model, where, read, run)[..., placed.grid.positions]
+    if not new_tokens:
+        return _image_attention(placed, found[0], where, head, {"from": pos})
+    said = ids[0][0, -len(found) :].tolist()
+    texts = [str(each) if model.tokenizer is None else model.to_string([each]) for each in said]
+    return _image_attention(placed, found, where, head, {"new_tokens": new_tokens}, token_labels(texts))
 
 
 def tower_attention(
@@ -159,8 +172,8 @@ def tower_attention(
     image: ImageLike | None = None,
     *,
     which: int = 0,
-    layers: int | Sequence[int] | None = None,
-    head: int | Sequence[int] | None = None,
+    layers: Some = None,
+    head: Some = None,
     at: tuple[float, float] | None = None,
 ) -> ImageAttention:
     """The attention of each head of the vision tower to each region of the image, from the class token or a patch.
@@ -175,22 +188,23 @@ def tower_attention(
     if at is None and int(placed.grid.positions[0]) == 0:
         raise HooklineError("this vision tower has no class token: choose a patch with at=(x, y)")
     pos = 0 if at is None else placed.grid.position(*at)
-    found = tower_attention_rows(model, inputs, where, which, pos)
+    run = partial(model, **inputs, return_type=None)
+    (found,) = read_patterns(model, where, lambda pattern, _: pattern[which, :, pos], run)
     if found.shape[-1] != int(placed.grid.positions[-1]) + 1:
         raise HooklineError(f"the vision tower has {found.shape[-1]} positions, which do not match {placed.grid!r}")
     info = {"from": "class token" if at is None else list(at)}
-    return _image_attention(placed, found[..., placed.grid.positions], where, head, None, info)
+    return _image_attention(placed, found[..., placed.grid.positions], where, head, info)
 
 
 def _image_attention(
     placed: PlacedImage,
     values: Float[Tensor, "*step layer head patch"],
     where: SweepPoints,
-    head: int | Sequence[int] | None,
-    steps: list[Label] | None,
+    head: Some,
     info: dict[str, Any],
+    steps: Sequence[Label] | None = None,
 ) -> ImageAttention:
-    coords: dict[str, list[Label]] = {} if steps is None else {"step": steps}
+    coords: dict[str, list[Label]] = {} if steps is None else {"step": list(steps)}
     coords |= {"layer": where.coords["layer"], "head": list(range(values.shape[-2]))}
     coords["patch"] = placed.grid.positions.tolist()
     result = Result(values, tuple(coords), coords, "attention", info)
@@ -199,7 +213,28 @@ def _image_attention(
     return ImageAttention(result, placed)
 
 
-def _layers(layers: int | Sequence[int] | None) -> list[int] | None:
+def _checked_position(length: int, pos: int, new_tokens: int) -> int:
+    """The query position, counted from the start of the prompt."""
+    if isinstance(new_tokens, bool) or not isinstance(new_tokens, int) or new_tokens < 0:
+        raise HooklineError(f"new_tokens must be the number of tokens to generate, 0 or more, not {new_tokens!r}")
+    if new_tokens and pos != -1:
+        raise HooklineError(f"new tokens are generated at the end of the prompt: omit pos={pos!r} or new_tokens")
+    if isinstance(pos, bool) or not isinstance(pos, int) or pos not in range(-length, length):
+        raise HooklineError(f"position {pos!r} is out of range: the prompt has {length} tokens")
+    return pos % length
+
+
+def _of_prompt(row: Float[Tensor, "head key"], total: int, length: int) -> Float[Tensor, "head pos"]:
+    """The attention to positions of the prompt; a sliding window of keys lacks the oldest, which are padded with 0."""
+    keys = row.shape[1]
+    if keys > total:
+        raise HooklineError(
+            f"the pattern has {keys} keys, but there are {total} tokens: static caches are not supported"
+        )
+    return pad(row, (total - keys, 0))[:, :length]
+
+
+def _layers(layers: Some) -> list[int] | None:
     return [layers] if isinstance(layers, int) else None if layers is None else list(layers)
 
 

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from jaxtyping import Float
-from torch import Tensor
-
 from hookline.errors import HooklineError
 from hookline.experiments.core.answers import layer_labels
-from hookline.experiments.core.labels import Label, needed
-from hookline.experiments.core.prompts import Prompts, prompts_of
+from hookline.experiments.core.labels import Label, find_label, needed
+from hookline.experiments.core.prompts import prompts_of
 from hookline.experiments.images.placed import PlacedImage, place_image
+from hookline.experiments.logit_lens import lens_cache, lens_logits, top_tokens
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
-from hookline.residual import ModelCache
 from hookline.vision.images import ImageLike
 
 Layers = int | str | Sequence[int | str]
-
-_ROOM = 2**28
-"""Bytes of logits held in memory at a time."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -50,8 +44,8 @@ class ImageLens:
     def at(self, layer: int | str, x: float, y: float) -> list[tuple[str, float]]:
         """The likeliest tokens and their probabilities after a layer, at a point of the image."""
         place = self.placed.grid.positions.tolist().index(self.placed.grid.position(x, y))
-        probs = self.probs.sel(layer=layer).values[place].tolist()
-        return list(zip(self.tokens[self._row(layer)][place], probs, strict=True))
+        row = find_label("layer", self.layers, layer)
+        return list(zip(self.tokens[row][place], self.probs.values[row, place].tolist(), strict=True))
 
     def plot(self, layer: Layers | None = None, *, alpha: float = 0.9, cmap: str = "YlGnBu") -> Any:
         """Draw the image with the likeliest token in each region, colored by its probability: one panel per layer.
@@ -64,7 +58,8 @@ class ImageLens:
 
         from hookline.experiments.images import drawing
 
-        rows = range(len(self.layers)) if layer is None else [self._row(each) for each in _listed(layer)]
+        asked = self.layers if layer is None else _listed(layer)
+        rows = [find_label("layer", self.layers, each) for each in asked]
         norm = Normalize(0.0, 1.0)
         figure, axes = drawing.panels(
             self.placed, len(rows), width=drawing.room_for_words(self.placed), cmap=cmap, norm=norm, label="probability"
@@ -79,15 +74,12 @@ class ImageLens:
             drawing.words(ax, self.placed, texts, fills, alpha=alpha, wide=wide)
         return figure
 
-    def _row(self, layer: int | str) -> int:
-        return self.layers.index(self.probs.sel(layer=[layer]).coords["layer"][0])
-
     def __repr__(self) -> str:
         lines = [f"ImageLens [layer {len(self.layers)} × patch {len(self.placed.grid)}]"]
         for layer, tokens in zip(self.layers, self.tokens, strict=True):
-            most = sorted({*(each[0] for each in tokens)}, key=lambda x: -sum(x == each[0] for each in tokens))
-            shown = (f"{token!r} ×{sum(token == each[0] for each in tokens)}" for token in most[:5])
-            lines.append(f"{layer}: {', '.join(shown)}{' …' if len(most) > 5 else ''}")
+            counts = Counter(each[0] for each in tokens)
+            shown = ", ".join(f"{token!r} ×{n}" for token, n in counts.most_common(5))
+            lines.append(f"{layer}: {shown}{' …' if len(counts) > 5 else ''}")
         return "\n  ".join(lines)
 
 
@@ -112,53 +104,25 @@ def lens(
     placed = place_image(model, inputs, image, which=which)
     if "input_ids" not in inputs:
         raise HooklineError("the logit lens needs a language model: this model takes no text")
-    prompts = prompts_of(model, inputs)
-    if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= model.cfg.d_vocab:
-        raise HooklineError(f"top must be the number of tokens to keep, from 1 to {model.cfg.d_vocab}, not {top!r}")
-    labels = layer_labels(len(model.blocks))["layer"]
+    labels, where = layer_labels(len(model.blocks))["layer"], placed.grid.positions.tolist()
     rows = _rows(labels, layers)
-    found = [logits[rows, 0].softmax(-1).topk(top) for logits in _logits(model, prompts, placed)]
-    ids = torch.cat([each.indices for each in found], 1).tolist()
-    tokens = [[[_shown(model, token) for token in here] for here in each] for each in ids]
-    coords: dict[str, list[Label]] = {"layer": [labels[row] for row in rows], "patch": placed.grid.positions.tolist()}
-    coords["rank"] = list(range(top))
-    probs = Result(torch.cat([each.values for each in found], 1), tuple(coords), coords, "prob")
-    return ImageLens(tokens, probs, placed)
+    logits = lens_logits(lens_cache(model, prompts_of(model, inputs)), where)
+    tokens, values = top_tokens(model, logits, top, rows)
+    coords: dict[str, list[Label]] = {"layer": [labels[row] for row in rows], "patch": where, "rank": list(range(top))}
+    return ImageLens(tokens, Result(values, tuple(coords), coords, "prob"), placed)
 
 
-@torch.no_grad()
-def _logits(
-    model: HookedModel, prompts: Prompts, placed: PlacedImage
-) -> Iterator[Float[Tensor, "layer 1 patch vocab"]]:
-    """Logits after every layer, for a chunk of the image's positions at a time."""
-    n = len(model.blocks)
-    names = [f"blocks.{layer}.hook_resid_pre" for layer in range(n)]
-    names += [f"blocks.{n - 1}.hook_resid_post", "unembed.hook_in", "unembed.hook_out"]
-    cache: ModelCache = model.run_with_cache(**prompts.call(model), names_filter=names)[1]
-    step = max(1, _ROOM // (4 * model.cfg.d_vocab * (n + 1)))
-    every = placed.grid.positions.tolist()
-    for start in range(0, len(every), step):
-        yield cache.logit_lens(pos_slice=every[start : start + step]).float()
-
-
-def _rows(labels: list[Label], layer: Layers | None) -> list[int]:
-    if layer is None:
+def _rows(labels: list[Label], layers: Layers | None) -> list[int]:
+    """The indices of these layers among the labels; negative numbers count from the last layer."""
+    if layers is None:
         return list(range(len(labels)))
-    wanted = [
-        each % (len(labels) - 1) if isinstance(each, int) and -len(labels) < each < 0 else each
-        for each in _listed(layer)
-    ]
-    for each in wanted:
-        if isinstance(each, bool) or each not in labels:
-            raise HooklineError(f'layer {each!r} does not exist: layers are 0 to {labels[-1]}, and "embed" before them')
-    if not wanted or len(set(wanted)) != len(wanted):
-        raise HooklineError(f"layers must be distinct and not empty, as in [0, 3], not {layer!r}")
-    return [labels.index(each) for each in wanted]
+    asked, n = _listed(layers), len(labels) - 1
+    known = [each % n if isinstance(each, int) and -n <= each < 0 else each for each in asked]
+    rows = [find_label("layer", labels, each) for each in known]
+    if not rows or len(set(rows)) != len(rows):
+        raise HooklineError(f"layers must be distinct and not empty, as in [0, 3], not {layers!r}")
+    return rows
 
 
-def _listed(layer: Layers) -> list[int | str]:
-    return [layer] if isinstance(layer, int | str) else list(layer)
-
-
-def _shown(model: HookedModel, token: int) -> str:
-    return str(token) if model.tokenizer is None else model.to_string([token])
+def _listed(layers: Layers) -> list[int | str]:
+    return [layers] if isinstance(layers, int | str) else list(layers)

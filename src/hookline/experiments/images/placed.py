@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from hookline.errors import HooklineError
 from hookline.model import HookedModel
-from hookline.vision.families import families_with, rows_before
+from hookline.vision.families import families_with, rows_before, single_grid
 from hookline.vision.grid import Box, ImageGrid
 from hookline.vision.images import ImageLike, as_image
-from hookline.vision.layouts import single_grid
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -32,6 +31,17 @@ class PlacedImage:
     aspect: float
     """Height divided by width."""
 
+    def positions_in(self, box: Box) -> list[int]:
+        """The positions that cover a box; an error if there are none."""
+        found = self.grid.positions_in(box)
+        return found if found else self._nothing(box)
+
+    def _nothing(self, what: Any) -> NoReturn:
+        raise HooklineError(
+            f"no position covers {what}: the model receives {tuple(round(each, 3) for each in self.grid.extent)} of "
+            f"this image as {self.grid.shape[0]} × {self.grid.shape[1]} tokens"
+        )
+
 
 def place_image(
     model: HookedModel, inputs: Mapping[str, Any], image: ImageLike | None = None, *, which: int = 0
@@ -41,9 +51,10 @@ def place_image(
     `inputs` are those of `model.to_inputs(prompt, images=[…])`; `image` is the same image, to draw on.
     """
     pil = None if image is None else as_image(image)
-    grids = _grids(model, inputs, pil)
-    _check_which(which, len(grids))
-    size = _size(inputs, which)
+    grids, sizes = _grids(model, inputs, pil), getattr(inputs, "sizes", None)
+    if isinstance(which, bool) or not isinstance(which, int) or which not in range(-len(grids), len(grids)):
+        raise HooklineError(f"which={which!r} is out of range: the prompt has {len(grids)} images")
+    size = None if sizes is None else [size for row in sizes for size in row][which]
     if pil is not None and size is not None and (pil.height, pil.width) != size:
         raise HooklineError(
             f"the image to draw on has {pil.width} × {pil.height} pixels, but image {which} of these inputs has "
@@ -82,16 +93,11 @@ def positions(
 
     A box is (left, top, right, bottom), as fractions of the image. With `others`, returns the image's other positions.
     """
-    grid = place_image(model, inputs, which=which).grid
-    every = grid.positions.tolist()
-    inside = every if box is None else grid.positions_in(box)
+    placed = place_image(model, inputs, which=which)
+    every = placed.grid.positions.tolist()
+    inside = every if box is None else placed.positions_in(box)
     found = [each for each in every if each not in inside] if others else inside
-    if not found:
-        raise HooklineError(
-            f"no position covers {'anything else' if others else box}: the model receives "
-            f"{tuple(round(each, 3) for each in grid.extent)} of this image as {grid.shape[0]} × {grid.shape[1]} tokens"
-        )
-    return found
+    return found if found else placed._nothing("anything else")
 
 
 def _grids(model: HookedModel, inputs: Mapping[str, Any], image: Image | None) -> list[ImageGrid]:
@@ -100,23 +106,11 @@ def _grids(model: HookedModel, inputs: Mapping[str, Any], image: Image | None) -
             f"inputs must come from model.to_inputs(prompt, images=[…]), not {type(inputs).__name__}: the positions of "
             "an image depend on the image"
         )
-    if image is None or getattr(inputs, "sizes", None) is not None:
-        rows = model.image_grid(inputs)
-    else:
-        rows = model.image_grid(inputs, images=[[image]])
+    images: Any = None if image is None or getattr(inputs, "sizes", None) is not None else [[image]]
+    rows = model.image_grid(inputs, images)
     if "input_ids" in inputs and len(rows) != 1:
         raise HooklineError(f"expected one prompt, got {len(rows)}: make the inputs of each prompt separately")
     grids = [grid for row in rows for grid in row]
     if not grids:
         raise HooklineError("this prompt has no image: use model.to_inputs(prompt, images=[…])")
     return grids
-
-
-def _size(inputs: Mapping[str, Any], which: int) -> tuple[int, int] | None:
-    sizes = getattr(inputs, "sizes", None)
-    return None if sizes is None else [size for row in sizes for size in row][which]
-
-
-def _check_which(which: int, n: int) -> None:
-    if isinstance(which, bool) or not isinstance(which, int) or which not in range(-n, n):
-        raise HooklineError(f"which={which!r} is out of range: the prompt has {n} images")

@@ -16,7 +16,7 @@ from hookline.experiments.core.prompts import check_pair, prompts_of
 from hookline.experiments.core.sweep import Grid, SweepPoints, Values, sweep_points
 from hookline.experiments.images.placed import place_image
 from hookline.experiments.images.placed import positions as positions_of
-from hookline.experiments.patching import Direction, both_runs, check_direction
+from hookline.experiments.patching import Direction, both_runs, check_patch_direction
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline
@@ -55,12 +55,13 @@ def patch(
     The other options are those of `patching.sweep`: "denoise" puts clean activations into the corrupted run, and
     `result.normalized` is 1 where the patch restores the full effect of the clean input.
     """
-    check_direction(direction)
+    check_patch_direction(direction)
     how, where = Options.of(options), sweep_points(model, points, ("layer",), layers)
     _check_points(where)
     pair = [prompts_of(model, clean), prompts_of(model, corrupted)]
     check_pair(model, *pair)  # before comparing their image grids
-    parts = _parts(model, _each(clean), _each(corrupted), box, positions, which=which, others=others)
+    inputs = [[each] if isinstance(each, Mapping) else list(each) for each in (clean, corrupted)]
+    parts = _parts(model, list(zip(*inputs, strict=True)), box, positions, which, others=others)
     metric, pair = continued(model, metric, *pair)
     parts = [part for part in parts for _ in range(pair[0].copies)]
     both = both_runs(model, pair, metric, where.names, direction)
@@ -79,64 +80,36 @@ def _check_points(where: SweepPoints) -> None:
 
 
 def _parts(
-    model: HookedModel,
-    clean: list[Mapping[str, Any]],
-    corrupted: list[Mapping[str, Any]],
-    box: Any,
-    positions: Any,
-    *,
-    which: int,
-    others: bool,
+    model: HookedModel, pairs: Sequence[Any], box: Any, positions: Any, which: int, *, others: bool
 ) -> list[list[int]]:
     """The positions to patch in each prompt."""
     if box is not None and positions is not None:
         raise HooklineError("pass either box or positions, not both")
-    n = len(clean)
-    boxes = [None] * n if box is None else _for_each(box, n, "box")
-    given = [None] * n if positions is None else _for_each(positions, n, "positions")
-    return [
-        _part(model, pair, boxes[row], given[row], which=which, others=others, row=row)
-        for row, pair in enumerate(zip(clean, corrupted, strict=True))
-    ]
+    by_box, found = positions is None, []
+    for row, (pair, region) in enumerate(zip(pairs, _for_each(box if by_box else positions, len(pairs)), strict=True)):
+        if by_box or others:
+            _check_same_places(model, pair, which, row)
+        here = positions_of(model, pair[0], region, which=which) if by_box else _checked(region, pair[0])
+        if others:
+            here = [each for each in positions_of(model, pair[0], which=which) if each not in here]
+        if not here:
+            raise HooklineError("others=True leaves nothing to patch: these positions cover the whole image")
+        found.append(here)
+    return found
 
 
-def _part(
-    model: HookedModel,
-    pair: Sequence[Mapping[str, Any]],
-    box: Box | None,
-    given: Sequence[int] | None,
-    *,
-    which: int,
-    others: bool,
-    row: int,
-) -> list[int]:
-    here = None if given is None else _checked(given, pair[0]["input_ids"].shape[1])
-    if here is not None and not others:
-        return here
-    _check_same_places(model, pair, which, row)
-    if here is None:
-        return positions_of(model, pair[0], box, which=which, others=others)
-    rest = [each for each in positions_of(model, pair[0], which=which) if each not in here]
-    if not rest:
-        raise HooklineError("others=True leaves nothing to patch: these positions cover the whole image")
-    return rest
-
-
-def _for_each(given: Any, n: int, name: str) -> list[Any]:
+def _for_each(given: Any, n: int) -> list[Any]:
     """One entry per prompt, from a single entry or a list."""
-    if isinstance(given, Tensor):
-        given = given.tolist()
-    if not len(given):
-        raise HooklineError(f"{name} is empty: nothing to patch")
-    if not isinstance(given[0], Sequence | Tensor):
+    given = given.tolist() if isinstance(given, Tensor) else given
+    if given is None or (len(given) and not isinstance(given[0], Sequence | Tensor)):
         return [given] * n
     if len(given) != n:
-        raise HooklineError(f"{name} has {len(given)} entries for {n} prompts: pass one for all, or one per prompt")
+        raise HooklineError(f"box or positions has {len(given)} entries for {n} prompts: pass one for all, or one each")
     return list(given)
 
 
-def _checked(positions: Sequence[int], length: int) -> list[int]:
-    found = [int(each) for each in positions]
+def _checked(positions: Sequence[int], inputs: Mapping[str, Any]) -> list[int]:
+    found, length = [int(each) for each in positions], inputs["input_ids"].shape[1]
     if not found:
         raise HooklineError("positions is empty for one prompt: nothing to patch")
     for each in found:
@@ -176,7 +149,3 @@ def _variant(point: HookPoint, value: Tensor, base: Baseline, part: list[int]) -
     if not len(changed):
         return ()
     return (Change(point, (WHOLE,) * before.ndim, mixed, int(changed[0]), before),)
-
-
-def _each(inputs: ImagePrompts) -> list[Mapping[str, Any]]:
-    return [inputs] if isinstance(inputs, Mapping) else list(inputs)

@@ -21,8 +21,6 @@ from torch import Tensor
 from hookline.engine.cache import ActivationCache
 from hookline.engine.lenses import Chain
 from hookline.errors import NeverFiredWarning
-from hookline.transformer.architectures import architecture
-from hookline.transformer.roles import Block
 from hookline.transformer.verify.probe import Layer, Probe
 
 Check: TypeAlias = Callable[[Probe, list[str]], Iterator[tuple[str, str]]]
@@ -30,21 +28,15 @@ Check: TypeAlias = Callable[[Probe, list[str]], Iterator[tuple[str, str]]]
 
 
 def _fires_once(probe: Probe, names: list[str]) -> Iterator[tuple[str, str]]:
-    seen: dict[str, int] = dict.fromkeys(names, 0)
-    shapes: dict[str, torch.Size] = {}
-
-    def count(x: Tensor, hook: Any) -> None:
-        seen[hook.name] += 1
-        shapes[hook.name] = x.shape
-
+    shapes: dict[str, list[torch.Size]] = {name: [] for name in names}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NeverFiredWarning)  # reported as a failure below
-        probe.run(fwd_hooks=[(name, count) for name in names])
-    for name, times in seen.items():
-        if times != 1:
-            yield name, f"fires {times} times in a forward pass"
-        elif (axes := probe.model.hook_dict[name].axes) and len(shapes[name]) != len(axes.split()):
-            yield name, f"it has {len(shapes[name])} axes, not {axes}"
+        probe.run(fwd_hooks=[(name, lambda x, hook: shapes[hook.name].append(x.shape)) for name in names])
+    for name, seen in shapes.items():
+        if len(seen) != 1:
+            yield name, f"fires {len(seen)} times in a forward pass"
+        elif (axes := probe.model.hook_dict[name].axes) and len(seen[0]) != len(axes.split()):
+            yield name, f"it has {len(seen[0])} axes, not {axes}"
 
 
 def _leaves_logits(probe: Probe, names: list[str]) -> Iterator[tuple[str, str]]:
@@ -95,32 +87,21 @@ def _gradient(probe: Probe, names: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _stream(probe: Probe, names: list[str]) -> Iterator[tuple[str, str]]:
-    """`resid_pre` is what the model reports as hidden states; `resid_post` is the next `resid_pre`."""
+    """`resid_pre` is what the model reports as hidden states; `resid_post` is the next `resid_pre`.
+
+    Some models report the output of each layer instead of its input.
+    """
     cache = probe.values(names, "hook_resid_pre", "hook_resid_post")
-    for layer in probe.layers:
-        name, after = layer.point("hook_resid_pre"), layer.point("hook_resid_post")
-        if architecture(
-            layer.config.model_type
-        ).adds_between_layers:  # the model reports the stream before the addition
+    for last, layer in zip([None, *probe.layers], probe.layers, strict=False):
+        if layer.architecture.adds_between_layers:  # the model reports the stream before the addition
             continue
-        # Most models report the input of each layer, some the output.
-        if (
-            name in cache
-            and layer.hidden is not None
-            and not any(each in cache and _close(cache[each], layer.hidden) for each in (name, after))
-        ):
+        name, after, own = layer.point("hook_resid_pre"), layer.point("hook_resid_post"), layer.hidden
+        is_reported = own is None or any(each in cache and _close(cache[each], own) for each in (name, after))
+        if name in cache and not is_reported:
             yield name, "it differs from the hidden state that the model reports"
-    for before, layer in zip(probe.layers, probe.layers[1:], strict=False):
-        this, that = before.point("hook_resid_post"), layer.point("hook_resid_pre")
-        is_added_to = architecture(layer.config.model_type).adds_between_layers
-        if (
-            layer.number
-            and not is_added_to
-            and this in cache
-            and that in cache
-            and not _close(cache[this], cache[that])
-        ):
-            yield this, "it differs from the input of the next layer"
+        before = last.point("hook_resid_post") if last is not None and layer.number else ""
+        if name in cache and before in cache and not _close(cache[before], cache[name]):
+            yield before, "it differs from the input of the next layer"
 
 
 def _sums(probe: Probe, names: list[str]) -> Iterator[tuple[str, str]]:
@@ -129,36 +110,32 @@ def _sums(probe: Probe, names: list[str]) -> Iterator[tuple[str, str]]:
              "hook_mlp_out", "hook_resid_post")  # fmt: skip
     cache = probe.values(names, *parts)
     for layer in probe.layers:
-        pre, attn, mid, cross, mid_cross, mlp, post = (cache.get(layer.point(part)) for part in parts)
-        norms = [norm if norm is not None else _same for norm in layer.stream_norms()]
-        if pre is None or post is None:
-            for part in ("hook_attn_out", "hook_mlp_out"):
-                if post is None and layer.point(part) in names:
-                    yield layer.point(part), "there is no stream to add it to"
-            continue
-        if attn is not None and mid is not None and not _close(norms[0](pre + attn), mid):
-            yield layer.point("hook_attn_out"), "adding it to the stream does not give the next stream"
-            yield layer.point("hook_resid_mid"), "it is not the stream plus the attention output"
-        start = mid if mid is not None else pre + attn if attn is not None else pre
-        if cross is not None and mid_cross is not None:
-            if not _close(norms[1](start + cross), mid_cross):
-                yield layer.point("hook_cross_attn_out"), "adding it to the stream does not give the next stream"
-                yield layer.point("hook_resid_mid_cross"), "it is not the stream plus the cross-attention output"
-            start = mid_cross
-        if mlp is not None and not _close(norms[2](start + mlp), post):
-            yield layer.point("hook_mlp_out"), "adding it to the stream does not give the next stream"
-            if mid is None:
-                yield layer.point("hook_attn_out"), "adding it to the stream does not give the next stream"
-        elif not _has_mlp(layer.block) and attn is not None and not _close(start, post):
-            yield layer.point("hook_attn_out"), "adding it to the stream does not give the next stream"
+        found = {part: cache.get(layer.point(part)) for part in parts}
+        pre, attn, mid, cross, mid_cross, mlp, post = found.values()
+        wrong: dict[str, str] = {}
+        if post is None:
+            wrong = dict.fromkeys(("hook_attn_out", "hook_mlp_out"), "there is no stream to add it to")
+        elif pre is not None:
+            after_attn, after_cross, after_mlp = layer.stream_norms()
+            if attn is not None and mid is not None and not _close(after_attn(pre + attn), mid):
+                wrong["hook_attn_out"] = _NO_SUM
+                wrong["hook_resid_mid"] = "it is not the stream plus the attention output"
+            start = mid if mid is not None else pre + attn if attn is not None else pre
+            if cross is not None and mid_cross is not None:
+                if not _close(after_cross(start + cross), mid_cross):
+                    wrong["hook_cross_attn_out"] = _NO_SUM
+                    wrong["hook_resid_mid_cross"] = "it is not the stream plus the cross-attention output"
+                start = mid_cross
+            if mlp is not None and not _close(after_mlp(start + mlp), post):
+                wrong["hook_mlp_out"] = _NO_SUM
+                if mid is None:
+                    wrong["hook_attn_out"] = _NO_SUM
+            elif not layer.block.has_mlp and not _close(start, post):
+                wrong["hook_attn_out"] = _NO_SUM
+        yield from ((layer.point(part), why) for part, why in wrong.items() if found[part] is not None)
 
 
-def _same(x: Tensor) -> Tensor:
-    return x
-
-
-def _has_mlp(block: Block) -> bool:
-    return block.mlp is not None or block.mlp_out is not None
+_NO_SUM = "adding it to the stream does not give the next stream"
 
 
 def _pattern(probe: Probe, names: list[str]) -> Iterator[tuple[str, str]]:
@@ -173,7 +150,7 @@ def _pattern(probe: Probe, names: list[str]) -> Iterator[tuple[str, str]]:
 
 def _mix(probe: Probe, names: list[str]) -> Iterator[tuple[str, str]]:
     """The pattern mixes the values into `z`, except in architectures with gated values."""
-    if probe.mixes_otherwise:
+    if probe.anatomy.architecture.gated_values:
         return
     cache = probe.values(names, "hook_pattern", "hook_v", "hook_z")
     for layer in probe.layers:
@@ -186,11 +163,11 @@ def _mix(probe: Probe, names: list[str]) -> Iterator[tuple[str, str]]:
 
 def _mixes(cache: ActivationCache, layer: Layer, part: str) -> bool:
     pattern, v, z = (cache.get(layer.point(f"{part}.hook_{each}")) for each in ("pattern", "v", "z"))
-    if pattern is None or v is None or z is None or pattern.shape[1] % v.shape[2]:
+    if pattern is None or v is None or z is None:
+        return False
+    if pattern.shape[1] % v.shape[2] or pattern.shape[3] != v.shape[1]:
         return False
     values = v.repeat_interleave(pattern.shape[1] // v.shape[2], 2)
-    if values.shape[1] != pattern.shape[3]:
-        return False
     return _close(torch.einsum("bhpk,bkhe->bphe", pattern, values), z)
 
 
@@ -199,12 +176,9 @@ def _queries(probe: Probe, names: list[str]) -> Iterator[tuple[str, str]]:
     cache = probe.values(names, "hook_q", "hook_k", "hook_rot_q", "hook_rot_k")
     for layer in probe.layers:
         for part, (before, after) in itertools.product(("attn", "cross_attn"), (("q", "rot_q"), ("k", "rot_k"))):
-            plain, met = (cache.get(layer.point(f"{part}.hook_{each}")) for each in (before, after))
-            if plain is not None and met is not None and plain.shape != met.shape:
-                yield (
-                    layer.point(f"{part}.hook_{before}"),
-                    f"its shape is {list(plain.shape)}, but {list(met.shape)} in the product",
-                )
+            name, met = layer.point(f"{part}.hook_{before}"), cache.get(layer.point(f"{part}.hook_{after}"))
+            if name in cache and met is not None and cache[name].shape != met.shape:
+                yield name, f"its shape is {list(cache[name].shape)}, but {list(met.shape)} in the product"
 
 
 def _results(probe: Probe, names: list[str]) -> Iterator[tuple[str, str]]:
@@ -213,9 +187,8 @@ def _results(probe: Probe, names: list[str]) -> Iterator[tuple[str, str]]:
     modules: list[Any] = [probe.model.point(name).site.module for name in here]
     points = [(probe.model.point(name), *probe.ends(module)) for name, module in zip(here, modules, strict=True)]
     for name, o, (result, into, out) in zip(here, modules, probe.observe_groups(points), strict=True):
-        if not _close(
-            result.sum(-2).reshape(out.shape) + o.forward(torch.zeros_like(into)), out
-        ):  # packed images have no batch axis
+        summed = result.sum(-2).reshape(out.shape)  # packed images have no batch axis
+        if not _close(summed + o.forward(torch.zeros_like(into)), out):
             yield name, "its sum over heads is not the output of the projection"
 
 
@@ -239,8 +212,7 @@ def _copies(probe: Probe, names: list[str]) -> Iterator[tuple[str, str]]:
         here = [
             (name, layer.point(where), site.needs[0])
             for name, layer in probe.each(names, point)
-            if (site := probe.model.point(name).site).needs
-            and not isinstance(site.lens, Chain)  # else it is not derived
+            if (site := probe.model.point(name).site).needs and not isinstance(site.lens, Chain)  # it is derived
             if layer.point(where) in probe.model.hook_dict
         ]
         seen = [probe.model.point(reader) for _, reader, _ in here]

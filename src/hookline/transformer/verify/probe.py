@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,10 +14,11 @@ from hookline.engine.cache import ActivationCache
 from hookline.engine.names import lens_of
 from hookline.engine.order import Kind
 from hookline.engine.points import HookPoint, Site
-from hookline.transformer.architectures import architecture, is_post_norm
+from hookline.engine.torch_hooks import TorchHooks
+from hookline.transformer.anatomy import Block, Stack
+from hookline.transformer.architectures import Architecture, architecture
 from hookline.transformer.contexts import EagerAttention
-from hookline.transformer.roles import Block, Stack
-from hookline.transformer.vision_towers import tower_of
+from hookline.transformer.find_anatomy import tower_of
 
 if TYPE_CHECKING:
     from hookline.transformer.wrapped import WrappedTransformer
@@ -38,56 +40,62 @@ class Layer:
         """The full name of a point of this layer."""
         return f"{self.name}.{rest}"
 
-    def stream_norms(self) -> tuple[nn.Module | None, nn.Module | None, nn.Module | None]:
-        """The norms of the stream after attention, cross-attention and MLP (post-norm models)."""
+    @property
+    def architecture(self) -> Architecture:
+        """The row of the stack of this layer."""
+        return architecture(self.config)
+
+    def stream_norms(self) -> list[Callable[[Tensor], Tensor]]:
+        """The norms of the stream after attention, cross-attention and MLP; identities except in post-norm models."""
         block, cross = self.block, self.block.cross
+        norms: list[nn.Module | None] = [None, None, None]
         if block.post_norm is not None:
-            return block.post_norm, cross.stream_norm if cross is not None else None, block.post_norm_2
-        if is_post_norm(self.config):
-            return block.ln1, cross.norm if cross is not None else None, block.ln2
-        return None, None, None
+            norms = [block.post_norm, cross.stream_norm if cross is not None else None, block.post_norm_2]
+        elif self.architecture.post_norm:
+            norms = [block.ln1, cross.norm if cross is not None else None, block.ln2]
+        return [norm if norm is not None else nn.Identity() for norm in norms]
 
 
 class Probe:
     """Runs a model on one input, for the checks."""
 
     def __init__(self, model: WrappedTransformer, inputs: dict[str, Any]) -> None:
-        self.model, self.inputs = model, inputs
+        self.model, self.inputs, self.anatomy = model, inputs, model._points.anatomy
         self.names = [name for name in model.hook_dict if not self.is_untested(name)]
-        self.mixes_otherwise = architecture(model._points.anatomy.kind).gated_values
-        anatomy = model._points.anatomy
-        own = self._own_report()
-        self.logits = own["logits"]
-        seen = self._tower_report() if anatomy.towers and self._has_images() else {}
-        of_tower = seen if len(anatomy.towers) == 1 else {}
-        reports = [(stack, of_tower if stack in anatomy.towers else own) for stack in anatomy.every_stack]
+        with torch.no_grad():
+            own = _reported(model.module, model.module, (), inputs)
+            self.logits = outcome(model.module(**inputs))
+            has_own_report = len(self.anatomy.towers) == 1 and self._has_images()
+            of_tower = self._tower_report() if has_own_report else {}
+        reports = [(stack, of_tower if stack in self.anatomy.towers else own) for stack in self.anatomy.every_stack]
         self.layers = [layer for stack, report in reports for layer in self._layers(stack, report)]
 
     def is_untested(self, name: str) -> bool:
         """Whether the point needs an image, and the inputs have none."""
-        anatomy = self.model._points.anatomy
+        anatomy = self.anatomy
         if not anatomy.towers or self._has_images():
             return False
-        skipped = [f"{anatomy.main.name}.{n}." for n, block in enumerate(anatomy.blocks) if _only_crosses(block)]
-        return self.model._points.find(name).stream == "image" or name.startswith(
-            tuple(skipped)
-        )  # layers with cross-attention only are skipped
+        # Without images, layers with cross-attention only do not run.
+        crossing = [n for n, block in enumerate(anatomy.blocks) if block.attn is None and block.cross is not None]
+        skipped = tuple(f"{anatomy.main.name}.{n}." for n in crossing)
+        return self.model._points.find(name).stream == "image" or name.startswith(skipped)
 
     def _has_images(self) -> bool:
         return any(name.startswith(("pixel_values", "input_features")) for name in self.inputs)
 
     def _layers(self, stack: Stack, own: dict[str, Any]) -> Iterator[Layer]:
-        prefix = f"{stack.name}_" if self.model._points.anatomy.is_encoder_decoder else ""
+        prefix = f"{stack.name}_" if self.anatomy.is_encoder_decoder else ""
         hidden, cross = own.get(f"{prefix}hidden_states"), own.get("cross_attentions")
         with_attention = [index for index, block in enumerate(stack.blocks) if block.attn is not None]
         patterns = dict(zip(with_attention, own.get(f"{prefix}attentions") or (), strict=False))
         for index, block in enumerate(stack.blocks):
+            state = hidden[index] if hidden is not None and index < len(hidden) else None
             yield Layer(
                 f"{stack.name}.{index}",
                 index,
                 block,
                 stack.config,
-                _batched(hidden[index]) if hidden is not None and index < len(hidden) else None,
+                state[None] if state is not None and state.ndim == 2 else state,
                 patterns.get(index),
                 cross[index] if cross and block.cross is not None else None,
             )
@@ -114,10 +122,10 @@ class Probe:
             return []
         seen: dict[int, Tensor] = {}
 
-        def look(place: int) -> Callable[[Tensor], None]:
-            return lambda x: seen.update({place: x.clone()})
+        def look(place: int, x: Tensor) -> None:
+            seen[place] = x.clone()
 
-        self.run(fwd_hooks=[*(edits or []), *((point, look(place)) for place, point in enumerate(points))])
+        self.run(fwd_hooks=[*(edits or []), *((point, partial(look, place)) for place, point in enumerate(points))])
         return [seen[place] for place in range(len(points))]
 
     def observe_groups(
@@ -141,38 +149,18 @@ class Probe:
             if layer.point(point) in names:
                 yield layer.point(point), layer
 
-    def _own_report(self) -> dict[str, Any]:
-        """The hidden states and attentions that the model reports, and the logits."""
-        module: Any = self.model.module
-        with torch.no_grad():
-            return {**_reported(module, module, (), self.inputs), "logits": outcome(module(**self.inputs))}
-
     def _tower_report(self) -> dict[str, Any]:
         """The hidden states and attentions that the vision tower reports, run on its input in the model."""
-        module: Any = self.model.module
-        tower: Any = tower_of(module)
+        tower: Any = tower_of(self.model.module)
         calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-        handle = tower.register_forward_pre_hook(
-            lambda _, args, kwargs: calls.append((args, dict(kwargs))), with_kwargs=True
-        )
-        try:
-            with torch.no_grad():
-                module(**self.inputs)
-        finally:
-            handle.remove()
+
+        def note(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            calls.append((args, {name: value for name, value in kwargs.items() if not name.startswith("output_")}))
+
+        with TorchHooks(before=[(tower, note)]):
+            self.model.module(**self.inputs)
         ((args, kwargs),) = calls
-        given = {name: value for name, value in kwargs.items() if not name.startswith("output_")}
-        with torch.no_grad():
-            return _reported(module, tower, args, given)
-
-
-def _only_crosses(block: Block) -> bool:
-    return block.attn is None and block.cross is not None
-
-
-def _batched(hidden: Tensor) -> Tensor:
-    """The hidden state with a batch axis."""
-    return hidden[None] if hidden.ndim == 2 else hidden
+        return _reported(self.model.module, tower, args, kwargs)
 
 
 def _reported(model: Any, part: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -57,10 +58,10 @@ def _table(verdicts: Sequence[Verdict]) -> list[str]:
     return [f"{each.name:<{width}}  {each.status:<11}  {each.why}".rstrip() for each in verdicts]
 
 
-def verify(model: WrappedTransformer, inputs: dict[str, Any]) -> Report:
+def verify_model(model: WrappedTransformer, inputs: dict[str, Any]) -> Report:
     """Check every point of `model` on `inputs`, the keyword arguments of its forward."""
     probe = Probe(model, inputs)
-    found = dict(_failures(probe))
+    failed = _failures(probe)
     verdicts = []
     for name, spec in model._points.specs.items():
         if spec.site is None:
@@ -68,36 +69,25 @@ def verify(model: WrappedTransformer, inputs: dict[str, Any]) -> Report:
         elif probe.is_untested(name):
             verdicts.append(Verdict(name, "unavailable", "not tested: the inputs have no image"))
         else:
-            verdicts.append(Verdict(name, "failed" if name in found else "proved", found.get(name, "")))
-    return Report(model._points.anatomy.kind, tuple(verdicts))
+            verdicts.append(Verdict(name, "failed" if name in failed else "proved", failed.get(name, "")))
+    return Report(probe.anatomy.kind, tuple(verdicts))
 
 
-def _failures(probe: Probe) -> Iterator[tuple[str, str]]:
+def _failures(probe: Probe) -> dict[str, str]:
     """Every point that fails a check, with the reason of the first failure."""
     failed: dict[str, str] = {}
-    specs = probe.model._points.specs
-    apart = [
-        name for name in probe.names if specs[name].is_on_request
-    ]  # a norm and per-head inputs cannot be edited together
-    together = [name for name in probe.names if name not in apart]
+    # Points on request are tested apart: a norm and per-head inputs cannot be edited together.
+    on_request = {name: probe.model._points.specs[name].is_on_request for name in probe.names}
     fit = Fit("layers")
-    for check, names in itertools.product(CHECKS, (together, apart)):
-        remaining = [name for name in names if name not in failed]
-        for _, found in fit.parts(_by_layer(remaining), partial(_failing, check, probe, remaining)):
-            for name, why in found:
-                failed.setdefault(name, why)
-    yield from failed.items()
+    for check, is_apart in itertools.product(CHECKS, (False, True)):
+        names = [name for name in probe.names if on_request[name] == is_apart and name not in failed]
+        by_layer = [list(some) for _, some in itertools.groupby(names, lambda name: _LAYER.match(name)[0])]  # type: ignore[index]
+        for _, found in fit.parts(by_layer, partial(_failing, check, probe, names)):
+            failed = dict(found) | failed
+    return failed
 
 
-def _by_layer(names: list[str]) -> list[list[str]]:
-    """The points grouped by layer: checks compare points of one layer."""
-    return [list(some) for _, some in itertools.groupby(names, key=_layer)]
-
-
-def _layer(name: str) -> str:
-    parts = name.split(".")
-    number = next((at for at, part in enumerate(parts) if part.isdigit()), -1)
-    return ".".join(parts[: number + 1])
+_LAYER = re.compile(r"(.*?\.\d+\.)?")
 
 
 def _failing(check: Check, probe: Probe, every: list[str], layers: Sequence[list[str]]) -> list[tuple[str, str]]:
@@ -105,18 +95,18 @@ def _failing(check: Check, probe: Probe, every: list[str], layers: Sequence[list
     names = [name for layer in layers for name in layer]
     # The output of a layer is compared with the input of the next, so the last of these layers needs that too.
     after = every[every.index(names[-1]) + 1 :][:1]
-    return list(_each_if_need_be(check, probe, names + [name for name in after if name.endswith("hook_resid_pre")]))
+    return list(_checked(check, probe, names + [name for name in after if name.endswith("hook_resid_pre")]))
 
 
-def _each_if_need_be(check: Check, probe: Probe, names: list[str]) -> Iterator[tuple[str, str]]:
+def _checked(check: Check, probe: Probe, names: list[str]) -> Iterator[tuple[str, str]]:
     """Check all points at once; if that raises, one by one, to find the point that raises."""
     try:
         yield from list(check(probe, names))
-    except Exception as error:  # any error counts as a failure of the point
-        if is_out_of_memory(error):  # except out-of-memory errors
+    except Exception as error:  # any error counts as a failure of the point, except running out of memory
+        if is_out_of_memory(error):
             raise
         if len(names) == 1:
             yield names[0], f"raises {type(error).__name__}: {str(error).partition(chr(10))[0]}"
             return
         for name in names:
-            yield from _each_if_need_be(check, probe, [name])
+            yield from _checked(check, probe, [name])

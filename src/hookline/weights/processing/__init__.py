@@ -1,4 +1,4 @@
-"""Processing: weights rewritten so that less stands in the way of reading them, exactly, and undone at will."""
+"""Processing: exact and reversible rewriting of weights, such as folding norms and centering."""
 
 from hookline.weights.processing.process import Processing, WeightProcessing, processing_of
 from hookline.weights.processing.swaps import Swaps

@@ -1,4 +1,4 @@
-"""Folding: a norm's weight and bias go into the linear maps that read it, and the norm only divides."""
+"""Fold the weight and bias of norms into the linear modules that read them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from hookline.errors import HooklineError
-from hookline.transformer.architectures import is_post_norm
-from hookline.transformer.norms import Norm, norm_of
-from hookline.transformer.roles import EXPERTS, ROUTER, Block, Stack, child
+from hookline.transformer.norms import Norm, norm_of, upcast
+from hookline.transformer.roles import EXPERTS, ROUTER, child
 from hookline.weights.matrices import is_reversed, linear
 from hookline.weights.processing.readers import path_of, reading_of
 from hookline.weights.processing.swaps import Swaps
@@ -23,12 +22,10 @@ _INTO_EXPERTS = ("gate_up_proj", "gate_proj", "up_proj", "w1", "w3", "v1")
 
 
 def fold_norms(points: ModelPoints, swaps: Swaps, run: Callable[[], Any]) -> None:
-    """Every norm before an attention, an MLP or the unembedding divides only; what reads it does the rest."""
+    """Fold every norm before attention, an MLP or the unembedding into the modules that read it."""
     anatomy = points.anatomy
-    if any(_is_post_norm(block, stack) for stack in anatomy.stacks for block in stack.blocks):
-        raise HooklineError(
-            f"{anatomy.kind} norms the stream itself: what its norms give goes on in it, not only into maps"
-        )
+    if any(stack.is_post_norm for stack in anatomy.stacks):
+        raise HooklineError(f"{anatomy.kind} normalizes the stream itself, so its norms cannot be folded")
     norms = dict(_norms(points))
     reading = reading_of(points.root, norms, run)
     for stack in anatomy.stacks:
@@ -43,11 +40,13 @@ def fold_norms(points: ModelPoints, swaps: Swaps, run: Callable[[], Any]) -> Non
                 _fold_into_experts(points.root, reader, norm, swaps)
             else:
                 _fold_into_linear(points.root, reader, norm, swaps)
-        _make_plain(norm, swaps)
+        for name, value in (("weight", 1.0 - norm.offset), ("bias", 0.0)):
+            if (own := module._parameters.get(name)) is not None:
+                swaps.put(module, name, torch.full_like(own, value))
 
 
 def _norms(points: ModelPoints) -> Iterator[tuple[nn.Module, Norm]]:
-    """Those before something, that have a weight or a bias."""
+    """The norms that are read by other modules and have a weight or a bias."""
     for stack in points.anatomy.stacks:
         found = [norm for block in stack.blocks for norm in (block.ln1, block.ln2)]
         found += [block.cross.norm for block in stack.blocks if block.cross is not None]
@@ -57,33 +56,26 @@ def _norms(points: ModelPoints) -> Iterator[tuple[nn.Module, Norm]]:
                 continue
             norm = norm_of(module, points.anatomy.width)
             if norm is None or not {*module._parameters} <= {"weight", "bias"} or [*module.children()]:
-                raise HooklineError(f"{path_of(points.root, module)} is no norm of a known form")
+                raise HooklineError(f"{path_of(points.root, module)} is not a norm of a known form")
             yield module, norm
-
-
-def _is_post_norm(block: Block, stack: Stack) -> bool:
-    return block.post_norm is not None or is_post_norm(stack.config)
 
 
 def _check_readers(root: nn.Module, norm: nn.Module, readers: list[nn.Module]) -> None:
     if not readers:
-        raise HooklineError(
-            f"no module was seen to read what {path_of(root, norm)} gives: it is changed on the way, or its readers "
-            f"have no weights of their own (quantised?)"
-        )
+        raise HooklineError(f"no module with weights reads the output of {path_of(root, norm)} (quantized?)")
     for reader in readers:
         parents = path_of(root, reader).split(".")
         if any("base_layer" in root.get_submodule(".".join(parents[:n]))._modules for n in range(len(parents))):
-            raise HooklineError(f"{'.'.join(parents)} is part of an adapter: merge it first, or leave fold_ln out")
+            raise HooklineError(f"{'.'.join(parents)} is part of an adapter: merge it first, or pass fold_ln=False")
 
 
 def check_called(root: nn.Module, within: nn.Module, called: frozenset[nn.Module], width: int | None = None) -> None:
-    """What was not run on the example may run on other inputs, and read there what was not thought of."""
+    """Raise if a linear module was not called on the example: it might read a norm on other inputs."""
     for module in within.modules():
         into = getattr(module, "in_features", getattr(module, "nx", None))
         has_weight = module._parameters.get("weight") is not None
         if has_weight and into is not None and module not in called and width in (None, into):
-            raise HooklineError(f"{path_of(root, module)} is not run by every input: what it reads was not seen")
+            raise HooklineError(f"{path_of(root, module)} was not called on the example, so its input is not known")
 
 
 def _fold_into_linear(root: nn.Module, reader: nn.Module, norm: Norm, swaps: Swaps) -> None:
@@ -91,9 +83,9 @@ def _fold_into_linear(root: nn.Module, reader: nn.Module, norm: Norm, swaps: Swa
         matrix, bias = linear(reader)
     except HooklineError as error:
         raise HooklineError(f"{path_of(root, reader)} reads {path_of(root, norm.module)}: {error}") from error
-    wide = matrix.float() if matrix.dtype != torch.float64 else matrix
+    wide = upcast(matrix)
     new = as_wide(norm.gain, wide)[..., None] * wide
-    if norm.subtracts_mean:  # what it gives has a mean of 0, which hides the mean of each column
+    if norm.subtracts_mean:  # its output has a mean of 0, so the mean of each column has no effect
         new = new - new.mean(0, keepdim=True)
     swaps.put(reader, "weight", new if is_reversed(reader) else new.T)
     if isinstance(norm.bias, Tensor):
@@ -102,32 +94,22 @@ def _fold_into_linear(root: nn.Module, reader: nn.Module, norm: Norm, swaps: Swa
 
 
 def _fold_into_experts(root: nn.Module, reader: nn.Module, norm: Norm, swaps: Swaps) -> None:
-    """Into a router, or into all its experts at once, whose weights are one tensor."""
+    """Fold a norm into a router, or into all experts at once, whose weights are one tensor."""
     if isinstance(norm.bias, Tensor) and bool(norm.bias.any()):
-        raise HooklineError(
-            f"{path_of(root, norm.module)} has a bias, and {path_of(root, reader)} has nowhere to put it"
-        )
+        raise HooklineError(f"{path_of(root, norm.module)} has a bias, and {path_of(root, reader)} has none to take it")
     weights = {name: each for name, each in reader._parameters.items() if each is not None}
     wanted = [name for name in weights if name in _INTO_EXPERTS] or (["weight"] if "weight" in weights else [])
     if not wanted:
-        raise HooklineError(f"of the weights {list(weights)} of {path_of(root, reader)} it is not known which read")
+        raise HooklineError(f"{path_of(root, reader)} has no known input projection among {list(weights)}")
     for name in wanted:
         if type(weights[name]) is not nn.Parameter or weights[name].is_meta:
-            raise HooklineError(f"{name} of {path_of(root, reader)} is quantised, or kept elsewhere")
+            raise HooklineError(f"{name} of {path_of(root, reader)} is quantized or offloaded")
         wide = weights[name].float()
         gain = as_wide(norm.gain, wide)
         is_transposed = wide.ndim == 3 and (getattr(reader, "is_transposed", False) or wide.shape[-1] != len(gain))
         swaps.put(reader, name, wide * (gain[:, None] if is_transposed else gain))
 
 
-def _make_plain(norm: Norm, swaps: Swaps) -> None:
-    """A gain of 1 and a bias of 0."""
-    for name, value in (("weight", 1.0 - norm.offset), ("bias", 0.0)):
-        own = norm.module._parameters.get(name)
-        if own is not None:
-            swaps.put(norm.module, name, torch.full_like(own, value))
-
-
 def as_wide(x: Tensor | float, like: Tensor) -> Tensor:
-    """A tensor of the dtype, and where the other is."""
+    """A number or tensor with the dtype and device of another."""
     return torch.as_tensor(x, device=like.device, dtype=like.dtype).detach()

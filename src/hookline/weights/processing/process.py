@@ -1,6 +1,6 @@
-"""Processing: weights rewritten so that the model says the same more simply, proved when done, and undone at will.
+"""Processing: rewrite weights without changing the output, prove that, and restore the original weights.
 
-Nothing is written into any parameter: others are put in their place, and the very same objects come back.
+Parameters are never written to: others replace them, and `restore_weights` puts the original objects back.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hookline.engine import compiling
-from hookline.engine.blocks import Block, surely
+from hookline.engine.blocks import UndoBlock, surely
 from hookline.engine.taps import lock
 from hookline.errors import HooklineError
 from hookline.transformer.contexts import GradMode
@@ -23,30 +23,35 @@ from hookline.transformer.verify.probe import outcome
 from hookline.weights.processing.centering import center_unembed, center_writers
 from hookline.weights.processing.folding import fold_norms
 from hookline.weights.processing.readers import Unhooked
-from hookline.weights.processing.swaps import Swaps
+from hookline.weights.processing.swaps import Swaps, rounding
 from hookline.weights.processing.value_biases import fold_value_biases
 
 if TYPE_CHECKING:
     from hookline.transformer.index import ModelPoints
 
-_STEPS = ("fold_ln", "fold_value_biases", "center_writing_weights", "center_unembed")
-_ROUNDING = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+_STEPS: dict[str, Callable[..., None]] = {
+    "fold_ln": fold_norms,
+    "fold_value_biases": fold_value_biases,
+    "center_writing_weights": center_writers,
+    "center_unembed": center_unembed,
+}
+"""In the order in which they are done. Each takes the points, the swaps, and a function that runs the example."""
 
 
 @dataclass(frozen=True)
 class Processing:
-    """What is done to a model's weights at the moment, and why something was left out."""
+    """Which steps are applied to the weights of a model, and why others were left out."""
 
     fold_ln: bool = False
     fold_value_biases: bool = False
     center_writing_weights: bool = False
     center_unembed: bool = False
     left_out: tuple[tuple[str, str], ...] = ()
-    """What was neither asked for nor forbidden, and is not exact here; with the reason."""
+    """The steps that were left to choose (None) and are not exact on this model, each with the reason."""
 
     def __str__(self) -> str:
         done = [f"{name}: done" for name in _STEPS if getattr(self, name)]
-        return "\n".join([*done, *(f"{name}: left out, since {why}" for name, why in self.left_out)])
+        return "\n".join([*done, *(f"{name}: left out, because {why}" for name, why in self.left_out)])
 
 
 _in_force: WeakKeyDictionary[nn.Module, tuple[Processing, Swaps]] = WeakKeyDictionary()
@@ -59,7 +64,7 @@ def _restore(root: nn.Module) -> None:
 
 
 def processing_of(root: nn.Module) -> Processing | None:
-    """What is done to the weights of a model; None if they are as they were."""
+    """The processing of the weights of a model; None if they are the original ones."""
     return _in_force[root][0] if root in _in_force else None
 
 
@@ -70,12 +75,12 @@ class WeightProcessing:
     module: nn.Module
 
     def example_tokens(self) -> Tensor:
-        """Two short rows of tokens, to try things on."""
+        """Two short rows of tokens."""
         raise NotImplementedError
 
     @property
     def processing(self) -> Processing | None:
-        """What is done to the weights at the moment; None if they are as they were loaded."""
+        """Which steps are applied to the weights; None if they are the original ones."""
         return processing_of(self._points.root)
 
     def process_weights(
@@ -86,24 +91,21 @@ class WeightProcessing:
         center_unembed: bool | None = None,
         fold_value_biases: bool | None = None,
     ) -> Processing:
-        """Rewrite the weights until `restore_weights`, so that the model gives the same log-probabilities.
+        """Rewrite the weights until `restore_weights`, without changing the log-probabilities.
 
-        `fold_ln` moves the norms' weights and biases into the maps that read them (norms after an attention or an MLP
-        stay); `fold_value_biases` moves the values' biases into the output's; `center_writing_weights` takes the mean
-        out of what is written to the stream; `center_unembed` out of each position's logits. What is True is done or
-        raises; what is None is done where it is exact, and `model.processing.left_out` says why not where not.
+        `fold_ln` folds the weights and biases of norms into the modules that read them, except for norms after
+        attention or MLP; `fold_value_biases` folds value biases into output biases; `center_writing_weights` centers
+        the weights that write to the stream; `center_unembed` centers the unembedding over the vocabulary. With True a
+        step is done or raises; with None it is done if it is exact, and `model.processing.left_out` has the reason
+        otherwise.
 
-        Each step is proved by running the model before and after it. Every weight that is rewritten is held twice until
-        restored. Do restore before saving, moving or training the model.
+        Each step is proved by running the model before and after it. Rewritten weights are in memory twice until they
+        are restored. Restore them before saving, moving or training the model.
         """
-        wanted = {
-            "fold_ln": fold_ln,
-            "fold_value_biases": fold_value_biases,
-            "center_writing_weights": center_writing_weights,
-            "center_unembed": center_unembed,
-        }
+        options = (fold_ln, fold_value_biases, center_writing_weights, center_unembed)
+        wanted = dict(zip(_STEPS, options, strict=True))
         if self.processing is not None:
-            raise HooklineError(f"the weights are processed already ({self.processing!r}): restore_weights() first")
+            raise HooklineError(f"the weights are processed ({self.processing!r}): call restore_weights() first")
         swaps, left_out = Swaps(), {}
         root = self._points.root
         try:
@@ -125,37 +127,31 @@ class WeightProcessing:
             raise
 
     def restore_weights(self) -> None:
-        """Put back the parameters that were there before `process_weights`: the same objects, ties and all."""
+        """Put back the parameters from before `process_weights`: the same objects, including tied weights."""
         _restore(self._points.root)
 
     def processed_weights(self, **options: bool | None) -> ProcessedWeights:
-        """A block in which the weights are processed: see `process_weights`. They are as before on any way out."""
+        """A block in which the weights are processed, see `process_weights`, and restored on exit."""
         return ProcessedWeights(self, options)
 
     def _step(self, name: str, swaps: Swaps) -> HooklineError | None:
-        """Do one step and prove it; if it is refused or changes the outcome, undo it and give the reason."""
+        """Do one step and prove it; if it is not possible or changes the output, undo it and return the reason."""
         done = len(swaps)
         try:
             with compiling.tracing_lock(), lock, Unhooked(self.module), GradMode(False):
                 before = self._outcome()
-                self._do(name, swaps, _ROUNDING.get(before.dtype, 5e-2))
-                self._prove(before, is_shifted=name == "center_unembed")
+                self._do(name, swaps)
+                _prove(before, self._outcome(), is_shifted=name == "center_unembed")
         except HooklineError as error:
             swaps.undo(to=done)
             return error
         return None
 
-    def _do(self, name: str, swaps: Swaps, tolerance: float) -> None:
-        steps: dict[str, Callable[[], None]] = {
-            "fold_ln": partial(fold_norms, self._points, swaps, self._outcome),
-            "fold_value_biases": partial(fold_value_biases, self._points, swaps, self._outcome),
-            "center_writing_weights": partial(center_writers, self._points, swaps, self._outcome, tolerance),
-            "center_unembed": partial(center_unembed, self._points, swaps, self._outcome),
-        }
-        steps[name]()
+    def _do(self, name: str, swaps: Swaps) -> None:
+        _STEPS[name](self._points, swaps, self._outcome)
 
     def _outcome(self) -> Tensor:
-        """What the model gives for the example, with the same chance each time (dropout, in training)."""
+        """The output of the model on the example, with the same random numbers each time (dropout)."""
         tokens = self.example_tokens()
         inputs: dict[str, Any] = {"input_ids": tokens}
         if self._points.anatomy.is_encoder_decoder:
@@ -164,42 +160,41 @@ class WeightProcessing:
             torch.manual_seed(0)
             return outcome(self.module(**inputs, use_cache=False)).detach()
 
-    def _prove(self, before: Tensor, *, is_shifted: bool) -> None:
-        after, tolerance = self._outcome(), _ROUNDING.get(before.dtype, 5e-2)
-        one, two = (x.double().log_softmax(-1) if is_shifted else x.double() for x in (before, after))
-        change = float((one - two).norm() / (one - one.mean(-1, keepdim=True)).norm())
-        if not change <= tolerance:  # be it no number
-            raise HooklineError(
-                f"tried on an example, it changes what the model gives by {change:.1g} of its size, and rounding would "
-                f"by less than {tolerance}"
-            )
+
+def _prove(before: Tensor, after: Tensor, *, is_shifted: bool) -> None:
+    """Raise if the output changed by more than rounding, or its log-probabilities if logits may be shifted."""
+    tolerance = rounding(before.dtype)
+    one, two = (x.double().log_softmax(-1) if is_shifted else x.double() for x in (before, after))
+    change = float((one - two).norm() / (one - one.mean(-1, keepdim=True)).norm())
+    if not change <= tolerance:  # also if it is NaN
+        raise HooklineError(f"it changes the output on an example by {change:.1g}, more than rounding ({tolerance})")
 
 
-class ProcessedWeights(Block):
-    """A block in which a model's weights are processed; entering it gives what was done."""
+class ProcessedWeights(UndoBlock):
+    """A block in which the weights of a model are processed; entering it returns the `Processing`."""
 
     def __init__(self, model: WeightProcessing, options: dict[str, bool | None]) -> None:
         self._process: partial[Processing] | None = partial(model.process_weights, **options)
         self._root, self._is_ours = ref(model._points.root), False
 
     def open(self) -> Processing:
-        """Process them."""
+        """Process the weights."""
         root, process, self._process = self._root(), self._process, None
         if root is None or process is None:
-            raise HooklineError("this block was entered before: call processed_weights() again")
-        self._is_ours = processing_of(root) is None  # else what is there stays, and the next line says so
+            raise HooklineError("this block was already entered: call processed_weights() again")
+        self._is_ours = processing_of(root) is None  # otherwise the next line raises
         return process()
 
     def close(self) -> None:
-        """Restore them."""
+        """Restore the weights."""
         root = self._root()
         if self._is_ours and root is not None:
             _restore(root)
 
     def is_on(self, root: nn.Module) -> bool:
-        """Whether it is this model's weights."""
+        """Whether the block processes the weights of this model."""
         return self._root() is root
 
     def __enter__(self) -> Processing:
-        """What was done to the weights."""
+        """Process the weights, and return what was done."""
         return self.begin()

@@ -1,4 +1,4 @@
-"""Readers: which modules read what a norm gives, found by running the model and looking whose memory they are given."""
+"""Readers: the modules that read the output of a norm, found by comparing memory addresses during a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hookline.engine import taps
-from hookline.engine.blocks import Block
+from hookline.engine.blocks import UndoBlock
 from hookline.engine.schedule import active
 from hookline.engine.structures import tensors_in
 from hookline.engine.torch_hooks import TorchHooks
@@ -18,21 +18,21 @@ from hookline.errors import HooklineError
 
 @dataclass(frozen=True)
 class Reading:
-    """What a run of the model showed of its norms."""
+    """The modules that a run of the model called, and the readers of each norm."""
 
     readers: dict[nn.Module, list[nn.Module]]
-    """For each norm, the innermost modules with weights of their own that are given its output."""
+    """For each norm, the innermost modules with weights that take its output."""
     called: frozenset[nn.Module]
-    """All modules with weights of their own that were run."""
+    """All modules with weights that were called."""
 
 
 def reading_of(root: nn.Module, norms: Iterable[nn.Module], run: Callable[[], Any]) -> Reading:
-    """Who reads what in a run of the model.
+    """The readers of norms in a run of the model.
 
-    A reader that is given something else in another call is refused: what is folded into it would change that too.
+    Raises if a reader takes another input in another call: folding a norm into it would change that call too.
     """
     outputs: dict[int, nn.Module] = {}
-    kept: list[Tensor] = []  # so that no other tensor takes their place in memory
+    kept: list[Tensor] = []  # so that no other tensor takes their memory
     read: dict[nn.Module, set[nn.Module | None]] = {}
 
     def after_norm(norm: nn.Module, _args: Any, output: Any) -> None:
@@ -50,7 +50,7 @@ def reading_of(root: nn.Module, norms: Iterable[nn.Module], run: Callable[[], An
     for norm, modules in found.items():
         for module in modules:
             if read[module] != {norm}:
-                raise HooklineError(f"{path_of(root, module)} reads {path_of(root, norm)}, and in another call another")
+                raise HooklineError(f"{path_of(root, module)} reads {path_of(root, norm)}, but not in every call")
     return Reading(found, frozenset(read))
 
 
@@ -60,7 +60,7 @@ def _innermost(norm: nn.Module, read: dict[nn.Module, set[nn.Module | None]]) ->
 
 
 def path_of(root: nn.Module, module: nn.Module) -> str:
-    """Where a module is in a model, as an error names it."""
+    """The path of a module in a model, for error messages."""
     return next((path for path, each in root.named_modules() if each is module), type(module).__name__)
 
 
@@ -68,11 +68,8 @@ def _memory(x: Tensor) -> int:
     return x.untyped_storage()._cdata
 
 
-class Unhooked(Block):
-    """A block in which hookline's hooks on a model do nothing, standing or not: what runs is the model itself.
-
-    The lock is to be held.
-    """
+class Unhooked(UndoBlock):
+    """A block in which no hooks of hookline run on a model, not even permanent ones. The caller must hold the lock."""
 
     def __init__(self, root: nn.Module) -> None:
         here = [tap for module in root.modules() for tap in taps._taps.get(module, {}).values()]
@@ -80,13 +77,13 @@ class Unhooked(Block):
         self._active = active.get()
 
     def open(self) -> None:
-        """Let no hook act."""
+        """Disable all hooks."""
         active.set(())
         for tap, _ in self._before:
             tap.permanent = ()
 
     def close(self) -> None:
-        """Let them act again."""
+        """Enable them again."""
         for tap, standing in self._before:
             tap.permanent = standing
         active.set(self._active)

@@ -15,6 +15,7 @@ from hookline.engine.names import Filter
 from hookline.engine.order import Kind
 from hookline.errors import HooklineError, UnknownHookPointError
 from hookline.hooks import Controller, Detector, Hook, HookType, Registry
+from hookline.hooks.context import contexts
 from hookline.hooks.hook import hook_type_of
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class LanguageModelLayers(Registry):
 
     def __init__(self, lm: LanguageModel) -> None:
         super().__init__(lm.hooked)
-        self.context = lm.context
+        contexts[lm.hooked._points.root] = lm.context
         self.store = lm.store
 
     def register_hook(
@@ -44,7 +45,6 @@ class LanguageModelLayers(Registry):
             hook.layer_signature = self.resolved(hook.layer_signature)
         new = super().register_hook(signature, hook, hook_type, **options)
         if isinstance(hook, Hook):
-            hook.used_on(self._model._points.root, self.context)
             hook.layer_signature = layer_signature if layer_signature is not None else hook.layer_signature
         return new
 

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 from hookline.errors import HooklineError
 from hookline.model import HookedModel
 from hookline.text.tokenizer import Side
+from hookline.vision.image_methods import without_second_bos
 
 # Models for which vlm-spectra puts the image before the text: SmolVLM and the LLaVA family. For these it also appends
 # `assistant_prefill` to the rendered chat; for other models the chat template continues it.
@@ -55,7 +56,7 @@ def chat_of(hooked: HookedModel, task: str, *, has_image: bool, append_text: str
         text = owner.apply_chat_template(messages, tokenize=False, continue_final_message=True)
     else:
         text = owner.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    return hooked._without_second_bos(str(text)) + append_text
+    return without_second_bos(hooked.tokenizer, str(text)) + append_text
 
 
 def inputs_of(hooked: HookedModel, texts: Sequence[str], images: Sequence[Any] | None) -> Any:

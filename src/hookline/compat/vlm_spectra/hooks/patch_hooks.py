@@ -23,7 +23,8 @@ from hookline.engine.passes import current
 from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError, InvalidHookError
 from hookline.hooks.action import ObjectEdit, here
-from hookline.hooks.fitting import Units, chosen, described, units
+from hookline.hooks.edit_fields import Units, described, units
+from hookline.hooks.fitting import chosen
 from hookline.text.token_positions import Positions, at, canonical, is_one_per_row, mask_of
 
 
@@ -74,7 +75,7 @@ class Patch(Hook):
         index = slice(None) if self.head_idx is None else (slice(None), slice(None), self.head_idx)
         patch = at(self.token_idx, self._replaced)
         part = patch(x[index], here.get() or HookPoint())
-        self.acted = patch.acted  # type: ignore[attr-defined]
+        self.acted = patch.acted
         if part is None:
             return None
         new = x.clone()

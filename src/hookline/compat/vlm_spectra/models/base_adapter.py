@@ -7,7 +7,7 @@ from torch import nn
 from hookline.errors import HooklineError
 from hookline.model import HookedModel
 from hookline.text.image_tokens import image_token
-from hookline.transformer.roles import Block
+from hookline.transformer.anatomy import Block
 
 
 def _size(name: str, doc: str) -> property:

@@ -1,0 +1,132 @@
+"""What metrics read from logits: answers (tokens) at positions, one for all rows or one per row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from hookline.errors import HooklineError
+from hookline.transformer.norms import upcast
+
+Read: TypeAlias = Sequence[tuple[Float[Tensor, "token vocab"], Int[Tensor, " token"]]]
+"""For each row, the logits before every token of an answer, and the tokens."""
+
+
+def checked_answers(tokens: Any) -> Any:
+    """An id, a text, a tuple of either or of tuples of ids, or a tensor of one id per row."""
+    if isinstance(tokens, np.ndarray | np.integer) or (isinstance(tokens, Tensor) and tokens.ndim in (0, 2)):
+        tokens = tokens.tolist()
+    if isinstance(tokens, Tensor):
+        if tokens.ndim > 1 or tokens.is_floating_point() or tokens.dtype == torch.bool or not tokens.numel():
+            raise HooklineError(f"answers are one token id, or one per row [batch], got {short(tokens)}")
+        return tokens.detach().cpu().long()
+    if type(tokens) in (int, str):
+        return tokens
+    if isinstance(tokens, list | tuple) and tokens and all(map(_is_answer, tokens)):
+        return tuple(tuple(each) if isinstance(each, list | tuple) else each for each in tokens)
+    raise HooklineError(
+        f"an answer is a text, a token id or a list of ids; or a list or tensor with one per row, got {tokens!r}"
+    )
+
+
+def _is_answer(given: Any) -> bool:
+    if isinstance(given, list | tuple):
+        return bool(given) and all(type(each) is int for each in given)
+    return type(given) in (int, str)
+
+
+def checked_position(pos: Any) -> Any:
+    """An index, None, or a tensor of one index per row."""
+    if isinstance(pos, list | tuple) and pos and all(type(each) is int for each in pos):
+        return torch.tensor(pos)
+    if isinstance(pos, Tensor) and pos.ndim <= 1 and pos.dtype in (torch.int64, torch.int32) and pos.numel():
+        return pos.detach().cpu().long() if pos.ndim else int(pos)
+    if pos is None or type(pos) is int:
+        return pos
+    raise HooklineError(f"pos is an index, or a list or tensor with one per row, got {short(pos)}")
+
+
+def single_ids(tokens: Any, model: Any, rows: int) -> int | Tensor:
+    """Answers as token ids: one, or one per row."""
+    if isinstance(tokens, tuple):
+        if any(isinstance(each, tuple) for each in tokens):
+            raise HooklineError(f"answers of several tokens, {tokens}, are supported in experiments only")
+        tokens = torch.tensor([single_ids(each, model, 1) for each in tokens])
+    ids = model.to_single_token(tokens) if isinstance(tokens, str) else tokens
+    _per_row(ids, rows, range(model.cfg.d_vocab), "token")
+    return ids
+
+
+def columns_of(pos: int | Tensor, mask: Tensor) -> int | Tensor:
+    """The columns of positions that are counted within the text of each row; `mask` is true where there is text."""
+    found = []
+    for row, index in enumerate(_per_row(pos, len(mask), None, "position").tolist()):
+        columns = mask[row].nonzero().flatten().tolist()
+        if index not in range(-len(columns), len(columns)):
+            raise HooklineError(f"position {index} is out of range: prompt {row} has {len(columns)} tokens")
+        found.append(columns[index])
+    return found[0] if len(set(found)) == 1 else torch.tensor(found)
+
+
+def _per_row(given: int | Tensor, rows: int, known: range | None, what: str) -> Int[Tensor, " batch"]:
+    """One number for each row, from one for all or one each, within the known ones."""
+    each = torch.as_tensor(given)
+    if each.ndim and len(each) != rows:
+        raise HooklineError(f"{len(each)} {what}s for {rows} rows: pass one for all, or one each")
+    wrong = [] if known is None else [x for x in each.flatten().tolist() if x not in known]
+    if known is not None and wrong:
+        raise HooklineError(f"{what} {wrong[0]} is out of range: it must be from {known[0]} to {known[-1]}")
+    return each.expand(rows)
+
+
+def at_position(logits: Tensor, pos: Any) -> Float[Tensor, "batch vocab"]:
+    """The logits at one position, or at one per row."""
+    if logits.ndim != 3:
+        raise HooklineError(f"a metric takes logits [batch, pos, vocab], got a tensor of shape {list(logits.shape)}")
+    batch, width = logits.shape[:2]
+    columns = _per_row(pos, batch, range(-width, width), "position")
+    return upcast(logits[torch.arange(batch, device=logits.device), columns.to(logits.device)])
+
+
+def of_answer(there: Float[Tensor, "batch vocab"], ids: Any) -> Float[Tensor, " batch"]:
+    """The value of one token, or of one per row."""
+    if isinstance(ids, tuple) and all(type(each) is int for each in ids):
+        ids = torch.tensor(ids)
+    if isinstance(ids, str | tuple):
+        raise HooklineError(
+            f"the answer {ids!r} is text: pass its id, model.to_single_token(…), or use metric.resolved(model, tokens)"
+        )
+    each = _per_row(ids, len(there), range(there.shape[-1]), "token")
+    return there.gather(-1, each[:, None].to(there.device))[:, 0]
+
+
+def log_probs(read: Read) -> Float[Tensor, " batch"]:
+    """The log-probability of the answer of each row."""
+    return torch.stack([there.log_softmax(-1).gather(-1, ids[:, None]).sum() for there, ids in read])
+
+
+def divergence(reference: Tensor, logits: Tensor) -> Tensor:
+    """KL(reference ‖ logits) over the last axis, in nats."""
+    expected, given = reference.log_softmax(-1), logits.log_softmax(-1)
+    share = expected.exp()
+    return (share * (expected - given)).masked_fill(share == 0, 0.0).sum(-1)
+
+
+def weighted_mean(values: Float[Tensor, "batch pos"], counts: Tensor) -> Float[Tensor, " batch"]:
+    """The weighted mean; values with weight 0 are ignored, even NaN."""
+    counts = counts.to(values.device)
+    return values.masked_fill(counts == 0, 0.0).sum(1) / counts.to(values.dtype).sum(1)
+
+
+def short(x: Any) -> str:
+    """A value for messages: small integer tensors as lists, others by shape and dtype."""
+    if isinstance(x, tuple) and all(type(each) is int for each in x):
+        return repr(list(x))
+    if not isinstance(x, Tensor):
+        return repr(x)
+    return str(x.tolist()) if x.numel() <= 8 and not x.is_floating_point() else f"<{list(x.shape)} {x.dtype}>"
