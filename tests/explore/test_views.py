@@ -14,7 +14,7 @@ from hookline import HooklineError, edits
 from hookline.experiments import ablation, head_detectors, logit_attribution, logit_lens, metrics, patching
 from hookline.explore.live_edits import script
 from hookline.explore.question import LiveEdit, Question
-from hookline.explore.views import VIEWS, aligned, answer, describe
+from hookline.explore.views import VIEWS, about_model, aligned, answer
 
 PROMPT = "When Mary and John went to the store, John gave a drink to"
 OTHER = "When Mary and John went to the store, Mary gave a drink to"
@@ -228,6 +228,6 @@ def test_a_question_reads_as_it_was_written() -> None:
 
 
 def test_the_model_is_described(model) -> None:
-    data = describe(model, "tinyworld")
+    data = about_model(model, "tinyworld")
     assert (data["layers"], data["heads"]) == (4, 8)
     assert data["points"]["blocks.0.attn.hook_z"] == "b p h e"

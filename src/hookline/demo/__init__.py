@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from hookline.demo.chapters import explore
+from hookline.demo.chapters import find_all
 from hookline.demo.page import page
 from hookline.demo.story import story
 from hookline.engine.tensorfile import make_folder, write_bytes
@@ -21,7 +21,7 @@ def demo(out: Path = Path("out")) -> Path:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # fastest for a model this small
     try:
-        chapters = story(explore(model))
+        chapters = story(find_all(model))
     finally:
         torch.set_num_threads(threads)
     for number, chapter in enumerate(chapters, 1):

@@ -57,7 +57,7 @@ class Findings:
 
 
 @torch.no_grad()
-def explore(model: HookedModel) -> Findings:
+def find_all(model: HookedModel) -> Findings:
     """Run every experiment of the tour."""
     receiver = metrics.logit_diff(" Mary", " John")
     ablated = ablation.ablate(model, PROMPT, receiver, progress=False)

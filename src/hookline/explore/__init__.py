@@ -22,7 +22,7 @@ from hookline.explore.document import document
 from hookline.explore.live_edits import script
 from hookline.explore.question import Question
 from hookline.explore.server import ExplorerServer
-from hookline.explore.views import answer, describe
+from hookline.explore.views import about_model, answer
 from hookline.model import HookedModel
 
 __all__ = ["Explorer", "explore", "export_page", "first_prompts", "serve"]
@@ -115,7 +115,7 @@ def export_page(
     """Write the page to a file, with the views of these prompts inside; it opens from disk, without a server."""
     _check(model)
     name = model.cfg.model_name if name is None else name
-    described = describe(model, name)
+    described = about_model(model, name)
     point = next((each for each in described["points"] if each.endswith("hook_resid_post")), "")
     asked: dict[str, dict[str, Any]] = {
         **{view: {} for view in ("tokens", "next", "lens", "generate")},

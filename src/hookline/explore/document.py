@@ -14,7 +14,7 @@ SCRIPTS = ("data.js", "draw.js", "panels.js", "edits.js", "app.js")
 
 
 def document(data: dict[str, Any]) -> str:
-    """The page with its data inside: `model` (see `views.describe`), `state`, `answers`, and `live`."""
+    """The page with its data inside: `model` (see `views.about_model`), `state`, `answers`, and `live`."""
     content = json.dumps(data, ensure_ascii=True, allow_nan=False).replace("<", "\\u003c")
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'

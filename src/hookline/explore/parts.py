@@ -26,7 +26,7 @@ _BESIDE = re.compile(r"blocks\.\d+\.(hook_mlp_out|attn\.hook_z|attn\.hook_patter
 """Points whose edits leave each attention output the sum of its heads."""
 
 
-class Components(NamedTuple):
+class LogitParts(NamedTuple):
     """What each component adds to a logit difference; with the bias, they sum to it."""
 
     labels: list[str]
@@ -35,12 +35,12 @@ class Components(NamedTuple):
     logit: float
 
 
-def components(model: HookedModel, asked: Question, target: int, versus: int) -> Components:
+def components(model: HookedModel, asked: Question, target: int, versus: int) -> LogitParts:
     """The components of a run, inside the context of its edits."""
     if not edits_stream(asked):
         found = logit_attribution.direct_logit_attribution(model, asked.prompt, target, versus, pos=asked.pos)
         labels = [str(label) for label in found.coords["component"]]
-        return Components(labels, found.values, float(found.info["bias"]), float(found.info["logit"]))
+        return LogitParts(labels, found.values, float(found.info["bias"]), float(found.info["logit"]))
     cache = _run(model, asked)
     embeddings, first = cache.decompose_resid(0, return_labels=True)
     layers, others = cache.decompose_resid(incl_embeds=False, return_labels=True)
@@ -51,7 +51,7 @@ def components(model: HookedModel, asked: Question, target: int, versus: int) ->
         labels, stack = [*labels, EDITS], torch.cat([stack, rest[None]])
     assert cache.logits is not None
     logits = cache.logits.reshape(-1).float()
-    return Components(
+    return LogitParts(
         labels,
         cache.logit_attrs(stack, target, versus).reshape(len(labels)).float(),
         float(cache.logit_bias(target, versus)),

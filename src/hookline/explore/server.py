@@ -23,7 +23,7 @@ from hookline.explore.document import document, policy
 from hookline.explore.jobs import Cancelled, Worker
 from hookline.explore.live_edits import script
 from hookline.explore.question import Question
-from hookline.explore.views import Data, answer, describe
+from hookline.explore.views import Data, about_model, answer
 from hookline.model import HookedModel
 
 MOST_BYTES = 1_000_000
@@ -63,7 +63,7 @@ class ExplorerServer(ThreadingHTTPServer):
         self.model, self.name, self.state = model, name, {"prompt": prompt, "other": other}
         self.token = secrets.token_urlsafe(24)
         self.places = threading.BoundedSemaphore(MOST_CONNECTIONS)
-        self.described = describe(model, name)
+        self.described = about_model(model, name)
 
     @property
     def address(self) -> str:

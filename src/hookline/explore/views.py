@@ -50,7 +50,7 @@ def answer(model: HookedModel, asked: Question) -> Data:
     return {"view": asked.view, **data, "notes": list(notes)}
 
 
-def packed(x: Tensor) -> Data:
+def packed_tensor(x: Tensor) -> Data:
     """A tensor as its shape and the base64 of its float32 values, in little-endian order."""
     if x.numel() > MOST_CELLS:
         raise HooklineError(f"this view has {x.numel():,} numbers; the page shows up to {MOST_CELLS:,}: use less text")
@@ -58,7 +58,7 @@ def packed(x: Tensor) -> Data:
     return {"shape": list(x.shape), "f32": base64.b64encode(values.tobytes()).decode()}
 
 
-def describe(model: HookedModel, name: str) -> Data:
+def about_model(model: HookedModel, name: str) -> Data:
     """What the page needs to know about the model."""
     cfg = model.cfg
     points = {point.name: point.axes for point in model.hook_dict.values() if point.axes}
@@ -108,9 +108,9 @@ def next_view(model: HookedModel, asked: Question) -> Data:
     return {
         "ids": shown,
         "texts": [model.to_string([token]) for token in shown],
-        "before": packed(before.softmax(-1)[shown]),
-        "after": packed(after.softmax(-1)[shown]),
-        "logits": packed(torch.stack([before[shown], after[shown]])),
+        "before": packed_tensor(before.softmax(-1)[shown]),
+        "after": packed_tensor(after.softmax(-1)[shown]),
+        "logits": packed_tensor(torch.stack([before[shown], after[shown]])),
         "target": {"id": target, "text": model.to_string([target])},
         "versus": {"id": versus, "text": model.to_string([versus])},
     }
@@ -158,7 +158,7 @@ def lens_view(model: HookedModel, asked: Question) -> Data:
         found = logit_lens.lens_tokens(model, asked.prompt, top=top, pos=None)
     words: dict[str, int] = {}
     cells = [[[words.setdefault(token, len(words)) for token in here] for here in row] for row in found.tokens]
-    return {"layers": found.layers, "cells": cells, "words": list(words), "probs": packed(found.probs)}
+    return {"layers": found.layers, "cells": cells, "words": list(words), "probs": packed_tensor(found.probs)}
 
 
 def heads_view(model: HookedModel, asked: Question) -> Data:
@@ -166,7 +166,7 @@ def heads_view(model: HookedModel, asked: Question) -> Data:
     if asked.measure not in MEASURES:
         raise HooklineError(f"heads are measured by {', '.join(MEASURES)}, not {asked.measure!r}")
     if asked.measure == "attention":
-        return {"measure": asked.measure, "values": packed(_attention_to(model, asked))}
+        return {"measure": asked.measure, "values": packed_tensor(_attention_to(model, asked))}
     if asked.measure in head_detectors.KINDS:
         with edited_any_text(model, asked):
             scores = head_detectors.head_scores(model, kinds=asked.measure).isel(kind=0)
@@ -191,7 +191,7 @@ def _rows(model: HookedModel, rows: dict[int, Tensor]) -> Data:
     values = torch.full((model.cfg.n_layers, max(map(len, rows.values()))), float("nan"))
     for layer, row in rows.items():
         values[layer] = row
-    return {"values": packed(values)}
+    return {"values": packed_tensor(values)}
 
 
 def _attention_to(model: HookedModel, asked: Question) -> Tensor:
@@ -225,7 +225,7 @@ def attribution_view(model: HookedModel, asked: Question) -> Data:
         found = parts.components(model, asked, target, versus)
     return {
         "components": found.labels,
-        "values": packed(found.values),
+        "values": packed_tensor(found.values),
         "bias": found.bias,
         "logit": found.logit,
     }
@@ -252,7 +252,7 @@ def _point(model: HookedModel, asked: Question, name: str, head: int) -> Data:
         x, axes = x[:, None], [*axes, "1"]
     if x.ndim != 2:
         raise HooklineError(f"{name} has the shape {list(x.shape)}, which is not a matrix: choose another point")
-    return {"point": name, "axes": axes, "values": packed(x)}
+    return {"point": name, "axes": axes, "values": packed_tensor(x)}
 
 
 def patching_view(model: HookedModel, asked: Question) -> Data:
@@ -270,7 +270,7 @@ def patching_view(model: HookedModel, asked: Question) -> Data:
         "measure": asked.measure,
         "over": list(over),
         "layers": found.coords["layer"],
-        "values": packed(found.normalized.values),
+        "values": packed_tensor(found.normalized.values),
         "clean": found.info["clean"],
         "corrupted": found.info["corrupted"],
     }
