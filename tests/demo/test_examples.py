@@ -300,7 +300,7 @@ def test_one_interface() -> None:
 @pytest.fixture(scope="module")
 def found() -> chapters.Findings:
     with torch.no_grad():
-        return chapters.explore(hookline.load("tinyworld"))
+        return chapters.find_all(hookline.load("tinyworld"))
 
 
 def test_the_demo_finds_the_head_of_the_giver(found) -> None:
