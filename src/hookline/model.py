@@ -118,7 +118,7 @@ class HookedModel(ModelInputs, ImageMethods, WeightProcessing):
         return cfg_of(self.module, self._anatomy)
 
     @property
-    def text(self) -> Text:
+    def _text(self) -> Text:
         """The model's tokenizer, with its checks."""
         known = n_ids(self.module, self._anatomy) or self.cfg.d_vocab
         found: Text | None = vars(self).get("_text")

@@ -37,7 +37,7 @@ def text_batches(
     check_count("batch_size", batch_size)
     numbered = ((number, text) for number, text in enumerate(texts) if text != "")
     while some := list(islice(numbered, batch_size)):
-        ids, mask = model.text.encode([text for _, text in some], padding_side="right")
+        ids, mask = model._text.encode([text for _, text in some], padding_side="right")
         ids, mask = ids.to(model._device), mask.to(model._device)
         cache = model.cache(ids, attention_mask=mask, names_filter=point)
         if len(cache) != 1:

@@ -195,12 +195,12 @@ def _ids(model: HookedModel, example: Example, number: int, options: HarvestOpti
         if isinstance(example, Tokens) and options.prepend_bos is not None:
             raise HooklineError("prepend_bos applies to text; token ids are used as they are")
         if isinstance(example, str) and example:
-            ids = torch.tensor(model.text.ids(example, options.prepend_bos), dtype=torch.long)
+            ids = torch.tensor(model._text.ids(example, options.prepend_bos), dtype=torch.long)
         ids = ids[: options.max_tokens]
         if len(ids):
-            model.text.check_ids(ids)
+            model._text.check_ids(ids)
     except HooklineError as error:
-        room = model.text.n_ctx
+        room = model._text.n_ctx
         hint = f"; max_tokens={room} cuts long texts" if room is not None and len(ids) > room else ""
         raise HooklineError(f"example {number}: {error}{hint}") from error
     return ids
@@ -299,7 +299,7 @@ def _padded_in_batch(model: HookedModel, bare: list[int], texts: Sequence[Tensor
     rows = [texts[row] for row in bare]
     if model.tokenizer is None or len(rows) < 2 or len({len(row) for row in rows}) != 1 or not len(rows[0]):
         return []
-    row = model.text.padded_row(torch.stack(rows))
+    row = model._text.padded_row(torch.stack(rows))
     return [] if row is None else [bare[row]]
 
 

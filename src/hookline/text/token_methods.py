@@ -17,7 +17,7 @@ class TokenHelpers:
     """Text and tokens of a language model: a mixin that needs the model's `text` and device."""
 
     @property
-    def text(self) -> Text:
+    def _text(self) -> Text:
         """The model's tokenizer, with its checks."""
         raise NotImplementedError
 
@@ -33,7 +33,7 @@ class TokenHelpers:
         The returned tensor itself remembers its padding, which is masked when the model runs on it; a tensor derived
         from it needs an `attention_mask`.
         """
-        ids, mask = self.text.encode(text, prepend_bos=prepend_bos, padding_side=padding_side)
+        ids, mask = self._text.encode(text, prepend_bos=prepend_bos, padding_side=padding_side)
         ids = ids.to(self._device)
         if not mask.all():
             ids.padding_mask = mask  # type: ignore[attr-defined]
@@ -42,19 +42,19 @@ class TokenHelpers:
     def to_string(self, tokens: Any) -> Any:
         """The text of a row of ids, or a list of texts for several rows."""
         if isinstance(tokens, Tensor) and tokens.ndim == 2:
-            return [self.text.decode(row) for row in tokens]
-        return self.text.decode(tokens)
+            return [self._text.decode(row) for row in tokens]
+        return self._text.decode(tokens)
 
     def to_str_tokens(self, input: str | Sequence[str] | Tensor, *, prepend_bos: bool | None = None) -> Any:
         """Each token of a prompt as text; for several prompts, a list of such lists."""
         if not isinstance(input, str | Tensor):
             return [self.to_str_tokens(each, prepend_bos=prepend_bos) for each in input]
         ids = self.to_tokens(input, prepend_bos=prepend_bos)[0] if isinstance(input, str) else input.reshape(-1)
-        return [self.text.decode([token]) for token in ids.tolist()]
+        return [self._text.decode([token]) for token in ids.tolist()]
 
     def to_single_token(self, text: str) -> int:
         """The id of a text that is a single token; an error that shows the tokens otherwise."""
-        return self.text.single(text)
+        return self._text.single(text)
 
     def get_token_position(
         self, token: str | int, input: str | Tensor, *, mode: Literal["first", "last"] = "first"

@@ -97,7 +97,7 @@ class ModelInputs(WrappedTransformer, TokenHelpers):
         elif any(isinstance(each, int | Sequence) and not isinstance(each, str) for each in input):
             raise HooklineError(f"token ids must be a tensor, torch.tensor(…), not a list: {input!r}")
         else:
-            ids, mask = self.text.encode(input, prepend_bos=prepend_bos, padding_side=padding_side)
+            ids, mask = self._text.encode(input, prepend_bos=prepend_bos, padding_side=padding_side)
             mask = None if mask.all() else mask
         return ids.to(self._device), mask.to(self._device) if mask is not None else None
 
@@ -106,11 +106,11 @@ class ModelInputs(WrappedTransformer, TokenHelpers):
         ids = tokens[None] if tokens.ndim == 1 else tokens
         if ids.ndim != 2:
             raise HooklineError(f"tokens must be one row or a batch of rows, not of shape {tuple(tokens.shape)}")
-        self.text.check_ids(ids)
+        self._text.check_ids(ids)
         mask: Tensor | None = getattr(ids, "padding_mask", None)
-        if mask is not None and self.text.is_padded(ids, mask):
+        if mask is not None and self._text.is_padded(ids, mask):
             return ids, mask
-        row = self.text.padded_row(ids) if not has_mask and len(ids) > 1 and self.tokenizer is not None else None
+        row = self._text.padded_row(ids) if not has_mask and len(ids) > 1 and self.tokenizer is not None else None
         if row is not None:
             warnings.warn(
                 f"row {row} of these tokens looks padded, but there is no attention_mask: pass one, or pass the texts. "

@@ -32,7 +32,7 @@ class ImageMethods:
     if TYPE_CHECKING:  # from the model
 
         @property
-        def text(self) -> Text: ...  # noqa: D102
+        def _text(self) -> Text: ...
 
         @property
         def _device(self) -> torch.device: ...
@@ -64,7 +64,7 @@ class ImageMethods:
         if not self.is_vision_only:
             prompts = self._prompts(prompt)
             inputs = encode_prompts(self.processor, prompts, images, prepend_bos=prepend_bos, padding_side=padding_side)
-            self.text.check_ids(inputs["input_ids"])
+            self._text.check_ids(inputs["input_ids"])
         elif (prompt, prepend_bos, padding_side) != (None, None, None):
             raise HooklineError(f"{type(self.module).__name__} takes images but no text: model(images=[…])")
         else:

@@ -93,7 +93,7 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
             raise HooklineError("default_padding_side needs a tokenizer")
 
     @property
-    def text(self) -> LensText:
+    def _text(self) -> LensText:
         """Conversion between text and tokens."""
         return LensText(self.tokenizer, self.cfg)
 

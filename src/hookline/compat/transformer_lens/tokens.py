@@ -95,7 +95,7 @@ class LensText(Text):
 class LensTokens:
     """The token helpers of a HookedTransformer. A mixin: it needs the model's `text` and device."""
 
-    text: Any
+    _text: Any
     tokenizer: Any
     _device: torch.device
 
@@ -108,7 +108,7 @@ class LensTokens:
         truncate: bool = True,
     ) -> Int[Tensor, "batch pos"]:
         """Token ids of one prompt or several, padded to one length. The tensor remembers its padding."""
-        ids, mask = self.text.encode(input, prepend_bos=prepend_bos, padding_side=padding_side, truncate=truncate)
+        ids, mask = self._text.encode(input, prepend_bos=prepend_bos, padding_side=padding_side, truncate=truncate)
         ids = ids.to(self._device) if move_to_device else ids
         if not mask.all():
             ids.padding_mask = mask
@@ -120,8 +120,8 @@ class LensTokens:
         if ids.ndim > 2:
             raise HooklineError(f"tokens must be one row or several, not a tensor of shape {list(ids.shape)}")
         if ids.ndim == 2:
-            return [self.text.decode(row.tolist()) for row in ids]
-        return self.text.decode(ids.reshape(-1).tolist())
+            return [self._text.decode(row.tolist()) for row in ids]
+        return self._text.decode(ids.reshape(-1).tolist())
 
     def to_str_tokens(
         self,
@@ -136,15 +136,15 @@ class LensTokens:
         ids = torch.as_tensor(given).squeeze()
         if ids.ndim > 1:
             raise HooklineError(f"to_str_tokens takes one row of tokens, not a tensor of shape {list(ids.shape)}")
-        return [self.text.decode([token]) for token in ids.reshape(-1).tolist()]
+        return [self._text.decode([token]) for token in ids.reshape(-1).tolist()]
 
     def to_single_token(self, string: str) -> int:
         """The id of a single-token text; raises if it is several tokens."""
-        return self.text.single(string)
+        return self._text.single(string)
 
     def to_single_str_token(self, int_token: int) -> str:
         """The text of one token."""
-        return self.text.decode([int(int_token)])
+        return self._text.decode([int(int_token)])
 
     def get_token_position(
         self,

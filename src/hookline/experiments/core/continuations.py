@@ -99,7 +99,7 @@ def answers_of(model: HookedModel, given: Any, batch: int) -> Slot:
 
 
 def _tokens(model: HookedModel, answer: Any) -> Ids:
-    ids = tuple(model.text.ids(answer, False)) if isinstance(answer, str) else answer
+    ids = tuple(model._text.ids(answer, False)) if isinstance(answer, str) else answer
     ids = (ids,) if isinstance(ids, int) else ids
     wrong = next((each for each in ids if each not in range(model.cfg.d_vocab)), None)
     if wrong is not None:
@@ -173,7 +173,7 @@ def _extended(model: HookedModel, prompts: Prompts, contexts: Sequence[Slot]) ->
             rows.append(torch.cat([text, text.new_tensor(context[row])]))
             own.append(len(text))
             more += [longer(inputs, len(text), len(context[row])) for inputs in prompts.more[row : row + 1]]
-    model.text.check_length(max(map(len, rows)))
+    model._text.check_length(max(map(len, rows)))
     return Prompts.of_rows(rows, more, len(contexts), own)
 
 

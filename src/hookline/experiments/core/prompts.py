@@ -172,7 +172,7 @@ def prompts_of(model: HookedModel, prompt: Prompt) -> Prompts:
         texts = prompt if isinstance(prompt[0], list | tuple) else [prompt]
         rows = [torch.tensor(each, device=model._device) for each in texts]
         for row in rows:
-            model.text.check_ids(row)
+            model._text.check_ids(row)
         return Prompts.of_rows(rows)
     ids, mask = model._inputs(prompt, None, None)  # type: ignore[arg-type]
     return Prompts(ids, torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool())
@@ -197,7 +197,7 @@ def _with_images(model: HookedModel, given: Sequence[Mapping[str, Any]]) -> Prom
             )
         if isinstance(mask, Tensor) and not bool(mask.all()):
             raise HooklineError("a prompt with images must not have padding: create the inputs of each text separately")
-        model.text.check_ids(ids)
+        model._text.check_ids(ids)
         here = {name: x.to(model._device) if isinstance(x, Tensor) else x for name, x in inputs.items()}
         rows.append(here.pop("input_ids")[0])
         here.pop("attention_mask", None)

@@ -157,7 +157,7 @@ class Grid {
     return [this.left + this.wide * column, this.up + this.high * row];
   }
 
-  // What a cell stands for, such as {layer: 3, head: 4}.
+  // The labels of a cell, such as {layer: 3, head: 4}.
   place(row, column) {
     const [[rowKey, rows], [columnKey, columns]] = this.spec.axes;
     const found = { [rowKey]: rows[row], [columnKey]: columns[column] };

@@ -64,9 +64,9 @@ class InferenceEngine:
         if options:
             encoded = self.lm.tokenize(list(texts), **{"padding": True, "return_tensors": "pt", **options})
             ids, mask = encoded["input_ids"], encoded["attention_mask"]
-            hooked.text.check_ids(ids)
+            hooked._text.check_ids(ids)
         else:
-            ids, mask = hooked.text.encode(list(texts))
+            ids, mask = hooked._text.encode(list(texts))
         return {"input_ids": ids.to(hooked._device), "attention_mask": mask.to(hooked._device)}
 
     def _up_to(self, layer: str | int, encodings: dict[str, Tensor]) -> Any:
