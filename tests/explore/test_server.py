@@ -20,9 +20,9 @@ import hookline
 from hookline import HooklineError
 from hookline.cli import app
 from hookline.explore import explore, export_page, server
-from hookline.explore.document import document, module
 from hookline.explore.jobs import Cancelled, Worker
 from hookline.explore.views import answer
+from hookline.pages.document import document, module
 
 PROMPT = "When Mary and John went to the store, John gave a drink to"
 JSON = {"Content-Type": "application/json"}

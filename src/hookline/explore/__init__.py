@@ -18,12 +18,12 @@ from typing import Any
 
 from hookline.engine.tensorfile import write_bytes
 from hookline.errors import HooklineError
-from hookline.explore.document import document
 from hookline.explore.live_edits import script
 from hookline.explore.question import Question
 from hookline.explore.server import ExplorerServer
 from hookline.explore.views import about_model, answer
 from hookline.model import HookedModel
+from hookline.pages.document import document
 
 __all__ = ["Explorer", "explore", "export_page", "first_prompts", "serve"]
 

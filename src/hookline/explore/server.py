@@ -19,12 +19,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from hookline.errors import HooklineError
-from hookline.explore.document import document, policy
 from hookline.explore.jobs import Cancelled, Worker
 from hookline.explore.live_edits import script
 from hookline.explore.question import Question
 from hookline.explore.views import Data, about_model, answer
 from hookline.model import HookedModel
+from hookline.pages.document import document, policy
 
 MOST_BYTES = 1_000_000
 """Of a question."""

@@ -7,7 +7,6 @@ Tensors are sent as float32, so the page has the library's own numbers.
 
 from __future__ import annotations
 
-import base64
 import difflib
 import warnings
 from collections.abc import Callable
@@ -23,11 +22,10 @@ from hookline.explore import parts
 from hookline.explore.live_edits import edited, edited_any_text
 from hookline.explore.question import Question
 from hookline.model import HookedModel
+from hookline.pages.tensors import packed_tensor
 
 Data: TypeAlias = dict[str, Any]
 
-MOST_CELLS = 4_000_000
-"""Numbers in one view."""
 MOST_NEW = 200
 """Tokens to generate."""
 MEASURES = ("attribution", "ablation", "attention", "previous_token", "duplicate_token", "induction")
@@ -48,14 +46,6 @@ def answer(model: HookedModel, asked: Question) -> Data:
         data = VIEWS[asked.view](model, asked)
     notes = dict.fromkeys(str(each.message) for each in caught if each.category is not DeprecationWarning)
     return {"view": asked.view, **data, "notes": list(notes)}
-
-
-def packed_tensor(x: Tensor) -> Data:
-    """A tensor as its shape and the base64 of its float32 values, in little-endian order."""
-    if x.numel() > MOST_CELLS:
-        raise HooklineError(f"this view has {x.numel():,} numbers; the page shows up to {MOST_CELLS:,}: use less text")
-    values = x.detach().to("cpu", torch.float32).contiguous().numpy().astype("<f4")
-    return {"shape": list(x.shape), "f32": base64.b64encode(values.tobytes()).decode()}
 
 
 def about_model(model: HookedModel, name: str) -> Data:

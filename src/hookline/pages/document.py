@@ -47,7 +47,7 @@ def module() -> str:
 
 @cache
 def _asset(name: str) -> str:
-    return (files("hookline.explore") / "assets" / name).read_text(encoding="utf-8")
+    return (files("hookline.pages") / "assets" / name).read_text(encoding="utf-8")
 
 
 @cache
