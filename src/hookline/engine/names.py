@@ -25,8 +25,9 @@ import torch
 from torch import nn
 
 from hookline.engine.delegate import Delegate
-from hookline.engine.lenses import FIRST, Argument, Item, Lens
+from hookline.engine.lenses import FIRST, Argument, Item, Lens, chained
 from hookline.engine.order import Kind
+from hookline.engine.parts import completing
 from hookline.engine.passes import Stream
 from hookline.engine.permanent import PermanentHooks
 from hookline.engine.points import HookPoint, Site
@@ -345,8 +346,9 @@ def is_called(module: nn.Module) -> bool:
 
 def lens_of(module: nn.Module, kind: Kind, keys: tuple[int | str, ...] = ()) -> Lens:
     """The lens for an input or output of a module, or for a part of it."""
+    lens: Lens = Item(keys) if keys else FIRST
     if kind is Kind.INPUT:
         names, positional = parameters_of(module)
         key, rest = (keys[0], keys[1:]) if keys else (None, ())
-        return Argument(names, key, rest, positional)
-    return Item(keys) if keys else FIRST
+        lens = Argument(names, key, rest, positional)
+    return chained(lens, *completing(module, kind))
