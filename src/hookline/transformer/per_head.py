@@ -17,8 +17,8 @@ from hookline.engine.derived import Derived
 from hookline.engine.lenses import FIRST, Lens
 from hookline.engine.points import Site
 from hookline.errors import HooklineError
-from hookline.transformer.gathering import whole_parameter
 from hookline.transformer.norms import Normalized, NormScale, norm_of
+from hookline.transformer.shard_lenses import whole_parameter
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def linear_weight(module: nn.Module) -> Tensor | None:
     weight = whole_parameter(weight)
     if type(module) is nn.Linear:
         return weight
-    return weight.T if type(module).__name__ == "Conv1D" and hasattr(module, "nf") else None  # type: ignore[return-value]
+    return weight.T if type(module).__name__ == "Conv1D" and hasattr(module, "nf") else None
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from torch import nn
 
 from hookline.engine.actions import PointAction
 from hookline.engine.order import Kind
-from hookline.engine.parts import before_runs, complete, refuse
+from hookline.engine.parts import before_runs, complete, preparations, refuse
 from hookline.errors import HooklineError
-from hookline.transformer.gathering import TIMEOUT, Gathered, GatheredHeads, Shards
+from hookline.transformer.shard_lenses import TIMEOUT, Gathered, GatheredHeads, Shards
 
 if TYPE_CHECKING:
     from hookline.engine.actions import Action
@@ -55,6 +55,9 @@ def prepare_sharded(module: nn.Module) -> None:
     if sharded is not None and module not in before_runs:
         _gather(sharded, manager.get_mesh("tp").get_group())
         before_runs[module] = before_runs[sharded] = Agreement(manager.get_mesh("tp").get_group())
+
+
+preparations.append(prepare_sharded)
 
 
 def _other_parallelism(module: nn.Module, *, is_tensor_parallel: bool) -> str | None:
@@ -131,21 +134,21 @@ class Agreement:
 
     def __call__(self, actions: Sequence[Action]) -> None:
         """Raise if the hooks of another process differ, or if it does not come within a minute."""
-        mine = [
-            f"{type(each).__name__} {each.dir} {each.point.name}" for each in actions if isinstance(each, PointAction)
-        ]
+        here = [each for each in actions if isinstance(each, PointAction)]
+        mine = [f"{each.point.name} ({type(each).__name__}, {each.dir})" for each in here]
         told: list[Any] = [None] * len(self._ranks)
-        summary = sha256("\n".join(mine).encode()).hexdigest(), len(mine), mine[:20]
+        summary = sha256("\n".join(mine).encode()).hexdigest()
         try:
-            dist.all_gather_object(told, summary, group=self._group)
+            dist.all_gather_object(told, (summary, mine[:10]), group=self._group)
         except RuntimeError as error:
             raise HooklineError(
                 f"another process did not begin the same run within {TIMEOUT.seconds} s: on a sharded model every "
                 "process must run the same hooks in the same order"
             ) from error
-        for rank, other in zip(self._ranks, told, strict=True):
-            if other[0] != summary[0]:
+        for rank, (other, some) in zip(self._ranks, told, strict=True):
+            if other != summary:
+                theirs, ours = (", ".join(names) or "nothing" for names in (some, mine[:10]))
                 raise HooklineError(
-                    f"process {rank} runs other hooks than this one ({other[1]}: {', '.join(other[2])}; here {len(mine)}: "
-                    f"{', '.join(mine[:20])}): on a sharded model every process must run the same hooks"
+                    f"process {rank} hooks {theirs}, and this one {ours}: on a sharded model every process must run "
+                    "the same hooks in the same order"
                 )

@@ -21,7 +21,7 @@ from hookline.engine.lenses import Chain, First, Lens
 from hookline.errors import HooklineError
 from hookline.text.forward_pass import tokenizers
 from hookline.text.tokenizer import single_token
-from hookline.transformer.gathering import Gathered, whole_parameter
+from hookline.transformer.shard_lenses import Gathered, whole_parameter
 from hookline.transformer.sites import head_counts
 from hookline.weights.factored import FactoredMatrix, all_scores
 from hookline.weights.read_only import plain, read_only, shares_memory
@@ -177,7 +177,7 @@ class Weights:
         embed = self._points.anatomy.main.pos_embed
         if embed is None or not isinstance(getattr(embed, "weight", None), Tensor):
             raise HooklineError("this model has no W_pos: it adds no learned position embedding to the stream")
-        return whole_parameter(embed.weight)[getattr(embed, "offset", 0) :]  # type: ignore[misc]
+        return whole_parameter(embed.weight)[getattr(embed, "offset", 0) :]
 
     @property
     def W_E_pos(self) -> Float[Tensor, "d_vocab_and_n_ctx d_model"]:
