@@ -1,14 +1,19 @@
 """Tensor-parallel models: every point, edit, gradient and weight is that of the model in one process."""
 
+import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 import sharded_models
+import tiny_models
 import torch
 import torch.distributed as dist
 from sharded_models import IDS, pair, run
 
+import hookline
 from hookline import HooklineError, UnknownPointError
 from hookline.experiments import metrics, patching
 from hookline.transformer import shard_lenses
@@ -65,6 +70,48 @@ def test_a_tensor_parallel_model(tmp_path) -> None:
         assert "blocks.1.hook_resid_post" in found["other hooks"]
         assert "blocks.1.hook_resid_post" in found["other permanent hooks"]
         assert found["goes on"] is True
+
+
+def refusals(folder: str) -> list[str]:
+    """What is not available on a sharded model."""
+    _, sharded = pair("llama", folder)
+    return [
+        _said(sharded.process_weights),
+        _said(lambda: hookline.harvest(sharded, [IDS[0].tolist()], "blocks.0.hook_resid_post", f"{folder}/store")),
+    ]
+
+
+@pytest.mark.slow
+def test_what_is_not_available(tmp_path) -> None:
+    for said in run(refusals, 2, str(tmp_path)):
+        assert all("sharded over processes" in each for each in said)
+
+
+PLANNED = [kind for kind in tiny_models.CAUSAL if sharded_models.has_plan(kind)]
+"""The architectures with a plan for tensor parallelism."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(8))
+def test_every_architecture_with_a_plan(part, tmp_path) -> None:
+    found = run(sharded_models.all_differences, 2, PLANNED[part::8], str(tmp_path))
+    for differences in found:
+        wrong = {kind: each for kind, each in differences.items() if each and not each[0].startswith(OTHERS)}
+        assert wrong == {}
+
+
+OTHERS = ("transformers: ", "refused: ", "no classic points")
+
+
+@pytest.mark.slow
+def test_the_script_in_the_docs(tmp_path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "scale.md").read_text(encoding="utf-8")
+    (script,) = re.findall(r"^```py\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    (tmp_path / "tensor_parallel.py").write_text(script, encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "tensor_parallel.py"]
+    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert said.count("torch.Size([1, 4, 4, 8])") == 2
+    assert said.count("tensor(True)") == 2
 
 
 def one_stays_away(folder: str) -> tuple[str, float]:

@@ -68,7 +68,7 @@ class _Own(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, shards: Shards, dim: int) -> Tensor:
         ctx.shards, ctx.dim = shards, dim
-        return shards.own(x, dim).contiguous()
+        return shards.own(x, dim).clone()  # not a view: the model may write to it
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:

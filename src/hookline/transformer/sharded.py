@@ -64,8 +64,10 @@ def _other_parallelism(module: nn.Module, *, is_tensor_parallel: bool) -> str | 
     """How a model is sharded other than by tensor parallelism: its sizes, or its first DTensor parameter."""
     for each in module.modules():
         config: Any = getattr(vars(each).get("config"), "distributed_config", None)
-        sizes = {kind: getattr(config, f"{kind}_size", None) or 1 for kind in ("tp", "pp", "ep")}
-        sizes["tp"] = 1 if is_tensor_parallel else max(sizes["tp"], vars(each).get("_tp_size") or 1)
+        kinds = ("pp", "ep", "fsdp") if is_tensor_parallel else ("tp", "pp", "ep")
+        sizes = {kind: getattr(config, f"{kind}_size", None) or 1 for kind in kinds}
+        if not is_tensor_parallel:
+            sizes["tp"] = max(sizes["tp"], vars(each).get("_tp_size") or 1)
         split = [f"{kind}_size={size}" for kind, size in sizes.items() if size > 1]
         if split:
             return ", ".join(split)
