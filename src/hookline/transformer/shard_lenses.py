@@ -50,7 +50,8 @@ class Shards:
         first = first.contiguous()
         parts = [torch.empty_like(first) for _ in self.sizes]
         dist.all_gather(parts, first, group=self.group, async_op=True).wait(TIMEOUT)
-        return torch.cat([part[:size] for part, size in zip(parts, self.sizes, strict=True)]).movedim(0, dim)
+        whole = torch.cat([part[:size] for part, size in zip(parts, self.sizes, strict=True)])
+        return whole.movedim(0, dim).contiguous()
 
 
 class _Whole(torch.autograd.Function):
@@ -68,7 +69,8 @@ class _Own(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, shards: Shards, dim: int) -> Tensor:
         ctx.shards, ctx.dim = shards, dim
-        return shards.own(x, dim).clone()  # not a view: the model may write to it
+        # Not a view, as the model may write to it; and contiguous, as a layer's own output is.
+        return shards.own(x, dim).clone(memory_format=torch.contiguous_format)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
