@@ -74,7 +74,7 @@ function largest(values) {
 
 const EMPTY = {
   prompt: "", other: "", pos: null, src: 0, target: null, versus: null, layer: 0, head: 0,
-  measure: "attribution", sweep: "stream", point: "", pointHead: 0, edits: [], theme: "", count: 20,
+  measure: "attribution", sweep: "stream", point: "", pointHead: 0, edits: [], theme: "", count: 20, step: 0,
 };
 
 // The state is in the address, after the #, which browsers keep to themselves.
@@ -92,9 +92,9 @@ function stateFrom(hash, given) {
   return state;
 }
 
-function addressOf(state) {
+function addressOf(state, given) {
   const kept = Object.entries(state).filter(([key, value]) =>
-    JSON.stringify(value) !== JSON.stringify(EMPTY[key]));
+    JSON.stringify(value) !== JSON.stringify(given[key]));
   return `#${encodeURIComponent(JSON.stringify(Object.fromEntries(kept)))}`;
 }
 

@@ -69,7 +69,7 @@ class EditList {
 
   selection() {
     const { selected } = this.app.link;
-    if (!this.app.isLive) return el("p", { class: "hint" }, "This page was saved: it shows what was there. To try edits, run hookline explore.");
+    if (!this.app.isLive) return el("p", { class: "hint" }, `This page was saved${this.app.state.edits.length ? ": its edits can be switched off and on" : ""}. To try edits of your own, run hookline explore ${this.app.model.model}.`);
     if (!selected) return el("p", { class: "hint" }, "Click a head, a cell, a bar or a neuron in any view, then choose what to do to it.");
     const amount = el("input", { type: "number", step: "any", value: 0.5, "aria-label": "factor" });
     const hasPosition = selected.pos !== undefined;
@@ -113,7 +113,7 @@ class EditList {
     const hasAmount = edit.kind === "scale" || edit.kind === "steer";
     const button = (text, label, act, off) => el("button", { class: "small", title: label, "aria-label": `${label}: ${said(edit)}`, onclick: act, disabled: !isLive || off }, text);
     return el("li", { class: edit.on ? null : "off" },
-      el("label", {}, el("input", { type: "checkbox", checked: edit.on, disabled: !isLive, onchange: (event) => this.set(at, { on: event.target.checked }) }), ` ${said(edit)}`),
+      el("label", {}, el("input", { type: "checkbox", checked: edit.on, onchange: (event) => this.set(at, { on: event.target.checked }) }), ` ${said(edit)}`),
       hasAmount ? el("input", { type: "number", step: "any", value: edit.amount ?? 1, disabled: !isLive, "aria-label": "amount", onchange: (event) => this.set(at, { amount: Number(event.target.value) || 0 }) }) : null,
       el("span", { class: "buttons" }, button("↑", "earlier", () => this.move(at, -1), at === 0), button("↓", "later", () => this.move(at, 1), at === last),
         button("×", "remove", () => this.put(this.app.state.edits.filter((_, nth) => nth !== at)))));

@@ -88,7 +88,7 @@ function headsPanel(app) {
     hint: (state) => (["attribution", "ablation"].includes(state.measure) ? `logit of ${versusText(app)}` : state.measure === "attention"
       ? `from “${words(app)[app.position()] ?? ""}” to “${words(app)[state.src] ?? ""}” (click in the attention map to mark another)` : "on random repeated tokens"),
     controls: (state) => [chooser("each head", MEASURES, state.measure, (measure) => app.change({ measure }, ["heads"]))],
-    question: (state) => ({ view: "heads", measure: state.measure, src: state.src }),
+    question: (state) => ({ view: "heads", measure: state.measure, ...(state.measure === "attention" ? { src: state.src } : {}) }),
     draw(data) {
       const values = tensor(data.values);
       const isSigned = ["attribution", "ablation"].includes(data.measure);
