@@ -30,8 +30,13 @@ def demo(out: Path = Path("out")) -> Path:
         data = page_data(model, "tinyworld", [step for step, _ in told], measures=MEASURES, sweeps=SWEEPS)
     finally:
         torch.set_num_threads(threads)
+    prompt = ""
     for number, (step, table) in enumerate(told, 1):
-        print(f"\n{number}. {step.title}\n\n{fill(step.text, 100)}")
+        print(f"\n{number}. {step.title}\n")
+        if step.state["prompt"] != prompt:
+            prompt = step.state["prompt"]
+            print(f"  > {prompt.strip()}\n")
+        print(fill(step.text.partition("\n")[0], 100))
         if table:
             print(f"\n{indent(table, '  ')}")
     path = out / "demo.html"

@@ -94,7 +94,8 @@ def find_all(model: HookedModel) -> Findings:
         for points, over in (("z", ("layer", "head")), ("resid_pre", ("layer", "pos")))
     )
     lens = logit_lens.lens_tokens(model, PROMPT, top=1, pos=-1)
-    induction = head_detectors.head_scores(model, kinds="induction", batch=16, length=24).sel(kind="induction").values
+    guesses = [word.strip() for ((word,),) in lens.tokens]
+    induction = head_detectors.head_scores(model, kinds="induction").sel(kind="induction").values
     giver, repeater = highest(restored), highest(induction)
     pushed = {
         name: logit_attribution.direct_logit_attribution(model, PROMPT, f" {name}", of="heads")[giver].item()
@@ -103,9 +104,7 @@ def find_all(model: HookedModel) -> Findings:
     agreeing, shares = agreeing_heads(model)
     return Findings(
         predictions=top(model, model(PROMPT), 5),
-        lens=[
-            (word.strip(), prob) for ((word,),), prob in zip(lens.tokens, lens.probs.flatten().tolist(), strict=True)
-        ],
+        lens=list(zip(guesses, lens.probs.flatten().tolist(), strict=True)),
         logit_diff=ablated.info["clean"],
         added=added(model),
         added_by_heads=logit_attribution.direct_logit_attribution(model, PROMPT, " Mary", " John", of="heads").values,

@@ -26,9 +26,10 @@ def story(found: Findings) -> list[tuple[Step, str]]:
     parts = f"\n{Path(__file__).with_name('story.md').read_text(encoding='utf-8')}".split("\n# ")[1:]
     fields, steps = _fields(found), []
     for part, scene in zip(parts, _scenes(found), strict=True):
-        title, text, code = part.split("\n\n", 2)
-        text = " ".join(text.split()).format(found=found, prompt=PROMPT, question=ASKED, **fields)
-        step = Step(scene.state, title, text, scene.look, scene.select, dedent(code).strip())
+        title, *paragraphs, code = part.strip().split("\n\n")
+        text = "\n".join(" ".join(each.split()) for each in paragraphs)
+        text = text.format(found=found, prompt=PROMPT, question=ASKED, **fields)
+        step = Step(scene.state, title, text, scene.look, scene.select, dedent(code))
         steps.append((step, scene.table))
     return steps
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import compress, product
 from typing import Any
 
+from hookline.experiments.head_detectors import KINDS
 from hookline.explore.live_edits import script
 from hookline.explore.question import Question
 from hookline.explore.views import Data, about_model, answer, attention_views
@@ -47,7 +48,8 @@ def page_data(
 ) -> Data:
     """The data of a page that opens from disk, for `document`: with these measures of heads and patching sweeps.
 
-    It has the attention of every head, and the answers with each of a step's edits switched on or off.
+    It has the attention of every head, and the answers with each of a step's edits switched on or off; the scores on
+    repeated random tokens, which take longest, are without edits.
     """
     asked: list[Data] = []
     for state in (state for step in steps for state in _asked(step.state)):
@@ -61,7 +63,7 @@ def _asked(state: Data) -> Iterator[Data]:
     """What all questions of the page have in common, with each of the edits switched on or off."""
     edits = state.get("edits", [])
     for on in product((True, False), repeat=len(edits)):
-        kept = list(compress(edits, on))
+        kept = [{**edit, "on": True} for edit in compress(edits, on)]
         yield {"prompt": state["prompt"], "other": state.get("other", ""), "edits": kept, "pos": -1}
 
 
@@ -75,16 +77,14 @@ def _answers(
     yield (tokens := {**state, "view": "tokens"}), _answer(model, tokens)
     state = {**state, **{key: chosen[key]["id"] for key in ("target", "versus")}}
     point = next((each for each in model.hook_dict if each.endswith("hook_resid_post")), "")
+    if state["edits"]:
+        measures = [measure for measure in measures if measure not in KINDS]
     asked: list[Data] = [
+        *({"view": view} for view in ("lens", "attribution")),
         {"view": "generate", "count": 20},
-        {"view": "lens"},
-        {"view": "attribution"},
-        *(
-            {"view": "heads", "measure": measure} | ({"src": 0} if measure == "attention" else {})
-            for measure in measures
-        ),
-        *({"view": "patching", "measure": sweep} for sweep in sweeps if state["other"]),
         {"view": "point", "point": point, "head": 0},
+        *({"view": "heads", "measure": each, **({"src": 0} if each == "attention" else {})} for each in measures),
+        *({"view": "patching", "measure": sweep} for sweep in sweeps if state["other"]),
     ]
     for each in asked:
         yield (question := {**state, **each}), _answer(model, question)

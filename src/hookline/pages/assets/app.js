@@ -274,6 +274,8 @@ class App {
     const { slot } = panel, data = this.answers[slot], failed = this.errors[slot];
     panel.grid = null;
     const controls = panel.controls?.(this.state) ?? [];
+    const isFixed = !this.isLive && !this.kept.hasChoice(this.questionOf(panel, this.state));
+    if (isFixed) controls.forEach((node) => node?.querySelectorAll("input, select").forEach((input) => { input.disabled = true; }));
     panel.node.replaceChildren(
       el("h2", {}, panel.title), el("p", { class: "hint" }, panel.hint(this.state)), ...(controls.length ? [el("div", { class: "controls" }, controls)] : []));
     if (failed) return panel.node.append(el("p", { class: "error", role: "alert" }, failed));

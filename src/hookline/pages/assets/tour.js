@@ -26,6 +26,13 @@ class Answers {
     }
   }
 
+  // Whether there is another answer for the same prompts and edits: something to choose.
+  hasChoice(question) {
+    const common = ({ view, prompt, other, edits, pos, target, versus }) => keyOf({ view, prompt, other, edits, pos, target, versus });
+    const wanted = question && common(question);
+    return [...this.found.values()].filter((each) => common(each.question) === wanted).length > 1;
+  }
+
   pairs() {
     return [...this.found.values()].map(({ question, answer }) => [question, answer]);
   }
@@ -49,7 +56,8 @@ class Guide {
     this.back = el("button", { onclick: () => this.go(-1) }, "← Back");
     this.next = el("button", { class: "run", onclick: () => this.go(1) }, "Next →");
     this.dots = el("ol", { class: "dots", "aria-label": "Steps" });
-    this.node = el("aside", { class: "guide", "aria-label": "Tour" }, this.text, el("div", { class: "controls" }, this.back, this.next), this.dots, this.more);
+    this.count = el("span", { class: "hint grow" });
+    this.node = el("aside", { class: "guide", "aria-label": "Tour" }, el("div", { class: "controls" }, this.count, this.back, this.next), this.dots, this.text, this.more);
     addEventListener("keydown", (event) => {
       const isBusy = event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|TEXTAREA|SELECT|CANVAS|PRE)$/.test(document.activeElement?.tagName ?? "");
       if (!isBusy && event.key === "ArrowRight") this.go(1);
@@ -63,11 +71,14 @@ class Guide {
 
   draw() {
     const { steps, state } = this.app, { title, text, code } = steps[state.step];
-    this.text.replaceChildren(el("p", { class: "hint" }, `Step ${state.step + 1} of ${steps.length}`), el("h2", {}, title), ...text.split("\n").map((line) => el("p", {}, line)));
+    const isLast = state.step === steps.length - 1;
+    this.count.replaceChildren(`Step ${state.step + 1} of ${steps.length}`);
+    this.text.replaceChildren(el("h2", {}, title), ...text.split("\n").map((line) => el("p", {}, line)));
     this.code.replaceChildren(code);
     this.more.hidden = !code;
+    this.more.open ||= isLast;
     this.back.disabled = state.step === 0;
-    this.next.disabled = state.step === steps.length - 1;
+    this.next.disabled = isLast;
     this.dots.replaceChildren(...steps.map((step, at) => el("li", {}, el("button", {
       class: "dot", title: step.title, "aria-label": `Step ${at + 1}: ${step.title}`, "aria-current": at === state.step ? "step" : null, onclick: () => this.app.toStep(at),
     }))));
