@@ -34,12 +34,12 @@ class App {
     return stateFrom(location.hash, this.given(step in this.steps ? step : 0));
   }
 
-  toStep(step) {
+  async toStep(step) {
     if (!(step in this.steps)) return;
     const state = { ...this.given(step), theme: this.state.theme };
     history.pushState(null, "", this.addressOf(state));
-    this.goTo(state);
-    this.guide?.scroll();
+    await this.goTo(state);
+    this.guide.scroll();
   }
 
   // A page from disk has its steps inside: its address has what differs.
@@ -117,12 +117,12 @@ class App {
     this.change({ prompt: this.prompt.value, other: this.other.value, ...(changed ? { pos: null, src: 0, target: null, versus: null } : {}) });
   }
 
-  goTo(state) {
+  async goTo(state) {
     this.state = state;
     [this.prompt.value, this.other.value] = [state.prompt, state.other];
     this.guide?.arrange();
     this.paint();
-    if (state.prompt) this.refresh();
+    if (state.prompt) await this.refresh();
   }
 
   // Change the state; ask again for everything, or for these panels only.
@@ -141,12 +141,13 @@ class App {
 
   // Whether a page that was saved has an answer for a state: for the first of the panels that change.
   isInside(state, panels) {
-    return !panels.length || this.kept.has(this.questionOf(panels[0], state));
+    const question = panels.length ? this.questionOf(panels[0], state) : null;
+    return !question || this.kept.has(question);
   }
 
   refuse() {
     this.paint(); // what was chosen is as it was
-    this.tell(`This needs a new run, and this page was saved. For all the rest: hookline explore ${this.model.model}`);
+    this.tell(`This needs a new run, and this page was saved. Live: hookline explore ${this.model.model}`);
   }
 
   follow(id) {

@@ -93,10 +93,15 @@ class Guide {
     link.selected = select;
   }
 
-  // Where the views begin: below the guide's text on a narrow screen.
+  // To where the views begin, and in wide grids to the column that the step is about.
   scroll() {
-    const first = this.app.body.firstElementChild;
-    if (getComputedStyle(this.node).position === "fixed") first.scrollIntoView();
+    this.node.scrollTop = 0;
+    if (getComputedStyle(this.node).position === "fixed") this.app.body.firstElementChild.scrollIntoView();
     else scrollTo(0, 0);
+    for (const grid of this.app.panels.map((panel) => panel.grid).filter(Boolean)) {
+      const [, [key, columns]] = grid.spec.axes;
+      const column = columns.indexOf({ pos: this.app.position(), ...this.app.link.selected }[key]);
+      if (column >= 0) grid.node.scrollLeft = grid.corner(0, column + 1)[0] - grid.node.clientWidth + 12;
+    }
   }
 }
