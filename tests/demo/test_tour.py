@@ -4,6 +4,8 @@ import base64
 import json
 import re
 import shutil
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +30,16 @@ def found() -> chapters.Findings:
 
 
 @pytest.fixture(scope="module")
-def page_file(tmp_path_factory) -> Path:
-    return demo.demo(tmp_path_factory.mktemp("tour"))
+def printed(tmp_path_factory) -> tuple[Path, str]:
+    """The page of the demo, and what it prints."""
+    with redirect_stdout(StringIO()) as out:
+        path = demo.demo(tmp_path_factory.mktemp("tour") / "new")
+    return path, out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def page_file(printed) -> Path:
+    return printed[0]
 
 
 @pytest.fixture(scope="module")
@@ -104,20 +114,18 @@ def test_the_demos_code_runs(found, capsys) -> None:
     assert capsys.readouterr().out.count("http://127.0.0.1:") == 2
 
 
-def test_the_demo(tmp_path, capsys) -> None:
-    threads = torch.get_num_threads()
-    path = demo.demo(tmp_path / "new")
-    assert path == tmp_path / "new" / "demo.html"
-    out, _ = capsys.readouterr()
-    assert re.search(rf"in \d+\.\d s: open {re.escape(str(path))} in a browser", out)
-    assert max(map(len, out.splitlines())) <= 120
-    assert "{" not in out
-    assert [line for line in out.splitlines() if re.match(r"\d+\. ", line)] != []
+def test_the_demo(printed, data) -> None:
+    path, out = printed
+    assert (path.parent.name, path.name) == ("new", "demo.html")
+    assert re.search(rf"took \d+\.\d s\. .* {re.escape(str(path))}\n$", out)
+    *lines, _ = out.splitlines()
+    assert max(map(len, lines)) <= 120
+    numbered = [line for line in lines if re.match(r"\d+\. ", line)]
+    assert numbered == [f"{at}. {step['title']}" for at, step in enumerate(data["steps"], 1)]
     html = path.read_text(encoding="utf-8")
     assert re.findall(r'(?:src|href)="(?!data:,")', html) == [], "one page that needs nothing else"
     assert len(html) < 2_000_000
     assert str(Path(__file__).parents[2]) not in html
-    assert torch.get_num_threads() == threads
 
 
 def test_the_page_has_the_numbers_of_the_library(data, found) -> None:

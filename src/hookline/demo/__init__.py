@@ -41,5 +41,5 @@ def demo(out: Path = Path("out")) -> Path:
             print(f"\n{indent(table, '  ')}")
     path = out / "demo.html"
     write_bytes(path, document(data).encode(), "the page of the demo")
-    print(f"\nThe same to look at and to touch, in {time.perf_counter() - start:.1f} s: open {path} in a browser.")
+    print(f"\nThe tour took {time.perf_counter() - start:.1f} s. To look and to touch, open in a browser: {path}")
     return path

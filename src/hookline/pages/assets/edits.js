@@ -18,10 +18,12 @@ class EditList {
     this.node = el("section", { class: "panel edits", "aria-label": "Edits" });
   }
 
-  // The list before is kept for undo.
+  // The list before is kept for undo, unless the page cannot show the new one.
   put(edits) {
-    this.past.push(this.app.state.edits);
+    const before = this.app.state.edits;
+    this.past.push(before);
     this.app.change({ edits });
+    if (this.app.state.edits === before) this.past.pop();
   }
 
   undo() {

@@ -71,6 +71,7 @@ class Guide {
 
   draw() {
     const { steps, state } = this.app, { title, text, code } = steps[state.step];
+    document.title = `${title} · hookline`;
     const isLast = state.step === steps.length - 1;
     this.count.replaceChildren(`Step ${state.step + 1} of ${steps.length}`);
     this.text.replaceChildren(el("h2", {}, title), ...text.split("\n").map((line) => el("p", {}, line)));
