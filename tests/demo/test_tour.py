@@ -271,7 +271,7 @@ def test_what_needs_no_run_works_in_the_tour(page) -> None:
     assert first_bar(page).startswith("·Mary")
     page.get_by_role("button", name="Light or dark").click()
     assert page.evaluate("document.querySelector('[data-theme]').dataset.theme") == "dark"
-    page.get_by_role("button", name="Next").click()
+    page.get_by_role("button", name="Next →").click()
     assert page.evaluate("document.querySelector('[data-theme]').dataset.theme") == "dark"
 
 

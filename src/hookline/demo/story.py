@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
-from typing import Any, NamedTuple
+from typing import Any
 
 from hookline.demo.chapters import ASKED, PROMPT, SWAPPED, TWICE, Change, Findings, Grid, Head
 from hookline.experiments.core.labels import table
 from hookline.explore.saved import Step
 
 
-class _Scene(NamedTuple):
-    """What a step shows: a state of the page, the views that it is about, and a table for the terminal."""
-
-    state: dict[str, Any]
-    look: tuple[str, ...]
-    select: dict[str, Any]
-    table: str = ""
-
-
 def story(found: Findings) -> list[tuple[Step, str]]:
     """The steps of the tour, each with a table for the terminal. Their code examples run one after the other."""
     parts = f"\n{Path(__file__).with_name('story.md').read_text(encoding='utf-8')}".split("\n# ")[1:]
     fields, steps = _fields(found), []
-    for part, scene in zip(parts, _scenes(found), strict=True):
+    for part, (scene, shown) in zip(parts, _scenes(found), strict=True):
         title, *paragraphs, code = part.strip().split("\n\n")
         text = "\n".join(" ".join(each.split()) for each in paragraphs)
         text = text.format(found=found, prompt=PROMPT, question=ASKED, **fields)
-        step = Step(scene.state, title, text, scene.look, scene.select, dedent(code))
-        steps.append((step, scene.table))
+        steps.append((replace(scene, title=title, text=text, code=dedent(code)), shown))
     return steps
 
 
@@ -67,8 +58,8 @@ def _fields(found: Findings) -> dict[str, Any]:
     }
 
 
-def _scenes(found: Findings) -> list[_Scene]:
-    """What each step shows, in order."""
+def _scenes(found: Findings) -> list[tuple[Step, str]]:
+    """What each step shows, in order: a state of the page with the views to look at, and a table for the terminal."""
     giver, repeater, (one, two) = found.giver, found.repeater, found.agreeing
     first = {"prompt": PROMPT, "other": SWAPPED, **giver._asdict()}
     ablated, edited = {**first, "measure": "ablation"}, {**first, "edits": _zeroed([giver])}
@@ -78,28 +69,30 @@ def _scenes(found: Findings) -> list[_Scene]:
     name = {"layer": len(found.stream) - 1, "pos": int(found.stream[-1].argmax())}
     lens = [[f"after layer {at - 1}" if at else "before layer 0", *_share(*row)] for at, row in enumerate(found.lens)]
     return [
-        _Scene(first, ("next", "generate"), {}, table([_share(*row) for row in found.predictions])),
-        _Scene(first, ("lens",), {}, table(lens)),
-        _Scene(first, ("attribution", "heads"), _selected(giver)),
-        _Scene(ablated, ("heads", "attribution"), _selected(giver), _head_table(-found.lost, giver)),
-        _Scene(ablated, ("attention", "heads"), _selected(giver)),
-        _Scene(edited, ("next", "edits", "attribution", "generate"), _selected(giver), _changes(found.without_giver)),
-        _Scene(first, ("patching",), name),
-        _Scene({**first, "sweep": "heads"}, ("patching",), _selected(giver)),
-        _Scene(twice, ("attention", "heads"), _selected(repeater)),
-        _Scene(asked, ("next", "attention"), _selected(one)),
-        _Scene(silent, ("next", "edits"), _selected(one), _changes(found.corrected)),
-        _Scene(first, ("next", "edits"), {}),
+        (_scene(first, "next generate"), table([_share(*row) for row in found.predictions])),
+        (_scene(first, "lens"), table(lens)),
+        (_scene(first, "attribution heads", giver), ""),
+        (_scene(ablated, "heads attribution", giver), _head_table(-found.lost, giver)),
+        (_scene(ablated, "attention heads", giver), ""),
+        (_scene(edited, "next edits attribution generate", giver), _changes(found.without_giver)),
+        (Step(first, look=("patching",), select=name), ""),
+        (_scene({**first, "sweep": "heads"}, "patching", giver), ""),
+        (_scene(twice, "attention heads", repeater), ""),
+        (_scene(asked, "next attention", one), ""),
+        (_scene(silent, "next edits", one), _changes(found.corrected)),
+        (_scene(first, "next edits"), ""),
     ]
+
+
+def _scene(state: dict[str, Any], look: str, head: Head | None = None) -> Step:
+    """A step without its text; the head is outlined."""
+    select = {} if head is None else {"point": _point(head), **head._asdict()}
+    return Step(state, look=tuple(look.split()), select=select)
 
 
 def _zeroed(heads: Sequence[Head], on: bool = True) -> list[dict[str, Any]]:
     """Edits of the page that zero these heads."""
     return [{"kind": "zero", "point": _point(head), "head": head.head, "on": on} for head in heads]
-
-
-def _selected(head: Head) -> dict[str, Any]:
-    return {"point": _point(head), **head._asdict()}
 
 
 def _point(head: Head) -> str:

@@ -218,11 +218,12 @@ def attention_view(model: HookedModel, asked: Question) -> Data:
 
 def attention_views(model: HookedModel, asked: Question) -> dict[tuple[int, int], Data]:
     """The attention of every head, by layer and head, from one run: as many answers as `attention_view` would give."""
-    return {
-        (layer, head): {"view": "attention", **_matrix(_pattern(layer), "b h q k", pattern, head), "notes": []}
-        for layer, pattern in _patterns(model, asked).items()
-        for head in range(len(pattern))
-    }
+    found = {}
+    for layer, pattern in _patterns(model, asked).items():
+        point = model.point(_pattern(layer))
+        for head in range(len(pattern)):
+            found[layer, head] = {"view": "attention", **_matrix(point.name, point.axes, pattern, head), "notes": []}
+    return found
 
 
 def attribution_view(model: HookedModel, asked: Question) -> Data:
