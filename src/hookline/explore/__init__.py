@@ -18,10 +18,12 @@ from typing import Any
 
 from hookline.engine.tensorfile import write_bytes
 from hookline.errors import HooklineError
+from hookline.explore.attached_saes import AttachedSaes, SaesGiven
 from hookline.explore.saved import Step, page_data
 from hookline.explore.server import ExplorerServer
 from hookline.model import HookedModel
 from hookline.pages.document import document
+from hookline.store import Store
 
 __all__ = ["Explorer", "explore", "export_page", "first_prompts", "serve"]
 
@@ -82,14 +84,19 @@ def explore(
     port: int = 0,
     browser: bool = True,
     name: str | None = None,
+    saes: SaesGiven | None = None,
+    store: str | os.PathLike[str] | Store | None = None,
 ) -> Explorer:
     """Serve the page of a model from a thread, and open it in a browser.
 
-    `other` is a second prompt to compare with. `name` is what "Copy as Python" loads the model by.
+    `other` is a second prompt to compare with. `name` is what "Copy as Python" loads the model by. `saes` are sparse
+    autoencoders or their folders: one, several, or by point. `store` is a store of activations at their points, for
+    the top contexts of features.
     """
     _check(model)
     name = model.cfg.model_name if name is None else name
-    explorer = Explorer(ExplorerServer(model, name, prompt=prompt, other=other, port=port))
+    attached = AttachedSaes.given(model, saes, store)
+    explorer = Explorer(ExplorerServer(model, name, prompt=prompt, other=other, port=port, saes=attached))
     print(explorer.address, flush=True)
     if browser:
         webbrowser.open(explorer.address)
@@ -108,12 +115,20 @@ def first_prompts(name: str) -> tuple[str, str]:
 
 
 def export_page(
-    model: HookedModel, path: str | os.PathLike[str], prompt: str, other: str = "", *, name: str | None = None
+    model: HookedModel,
+    path: str | os.PathLike[str],
+    prompt: str,
+    other: str = "",
+    *,
+    name: str | None = None,
+    saes: SaesGiven | None = None,
+    store: str | os.PathLike[str] | Store | None = None,
 ) -> Path:
     """Write the page to a file, with the views of these prompts inside; it opens from disk, without a server."""
     _check(model)
     name = model.cfg.model_name if name is None else name
-    data = page_data(model, name, [Step({"prompt": prompt, "other": other})])
+    attached = AttachedSaes.given(model, saes, store)
+    data = page_data(model, name, [Step({"prompt": prompt, "other": other})], saes=attached)
     write_bytes(Path(path), document(data).encode(), "the page")
     return Path(path)
 

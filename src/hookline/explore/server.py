@@ -19,6 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from hookline.errors import HooklineError
+from hookline.explore.attached_saes import AttachedSaes
 from hookline.explore.jobs import Cancelled, Worker
 from hookline.explore.live_edits import script
 from hookline.explore.question import Question
@@ -54,7 +55,16 @@ class ExplorerServer(ThreadingHTTPServer):
     block_on_close = False
     patience = PATIENCE
 
-    def __init__(self, model: HookedModel, name: str, *, prompt: str = "", other: str = "", port: int = 0) -> None:
+    def __init__(
+        self,
+        model: HookedModel,
+        name: str,
+        *,
+        prompt: str = "",
+        other: str = "",
+        port: int = 0,
+        saes: AttachedSaes | None = None,
+    ) -> None:
         self.worker = Worker()  # before the socket, which closes everything if it cannot be had
         try:
             super().__init__(("127.0.0.1", port), _Handler)
@@ -63,7 +73,7 @@ class ExplorerServer(ThreadingHTTPServer):
         self.model, self.name, self.state = model, name, {"prompt": prompt, "other": other}
         self.token = secrets.token_urlsafe(24)
         self.places = threading.BoundedSemaphore(MOST_CONNECTIONS)
-        self.described = about_model(model, name)
+        self.saes, self.described = saes, about_model(model, name, saes)
 
     @property
     def address(self) -> str:
@@ -170,7 +180,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not isinstance(state, int):
             raise Refused(HTTPStatus.BAD_REQUEST, "a question needs the number of the page's state")
         try:
-            asked = Question.of(body.get("question"))
+            asked = Question.of(body.get("question"), self.server.saes)
         except HooklineError as error:
             raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from None
         start = time.perf_counter()

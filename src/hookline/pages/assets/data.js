@@ -74,7 +74,7 @@ function largest(values) {
 
 const EMPTY = {
   prompt: "", other: "", pos: null, src: 0, target: null, versus: null, layer: 0, head: 0,
-  measure: "attribution", sweep: "stream", point: "", pointHead: 0, edits: [], theme: "", count: 20, step: 0,
+  measure: "attribution", sweep: "stream", point: "", pointHead: 0, edits: [], theme: "", count: 20, step: 0, sae: "", feature: null,
 };
 
 // The state is in the address, after the #, which browsers keep to themselves.
