@@ -12,18 +12,22 @@ from __future__ import annotations
 import os
 import threading
 import webbrowser
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from hookline.engine.tensorfile import write_bytes
 from hookline.errors import HooklineError
+from hookline.explore.image_files import data_url
 from hookline.explore.live_edits import script
+from hookline.explore.prompt_inputs import placeholders, with_places
 from hookline.explore.question import Question
 from hookline.explore.server import ExplorerServer
 from hookline.explore.views import about_model, answer
 from hookline.model import HookedModel
 from hookline.pages.document import document
+from hookline.vision.images import ImageLike
 
 __all__ = ["Explorer", "explore", "export_page", "first_prompts", "serve"]
 
@@ -31,7 +35,8 @@ _FIRST = {
     "tinyworld": (
         "When Mary and John went to the store, John gave a drink to",
         "When Mary and John went to the store, Mary gave a drink to",
-    )
+    ),
+    "tinysight": ("<image> What color is the circle?", "<image> What color is the circle?"),
 }
 
 
@@ -81,17 +86,22 @@ def explore(
     prompt: str = "",
     other: str = "",
     *,
+    images: Sequence[ImageLike] = (),
+    other_images: Sequence[ImageLike] = (),
     port: int = 0,
     browser: bool = True,
     name: str | None = None,
 ) -> Explorer:
     """Serve the page of a model from a thread, and open it in a browser.
 
-    `other` is a second prompt to compare with. `name` is what "Copy as Python" loads the model by.
+    `other` is a second prompt to compare with. `images` go in with the prompt, for a vision-language model;
+    `other_images` with the second, whose images are otherwise those of the first. `name` is what "Copy as Python"
+    loads the model by.
     """
     _check(model)
     name = model.cfg.model_name if name is None else name
-    explorer = Explorer(ExplorerServer(model, name, prompt=prompt, other=other, port=port))
+    state, paths = _first_state(model, prompt, other, images, other_images)
+    explorer = Explorer(ExplorerServer(model, name, state, port=port, paths=paths))
     print(explorer.address, flush=True)
     if browser:
         webbrowser.open(explorer.address)
@@ -110,11 +120,19 @@ def first_prompts(name: str) -> tuple[str, str]:
 
 
 def export_page(
-    model: HookedModel, path: str | os.PathLike[str], prompt: str, other: str = "", *, name: str | None = None
+    model: HookedModel,
+    path: str | os.PathLike[str],
+    prompt: str,
+    other: str = "",
+    *,
+    images: Sequence[ImageLike] = (),
+    other_images: Sequence[ImageLike] = (),
+    name: str | None = None,
 ) -> Path:
     """Write the page to a file, with the views of these prompts inside; it opens from disk, without a server."""
     _check(model)
     name = model.cfg.model_name if name is None else name
+    state, paths = _first_state(model, prompt, other, images, other_images)
     described = about_model(model, name)
     point = next((each for each in described["points"] if each.endswith("hook_resid_post")), "")
     asked: dict[str, dict[str, Any]] = {
@@ -123,13 +141,29 @@ def export_page(
         "attribution": {},
         "attention": {"layer": model.cfg.n_layers - 1},
         "point": {"point": point},
-        **({"patching": {"measure": "stream"}} if other else {}),
+        **({"patching": {"measure": "stream"}} if state["other"] else {}),
     }
-    answers = {view: answer(model, Question(view, prompt, other, **more)) for view, more in asked.items()}
-    answers["next"]["script"] = script(name, Question("next", prompt, other))
-    data = {"live": False, "model": described, "state": {"prompt": prompt, "other": other}, "answers": answers}
+    given: dict[str, Any] = {"images": tuple(state["images"]), "other_images": tuple(state["otherImages"])}
+    prompt, other = state["prompt"], state["other"]
+    answers = {view: answer(model, Question(view, prompt, other, **given, **more)) for view, more in asked.items()}
+    answers["next"]["script"] = script(name, Question("next", prompt, other, **given), paths)
+    data = {"live": False, "model": described, "state": state, "answers": answers}
     write_bytes(Path(path), document(data).encode(), "the page")
     return Path(path)
+
+
+def _first_state(
+    model: HookedModel, prompt: str, other: str, images: Sequence[ImageLike], other_images: Sequence[ImageLike]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The state that a page begins with, and the files of its images, by their URLs."""
+    urls = [[data_url(each) for each in some] for some in (images, other_images)]
+    files = zip([*images, *other_images], [*urls[0], *urls[1]], strict=True)
+    prompt = with_places(model, prompt, images)
+    other = with_places(model, other or (prompt if other_images else ""), other_images)
+    if placeholders(model)["token"] in other and not other_images:
+        urls[1] = urls[0] if placeholders(model)["token"] else []
+    state = {"prompt": prompt, "other": other, "images": urls[0], "otherImages": urls[1]}
+    return state, {url: str(image) for image, url in files if isinstance(image, str | Path)}
 
 
 def _check(model: Any) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hookline.experiments import logit_attribution
 from hookline.experiments.core.answers import cached_run, checked_text
+from hookline.explore.prompt_inputs import prompt_of
 from hookline.explore.question import Question
 from hookline.model import HookedModel
 from hookline.residual import ModelCache
@@ -38,7 +39,8 @@ class LogitParts(NamedTuple):
 def components(model: HookedModel, asked: Question, target: int, versus: int) -> LogitParts:
     """The components of a run, inside the context of its edits."""
     if not edits_stream(asked):
-        found = logit_attribution.direct_logit_attribution(model, asked.prompt, target, versus, pos=asked.pos)
+        prompt = prompt_of(model, asked)
+        found = logit_attribution.direct_logit_attribution(model, prompt, target, versus, pos=asked.pos)
         labels = [str(label) for label in found.coords["component"]]
         return LogitParts(labels, found.values, float(found.info["bias"]), float(found.info["logit"]))
     cache = _run(model, asked)
@@ -63,7 +65,7 @@ def heads(model: HookedModel, asked: Question, target: int, versus: int) -> dict
     """What each head adds, by layer, inside the context of the edits."""
     if not edits_stream(asked) or not all(_leaves_heads(edit.point) for edit in asked.active):
         found = logit_attribution.direct_logit_attribution(
-            model, asked.prompt, target, versus, of="heads", pos=asked.pos
+            model, prompt_of(model, asked), target, versus, of="heads", pos=asked.pos
         )
         return {int(layer): row for layer, row in zip(found.coords["layer"], found.values, strict=True)}
     cache = _run(model, asked)
@@ -85,4 +87,4 @@ def _leaves_heads(point: str) -> bool:
 
 
 def _run(model: HookedModel, asked: Question) -> ModelCache:
-    return cached_run(model, checked_text(model, asked.prompt, asked.pos), asked.pos)
+    return cached_run(model, checked_text(model, prompt_of(model, asked), asked.pos), asked.pos)
