@@ -10,6 +10,7 @@ On the command line: `hookline explore MODEL`.
 from __future__ import annotations
 
 import os
+import re
 import threading
 import webbrowser
 from collections.abc import Sequence
@@ -134,7 +135,7 @@ def export_page(
     name = model.cfg.model_name if name is None else name
     state, paths = _first_state(model, prompt, other, images, other_images)
     described = about_model(model, name)
-    point = next((each for each in described["points"] if each.endswith("hook_resid_post")), "")
+    point = next((each for each in described["points"] if re.fullmatch(r"blocks\..*hook_resid_post", each)), "")
     asked: dict[str, dict[str, Any]] = {
         **{view: {} for view in ("tokens", "next", "lens", "generate")},
         "heads": {"measure": "attribution"},

@@ -4,7 +4,7 @@ class App {
   constructor(root, given) {
     Object.assign(this, { root, model: given.model, isLive: given.live, answers: given.answers, errors: {}, round: 0, busy: new Map() });
     this.server = given.live ? new Server() : null;
-    this.given = { point: this.firstPoint(), layer: given.model.layers - 1, ...given.state };
+    this.given = { point: this.firstPoint(), layer: given.model.layers - 1, ...given.state, ...(given.live ? ImageInput.kept() : {}) };
     this.state = stateFrom(location.hash, this.given);
     this.watchers = new Map(); // by panel: what is drawn anew when something else is hovered
     this.painting = "";
@@ -14,13 +14,14 @@ class App {
       watch: (act) => this.watchers.set(this.painting, act),
     };
     this.edits = new EditList(this);
-    this.panels = PANELS.map((make) => ({ ...make(this), node: null }));
+    this.images = new ImageInput(this);
+    this.panels = PANELS.map((make) => make(this)).filter(Boolean).map((panel) => ({ ...panel, node: null }));
     this.build();
   }
 
   firstPoint() {
     const names = Object.keys(this.model.points);
-    return names.find((name) => name.endsWith("hook_resid_post")) ?? names[0] ?? "";
+    return names.find((name) => /^blocks\..*hook_resid_post$/.test(name)) ?? names[0] ?? "";
   }
 
   get tokens() {
@@ -54,7 +55,7 @@ class App {
         button("Copy as Python", () => this.copy(), "a script that prints the same numbers"),
         this.isLive ? button("Save as one page", () => this.save(), "a file that opens without a server") : null,
         button("Light or dark", () => { this.change({ theme: isDark() ? "light" : "dark" }, []); this.paint(); })),
-      el("div", { class: "prompts" }, this.prompt, this.other),
+      el("div", { class: "prompts" }, this.images.around("images", this.prompt), this.images.around("otherImages", this.other)),
       el("div", { class: "bar2" },
         this.isLive ? el("button", { class: "run", onclick: () => this.submit(), title: "Enter" }, "Run") : null,
         el("label", {}, "answer ", this.target), el("label", {}, "compared with ", this.versus), this.strip));
@@ -92,13 +93,14 @@ class App {
   goTo(state) {
     this.state = state;
     [this.prompt.value, this.other.value] = [state.prompt, state.other];
+    this.images.draw();
     this.paint();
     if (this.isLive && state.prompt) this.refresh();
   }
 
   // Change the state; ask again for everything, or for these panels only.
   change(values, slots = null) {
-    if (!this.isLive && !("theme" in values)) return; // a saved page shows one state
+    if (!this.isLive && !Object.keys(values).some((key) => NO_RUN.includes(key))) return; // a saved page shows one state
     this.state = { ...this.state, ...values };
     history.replaceState(null, "", addressOf(this.state));
     const panels = slots === null ? this.panels : this.panels.filter((panel) => slots.includes(panel.slot));
@@ -158,7 +160,7 @@ class App {
     const round = this.round, ticket = {};
     const next = this.answer("next");
     const answers = slot === "next" || slot === "tokens" || !next ? {} : { target: next.target.id, versus: next.versus.id };
-    const question = { prompt: this.state.prompt, other: this.state.other, edits: this.state.edits, pos: this.state.pos ?? -1, ...answers, ...asked };
+    const question = { prompt: this.state.prompt, other: this.state.other, edits: this.state.edits, pos: this.state.pos ?? -1, ...this.images.question(), ...answers, ...asked };
     this.busy.set(slot, ticket);
     const slow = setTimeout(() => this.showBusy(), 300);
     try {
@@ -173,6 +175,7 @@ class App {
       clearTimeout(slow);
       if (this.busy.get(slot) === ticket) { this.busy.delete(slot); this.showBusy(); }
     }
+    this.panels.filter((each) => each.uses?.includes(slot)).forEach((each) => this.paintPanel(each));
     if (slot === "tokens") return this.paintStrip();
     this.paintPanel(panel);
     panel.node.dataset.answered = round;
@@ -224,10 +227,10 @@ class App {
   }
 
   fillPanel(panel, cursor) {
-    const { slot } = panel, data = this.answers[slot], failed = this.errors[slot];
+    const { slot } = panel, data = panel.source ? panel.source() : this.answers[slot], failed = this.errors[slot];
     panel.grid = null;
     const controls = panel.controls?.(this.state) ?? [];
-    if (!this.isLive) controls.forEach((node) => node?.querySelectorAll("input, select").forEach((input) => { input.disabled = true; }));
+    if (!this.isLive) controls.forEach((node) => node?.querySelectorAll("input:not([data-local]), select:not([data-local])").forEach((input) => { input.disabled = true; }));
     panel.node.replaceChildren(
       el("h2", {}, panel.title), el("p", { class: "hint" }, panel.hint(this.state)), ...(controls.length ? [el("div", { class: "controls" }, controls)] : []));
     if (failed) return panel.node.append(el("p", { class: "error", role: "alert" }, failed));
@@ -235,8 +238,9 @@ class App {
     try {
       for (const part of panel.draw(data, this.state)) {
         if (!part) continue;
-        panel.node.append(part instanceof Grid ? part.node : part);
-        if (part instanceof Grid) { panel.grid = part; part.start(cursor); }
+        panel.node.append(part instanceof Node ? part : part.node);
+        if (part instanceof Grid) panel.grid = part;
+        if (!(part instanceof Node)) part.start(cursor);
       }
     } catch (error) {
       panel.node.append(el("p", { class: "error", role: "alert" }, `this view cannot be drawn: ${error.message}`));
@@ -257,18 +261,20 @@ class App {
       class: "chip", "data-pos": isFirst ? at : null, disabled: !isFirst || !this.isLive, "aria-pressed": isFirst ? String(at === this.position()) : null,
       onmouseenter: () => this.link.hover({ pos: at }), onmouseleave: () => this.link.hover(null), onfocus: () => this.link.hover({ pos: at }), onblur: () => this.link.hover(null),
       onclick: () => this.change({ pos: at, target: null, versus: null }),
-    }, shown(list.texts[at])));
-    this.strip.replaceChildren(...pairs.map(([one, two]) => el("span", {
+    }, imageAt(list, at) === undefined ? shown(list.texts[at]) : tokenLabels(list)[at]));
+    const pair = ([one, two]) => el("span", {
       class: data.aligned.length && (one === null || two === null || data.tokens.ids[one] !== data.other.ids[two]) ? "pair differs" : "pair",
-    }, chip(data.tokens, one, true), data.aligned.length ? chip(data.other, two, false) : null)));
+    }, chip(data.tokens, one, true), data.aligned.length ? chip(data.other, two, false) : null);
+    this.strip.replaceChildren(...foldedPairs(this, pairs).map((group) => (group.length > 1 ? imageChip(this, group) : pair(group[0]))));
+    if (this.state.unfolded && data.tokens.images?.length) this.strip.append(unfoldButton(this, "fold images", "show each image as one token"));
   }
 
   light() {
     this.panels.forEach((panel) => panel.grid?.light());
     for (const act of this.watchers.values()) act();
     for (const node of this.strip.querySelectorAll("[data-pos]")) {
-      const at = Number(node.dataset.pos), hovered = this.link.hovered;
-      node.classList.toggle("lit", Boolean(hovered && (hovered.pos === at || hovered.src === at)));
+      const hovered = this.link.hovered, wanted = new Set([hovered?.pos ?? [], hovered?.src ?? []].flat());
+      node.classList.toggle("lit", [JSON.parse(node.dataset.pos)].flat().some((at) => wanted.has(at)));
     }
   }
 

@@ -5,7 +5,7 @@ const NAMES = { zero: "zero", scale: "scale", mean: "mean-ablate", patch: "patch
 function said(edit) {
   const where = [edit.point, ...(edit.head === undefined || edit.head === null ? [] : [`head ${edit.head}`]),
     ...(edit.neuron === undefined || edit.neuron === null ? [] : [`neuron ${edit.neuron}`]),
-    edit.pos === undefined || edit.pos === null ? "all positions" : `position ${edit.pos}`];
+    edit.pos === undefined || edit.pos === null ? "all positions" : positionsSaid(edit.pos)];
   const what = edit.kind === "steer" ? `steer from “${edit.negative}” to “${edit.positive}”` : NAMES[edit.kind];
   return `${what}: ${where.join(", ")}`;
 }
@@ -79,7 +79,7 @@ class EditList {
         selected.neuron === undefined ? "" : ` neuron ${selected.neuron}`),
       this.neighbors(selected),
       hasPosition ? el("label", {}, el("input", { type: "checkbox", checked: this.here, onchange: (event) => { this.here = event.target.checked; } }),
-        ` only at position ${selected.pos}, “${words(this.app)[selected.pos] ?? ""}”`) : null,
+        ` only at ${positionsSaid(selected.pos)}`, Array.isArray(selected.pos) || isTower(selected.point) ? "" : `, “${words(this.app)[selected.pos] ?? ""}”`) : null,
       el("div", { class: "controls" },
         el("button", { class: "do", onclick: () => this.add("zero") }, "Zero"),
         el("button", { class: "do", onclick: () => this.add("mean") }, "Mean-ablate"),
