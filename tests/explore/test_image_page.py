@@ -66,7 +66,7 @@ def test_from_an_upload_to_a_patched_region_and_a_saved_page(opened, tmp_path) -
     GREEN.save(tmp_path / "green.png")
     page.get_by_label("image for the second prompt").set_input_files(tmp_path / "green.png")
     settled(page)
-    assert page.get_by_label("Second prompt").input_value() == PROMPT
+    assert page.get_by_label("Second prompt", exact=True).input_value() == PROMPT
     assert answer(page) == "·red"
 
     lens = page.locator("[data-slot=lens] canvas")
@@ -77,9 +77,11 @@ def test_from_an_upload_to_a_patched_region_and_a_saved_page(opened, tmp_path) -
     assert lens.evaluate(PIXELS) != before
     page.mouse.move(0, 0)
     before = image.evaluate(PIXELS)
-    lens.hover(position={"x": 130, "y": 60})  # the image's column
+    lens.hover(position={"x": 180, "y": 60})  # the image's column
     assert image.evaluate(PIXELS) != before
 
+    page.locator("[data-slot=image] input[type=number]").first.fill("0")
+    page.keyboard.press("Enter")
     for row in range(3):
         for column in range(3):
             image.click(**patch(page, row, column, modifiers=["Shift"]))
