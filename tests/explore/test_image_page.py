@@ -55,10 +55,9 @@ def answer(page) -> str:
     return page.locator("[data-slot=next] .row").first.get_attribute("aria-label").partition(":")[0]
 
 
-def patch(page, row: int, column: int, **options) -> dict:
+def patch(box: dict, row: int, column: int) -> dict:
     """The middle of a region of the image."""
-    box = page.locator("[data-slot=image] canvas").bounding_box()
-    return {"position": {"x": box["width"] * (column + 0.5) / 6, "y": box["height"] * (row + 0.5) / 6}, **options}
+    return {"x": box["width"] * (column + 0.5) / 6, "y": box["height"] * (row + 0.5) / 6}
 
 
 def test_from_an_upload_to_a_patched_region_and_a_saved_page(opened, tmp_path) -> None:
@@ -71,7 +70,8 @@ def test_from_an_upload_to_a_patched_region_and_a_saved_page(opened, tmp_path) -
 
     lens = page.locator("[data-slot=lens] canvas")
     before = lens.evaluate(PIXELS)
-    image.hover(**patch(page, 1, 1))
+    box = image.bounding_box()
+    image.hover(position=patch(box, 1, 1))
     assert "attention" in page.locator(".tip").inner_text()
     assert page.locator(".chip.lit").inner_text() == "▦ image × 36"
     assert lens.evaluate(PIXELS) != before
@@ -82,9 +82,10 @@ def test_from_an_upload_to_a_patched_region_and_a_saved_page(opened, tmp_path) -
 
     page.locator("[data-slot=image] input[type=number]").first.fill("0")
     page.keyboard.press("Enter")
+    page.wait_for_function("() => document.querySelector('[data-slot=attention] canvas')?.ariaLabel.includes('0.0')")
     for row in range(3):
         for column in range(3):
-            image.click(**patch(page, row, column, modifiers=["Shift"]))
+            image.click(position=patch(box, row, column), modifiers=["Shift"])
     page.get_by_role("button", name="Patch", exact=True).click()
     settled(page)
     assert answer(page) == "·green"
