@@ -58,7 +58,7 @@ def image_bytes(url: str) -> tuple[str, bytes]:
         raise HooklineError(f"the image is not valid base64: {error}") from None
 
 
-@lru_cache(maxsize=2 * MOST_IMAGES)
+@lru_cache(maxsize=4)  # every view asks for the same images
 def decoded_image(url: str) -> Image:
     """The image of a data: URL, as Pillow reads it."""
     kind, content = image_bytes(url)

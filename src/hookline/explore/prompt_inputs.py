@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
@@ -13,6 +14,10 @@ from hookline.model import HookedModel
 from hookline.vision.inputs import Inputs, framed_placeholder
 
 GivenPrompt: TypeAlias = "str | Inputs"
+
+_MOST_RECENT = 4
+_recent: WeakKeyDictionary[HookedModel, dict[Any, Inputs]] = WeakKeyDictionary()
+"""Every view needs the same inputs, and a processor takes its time with a large image."""
 
 
 def prompt_of(model: HookedModel, asked: Question) -> GivenPrompt:
@@ -26,7 +31,15 @@ def other_of(model: HookedModel, asked: Question) -> GivenPrompt:
 
 
 def _given(model: HookedModel, text: str, images: Sequence[str]) -> GivenPrompt:
-    return model.to_inputs(text, images=[decoded_image(url) for url in images]) if images else text
+    if not images:
+        return text
+    known, key = _recent.setdefault(model, {}), (text, tuple(images), model.cfg.device, model.cfg.dtype)
+    if key not in known:
+        made = model.to_inputs(text, images=[decoded_image(url) for url in images])
+        while len(known) >= _MOST_RECENT:
+            known.pop(next(iter(known)))
+        known[key] = made
+    return known[key]
 
 
 def keywords(prompt: GivenPrompt | Tensor) -> dict[str, Any]:

@@ -260,7 +260,7 @@ def _point(model: HookedModel, asked: Question, name: str, head: int) -> Data:
         x, axes = x[:, None], [*axes, "1"]
     if x.ndim != 2:
         raise HooklineError(f"{name} has the shape {list(x.shape)}, which is not a matrix: choose another point")
-    return {"point": name, "axes": axes, "values": packed_tensor(x), "stream": point.stream, "rows": rows}
+    return {"point": name, "axes": axes, "head": head, "values": packed_tensor(x), "stream": point.stream, "rows": rows}
 
 
 def patching_view(model: HookedModel, asked: Question) -> Data:

@@ -473,6 +473,7 @@ function overlayOf(app, list, state) {
       text: (pos) => brief(value(pos), 1), sum: (positions) => `most: ${percent(REDUCE.largest(positions.map(value)))}`,
     };
   }
+  if (data.point !== `blocks.${state.layer}.attn.hook_pattern` || data.head !== state.head) return null; // the answer is on its way
   const value = (pos) => values.at(app.position(), pos);
   const most = (positions) => Math.max(...positions.map(value));
   return {
