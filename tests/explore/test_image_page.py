@@ -7,6 +7,7 @@ import pytest
 import hookline
 from hookline.demo.tinysight import first_images
 from hookline.explore import explore
+from hookline.explore.image_files import data_url
 
 playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright to test the explorer's page")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -114,6 +115,24 @@ def test_an_image_is_one_chip_that_can_be_expanded(opened) -> None:
     assert opened.locator("[data-pos]").count() == 43
     opened.get_by_role("button", name="fold images").click()
     assert opened.locator("[data-pos]").count() == 8
+
+
+@pytest.mark.parametrize("how", ["drop", "paste"])
+def test_an_image_that_is_dropped_or_pasted_replaces_the_only_one(opened, how) -> None:
+    opened.evaluate(
+        """([how, text]) => {
+            const given = new DataTransfer(), bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+            given.items.add(new File([bytes], "green.png", { type: "image/png" }));
+            const more = { bubbles: true, cancelable: true, dataTransfer: given, clipboardData: given };
+            const event = how === "drop" ? new DragEvent(how, more) : new ClipboardEvent(how, more);
+            document.querySelector(".prompt textarea").dispatchEvent(event);
+        }""",
+        [how, data_url(GREEN).partition(",")[2]],
+    )
+    opened.wait_for_function("() => document.querySelector('[data-slot=next] .row')?.ariaLabel.startsWith('·green')")
+    settled(opened)
+    assert opened.locator(".thumb").count() == 1
+    assert opened.get_by_label("Prompt", exact=True).input_value() == PROMPT
 
 
 def test_a_bad_image_is_reported_and_the_page_goes_on(opened, tmp_path) -> None:
