@@ -10,7 +10,6 @@ On the command line: `hookline explore MODEL`.
 from __future__ import annotations
 
 import os
-import re
 import threading
 import webbrowser
 from collections.abc import Sequence
@@ -21,11 +20,9 @@ from typing import Any
 from hookline.engine.tensorfile import write_bytes
 from hookline.errors import HooklineError
 from hookline.explore.image_files import data_url
-from hookline.explore.live_edits import script
 from hookline.explore.prompt_inputs import placeholders, with_places
-from hookline.explore.question import Question
+from hookline.explore.saved import Step, page_data
 from hookline.explore.server import ExplorerServer
-from hookline.explore.views import about_model, answer
 from hookline.model import HookedModel
 from hookline.pages.document import document
 from hookline.vision.images import ImageLike
@@ -134,21 +131,7 @@ def export_page(
     _check(model)
     name = model.cfg.model_name if name is None else name
     state, paths = _first_state(model, prompt, other, images, other_images)
-    described = about_model(model, name)
-    point = next((each for each in described["points"] if re.fullmatch(r"blocks\..*hook_resid_post", each)), "")
-    asked: dict[str, dict[str, Any]] = {
-        **{view: {} for view in ("tokens", "next", "lens", "generate")},
-        "heads": {"measure": "attribution"},
-        "attribution": {},
-        "attention": {"layer": model.cfg.n_layers - 1},
-        "point": {"point": point},
-        **({"patching": {"measure": "stream"}} if state["other"] else {}),
-    }
-    given: dict[str, Any] = {"images": tuple(state["images"]), "other_images": tuple(state["otherImages"])}
-    prompt, other = state["prompt"], state["other"]
-    answers = {view: answer(model, Question(view, prompt, other, **given, **more)) for view, more in asked.items()}
-    answers["next"]["script"] = script(name, Question("next", prompt, other, **given), paths)
-    data = {"live": False, "model": described, "state": state, "answers": answers}
+    data = page_data(model, name, [Step(state)], paths=paths)
     write_bytes(Path(path), document(data).encode(), "the page")
     return Path(path)
 

@@ -154,7 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self._path() != "":
             raise Refused(HTTPStatus.NOT_FOUND, "there is nothing here")
         server = self.server
-        data = {"live": True, "model": server.described, "state": server.state, "answers": {}}
+        data = {"live": True, "model": server.described, "steps": [{"state": server.state}], "answers": []}
         return "text/html; charset=utf-8", document(data).encode()
 
     def _answer(self) -> tuple[str, bytes]:
@@ -263,9 +263,10 @@ def _text(body: dict[str, Any], name: str) -> str:
 def _saved(body: dict[str, Any], described: Data) -> bytes:
     """The page with the data of the current views inside."""
     state, answers = body.get("state"), body.get("answers")
-    if not isinstance(state, dict) or not isinstance(answers, dict):
+    if not isinstance(state, dict) or not isinstance(answers, list):
         raise Refused(HTTPStatus.BAD_REQUEST, "a page is saved from its state and its answers")
     try:
-        return document({"live": False, "model": described, "state": state, "answers": answers}).encode()
+        data = {"live": False, "model": described, "steps": [{"state": state}], "answers": answers}
+        return document(data).encode()
     except ValueError as error:  # NaN, which JSON does not have
         raise Refused(HTTPStatus.BAD_REQUEST, f"the page cannot be saved: {error}") from None

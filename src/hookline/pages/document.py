@@ -9,12 +9,16 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-SCRIPTS = ("data.js", "draw.js", "panels.js", "images.js", "image_view.js", "edits.js", "app.js")
+SCRIPTS = ("data.js", "draw.js", "panels.js", "images.js", "image_view.js", "edits.js", "tour.js", "app.js")
 """Joined in this order, they are one ES module."""
 
 
 def document(data: dict[str, Any]) -> str:
-    """The page with its data inside: `model` (see `views.about_model`), `state`, `answers`, and `live`."""
+    """The page with its data inside: `live`, `model` (see `views.about_model`), `steps`, and `answers`.
+
+    A step has a `state`, and in a tour what the guide says (see `saved.Step`). An answer is a pair of a question and
+    the view that answers it. A page that is live has one step and no answers: it asks its server.
+    """
     content = json.dumps(data, ensure_ascii=True, allow_nan=False).replace("<", "\\u003c")
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'

@@ -2,10 +2,10 @@
 
 class App {
   constructor(root, given) {
-    Object.assign(this, { root, model: given.model, isLive: given.live, answers: given.answers, errors: {}, round: 0, busy: new Map() });
+    Object.assign(this, { root, model: given.model, isLive: given.live, steps: given.steps, kept: new Answers(given.answers), answers: {}, errors: {}, round: 0, busy: new Map() });
     this.server = given.live ? new Server() : null;
-    this.given = { point: this.firstPoint(), layer: given.model.layers - 1, ...given.state, ...(given.live ? ImageInput.kept() : {}) };
-    this.state = stateFrom(location.hash, this.given);
+    this.keptImages = given.live ? ImageInput.kept() : {};
+    this.state = this.stateNow();
     this.watchers = new Map(); // by panel: what is drawn anew when something else is hovered
     this.painting = "";
     this.link = {
@@ -15,6 +15,7 @@ class App {
     };
     this.edits = new EditList(this);
     this.images = new ImageInput(this);
+    this.guide = this.steps.length > 1 ? new Guide(this) : null;
     this.panels = PANELS.map((make) => make(this)).filter(Boolean).map((panel) => ({ ...panel, node: null }));
     this.build();
   }
@@ -22,6 +23,30 @@ class App {
   firstPoint() {
     const names = Object.keys(this.model.points);
     return names.find((name) => /^blocks\..*hook_resid_post$/.test(name)) ?? names[0] ?? "";
+  }
+
+  // The state at the beginning of a step.
+  given(step) {
+    return { ...EMPTY, point: this.firstPoint(), layer: this.model.layers - 1, ...this.steps[step].state, ...this.keptImages, step };
+  }
+
+  // The state in the address.
+  stateNow() {
+    const { step } = stateFrom(location.hash, {});
+    return stateFrom(location.hash, this.given(step in this.steps ? step : 0));
+  }
+
+  async toStep(step) {
+    if (!(step in this.steps)) return;
+    const state = { ...this.given(step), theme: this.state.theme };
+    history.pushState(null, "", this.addressOf(state));
+    await this.goTo(state);
+    this.guide.scroll();
+  }
+
+  // A page from disk has its steps inside: its address has what differs.
+  addressOf(state) {
+    return addressOf(state, this.isLive ? EMPTY : { ...this.given(state.step), step: 0 });
   }
 
   get tokens() {
@@ -64,13 +89,17 @@ class App {
       return panel.node;
     }));
     body.children[1].after(this.edits.node);
-    this.root.replaceChildren(head, body);
+    [this.body, this.order] = [body, [...body.children]];
+    this.root.replaceChildren(head, ...(this.guide ? [this.guide.node] : []), body);
+    this.root.classList.toggle("tour", Boolean(this.guide));
+    this.root.classList.toggle("saved", !this.isLive);
     for (const input of [this.prompt, this.other, this.target, this.versus]) input.disabled = !this.isLive;
   }
 
   start() {
+    this.guide?.arrange();
     this.paint();
-    addEventListener("hashchange", () => this.goTo(stateFrom(location.hash, this.given)));
+    addEventListener("hashchange", () => this.goTo(this.stateNow()));
     addEventListener("resize", () => { clearTimeout(this.later); this.later = setTimeout(() => this.paint(), 150); });
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.paint());
     addEventListener("keydown", (event) => {
@@ -78,7 +107,7 @@ class App {
       if (event.key === "z" && (event.ctrlKey || event.metaKey) && !isTyping) { event.preventDefault(); this.edits.undo(); }
     });
     if (this.isLive) addEventListener("pagehide", () => { this.server.cancel(); });
-    if (this.isLive && this.state.prompt) this.refresh();
+    if (this.state.prompt) this.refresh();
   }
 
   enter(event) {
@@ -90,25 +119,38 @@ class App {
     this.change({ prompt: this.prompt.value, other: this.other.value, ...(changed ? { pos: null, src: 0, target: null, versus: null } : {}) });
   }
 
-  goTo(state) {
+  async goTo(state) {
     this.state = state;
     [this.prompt.value, this.other.value] = [state.prompt, state.other];
     this.images.draw();
+    this.guide?.arrange();
     this.paint();
-    if (this.isLive && state.prompt) this.refresh();
+    if (state.prompt) await this.refresh();
   }
 
   // Change the state; ask again for everything, or for these panels only.
   change(values, slots = null) {
-    if (!this.isLive && !Object.keys(values).some((key) => NO_RUN.includes(key))) return; // a saved page shows one state
-    this.state = { ...this.state, ...values };
-    history.replaceState(null, "", addressOf(this.state));
     const panels = slots === null ? this.panels : this.panels.filter((panel) => slots.includes(panel.slot));
+    const state = { ...this.state, ...values };
+    if (!this.isLive && !this.isInside(state, panels)) return this.refuse();
+    this.state = state;
+    history.replaceState(null, "", this.addressOf(this.state));
     if (slots === null) this.paint();
     else panels.forEach((panel) => this.paintPanel(panel));
-    if (!this.isLive || !this.state.prompt) return;
+    if (!this.state.prompt) return;
     if (slots === null) this.refresh();
     else panels.forEach((panel) => this.fetch(panel));
+  }
+
+  // Whether a page that was saved has an answer for a state: for the first of the panels that change.
+  isInside(state, panels) {
+    const question = panels.length ? this.questionOf(panels[0], state) : null;
+    return !question || this.kept.has(question);
+  }
+
+  refuse() {
+    this.paint(); // what was chosen is as it was
+    this.tell(`This needs a new run, and this page was saved. Live: hookline explore ${this.model.model}`);
   }
 
   follow(id) {
@@ -127,7 +169,7 @@ class App {
 
   async refresh() {
     this.round += 1;
-    this.server.drop();
+    this.server?.drop();
     const round = this.round;
     this.root.dataset.round = round;
     const ready = [this.fetch({ slot: "tokens", question: () => ({ view: "tokens" }) }), this.fetch(this.panels[0])];
@@ -154,17 +196,23 @@ class App {
     panel.node.dataset.answered = this.round;
   }
 
-  async fetch(panel) {
-    const asked = panel.question(this.state), { slot } = panel;
-    if (!asked) return this.empty(panel);
-    const round = this.round, ticket = {};
+  // What a panel asks in a state; null if there is nothing to ask.
+  questionOf(panel, state) {
+    const asked = panel.question(state), { slot } = panel;
     const next = this.answer("next");
     const answers = slot === "next" || slot === "tokens" || !next ? {} : { target: next.target.id, versus: next.versus.id };
-    const question = { prompt: this.state.prompt, other: this.state.other, edits: this.state.edits, pos: this.state.pos ?? -1, ...this.images.question(), ...answers, ...asked };
+    return asked && { prompt: state.prompt, other: state.other, edits: state.edits, pos: state.pos ?? -1, ...this.images.question(state), ...answers, ...asked };
+  }
+
+  async fetch(panel) {
+    const question = this.questionOf(panel, this.state), { slot } = panel;
+    if (!question || !(this.isLive || this.kept.has(question))) return this.empty(panel);
+    const round = this.round, ticket = {};
     this.busy.set(slot, ticket);
     const slow = setTimeout(() => this.showBusy(), 300);
     try {
-      const data = await this.server.ask(slot, round, question);
+      const data = this.isLive ? await this.server.ask(slot, round, question) : this.kept.get(question);
+      if (this.isLive) this.kept.put(question, data);
       if (this.busy.get(slot) !== ticket || round !== this.round) return;
       this.answers[slot] = data;
       delete this.errors[slot];
@@ -209,6 +257,7 @@ class App {
     this.paintAnswers();
     this.panels.forEach((panel) => this.paintPanel(panel));
     this.edits.draw();
+    this.guide?.draw();
     this.light();
   }
 
@@ -230,7 +279,8 @@ class App {
     const { slot } = panel, data = panel.source ? panel.source() : this.answers[slot], failed = this.errors[slot];
     panel.grid = null;
     const controls = panel.controls?.(this.state) ?? [];
-    if (!this.isLive) controls.forEach((node) => node?.querySelectorAll("input:not([data-local]), select:not([data-local])").forEach((input) => { input.disabled = true; }));
+    const isFixed = !this.isLive && !this.kept.hasChoice(this.questionOf(panel, this.state));
+    if (isFixed) controls.forEach((node) => node?.querySelectorAll("input:not([data-local]), select:not([data-local])").forEach((input) => { input.disabled = true; }));
     panel.node.replaceChildren(
       el("h2", {}, panel.title), el("p", { class: "hint" }, panel.hint(this.state)), ...(controls.length ? [el("div", { class: "controls" }, controls)] : []));
     if (failed) return panel.node.append(el("p", { class: "error", role: "alert" }, failed));
@@ -294,7 +344,7 @@ class App {
 
   async save() {
     try {
-      download(await this.server.page(this.state, this.answers), "explorer.html");
+      download(await this.server.page(this.state, this.kept.pairs()), "explorer.html");
       this.tell("saved explorer.html");
     } catch (error) {
       this.tell(error.message);

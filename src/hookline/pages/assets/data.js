@@ -74,11 +74,10 @@ function largest(values) {
 
 const EMPTY = {
   prompt: "", other: "", pos: null, src: 0, target: null, versus: null, layer: 0, head: 0,
-  measure: "attribution", sweep: "stream", point: "", pointHead: 0, edits: [], theme: "", count: 20,
+  measure: "attribution", sweep: "stream", point: "", pointHead: 0, edits: [], theme: "", count: 20, step: 0,
   images: [], otherImages: [], image: 0, overlay: "attention", unfolded: false, pointRow: 0,
 };
 const TOO_LONG = ["images", "otherImages"]; // for an address
-const NO_RUN = ["theme", "image", "overlay", "unfolded"]; // what a saved page can change, too
 
 // The state is in the address, after the #, which browsers keep to themselves.
 function stateFrom(hash, given) {
@@ -95,9 +94,9 @@ function stateFrom(hash, given) {
   return state;
 }
 
-function addressOf(state) {
+function addressOf(state, given) {
   const kept = Object.entries(state).filter(([key, value]) =>
-    !TOO_LONG.includes(key) && JSON.stringify(value) !== JSON.stringify(EMPTY[key]));
+    !TOO_LONG.includes(key) && JSON.stringify(value) !== JSON.stringify(given[key]));
   return `#${encodeURIComponent(JSON.stringify(Object.fromEntries(kept)))}`;
 }
 

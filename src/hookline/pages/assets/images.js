@@ -83,6 +83,7 @@ class ImageInput {
 
   show(values) {
     const { app } = this;
+    app.kept = new Answers([]); // its keys have no images
     app.change({ ...values, prompt: app.prompt.value, other: app.other.value, image: 0, pos: null, src: 0, target: null, versus: null });
     this.keep();
     this.draw();
@@ -91,7 +92,7 @@ class ImageInput {
   // Images are too long for the address; the tab keeps them for a reload.
   keep() {
     const { images, otherImages } = this.app.state;
-    Object.assign(this.app.given, { images, otherImages });
+    this.app.keptImages = { images, otherImages };
     try {
       sessionStorage.setItem(location.pathname, JSON.stringify({ images, otherImages }));
     } catch { /* larger than a browser keeps: a reload begins with the first image */ }
@@ -108,8 +109,7 @@ class ImageInput {
   }
 
   // The part of a question; a second prompt without images of its own has those of the first.
-  question() {
-    const { images, otherImages, other } = this.app.state;
+  question({ images, otherImages, other } = this.app.state) {
     const inherited = this.place.token && other.includes(this.place.token) ? images : [];
     return { images, other_images: other ? (otherImages.length ? otherImages : inherited) : [] };
   }
