@@ -77,6 +77,12 @@ def explore(
     model: Annotated[str, typer.Argument(help="A hub id, a local folder, or a model of the package.")] = "tinyworld",
     prompt: Annotated[str | None, typer.Option(help="The text to begin with.")] = None,
     other: Annotated[str | None, typer.Option(help="A second text, to compare with and patch from.")] = None,
+    image: Annotated[
+        list[Path] | None, typer.Option(help="An image that goes in with the text; may be repeated.")
+    ] = None,
+    other_image: Annotated[
+        list[Path] | None, typer.Option(help="An image of the second text; may be repeated.")
+    ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port on 127.0.0.1; 0 is any that is free.")] = 0,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Do not open the page in a browser.")] = False,
     export: Annotated[Path | None, typer.Option(help="Write the page to this file, and serve nothing.")] = None,
@@ -91,12 +97,23 @@ def explore(
         loaded = load(model)
         first, second = first_prompts(model) if prompt is None else (prompt, "")
         second = second if other is None else other
-        options: dict[str, Any] = {"name": model, "saes": sae or None, "store": store}
+        given: dict[str, Any] = {"name": model, "saes": sae or None, "store": store}
+        given |= _images(model, first, image, other_image)
         if export is not None:
-            typer.echo(export_page(loaded, export, first, second, **options))
+            typer.echo(export_page(loaded, export, first, second, **given))
             return
         with _few_threads(loaded):
-            serve(loaded, first, second, port=port, browser=not no_browser, **options)
+            serve(loaded, first, second, **given, port=port, browser=not no_browser)
+
+
+def _images(model: str, prompt: str, image: list[Path] | None, other: list[Path] | None) -> dict[str, Any]:
+    """The images of both prompts; by default, those of tinysight's first page."""
+    if image or other or model != "tinysight" or "<image>" not in prompt:
+        return {"images": image or (), "other_images": other or ()}
+    from hookline.demo.tinysight import first_images
+
+    first, second = first_images()
+    return {"images": [first], "other_images": [second]}
 
 
 @stores.command("verify")

@@ -106,6 +106,13 @@ def draw(shapes: Sequence[Shape], seed: int = 0) -> Image:
     return Image.fromarray(pixels(shapes, seed))
 
 
+def first_images() -> tuple[Image, Image]:
+    """A red circle beside a blue square, and the same with a green circle: the explorer begins with them."""
+    square = Shape("square", "blue", x=35, y=35, size=15)
+    red, green = (Shape("circle", colour, x=15, y=15, size=17) for colour in ("red", "green"))
+    return draw([red, square]), draw([green, square])
+
+
 def random_image(seed: int, count: int | None = None) -> tuple[tuple[Shape, ...], Image]:
     """Random shapes and their image, determined by the seed. For `count` see `random_shapes`."""
     shapes = random_shapes(Random(seed), count)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import threading
 import webbrowser
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,14 @@ from typing import Any
 from hookline.engine.tensorfile import write_bytes
 from hookline.errors import HooklineError
 from hookline.explore.attached_saes import AttachedSaes, SaesGiven
+from hookline.explore.image_files import data_url
+from hookline.explore.prompt_inputs import placeholders, with_places
 from hookline.explore.saved import Step, page_data
 from hookline.explore.server import ExplorerServer
 from hookline.model import HookedModel
 from hookline.pages.document import document
 from hookline.store import Store
+from hookline.vision.images import ImageLike
 
 __all__ = ["Explorer", "explore", "export_page", "first_prompts", "serve"]
 
@@ -31,7 +35,8 @@ _FIRST = {
     "tinyworld": (
         "When Mary and John went to the store, John gave a drink to",
         "When Mary and John went to the store, Mary gave a drink to",
-    )
+    ),
+    "tinysight": ("<image> What color is the circle?", "<image> What color is the circle?"),
 }
 
 
@@ -81,6 +86,8 @@ def explore(
     prompt: str = "",
     other: str = "",
     *,
+    images: Sequence[ImageLike] = (),
+    other_images: Sequence[ImageLike] = (),
     port: int = 0,
     browser: bool = True,
     name: str | None = None,
@@ -89,14 +96,16 @@ def explore(
 ) -> Explorer:
     """Serve the page of a model from a thread, and open it in a browser.
 
-    `other` is a second prompt to compare with. `name` is what "Copy as Python" loads the model by. `saes` are sparse
-    autoencoders or their folders: one, several, or by point. `store` is a store of activations at their points, for
-    the top contexts of features.
+    `other` is a second prompt to compare with. `images` go in with the prompt, for a vision-language model;
+    `other_images` with the second, whose images are otherwise those of the first. `name` is what "Copy as Python"
+    loads the model by. `saes` are sparse autoencoders or their folders: one, several, or by point. `store` is a store
+    of activations at their points, for the top contexts of features.
     """
     _check(model)
     name = model.cfg.model_name if name is None else name
+    state, paths = _first_state(model, prompt, other, images, other_images)
     attached = AttachedSaes.given(model, saes, store)
-    explorer = Explorer(ExplorerServer(model, name, prompt=prompt, other=other, port=port, saes=attached))
+    explorer = Explorer(ExplorerServer(model, name, state, port=port, paths=paths, saes=attached))
     print(explorer.address, flush=True)
     if browser:
         webbrowser.open(explorer.address)
@@ -120,6 +129,8 @@ def export_page(
     prompt: str,
     other: str = "",
     *,
+    images: Sequence[ImageLike] = (),
+    other_images: Sequence[ImageLike] = (),
     name: str | None = None,
     saes: SaesGiven | None = None,
     store: str | os.PathLike[str] | Store | None = None,
@@ -127,10 +138,25 @@ def export_page(
     """Write the page to a file, with the views of these prompts inside; it opens from disk, without a server."""
     _check(model)
     name = model.cfg.model_name if name is None else name
+    state, paths = _first_state(model, prompt, other, images, other_images)
     attached = AttachedSaes.given(model, saes, store)
-    data = page_data(model, name, [Step({"prompt": prompt, "other": other})], saes=attached)
+    data = page_data(model, name, [Step(state)], paths=paths, saes=attached)
     write_bytes(Path(path), document(data).encode(), "the page")
     return Path(path)
+
+
+def _first_state(
+    model: HookedModel, prompt: str, other: str, images: Sequence[ImageLike], other_images: Sequence[ImageLike]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The state that a page begins with, and the files of its images, by their URLs."""
+    urls = [[data_url(each) for each in some] for some in (images, other_images)]
+    files = zip([*images, *other_images], [*urls[0], *urls[1]], strict=True)
+    prompt = with_places(model, prompt, images)
+    other = with_places(model, other or (prompt if other_images else ""), other_images)
+    if placeholders(model)["token"] in other and not other_images:
+        urls[1] = urls[0] if placeholders(model)["token"] else []
+    state = {"prompt": prompt, "other": other, "images": urls[0], "otherImages": urls[1]}
+    return state, {url: str(image) for image, url in files if isinstance(image, str | Path)}
 
 
 def _check(model: Any) -> None:

@@ -13,6 +13,7 @@ from hookline.errors import HooklineError
 from hookline.explore.attached_saes import AttachedSae, AttachedSaes
 from hookline.explore.feature_edits import edit_groups
 from hookline.explore.live_edits import applied, library_edits
+from hookline.explore.prompt_inputs import keywords, prompt_of
 from hookline.explore.question import Question
 from hookline.model import HookedModel
 from hookline.pages.tensors import packed_tensor
@@ -64,8 +65,12 @@ def features_view(model: HookedModel, asked: Question) -> dict[str, Any]:
         "active": packed_tensor((after > 0).sum(1)),
         "relative_error": packed_tensor(error),
         "outlying": {"positions": is_out.nonzero().flatten().tolist(), "text": str(left_out)},
-        "quality": saes.kept(("quality", found.name, asked.prompt), lambda: _quality(model, asked, found)),
-        "spliced": saes.kept(("spliced", found.name, asked.prompt, pos), lambda: _spliced(model, asked, found, pos)),
+        "quality": saes.kept(
+            ("quality", found.name, asked.prompt, asked.images), lambda: _quality(model, asked, found)
+        ),
+        "spliced": saes.kept(
+            ("spliced", found.name, asked.prompt, asked.images, pos), lambda: _spliced(model, asked, found, pos)
+        ),
         "labels": _labels(model, saes, found, sorted({*shown, *here})),
     }
 
@@ -148,7 +153,7 @@ def direct_logits(model: HookedModel, asked: Question, found: AttachedSae, featu
     direction = (sae.decode(one, flat) - sae.decode(none, flat)).to(x.dtype).view(x.shape)
     needed = re.compile(rf"(?!blocks\.)|blocks\.({layer_of(found.point)}|{model.cfg.n_layers - 1})\.")
     names = [name for name in model.hook_dict if needed.match(name)]
-    cache = model.run_with_cache(asked.prompt, names_filter=names, pos_slice=asked.pos)[1]
+    cache = model.run_with_cache(**keywords(prompt_of(model, asked)), names_filter=names, pos_slice=asked.pos)[1]
     return cache.logit_attrs(_in_stream(cache, found.point, direction), None)[0].float()
 
 
@@ -194,7 +199,7 @@ def _position(asked: Question, length: int) -> int:
 
 def _clean(model: HookedModel, asked: Question, found: AttachedSae) -> tuple[Tensor, Tensor]:
     """The activation without edits, as the autoencoder takes it, and its features [pos, d_sae]."""
-    x = model.cache(asked.prompt, names_filter=found.point)[found.point]
+    x = model.cache(**keywords(prompt_of(model, asked)), names_filter=found.point)[found.point]
     return found.sae.flattened(x, model.point(found.point)), found.features(model, x)
 
 
@@ -206,7 +211,7 @@ def _edited_features(model: HookedModel, asked: Question, found: AttachedSae) ->
     """
     hooks = library_edits(model, asked, keep_features=True)
     with applied(model, hooks):
-        x = model.cache(asked.prompt, names_filter=found.point, stop_early=False)[found.point]
+        x = model.cache(**keywords(prompt_of(model, asked)), names_filter=found.point, stop_early=False)[found.point]
     there = [hook for hook, group in zip(hooks, edit_groups(asked), strict=True) if group[0].point == found.point]
     if there and isinstance(there[-1], Splice) and there[-1].sae is found.sae:
         assert there[-1].features is not None
@@ -225,7 +230,7 @@ def _active(values: Tensor, most: int, pinned: int | None) -> list[int]:
 
 def _quality(model: HookedModel, asked: Question, found: AttachedSae) -> dict[str, Any] | None:
     """How well the prompt is reconstructed, without edits; None if it has only one token."""
-    if model.to_tokens(asked.prompt).shape[1] < 2:
+    if asked.images or model.to_tokens(asked.prompt).shape[1] < 2:
         return None
     quality = evaluate(found.sae, model, [asked.prompt], found.point)
     names = ("l0", "explained_variance", "explained_variance_of_all", "loss", "loss_spliced", "loss_zeroed")
@@ -236,7 +241,8 @@ def _quality(model: HookedModel, asked: Question, found: AttachedSae) -> dict[st
 def _spliced(model: HookedModel, asked: Question, found: AttachedSae, pos: int) -> dict[str, Any]:
     """The next token with the reconstruction in place of the activation, without edits."""
     splice = found.sae.spliced(found.point, keep_error=False)
-    runs = model(asked.prompt), model.run_with_hooks(asked.prompt, fwd_hooks=[splice])
+    given = keywords(prompt_of(model, asked))
+    runs = model(**given), model.run_with_hooks(**given, fwd_hooks=[splice])
     before, after = (logits[0, pos].float().log_softmax(-1) for logits in runs)
     token = int(before.argmax())
     return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -15,6 +15,8 @@ from hookline import edits
 from hookline.errors import HooklineError
 from hookline.experiments import steering
 from hookline.explore.feature_edits import edit_groups, script_saes, splice_of
+from hookline.explore.image_script import image_lines
+from hookline.explore.prompt_inputs import GivenPrompt, keywords, other_of, prompt_of, tokens_in
 from hookline.explore.question import LiveEdit, Question
 from hookline.model import HookedModel
 
@@ -59,27 +61,40 @@ def _made(model: HookedModel, asked: Question, edit: LiveEdit) -> edits.DataEdit
     if edit.kind == "set":
         return edits.replace(float(edit.amount), **where)
     if edit.kind == "mean":
-        return edits.mean(_activation(model, asked.prompt, edit.point), **where)
+        return edits.mean(_activation(model, prompt_of(model, asked), edit.point), **where)
     if edit.kind == "steer":
         return edits.add(_direction(model, edit), edit.amount, pos=edit.pos)
-    value = _activation(model, asked.other, edit.point)
-    where["pos"] = slice(0, _same_length(model, asked)) if edit.pos is None else edit.pos
-    return edits.replace(value if edit.pos is None else _at(value, edit), **where)
+    value = _activation(model, other_of(model, asked), edit.point)
+    if isinstance(edit.pos, int):
+        return edits.replace(_at(value, edit.pos), **where)
+    if edit.is_in_tower:  # its positions are not tokens
+        _check_shape(value, _activation(model, prompt_of(model, asked), edit.point), edit.point)
+    else:
+        length = _same_length(model, asked)
+        where["pos"] = slice(0, length) if edit.pos is None else edit.pos
+    return edits.replace(value, **where)
 
 
 @torch.no_grad()
-def _activation(model: HookedModel, text: str, point: str) -> Tensor:
-    if not text:
+def _activation(model: HookedModel, prompt: GivenPrompt, point: str) -> Tensor:
+    if not prompt:
         raise HooklineError("patching needs a second prompt: write one below the first")
-    return model.cache(text, names_filter=point)[point]
+    return model.cache(**keywords(prompt), names_filter=point)[point]
 
 
-def _at(value: Tensor, edit: LiveEdit) -> Tensor:
-    """The activation at the position of an edit, with all axes."""
-    assert edit.pos is not None
-    if edit.pos not in range(-value.shape[1], value.shape[1]):
-        raise HooklineError(f"position {edit.pos} is out of range: the second prompt has {value.shape[1]} tokens")
-    return value[:, edit.pos : edit.pos + 1 or None]
+def _at(value: Tensor, pos: int) -> Tensor:
+    """The activation at one position, with all axes."""
+    if pos not in range(-value.shape[1], value.shape[1]):
+        raise HooklineError(f"position {pos} is out of range: the second prompt has {value.shape[1]} tokens")
+    return value[:, pos : pos + 1 or None]
+
+
+def _check_shape(other: Tensor, own: Tensor, point: str) -> None:
+    if other.shape != own.shape:
+        raise HooklineError(
+            f"{point} has the shape {list(own.shape)} in the first prompt and {list(other.shape)} in the second: use "
+            f"images of the same size"
+        )
 
 
 def _direction(model: HookedModel, edit: LiveEdit) -> Tensor:
@@ -97,7 +112,7 @@ def stream_point(edit: LiveEdit) -> tuple[int, str]:
 
 
 def _same_length(model: HookedModel, asked: Question) -> int:
-    first, second = (model.to_tokens(text).shape[1] for text in (asked.prompt, asked.other))
+    first, second = (tokens_in(model, each(model, asked)).shape[1] for each in (prompt_of, other_of))
     if first != second:
         raise HooklineError(
             f"the prompts do not align: the first has {first} tokens, the second {second}. Patch one position, or "
@@ -106,38 +121,51 @@ def _same_length(model: HookedModel, asked: Question) -> int:
     return first
 
 
-def script(name: str, asked: Question) -> str:
-    """A program that prints the same next-token probabilities as the page, with the edits that are switched on."""
+def script(name: str, asked: Question, paths: Mapping[str, str] | None = None) -> str:
+    """A program that prints the same next-token probabilities as the page, with the edits that are switched on.
+
+    `paths` has the file of an image by its URL; other images are written into the program.
+    """
     needs_other = any(edit.kind == "patch" for edit in asked.active)
     needs_steering = any(edit.kind == "steer" for edit in asked.active)
-    lines = ["import hookline", *(["from hookline import edits"] if asked.active else [])]
+    other_images = asked.other_images if needs_other else ()
+    imports, images = image_lines({"images": asked.images, "other_images": other_images}, paths or {})
+    lines = [*imports, "import hookline", *(["from hookline import edits"] if asked.active else [])]
     lines += ["from hookline.experiments import steering"] if needs_steering else []
     saes = script_saes(asked)
     lines += ["from hookline.sae import SparseAutoencoder"] if saes else []
     lines += ["", f"model = hookline.load({name!r})", f"prompt = {asked.prompt!r}"]
     lines += [f"other = {asked.other!r}"] if needs_other else []
     lines += [line for _, line in saes.values()]
-    run = f"model(prompt)[0, {asked.pos}]"
+    lines += images
+    given = {"prompt": _with("prompt", "images", asked.images), "other": _with("other", "other_images", other_images)}
+    run = f"model({given['prompt']})[0, {asked.pos}]"
     if asked.active:
-        lines += ["", "fwd_hooks = [", *(f"    {_written_hook(group, saes)}," for group in edit_groups(asked)), "]"]
-        run = f"model.run_with_hooks(prompt, fwd_hooks=fwd_hooks)[0, {asked.pos}]"
+        written = [f"    {_written_hook(group, saes, given)}," for group in edit_groups(asked)]
+        lines += ["", "fwd_hooks = [", *written, "]"]
+        run = f"model.run_with_hooks({given['prompt']}, fwd_hooks=fwd_hooks)[0, {asked.pos}]"
     lines += [f"probs, ids = {run}.softmax(-1).topk(10)"]
     lines += ["for prob, token in zip(probs.tolist(), ids.tolist()):"]
     lines += ['    print(f"{prob:.4f} {model.to_string([token])!r}")']
     return "\n".join(lines) + "\n"
 
 
-def _written_hook(group: list[LiveEdit], saes: dict[str, tuple[str, str]]) -> str:
+def _with(text: str, images: str, urls: Sequence[str]) -> str:
+    """The arguments of a call as Python."""
+    return f"{text}, images={images}" if urls else text
+
+
+def _written_hook(group: list[LiveEdit], saes: dict[str, tuple[str, str]], given: Mapping[str, str]) -> str:
     """An edit, or the edits of features that one splice makes, as Python."""
     first = group[0]
     if first.feature is None:
-        return f"({first.point!r}, {_written(first)})"
-    changes = ", ".join(_written(replace(edit, neuron=edit.feature, feature=None)) for edit in group)
+        return f"({first.point!r}, {_written(first, given)})"
+    changes = ", ".join(_written(replace(edit, neuron=edit.feature, feature=None), given) for edit in group)
     return f"{saes[first.sae][0]}.spliced({first.point!r}, edits=[{changes}])"
 
 
-def _written(edit: LiveEdit) -> str:
-    """An edit as Python."""
+def _written(edit: LiveEdit, given: Mapping[str, str]) -> str:
+    """An edit as Python; `given` has the arguments of a call for each prompt."""
     names: Sequence[str] = ("head", "neuron", "pos")
     where = [f"{name}={value}" for name in names if (value := getattr(edit, name)) is not None]
     if edit.kind == "zero":
@@ -147,19 +175,22 @@ def _written(edit: LiveEdit) -> str:
     if edit.kind == "set":
         return f"edits.replace({', '.join([repr(float(edit.amount)), *where])})"
     if edit.kind == "mean":
-        return f"edits.mean({', '.join([_cached('prompt', edit), *where])})"
+        return f"edits.mean({', '.join([_cached(given['prompt'], edit), *where])})"
     if edit.kind == "steer":
         layer, kind = stream_point(edit)
         vectors = f"steering.contrast_vectors(model, {edit.positive!r}, {edit.negative!r}, points={kind!r})"
         at = [each for each in where if each.startswith("pos=")]
         return f"edits.add({', '.join([f'{vectors}.at({layer})', repr(edit.amount), *at])})"
-    if edit.pos is None:
-        where.append("pos=slice(0, model.to_tokens(prompt).shape[1])")
-        return f"edits.replace({', '.join([_cached('other', edit), *where])})"
-    after = edit.pos + 1 or None
-    piece = f"{_cached('other', edit)}[:, {edit.pos}:{'' if after is None else after}]"
-    return f"edits.replace({', '.join([piece, *where])})"
+    value = _cached(given["other"], edit)
+    if isinstance(edit.pos, int):
+        after = edit.pos + 1 or None
+        value += f"[:, {edit.pos}:{'' if after is None else after}]"
+    elif edit.pos is None and not edit.is_in_tower:
+        has_images = given["prompt"] != "prompt"
+        tokens = f"model.to_inputs({given['prompt']})['input_ids']" if has_images else "model.to_tokens(prompt)"
+        where.append(f"pos=slice(0, {tokens}.shape[1])")
+    return f"edits.replace({', '.join([value, *where])})"
 
 
-def _cached(text: str, edit: LiveEdit) -> str:
-    return f"model.cache({text}, names_filter={edit.point!r})[{edit.point!r}]"
+def _cached(arguments: str, edit: LiveEdit) -> str:
+    return f"model.cache({arguments}, names_filter={edit.point!r})[{edit.point!r}]"

@@ -16,6 +16,7 @@ from hookline.engine.points import HookPoint
 from hookline.experiments import logit_attribution
 from hookline.experiments.core.answers import cached_run, checked_text
 from hookline.explore.live_edits import applied, edited
+from hookline.explore.prompt_inputs import prompt_of
 from hookline.explore.question import Question
 from hookline.model import HookedModel
 from hookline.residual import ModelCache
@@ -47,7 +48,8 @@ class HeadParts(NamedTuple):
 def components(model: HookedModel, asked: Question, target: int, versus: int) -> LogitParts:
     """The components of a run, inside the context of its edits."""
     if not edits_stream(asked):
-        found = logit_attribution.direct_logit_attribution(model, asked.prompt, target, versus, pos=asked.pos)
+        prompt = prompt_of(model, asked)
+        found = logit_attribution.direct_logit_attribution(model, prompt, target, versus, pos=asked.pos)
         labels = [str(label) for label in found.coords["component"]]
         return LogitParts(labels, found.values, float(found.info["bias"]), float(found.info["logit"]))
     cache = _run(model, asked)
@@ -77,7 +79,7 @@ def heads(model: HookedModel, asked: Question, target: int, versus: int) -> Head
     if not points and not edits_stream(asked):
         with edited(model, asked):
             found = logit_attribution.direct_logit_attribution(
-                model, asked.prompt, target, versus, of="heads", pos=asked.pos
+                model, prompt_of(model, asked), target, versus, of="heads", pos=asked.pos
             )
         return HeadParts({int(layer): row for layer, row in zip(found.coords["layer"], found.values, strict=True)})
     before: dict[str, Tensor] = {}
@@ -102,4 +104,4 @@ def edits_stream(asked: Question) -> bool:
 
 
 def _run(model: HookedModel, asked: Question) -> ModelCache:
-    return cached_run(model, checked_text(model, asked.prompt, asked.pos), asked.pos)
+    return cached_run(model, checked_text(model, prompt_of(model, asked), asked.pos), asked.pos)

@@ -8,6 +8,7 @@ from typing import Any, Literal, Self, TypeAlias, get_args
 
 from hookline.errors import HooklineError
 from hookline.explore.attached_saes import AttachedSaes
+from hookline.explore.image_files import MOST_IMAGES
 
 Kind: TypeAlias = Literal["zero", "scale", "set", "mean", "patch", "steer"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -17,6 +18,8 @@ MOST_EDITS = 200
 MOST_TEXT = 200_000
 
 _OPTIONAL_INT: dict[str, Any] = {"types": (int, type(None))}
+_POSITIONS: dict[str, Any] = {"types": (int, list, type(None))}
+_IMAGES: dict[str, Any] = {"types": (list,)}
 _TEXT: dict[str, Any] = {"types": (str,)}
 
 
@@ -26,14 +29,15 @@ class LiveEdit:
 
     `amount` is the factor of "scale", the value of "set" and the coefficient of "steer"; `positive` and `negative` are
     the prompts that a steering vector is made from. "patch" writes the activation of the other prompt, "mean" the mean
-    over the positions of the prompt. With `feature`, the edit is of that feature of the autoencoder named `sae`.
+    over the positions of the prompt. `pos` is a position, several, or None: all. With `feature`, the edit is of that
+    feature of the autoencoder named `sae`.
     """
 
     kind: str = field(metadata=_TEXT)
     point: str = field(metadata=_TEXT)
     head: int | None = field(default=None, metadata=_OPTIONAL_INT)
     neuron: int | None = field(default=None, metadata=_OPTIONAL_INT)
-    pos: int | None = field(default=None, metadata=_OPTIONAL_INT)
+    pos: int | tuple[int, ...] | None = field(default=None, metadata=_POSITIONS)
     amount: float = field(default=1.0, metadata={"types": (int, float)})
     positive: str = field(default="", metadata=_TEXT)
     negative: str = field(default="", metadata=_TEXT)
@@ -51,10 +55,20 @@ class LiveEdit:
         if self.feature is not None and (self.head is not None or self.neuron is not None):
             raise HooklineError("an edit is of a feature, or of heads and neurons, not of both")
 
+    @property
+    def is_in_tower(self) -> bool:
+        """Whether the positions of its point are patches of images, not tokens."""
+        return self.point.startswith(("vision.", "projector."))
+
     @classmethod
     def of(cls, given: Any) -> Self:
         """The edit that a JSON object describes."""
-        return cls(**_checked(cls, given, "an edit"))
+        values = _checked(cls, given, "an edit")
+        if isinstance(pos := values.get("pos"), list):
+            if not pos or len(pos) > MOST_TEXT or not all(type(each) is int for each in pos):
+                raise HooklineError(f"pos of an edit is a position, or a list of positions, got {pos!r:.80}")
+            values["pos"] = tuple(pos)
+        return cls(**values)
 
 
 @dataclass(frozen=True)
@@ -62,8 +76,9 @@ class Question:
     """A view, and what it is a view of.
 
     `pos` is the position whose next token is looked at, `src` a position that heads may attend to. `target` and
-    `versus` are tokens, by id or as text; None is the model's first choice, and its second. `sae` is the name of an
-    autoencoder; "" is the first. `saes` are those that the explorer was given: the page cannot change them.
+    `versus` are tokens, by id or as text; None is the model's first choice, and its second. Images are data: URLs.
+    `row` is an image, or a tile of one, at points of the vision tower. `sae` is the name of an autoencoder; "" is the
+    first. `saes` are those that the explorer was given: the page cannot change them.
     """
 
     view: str = field(metadata=_TEXT)
@@ -82,6 +97,9 @@ class Question:
     sae: str = field(default="", metadata=_TEXT)
     feature: int | None = field(default=None, metadata=_OPTIONAL_INT)
     saes: AttachedSaes | None = field(default=None, repr=False, compare=False)
+    images: tuple[str, ...] = field(default=(), metadata=_IMAGES)
+    other_images: tuple[str, ...] = field(default=(), metadata=_IMAGES)
+    row: int = field(default=0, metadata={"types": (int,)})
 
     @classmethod
     def of(cls, given: Any, saes: AttachedSaes | None = None) -> Self:
@@ -90,12 +108,19 @@ class Question:
         rows = values.pop("edits", [])
         if len(rows) > MOST_EDITS:
             raise HooklineError(f"there are {len(rows)} edits; the explorer takes up to {MOST_EDITS}")
+        values |= {name: _image_urls(values[name]) for name in ("images", "other_images") if name in values}
         return cls(**values, edits=tuple(LiveEdit.of(row) for row in rows), saes=saes)
 
     @property
     def active(self) -> tuple[LiveEdit, ...]:
         """The edits that are switched on, in order."""
         return tuple(edit for edit in self.edits if edit.on)
+
+
+def _image_urls(given: list[Any]) -> tuple[str, ...]:
+    if len(given) > MOST_IMAGES or not all(isinstance(each, str) for each in given):
+        raise HooklineError(f"images are up to {MOST_IMAGES} data: URLs for each prompt")
+    return tuple(given)
 
 
 def _checked(kind: type[LiveEdit] | type[Question], given: Any, what: str) -> dict[str, Any]:

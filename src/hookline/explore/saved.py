@@ -8,14 +8,17 @@ A saved page is a tour of one step, without a text.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import compress, product
 from typing import Any
 
 from hookline.experiments.head_detectors import KINDS
 from hookline.explore.attached_saes import AttachedSaes
 from hookline.explore.live_edits import script
+from hookline.explore.prompt_inputs import prompt_of, tokens_in
 from hookline.explore.question import Question
 from hookline.explore.views import Data, about_model, answer, attention_views
 from hookline.model import HookedModel
@@ -47,16 +50,22 @@ def page_data(
     measures: Iterable[str] = ("attribution",),
     sweeps: Iterable[str] = ("stream",),
     saes: AttachedSaes | None = None,
+    paths: Mapping[str, str] | None = None,
 ) -> Data:
     """The data of a page that opens from disk, for `document`: with these measures of heads and patching sweeps.
 
     It has the attention of every head, and the answers with each of a step's edits switched on or off; the scores on
-    repeated random tokens, which take longest, are without edits.
+    repeated random tokens, which take longest, are without edits. `paths` has the files of images by their URLs.
     """
     asked: list[Data] = []
     for state in (state for step in steps for state in _asked(step.state)):
         asked += [] if state in asked else [state]
-    pairs = [pair for state in asked for pair in _answers(model, name, state, [*measures], [*sweeps], saes)]
+    chosen = ([*measures], [*sweeps], saes)
+    pairs = [
+        (_without_images(question), found)
+        for state in asked
+        for question, found in _answers(model, partial(script, name, paths=paths), state, *chosen)
+    ]
     saved = [asdict(step) for step in steps]
     return {"live": False, "model": about_model(model, name, saes), "steps": saved, "answers": pairs}
 
@@ -66,12 +75,18 @@ def _asked(state: Data) -> Iterator[Data]:
     edits = state.get("edits", [])
     for on in product((True, False), repeat=len(edits)):
         kept = [{**edit, "on": True} for edit in compress(edits, on)]
-        yield {"prompt": state["prompt"], "other": state.get("other", ""), "edits": kept, "pos": -1}
+        images = {"images": state.get("images", []), "other_images": state.get("otherImages", [])}
+        yield {"prompt": state["prompt"], "other": state.get("other", ""), "edits": kept, "pos": -1, **images}
+
+
+def _without_images(question: Data) -> Data:
+    """A question as a page keeps it: images are in its state, once."""
+    return {key: value for key, value in question.items() if key not in ("images", "other_images")}
 
 
 def _answers(
     model: HookedModel,
-    name: str,
+    written: Callable[[Question], str],
     state: Data,
     measures: list[str],
     sweeps: list[str],
@@ -80,10 +95,10 @@ def _answers(
     """Questions of the page in a state, with their answers."""
     first = {**state, "view": "next"}
     chosen = _answer(model, first, saes)
-    yield first, {**chosen, "script": script(name, Question.of(first, saes))}
+    yield first, {**chosen, "script": written(Question.of(first, saes))}
     yield (tokens := {**state, "view": "tokens"}), _answer(model, tokens, saes)
     state = {**state, **{key: chosen[key]["id"] for key in ("target", "versus")}}
-    point = next((each for each in model.hook_dict if each.endswith("hook_resid_post")), "")
+    point = next((each for each in model.hook_dict if re.fullmatch(r"blocks\..*hook_resid_post", each)), "")
     if state["edits"]:
         measures = [measure for measure in measures if measure not in KINDS]
     asked: list[Data] = [
@@ -101,7 +116,7 @@ def _answers(
 
 def _attention(model: HookedModel, asked: Data, saes: AttachedSaes | None) -> Iterator[tuple[Data, Data]]:
     """The attention of every head, or, if that is too much, of the one that a page begins with."""
-    cfg, length = model.cfg, model.to_tokens(asked["prompt"]).shape[1]
+    cfg, length = model.cfg, tokens_in(model, prompt_of(model, Question.of(asked))).shape[1]
     if cfg.n_layers * cfg.n_heads * length**2 > MOST_SAVED:
         one = {**asked, "layer": cfg.n_layers - 1, "head": 0}
         yield one, _answer(model, one, saes)

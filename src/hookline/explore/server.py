@@ -13,10 +13,10 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, TypeAlias
 
 from hookline.errors import HooklineError
 from hookline.explore.attached_saes import AttachedSaes
@@ -27,8 +27,10 @@ from hookline.explore.views import Data, about_model, answer
 from hookline.model import HookedModel
 from hookline.pages.document import document, policy
 
-MOST_BYTES = 1_000_000
-"""Of a question."""
+Paths: TypeAlias = Mapping[str, str]
+
+MOST_BYTES = 40_000_000
+"""Of a question, with its images."""
 MOST_SAVED_BYTES = 100_000_000
 """Of the views that are saved as one page."""
 PATIENCE = 10.0
@@ -47,8 +49,10 @@ class Refused(Exception):  # noqa: N818 (it becomes an answer)
 class ExplorerServer(ThreadingHTTPServer):
     """Serves one model at `server.address`.
 
-    with ExplorerServer(model, "tinyworld") as server:
+    with ExplorerServer(model, "tinyworld", {"prompt": "When Mary"}) as server:
         server.serve_forever()
+
+    `state` is what the page begins with, and `paths` the files of its images, by their URLs.
     """
 
     daemon_threads = True
@@ -59,10 +63,10 @@ class ExplorerServer(ThreadingHTTPServer):
         self,
         model: HookedModel,
         name: str,
+        state: Data,
         *,
-        prompt: str = "",
-        other: str = "",
         port: int = 0,
+        paths: Paths | None = None,
         saes: AttachedSaes | None = None,
     ) -> None:
         self.worker = Worker()  # before the socket, which closes everything if it cannot be had
@@ -70,7 +74,7 @@ class ExplorerServer(ThreadingHTTPServer):
             super().__init__(("127.0.0.1", port), _Handler)
         except (OSError, OverflowError) as error:
             raise HooklineError(f"port {port} of 127.0.0.1 cannot be used: {error}. Use --port 0 for any") from None
-        self.model, self.name, self.state = model, name, {"prompt": prompt, "other": other}
+        self.model, self.name, self.state, self.paths = model, name, state, paths or {}
         self.token = secrets.token_urlsafe(24)
         self.places = threading.BoundedSemaphore(MOST_CONNECTIONS)
         self.saes, self.described = saes, about_model(model, name, saes)
@@ -176,7 +180,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _asked(self, body: dict[str, Any]) -> Data:
         """The view, or why there is none: a question that the model cannot answer is no mistake of the request."""
-        state, model = body.get("state"), self.server.model
+        state, server = body.get("state"), self.server
         if not isinstance(state, int):
             raise Refused(HTTPStatus.BAD_REQUEST, "a question needs the number of the page's state")
         try:
@@ -184,12 +188,14 @@ class _Handler(BaseHTTPRequestHandler):
         except HooklineError as error:
             raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from None
         start = time.perf_counter()
-        job = self.server.worker.submit(
-            lambda: answer(model, asked), tab=_text(body, "tab"), slot=_text(body, "slot"), state=state
+        job = server.worker.submit(
+            lambda: answer(server.model, asked), tab=_text(body, "tab"), slot=_text(body, "slot"), state=state
         )
         try:
             data = {**job.result(), "seconds": time.perf_counter() - start}
-            return data | ({"script": script(self.server.name, asked)} if asked.view == "next" else {})
+            return data | (
+                {"script": script(self.server.name, asked, self.server.paths)} if asked.view == "next" else {}
+            )
         except Cancelled:
             return {"cancelled": True}
         except HooklineError as error:

@@ -21,7 +21,16 @@ from hookline.experiments.result import Result
 from hookline.explore import parts
 from hookline.explore.attached_saes import AttachedSaes
 from hookline.explore.feature_views import FEATURE_VIEWS
+from hookline.explore.image_views import image_layouts, tower_boxes
 from hookline.explore.live_edits import edited, edited_any_text
+from hookline.explore.prompt_inputs import (
+    GivenPrompt,
+    keywords,
+    other_of,
+    placeholders,
+    prompt_of,
+    tokens_in,
+)
 from hookline.explore.question import Question
 from hookline.model import HookedModel
 from hookline.pages.tensors import packed_tensor
@@ -61,6 +70,7 @@ def about_model(model: HookedModel, name: str, saes: AttachedSaes | None = None)
         "d_model": cfg.d_model,
         "context": cfg.n_ctx,
         "points": points,
+        "placeholder": placeholders(model),
         "measures": list(MEASURES),
         "sweeps": list(SWEEPS),
         "saes": [] if saes is None else saes.about(),
@@ -70,16 +80,19 @@ def about_model(model: HookedModel, name: str, saes: AttachedSaes | None = None)
 
 def tokens_view(model: HookedModel, asked: Question) -> Data:
     """The tokens of both prompts, and which of them are opposite each other."""
-    first = _tokens(model, asked.prompt)
+    first = _tokens(model, prompt_of(model, asked), asked.images)
     if not asked.other:
         return {"tokens": first, "other": [], "aligned": []}
-    second = _tokens(model, asked.other)
+    second = _tokens(model, other_of(model, asked), asked.other_images)
     return {"tokens": first, "other": second, "aligned": aligned(first["ids"], second["ids"])}
 
 
-def _tokens(model: HookedModel, text: str) -> Data:
-    ids = model.to_tokens(text)[0].tolist()
-    return {"ids": ids, "texts": [model.to_string([token]) for token in ids]}
+def _tokens(model: HookedModel, prompt: GivenPrompt, images: tuple[str, ...]) -> Data:
+    ids = tokens_in(model, prompt)[0].tolist()
+    found: Data = {"ids": ids, "texts": [model.to_string([token]) for token in ids]}
+    if not isinstance(prompt, str):
+        found |= {"images": image_layouts(model, prompt, images), "tower": tower_boxes(model, prompt)}
+    return found
 
 
 def aligned(first: list[int], second: list[int]) -> list[list[int | None]]:
@@ -111,7 +124,7 @@ def next_view(model: HookedModel, asked: Question) -> Data:
 
 
 def _logits(model: HookedModel, asked: Question) -> Tensor:
-    logits = model(asked.prompt)
+    logits = model(**keywords(prompt_of(model, asked)))
     if asked.pos not in range(-logits.shape[1], logits.shape[1]):
         raise HooklineError(f"position {asked.pos} is out of range: the prompt has {logits.shape[1]} tokens")
     return logits[0, asked.pos].float()
@@ -134,7 +147,7 @@ def answers(model: HookedModel, asked: Question, logits: Tensor | None = None) -
 
 
 def _choice_of_other(model: HookedModel, asked: Question) -> list[int]:
-    logits = model(asked.other) if asked.other else torch.empty(1, 0, 0)
+    logits = model(**keywords(other_of(model, asked))) if asked.other else torch.empty(1, 0, 0)
     return [int(logits[0, asked.pos].argmax())] if asked.pos in range(-logits.shape[1], logits.shape[1]) else []
 
 
@@ -146,10 +159,11 @@ def _token_id(model: HookedModel, token: int | str | None) -> int | None:
 
 def lens_view(model: HookedModel, asked: Question) -> Data:
     """What each layer would say at each position: the likeliest tokens, with their probabilities."""
-    length = model.to_tokens(asked.prompt).shape[1]
+    prompt = prompt_of(model, asked)
+    length = tokens_in(model, prompt).shape[1]
     top = min(10 if length <= 200 else 3, model.cfg.d_vocab)
     with edited(model, asked):
-        found = logit_lens.lens_tokens(model, asked.prompt, top=top, pos=None)
+        found = logit_lens.lens_tokens(model, prompt, top=top, pos=None)
     words: dict[str, int] = {}
     cells = [[[words.setdefault(token, len(words)) for token in here] for here in row] for row in found.tokens]
     return {"layers": found.layers, "cells": cells, "words": list(words), "probs": packed_tensor(found.probs)}
@@ -171,7 +185,7 @@ def heads_view(model: HookedModel, asked: Question) -> Data:
         return {"measure": asked.measure, **_rows(model, found.layers), "edits": found.edits}
     with edited(model, asked):
         metric = metrics.logit_diff(target, versus, pos=asked.pos)
-        lost = ablation.ablate(model, asked.prompt, metric, progress=False)
+        lost = ablation.ablate(model, prompt_of(model, asked), metric, progress=False)
     return {"measure": asked.measure, **_grid(model, lost - lost.info["clean"]), "clean": lost.info["clean"]}
 
 
@@ -208,7 +222,7 @@ def _patterns(model: HookedModel, asked: Question) -> dict[int, Tensor]:
     if not names:
         return {}
     with edited(model, asked), torch.no_grad():
-        cache = model.cache(asked.prompt, names_filter=[*names.values()], stop_early=False)
+        cache = model.cache(**keywords(prompt_of(model, asked)), names_filter=[*names.values()], stop_early=False)
     return {layer: cache[name][0] for layer, name in names.items()}
 
 
@@ -227,7 +241,10 @@ def attention_views(model: HookedModel, asked: Question) -> dict[tuple[int, int]
     for layer, pattern in _patterns(model, asked).items():
         point = model.point(_pattern(layer))
         for head in range(len(pattern)):
-            found[layer, head] = {"view": "attention", **_matrix(point.name, point.axes, pattern, head), "notes": []}
+            found[layer, head] = {
+                **{"view": "attention", **_matrix(point.name, point.axes, pattern, head)},
+                **{"stream": point.stream, "rows": 1, "notes": []},
+            }
     return found
 
 
@@ -251,9 +268,13 @@ def point_view(model: HookedModel, asked: Question) -> Data:
 
 def _point(model: HookedModel, asked: Question, name: str, head: int) -> Data:
     point = model.point(name)
+    given = keywords(prompt_of(model, asked))
     with edited(model, asked):
-        x = model.cache(asked.prompt, names_filter=name, stop_early=False)[name]  # later edits fire, too
-    return _matrix(name, point.axes, x[0], head)
+        x = model.cache(**given, names_filter=name, stop_early=False)[name]  # later edits fire, too
+    rows = len(x)  # of the vision tower: images, or tiles of them
+    if asked.row not in range(rows):
+        raise HooklineError(f"{name} has rows 0 to {rows - 1}, not {asked.row}")
+    return {**_matrix(name, point.axes, x[asked.row], head), "stream": point.stream, "rows": rows}
 
 
 def _matrix(name: str, all_axes: str, x: Tensor, head: int) -> Data:
@@ -270,7 +291,7 @@ def _matrix(name: str, all_axes: str, x: Tensor, head: int) -> Data:
         x, axes = x[:, None], [*axes, "1"]
     if x.ndim != 2:
         raise HooklineError(f"{name} has the shape {list(x.shape)}, which is not a matrix: choose another point")
-    return {"point": name, "axes": axes, "values": packed_tensor(x)}
+    return {"point": name, "axes": axes, "head": head, "values": packed_tensor(x)}
 
 
 def patching_view(model: HookedModel, asked: Question) -> Data:
@@ -282,8 +303,9 @@ def patching_view(model: HookedModel, asked: Question) -> Data:
     target, versus = answers(model, asked)
     points, over = SWEEPS[asked.measure]
     metric = metrics.logit_diff(target, versus, pos=asked.pos)
+    first, second = prompt_of(model, asked), other_of(model, asked)
     with edited(model, asked):
-        found = patching.sweep(model, asked.prompt, asked.other, metric, points=points, over=over, progress=False)
+        found = patching.sweep(model, first, second, metric, points=points, over=over, progress=False)
     return {
         "measure": asked.measure,
         "over": list(over),
@@ -304,8 +326,10 @@ def generate_view(model: HookedModel, asked: Question) -> Data:
 
 
 def _continuation(model: HookedModel, asked: Question) -> list[str]:
-    tokens = model.to_tokens(asked.prompt)
-    ids = model.generate(tokens, max_new_tokens=asked.count, do_sample=False)[0, tokens.shape[1] :].tolist()
+    prompt = prompt_of(model, asked)
+    tokens = tokens_in(model, prompt)
+    given = keywords(tokens if isinstance(prompt, str) else prompt)
+    ids = model.generate(**given, max_new_tokens=asked.count, do_sample=False)[0, tokens.shape[1] :].tolist()
     return [model.to_string([token]) for token in ids]
 
 

@@ -9,7 +9,10 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-SCRIPTS = ("data.js", "draw.js", "panels.js", "features.js", "edits.js", "tour.js", "app.js")
+SCRIPTS = (
+    *("data.js", "draw.js", "panels.js", "features.js", "images.js", "image_view.js"),
+    *("edits.js", "tour.js", "app.js"),
+)
 """Joined in this order, they are one ES module."""
 
 

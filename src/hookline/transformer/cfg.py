@@ -41,7 +41,7 @@ def cfg_of(model: nn.Module, anatomy: Anatomy) -> Cfg:
     heads = _first(config, "num_attention_heads", "n_head", default=1)
     d_model = _first(config, "hidden_size", "d_model", "n_embd")
     attn = next((block.attn for block in anatomy.blocks if block.attn is not None), None)
-    first, path = anatomy.blocks[0], getattr(config, "_name_or_path", "")
+    first, path = anatomy.blocks[0], getattr(getattr(model, "config", config), "_name_or_path", "")
     norms = (anatomy.main.ln_final, first.ln1, first.post_norm, first.ln1_post, first.ln2)
     return Cfg(
         model_name=(Path(path).name if Path(path).is_absolute() else path) or config.model_type,

@@ -4,6 +4,7 @@ class App {
   constructor(root, given) {
     Object.assign(this, { root, model: given.model, isLive: given.live, steps: given.steps, kept: new Answers(given.answers), answers: {}, errors: {}, round: 0, busy: new Map() });
     this.server = given.live ? new Server() : null;
+    this.keptImages = given.live ? ImageInput.kept() : {};
     this.state = this.stateNow();
     this.watchers = new Map(); // by panel: what is drawn anew when something else is hovered
     this.painting = "";
@@ -13,6 +14,7 @@ class App {
       watch: (act) => this.watchers.set(this.painting, act),
     };
     this.edits = new EditList(this);
+    this.images = new ImageInput(this);
     this.guide = this.steps.length > 1 ? new Guide(this) : null;
     this.panels = PANELS.map((make) => make(this)).filter(Boolean).map((panel) => ({ ...panel, node: null }));
     this.build();
@@ -20,12 +22,12 @@ class App {
 
   firstPoint() {
     const names = Object.keys(this.model.points);
-    return names.find((name) => name.endsWith("hook_resid_post")) ?? names[0] ?? "";
+    return names.find((name) => /^blocks\..*hook_resid_post$/.test(name)) ?? names[0] ?? "";
   }
 
   // The state at the beginning of a step.
   given(step) {
-    return { ...EMPTY, point: this.firstPoint(), layer: this.model.layers - 1, ...this.steps[step].state, step };
+    return { ...EMPTY, point: this.firstPoint(), layer: this.model.layers - 1, ...this.steps[step].state, ...this.keptImages, step };
   }
 
   // The state in the address.
@@ -78,7 +80,7 @@ class App {
         button("Copy as Python", () => this.copy(), "a script that prints the same numbers"),
         this.isLive ? button("Save as one page", () => this.save(), "a file that opens without a server") : null,
         button("Light or dark", () => { this.change({ theme: isDark() ? "light" : "dark" }, []); this.paint(); })),
-      el("div", { class: "prompts" }, this.prompt, this.other),
+      el("div", { class: "prompts" }, this.images.around("images", this.prompt), this.images.around("otherImages", this.other)),
       el("div", { class: "bar2" },
         this.isLive ? el("button", { class: "run", onclick: () => this.submit(), title: "Enter" }, "Run") : null,
         el("label", {}, "answer ", this.target), el("label", {}, "compared with ", this.versus), this.strip));
@@ -120,6 +122,7 @@ class App {
   async goTo(state) {
     this.state = state;
     [this.prompt.value, this.other.value] = [state.prompt, state.other];
+    this.images.draw();
     this.guide?.arrange();
     this.paint();
     if (state.prompt) await this.refresh();
@@ -198,7 +201,7 @@ class App {
     const asked = panel.question(state), { slot } = panel;
     const next = this.answer("next");
     const answers = slot === "next" || slot === "tokens" || !next ? {} : { target: next.target.id, versus: next.versus.id };
-    return asked && { prompt: state.prompt, other: state.other, edits: state.edits, pos: state.pos ?? -1, ...answers, ...asked };
+    return asked && { prompt: state.prompt, other: state.other, edits: state.edits, pos: state.pos ?? -1, ...this.images.question(state), ...answers, ...asked };
   }
 
   async fetch(panel) {
@@ -220,6 +223,7 @@ class App {
       clearTimeout(slow);
       if (this.busy.get(slot) === ticket) { this.busy.delete(slot); this.showBusy(); }
     }
+    this.panels.filter((each) => each.uses?.includes(slot)).forEach((each) => this.paintPanel(each));
     if (slot === "tokens") return this.paintStrip();
     this.paintPanel(panel);
     panel.node.dataset.answered = round;
@@ -272,11 +276,11 @@ class App {
   }
 
   fillPanel(panel, cursor) {
-    const { slot } = panel, data = this.answers[slot], failed = this.errors[slot];
+    const { slot } = panel, data = panel.source ? panel.source() : this.answers[slot], failed = this.errors[slot];
     panel.grid = null;
     const controls = panel.controls?.(this.state) ?? [];
     const isFixed = !this.isLive && !this.kept.hasChoice(this.questionOf(panel, this.state));
-    if (isFixed) controls.forEach((node) => node?.querySelectorAll("input, select").forEach((input) => { input.disabled = true; }));
+    if (isFixed) controls.forEach((node) => node?.querySelectorAll("input:not([data-local]), select:not([data-local])").forEach((input) => { input.disabled = true; }));
     panel.node.replaceChildren(
       el("h2", {}, panel.title), el("p", { class: "hint" }, panel.hint(this.state)), ...(controls.length ? [el("div", { class: "controls" }, controls)] : []));
     if (failed) return panel.node.append(el("p", { class: "error", role: "alert" }, failed));
@@ -284,8 +288,9 @@ class App {
     try {
       for (const part of panel.draw(data, this.state)) {
         if (!part) continue;
-        panel.node.append(part instanceof Grid ? part.node : part);
-        if (part instanceof Grid) { panel.grid = part; part.start(cursor); }
+        panel.node.append(part instanceof Node ? part : part.node);
+        if (part instanceof Grid) panel.grid = part;
+        if (!(part instanceof Node)) part.start(cursor);
       }
     } catch (error) {
       panel.node.append(el("p", { class: "error", role: "alert" }, `this view cannot be drawn: ${error.message}`));
@@ -306,18 +311,20 @@ class App {
       class: "chip", "data-pos": isFirst ? at : null, disabled: !isFirst || !this.isLive, "aria-pressed": isFirst ? String(at === this.position()) : null,
       onmouseenter: () => this.link.hover({ pos: at }), onmouseleave: () => this.link.hover(null), onfocus: () => this.link.hover({ pos: at }), onblur: () => this.link.hover(null),
       onclick: () => this.change({ pos: at, target: null, versus: null }),
-    }, shown(list.texts[at])));
-    this.strip.replaceChildren(...pairs.map(([one, two]) => el("span", {
+    }, imageAt(list, at) === undefined ? shown(list.texts[at]) : tokenLabels(list)[at]));
+    const pair = ([one, two]) => el("span", {
       class: data.aligned.length && (one === null || two === null || data.tokens.ids[one] !== data.other.ids[two]) ? "pair differs" : "pair",
-    }, chip(data.tokens, one, true), data.aligned.length ? chip(data.other, two, false) : null)));
+    }, chip(data.tokens, one, true), data.aligned.length ? chip(data.other, two, false) : null);
+    this.strip.replaceChildren(...foldedPairs(this, pairs).map((group) => (group.length > 1 ? imageChip(this, group) : pair(group[0]))));
+    if (this.state.unfolded && data.tokens.images?.length) this.strip.append(unfoldButton(this, "fold images", "show each image as one token"));
   }
 
   light() {
     this.panels.forEach((panel) => panel.grid?.light());
     for (const act of this.watchers.values()) act();
     for (const node of this.strip.querySelectorAll("[data-pos]")) {
-      const at = Number(node.dataset.pos), hovered = this.link.hovered;
-      node.classList.toggle("lit", Boolean(hovered && (hovered.pos === at || hovered.src === at)));
+      const hovered = this.link.hovered, wanted = new Set([hovered?.pos ?? [], hovered?.src ?? []].flat());
+      node.classList.toggle("lit", [JSON.parse(node.dataset.pos)].flat().some((at) => wanted.has(at)));
     }
   }
 

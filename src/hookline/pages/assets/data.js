@@ -74,8 +74,10 @@ function largest(values) {
 
 const EMPTY = {
   prompt: "", other: "", pos: null, src: 0, target: null, versus: null, layer: 0, head: 0,
-  measure: "attribution", sweep: "stream", point: "", pointHead: 0, edits: [], theme: "", count: 20, step: 0, sae: "", feature: null,
+  measure: "attribution", sweep: "stream", point: "", pointHead: 0, edits: [], theme: "", count: 20, step: 0,
+  images: [], otherImages: [], image: 0, overlay: "attention", unfolded: false, pointRow: 0, sae: "", feature: null,
 };
+const TOO_LONG = ["images", "otherImages"]; // for an address
 
 // The state is in the address, after the #, which browsers keep to themselves.
 function stateFrom(hash, given) {
@@ -87,14 +89,14 @@ function stateFrom(hash, given) {
   for (const [key, value] of Object.entries(found ?? {})) {
     const like = EMPTY[key];
     const fits = like === null || (Array.isArray(like) ? Array.isArray(value) : typeof value === typeof like);
-    if (key in EMPTY && fits) state[key] = value;
+    if (key in EMPTY && fits && !TOO_LONG.includes(key)) state[key] = value;
   }
   return state;
 }
 
 function addressOf(state, given) {
   const kept = Object.entries(state).filter(([key, value]) =>
-    JSON.stringify(value) !== JSON.stringify(given[key]));
+    !TOO_LONG.includes(key) && JSON.stringify(value) !== JSON.stringify(given[key]));
   return `#${encodeURIComponent(JSON.stringify(Object.fromEntries(kept)))}`;
 }
 

@@ -2,8 +2,8 @@
 
 // Orange and blue differ for every common kind of color blindness; zero is the color of the paper.
 const COLORS = {
-  light: { paper: [247, 246, 242], ink: "#1e2430", faint: "#5a6274", warm: [179, 78, 0], cold: [20, 82, 163], one: [62, 52, 168], on: "#ffffff" },
-  dark: { paper: [38, 43, 54], ink: "#e8eaf0", faint: "#a2aabb", warm: [255, 150, 54], cold: [92, 168, 255], one: [166, 156, 255], on: "#10131a" },
+  light: { paper: [247, 246, 242], ink: "#1e2430", faint: "#5a6274", warm: [179, 78, 0], cold: [20, 82, 163], one: [62, 52, 168], heat: [214, 92, 0], on: "#ffffff" },
+  dark: { paper: [38, 43, 54], ink: "#e8eaf0", faint: "#a2aabb", warm: [255, 150, 54], cold: [92, 168, 255], one: [166, 156, 255], heat: [255, 140, 40], on: "#10131a" },
 };
 
 const isDark = () => document.documentElement.dataset.theme === "dark";
@@ -173,7 +173,9 @@ class Grid {
     brush.drawImage(this.base, 0, 0);
     brush.setTransform(this.sharp, 0, 0, this.sharp, 0, 0);
     brush.strokeStyle = palette().ink;
-    if (this.link.hovered) this.frame(brush, this.link.hovered, 1.5, 1);
+    const { hovered } = this.link;
+    if (hovered) this.frame(brush, hovered, 1.5, 1);
+    if (hovered && "pos" in hovered && !("src" in hovered) && this.spec.axes[1][0] === "src") this.frame(brush, { src: hovered.pos }, 1.5, 1);
     if (this.link.selected) this.frame(brush, this.link.selected, 2.5, 2);
     if (this.at) this.box(brush, ...this.at, 1, 1, 2);
   }
@@ -183,9 +185,9 @@ class Grid {
     const [[rowKey, rows], [columnKey, columns]] = this.spec.axes;
     const [hasRow, hasColumn] = [rowKey in place, columnKey in place];
     if (hasRow + hasColumn < least) return;
-    const row = hasRow ? rows.indexOf(place[rowKey]) : 0, column = hasColumn ? columns.indexOf(place[columnKey]) : 0;
-    if (row < 0 || column < 0) return;
-    this.box(brush, row, column, hasRow ? 1 : rows.length, hasColumn ? 1 : columns.length, line);
+    const down = hasRow ? stretches(rows, place[rowKey]) : [[0, rows.length]];
+    const across = hasColumn ? stretches(columns, place[columnKey]) : [[0, columns.length]];
+    for (const [row, high] of down) for (const [column, wide] of across) this.box(brush, row, column, high, wide, line);
   }
 
   box(brush, row, column, down, across, line) {
@@ -249,6 +251,18 @@ class Grid {
     const box = this.canvas.getBoundingClientRect();
     this.touch(this.cursor, box.left + x + this.wide / 2, box.top + y + this.high / 2);
   }
+}
+
+// Where a label is, or several, as [first, count]; a label may itself be a list, as of the tokens of an image.
+function stretches(labels, value) {
+  const wanted = new Set([value].flat()), found = [];
+  labels.forEach((label, at) => {
+    if (!(Array.isArray(label) ? label.some((each) => wanted.has(each)) : wanted.has(label))) return;
+    const last = found[found.length - 1];
+    if (last && last[0] + last[1] === at) last[1] += 1;
+    else found.push([at, 1]);
+  });
+  return found;
 }
 
 // Whether two places have all in common that both name: {layer: 3, head: 4} and {layer: 3, head: 4, pos: 2} do.

@@ -5,7 +5,7 @@ const isGiven = (value) => value !== undefined && value !== null;
 
 function said(edit) {
   const parts = ["head", "neuron", "feature"].filter((part) => isGiven(edit[part])).map((part) => `${part} ${edit[part]}`);
-  const where = [edit.sae || edit.point, ...parts, isGiven(edit.pos) ? `position ${edit.pos}` : "all positions"];
+  const where = [edit.sae || edit.point, ...parts, isGiven(edit.pos) ? positionsSaid(edit.pos) : "all positions"];
   const what = edit.kind === "steer" ? `steer from “${edit.negative}” to “${edit.positive}”`
     : edit.kind === "zero" && isGiven(edit.feature) ? "switch off" : NAMES[edit.kind];
   return `${what}: ${where.join(", ")}`;
@@ -90,9 +90,10 @@ class EditList {
   }
 
   // Whether an edit is made at the position of what is selected, or at all.
-  whereBox({ pos }) {
-    const box = () => el("input", { type: "checkbox", checked: this.here, onchange: (event) => { this.here = event.target.checked; } });
-    return pos === undefined ? null : el("label", {}, box(), ` only at position ${pos}, “${words(this.app)[pos] ?? ""}”`);
+  whereBox({ point, pos }) {
+    if (pos === undefined) return null;
+    const box = el("input", { type: "checkbox", checked: this.here, onchange: (event) => { this.here = event.target.checked; } });
+    return el("label", {}, box, ` only at ${positionsSaid(pos)}`, Array.isArray(pos) || isTower(point) ? "" : `, “${words(this.app)[pos] ?? ""}”`);
   }
 
   // The same layer as a whole: its attention, its MLP, the stream around them.

@@ -28,7 +28,7 @@ function integer(label, value, most, change) {
 // A number in a cell: next to larger ones, almost nothing is 0.
 const brief = (value, most) => (Math.abs(value) < 0.005 * most ? "0" : number(value, 2));
 
-const words = (app) => (app.tokens?.tokens.texts ?? []).map((text) => shown(text, true));
+const words = (app) => tokenLabels(app.tokens?.tokens);
 const versusText = (app) => `“${shown(app.answer("next")?.target.text ?? "")}” over “${shown(app.answer("next")?.versus.text ?? "")}”`;
 
 function nextPanel(app) {
@@ -66,7 +66,8 @@ function lensPanel(app) {
       const prob = (row, column, nth) => probs.values[(layerOf(row) * columns + column) * top + nth];
       const word = (row, column, nth) => data.words[data.cells[layerOf(row)][column][nth]];
       const names = data.layers.map((layer) => (layer === "embed" ? "embed" : `layer ${layer}`)).reverse();
-      return [new Grid("Logit lens: layers by positions", {
+      const texts = (row, positions) => counted(positions.map((at) => word(row, at, 0)));
+      return [new Grid("Logit lens: layers by positions", folded(app, {
         rows: names, columns: words(app), scale: "one", most: 1,
         value: (row, column) => prob(row, column, 0),
         text: (row, column) => shown(word(row, column, 0), true),
@@ -78,7 +79,11 @@ function lensPanel(app) {
         pick: (row, column) => app.select(layerOf(row)
           ? { point: `blocks.${layerOf(row) - 1}.hook_resid_post`, layer: layerOf(row) - 1, pos: column }
           : { point: "hook_embed", pos: column }),
-      }, app.link)];
+      }, { columns: "mean" }, {
+        text: (row, positions) => shown(texts(row, positions)[0][0], true),
+        lines: (row, positions) => [el("b", {}, `${names[row]}, at ${positions.length} image tokens`), ...texts(row, positions).slice(0, 8).map(([text, times]) =>
+          el("div", { class: "pair" }, el("span", {}, shown(text)), `× ${times}`))],
+      }), app.link)];
     },
   };
 }
@@ -118,12 +123,12 @@ function attentionPanel(app) {
     question: (state) => ({ view: "attention", layer: state.layer, head: state.head }),
     draw(data, state) {
       const values = tensor(data.values), texts = words(app);
-      return [new Grid(`Attention of head ${state.layer}.${state.head}: queries by keys`, {
+      return [new Grid(`Attention of head ${state.layer}.${state.head}: queries by keys`, folded(app, {
         rows: texts, columns: texts, scale: "one", most: 1, value: values.at,
         lines: (row, column) => [`“${texts[row]}” looks at “${texts[column]}”: ${percent(values.at(row, column))}`],
         axes: [["pos", upTo(texts.length)], ["src", upTo(texts.length)]],
-        pick: (row, column) => app.change({ pos: row, src: column }),
-      }, app.link)];
+        pick: (row, column) => app.change({ pos: [row].flat()[0], src: [column].flat()[0] }),
+      }, { rows: "mean", columns: "sum" }), app.link)];
     },
   };
 }
@@ -163,14 +168,14 @@ function patchingPanel(app) {
       const values = tensor(data.values), isHeads = data.over[1] === "head";
       const columns = isHeads ? upTo(values.shape[1]) : words(app);
       const layers = data.layers.map(Number);
-      return [new Grid("Patching: layers by positions or heads", {
+      return [new Grid("Patching: layers by positions or heads", folded(app, {
         rows: layers.map((layer) => `layer ${layer}`), columns, scale: "zero", most: Math.max(1, largest(values.values)),
         value: values.at, text: (row, column) => brief(values.at(row, column), 1),
         lines: (row, column) => [el("b", {}, `layer ${layers[row]}, ${isHeads ? "head" : ""} ${columns[column]}`), `brings back ${percent(values.at(row, column))}`],
         axes: [["layer", layers], [isHeads ? "head" : "pos", upTo(values.shape[1])]],
         pick: (row, column) => app.select(isHeads ? { point: headPoint(layers[row]), layer: layers[row], head: column }
           : { point: `blocks.${layers[row]}.${STREAMS[data.measure]}`, layer: layers[row], pos: column }),
-      }, app.link), legend(Math.max(1, largest(values.values))),
+      }, isHeads ? {} : { columns: "largest" }, { text: (row, column, value) => brief(value, 1) }), app.link), legend(Math.max(1, largest(values.values))),
       el("p", { class: "sum" }, `logit difference: ${number(data.clean)} in the first prompt, ${number(data.corrupted)} in the second`)];
     },
   };
@@ -179,29 +184,31 @@ function patchingPanel(app) {
 function pointPanel(app) {
   return {
     slot: "point", title: "Any point", wide: true,
-    hint: () => "the activation itself: rows are positions",
+    hint: (state) => `the activation itself: rows are ${isTower(state.point) ? "patches of the vision tower" : "positions"}`,
     controls: (state) => {
       const names = el("datalist", { id: "points" }, Object.keys(app.model.points).map((name) => el("option", { value: name })));
-      const input = el("input", { list: "points", value: state.point, spellcheck: "false", class: "name", onchange: (event) => app.change({ point: event.target.value.trim() }, ["point"]) });
+      const input = el("input", { list: "points", value: state.point, spellcheck: "false", class: "name", onchange: (event) => app.change({ point: event.target.value.trim(), pointRow: 0 }, ["point"]) });
       const hasHeads = /\b[hg]\b/.test(app.model.points[state.point] ?? "");
       return [el("label", {}, "point ", input), names,
-        hasHeads ? integer("head", state.pointHead, app.model.heads - 1, (pointHead) => app.change({ pointHead }, ["point"])) : null];
+        hasHeads ? integer("head", state.pointHead, app.model.heads - 1, (pointHead) => app.change({ pointHead }, ["point"])) : null,
+        app.answer("point")?.rows > 1 ? integer("image or tile", state.pointRow, app.answer("point").rows - 1, (pointRow) => app.change({ pointRow }, ["point", "image"])) : null];
     },
-    question: (state) => ({ view: "point", point: state.point, head: state.pointHead }),
+    question: (state) => ({ view: "point", point: state.point, head: state.pointHead, row: state.pointRow }),
     draw(data, state) {
       const values = tensor(data.values), texts = words(app);
-      const isText = values.shape[0] === texts.length;
+      const isTokens = data.stream !== "image" && values.shape[0] === texts.length, isKeys = data.axes[1] === "k";
+      const place = data.stream === "image" ? "patch" : "pos";
       const layer = Number(/^blocks\.(\d+)\./.exec(data.point)?.[1] ?? -1);
-      return [new Grid(`The activation at ${data.point}`, {
-        rows: isText ? texts : upTo(values.shape[0]), columns: upTo(values.shape[1]),
+      return [new Grid(`The activation at ${data.point}`, folded(app, {
+        rows: isTokens ? texts : upTo(values.shape[0]), columns: upTo(values.shape[1]),
         scale: "zero", most: largest(values.values), value: values.at,
-        lines: (row, column) => [el("b", {}, `“${isText ? texts[row] : row}”, ${column}`), number(values.at(row, column), 5)],
-        axes: [["pos", upTo(values.shape[0])], [data.axes[1] === "k" ? "src" : "unit", upTo(values.shape[1])]],
+        lines: (row, column) => [el("b", {}, `${isTokens ? `“${texts[row]}”` : `${place} ${row}`}, ${column}`), number(values.at(row, column), 5)],
+        axes: [[place, upTo(values.shape[0])], [isKeys && isTokens ? "src" : "unit", upTo(values.shape[1])]],
         pick: (row, column) => app.select({
-          point: data.point, pos: row, ...(data.axes[1] === "k" ? {} : /\b[hg]\b/.test(app.model.points[data.point]) ? { head: state.pointHead } : { neuron: column }),
+          point: data.point, pos: row, ...(isKeys ? {} : /\b[hg]\b/.test(app.model.points[data.point]) ? { head: state.pointHead } : { neuron: column }),
           ...(layer < 0 ? {} : { layer }),
         }),
-      }, app.link), legend(largest(values.values))];
+      }, isTokens ? { rows: "mean", ...(isKeys ? { columns: "sum" } : {}) } : {}), app.link), legend(largest(values.values))];
     },
   };
 }

@@ -18,7 +18,8 @@ class Answers {
   put(question, answer) {
     const key = keyOf(question);
     this.found.delete(key);
-    this.found.set(key, { question, answer });
+    const { images, other_images: others, ...short } = question; // the state has them, once
+    this.found.set(key, { question: short, answer });
     let size = 0;
     for (const [each, { question: { prompt, other }, answer: data }] of [...this.found].reverse()) {
       size += Object.values(data).reduce((sum, value) => sum + (value?.f32?.length ?? 0), 0);
@@ -41,7 +42,7 @@ class Answers {
 // The same for every way of asking the same: edits that are off, and fields that say nothing, do not count.
 function keyOf(question) {
   const edits = (question.edits ?? []).filter((edit) => edit.on).map(({ on, ...edit }) => plain(edit));
-  return JSON.stringify([plain({ ...question, edits: null }), edits]);
+  return JSON.stringify([plain({ ...question, edits: null, images: null, other_images: null, row: question.row || null }), edits]);
 }
 
 const plain = (object) => Object.entries(object).filter(([, value]) => value !== null && value !== undefined && value !== "").sort(([a], [b]) => (a < b ? -1 : 1));
