@@ -12,9 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hookline.experiments import logit_attribution
-from hookline.experiments.core.answers import cached_run, checked_text
 from hookline.explore.question import Question
+from hookline.explore.shared_runs import run_at_position
 from hookline.model import HookedModel
 from hookline.residual import ModelCache
 from hookline.residual.stream import is_rounding
@@ -24,6 +23,7 @@ EDITS = "edits"
 _STREAM = re.compile(r"blocks\.\d+\.hook_resid_(pre|mid|post)|hook_(pos_)?embed")
 _BESIDE = re.compile(r"blocks\.\d+\.(hook_mlp_out|attn\.hook_z|attn\.hook_pattern|mlp\.hook_(pre|post))")
 """Points whose edits leave each attention output the sum of its heads."""
+_HEAD = re.compile(r"L(\d+)H\d+")
 
 
 class LogitParts(NamedTuple):
@@ -36,19 +36,9 @@ class LogitParts(NamedTuple):
 
 
 def components(model: HookedModel, asked: Question, target: int, versus: int) -> LogitParts:
-    """The components of a run, inside the context of its edits."""
-    if not edits_stream(asked):
-        found = logit_attribution.direct_logit_attribution(model, asked.prompt, target, versus, pos=asked.pos)
-        labels = [str(label) for label in found.coords["component"]]
-        return LogitParts(labels, found.values, float(found.info["bias"]), float(found.info["logit"]))
-    cache = _run(model, asked)
-    embeddings, first = cache.decompose_resid(0, return_labels=True)
-    layers, others = cache.decompose_resid(incl_embeds=False, return_labels=True)
-    labels, stack = [*first, *others], torch.cat([embeddings, layers])
-    stream = cache["resid_post", cache.n_layers - 1]
-    rest = stream - stack.sum(0)
-    if not is_rounding(rest, stream):
-        labels, stack = [*labels, EDITS], torch.cat([stack, rest[None]])
+    """The components of the run with the edits."""
+    cache = run_at_position(model, asked)
+    labels, stack = _with_edits(cache) if edits_stream(asked) else cache.decompose_resid(return_labels=True)[::-1]
     assert cache.logits is not None
     logits = cache.logits.reshape(-1).float()
     return LogitParts(
@@ -59,19 +49,27 @@ def components(model: HookedModel, asked: Question, target: int, versus: int) ->
     )
 
 
+def _with_edits(cache: ModelCache) -> tuple[list[str], Tensor]:
+    embeddings, first = cache.decompose_resid(0, return_labels=True)
+    layers, others = cache.decompose_resid(incl_embeds=False, return_labels=True)
+    labels, stack = [*first, *others], torch.cat([embeddings, layers])
+    stream = cache["resid_post", cache.n_layers - 1]
+    rest = stream - stack.sum(0)
+    return (labels, stack) if is_rounding(rest, stream) else ([*labels, EDITS], torch.cat([stack, rest[None]]))
+
+
 def heads(model: HookedModel, asked: Question, target: int, versus: int) -> dict[int, Tensor]:
-    """What each head adds, by layer, inside the context of the edits."""
-    if not edits_stream(asked) or not all(_leaves_heads(edit.point) for edit in asked.active):
-        found = logit_attribution.direct_logit_attribution(
-            model, asked.prompt, target, versus, of="heads", pos=asked.pos
-        )
-        return {int(layer): row for layer, row in zip(found.coords["layer"], found.values, strict=True)}
-    cache = _run(model, asked)
-    stack, labels = cache.stack_head_results(return_labels=True)
+    """What each head adds, by layer, in the run with the edits."""
+    cache = run_at_position(model, asked)
+    if edits_stream(asked) and all(_leaves_heads(edit.point) for edit in asked.active):
+        stack, labels = cache.stack_head_results(return_labels=True)
+    else:  # raises if they do not sum to the stream
+        stack, labels = cache.get_full_resid_decomposition(expand_neurons=False, return_labels=True)
     values = cache.logit_attrs(stack, target, versus).reshape(len(labels)).float()
     layers: dict[int, list[Tensor]] = {}
     for label, value in zip(labels, values, strict=True):
-        layers.setdefault(int(label[1:].partition("H")[0]), []).append(value)
+        if head := _HEAD.fullmatch(label):
+            layers.setdefault(int(head[1]), []).append(value)
     return {layer: torch.stack(each) for layer, each in layers.items()}
 
 
@@ -82,7 +80,3 @@ def edits_stream(asked: Question) -> bool:
 
 def _leaves_heads(point: str) -> bool:
     return bool(_STREAM.fullmatch(point) or _BESIDE.fullmatch(point))
-
-
-def _run(model: HookedModel, asked: Question) -> ModelCache:
-    return cached_run(model, checked_text(model, asked.prompt, asked.pos), asked.pos)

@@ -52,7 +52,8 @@ class Question:
     """A view, and what it is a view of.
 
     `pos` is the position whose next token is looked at, `src` a position that heads may attend to. `target` and
-    `versus` are tokens, by id or as text; None is the model's first choice, and its second.
+    `versus` are tokens, by id or as text; None is the model's first choice, and its second. `start` is the first of the
+    positions that the lens reads, if the prompt is too long to read all; None is a place that has `pos` among them.
     """
 
     view: str = field(metadata=_TEXT)
@@ -68,6 +69,7 @@ class Question:
     measure: str = field(default="attribution", metadata=_TEXT)
     point: str = field(default="", metadata=_TEXT)
     count: int = field(default=20, metadata={"types": (int,)})
+    start: int | None = field(default=None, metadata=_OPTIONAL_INT)
 
     @classmethod
     def of(cls, given: Any) -> Self:

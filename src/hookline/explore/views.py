@@ -21,6 +21,7 @@ from hookline.experiments.result import Result
 from hookline.explore import parts
 from hookline.explore.live_edits import edited, edited_any_text
 from hookline.explore.question import Question
+from hookline.explore.shared_runs import run_at_position, run_of_lens, run_with_points
 from hookline.model import HookedModel
 from hookline.pages.tensors import packed_tensor
 
@@ -28,6 +29,8 @@ Data: TypeAlias = dict[str, Any]
 
 MOST_NEW = 200
 """Tokens to generate."""
+MOST_LENS = 2**26
+"""Logits that the lens reads at a time: layers by positions by tokens of the vocabulary."""
 MEASURES = ("attribution", "ablation", "attention", "previous_token", "duplicate_token", "induction")
 SWEEPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "stream": ("resid_pre", ("layer", "pos")),
@@ -89,10 +92,11 @@ def aligned(first: list[int], second: list[int]) -> list[list[int | None]]:
 
 def next_view(model: HookedModel, asked: Question) -> Data:
     """The likeliest next tokens after a position, without the edits and with them, and the tokens to compare."""
-    before = after = _logits(model, asked)
+    after = run_at_position(model, asked).logits
+    assert after is not None
+    before = after = after.reshape(-1).float()
     if asked.active:
-        with edited(model, asked):
-            after = _logits(model, asked)
+        before = _logits(model, asked)
     target, versus = answers(model, asked, before)
     shown = list(dict.fromkeys([*after.topk(10).indices.tolist(), *before.topk(5).indices.tolist(), target, versus]))
     return {
@@ -141,14 +145,21 @@ def _token_id(model: HookedModel, token: int | str | None) -> int | None:
 
 
 def lens_view(model: HookedModel, asked: Question) -> Data:
-    """What each layer would say at each position: the likeliest tokens, with their probabilities."""
+    """What each layer would say at each position: the likeliest tokens, with their probabilities.
+
+    Of a long prompt, these are the positions from `asked.start` on, as many as are read at a time.
+    """
     length = model.to_tokens(asked.prompt).shape[1]
-    top = min(10 if length <= 200 else 3, model.cfg.d_vocab)
-    with edited(model, asked):
-        found = logit_lens.lens_tokens(model, asked.prompt, top=top, pos=None)
+    count = min(length, max(8, MOST_LENS // ((model.cfg.n_layers + 1) * model.cfg.d_vocab)))
+    start = min(max(0, asked.pos % length - count + 1 if asked.start is None else asked.start), length - count)
+    top, where = min(10, model.cfg.d_vocab), slice(start, start + count)
+    logits = run_of_lens(model, asked, where).logit_lens().float()
+    tokens, probs = logit_lens.top_tokens(model, [logits], top)
     words: dict[str, int] = {}
-    cells = [[[words.setdefault(token, len(words)) for token in here] for here in row] for row in found.tokens]
-    return {"layers": found.layers, "cells": cells, "words": list(words), "probs": packed_tensor(found.probs)}
+    cells = [[[words.setdefault(token, len(words)) for token in here] for here in row] for row in tokens]
+    layers = ["embed", *range(model.cfg.n_layers)]
+    read = {"layers": layers, "cells": cells, "words": list(words), "probs": packed_tensor(probs)}
+    return {**read, "start": start, "length": length}
 
 
 def heads_view(model: HookedModel, asked: Question) -> Data:
@@ -162,9 +173,9 @@ def heads_view(model: HookedModel, asked: Question) -> Data:
             scores = head_detectors.head_scores(model, kinds=asked.measure).isel(kind=0)
         return {"measure": asked.measure, **_grid(model, scores)}
     target, versus = answers(model, asked)
+    if asked.measure == "attribution":
+        return {"measure": asked.measure, **_rows(model, parts.heads(model, asked, target, versus))}
     with edited(model, asked):
-        if asked.measure == "attribution":
-            return {"measure": asked.measure, **_rows(model, parts.heads(model, asked, target, versus))}
         metric = metrics.logit_diff(target, versus, pos=asked.pos)
         lost = ablation.ablate(model, asked.prompt, metric, progress=False)
     return {"measure": asked.measure, **_grid(model, lost - lost.info["clean"]), "clean": lost.info["clean"]}
@@ -202,8 +213,8 @@ def _patterns(model: HookedModel, asked: Question) -> dict[int, Tensor]:
     names = {layer: name for layer in range(model.cfg.n_layers) if (name := _pattern(layer)) in model.hook_dict}
     if not names:
         return {}
-    with edited(model, asked), torch.no_grad():
-        cache = model.cache(asked.prompt, names_filter=[*names.values()], stop_early=False)
+    with torch.no_grad():
+        cache = run_with_points(model, asked, [*names.values()])
     return {layer: cache[name][0] for layer, name in names.items()}
 
 
@@ -229,8 +240,7 @@ def attention_views(model: HookedModel, asked: Question) -> dict[tuple[int, int]
 def attribution_view(model: HookedModel, asked: Question) -> Data:
     """What each component adds to the target's logit, minus what it adds to the other token's."""
     target, versus = answers(model, asked)
-    with edited(model, asked):
-        found = parts.components(model, asked, target, versus)
+    found = parts.components(model, asked, target, versus)
     return {
         "components": found.labels,
         "values": packed_tensor(found.values),
@@ -246,8 +256,7 @@ def point_view(model: HookedModel, asked: Question) -> Data:
 
 def _point(model: HookedModel, asked: Question, name: str, head: int) -> Data:
     point = model.point(name)
-    with edited(model, asked):
-        x = model.cache(asked.prompt, names_filter=name, stop_early=False)[name]  # later edits fire, too
+    x = run_with_points(model, asked, [name])[name]
     return _matrix(name, point.axes, x[0], head)
 
 

@@ -9,7 +9,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-SCRIPTS = ("data.js", "draw.js", "panels.js", "edits.js", "tour.js", "app.js")
+SCRIPTS = ("data.js", "draw.js", "grid.js", "panels.js", "edits.js", "tour.js", "app.js")
 """Joined in this order, they are one ES module."""
 
 

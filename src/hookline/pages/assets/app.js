@@ -114,7 +114,7 @@ class App {
 
   submit() {
     const changed = this.prompt.value !== this.state.prompt;
-    this.change({ prompt: this.prompt.value, other: this.other.value, ...(changed ? { pos: null, src: 0, target: null, versus: null } : {}) });
+    this.change({ prompt: this.prompt.value, other: this.other.value, ...(changed ? { pos: null, src: 0, target: null, versus: null, from: null } : {}) });
   }
 
   async goTo(state) {
@@ -265,13 +265,13 @@ class App {
   }
 
   paintPanel(panel) {
-    const cursor = panel.grid?.cursor;
+    const before = panel.grid;
     this.painting = panel.slot;
     this.watchers.delete(panel.slot);
-    redraw(panel.node, () => this.fillPanel(panel, cursor));
+    redraw(panel.node, () => this.fillPanel(panel, before));
   }
 
-  fillPanel(panel, cursor) {
+  fillPanel(panel, before) {
     const { slot } = panel, data = this.answers[slot], failed = this.errors[slot];
     panel.grid = null;
     const controls = panel.controls?.(this.state) ?? [];
@@ -285,7 +285,7 @@ class App {
       for (const part of panel.draw(data, this.state)) {
         if (!part) continue;
         panel.node.append(part instanceof Grid ? part.node : part);
-        if (part instanceof Grid) { panel.grid = part; part.start(cursor); }
+        if (part instanceof Grid) { panel.grid = part; part.start(before); }
       }
     } catch (error) {
       panel.node.append(el("p", { class: "error", role: "alert" }, `this view cannot be drawn: ${error.message}`));
@@ -305,7 +305,7 @@ class App {
     const chip = (list, at, isFirst) => (at === null ? el("span", { class: "chip none" }, " ") : el("button", {
       class: "chip", "data-pos": isFirst ? at : null, disabled: !isFirst || !this.isLive, "aria-pressed": isFirst ? String(at === this.position()) : null,
       onmouseenter: () => this.link.hover({ pos: at }), onmouseleave: () => this.link.hover(null), onfocus: () => this.link.hover({ pos: at }), onblur: () => this.link.hover(null),
-      onclick: () => this.change({ pos: at, target: null, versus: null }),
+      onclick: () => this.change({ pos: at, target: null, versus: null, from: null }),
     }, shown(list.texts[at])));
     this.strip.replaceChildren(...pairs.map(([one, two]) => el("span", {
       class: data.aligned.length && (one === null || two === null || data.tokens.ids[one] !== data.other.ids[two]) ? "pair differs" : "pair",
