@@ -78,8 +78,7 @@ def run_at_position(model: HookedModel, asked: Question) -> ModelCache:
     text = checked_text(model, asked.prompt, asked.pos)
     if _fits(model, asked):
         return _run(model, asked).at(asked.pos)
-    with edited(model, asked):
-        return _shared("position", asked, lambda: cached_run(model, text, asked.pos))
+    return _shared(model, asked, "position", lambda: cached_run(model, text, asked.pos))
 
 
 def run_with_points(model: HookedModel, asked: Question, names: list[str]) -> ActivationCache:
@@ -99,8 +98,8 @@ def run_of_lens(model: HookedModel, asked: Question, where: slice) -> ModelCache
 
 
 def _run(model: HookedModel, asked: Question) -> ModelCache:
-    with edited(model, asked):
-        return _shared("all", asked, lambda: cached_run(model, checked_text(model, asked.prompt, None), None))
+    text = checked_text(model, asked.prompt, None)
+    return _shared(model, asked, "all", lambda: cached_run(model, text, None))
 
 
 def _fits(model: HookedModel, asked: Question) -> bool:
@@ -110,14 +109,18 @@ def _fits(model: HookedModel, asked: Question) -> bool:
     return given is not None and 4 * cfg.n_layers * per_layer <= given[0].most / 2
 
 
-def _shared(what: str, asked: Question, run: Callable[[], ModelCache]) -> ModelCache:
+def _shared(model: HookedModel, asked: Question, what: str, run: Callable[[], ModelCache]) -> ModelCache:
+    def edited_run() -> ModelCache:
+        with edited(model, asked):
+            return run()
+
     given = _current.get()
     if given is None:
-        return run()
+        return edited_run()
     runs, tab, state = given
     pos = asked.pos if what == "position" else 0
     same = replace(asked, view=what, pos=pos, src=0, target=None, versus=None, layer=0, head=0, measure="", point="")
-    return runs.get((tab, state, replace(same, count=1, start=None)), run)
+    return runs.get((tab, state, replace(same, count=1, start=None)), edited_run)
 
 
 def _size(cache: ModelCache) -> int:

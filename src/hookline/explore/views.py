@@ -98,7 +98,8 @@ def next_view(model: HookedModel, asked: Question) -> Data:
     if asked.active:
         before = _logits(model, asked)
     target, versus = answers(model, asked, before)
-    shown = list(dict.fromkeys([*after.topk(10).indices.tolist(), *before.topk(5).indices.tolist(), target, versus]))
+    first, old = (x.topk(min(most, len(x))).indices.tolist() for x, most in ((after, 10), (before, 5)))
+    shown = list(dict.fromkeys([*first, *old, target, versus]))
     return {
         "ids": shown,
         "texts": [model.to_string([token]) for token in shown],
