@@ -8,7 +8,7 @@ import pytest
 import torch
 from browsers import OTHER, PROMPT, ask, bars, chromium, clean_page, go_to, opened, says, settled
 from stores import tinyworld
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 import hookline
@@ -188,15 +188,14 @@ def test_markup_stays_text(page) -> None:
         "&lt;b&gt;",
         '"><svg onload=alert(3)>',
     ]
-    vocabulary = {text: at for at, text in enumerate([*bad, "a", "b", "c"])}
+    vocabulary = {text: at for at, text in enumerate(["a", "b", "c", *bad])}
     words = Tokenizer(models.WordLevel(vocabulary, unk_token="a"))
-    words.pre_tokenizer = pre_tokenizers.Split(Regex(r"\|"), "removed")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="a")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="a", additional_special_tokens=bad)
     torch.manual_seed(0)
     ends = {"bos_token_id": None, "eos_token_id": None}
     network = GPT2LMHeadModel(GPT2Config(vocab_size=8, n_positions=32, n_embd=16, n_layer=2, n_head=2, **ends)).eval()
     with explore(
-        hookline.hook(network, tokenizer), "|".join(bad), name="</script><script>alert(4)</script>", browser=False
+        hookline.hook(network, tokenizer), "".join(bad), name="</script><script>alert(4)</script>", browser=False
     ) as found:
         opened(page, found)
         scripts = page.locator("script").count()

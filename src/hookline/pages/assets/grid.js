@@ -94,7 +94,7 @@ class Grid {
         const { back, ink } = cellColors(value(row, column) / most, scale), [x, y] = this.corner(row, column);
         brush.fillStyle = back;
         brush.fillRect(x, y, this.wide - gap, this.high - gap);
-        if (!text) continue;
+        if (!text || x < this.left - 3 || y < this.up - 3) continue; // half a cell has no text
         brush.fillStyle = ink;
         brush.fillText(clipped(brush, text(row, column), this.wide - 3), x + this.wide / 2, y + this.high / 2);
       }
