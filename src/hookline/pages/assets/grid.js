@@ -38,11 +38,11 @@ class Grid {
     brush.font = FONT(12);
     const widest = (labels, most) => Math.min(most, Math.max(...labels.slice(0, 400).map((each) => brush.measureText(String(each)).width)));
     const hasWords = columns.some((column) => typeof column === "string");
-    this.left = 12 + widest(rows, 84);
+    this.left = 10 + widest(rows, 84);
     brush.font = FONT(11);
     const cells = text ? upTo(Math.min(600, rows.length * columns.length)).map((at) => text(Math.floor(at / columns.length), at % columns.length)) : [];
-    const least = text ? Math.max(30, 7 + widest(cells, 52)) : hasWords ? LEAST : 10;
-    this.wide = Math.max(least, Math.min(78, (room - this.left - 8) / columns.length));
+    const least = text ? Math.max(30, 5 + widest(cells, 54)) : hasWords ? LEAST : 10;
+    this.wide = Math.max(least, Math.min(96, (room - this.left - 8) / columns.length));
     const most = text ? (rows.length > 16 ? 19 : 24) : 24;
     this.high = Math.max(text ? 19 : LEAST, Math.min(most, 420 / rows.length));
     this.slanted = hasWords && this.wide < 58;
@@ -96,7 +96,7 @@ class Grid {
         brush.fillRect(x, y, this.wide - gap, this.high - gap);
         if (!text || x < this.left - 3 || y < this.up - 3) continue; // half a cell has no text
         brush.fillStyle = ink;
-        brush.fillText(clipped(brush, text(row, column), this.wide - 3), x + this.wide / 2, y + this.high / 2);
+        brush.fillText(clipped(brush, text(row, column), this.wide - 2), x + this.wide / 2, y + this.high / 2);
       }
     }
   }
