@@ -133,7 +133,7 @@ def report(name: str, row: dict[str, Any]) -> None:
         print(f"  {label:34} {1e3 * row[key]:7.0f} ms  {row[key] / base:6.1f} × forward")
     for what, times in row["frames"].items():
         middle, late = times[len(times) // 2], times[int(len(times) * 0.95)]
-        print(f"  scrolling the {what:10} frames: median {middle:5.1f} ms, 95 % within {late:5.1f} ms")
+        print(f"  scrolling the {what:10} frames: median {middle:5.1f} ms, 95 % within {late:5.1f} ms", flush=True)
 
 
 def main() -> None:
@@ -141,19 +141,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=["tinyworld", "smollm2"])
     parser.add_argument("--smoke", action="store_true", help="tinyworld only, one round: whether it runs")
-    parser.add_argument("--long", type=int, default=1000, help="tokens of the long prompt")
+    parser.add_argument("--long", type=int, default=1000, help="tokens of the long prompt; 0 for none")
+    parser.add_argument("--alone", action="store_true", help="without a second prompt, and so without patching")
+    parser.add_argument("--threads", type=int, default=2, help="of PyTorch; 1 on a machine that is busy")
+    parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
     path = shutil.which("chromium") or shutil.which("chromium-browser")
     if path is None:
         raise SystemExit("there is no Chromium: apt install chromium")
-    torch.set_num_threads(2)
+    torch.set_num_threads(given.threads)
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
         for name in ["tinyworld"] if given.smoke else given.models:
             model = load(name)
-            report(name, measured(browser, model, PROMPT, OTHER, 1 if given.smoke else 7))
-            if not given.smoke:
-                report(name, measured(browser, model, long_prompt(model, given.long), "", 2))
+            other = "" if given.alone else OTHER
+            report(name, measured(browser, model, PROMPT, other, 1 if given.smoke else given.rounds))
+            if given.long and not given.smoke:
+                report(name, measured(browser, model, long_prompt(model, given.long), "", 1 + given.rounds // 4))
         browser.close()
 
 
