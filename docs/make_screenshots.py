@@ -1,6 +1,6 @@
 """Write the screenshots of the explorer in docs/explorer.md: `python docs/make_screenshots.py`.
 
-Needs Chromium, and playwright from PyPI. The pictures are under 150 kB each.
+Needs Chromium, and playwright from PyPI. The files are under 150 kB each.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ def write(page: Any, name: str, top: str, bottom: str) -> None:
     start = max(0, boxes[0]["y"] - 12 if top != "header" else 0)
     clip = {"x": 0, "y": start, "width": 1280, "height": boxes[1]["y"] + boxes[1]["height"] + 12 - start}
     shot = Image.open(io.BytesIO(page.screenshot(clip=clip, full_page=True)))
-    picture = shot.convert("RGB")
+    image = shot.convert("RGB")
     has_scale = name != "explorer.png"  # 256 colors are too few for a scale
-    (picture if has_scale else picture.quantize(256, dither=Image.Dither.NONE)).save(HERE / name, optimize=True)
+    (image if has_scale else image.quantize(256, dither=Image.Dither.NONE)).save(HERE / name, optimize=True)
     size = (HERE / name).stat().st_size
     assert size < MOST_BYTES, f"{name} has {size:,} bytes"
     print(f"{name}: {size:,} bytes")
 
 
 def main() -> None:
-    """Write the three pictures."""
+    """Write the three screenshots."""
     path = shutil.which("chromium") or shutil.which("chromium-browser")
     prompt, other = first_prompts("tinyworld")
     model = hookline.load("tinyworld")
