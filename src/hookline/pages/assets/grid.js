@@ -39,15 +39,15 @@ class Grid {
     const widest = (labels, most) => Math.min(most, Math.max(...labels.slice(0, 400).map((each) => brush.measureText(String(each)).width)));
     const hasWords = columns.some((column) => typeof column === "string");
     this.left = 10 + widest(rows, 84);
-    brush.font = FONT(11);
+    brush.font = FONT(10.5);
     const cells = text ? upTo(Math.min(600, rows.length * columns.length)).map((at) => text(Math.floor(at / columns.length), at % columns.length)) : [];
-    const least = text ? Math.max(30, 5 + widest(cells, 54)) : hasWords ? LEAST : 10;
-    this.wide = Math.max(least, Math.min(96, (room - this.left - 8) / columns.length));
+    const least = text ? Math.max(28, 3 + widest(cells, 54)) : hasWords ? LEAST : 10;
+    this.wide = Math.max(least, Math.min(96, (room - this.left - 4) / columns.length));
     const most = text ? (rows.length > 16 ? 19 : 24) : 24;
     this.high = Math.max(text ? 19 : LEAST, Math.min(most, 420 / rows.length));
     this.slanted = hasWords && this.wide < 58;
     this.up = this.slanted ? 58 : 20;
-    this.width = this.left + this.wide * columns.length + (this.slanted ? 30 : 6);
+    this.width = this.left + this.wide * columns.length + (this.slanted ? 30 : 2);
     this.height = this.up + this.high * rows.length + 2;
     this.room.style.width = `${this.width}px`;
     this.room.style.height = `${this.height}px`;
@@ -87,7 +87,7 @@ class Grid {
   paintCells(brush) {
     const { value, text, scale, most } = this.spec;
     const gap = this.wide > 5 ? 1 : 0, [[top, bottom], [first, last]] = this.visible();
-    brush.font = FONT(this.wide < 44 ? 11 : 12);
+    brush.font = FONT(this.wide < 44 ? 10.5 : 12);
     brush.textAlign = "center";
     for (let row = top; row < bottom; row += 1) {
       for (let column = first; column < last; column += 1) {
@@ -96,7 +96,7 @@ class Grid {
         brush.fillRect(x, y, this.wide - gap, this.high - gap);
         if (!text || x < this.left - 3 || y < this.up - 3) continue; // half a cell has no text
         brush.fillStyle = ink;
-        brush.fillText(clipped(brush, text(row, column), this.wide - 2), x + this.wide / 2, y + this.high / 2);
+        brush.fillText(clipped(brush, text(row, column), this.wide - 1), x + this.wide / 2, y + this.high / 2);
       }
     }
   }
