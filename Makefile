@@ -22,6 +22,7 @@ test-all: $(READY) $(VENV)/.real lint
 	$(BIN)/python benchmarks/model_overhead.py --smoke
 	$(BIN)/python benchmarks/sweeps.py --smoke
 	$(BIN)/python benchmarks/harvest.py --smoke
+	$(BIN)/python benchmarks/explorer.py --smoke
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -38,6 +39,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/model_overhead.py
 	$(BIN)/python benchmarks/sweeps.py
 	$(BIN)/python benchmarks/harvest.py
+	$(BIN)/python benchmarks/explorer.py
 
 train-check: $(READY)
 	$(BIN)/python training/check.py

@@ -61,6 +61,13 @@ def patch(box: dict, row: int, column: int) -> dict:
     return {"x": box["width"] * (column + 0.5) / 6, "y": box["height"] * (row + 0.5) / 6}
 
 
+def changes(page, canvas, before: str) -> None:
+    """Wait until something else is drawn."""
+    page.wait_for_function(
+        f"([canvas, before]) => ({PIXELS})(canvas) !== before", arg=[canvas.element_handle(), before]
+    )
+
+
 def test_from_an_upload_to_a_patched_region_and_a_saved_page(opened, tmp_path) -> None:
     page, image = opened, opened.locator("[data-slot=image] canvas")
     GREEN.save(tmp_path / "green.png")
@@ -69,17 +76,20 @@ def test_from_an_upload_to_a_patched_region_and_a_saved_page(opened, tmp_path) -
     assert page.get_by_label("Second prompt", exact=True).input_value() == PROMPT
     assert answer(page) == "·red"
 
+    page.set_viewport_size({"width": 1280, "height": 2400})  # grids are drawn where they can be seen
     lens = page.locator("[data-slot=lens] canvas")
+    page.wait_for_timeout(300)
     before = lens.evaluate(PIXELS)
     box = image.bounding_box()
     image.hover(position=patch(box, 1, 1))
     assert "attention" in page.locator(".tip").inner_text()
     assert page.locator(".chip.lit").inner_text() == "▦ image × 36"
-    assert lens.evaluate(PIXELS) != before
+    changes(page, lens, before)
     page.mouse.move(0, 0)
+    page.wait_for_timeout(300)
     before = image.evaluate(PIXELS)
     lens.hover(position={"x": 180, "y": 60})  # the image's column
-    assert image.evaluate(PIXELS) != before
+    changes(page, image, before)
 
     page.locator("[data-slot=image] input[type=number]").first.fill("0")
     page.keyboard.press("Enter")
@@ -103,7 +113,7 @@ def test_from_an_upload_to_a_patched_region_and_a_saved_page(opened, tmp_path) -
     assert page.locator(".error").count() == 0
     before = image.evaluate(PIXELS)
     page.get_by_label("color by").select_option("lens")
-    assert image.evaluate(PIXELS) != before
+    changes(page, image, before)
 
 
 def test_an_image_is_one_chip_that_can_be_expanded(opened) -> None:

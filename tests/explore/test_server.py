@@ -1,5 +1,6 @@
 """The server answers its own page, and nobody else; whatever it is sent, it goes on."""
 
+import contextlib
 import http.client
 import json
 import re
@@ -231,6 +232,25 @@ def test_the_command_serves_until_it_is_interrupted() -> None:
             assert PROMPT in reply.read().decode()
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=20) == 0
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_a_long_run() -> None:
+    command = [sys.executable, "-m", "hookline", "explore", "--no-browser"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        address = process.stdout.readline().strip()
+        question = {"view": "generate", "prompt": PROMPT, "count": 100}
+        body = json.dumps({"tab": "a", "slot": "generate", "state": 0, "question": question}).encode()
+
+        def forever() -> None:
+            with contextlib.suppress(OSError):  # it ends without an answer
+                while True:
+                    urllib.request.urlopen(urllib.request.Request(f"{address}ask", body, JSON), timeout=60).close()
+
+        threading.Thread(target=forever, daemon=True).start()
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 0
 
 
 def test_the_command_reports_a_model_that_cannot_be_loaded() -> None:

@@ -114,8 +114,8 @@ def lens_tokens(model: HookedModel, prompts: Prompt, *, top: int = 5, pos: int |
     return LensTokens(layers, positions if pos is None else [positions[pos]], tokens, probs)
 
 
-def lens_cache(model: HookedModel, prompts: Prompts, pos: int | None = None) -> ModelCache:
-    """A run with the residual streams that the lens reads, at one position or all, and its logits."""
+def lens_cache(model: HookedModel, prompts: Prompts, pos: int | slice | None = None) -> ModelCache:
+    """A run with the residual streams that the lens reads, at one position, some or all, and its logits."""
     names = [*stream_names(model._points), "unembed.hook_in", "unembed.hook_out"]
     with torch.no_grad():
         return model.run_with_cache(**prompts.call(model), names_filter=names, pos_slice=pos)[1]

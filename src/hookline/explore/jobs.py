@@ -93,13 +93,13 @@ class Worker:
                     each.cancelled.set()
 
     def close(self) -> None:
-        """Cancel everything, and wait for the thread to end."""
+        """Cancel everything, and wait a little for the thread to end: a single long operation is not waited for."""
         with self._changed:
             self._is_closed = True
             for each in self._all():
                 each.cancelled.set()
             self._changed.notify()
-        self._thread.join()
+        self._thread.join(timeout=2.0)
 
     def __enter__(self) -> Worker:
         return self

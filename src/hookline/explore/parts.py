@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from hookline.engine.points import HookPoint
-from hookline.experiments import logit_attribution
 from hookline.experiments.core.answers import cached_run, checked_text
 from hookline.explore.live_edits import applied, edited
 from hookline.explore.prompt_inputs import prompt_of
 from hookline.explore.question import Question
+from hookline.explore.shared_runs import run_at_position
 from hookline.model import HookedModel
 from hookline.residual import ModelCache
 from hookline.residual.stream import is_rounding
@@ -27,6 +27,7 @@ EDITS = "edits"
 _STREAM = re.compile(r"blocks\.\d+\.hook_resid_(pre|mid|post)|hook_(pos_)?embed")
 _ATTENTION = re.compile(r"blocks\.\d+\.hook_attn_out")
 """Points whose edits leave an attention output that is not the sum of its heads."""
+_HEAD = re.compile(r"L(\d+)H\d+")
 
 
 class LogitParts(NamedTuple):
@@ -46,20 +47,9 @@ class HeadParts(NamedTuple):
 
 
 def components(model: HookedModel, asked: Question, target: int, versus: int) -> LogitParts:
-    """The components of a run, inside the context of its edits."""
-    if not edits_stream(asked):
-        prompt = prompt_of(model, asked)
-        found = logit_attribution.direct_logit_attribution(model, prompt, target, versus, pos=asked.pos)
-        labels = [str(label) for label in found.coords["component"]]
-        return LogitParts(labels, found.values, float(found.info["bias"]), float(found.info["logit"]))
-    cache = _run(model, asked)
-    embeddings, first = cache.decompose_resid(0, return_labels=True)
-    layers, others = cache.decompose_resid(incl_embeds=False, return_labels=True)
-    labels, stack = [*first, *others], torch.cat([embeddings, layers])
-    stream = cache["resid_post", cache.n_layers - 1]
-    rest = stream - stack.sum(0)
-    if not is_rounding(rest, stream):
-        labels, stack = [*labels, EDITS], torch.cat([stack, rest[None]])
+    """The components of the run with the edits."""
+    cache = run_at_position(model, asked)
+    labels, stack = _with_edits(cache) if edits_stream(asked) else cache.decompose_resid(return_labels=True)[::-1]
     assert cache.logits is not None
     logits = cache.logits.reshape(-1).float()
     return LogitParts(
@@ -70,30 +60,40 @@ def components(model: HookedModel, asked: Question, target: int, versus: int) ->
     )
 
 
+def _with_edits(cache: ModelCache) -> tuple[list[str], Tensor]:
+    embeddings, first = cache.decompose_resid(0, return_labels=True)
+    layers, others = cache.decompose_resid(incl_embeds=False, return_labels=True)
+    labels, stack = [*first, *others], torch.cat([embeddings, layers])
+    stream = cache["resid_post", cache.n_layers - 1]
+    rest = stream - stack.sum(0)
+    return (labels, stack) if is_rounding(rest, stream) else ([*labels, EDITS], torch.cat([stack, rest[None]]))
+
+
 def heads(model: HookedModel, asked: Question, target: int, versus: int) -> HeadParts:
     """What each head adds in the run with the edits.
 
     Where an attention output is edited, the heads are as they were before that edit, and the edit is a part of its own.
     """
     points = list(dict.fromkeys(edit.point for edit in asked.active if _ATTENTION.fullmatch(edit.point)))
-    if not points and not edits_stream(asked):
-        with edited(model, asked):
-            found = logit_attribution.direct_logit_attribution(
-                model, prompt_of(model, asked), target, versus, of="heads", pos=asked.pos
-            )
-        return HeadParts({int(layer): row for layer, row in zip(found.coords["layer"], found.values, strict=True)})
     before: dict[str, Tensor] = {}
 
     def keep(x: Tensor, hook: HookPoint) -> None:
         before[hook.name] = x[:, asked.pos].clone()
 
-    with applied(model, [(point, keep) for point in points]), edited(model, asked):  # in this order at a point
-        cache = _run(model, asked)
-    stack, labels = cache.stack_head_results(return_labels=True)
+    if points:
+        with applied(model, [(point, keep) for point in points]), edited(model, asked):  # in this order at a point
+            cache = cached_run(model, checked_text(model, prompt_of(model, asked), asked.pos), asked.pos)
+    else:
+        cache = run_at_position(model, asked)
+    if points or edits_stream(asked):
+        stack, labels = cache.stack_head_results(return_labels=True)
+    else:  # raises if they do not sum to the stream
+        stack, labels = cache.get_full_resid_decomposition(expand_neurons=False, return_labels=True)
     values = cache.logit_attrs(stack, target, versus).reshape(len(labels)).float()
     layers: dict[int, list[Tensor]] = {}
     for label, value in zip(labels, values, strict=True):
-        layers.setdefault(int(label[1:].partition("H")[0]), []).append(value)
+        if head := _HEAD.fullmatch(label):
+            layers.setdefault(int(head[1]), []).append(value)
     changes = [float(cache.logit_attrs(cache[point] - before[point], target, versus)) for point in points]
     return HeadParts({layer: torch.stack(each) for layer, each in layers.items()}, sum(changes) if points else None)
 
@@ -101,7 +101,3 @@ def heads(model: HookedModel, asked: Question, target: int, versus: int) -> Head
 def edits_stream(asked: Question) -> bool:
     """Whether an edit that is switched on changes the stream itself."""
     return any(_STREAM.fullmatch(edit.point) for edit in asked.active)
-
-
-def _run(model: HookedModel, asked: Question) -> ModelCache:
-    return cached_run(model, checked_text(model, prompt_of(model, asked), asked.pos), asked.pos)

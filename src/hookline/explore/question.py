@@ -76,9 +76,10 @@ class Question:
     """A view, and what it is a view of.
 
     `pos` is the position whose next token is looked at, `src` a position that heads may attend to. `target` and
-    `versus` are tokens, by id or as text; None is the model's first choice, and its second. Images are data: URLs.
-    `row` is an image, or a tile of one, at points of the vision tower. `sae` is the name of an autoencoder; "" is the
-    first. `saes` are those that the explorer was given: the page cannot change them.
+    `versus` are tokens, by id or as text; None is the model's first choice, and its second. `start` is the first of the
+    positions that the lens reads, if the prompt is too long to read all; None is a place that has `pos` among them.
+    Images are data: URLs. `row` is an image, or a tile of one, at points of the vision tower. `sae` is the name of an
+    autoencoder; "" is the first. `saes` are those that the explorer was given: the page cannot change them.
     """
 
     view: str = field(metadata=_TEXT)
@@ -100,6 +101,7 @@ class Question:
     images: tuple[str, ...] = field(default=(), metadata=_IMAGES)
     other_images: tuple[str, ...] = field(default=(), metadata=_IMAGES)
     row: int = field(default=0, metadata={"types": (int,)})
+    start: int | None = field(default=None, metadata=_OPTIONAL_INT)
 
     @classmethod
     def of(cls, given: Any, saes: AttachedSaes | None = None) -> Self:

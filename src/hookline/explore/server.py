@@ -18,11 +18,14 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeAlias
 
+from torch import OutOfMemoryError
+
 from hookline.errors import HooklineError
 from hookline.explore.attached_saes import AttachedSaes
 from hookline.explore.jobs import Cancelled, Worker
 from hookline.explore.live_edits import script
 from hookline.explore.question import Question
+from hookline.explore.shared_runs import SharedRuns
 from hookline.explore.views import Data, about_model, answer
 from hookline.model import HookedModel
 from hookline.pages.document import document, policy
@@ -69,7 +72,7 @@ class ExplorerServer(ThreadingHTTPServer):
         paths: Paths | None = None,
         saes: AttachedSaes | None = None,
     ) -> None:
-        self.worker = Worker()  # before the socket, which closes everything if it cannot be had
+        self.worker, self.runs = Worker(), SharedRuns()  # before the socket, which closes all if it cannot be had
         try:
             super().__init__(("127.0.0.1", port), _Handler)
         except (OSError, OverflowError) as error:
@@ -89,10 +92,17 @@ class ExplorerServer(ThreadingHTTPServer):
         """The names under which a browser may ask."""
         return f"127.0.0.1:{self.server_port}", f"localhost:{self.server_port}"
 
+    def view(self, asked: Question, tab: str, state: int) -> Data:
+        """The answer to a question of a page."""
+        with self.runs.of_state(tab, state):
+            return answer(self.model, asked)
+
     def server_close(self) -> None:
-        """Stop listening, and end the worker's thread."""
+        """Stop listening, end the worker's thread, and let go of the model and of what is kept of it."""
         super().server_close()
         self.worker.close()
+        self.runs.clear()
+        self.__dict__.pop("model", None)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread of its own, unless there are too many already."""
@@ -180,16 +190,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _asked(self, body: dict[str, Any]) -> Data:
         """The view, or why there is none: a question that the model cannot answer is no mistake of the request."""
-        state, server = body.get("state"), self.server
+        state = body.get("state")
         if not isinstance(state, int):
             raise Refused(HTTPStatus.BAD_REQUEST, "a question needs the number of the page's state")
         try:
             asked = Question.of(body.get("question"), self.server.saes)
         except HooklineError as error:
             raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from None
-        start = time.perf_counter()
-        job = server.worker.submit(
-            lambda: answer(server.model, asked), tab=_text(body, "tab"), slot=_text(body, "slot"), state=state
+        start, tab = time.perf_counter(), _text(body, "tab")
+        job = self.server.worker.submit(
+            lambda: self.server.view(asked, tab, state), tab=tab, slot=_text(body, "slot"), state=state
         )
         try:
             data = {**job.result(), "seconds": time.perf_counter() - start}
@@ -200,8 +210,14 @@ class _Handler(BaseHTTPRequestHandler):
             return {"cancelled": True}
         except HooklineError as error:
             return {"error": str(error)}
-        except Exception as error:  # whatever a model raises, memory that ran out among it: the server goes on
-            return {"error": f"{type(error).__name__}: {error}"}
+        except Exception as error:  # whatever a model raises: the server goes on
+            return {"error": self._told(error)}
+
+    def _told(self, error: Exception) -> str:
+        if not (isinstance(error, MemoryError | OutOfMemoryError) or "allocate memory" in str(error)):
+            return f"{type(error).__name__}: {error}"
+        self.server.runs.clear()
+        return f"not enough memory for this view: use a shorter prompt, or a smaller model ({type(error).__name__})"
 
     def _path(self) -> str:
         """What comes after the token in the address."""

@@ -32,6 +32,7 @@ from hookline.explore.prompt_inputs import (
     tokens_in,
 )
 from hookline.explore.question import Question
+from hookline.explore.shared_runs import run_at_position, run_of_lens, run_with_points
 from hookline.model import HookedModel
 from hookline.pages.tensors import packed_tensor
 
@@ -39,6 +40,8 @@ Data: TypeAlias = dict[str, Any]
 
 MOST_NEW = 200
 """Tokens to generate."""
+MOST_LENS = 2**26
+"""Logits that the lens reads at a time: layers by positions by tokens of the vocabulary."""
 MEASURES = ("attribution", "ablation", "attention", "previous_token", "duplicate_token", "induction")
 SWEEPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "stream": ("resid_pre", ("layer", "pos")),
@@ -106,12 +109,14 @@ def aligned(first: list[int], second: list[int]) -> list[list[int | None]]:
 
 def next_view(model: HookedModel, asked: Question) -> Data:
     """The likeliest next tokens after a position, without the edits and with them, and the tokens to compare."""
-    before = after = _logits(model, asked)
+    after = run_at_position(model, asked).logits
+    assert after is not None
+    before = after = after.reshape(-1).float()
     if asked.active:
-        with edited(model, asked):
-            after = _logits(model, asked)
+        before = _logits(model, asked)
     target, versus = answers(model, asked, before)
-    shown = list(dict.fromkeys([*after.topk(10).indices.tolist(), *before.topk(5).indices.tolist(), target, versus]))
+    first, old = (x.topk(min(most, len(x))).indices.tolist() for x, most in ((after, 10), (before, 5)))
+    shown = list(dict.fromkeys([*first, *old, target, versus]))
     return {
         "ids": shown,
         "texts": [model.to_string([token]) for token in shown],
@@ -158,15 +163,21 @@ def _token_id(model: HookedModel, token: int | str | None) -> int | None:
 
 
 def lens_view(model: HookedModel, asked: Question) -> Data:
-    """What each layer would say at each position: the likeliest tokens, with their probabilities."""
-    prompt = prompt_of(model, asked)
-    length = tokens_in(model, prompt).shape[1]
-    top = min(10 if length <= 200 else 3, model.cfg.d_vocab)
-    with edited(model, asked):
-        found = logit_lens.lens_tokens(model, prompt, top=top, pos=None)
+    """What each layer would say at each position: the likeliest tokens, with their probabilities.
+
+    Of a long prompt, these are the positions from `asked.start` on, as many as are read at a time.
+    """
+    length = tokens_in(model, prompt_of(model, asked)).shape[1]
+    count = min(length, max(8, MOST_LENS // ((model.cfg.n_layers + 1) * model.cfg.d_vocab)))
+    start = min(max(0, asked.pos % length - count + 1 if asked.start is None else asked.start), length - count)
+    top, where = min(10, model.cfg.d_vocab), slice(start, start + count)
+    logits = run_of_lens(model, asked, where).logit_lens().float()
+    tokens, probs = logit_lens.top_tokens(model, [logits], top)
     words: dict[str, int] = {}
-    cells = [[[words.setdefault(token, len(words)) for token in here] for here in row] for row in found.tokens]
-    return {"layers": found.layers, "cells": cells, "words": list(words), "probs": packed_tensor(found.probs)}
+    cells = [[[words.setdefault(token, len(words)) for token in here] for here in row] for row in tokens]
+    layers = ["embed", *range(model.cfg.n_layers)]
+    read = {"layers": layers, "cells": cells, "words": list(words), "probs": packed_tensor(probs)}
+    return {**read, "start": start, "length": length}
 
 
 def heads_view(model: HookedModel, asked: Question) -> Data:
@@ -221,8 +232,8 @@ def _patterns(model: HookedModel, asked: Question) -> dict[int, Tensor]:
     names = {layer: name for layer in range(model.cfg.n_layers) if (name := _pattern(layer)) in model.hook_dict}
     if not names:
         return {}
-    with edited(model, asked), torch.no_grad():
-        cache = model.cache(**keywords(prompt_of(model, asked)), names_filter=[*names.values()], stop_early=False)
+    with torch.no_grad():
+        cache = run_with_points(model, asked, [*names.values()])
     return {layer: cache[name][0] for layer, name in names.items()}
 
 
@@ -251,8 +262,7 @@ def attention_views(model: HookedModel, asked: Question) -> dict[tuple[int, int]
 def attribution_view(model: HookedModel, asked: Question) -> Data:
     """What each component adds to the target's logit, minus what it adds to the other token's."""
     target, versus = answers(model, asked)
-    with edited(model, asked):
-        found = parts.components(model, asked, target, versus)
+    found = parts.components(model, asked, target, versus)
     return {
         "components": found.labels,
         "values": packed_tensor(found.values),
@@ -268,9 +278,7 @@ def point_view(model: HookedModel, asked: Question) -> Data:
 
 def _point(model: HookedModel, asked: Question, name: str, head: int) -> Data:
     point = model.point(name)
-    given = keywords(prompt_of(model, asked))
-    with edited(model, asked):
-        x = model.cache(**given, names_filter=name, stop_early=False)[name]  # later edits fire, too
+    x = run_with_points(model, asked, [name])[name]
     rows = len(x)  # of the vision tower: images, or tiles of them
     if asked.row not in range(rows):
         raise HooklineError(f"{name} has rows 0 to {rows - 1}, not {asked.row}")

@@ -10,7 +10,7 @@ from importlib.resources import files
 from typing import Any
 
 SCRIPTS = (
-    *("data.js", "draw.js", "panels.js", "features.js", "images.js", "image_view.js"),
+    *("data.js", "draw.js", "grid.js", "panels.js", "features.js", "images.js", "image_view.js"),
     *("edits.js", "tour.js", "app.js"),
 )
 """Joined in this order, they are one ES module."""

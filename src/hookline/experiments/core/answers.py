@@ -20,8 +20,8 @@ from hookline.residual import ModelCache
 Answers: TypeAlias = str | int | Sequence[str] | Sequence[int] | Tensor
 
 
-def checked_text(model: HookedModel, prompts: Prompt, pos: int | None) -> Prompts:
-    """The prompts, each of which must have the position; None is all positions, for prompts of the same length."""
+def checked_text(model: HookedModel, prompts: Prompt, pos: int | slice | None) -> Prompts:
+    """The prompts, each of which must have the positions; None is all of them, for prompts of the same length."""
     text = prompts_of(model, prompts)
     if pos is None and not bool(text.mask.all()):
         raise HooklineError("the prompts differ in length, so positions cannot be an axis: pass pos=-1")

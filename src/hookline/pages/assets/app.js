@@ -116,7 +116,7 @@ class App {
 
   submit() {
     const changed = this.prompt.value !== this.state.prompt;
-    this.change({ prompt: this.prompt.value, other: this.other.value, ...(changed ? { pos: null, src: 0, target: null, versus: null } : {}) });
+    this.change({ prompt: this.prompt.value, other: this.other.value, ...(changed ? { pos: null, src: 0, target: null, versus: null, from: null } : {}) });
   }
 
   async goTo(state) {
@@ -269,13 +269,13 @@ class App {
   }
 
   paintPanel(panel) {
-    const cursor = panel.grid?.cursor;
+    const before = panel.grid;
     this.painting = panel.slot;
     this.watchers.delete(panel.slot);
-    redraw(panel.node, () => this.fillPanel(panel, cursor));
+    redraw(panel.node, () => this.fillPanel(panel, before));
   }
 
-  fillPanel(panel, cursor) {
+  fillPanel(panel, before) {
     const { slot } = panel, data = panel.source ? panel.source() : this.answers[slot], failed = this.errors[slot];
     panel.grid = null;
     const controls = panel.controls?.(this.state) ?? [];
@@ -290,7 +290,7 @@ class App {
         if (!part) continue;
         panel.node.append(part instanceof Node ? part : part.node);
         if (part instanceof Grid) panel.grid = part;
-        if (!(part instanceof Node)) part.start(cursor);
+        if (!(part instanceof Node)) part.start(before);
       }
     } catch (error) {
       panel.node.append(el("p", { class: "error", role: "alert" }, `this view cannot be drawn: ${error.message}`));
@@ -310,7 +310,7 @@ class App {
     const chip = (list, at, isFirst) => (at === null ? el("span", { class: "chip none" }, " ") : el("button", {
       class: "chip", "data-pos": isFirst ? at : null, disabled: !isFirst || !this.isLive, "aria-pressed": isFirst ? String(at === this.position()) : null,
       onmouseenter: () => this.link.hover({ pos: at }), onmouseleave: () => this.link.hover(null), onfocus: () => this.link.hover({ pos: at }), onblur: () => this.link.hover(null),
-      onclick: () => this.change({ pos: at, target: null, versus: null }),
+      onclick: () => this.change({ pos: at, target: null, versus: null, from: null }),
     }, imageAt(list, at) === undefined ? shown(list.texts[at]) : tokenLabels(list)[at]));
     const pair = ([one, two]) => el("span", {
       class: data.aligned.length && (one === null || two === null || data.tokens.ids[one] !== data.other.ids[two]) ? "pair differs" : "pair",

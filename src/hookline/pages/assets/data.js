@@ -57,11 +57,12 @@ function tensor(packed) {
 }
 
 function readTensor(packed) {
-  const bytes = Uint8Array.from(atob(packed.f32), (letter) => letter.charCodeAt(0));
+  const letters = atob(packed.f32), bytes = new Uint8Array(letters.length);
+  for (let at = 0; at < letters.length; at += 1) bytes[at] = letters.charCodeAt(at);
   const size = packed.shape.reduce((a, b) => a * b, 1);
   if (bytes.length !== 4 * size) throw new Error(`a tensor of shape [${packed.shape}] came with ${bytes.length} bytes`);
-  const view = new DataView(bytes.buffer);
-  const values = Float32Array.from({ length: size }, (_, at) => view.getFloat32(4 * at, true));
+  const view = new DataView(bytes.buffer), values = new Float32Array(size);
+  for (let at = 0; at < size; at += 1) values[at] = view.getFloat32(4 * at, true);
   const width = packed.shape[packed.shape.length - 1] ?? 1;
   return { shape: packed.shape, values, at: (row, column) => values[row * width + column] };
 }
@@ -74,7 +75,7 @@ function largest(values) {
 
 const EMPTY = {
   prompt: "", other: "", pos: null, src: 0, target: null, versus: null, layer: 0, head: 0,
-  measure: "attribution", sweep: "stream", point: "", pointHead: 0, edits: [], theme: "", count: 20, step: 0,
+  measure: "attribution", sweep: "stream", point: "", pointHead: 0, edits: [], theme: "", count: 20, step: 0, from: null,
   images: [], otherImages: [], image: 0, overlay: "attention", unfolded: false, pointRow: 0, sae: "", feature: null,
 };
 const TOO_LONG = ["images", "otherImages"]; // for an address

@@ -177,8 +177,9 @@ function folded(app, spec, how, { text = null, lines = null } = {}) {
     number(value(row, column), 4),
   ];
   const choose = (own, other) => (row, column) => (isOne(row, column) ? own?.(down[row][0], across[column][0]) : other?.(plain(down[row]), plain(across[column]), value(row, column)));
+  const within = (chosen, at) => Math.max(0, chosen.findIndex((group) => group.includes(at)));
   return {
-    ...spec, value, rows: down.map((group) => label(spec.rows, group)), columns: across.map((group) => label(spec.columns, group)),
+    ...spec, value, first: spec.first ? [within(down, spec.first[0]), within(across, spec.first[1])] : undefined, rows: down.map((group) => label(spec.rows, group)), columns: across.map((group) => label(spec.columns, group)),
     axes: [axis(spec.axes[0], down), axis(spec.axes[1], across)],
     text: spec.text ? choose(spec.text, text) : undefined,
     lines: (row, column) => (isOne(row, column) ? spec.lines(down[row][0], across[column][0]) : lines?.(plain(down[row]), plain(across[column])) ?? said(row, column)),

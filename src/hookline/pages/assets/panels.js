@@ -58,34 +58,44 @@ function lensPanel(app) {
   return {
     slot: "lens", title: "What each layer would say", wide: true,
     hint: () => "the stream after each layer, read as if it were the last; color: probability",
-    question: () => ({ view: "lens" }),
+    question: (state) => ({ view: "lens", ...(state.from === null ? {} : { start: state.from }) }),
     draw(data) {
+      const texts = words(app).slice(data.start), positions = upTo(data.probs.shape[1]).map((at) => at + data.start);
       const probs = tensor(data.probs);
       const [rows, columns, top] = probs.shape;
       const layerOf = (row) => rows - 1 - row; // the last layer on top
       const prob = (row, column, nth) => probs.values[(layerOf(row) * columns + column) * top + nth];
       const word = (row, column, nth) => data.words[data.cells[layerOf(row)][column][nth]];
       const names = data.layers.map((layer) => (layer === "embed" ? "embed" : `layer ${layer}`)).reverse();
-      const texts = (row, positions) => counted(positions.map((at) => word(row, at, 0)));
-      return [new Grid("Logit lens: layers by positions", folded(app, {
-        rows: names, columns: words(app), scale: "one", most: 1,
+      const counts = (row, all) => counted(all.map((at) => word(row, at - data.start, 0)));
+      return [lensWindow(app, data), new Grid("Logit lens: layers by positions", folded(app, {
+        rows: names, columns: texts.slice(0, columns), scale: "one", most: 1, first: [0, Math.max(0, Math.min(columns - 1, app.position() - data.start))],
         value: (row, column) => prob(row, column, 0),
         text: (row, column) => shown(word(row, column, 0), true),
         lines: (row, column) => [
-          el("b", {}, `${names[row]}, after “${words(app)[column]}”`),
+          el("b", {}, `${names[row]}, after “${texts[column]}”`),
           ...upTo(top).map((nth) => el("div", { class: "pair" }, el("span", {}, shown(word(row, column, nth))), percent(prob(row, column, nth)))),
         ],
-        axes: [["layer", names.map((_, row) => (layerOf(row) ? layerOf(row) - 1 : undefined))], ["pos", upTo(columns)]],
+        axes: [["layer", names.map((_, row) => (layerOf(row) ? layerOf(row) - 1 : undefined))], ["pos", positions]],
         pick: (row, column) => app.select(layerOf(row)
-          ? { point: `blocks.${layerOf(row) - 1}.hook_resid_post`, layer: layerOf(row) - 1, pos: column }
-          : { point: "hook_embed", pos: column }),
+          ? { point: `blocks.${layerOf(row) - 1}.hook_resid_post`, layer: layerOf(row) - 1, pos: positions[column] ?? column }
+          : { point: "hook_embed", pos: positions[column] ?? column }),
       }, { columns: "mean" }, {
-        text: (row, positions) => shown(texts(row, positions)[0][0], true),
-        lines: (row, positions) => [el("b", {}, `${names[row]}, at ${positions.length} image tokens`), ...texts(row, positions).slice(0, 8).map(([text, times]) =>
+        text: (row, all) => shown(counts(row, all)[0][0], true),
+        lines: (row, all) => [el("b", {}, `${names[row]}, at ${all.length} image tokens`), ...counts(row, all).slice(0, 8).map(([text, times]) =>
           el("div", { class: "pair" }, el("span", {}, shown(text)), `× ${times}`))],
       }), app.link)];
     },
   };
+}
+
+// Of a long prompt, the lens reads as many positions at a time as one look takes.
+function lensWindow(app, { start, length, probs }) {
+  const count = probs.shape[1], button = (text, label, from, isOff) => el("button", {
+    class: "small", "aria-label": label, disabled: isOff || !app.isLive, onclick: () => app.change({ from: Math.max(0, Math.min(length - count, from)) }, ["lens"]),
+  }, text);
+  return count === length ? null : el("div", { class: "controls" }, button("◀", "earlier positions", start - count, start === 0),
+    `positions ${start} to ${start + count - 1} of ${length}`, button("▶", "later positions", start + count, start + count >= length));
 }
 
 function headsPanel(app) {
@@ -124,7 +134,7 @@ function attentionPanel(app) {
     draw(data, state) {
       const values = tensor(data.values), texts = words(app);
       return [new Grid(`Attention of head ${state.layer}.${state.head}: queries by keys`, folded(app, {
-        rows: texts, columns: texts, scale: "one", most: 1, value: values.at,
+        rows: texts, columns: texts, scale: "one", most: 1, value: values.at, first: [app.position(), app.position()],
         lines: (row, column) => [`“${texts[row]}” looks at “${texts[column]}”: ${percent(values.at(row, column))}`],
         axes: [["pos", upTo(texts.length)], ["src", upTo(texts.length)]],
         pick: (row, column) => app.change({ pos: [row].flat()[0], src: [column].flat()[0] }),
@@ -169,7 +179,7 @@ function patchingPanel(app) {
       const columns = isHeads ? upTo(values.shape[1]) : words(app);
       const layers = data.layers.map(Number);
       return [new Grid("Patching: layers by positions or heads", folded(app, {
-        rows: layers.map((layer) => `layer ${layer}`), columns, scale: "zero", most: Math.max(1, largest(values.values)),
+        rows: layers.map((layer) => `layer ${layer}`), columns, scale: "zero", most: Math.max(1, largest(values.values)), first: [0, isHeads ? 0 : app.position()],
         value: values.at, text: (row, column) => brief(values.at(row, column), 1),
         lines: (row, column) => [el("b", {}, `layer ${layers[row]}, ${isHeads ? "head" : ""} ${columns[column]}`), `brings back ${percent(values.at(row, column))}`],
         axes: [["layer", layers], [isHeads ? "head" : "pos", upTo(values.shape[1])]],
@@ -201,7 +211,7 @@ function pointPanel(app) {
       const layer = Number(/^blocks\.(\d+)\./.exec(data.point)?.[1] ?? -1);
       return [new Grid(`The activation at ${data.point}`, folded(app, {
         rows: isTokens ? texts : upTo(values.shape[0]), columns: upTo(values.shape[1]),
-        scale: "zero", most: largest(values.values), value: values.at,
+        scale: "zero", most: largest(values.values), value: values.at, first: [Math.min(values.shape[0] - 1, app.position()), 0],
         lines: (row, column) => [el("b", {}, `${isTokens ? `“${texts[row]}”` : `${place} ${row}`}, ${column}`), number(values.at(row, column), 5)],
         axes: [[place, upTo(values.shape[0])], [isKeys && isTokens ? "src" : "unit", upTo(values.shape[1])]],
         pick: (row, column) => app.select({

@@ -1,0 +1,130 @@
+"""The runs that the views of one state of the page share: of a short prompt, one run with every point.
+
+    runs = SharedRuns()
+    with runs.of_state("a tab", 3):
+        answer(model, Question("next", prompt))
+        answer(model, Question("lens", prompt))      # the model does not run again
+
+The next state runs anew, so a change to the weights is never missed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+
+from hookline.engine.cache import ActivationCache
+from hookline.experiments import logit_lens
+from hookline.experiments.core.answers import cached_run, checked_text
+from hookline.explore.live_edits import edited
+from hookline.explore.prompt_inputs import keywords, prompt_of, tokens_in
+from hookline.explore.question import Question
+from hookline.model import HookedModel
+from hookline.residual import ModelCache
+
+MOST_KEPT = 2**28
+"""Bytes of activations that are kept, of all pages together."""
+
+
+class SharedRuns:
+    """The activations of the newest state of each page, up to a number of bytes; the oldest are dropped first."""
+
+    def __init__(self, most: int = MOST_KEPT) -> None:
+        self.most = most
+        self._kept: dict[tuple[str, int, Hashable], ModelCache] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def n_bytes(self) -> int:
+        """The bytes of the activations that are kept."""
+        return sum(map(_size, self._kept.values()))
+
+    def clear(self) -> None:
+        """Drop everything."""
+        with self._lock:
+            self._kept.clear()
+
+    @contextmanager
+    def of_state(self, tab: str, state: int) -> Iterator[None]:
+        """A context in which views share the runs of a state of a page; those of its other states are dropped."""
+        with self._lock:
+            self._kept = {key: cache for key, cache in self._kept.items() if key[0] != tab or key[1] == state}
+        token = _current.set((self, tab, state))
+        try:
+            yield
+        finally:
+            _current.reset(token)
+
+    def get(self, key: tuple[str, int, Hashable], run: Callable[[], ModelCache]) -> ModelCache:
+        """What is kept under a key, or a new run, which is kept if there is room."""
+        if key in self._kept:
+            return self._kept[key]
+        cache = run()
+        with self._lock:
+            if _size(cache) <= self.most:
+                self._kept[key] = cache
+            while self.n_bytes > self.most:
+                del self._kept[next(iter(self._kept))]
+        return cache
+
+
+_current: ContextVar[tuple[SharedRuns, str, int] | None] = ContextVar("shared runs", default=None)
+
+
+def run_at_position(model: HookedModel, asked: Question) -> ModelCache:
+    """The run with the edits: every point at the position that is asked about, and the logits there."""
+    text = checked_text(model, prompt_of(model, asked), asked.pos)
+    if _fits(model, asked):
+        return _run(model, asked).at(asked.pos)
+    return _shared(model, asked, "position", lambda: cached_run(model, text, asked.pos))
+
+
+def run_with_points(model: HookedModel, asked: Question, names: list[str]) -> ActivationCache:
+    """The run with the edits, in which these points are at every position."""
+    if _fits(model, asked) and all(model.point(name).stream != "image" for name in names):
+        return _run(model, asked)
+    with edited(model, asked):
+        given = keywords(prompt_of(model, asked))
+        return model.cache(**given, names_filter=names, stop_early=False)  # later edits fire, too
+
+
+def run_of_lens(model: HookedModel, asked: Question, where: slice) -> ModelCache:
+    """The run with the edits, with what the lens reads at these positions."""
+    if _fits(model, asked):
+        return _run(model, asked).at(where)
+    with edited(model, asked):
+        return logit_lens.lens_cache(model, checked_text(model, prompt_of(model, asked), where), where)
+
+
+def _run(model: HookedModel, asked: Question) -> ModelCache:
+    text = checked_text(model, prompt_of(model, asked), None)
+    return _shared(model, asked, "all", lambda: cached_run(model, text, None))
+
+
+def _fits(model: HookedModel, asked: Question) -> bool:
+    """Whether there is a page that shares its runs, and room for every point: about 32 streams per layer."""
+    given, tokens, cfg = _current.get(), tokens_in(model, prompt_of(model, asked)).shape[1], model.cfg
+    per_layer = tokens * (32 * cfg.d_model + 2 * cfg.n_heads * tokens) + 2 * tokens * cfg.d_vocab / cfg.n_layers
+    return given is not None and 4 * cfg.n_layers * per_layer <= given[0].most / 2
+
+
+def _shared(model: HookedModel, asked: Question, what: str, run: Callable[[], ModelCache]) -> ModelCache:
+    def edited_run() -> ModelCache:
+        with edited(model, asked):
+            return run()
+
+    given = _current.get()
+    if given is None:
+        return edited_run()
+    runs, tab, state = given
+    pos = asked.pos if what == "position" else 0
+    same = replace(asked, view=what, pos=pos, src=0, target=None, versus=None, layer=0, head=0, measure="", point="")
+    return runs.get((tab, state, replace(same, count=1, start=None, row=0, sae="", feature=None)), edited_run)
+
+
+def _size(cache: ModelCache) -> int:
+    found = [*cache.values(), *([] if cache.logits is None else [cache.logits])]
+    return sum({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in found}.values())

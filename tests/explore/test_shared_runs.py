@@ -1,0 +1,145 @@
+"""The views of one state of the page share one run, within a bound of memory; the next state runs anew."""
+
+import gc
+import json
+import weakref
+
+import pytest
+import torch
+from stores import tinyworld
+
+import hookline
+from hookline.explore import explore
+from hookline.explore.question import LiveEdit, Question
+from hookline.explore.shared_runs import SharedRuns
+from hookline.explore.views import answer
+
+PROMPT = "When Mary and John went to the store, John gave a drink to"
+EDITS = (LiveEdit("zero", "blocks.3.attn.hook_z", head=4),)
+ANSWERS = {"target": 100, "versus": 200}
+VIEWS = {
+    "next": {},
+    "lens": {},
+    "heads": {"measure": "attribution"},
+    "attribution": {},
+    "attention": {"layer": 2, "head": 1},
+    "point": {"point": "blocks.1.mlp.hook_post"},
+}
+
+
+@pytest.fixture
+def counted():
+    """The model, and a list that has an entry for each time it runs."""
+    model, runs = tinyworld(), []
+    handle = model.module.register_forward_pre_hook(lambda *_: runs.append(1))
+    yield model, runs
+    handle.remove()
+
+
+def asked(view: str, edits=(), **more) -> Question:
+    return Question(view, PROMPT, edits=edits, **{**ANSWERS, **VIEWS[view], **more})
+
+
+def test_one_run_for_all_views_and_another_for_the_next_state(counted) -> None:
+    model, runs = counted
+    shared = SharedRuns()
+    for state in (0, 1):
+        runs.clear()
+        for view in VIEWS:
+            with shared.of_state("a", state):
+                answer(model, asked(view))
+        assert len(runs) == 1
+
+
+def test_with_edits_there_is_one_more(counted) -> None:
+    model, runs = counted
+    shared = SharedRuns()
+    for view in VIEWS:
+        with shared.of_state("a", 0):
+            answer(model, asked(view, EDITS))
+    assert len(runs) == 2  # the next tokens without the edits
+
+
+@pytest.mark.parametrize("edits", [(), EDITS])
+@pytest.mark.parametrize("most", [2**28, 2**20, 0])
+def test_shared_or_not_the_numbers_are_the_same(most, edits) -> None:
+    model, shared = tinyworld(), SharedRuns(most)
+    for view in VIEWS:
+        with shared.of_state("a", 0):
+            found = answer(model, asked(view, edits))
+        assert json.dumps(found) == json.dumps(answer(model, asked(view, edits)))
+        assert shared.n_bytes <= most
+
+
+def test_a_state_has_only_its_own_runs(counted) -> None:
+    model, runs = counted
+    shared = SharedRuns()
+    with shared.of_state("a", 0):
+        plain = answer(model, asked("next"))
+        edited = answer(model, asked("next", EDITS))  # a page that says nothing of a new state
+    assert plain["after"] != edited["after"]
+    assert edited["before"] != edited["after"]
+    with shared.of_state("b", 0):
+        answer(model, asked("next"))
+    runs.clear()
+    for tab in "ab":
+        with shared.of_state(tab, 0):
+            answer(model, asked("lens"))
+    assert not runs
+    with shared.of_state("a", 1):
+        pass
+    with shared.of_state("b", 0):
+        answer(model, asked("lens"))
+    assert not runs
+    shared.clear()
+    assert shared.n_bytes == 0
+
+
+def test_the_oldest_are_dropped_first() -> None:
+    model, shared = tinyworld(), SharedRuns()
+    with shared.of_state("a", 0):
+        answer(model, asked("next"))
+    one = shared.n_bytes
+    shared.most = 3 * one
+    for tab in "bcdefg":
+        with shared.of_state(tab, 0):
+            answer(model, asked("next"))
+    assert one < shared.n_bytes <= shared.most
+
+
+def test_closing_frees_the_model_and_its_activations() -> None:
+    model = hookline.load("tinyworld")
+    explorer = explore(model, PROMPT, browser=False)
+    server = explorer._server
+    server.view(asked("next"), "a", 0)
+    assert server.runs.n_bytes > 0
+    found = weakref.ref(model.module)
+    explorer.close()
+    assert server.runs.n_bytes == 0
+    del model
+    gc.collect()
+    assert found() is None
+
+
+def test_the_lens_reads_a_part_of_a_long_prompt(monkeypatch) -> None:
+    model = tinyworld()
+    monkeypatch.setattr("hookline.explore.views.MOST_LENS", 8 * (model.cfg.n_layers + 1) * model.cfg.d_vocab)
+    whole = hookline.experiments.logit_lens.lens_tokens(model, PROMPT, top=10, pos=None)
+    for start, first in ((None, 6), (0, 0), (3, 3), (99, 6), (-5, 0)):
+        data = answer(model, asked("lens", start=start))
+        assert (data["start"], data["length"], data["probs"]["shape"][1]) == (first, 14, 8)
+        tokens = [[[data["words"][i] for i in cell] for cell in row] for row in data["cells"]]
+        assert tokens == [row[first : first + 8] for row in whole.tokens]
+    assert answer(model, asked("lens", pos=9))["start"] == 2
+
+
+def test_running_out_of_memory_is_told_and_frees_memory(monkeypatch) -> None:
+    with explore(tinyworld(), PROMPT, browser=False) as explorer:
+        server = explorer._server
+        server.view(asked("next"), "a", 0)
+        handler = object.__new__(server.RequestHandlerClass)
+        handler.server = server
+        for error in (MemoryError(), torch.OutOfMemoryError("CUDA"), RuntimeError("can't allocate memory: 9 bytes")):
+            assert "not enough memory" in handler._told(error)
+        assert server.runs.n_bytes == 0
+        assert handler._told(KeyError("x")) == "KeyError: 'x'"
