@@ -1,11 +1,13 @@
 // The page: one state, one list of panels, and the questions that keep them up to date.
 
 class App {
-  constructor(root, given) {
-    Object.assign(this, { root, model: given.model, isLive: given.live, answers: given.answers, errors: {}, round: 0, busy: new Map() });
-    this.server = given.live ? new Server() : null;
+  // `home` is where the page is: a tab, or a widget in a notebook.
+  constructor(root, given, home) {
+    Object.assign(this, { root, home, model: given.model, isLive: given.live, answers: given.answers, errors: {}, round: 0, busy: new Map() });
+    this.server = given.live ? home.transport() : null;
     this.given = { point: this.firstPoint(), layer: given.model.layers - 1, ...given.state };
-    this.state = stateFrom(location.hash, this.given);
+    this.state = home.read(this.given);
+    this.ended = new AbortController();
     this.watchers = new Map(); // by panel: what is drawn anew when something else is hovered
     this.painting = "";
     this.link = {
@@ -68,16 +70,34 @@ class App {
   }
 
   start() {
+    const options = { signal: this.ended.signal };
     this.paint();
-    addEventListener("hashchange", () => this.goTo(stateFrom(location.hash, this.given)));
-    addEventListener("resize", () => { clearTimeout(this.later); this.later = setTimeout(() => this.paint(), 150); });
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.paint());
-    addEventListener("keydown", (event) => {
-      const isTyping = /^(INPUT|TEXTAREA|SELECT)$/.test(document.activeElement?.tagName ?? "");
+    this.home.watch(() => this.goTo(this.home.read(this.given)), options);
+    this.home.watchTheme(() => this.paint(), options);
+    this.room = this.root.clientWidth;
+    this.resizing = new ResizeObserver(() => { clearTimeout(this.later); this.later = setTimeout(() => this.fit(), 150); });
+    this.resizing.observe(this.root);
+    this.home.keys.addEventListener("keydown", (event) => {
+      const isTyping = /^(INPUT|TEXTAREA|SELECT)$/.test(event.composedPath()[0].tagName ?? "");
       if (event.key === "z" && (event.ctrlKey || event.metaKey) && !isTyping) { event.preventDefault(); this.edits.undo(); }
-    });
-    if (this.isLive) addEventListener("pagehide", () => { this.server.cancel(); });
+    }, options);
+    if (this.isLive) addEventListener("pagehide", () => { this.server.cancel(); }, options);
     if (this.isLive && this.state.prompt) this.refresh();
+  }
+
+  // Grids are drawn for the room there is; their height changes nothing in the width of the page.
+  fit() {
+    if (this.root.clientWidth === this.room || !this.root.clientWidth) return;
+    this.room = this.root.clientWidth;
+    this.paint();
+  }
+
+  // Leave the page for good.
+  end() {
+    this.ended.abort();
+    this.resizing.disconnect();
+    clearTimeout(this.later);
+    if (this.isLive) this.stop();
   }
 
   enter(event) {
@@ -100,7 +120,7 @@ class App {
   change(values, slots = null) {
     if (!this.isLive && !("theme" in values)) return; // a saved page shows one state
     this.state = { ...this.state, ...values };
-    history.replaceState(null, "", addressOf(this.state));
+    this.home.keep(this.state);
     const panels = slots === null ? this.panels : this.panels.filter((panel) => slots.includes(panel.slot));
     if (slots === null) this.paint();
     else panels.forEach((panel) => this.paintPanel(panel));
@@ -200,8 +220,7 @@ class App {
   }
 
   paint() {
-    const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
-    document.documentElement.dataset.theme = this.state.theme || system;
+    setTheme(this.root, this.state.theme || (this.home.isDark() ? "dark" : "light"));
     this.paintStrip();
     this.paintAnswers();
     this.panels.forEach((panel) => this.paintPanel(panel));
@@ -280,7 +299,7 @@ class App {
     } catch {
       const box = el("textarea", { class: "script", rows: 14, "aria-label": "Python", readonly: true, value: text });
       const dialog = el("dialog", {}, box, el("button", { onclick: () => dialog.remove() }, "Close"));
-      document.body.append(dialog);
+      this.root.append(dialog);
       dialog.showModal();
       box.select();
     }
@@ -294,10 +313,4 @@ class App {
       this.tell(error.message);
     }
   }
-}
-
-const inside = document.getElementById("data");
-if (inside) {
-  const app = new App(document.getElementById("explorer"), JSON.parse(inside.textContent));
-  app.start();
 }

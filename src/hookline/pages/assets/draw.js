@@ -6,7 +6,11 @@ const COLORS = {
   dark: { paper: [38, 43, 54], ink: "#e8eaf0", faint: "#a2aabb", warm: [255, 150, 54], cold: [92, 168, 255], one: [166, 156, 255], on: "#10131a" },
 };
 
-const isDark = () => document.documentElement.dataset.theme === "dark";
+let theme = "light";
+const isDark = () => theme === "dark";
+function setTheme(root, name) {
+  root.dataset.theme = theme = name;
+}
 const palette = () => COLORS[isDark() ? "dark" : "light"];
 
 // -1 to 1 around zero, or 0 to 1 with the scale "one": red, green and blue.
@@ -23,19 +27,26 @@ function color(share, scale) {
   return found ? `rgb(${found.join(" ")})` : "transparent";
 }
 
+// Shown above everything else (as a popover), also where the page is inside something that clips or moves it.
 const tip = {
   node: null,
-  show(lines, x, y) {
-    this.node ??= document.body.appendChild(el("div", { class: "tip", role: "status" }));
+  show(lines, x, y, near) {
+    const root = near.closest("[data-theme]");
+    if (this.node?.parentNode !== root) {
+      this.node?.remove();
+      this.node = root.appendChild(el("div", { class: "tip", role: "status", popover: "manual", hidden: true }));
+    }
     this.node.replaceChildren(...lines.map((line) =>
       line instanceof Node ? line : el("div", {}, line)));
-    this.node.hidden = false;
+    if (this.node.hidden) { this.node.hidden = false; this.node.showPopover?.(); }
     const { offsetWidth: wide, offsetHeight: high } = this.node;
     this.node.style.left = `${Math.max(4, Math.min(x + 14, innerWidth - wide - 8))}px`;
     this.node.style.top = `${Math.max(4, y + 18 + high > innerHeight ? y - high - 10 : y + 18)}px`;
   },
   hide() {
-    if (this.node) this.node.hidden = true;
+    if (!this.node || this.node.hidden) return;
+    this.node.hidden = true;
+    this.node.hidePopover?.();
   },
 };
 
@@ -211,7 +222,7 @@ class Grid {
   touch(found, x, y) {
     const isNew = !this.at || this.at[0] !== found[0] || this.at[1] !== found[1];
     this.at = found;
-    if (this.spec.lines) tip.show(this.spec.lines(...found), x, y);
+    if (this.spec.lines) tip.show(this.spec.lines(...found), x, y, this.canvas);
     if (isNew) this.link.hover(this.place(...found));
   }
 
