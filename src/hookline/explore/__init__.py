@@ -4,12 +4,13 @@
     explorer.address               # http://127.0.0.1:…/…/
     explorer.close()
 
-On the command line: `hookline explore MODEL`.
+In a notebook, the explorer is a widget. On the command line: `hookline explore MODEL`.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import webbrowser
 from contextlib import suppress
@@ -21,11 +22,12 @@ from hookline.errors import HooklineError
 from hookline.explore.live_edits import script
 from hookline.explore.question import Question
 from hookline.explore.server import ExplorerServer
+from hookline.explore.session import Session
 from hookline.explore.views import about_model, answer
 from hookline.model import HookedModel
 from hookline.pages.document import document
 
-__all__ = ["Explorer", "explore", "export_page", "first_prompts", "serve"]
+__all__ = ["Explorer", "explore", "export_page", "first_prompts", "in_notebook", "serve"]
 
 _FIRST = {
     "tinyworld": (
@@ -81,16 +83,22 @@ def explore(
     prompt: str = "",
     other: str = "",
     *,
+    server: bool | None = None,
     port: int = 0,
     browser: bool = True,
+    height: int = 720,
     name: str | None = None,
-) -> Explorer:
-    """Serve the page of a model from a thread, and open it in a browser.
+) -> Any:
+    """Show the page of a model: in a notebook as a widget, otherwise in a browser, served from a thread.
 
-    `other` is a second prompt to compare with. `name` is what "Copy as Python" loads the model by.
+    Returns an `ExplorerWidget` or an `Explorer`. `server=True` is the server (with `port` and `browser`), False the
+    widget (with `height`, in pixels), and None the widget if `in_notebook()`. `other` is a second prompt to compare
+    with. `name` is what "Copy as Python" loads the model by.
     """
     _check(model)
     name = model.cfg.model_name if name is None else name
+    if not (not in_notebook() if server is None else server):
+        return _widget_class()(Session(model, name), prompt=prompt, other=other, height=height)
     explorer = Explorer(ExplorerServer(model, name, prompt=prompt, other=other, port=port))
     print(explorer.address, flush=True)
     if browser:
@@ -98,9 +106,27 @@ def explore(
     return explorer
 
 
+def in_notebook() -> bool:
+    """Whether this process is a Jupyter kernel, as in a notebook of Jupyter, VS Code or Colab."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return getattr(shell, "kernel", None) is not None  # a terminal's shell has none
+
+
+def _widget_class() -> Any:
+    try:
+        from hookline.explore.widget import ExplorerWidget
+    except ModuleNotFoundError as error:
+        raise HooklineError(
+            f'in a notebook, the explorer needs {error.name}: pip install "hookline[explore]". Without it, '
+            f"model.explore(prompt, server=True) opens the explorer in a browser on this machine"
+        ) from None
+    return ExplorerWidget
+
+
 def serve(model: HookedModel, prompt: str, other: str = "", **options: Any) -> None:
     """Serve the page until Ctrl-C; for the options see `explore`."""
-    with explore(model, prompt, other, **options) as explorer, suppress(KeyboardInterrupt):
+    with explore(model, prompt, other, server=True, **options) as explorer, suppress(KeyboardInterrupt):
         explorer._thread.join()
 
 

@@ -19,10 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from hookline.errors import HooklineError
-from hookline.explore.jobs import Cancelled, Worker
-from hookline.explore.live_edits import script
-from hookline.explore.question import Question
-from hookline.explore.views import Data, about_model, answer
+from hookline.explore.session import Session
 from hookline.model import HookedModel
 from hookline.pages.document import document, policy
 
@@ -55,15 +52,14 @@ class ExplorerServer(ThreadingHTTPServer):
     patience = PATIENCE
 
     def __init__(self, model: HookedModel, name: str, *, prompt: str = "", other: str = "", port: int = 0) -> None:
-        self.worker = Worker()  # before the socket, which closes everything if it cannot be had
+        self.session = Session(model, name)  # before the socket, which closes everything if it cannot be had
         try:
             super().__init__(("127.0.0.1", port), _Handler)
         except (OSError, OverflowError) as error:
             raise HooklineError(f"port {port} of 127.0.0.1 cannot be used: {error}. Use --port 0 for any") from None
-        self.model, self.name, self.state = model, name, {"prompt": prompt, "other": other}
+        self.state = {"prompt": prompt, "other": other}
         self.token = secrets.token_urlsafe(24)
         self.places = threading.BoundedSemaphore(MOST_CONNECTIONS)
-        self.described = about_model(model, name)
 
     @property
     def address(self) -> str:
@@ -78,7 +74,7 @@ class ExplorerServer(ThreadingHTTPServer):
     def server_close(self) -> None:
         """Stop listening, and end the worker's thread."""
         super().server_close()
-        self.worker.close()
+        self.session.close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread of its own, unless there are too many already."""
@@ -148,44 +144,24 @@ class _Handler(BaseHTTPRequestHandler):
         if self._path() != "":
             raise Refused(HTTPStatus.NOT_FOUND, "there is nothing here")
         server = self.server
-        data = {"live": True, "model": server.described, "state": server.state, "answers": {}}
+        data = {"live": True, "model": server.session.described, "state": server.state, "answers": {}}
         return "text/html; charset=utf-8", document(data).encode()
 
     def _answer(self) -> tuple[str, bytes]:
-        path = self._path()
+        path, session = self._path(), self.server.session
         self._check_origin()
-        if path == "save":
-            return "text/html; charset=utf-8", _saved(self._body(MOST_SAVED_BYTES), self.server.described)
-        body = self._body(MOST_BYTES)
-        if path == "cancel":
-            self.server.worker.cancel(_text(body, "tab"))
-            return "application/json", b"{}"
-        if path != "ask":
-            raise Refused(HTTPStatus.NOT_FOUND, "there is nothing here")
-        return "application/json", json.dumps(self._asked(body)).encode()
-
-    def _asked(self, body: dict[str, Any]) -> Data:
-        """The view, or why there is none: a question that the model cannot answer is no mistake of the request."""
-        state, model = body.get("state"), self.server.model
-        if not isinstance(state, int):
-            raise Refused(HTTPStatus.BAD_REQUEST, "a question needs the number of the page's state")
+        body = self._body(MOST_SAVED_BYTES if path == "save" else MOST_BYTES)
         try:
-            asked = Question.of(body.get("question"))
+            if path == "save":
+                return "text/html; charset=utf-8", session.saved(body.get("state"), body.get("answers")).encode()
+            if path == "cancel":
+                session.cancel(body)
+                return "application/json", b"{}"
+            if path == "ask":
+                return "application/json", json.dumps(session.ask(body).answered()).encode()
         except HooklineError as error:
             raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from None
-        start = time.perf_counter()
-        job = self.server.worker.submit(
-            lambda: answer(model, asked), tab=_text(body, "tab"), slot=_text(body, "slot"), state=state
-        )
-        try:
-            data = {**job.result(), "seconds": time.perf_counter() - start}
-            return data | ({"script": script(self.server.name, asked)} if asked.view == "next" else {})
-        except Cancelled:
-            return {"cancelled": True}
-        except HooklineError as error:
-            return {"error": str(error)}
-        except Exception as error:  # whatever a model raises, memory that ran out among it: the server goes on
-            return {"error": f"{type(error).__name__}: {error}"}
+        raise Refused(HTTPStatus.NOT_FOUND, "there is nothing here")
 
     def _path(self) -> str:
         """What comes after the token in the address."""
@@ -243,21 +219,3 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)
-
-
-def _text(body: dict[str, Any], name: str) -> str:
-    found = body.get(name)
-    if not isinstance(found, str) or len(found) > 100:
-        raise Refused(HTTPStatus.BAD_REQUEST, f"{name} is a short text")
-    return found
-
-
-def _saved(body: dict[str, Any], described: Data) -> bytes:
-    """The page with the data of the current views inside."""
-    state, answers = body.get("state"), body.get("answers")
-    if not isinstance(state, dict) or not isinstance(answers, dict):
-        raise Refused(HTTPStatus.BAD_REQUEST, "a page is saved from its state and its answers")
-    try:
-        return document({"live": False, "model": described, "state": state, "answers": answers}).encode()
-    except ValueError as error:  # NaN, which JSON does not have
-        raise Refused(HTTPStatus.BAD_REQUEST, f"the page cannot be saved: {error}") from None

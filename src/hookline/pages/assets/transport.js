@@ -6,12 +6,8 @@ const EMPTY = {
   measure: "attribution", sweep: "stream", point: "", pointHead: 0, edits: [], theme: "", count: 20,
 };
 
-// The state is in the address, after the #, which browsers keep to themselves.
-function stateFrom(hash, given) {
-  let found = {};
-  try {
-    found = hash.length > 1 ? JSON.parse(decodeURIComponent(hash.slice(1))) : {};
-  } catch { /* an address that was cut off: start anew */ }
+// A state with the fields that were found, where they are of the right kind.
+function stateOf(found, given) {
   const state = { ...EMPTY, ...given };
   for (const [key, value] of Object.entries(found ?? {})) {
     const like = EMPTY[key];
@@ -21,16 +17,32 @@ function stateFrom(hash, given) {
   return state;
 }
 
+// The state is in the address, after the #, which browsers keep to themselves.
+function stateFrom(hash, given) {
+  let found = {};
+  try {
+    found = hash.length > 1 ? JSON.parse(decodeURIComponent(hash.slice(1))) : {};
+  } catch { /* an address that was cut off: start anew */ }
+  return stateOf(found, given);
+}
+
 function addressOf(state) {
   const kept = Object.entries(state).filter(([key, value]) =>
     JSON.stringify(value) !== JSON.stringify(EMPTY[key]));
   return `#${encodeURIComponent(JSON.stringify(Object.fromEntries(kept)))}`;
 }
 
+const newTab = () => Array.from(crypto.getRandomValues(new Uint8Array(12)), (byte) => byte.toString(16)).join("");
+
+function checked(data) {
+  if (data.error || data.cancelled) throw Object.assign(new Error(data.error), { cancelled: data.cancelled });
+  return data;
+}
+
 // Asks the server; newer questions make the server drop older ones of this tab.
 class Server {
   constructor() {
-    this.tab = Array.from(crypto.getRandomValues(new Uint8Array(12)), (byte) => byte.toString(16)).join("");
+    this.tab = newTab();
     this.base = location.pathname.replace(/\/?$/, "/");
     this.stopping = new AbortController();
   }
@@ -58,9 +70,7 @@ class Server {
   }
 
   async ask(slot, state, question) {
-    const data = await (await this.post("ask", { tab: this.tab, slot, state, question }, this.stopping.signal)).json();
-    if (data.error || data.cancelled) throw Object.assign(new Error(data.error), { cancelled: data.cancelled });
-    return data;
+    return checked(await (await this.post("ask", { tab: this.tab, slot, state, question }, this.stopping.signal)).json());
   }
 
   cancel() {

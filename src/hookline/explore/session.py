@@ -1,0 +1,83 @@
+"""What pages ask about one model, and the answers: the same for the server and for the widget."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from hookline.errors import HooklineError
+from hookline.explore.jobs import Cancelled, Job, Worker
+from hookline.explore.live_edits import script
+from hookline.explore.question import Question
+from hookline.explore.views import Data, about_model, answer
+from hookline.model import HookedModel
+from hookline.pages.document import document
+
+
+class Asked:
+    """A question that waits for its turn."""
+
+    def __init__(self, job: Job, question: Question, name: str) -> None:
+        self._job, self._question, self._name = job, question, name
+        self._start = time.perf_counter()
+
+    def answered(self) -> Data:
+        """Wait for the view, or why there is none: whatever the model raises, the page is told."""
+        try:
+            data = {**self._job.result(), "seconds": time.perf_counter() - self._start}
+            return data | ({"script": script(self._name, self._question)} if self._question.view == "next" else {})
+        except Cancelled:
+            return {"cancelled": True}
+        except HooklineError as error:
+            return {"error": str(error)}
+        except Exception as error:  # whatever a model raises, memory that ran out among it
+            return {"error": f"{type(error).__name__}: {error}"}
+
+
+class Session:
+    """A model, the thread that runs what its pages ask, and what the pages know about the model.
+
+    session = Session(model, "tinyworld")
+    session.ask({"tab": "a", "slot": "next", "state": 0, "question": {"view": "next", "prompt": "Mary"}}).answered()
+    """
+
+    def __init__(self, model: HookedModel, name: str) -> None:
+        self.name, self.worker = name, Worker()
+        self.described = about_model(model, name)
+        self._model: HookedModel | None = model
+
+    def ask(self, body: dict[str, Any]) -> Asked:
+        """Read a question and let it wait for its turn; raises if it is malformed."""
+        state, model = body.get("state"), self._model
+        if not isinstance(state, int):
+            raise HooklineError("a question needs the number of the page's state")
+        tab, slot, question = _short(body, "tab"), _short(body, "slot"), Question.of(body.get("question"))
+        if model is None:
+            raise HooklineError("this explorer is closed: call model.explore again")
+        job = self.worker.submit(lambda: answer(model, question), tab=tab, slot=slot, state=state)
+        return Asked(job, question, self.name)
+
+    def cancel(self, body: dict[str, Any]) -> None:
+        """Cancel everything that a tab has asked."""
+        self.worker.cancel(_short(body, "tab"))
+
+    def saved(self, state: Any, answers: Any) -> str:
+        """The page with the data of the current views inside."""
+        if not isinstance(state, dict) or not isinstance(answers, dict):
+            raise HooklineError("a page is saved from its state and its answers")
+        try:
+            return document({"live": False, "model": self.described, "state": state, "answers": answers})
+        except ValueError as error:  # NaN, which JSON does not have
+            raise HooklineError(f"the page cannot be saved: {error}") from None
+
+    def close(self) -> None:
+        """Cancel everything, end the thread, and let go of the model; may be called more than once."""
+        self.worker.close()
+        self._model = None
+
+
+def _short(body: dict[str, Any], name: str) -> str:
+    found = body.get(name)
+    if not isinstance(found, str) or len(found) > 100:
+        raise HooklineError(f"{name} is a short text")
+    return found
