@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import threading
-from pathlib import Path
 from typing import Any
 
 import anywidget
 import traitlets
 
-from hookline.engine.tensorfile import write_bytes
 from hookline.errors import HooklineError
 from hookline.explore.question import LiveEdit
 from hookline.explore.session import Asked, Session
 from hookline.explore.views import Data
 from hookline.pages.document import widget_module
+from hookline.pages.html_page import HtmlPage
 
 
 class ExplorerWidget(anywidget.AnyWidget):
@@ -24,7 +22,7 @@ class ExplorerWidget(anywidget.AnyWidget):
         explorer = model.explore(prompt)
         explorer                       # as the last line of a cell: shows it
         explorer.state["prompt"]       # what the page shows now; assign to `state` or `edits` to change it
-        explorer.save("page.html")     # the current views as one page
+        explorer.page()                # the current views as a page that needs no kernel
 
     Questions are answered in a thread, so other cells can run meanwhile.
     """
@@ -52,12 +50,11 @@ class ExplorerWidget(anywidget.AnyWidget):
             LiveEdit.of(row)
         self.state = {**self.state, "edits": [{"on": True, **row} for row in rows]}
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the page to a file, with the current views inside; it opens from disk, without a kernel."""
+    def page(self) -> HtmlPage:
+        """The current views as a page that needs no kernel: shown in a cell, it is saved with the notebook."""
         if not self._shown:
             raise HooklineError("the page has no views yet: show the explorer in a cell, and wait for its answers")
-        write_bytes(Path(path), self._session.saved(dict(self.state), self._shown).encode(), "the page")
-        return Path(path)
+        return HtmlPage(self._session.saved(dict(self.state), self._shown), self.height)
 
     def close(self) -> None:
         """Remove the widget, end its thread and let go of the model; may be called more than once."""

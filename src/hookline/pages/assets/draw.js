@@ -306,3 +306,12 @@ function bars(rows, link, { most, signed = false, labelWidth = 88 }) {
     group.classList.toggle("lit", Boolean(link.hovered && rows[at].place && alike(rows[at].place, link.hovered)))));
   return node;
 }
+
+// A number in a cell: next to larger ones, almost nothing is 0.
+const brief = (value, most) => (Math.abs(value) < 0.005 * most ? "0" : number(value, 2));
+
+// The colors of a scale, from one number to another.
+function legend(most, { low = -most, scale = "zero", center = 0 } = {}) {
+  const strip = upTo(41).map((at) => svg("rect", { x: at * 4, y: 0, width: 4, height: 9, fill: color(scale === "one" ? at / 40 : at / 20 - 1, scale) }));
+  return el("div", { class: "legend", "aria-hidden": "true" }, number(center + low, 2), svg("svg", { viewBox: "0 0 164 9", width: 164, height: 9 }, strip), number(center + most, 2));
+}

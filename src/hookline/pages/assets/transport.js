@@ -97,7 +97,7 @@ class Tab {
   }
 
   keep(state) {
-    history.replaceState(null, "", addressOf(state));
+    if (location.protocol !== "about:") history.replaceState(null, "", addressOf(state)); // a page in a frame has no address
   }
 
   // Call when the state was changed from outside.
