@@ -3,8 +3,8 @@
     from hookline.experiments import figures
 
     tokens = model.to_str_tokens(prompt)
-    figures.attention(tokens, model.cache(prompt)["pattern", 3][0])
-    figures.tokens(tokens, losses)
+    figures.attention_map(tokens, model.cache(prompt)["pattern", 3][0])
+    figures.colored_tokens(tokens, losses)
 
 Each returns an `HtmlPage`: a notebook shows it, `save(path)` writes it to a file.
 """
@@ -22,14 +22,14 @@ from hookline.errors import HooklineError
 from hookline.pages.html_page import HtmlPage, figure
 from hookline.pages.tensors import packed_tensor
 
-__all__ = ["attention", "tokens"]
+__all__ = ["attention_map", "colored_tokens"]
 
 
 def __dir__() -> list[str]:
     return __all__
 
 
-def attention(
+def attention_map(
     texts: Sequence[str],
     pattern: Float[Tensor, "pos pos"] | Float[Tensor, "head pos pos"],
     *,
@@ -44,13 +44,13 @@ def attention(
     """
     rows = _rows(pattern, 3, "a pattern is [query, key] or [head, query, key]")
     if rows.shape[1:] != (len(texts), len(texts)):
-        raise HooklineError(f"a pattern of shape {list(pattern.shape)} does not fit {len(texts)} tokens")
+        raise HooklineError(f"a pattern of shape {list(rows.shape)} does not fit {len(texts)} tokens")
     heads = _names(names, len(rows), [f"head {at}" for at in range(len(rows))])
     panel = {"kind": "attention", "title": "", "tokens": list(texts), "names": heads, "values": packed_tensor(rows)}
     return figure([panel], title, theme)
 
 
-def tokens(
+def colored_tokens(
     texts: Sequence[str],
     values: Float[Tensor, " pos"] | Float[Tensor, "row pos"],
     *,
@@ -65,16 +65,13 @@ def tokens(
     """
     rows = _rows(values, 2, "values are [pos] or [row, pos]")
     if rows.shape[1] != len(texts):
-        raise HooklineError(f"values of shape {list(values.shape)} do not fit {len(texts)} tokens")
+        raise HooklineError(f"values of shape {list(rows.shape)} do not fit {len(texts)} tokens")
     finite = torch.where(rows.isfinite(), rows, 0.0)
     given = {"tokens": list(texts), "names": _names(names, len(rows), [""] if len(rows) == 1 else None)}
-    look = {"scale": "zero" if bool((finite < 0).any()) else "one", "most": [x or 1.0 for x in _largest(finite)]}
-    panel = {"kind": "tokens", "title": "", **given, **look, "values": packed_tensor(rows)}
+    most = [float(row.abs().max()) or 1.0 for row in finite]
+    scales = ["zero" if bool((row < 0).any()) else "one" for row in finite]
+    panel = {"kind": "tokens", "title": "", **given, "most": most, "scales": scales, "values": packed_tensor(rows)}
     return figure([panel], title, theme)
-
-
-def _largest(rows: Tensor) -> list[float]:
-    return [float(row.abs().max()) for row in rows]
 
 
 def _rows(given: Any, ndim: int, shapes: str) -> Tensor:

@@ -67,7 +67,7 @@ def _height(panel: dict[str, Any]) -> int:
     if kind == "bars":
         return around + 24 * len(panel["labels"])
     if kind == "curves":
-        return around + 340
+        return around + 280
     lines = -(-sum(8 * len(text) + 14 for text in panel["tokens"]) // _WIDTH)
     return around + 26 * lines + (0 if kind == "tokens" else 110 + min(484, _plain(len(panel["tokens"]))))
 

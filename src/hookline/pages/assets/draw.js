@@ -281,7 +281,7 @@ function bars(rows, link, { most, signed = false, labelWidth = 88 }) {
   const each = Math.max(...rows.map((row) => row.values.length));
   const high = 13 * each + 7;
   const width = 400, room = width - labelWidth - 58, zero = signed ? labelWidth + room / 2 : labelWidth;
-  const unit = (signed ? room / 2 : room) / most;
+  const unit = (signed ? room / 2 - 44 : room) / most; // negative numbers are written to the left of their bars
   const drawn = rows.map((row, at) => {
     const parts = row.values.map(({ value, kind, text }, nth) => {
       const length = Math.max(1, Math.abs(value) * unit), y = 3 + 13 * nth;

@@ -83,7 +83,7 @@ function barPanel(panel, figure) {
   const most = largest(shares), longest = Math.max(...texts.map((text) => Math.min(26, text.length)));
   const rows = texts.map((text, at) => ({
     label: cut(text, 26), place: { [axis]: at },
-    values: [{ value: Number.isNaN(shares[at]) ? 0 : shares[at], kind: shares[at] < 0 ? "cold" : "warm", text: number(values[at], 6) }],
+    values: [{ value: Number.isNaN(shares[at]) ? 0 : shares[at], kind: shares[at] < 0 ? "cold" : "warm", text: number(values[at], 4) }],
   }));
   const node = bars(rows, figure.link, { most, signed: shares.some((share) => share < 0), labelWidth: Math.max(48, 7 * longest + 12) });
   node.querySelectorAll(".row").forEach((row, at) => {
@@ -103,7 +103,9 @@ function ticks(low, high) {
 }
 
 function curvePanel(panel, figure) {
-  return [new Curves(panel, figure).node];
+  const curves = new Curves(panel, figure);
+  const keys = panel.series.map((name, nth) => el("span", {}, svg("svg", { viewBox: "0 0 14 8", width: 14, height: 8 }, svg("rect", { y: 2, width: 14, height: 4, fill: curves.ink(nth) })), ` ${name}`));
+  return [curves.node, panel.series.length > 1 ? el("div", { class: "legend keys" }, keys) : null];
 }
 
 // Curves over one axis, with a tip for all of them where the pointer is.
@@ -140,7 +142,7 @@ class Curves {
     const right = this.wide - 82, foot = this.high - this.down, { labels, marks, axis } = this.panel;
     const across = ticks(this.low, this.most).map((value) => [
       svg("line", { x1: this.left, x2: right, y1: this.y(value), y2: this.y(value), class: "zero" }),
-      svg("text", { x: this.left - 6, y: this.y(value) + 4, class: "value", "text-anchor": "end" }, number(value)),
+      svg("text", { x: this.left - 6, y: this.y(value) + 4, class: "value", "text-anchor": "end" }, String(Number(value.toPrecision(4)))),
     ]);
     const every = Math.ceil((labels.length * (this.isWords ? 16 : 26)) / (right - this.left));
     const below = labels.map((label, at) => (at % every ? null : svg("text", {
@@ -236,7 +238,7 @@ function attentionFigure(panel, figure, at) {
 
 function tokenFigure(panel, figure, at) {
   const values = tensor(panel.values), row = figure.chosen[at];
-  const most = panel.most[row], { scale } = panel;
+  const [most, scale] = [panel.most[row], panel.scales[row]];
   const show = (pos) => (event) => {
     const box = event.target.getBoundingClientRect();
     tip.show([el("b", {}, `${pos}: ${shown(panel.tokens[pos])}`), ...panel.names.map((name, nth) => `${name ? `${name}: ` : ""}${number(values.at(nth, pos), 6)}`)], box.left, box.bottom - 12, event.target);
