@@ -35,7 +35,7 @@ class Panels(Figure):
     """A figure with several panels. A notebook shows it once, whether or not the cell ends with it."""
 
     def _ipython_display_(self) -> None:
-        from IPython.display import Image, display  # type: ignore[import-not-found]
+        from IPython.display import Image, display
 
         if pyplot.fignum_exists(getattr(self, "number", -1)):
             return  # pyplot shows it when the cell ends
