@@ -69,7 +69,7 @@ def _height(panel: dict[str, Any]) -> int:
     if kind == "curves":
         return around + 280
     lines = -(-sum(8 * len(text) + 14 for text in panel["tokens"]) // _WIDTH)
-    return around + 26 * lines + (0 if kind == "tokens" else 110 + min(484, _plain(len(panel["tokens"]))))
+    return around + 26 * lines + (0 if kind == "tokens" else 50 + min(484, _plain(len(panel["tokens"]))))
 
 
 def _plain(rows: int) -> int:
