@@ -1,15 +1,13 @@
 """What `hookline.hook` makes of a model inside somebody else's wrapper, and of one that is sharded over processes."""
 
 import copy
-import os
-import socket
 
 import pytest
 import tiny_models
 import torch
 import torch.distributed as dist
 from networks import MLP
-from torch import multiprocessing, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hookline
@@ -127,49 +125,3 @@ def test_fsdp_is_no_such_split(llama) -> None:
         _, own = hookline.hook(llama).run_with_cache(IDS)
         _, cache = hookline.hook(fully_shard(sharded, mesh=mesh)).run_with_cache(IDS)
     assert all(torch.equal(cache[name], own[name]) for name in own)
-
-
-@pytest.mark.parametrize("option", [{"tp_plan": "auto"}, {"tp_size": 2}, {"distributed_config": object()}])
-def test_load_refuses_to_split_a_model(option) -> None:
-    with pytest.raises(HooklineError, match="device_map"):
-        hookline.load("tinyworld", **option)
-
-
-def refused_by_rank(rank: int, folder: str, port: str, answers) -> None:
-    """One of two processes that share a tensor-parallel model: what `hook` says, and what a native point has."""
-    where = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
-    os.environ.update(where, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=2)
-    from transformers import AutoModelForCausalLM
-    from transformers.distributed import DistributedConfig
-
-    config = DistributedConfig(tp_plan="auto")
-    module = AutoModelForCausalLM.from_pretrained(folder, distributed_config=config)
-    try:
-        hookline.hook(module)
-    except HooklineError as error:
-        said = str(error)
-    else:
-        said = "nothing"
-    layer = "model.layers.1"
-    with torch.no_grad():
-        _, cache = hookline.HookedModule(module).run_with_cache(IDS, names_filter=layer)
-    answers.put((rank, said, cache[layer].tolist()))
-    dist.destroy_process_group()
-
-
-@pytest.mark.slow
-def test_a_tensor_parallel_model_is_refused(llama, tmp_path) -> None:
-    llama.save_pretrained(tmp_path)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    answers = multiprocessing.get_context("spawn").SimpleQueue()
-    multiprocessing.spawn(refused_by_rank, (str(tmp_path), port, answers), nprocs=2)
-    with torch.no_grad():
-        whole = hookline.hook(llama).run_with_cache(IDS)[1]["blocks.1.hook_resid_post"]
-    for _ in range(2):
-        _, said, seen = answers.get()
-        assert "sharded over processes (tp_size=2)" in said
-        assert torch.allclose(torch.tensor(seen), whole, atol=1e-5), "the output of a whole layer is whole, as is said"

@@ -65,7 +65,7 @@ def points(
 def demo(
     out: Annotated[Path, typer.Option(help="The folder that the page is written to.")] = Path("out"),
 ) -> None:
-    """Tour the model inside the package: which heads matter, what they do, and what changes without them."""
+    """Tour the model inside the package, in the terminal and as a page of the explorer that opens from disk."""
     from hookline.demo import demo as tour
 
     with _errors_in_one_line():

@@ -20,7 +20,7 @@ from hookline.hooks.hooked_module import HookedModule, HookedRootModule
 from hookline.model import HookedModel
 from hookline.transformer.find_anatomy import find_anatomy, language_of, tower_of, unknown_anatomy
 from hookline.transformer.hub import EMBEDDED, as_hookline_error, find_model
-from hookline.transformer.sharded import PARALLEL_OPTIONS, refuse_sharded
+from hookline.transformer.sharded import prepare_sharded
 
 
 @overload
@@ -45,7 +45,7 @@ def hook(module: nn.Module | HookedModule, tokenizer: Any = None) -> Hooked:
         return module
     if not isinstance(module, nn.Module):
         raise HooklineError(f"hookline.hook takes an nn.Module, not {type(module).__name__}")
-    refuse_sharded(module)
+    prepare_sharded(module)
     model = _model_inside(module)
     anatomy = find_anatomy(model) if _is_model(model) else None
     if anatomy is not None:
@@ -144,12 +144,6 @@ def load(
     "tinyworld" and "tinysight", which takes images, are in the package. `kwargs` go to transformers'
     `from_pretrained` (`attn_implementation=…`, `device_map=…`, `gguf_file=…`).
     """
-    parallel = [option for option in PARALLEL_OPTIONS if kwargs.get(option) is not None]
-    if parallel:
-        raise HooklineError(
-            f"{', '.join(parallel)} would split the model over processes, where points inside a layer have only part "
-            "of their values: leave it out; device_map='auto' spreads a model over devices within one process"
-        )
     where = find_model(name, kwargs)
     with _without_progress_bar(name in EMBEDDED), as_hookline_error(name):
         kwargs |= {"local_files_only": True} if where.is_cached_only else {}

@@ -1,4 +1,4 @@
-"""The examples on tinyworld, and the demo: each runs, and what it says is so."""
+"""The examples on tinyworld: each runs, and what it says is so."""
 
 import importlib.util
 import re
@@ -9,9 +9,6 @@ import pytest
 import torch
 
 import hookline
-from hookline import demo
-from hookline.demo import chapters
-from hookline.demo.story import likeliest, story
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FOLDERS = ("transformerlens", "mi_crow", "vlm_spectra")
@@ -292,63 +289,3 @@ def test_one_interface() -> None:
     assert ran == {"lm.layer.2.pre": 4, "lm.attn.2.out": 4, "lm.layer.2.post": 4}
     assert as_before
     assert "lm.mlp.9.out" in message
-
-
-# The demo
-
-
-@pytest.fixture(scope="module")
-def found() -> chapters.Findings:
-    with torch.no_grad():
-        return chapters.find_all(hookline.load("tinyworld"))
-
-
-def test_the_demo_finds_the_head_of_the_giver(found) -> None:
-    assert found.giver == (3, 4) == chapters.highest(found.lost)
-    assert found.restored[found.giver] > 0.9
-    assert (found.restored.flatten().sort().values[:-1] < 0.1).all()
-    assert found.lost[found.giver] > found.logit_diff, "without it the other name leads"
-    assert found.attention.pattern[-1].argmax() == 9, "the second John"
-    assert found.pushed["John"] < found.pushed["Mary"] < 0
-
-
-def test_the_demo_changes_answers(found) -> None:
-    assert found.predictions[0][0] == "Mary"
-    assert likeliest(found.without_giver, 1) == "John"
-    assert [likeliest(found.corrected, at) for at in (0, 1)] == ["Rome", "Paris"]
-
-
-def test_the_demo_finds_the_heads_that_repeat_and_agree(found) -> None:
-    assert found.induction[found.repeater] > 0.5
-    half = len(found.stripe.words) // 2
-    queries = torch.arange(half + 1, 2 * half)
-    assert found.stripe.pattern[queries, queries - half + 1].mean() > 0.8
-    assert set(found.agreeing) == {(3, 7), (3, 3)}
-    whole, _, without = found.shares["the truth, after a wrong opinion"]
-    assert whole < 0.1 < 0.8 < without
-    assert min(found.shares["the truth, after no opinion"]) == 1
-
-
-def test_the_demos_code_runs(found) -> None:
-    space: dict[str, Any] = {}
-    for chapter in story(found):
-        exec(chapter.code, space)
-    assert space["text"].endswith(" John.")
-    assert space["answer"] == " Paris"
-    assert torch.allclose(space["stripe"], found.stripe.pattern, atol=1e-5)
-    assert torch.allclose(space["cache"]["pattern", 3][0, 4], found.attention.pattern, atol=1e-5)
-
-
-def test_the_demo(tmp_path, capsys) -> None:
-    threads = torch.get_num_threads()
-    path = demo.demo(tmp_path / "new")
-    assert path == tmp_path / "new" / "demo.html"
-    out, _ = capsys.readouterr()
-    assert str(path) in out
-    assert max(map(len, out.splitlines())) <= 120
-    html = path.read_text(encoding="utf-8")
-    assert html.count("<section>") == html.count("<pre>") == 6
-    assert html.count("<svg") == 5
-    assert re.findall(r'(?:src|href)="', html) == [], "one page that needs nothing else"
-    assert str(EXAMPLES.parent) not in html
-    assert torch.get_num_threads() == threads

@@ -170,7 +170,7 @@ def test_two_tabs_at_once(explorer) -> None:
 
 
 def test_the_saved_page_has_the_data_inside_as_text(explorer) -> None:
-    body = {"state": {"prompt": "</script><script>alert(1)</script>"}, "answers": {}}
+    body = {"state": {"prompt": "</script><script>alert(1)</script>"}, "answers": []}
     reply, content = request(explorer, "POST", "/TOKEN/save", json.dumps(body), JSON)
     assert reply.status == 200
     assert b"<script>alert" not in content

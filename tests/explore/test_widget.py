@@ -114,7 +114,7 @@ def test_bad_messages_are_told_and_the_widget_goes_on(notebook, widget) -> None:
     assert "unknown: ['wrong']" in notebook.ask(widget, "next", 2, wrong=1)["error"]
     notebook.post(widget, "elsewhere", 3)
     assert "elsewhere" in notebook.reply(3)["error"]
-    notebook.post(widget, "save", 4, state=None, slots=[])
+    notebook.post(widget, "save", 4, state=None)
     assert "state" in notebook.reply(4)["error"]
     assert notebook.ask(widget, "tokens", 5)["tokens"]["ids"]
 
@@ -158,8 +158,9 @@ def test_a_page_is_saved_from_the_answers_so_far(notebook, widget, tmp_path) -> 
     data = notebook.ask(widget, "next")
     notebook.ask(widget, "tokens", 2)
     assert data["before"]["f32"] in widget.page().save(tmp_path / "page.html").read_text()
-    notebook.post(widget, "save", 3, state=dict(widget.state), slots=["tokens"])
-    page = notebook.reply(3)["page"]
+    notebook.ask(widget, "tokens", 3, state=1, prompt="Mary")  # the page has moved on
+    notebook.post(widget, "save", 4, state=dict(widget.state))
+    page = notebook.reply(4)["page"]
     assert page.startswith("<!doctype html>")
     assert data["before"]["f32"] not in page
 

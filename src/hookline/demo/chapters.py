@@ -11,9 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hookline.demo.page import Attention, Head
 from hookline.edits import zero
-from hookline.experiments import ablation, contrast, head_detectors, logit_attribution, metrics, patching
+from hookline.experiments import ablation, contrast, head_detectors, logit_attribution, logit_lens, metrics, patching
 from hookline.model import HookedModel
 
 Grid: TypeAlias = Float[Tensor, "layer head"]
@@ -36,22 +35,51 @@ CAPITALS = {
 PAIRS = (("Mary", "John"), ("Alice", "Bob"), ("Tom", "Anna"), ("Kate", "Paul"), ("Sarah", "David"), ("Mark", "Lucy"))
 
 
+class Head(NamedTuple):
+    """An attention head; prints as "3.4"."""
+
+    layer: int
+    head: int
+
+    def __str__(self) -> str:
+        return f"{self.layer}.{self.head}"
+
+
+class Attention(NamedTuple):
+    """The words of a text, and the attention of a head from each to each."""
+
+    words: list[str]
+    pattern: Float[Tensor, "pos pos"]
+
+    @property
+    def last(self) -> tuple[str, float]:
+        """The word that the last one looks at most, and how much."""
+        most, at = self.pattern[-1].max(-1)
+        return self.words[int(at)], most.item()
+
+
 @dataclass(frozen=True)
 class Findings:
     """The results of the tour, from which the story is written."""
 
     predictions: list[tuple[str, float]]
+    lens: list[tuple[str, float]]  # the likeliest next word after each layer, with its probability
     logit_diff: float  # the logit of Mary minus that of John
+    added: dict[str, float]  # what each component adds to it
+    added_by_heads: Grid
     lost: Grid  # decrease of the logit difference without each head
     restored: Grid  # fraction of the logit difference that each head restores when patched into the swapped sentence
+    stream: Float[Tensor, "layer pos"]  # the same for the stream before each layer, at each position
     giver: Head  # the head that restores most
     attention: Attention  # of that head
     pushed: dict[str, float]  # its contributions to the logits of John and Mary
     without_giver: Change
+    added_without: dict[str, float]  # what each component adds to the logit difference without that head
     induction: Grid  # attention to the token after the previous occurrence
     repeater: Head
     stripe: Attention  # of the repeater
     agreeing: list[Head]  # the heads that repeat the user's opinion
+    opinion: Attention  # of the first of them
     corrected: Change
     shares: dict[str, list[float]]  # accuracy with all heads, without the first, and without both of those heads
 
@@ -61,9 +89,13 @@ def find_all(model: HookedModel) -> Findings:
     """Run every experiment of the tour."""
     receiver = metrics.logit_diff(" Mary", " John")
     ablated = ablation.ablate(model, PROMPT, receiver, progress=False)
-    patched = patching.sweep(model, PROMPT, SWAPPED, receiver, points="z", over=("layer", "head"), progress=False)
-    restored = patched.normalized.values
-    induction = head_detectors.head_scores(model, kinds="induction", batch=16, length=24).sel(kind="induction").values
+    restored, stream = (
+        patching.sweep(model, PROMPT, SWAPPED, receiver, points=points, over=over, progress=False).normalized.values
+        for points, over in (("z", ("layer", "head")), ("resid_pre", ("layer", "pos")))
+    )
+    lens = logit_lens.lens_tokens(model, PROMPT, top=1, pos=-1)
+    guesses = [word.strip() for ((word,),) in lens.tokens]
+    induction = head_detectors.head_scores(model, kinds="induction").sel(kind="induction").values
     giver, repeater = highest(restored), highest(induction)
     pushed = {
         name: logit_attribution.direct_logit_attribution(model, PROMPT, f" {name}", of="heads")[giver].item()
@@ -72,17 +104,23 @@ def find_all(model: HookedModel) -> Findings:
     agreeing, shares = agreeing_heads(model)
     return Findings(
         predictions=top(model, model(PROMPT), 5),
+        lens=list(zip(guesses, lens.probs.flatten().tolist(), strict=True)),
         logit_diff=ablated.info["clean"],
+        added=added(model),
+        added_by_heads=logit_attribution.direct_logit_attribution(model, PROMPT, " Mary", " John", of="heads").values,
         lost=ablated.info["clean"] - ablated.values,
         restored=restored,
+        stream=stream,
         giver=giver,
         attention=attention_of(model, PROMPT, giver),
         pushed=pushed,
         without_giver=change(model, PROMPT, [giver]),
+        added_without=added(model, [giver]),
         induction=induction,
         repeater=repeater,
         stripe=attention_of(model, TWICE, repeater),
         agreeing=agreeing,
+        opinion=attention_of(model, ASKED, agreeing[0]),
         corrected=change(model, ASKED, agreeing),
         shares=shares,
     )
@@ -91,6 +129,13 @@ def find_all(model: HookedModel) -> Findings:
 def off(heads: Iterable[Head]) -> list[tuple[Any, Any]]:
     """Hooks that zero these heads."""
     return [(("z", layer), zero(head=head)) for layer, head in heads]
+
+
+def added(model: HookedModel, without: Sequence[Head] = ()) -> dict[str, float]:
+    """What each component adds to the logit of Mary minus that of John, without these heads."""
+    with model.hooks(fwd_hooks=off(without)):
+        found = logit_attribution.direct_logit_attribution(model, PROMPT, " Mary", " John")
+    return {str(name): value for name, value in zip(found.coords["component"], found.values.tolist(), strict=True)}
 
 
 def highest(grid: Grid) -> Head:

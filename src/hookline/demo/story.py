@@ -1,68 +1,129 @@
-"""The story of the tour, chapter by chapter: the text is in `story.md`, its tables and figures are made here."""
+"""The story of the tour, step by step: the text and the code are in `story.md`, the states of the page are here."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-from hookline.demo.chapters import ASKED, PROMPT, Change, Findings
-from hookline.demo.page import Chapter, Shown, bars, callouts, decimal, head_map, token_map
+from hookline.demo.chapters import ASKED, PROMPT, SWAPPED, TWICE, Change, Findings, Grid, Head
+from hookline.experiments.core.labels import table
+from hookline.explore.saved import Step
 
 
-def story(found: Findings) -> list[Chapter]:
-    """The findings as chapters. Their code examples run one after the other."""
+def story(found: Findings) -> list[tuple[Step, str]]:
+    """The steps of the tour, each with a table for the terminal. Their code examples run one after the other."""
     parts = f"\n{Path(__file__).with_name('story.md').read_text(encoding='utf-8')}".split("\n# ")[1:]
-    looks = found.attention.pattern[-1]
-    fields: dict[str, Any] = {
-        "lost": found.lost[found.giver].item(),
-        "restored": 100 * found.restored[found.giver].item(),
+    fields, steps = _fields(found), []
+    for part, (scene, shown) in zip(parts, _scenes(found), strict=True):
+        title, *paragraphs, code = part.strip().split("\n\n")
+        text = "\n".join(" ".join(each.split()) for each in paragraphs)
+        text = text.format(found=found, prompt=PROMPT, question=ASKED, **fields)
+        steps.append((replace(scene, title=title, text=text, code=dedent(code)), shown))
+    return steps
+
+
+def _fields(found: Findings) -> dict[str, Any]:
+    """The numbers and words in the text."""
+    word, _ = found.predictions[0]
+    answered = next(at for at, (guess, _) in enumerate(found.lens) if guess == word)
+    told, plain, gift = found.shares.values()
+    others = [x for at, x in enumerate(found.restored.flatten().tolist()) if at != int(found.restored.argmax())]
+    return {
+        "answer": found.predictions[0],
+        "guess": found.lens[answered - 1],
+        "before_layer": answered - 2,
+        "answer_layer": answered - 1,
+        "last_layer": len(found.stream) - 1,
+        "added": _signed(found.added),
+        "added_without": _signed(found.added_without),
+        "head_adds": decimal(found.added_by_heads[found.giver].item()),
+        "lost": decimal(-found.lost[found.giver].item()),
+        "looks": found.attention.last,
         "pushed": _signed(found.pushed),
-        "looks": looks.max().item(),
-        "looked_at": found.attention.words[int(looks.argmax())],
-        "answer_without": likeliest(found.without_giver, 1),
-        "stripe": 100 * found.induction[found.repeater].item(),
+        "without": likeliest(found.without_giver, 1),
+        "at_name": found.stream[-1].max().item(),
+        "at_end": found.stream[-1, -1].item(),
+        "restored": found.restored[found.giver].item(),
+        "next_best": max(others),
+        "stripe": found.induction[found.repeater].item(),
         "opinion": likeliest(found.corrected, 0),
+        "copies": found.opinion.last,
+        "truth": likeliest(found.corrected, 1),
+        "told": told,
+        "plain": plain,
+        "gift": gift,
     }
-    chapters = []
-    for part, shown in zip(parts, _shown(found), strict=True):
-        title, text, code = part.split("\n\n", 2)
-        text = " ".join(text.split()).format(found=found, prompt=PROMPT, question=ASKED, **fields)
-        chapters.append(Chapter(title, text, dedent(code).strip(), shown))
-    return chapters
+
+
+def _scenes(found: Findings) -> list[tuple[Step, str]]:
+    """What each step shows, in order: a state of the page with the views to look at, and a table for the terminal."""
+    giver, repeater, (one, two) = found.giver, found.repeater, found.agreeing
+    first = {"prompt": PROMPT, "other": SWAPPED, **giver._asdict()}
+    ablated, edited = {**first, "measure": "ablation"}, {**first, "edits": _zeroed([giver])}
+    twice = {"prompt": TWICE, "measure": "induction", **repeater._asdict()}
+    asked = {"prompt": ASKED, **one._asdict(), "edits": _zeroed([one, two], on=False)}
+    silent = {**asked, "edits": _zeroed([one, two])}
+    name = {"layer": len(found.stream) - 1, "pos": int(found.stream[-1].argmax())}
+    lens = [[f"after layer {at - 1}" if at else "before layer 0", *_share(*row)] for at, row in enumerate(found.lens)]
+    return [
+        (_scene(first, "next generate"), table([_share(*row) for row in found.predictions])),
+        (_scene(first, "lens"), table(lens)),
+        (_scene(first, "attribution heads", giver), ""),
+        (_scene(ablated, "heads attribution", giver), _head_table(-found.lost, giver)),
+        (_scene(ablated, "attention heads", giver), ""),
+        (_scene(edited, "next edits attribution generate", giver), _changes(found.without_giver)),
+        (Step(first, look=("patching",), select=name), ""),
+        (_scene({**first, "sweep": "heads"}, "patching", giver), ""),
+        (_scene(twice, "attention heads", repeater), ""),
+        (_scene(asked, "next attention", one), ""),
+        (_scene(silent, "next edits", one), _changes(found.corrected)),
+        (_scene(first, "next edits"), ""),
+    ]
+
+
+def _scene(state: dict[str, Any], look: str, head: Head | None = None) -> Step:
+    """A step without its text; the head is outlined."""
+    select = {} if head is None else {"point": _point(head), **head._asdict()}
+    return Step(state, look=tuple(look.split()), select=select)
+
+
+def _zeroed(heads: Sequence[Head], on: bool = True) -> list[dict[str, Any]]:
+    """Edits of the page that zero these heads."""
+    return [{"kind": "zero", "point": _point(head), "head": head.head, "on": on} for head in heads]
+
+
+def _point(head: Head) -> str:
+    return f"blocks.{head.layer}.attn.hook_z"
+
+
+def likeliest(change: Change, at: int) -> tuple[str, float]:
+    """The likeliest word before (0) or after (1) a change, and its probability."""
+    return max(((word, shares[at]) for word, shares in change), key=lambda row: row[1])
+
+
+def _share(word: str, share: float) -> list[str]:
+    """A word and its probability, as a row of a table for the terminal."""
+    return [word, f"{share:6.1%}", "█" * round(40 * share)]
+
+
+def _changes(change: Change) -> str:
+    return table([["", "before", "after"], *([word, *(f"{x:.1%}" for x in row)] for word, row in change)], ">")
+
+
+def _head_table(grid: Grid, marked: Head) -> str:
+    """A number for each head as a table for the terminal, with one marked."""
+    rows = [[f"layer {layer}", *(f"{decimal(x)} " for x in row)] for layer, row in enumerate(grid.tolist())]
+    rows[marked.layer][marked.head + 1] = f"[{decimal(grid[marked].item())}]"
+    return table([["", *(f"head {head}" for head in range(grid.shape[1]))], *rows], ">")
 
 
 def _signed(values: dict[str, float]) -> dict[str, str]:
-    return {key: decimal(value, 1, "+") for key, value in values.items()}
+    return {key: decimal(value) for key, value in values.items()}
 
 
-def likeliest(change: Change, at: int) -> str:
-    """The likeliest word before (0) or after (1) a change."""
-    return max(change, key=lambda row: row[1][at])[0]
-
-
-def _shown(found: Findings) -> list[list[Shown]]:
-    """The tables and figures of each chapter."""
-    giver, repeater, (one, two) = found.giver, found.repeater, found.agreeing
-    marked = len(found.attention.words) - 1, int(found.attention.pattern[-1].argmax())
-    columns = ["all heads", f"without {one}", f"without {one} and {two}"]
-    return [
-        [bars([(word, [share]) for word, share in found.predictions], ["probability"])],
-        [
-            head_map("Switched off: lead lost", found.lost, 1, giver),
-            head_map("Patched in: lead brought back, in %", 100 * found.restored, 0, giver),
-        ],
-        [
-            token_map("Each word, in a row, looks back at words, in columns", found.attention, marked),
-            callouts("What it adds at the end to the score of", _signed(found.pushed)),
-        ],
-        [bars(found.without_giver, ["all heads", f"without {giver}"])],
-        [
-            token_map(f"Where head {repeater} looks", found.stripe),
-            head_map("Every head: attention on the stripe, in %", 100 * found.induction, 0, repeater),
-        ],
-        [
-            bars(found.corrected, columns[::2]),
-            bars(list(found.shares.items()), columns, "Right answers, for other countries", digits=0),
-        ],
-    ]
+def decimal(value: float) -> str:
+    """A number with its sign and one decimal place, and a typographic minus."""
+    return f"{round(value, 1) + 0.0:+.1f}".replace("-", "−")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from weakref import WeakMethod, ref
@@ -15,6 +15,7 @@ from hookline.engine import passes
 from hookline.engine.calls import Count
 from hookline.engine.checkpointing import keep_for_second_run, recomputing
 from hookline.engine.order import Kind, Phase, Turn
+from hookline.engine.parts import before_runs
 from hookline.engine.passes import current
 from hookline.engine.schedule import Step
 from hookline.engine.signatures import parameters_of
@@ -110,6 +111,22 @@ def _by_name(module: nn.Module, given: tuple[tuple[Any, ...], dict[str, Any]]) -
     """The arguments of a call by the names of the parameters."""
     args, kwargs = given
     return dict(zip(parameters_of(module)[0], args, strict=False)) | kwargs
+
+
+class Agree(Action):
+    """At the input of a sharded model with permanent hooks: its processes compare their hooks."""
+
+    turn = Turn.BEGIN
+    is_replayed = False
+
+    def __init__(self, root: nn.Module, hooks: Sequence[Action]) -> None:
+        super().__init__(prepend=True)
+        self.module, self.tap, self._hooks = root, tap_on(root, Kind.INPUT), hooks
+
+    def __call__(self, value: Any) -> Any:
+        """Raise if the hooks of another process differ."""
+        before_runs[self.module](self._hooks)
+        return value
 
 
 class BeginEncoder(Action):

@@ -121,3 +121,9 @@ class Chain:
 
 
 FIRST = First()
+
+
+def chained(*lenses: Lens) -> Lens:
+    """The composition of lenses."""
+    flat = tuple(each for lens in lenses for each in (lens.lenses if isinstance(lens, Chain) else (lens,)))
+    return flat[0] if len(flat) == 1 else Chain(flat)

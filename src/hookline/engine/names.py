@@ -25,8 +25,9 @@ import torch
 from torch import nn
 
 from hookline.engine.delegate import Delegate
-from hookline.engine.lenses import FIRST, Argument, Item, Lens
+from hookline.engine.lenses import FIRST, Argument, Item, Lens, chained
 from hookline.engine.order import Kind
+from hookline.engine.parts import completing, preparations, why_refused
 from hookline.engine.passes import Stream
 from hookline.engine.permanent import PermanentHooks
 from hookline.engine.points import HookPoint, Site
@@ -50,6 +51,8 @@ class Points:
 
     def __init__(self, root: nn.Module, standing: PermanentHooks, *, only_placed: bool = False) -> None:
         self.root, self.permanent, self._only_placed = original(root), standing, only_placed
+        for prepare in preparations:
+            prepare(self.root)
         self.hint: Callable[[str], str] = lambda _name: ""
         """Returns the last sentence of the error about an unknown name."""
         self._first_paths: dict[nn.Module, str] = {}
@@ -90,16 +93,19 @@ class Points:
         if isinstance(module, torch.jit.ScriptModule):
             return
         self._children.append(module._modules)
-        if is_called(module) and not isinstance(module, HookPoint):
+        has_points = is_called(module) and why_refused(module) is None
+        if has_points and not isinstance(module, HookPoint):
             yield module, Kind.INPUT
         for name, child in module._modules.items():
             if child is not None:
                 yield from self._walk(original(child), f"{path}.{name}" if path else name)
-        if is_called(module):
+        if has_points:
             yield module, Kind.OUTPUT
 
     def _point(self, module: nn.Module, kind: Kind) -> HookPoint:
         """The point at an event: the same object for every name of its module."""
+        if (why := why_refused(module)) is not None:
+            raise UnavailablePointError(f"{self._native_name(self._paths[module], kind)!r} is not available: {why}")
         if (module, kind) not in self._points:
             name = self._native_name(self._paths[module], kind)
             if isinstance(module, HookPoint):
@@ -345,8 +351,9 @@ def is_called(module: nn.Module) -> bool:
 
 def lens_of(module: nn.Module, kind: Kind, keys: tuple[int | str, ...] = ()) -> Lens:
     """The lens for an input or output of a module, or for a part of it."""
+    lens: Lens = Item(keys) if keys else FIRST
     if kind is Kind.INPUT:
         names, positional = parameters_of(module)
         key, rest = (keys[0], keys[1:]) if keys else (None, ())
-        return Argument(names, key, rest, positional)
-    return Item(keys) if keys else FIRST
+        lens = Argument(names, key, rest, positional)
+    return chained(lens, *completing(module, kind))

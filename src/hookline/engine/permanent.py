@@ -10,11 +10,12 @@ from weakref import WeakKeyDictionary, WeakMethod, finalize, ref
 from torch import nn
 
 from hookline.engine import compiling
-from hookline.engine.actions import Action, bounds
+from hookline.engine.actions import Action, Agree, bounds
 from hookline.engine.blocks import surely
 from hookline.engine.calls import Calls, Count, running_modules
 from hookline.engine.derived import with_needs
 from hookline.engine.hook_actions import HookAction
+from hookline.engine.parts import before_runs
 from hookline.engine.passes import current
 from hookline.engine.reports import missed_by
 from hookline.engine.schedule import Schedule
@@ -153,6 +154,8 @@ class PermanentHooks(Schedule):
             actions, root = with_needs(active), self.root()
             if root is not None and active:
                 actions += bounds(root, WeakMethod(self.settle))
+                if root in before_runs:
+                    actions.append(Agree(root, active))
             helpers = self._helpers_in_use()
             places = {_place(each) for each in helpers}
             actions = [*helpers, *(each for each in actions if _place(each) not in places)]

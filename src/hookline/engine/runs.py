@@ -19,6 +19,7 @@ from hookline.engine.checkpointing import recomputing
 from hookline.engine.derived import with_needs
 from hookline.engine.hook_actions import HookAction
 from hookline.engine.modes import remove_ended
+from hookline.engine.parts import before_runs
 from hookline.engine.passes import current
 from hookline.engine.permanent import permanent_hooks_of
 from hookline.engine.reports import (
@@ -82,6 +83,8 @@ class Run(Schedule, UndoBlock):
                 action.registration.check_place(action)
         for action in self.actions:
             action.begin()
+        if before_runs and (agree := before_runs.get(self.root)) is not None:
+            agree(self.actions)
         if self._is_outermost():
             permanent = permanent_hooks_of(self.root)
             permanent.settle()

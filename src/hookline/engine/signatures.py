@@ -9,12 +9,19 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
+_ANYTHING = (("args", "kwargs"), 0)
 _known: WeakKeyDictionary[Callable[..., Any], tuple[tuple[str, ...], int]] = WeakKeyDictionary()
 
 
 def parameters_of(module: nn.Module) -> tuple[tuple[str, ...], int]:
     """Return the names of the parameters, and how many of them can be passed by position."""
-    forward = getattr(module.forward, "__func__", module.forward)
+    found = _parameters(getattr(module.forward, "__func__", module.forward))
+    if found == _ANYTHING and "forward" in vars(module):  # something wraps it, and passes on what it gets
+        return _parameters(type(module).forward)
+    return found
+
+
+def _parameters(forward: Callable[..., Any]) -> tuple[tuple[str, ...], int]:
     if forward not in _known:
         _known[forward] = _read(forward)
     return _known[forward]

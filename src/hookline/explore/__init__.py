@@ -19,11 +19,9 @@ from typing import Any
 
 from hookline.engine.tensorfile import write_bytes
 from hookline.errors import HooklineError
-from hookline.explore.live_edits import script
-from hookline.explore.question import Question
+from hookline.explore.saved import Step, page_data
 from hookline.explore.server import ExplorerServer
 from hookline.explore.session import Session
-from hookline.explore.views import about_model, answer
 from hookline.model import HookedModel
 from hookline.pages.document import document
 
@@ -141,19 +139,7 @@ def export_page(
     """Write the page to a file, with the views of these prompts inside; it opens from disk, without a server."""
     _check(model)
     name = model.cfg.model_name if name is None else name
-    described = about_model(model, name)
-    point = next((each for each in described["points"] if each.endswith("hook_resid_post")), "")
-    asked: dict[str, dict[str, Any]] = {
-        **{view: {} for view in ("tokens", "next", "lens", "generate")},
-        "heads": {"measure": "attribution"},
-        "attribution": {},
-        "attention": {"layer": model.cfg.n_layers - 1},
-        "point": {"point": point},
-        **({"patching": {"measure": "stream"}} if other else {}),
-    }
-    answers = {view: answer(model, Question(view, prompt, other, **more)) for view, more in asked.items()}
-    answers["next"]["script"] = script(name, Question("next", prompt, other))
-    data = {"live": False, "model": described, "state": {"prompt": prompt, "other": other}, "answers": answers}
+    data = page_data(model, name, [Step({"prompt": prompt, "other": other})])
     write_bytes(Path(path), document(data).encode(), "the page")
     return Path(path)
 

@@ -144,7 +144,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self._path() != "":
             raise Refused(HTTPStatus.NOT_FOUND, "there is nothing here")
         server = self.server
-        data = {"live": True, "model": server.session.described, "state": server.state, "answers": {}}
+        data = {"live": True, "model": server.session.described, "steps": [{"state": server.state}], "answers": []}
         return "text/html; charset=utf-8", document(data).encode()
 
     def _answer(self) -> tuple[str, bytes]:

@@ -62,11 +62,12 @@ class Session:
         self.worker.cancel(_short(body, "tab"))
 
     def saved(self, state: Any, answers: Any) -> str:
-        """The page with the data of the current views inside."""
-        if not isinstance(state, dict) or not isinstance(answers, dict):
+        """The page with these answers inside: pairs of a question and the view that answers it."""
+        if not isinstance(state, dict) or not isinstance(answers, list):
             raise HooklineError("a page is saved from its state and its answers")
         try:
-            return document({"live": False, "model": self.described, "state": state, "answers": answers})
+            data = {"live": False, "model": self.described, "steps": [{"state": state}], "answers": answers}
+            return document(data)
         except ValueError as error:  # NaN, which JSON does not have
             raise HooklineError(f"the page cannot be saved: {error}") from None
 

@@ -185,18 +185,26 @@ def _rows(model: HookedModel, rows: dict[int, Tensor]) -> Data:
 
 
 def _attention_to(model: HookedModel, asked: Question) -> Tensor:
-    names = {layer: name for layer in range(model.cfg.n_layers) if (name := _pattern(layer)) in model.hook_dict}
-    if not names:
+    patterns = _patterns(model, asked)
+    if not patterns:
         raise HooklineError("this model has no attention patterns")
-    with edited(model, asked):
-        cache = model.cache(asked.prompt, names_filter=[*names.values()], stop_early=False)
-    width = cache[next(iter(names.values()))].shape[-1]
+    width = next(iter(patterns.values())).shape[-1]
     if asked.pos not in range(-width, width) or asked.src not in range(-width, width):
         raise HooklineError(f"positions {asked.pos} and {asked.src} are not both in a prompt of {width} tokens")
     values = torch.full((model.cfg.n_layers, model.cfg.n_heads), float("nan"))
-    for layer, name in names.items():
-        values[layer] = cache[name][0, :, asked.pos, asked.src].float().cpu()
+    for layer, pattern in patterns.items():
+        values[layer] = pattern[:, asked.pos, asked.src].float().cpu()
     return values
+
+
+def _patterns(model: HookedModel, asked: Question) -> dict[int, Tensor]:
+    """The attention of all heads, by layer: [head, query, key]."""
+    names = {layer: name for layer in range(model.cfg.n_layers) if (name := _pattern(layer)) in model.hook_dict}
+    if not names:
+        return {}
+    with edited(model, asked), torch.no_grad():
+        cache = model.cache(asked.prompt, names_filter=[*names.values()], stop_early=False)
+    return {layer: cache[name][0] for layer, name in names.items()}
 
 
 def _pattern(layer: int) -> str:
@@ -206,6 +214,16 @@ def _pattern(layer: int) -> str:
 def attention_view(model: HookedModel, asked: Question) -> Data:
     """The attention of one head: [query, key]."""
     return _point(model, asked, _pattern(asked.layer), asked.head)
+
+
+def attention_views(model: HookedModel, asked: Question) -> dict[tuple[int, int], Data]:
+    """The attention of every head, by layer and head, from one run: as many answers as `attention_view` would give."""
+    found = {}
+    for layer, pattern in _patterns(model, asked).items():
+        point = model.point(_pattern(layer))
+        for head in range(len(pattern)):
+            found[layer, head] = {"view": "attention", **_matrix(point.name, point.axes, pattern, head), "notes": []}
+    return found
 
 
 def attribution_view(model: HookedModel, asked: Question) -> Data:
@@ -230,7 +248,12 @@ def _point(model: HookedModel, asked: Question, name: str, head: int) -> Data:
     point = model.point(name)
     with edited(model, asked):
         x = model.cache(asked.prompt, names_filter=name, stop_early=False)[name]  # later edits fire, too
-    axes, x = point.axes.split()[1:], x[0]
+    return _matrix(name, point.axes, x[0], head)
+
+
+def _matrix(name: str, all_axes: str, x: Tensor, head: int) -> Data:
+    """An activation of one prompt; where it has heads, that of one."""
+    axes = all_axes.split()[1:]
     for letter in ("h", "g"):
         if letter in axes:
             at = axes.index(letter)

@@ -15,6 +15,9 @@ from hookline.explore.views import Data
 from hookline.pages.document import widget_module
 from hookline.pages.html_page import HtmlPage
 
+MOST_SAVED = 200
+"""Answers in a page that is saved."""
+
 
 class ExplorerWidget(anywidget.AnyWidget):
     """A page of a model in a notebook, live until `close`.
@@ -30,11 +33,11 @@ class ExplorerWidget(anywidget.AnyWidget):
     _esm = widget_module()
     state = traitlets.Dict().tag(sync=True)
     about = traitlets.Dict().tag(sync=True)
-    answers = traitlets.Dict().tag(sync=True)  # of a saved notebook: the page writes it, and only the notebook reads it
+    answers = traitlets.List().tag(sync=True)  # of a saved notebook: the page writes it, and only the notebook reads it
     height = traitlets.Int().tag(sync=True)
 
     def __init__(self, session: Session, *, prompt: str, other: str, height: int) -> None:
-        self._session, self._shown = session, dict[str, Data]()
+        self._session, self._shown, self._lock = session, list[tuple[Data, Data]](), threading.Lock()
         state = {"prompt": prompt, "other": other, "edits": []}
         super().__init__(state=state, about=session.described, height=height)
         self.on_msg(self._receive)
@@ -79,8 +82,8 @@ class ExplorerWidget(anywidget.AnyWidget):
         except HooklineError as error:
             reply = {"error": str(error)}
         if isinstance(reply, Asked):
-            slot = message["body"]["slot"]
-            threading.Thread(target=self._finish, args=(number, tab, slot, reply), daemon=True).start()
+            question = message["body"]["question"]
+            threading.Thread(target=self._finish, args=(number, tab, question, reply), daemon=True).start()
         else:
             self.send({"id": number, "tab": tab, "reply": reply})
 
@@ -92,15 +95,19 @@ class ExplorerWidget(anywidget.AnyWidget):
         if path == "cancel":
             self._session.cancel(body)
         elif path == "save":
-            slots = body.get("slots")
-            shown = {slot: data for slot, data in self._shown.items() if isinstance(slots, list) and slot in slots}
-            return {"page": self._session.saved(body.get("state"), shown)}
+            return {"page": self._session.saved(body.get("state"), self._shown)}
         elif path != "hello":
             raise HooklineError(f"there is no message {path!r}")
         return {}
 
-    def _finish(self, number: Any, tab: Any, slot: str, asked: Asked) -> None:
+    def _finish(self, number: Any, tab: Any, question: Data, asked: Asked) -> None:
         data = asked.answered()
-        if "view" in data:
-            self._shown[slot] = data
+        with self._lock:
+            if "view" in data:  # of the older ones, those about the same prompts stay
+                same = [pair for pair in self._shown if _prompts(pair[0]) == _prompts(question) and pair[0] != question]
+                self._shown = [*same[1 - MOST_SAVED :], (question, data)]
         self.send({"id": number, "tab": tab, "reply": data})
+
+
+def _prompts(question: Data) -> tuple[Any, Any]:
+    return question.get("prompt"), question.get("other")

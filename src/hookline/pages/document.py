@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import Any
 
 TOOLS = ("data.js", "draw.js")
-APP = (*TOOLS, "transport.js", "panels.js", "edits.js", "app.js")
+APP = (*TOOLS, "transport.js", "panels.js", "edits.js", "tour.js", "app.js")
 EXPLORER = (*APP, "start.js")
 """The scripts of the explorer: joined in this order, they are one ES module."""
 FIGURE = (*TOOLS, "figure.js")
@@ -19,7 +19,11 @@ FIGURE = (*TOOLS, "figure.js")
 
 
 def document(data: dict[str, Any], scripts: tuple[str, ...] = EXPLORER, *, title: str = "hookline explorer") -> str:
-    """The page with its data inside: for the explorer `model` (see `views.about_model`), `state`, `answers`, `live`."""
+    """The page with its data inside; for the explorer `live`, `model` (see `views.about_model`), `steps` and `answers`.
+
+    A step has a `state`, and in a tour what the guide says (see `saved.Step`). An answer is a pair of a question and
+    the view that answers it. A page that is live has one step and no answers: it asks its server.
+    """
     content = json.dumps(data, ensure_ascii=True, allow_nan=False).replace("<", "\\u003c")
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'

@@ -17,6 +17,7 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]
 from hookline.engine.halving import Fit
 from hookline.engine.hooked import Hooked
 from hookline.engine.names import Filter
+from hookline.engine.parts import before_runs
 from hookline.engine.points import HookPoint
 from hookline.engine.runs import Run
 from hookline.engine.tensorfile import BAD_CONTENT, reason
@@ -99,6 +100,11 @@ class _Harvest:
     def __init__(self, model: Hooked, points: Filter, options: HarvestOptions) -> None:
         if not isinstance(model, Hooked):
             raise HooklineError(f"harvest takes a hooked model, hookline.hook(module), not a {type(model).__name__}")
+        if model._points.root in before_runs:
+            raise HooklineError(
+                "harvest is not available on a model that is sharded over processes, which would all write one store: "
+                "use run_with_cache, and save what it returns in one process"
+            )
         self.model, self.options = model, options
         self._fit = Fit("examples")
         self.points = model._points.select(points)

@@ -18,6 +18,7 @@ from hookline.engine.lenses import FIRST, Lens
 from hookline.engine.points import Site
 from hookline.errors import HooklineError
 from hookline.transformer.norms import Normalized, NormScale, norm_of
+from hookline.transformer.shard_lenses import whole_parameter
 
 
 @dataclass(frozen=True)
@@ -55,11 +56,13 @@ def linear_weight(module: nn.Module) -> Tensor | None:
 
     Also None if the weight is quantized, or offloaded until the module runs.
     """
-    if type(getattr(module, "weight", None)) is not nn.Parameter or module.weight.is_meta:
+    weight: Any = getattr(module, "weight", None)
+    if not (type(weight) is nn.Parameter or hasattr(weight, "full_tensor")) or weight.is_meta:
         return None
+    weight = whole_parameter(weight)
     if type(module) is nn.Linear:
-        return module.weight
-    return module.weight.T if type(module).__name__ == "Conv1D" and hasattr(module, "nf") else None  # type: ignore[return-value]
+        return weight
+    return weight.T if type(module).__name__ == "Conv1D" and hasattr(module, "nf") else None
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ from typing import Any, Self
 from torch import nn
 
 from hookline.engine.derived import Added, Difference, ExpandBatch, Keys, MergeTiles, Unflatten
-from hookline.engine.lenses import FIRST, Chain, Lens
+from hookline.engine.lenses import FIRST, Lens, chained
 from hookline.engine.names import lens_of
 from hookline.engine.order import Kind
+from hookline.engine.parts import completing
 from hookline.engine.points import Site
 from hookline.transformer import roles
 from hookline.transformer.anatomy import Block, Stack
@@ -285,16 +286,20 @@ def _inside_attention(prefix: str, attn: nn.Module, o: nn.Module | None, config:
     yield PointSpec.of(f"{prefix}.hook_in", input_of(attn))
     heads, groups = head_counts(attn, config)
     sites = _projections(attn, config, heads, groups)
-    sites["rot_q"] = Site(attn, Kind.QUERY, HeadsFirst(heads), tap_type=AttentionTap)
-    sites["rot_k"] = Site(attn, Kind.KEY, HeadsFirst(groups), tap_type=AttentionTap)
+    sites["rot_q"] = _in_attention(attn, Kind.QUERY, HeadsFirst(heads))
+    sites["rot_k"] = _in_attention(attn, Kind.KEY, HeadsFirst(groups))
     keys = (sites["rot_k"],) if architecture(config).attention_sinks else ()
     for name, kind in (("attn_scores", Kind.SCORES), ("pattern", Kind.PATTERN)):
-        sites[name] = Site(attn, kind, Keys(heads, *keys), keys, tap_type=AttentionTap)
+        sites[name] = _in_attention(attn, kind, Keys(heads, *keys), *keys)
     if o is not None:
         sites["z"] = input_of(o, Heads(heads))
         sites["result"] = Site(o, Kind.OUTPUT, HeadResult(o, sites["z"]), (sites["z"],), stage=-1)
     for name in inside(prefix):
         yield PointSpec.of(f"{prefix}.hook_{name}", sites.get(name), "this attention has no such projection")
+
+
+def _in_attention(attn: nn.Module, kind: Kind, lens: Lens, *needs: Site) -> Site:
+    return Site(attn, kind, chained(*completing(attn, kind), lens), needs, tap_type=AttentionTap)
 
 
 def head_counts(attn: nn.Module, config: Any) -> tuple[int, int]:
@@ -355,12 +360,7 @@ def input_of(module: nn.Module, *lenses: Lens) -> Site:
 
 def output_of(module: nn.Module, *lenses: Lens) -> Site:
     """The site of a module's output, through lenses."""
-    return Site(module, Kind.OUTPUT, chained(FIRST, *lenses))
-
-
-def chained(*lenses: Lens) -> Lens:
-    """The composition of lenses."""
-    return lenses[0] if len(lenses) == 1 else Chain(lenses)
+    return Site(module, Kind.OUTPUT, chained(lens_of(module, Kind.OUTPUT), *lenses))
 
 
 def _times(site: Site, factor: float) -> Site:

@@ -21,6 +21,7 @@ from hookline.engine.lenses import Chain, First, Lens
 from hookline.errors import HooklineError
 from hookline.text.forward_pass import tokenizers
 from hookline.text.tokenizer import single_token
+from hookline.transformer.shard_lenses import Gathered, whole_parameter
 from hookline.transformer.sites import head_counts
 from hookline.weights.factored import FactoredMatrix, all_scores
 from hookline.weights.read_only import plain, read_only, shares_memory
@@ -95,9 +96,11 @@ def linear(module: nn.Module) -> tuple[Float[Tensor, "into out"], Float[Tensor, 
     own: Any = getattr(module, "weight", None)
     is_plain = isinstance(module, nn.Linear) or is_reversed(module)
     check_loaded(module)
-    if not is_plain or type(own) is not nn.Parameter or own.is_meta:
+    is_sharded = hasattr(own, "full_tensor")
+    if not is_plain or not (is_sharded or type(own) is nn.Parameter) or own.is_meta:
         raise HooklineError(f"{type(module).__name__} is not a plain linear module: is it adapted or quantized?")
     bias: Any = getattr(module, "bias", None)
+    own, bias = whole_parameter(own), whole_parameter(bias)
     return (own if is_reversed(module) else own.T), bias
 
 
@@ -109,7 +112,7 @@ def is_reversed(module: nn.Module) -> bool:
 def without_first(lens: Lens) -> Lens:
     """The lens without its first step, which finds the tensor in the output of a module."""
     if isinstance(lens, Chain) and isinstance(lens.lenses[0], First):
-        return Chain(lens.lenses[1:])
+        return Chain(tuple(each for each in lens.lenses[1:] if not isinstance(each, Gathered)))
     raise HooklineError("the output of this projection is not split into heads in a way that applies to its weights")
 
 
@@ -166,7 +169,7 @@ class Weights:
         if not isinstance(embed, nn.Embedding):
             raise HooklineError(f"{type(embed).__name__} is not a plain embedding, so it has no weight matrix")
         check_loaded(embed)
-        return embed.weight
+        return whole_parameter(embed.weight)
 
     @property
     def W_pos(self) -> Float[Tensor, "n_ctx d_model"]:
@@ -174,7 +177,7 @@ class Weights:
         embed = self._points.anatomy.main.pos_embed
         if embed is None or not isinstance(getattr(embed, "weight", None), Tensor):
             raise HooklineError("this model has no W_pos: it adds no learned position embedding to the stream")
-        return embed.weight[getattr(embed, "offset", 0) :]  # type: ignore[index]
+        return whole_parameter(embed.weight)[getattr(embed, "offset", 0) :]
 
     @property
     def W_E_pos(self) -> Float[Tensor, "d_vocab_and_n_ctx d_model"]:

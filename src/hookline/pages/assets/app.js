@@ -3,11 +3,10 @@
 class App {
   // `home` is where the page is: a tab, or a widget in a notebook.
   constructor(root, given, home) {
-    Object.assign(this, { root, home, model: given.model, isLive: given.live, answers: given.answers, errors: {}, round: 0, busy: new Map() });
+    Object.assign(this, { root, home, model: given.model, isLive: given.live, steps: given.steps, kept: new Answers(given.answers), answers: {}, errors: {}, round: 0, busy: new Map() });
     this.server = given.live ? home.transport() : null;
-    this.given = { point: this.firstPoint(), layer: given.model.layers - 1, ...given.state };
-    this.state = home.read(this.given);
     this.ended = new AbortController();
+    this.state = this.stateNow();
     this.watchers = new Map(); // by panel: what is drawn anew when something else is hovered
     this.painting = "";
     this.link = {
@@ -16,6 +15,7 @@ class App {
       watch: (act) => this.watchers.set(this.painting, act),
     };
     this.edits = new EditList(this);
+    this.guide = this.steps.length > 1 ? new Guide(this) : null;
     this.panels = PANELS.map((make) => ({ ...make(this), node: null }));
     this.build();
   }
@@ -23,6 +23,30 @@ class App {
   firstPoint() {
     const names = Object.keys(this.model.points);
     return names.find((name) => name.endsWith("hook_resid_post")) ?? names[0] ?? "";
+  }
+
+  // The state at the beginning of a step.
+  given(step) {
+    return { ...EMPTY, point: this.firstPoint(), layer: this.model.layers - 1, ...this.steps[step].state, step };
+  }
+
+  // The state that the page is in, as it was kept.
+  stateNow() {
+    const { step } = this.home.read({});
+    return this.home.read(this.given(step in this.steps ? step : 0));
+  }
+
+  async toStep(step) {
+    if (!(step in this.steps)) return;
+    const state = { ...this.given(step), theme: this.state.theme };
+    this.home.keep(state, this.known(state), true);
+    await this.goTo(state);
+    this.guide.scroll();
+  }
+
+  // What need not be kept of a state: a page from disk has its steps inside.
+  known(state) {
+    return this.isLive ? EMPTY : { ...this.given(state.step), step: 0 };
   }
 
   get tokens() {
@@ -65,14 +89,18 @@ class App {
       return panel.node;
     }));
     body.children[1].after(this.edits.node);
-    this.root.replaceChildren(head, body);
+    [this.body, this.order] = [body, [...body.children]];
+    this.root.replaceChildren(head, ...(this.guide ? [this.guide.node] : []), body);
+    this.root.classList.toggle("tour", Boolean(this.guide));
+    this.root.classList.toggle("saved", !this.isLive);
     for (const input of [this.prompt, this.other, this.target, this.versus]) input.disabled = !this.isLive;
   }
 
   start() {
     const options = { signal: this.ended.signal };
+    this.guide?.arrange();
     this.paint();
-    this.home.watch(() => this.goTo(this.home.read(this.given)), options);
+    this.home.watch(() => this.goTo(this.stateNow()), options);
     this.home.watchTheme(() => this.paint(), options);
     this.room = this.root.clientWidth;
     this.resizing = new ResizeObserver(() => { clearTimeout(this.later); this.later = setTimeout(() => this.fit(), 150); });
@@ -82,7 +110,7 @@ class App {
       if (event.key === "z" && (event.ctrlKey || event.metaKey) && !isTyping) { event.preventDefault(); this.edits.undo(); }
     }, options);
     if (this.isLive) addEventListener("pagehide", () => { this.server.cancel(); }, options);
-    if (this.isLive && this.state.prompt) this.refresh();
+    if (this.state.prompt) this.refresh();
   }
 
   // Grids are drawn for the room there is; their height changes nothing in the width of the page.
@@ -109,24 +137,37 @@ class App {
     this.change({ prompt: this.prompt.value, other: this.other.value, ...(changed ? { pos: null, src: 0, target: null, versus: null } : {}) });
   }
 
-  goTo(state) {
+  async goTo(state) {
     this.state = state;
     [this.prompt.value, this.other.value] = [state.prompt, state.other];
+    this.guide?.arrange();
     this.paint();
-    if (this.isLive && state.prompt) this.refresh();
+    if (state.prompt) await this.refresh();
   }
 
   // Change the state; ask again for everything, or for these panels only.
   change(values, slots = null) {
-    if (!this.isLive && !("theme" in values)) return; // a saved page shows one state
-    this.state = { ...this.state, ...values };
-    this.home.keep(this.state);
     const panels = slots === null ? this.panels : this.panels.filter((panel) => slots.includes(panel.slot));
+    const state = { ...this.state, ...values };
+    if (!this.isLive && !this.isInside(state, panels)) return this.refuse();
+    this.state = state;
+    this.home.keep(this.state, this.known(this.state));
     if (slots === null) this.paint();
     else panels.forEach((panel) => this.paintPanel(panel));
-    if (!this.isLive || !this.state.prompt) return;
+    if (!this.state.prompt) return;
     if (slots === null) this.refresh();
     else panels.forEach((panel) => this.fetch(panel));
+  }
+
+  // Whether a page that was saved has an answer for a state: for the first of the panels that change.
+  isInside(state, panels) {
+    const question = panels.length ? this.questionOf(panels[0], state) : null;
+    return !question || this.kept.has(question);
+  }
+
+  refuse() {
+    this.paint(); // what was chosen is as it was
+    this.tell(`This needs a new run, and this page was saved. Live: hookline explore ${this.model.model}`);
   }
 
   follow(id) {
@@ -145,7 +186,7 @@ class App {
 
   async refresh() {
     this.round += 1;
-    this.server.drop();
+    this.server?.drop();
     const round = this.round;
     this.root.dataset.round = round;
     const ready = [this.fetch({ slot: "tokens", question: () => ({ view: "tokens" }) }), this.fetch(this.panels[0])];
@@ -172,17 +213,23 @@ class App {
     panel.node.dataset.answered = this.round;
   }
 
-  async fetch(panel) {
-    const asked = panel.question(this.state), { slot } = panel;
-    if (!asked) return this.empty(panel);
-    const round = this.round, ticket = {};
+  // What a panel asks in a state; null if there is nothing to ask.
+  questionOf(panel, state) {
+    const asked = panel.question(state), { slot } = panel;
     const next = this.answer("next");
     const answers = slot === "next" || slot === "tokens" || !next ? {} : { target: next.target.id, versus: next.versus.id };
-    const question = { prompt: this.state.prompt, other: this.state.other, edits: this.state.edits, pos: this.state.pos ?? -1, ...answers, ...asked };
+    return asked && { prompt: state.prompt, other: state.other, edits: state.edits, pos: state.pos ?? -1, ...answers, ...asked };
+  }
+
+  async fetch(panel) {
+    const question = this.questionOf(panel, this.state), { slot } = panel;
+    if (!question || !(this.isLive || this.kept.has(question))) return this.empty(panel);
+    const round = this.round, ticket = {};
     this.busy.set(slot, ticket);
     const slow = setTimeout(() => this.showBusy(), 300);
     try {
-      const data = await this.server.ask(slot, round, question);
+      const data = this.isLive ? await this.server.ask(slot, round, question) : this.kept.get(question);
+      if (this.isLive) this.kept.put(question, data);
       if (this.busy.get(slot) !== ticket || round !== this.round) return;
       this.answers[slot] = data;
       delete this.errors[slot];
@@ -225,6 +272,7 @@ class App {
     this.paintAnswers();
     this.panels.forEach((panel) => this.paintPanel(panel));
     this.edits.draw();
+    this.guide?.draw();
     this.light();
   }
 
@@ -246,7 +294,8 @@ class App {
     const { slot } = panel, data = this.answers[slot], failed = this.errors[slot];
     panel.grid = null;
     const controls = panel.controls?.(this.state) ?? [];
-    if (!this.isLive) controls.forEach((node) => node?.querySelectorAll("input, select").forEach((input) => { input.disabled = true; }));
+    const isFixed = !this.isLive && !this.kept.hasChoice(this.questionOf(panel, this.state));
+    if (isFixed) controls.forEach((node) => node?.querySelectorAll("input, select").forEach((input) => { input.disabled = true; }));
     panel.node.replaceChildren(
       el("h2", {}, panel.title), el("p", { class: "hint" }, panel.hint(this.state)), ...(controls.length ? [el("div", { class: "controls" }, controls)] : []));
     if (failed) return panel.node.append(el("p", { class: "error", role: "alert" }, failed));
@@ -307,7 +356,7 @@ class App {
 
   async save() {
     try {
-      download(await this.server.page(this.state, this.answers), "explorer.html");
+      download(await this.server.page(this.state, this.kept.pairs()), "explorer.html");
       this.tell("saved explorer.html");
     } catch (error) {
       this.tell(error.message);

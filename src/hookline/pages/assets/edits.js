@@ -18,10 +18,12 @@ class EditList {
     this.node = el("section", { class: "panel edits", "aria-label": "Edits" });
   }
 
-  // The list before is kept for undo.
+  // The list before is kept for undo, unless the page cannot show the new one.
   put(edits) {
-    this.past.push(this.app.state.edits);
+    const before = this.app.state.edits;
+    this.past.push(before);
     this.app.change({ edits });
+    if (this.app.state.edits === before) this.past.pop();
   }
 
   undo() {
@@ -60,16 +62,16 @@ class EditList {
       this.selection(),
       edits.length ? el("ol", {}, edits.map((edit, at) => this.row(edit, at))) : "",
       el("div", { class: "controls" },
-        el("button", { onclick: () => this.undo(), disabled: !isLive || !this.past.length, title: "Ctrl+Z" }, "Undo"),
-        el("button", { onclick: () => this.put([]), disabled: !isLive || !edits.length }, "Remove all"),
-        el("button", { onclick: () => this.save(), disabled: !edits.length }, "Save list"),
-        el("label", { class: "button" }, "Load list", el("input", { type: "file", accept: ".json", class: "file", disabled: !isLive, onchange: (event) => this.load(event.target.files[0]) }))),
+        isLive || this.past.length ? el("button", { onclick: () => this.undo(), disabled: !this.past.length, title: "Ctrl+Z" }, "Undo") : null,
+        isLive ? el("button", { onclick: () => this.put([]), disabled: !edits.length }, "Remove all") : null,
+        isLive || edits.length ? el("button", { onclick: () => this.save(), disabled: !edits.length }, "Save list") : null,
+        isLive ? el("label", { class: "button" }, "Load list", el("input", { type: "file", accept: ".json", class: "file", onchange: (event) => this.load(event.target.files[0]) })) : null),
     );
   }
 
   selection() {
     const { selected } = this.app.link;
-    if (!this.app.isLive) return el("p", { class: "hint" }, "This page was saved: it shows what was there. To try edits, run hookline explore.");
+    if (!this.app.isLive) return el("p", { class: "hint" }, `This page was saved${this.app.state.edits.length ? ": its edits can be switched off and on" : ""}. To try edits of your own, run hookline explore ${this.app.model.model}.`);
     if (!selected) return el("p", { class: "hint" }, "Click a head, a cell, a bar or a neuron in any view, then choose what to do to it.");
     const amount = el("input", { type: "number", step: "any", value: 0.5, "aria-label": "factor" });
     const hasPosition = selected.pos !== undefined;
@@ -111,11 +113,11 @@ class EditList {
   row(edit, at) {
     const isLive = this.app.isLive, last = this.app.state.edits.length - 1;
     const hasAmount = edit.kind === "scale" || edit.kind === "steer";
-    const button = (text, label, act, off) => el("button", { class: "small", title: label, "aria-label": `${label}: ${said(edit)}`, onclick: act, disabled: !isLive || off }, text);
+    const button = (text, label, act, off) => el("button", { class: "small", title: label, "aria-label": `${label}: ${said(edit)}`, onclick: act, disabled: off }, text);
     return el("li", { class: edit.on ? null : "off" },
-      el("label", {}, el("input", { type: "checkbox", checked: edit.on, disabled: !isLive, onchange: (event) => this.set(at, { on: event.target.checked }) }), ` ${said(edit)}`),
+      el("label", {}, el("input", { type: "checkbox", checked: edit.on, onchange: (event) => this.set(at, { on: event.target.checked }) }), ` ${said(edit)}`),
       hasAmount ? el("input", { type: "number", step: "any", value: edit.amount ?? 1, disabled: !isLive, "aria-label": "amount", onchange: (event) => this.set(at, { amount: Number(event.target.value) || 0 }) }) : null,
-      el("span", { class: "buttons" }, button("↑", "earlier", () => this.move(at, -1), at === 0), button("↓", "later", () => this.move(at, 1), at === last),
+      !isLive ? null : el("span", { class: "buttons" }, button("↑", "earlier", () => this.move(at, -1), at === 0), button("↓", "later", () => this.move(at, 1), at === last),
         button("×", "remove", () => this.put(this.app.state.edits.filter((_, nth) => nth !== at)))));
   }
 

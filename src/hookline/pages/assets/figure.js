@@ -120,7 +120,7 @@ class Curves {
     const isWords = panel.labels.some((label) => typeof label === "string" && label.length > 4);
     this.down = isWords ? 74 : 34;
     this.isWords = isWords;
-    this.guide = svg("line", { y1: this.up, y2: this.high - this.down, class: "guide", visibility: "hidden" });
+    this.guide = svg("line", { y1: this.up, y2: this.high - this.down, class: "pointer", visibility: "hidden" });
     this.node = svg("svg", {
       viewBox: `0 0 ${this.wide} ${this.high}`, class: "bars curves", tabindex: 0, role: "application",
       "aria-label": `${panel.title || figure.given.title}: ${panel.series.join(", ")} by ${panel.axis}. Arrow keys move.`,

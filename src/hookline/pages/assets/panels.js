@@ -31,11 +31,12 @@ const versusText = (app) => `“${shown(app.answer("next")?.target.text ?? "")}�
 function nextPanel(app) {
   return {
     slot: "next", title: "Next token",
-    hint: () => (app.hasEdits() ? "gray: unedited, color: with your edits" : "click a token to follow it"),
+    hint: () => (app.hasEdits() ? "gray: unedited, color: with the edits" : app.isLive ? "click a token to follow it" : "the likeliest, with their probabilities"),
     question: (state) => ({ view: "next", target: state.target, versus: state.versus }),
     draw(data) {
       const before = tensor(data.before).values, after = tensor(data.after).values;
-      const order = data.ids.map((_, at) => at).sort((a, b) => after[b] - after[a]).slice(0, 12);
+      const third = [...before].sort((a, b) => b - a)[2] ?? 0; // the likeliest without the edits stay in sight
+      const order = data.ids.map((_, at) => at).sort((a, b) => after[b] - after[a]).filter((at, nth) => nth < 10 || before[at] >= third);
       const most = Math.max(...before, ...after);
       const rows = order.map((at) => ({
         label: shown(data.texts[at]),
@@ -85,7 +86,7 @@ function headsPanel(app) {
     hint: (state) => (["attribution", "ablation"].includes(state.measure) ? `logit of ${versusText(app)}` : state.measure === "attention"
       ? `from “${words(app)[app.position()] ?? ""}” to “${words(app)[state.src] ?? ""}” (click in the attention map to mark another)` : "on random repeated tokens"),
     controls: (state) => [chooser("each head", MEASURES, state.measure, (measure) => app.change({ measure }, ["heads"]))],
-    question: (state) => ({ view: "heads", measure: state.measure, src: state.src }),
+    question: (state) => ({ view: "heads", measure: state.measure, ...(state.measure === "attention" ? { src: state.src } : {}) }),
     draw(data) {
       const values = tensor(data.values);
       const isSigned = ["attribution", "ablation"].includes(data.measure);

@@ -3,7 +3,7 @@
 
 const EMPTY = {
   prompt: "", other: "", pos: null, src: 0, target: null, versus: null, layer: 0, head: 0,
-  measure: "attribution", sweep: "stream", point: "", pointHead: 0, edits: [], theme: "", count: 20,
+  measure: "attribution", sweep: "stream", point: "", pointHead: 0, edits: [], theme: "", count: 20, step: 0,
 };
 
 // A state with the fields that were found, where they are of the right kind.
@@ -26,9 +26,9 @@ function stateFrom(hash, given) {
   return stateOf(found, given);
 }
 
-function addressOf(state) {
+function addressOf(state, given) {
   const kept = Object.entries(state).filter(([key, value]) =>
-    JSON.stringify(value) !== JSON.stringify(EMPTY[key]));
+    JSON.stringify(value) !== JSON.stringify(given[key]));
   return `#${encodeURIComponent(JSON.stringify(Object.fromEntries(kept)))}`;
 }
 
@@ -96,8 +96,10 @@ class Tab {
     return stateFrom(location.hash, given);
   }
 
-  keep(state) {
-    if (location.protocol !== "about:") history.replaceState(null, "", addressOf(state)); // a page in a frame has no address
+  // The address has what differs from what is given; a new state can be left with the browser's back button.
+  keep(state, given, isNew = false) {
+    if (location.protocol === "about:") return; // a page in a frame has no address
+    history[isNew ? "pushState" : "replaceState"](null, "", addressOf(state, given));
   }
 
   // Call when the state was changed from outside.

@@ -1,5 +1,7 @@
 // The page as a widget in a notebook: questions are messages of the widget, and its state is kept there.
 
+const MOST_SAVED = 60; // answers
+
 // Asks the kernel; the same methods as those of Server.
 class Messages {
   constructor(model) {
@@ -24,8 +26,13 @@ class Messages {
     this.waiting.clear();
   }
 
+  // Answers about the same prompts are saved with the notebook. They are added to what the page has of the widget's
+  // state, and not set, which would send them to the kernel.
   async ask(slot, state, question) {
-    return checked(await this.post("ask", { slot, state, question }));
+    const data = checked(await this.post("ask", { slot, state, question })), saved = this.model.get("answers");
+    const others = saved.filter(([old]) => old.prompt === question.prompt && old.other === question.other && keyOf(old) !== keyOf(question));
+    saved.splice(0, saved.length, ...others.slice(1 - MOST_SAVED), [question, data]);
+    return data;
   }
 
   cancel() {
@@ -33,8 +40,8 @@ class Messages {
   }
 
   // The kernel has the answers already.
-  async page(state, answers) {
-    return new Blob([checked(await this.post("save", { state, slots: Object.keys(answers) })).page], { type: "text/html" });
+  async page(state) {
+    return new Blob([checked(await this.post("save", { state })).page], { type: "text/html" });
   }
 
   close() {
@@ -87,7 +94,7 @@ class Cell {
 }
 
 // The views of the widget share its state. With the notebook, the answers are saved: where there is no kernel, they are
-// shown as in a saved page until one replies. They are kept by the page only, so that they are not sent to the kernel.
+// shown as in a saved page until one replies.
 function showIn(style) {
   return { render: ({ model, el: place }) => {
     const sheet = new CSSStyleSheet();
@@ -105,14 +112,14 @@ function showIn(style) {
     let app = null;
     const begin = (live, answers) => {
       app?.end();
-      app = new App(root, { live, model: model.get("about"), state: {}, answers }, new Cell(model, root));
+      app = new App(root, { live, model: model.get("about"), steps: [{ state: {} }], answers }, new Cell(model, root));
       app.start();
     };
-    if (Object.keys(saved).length) {
-      begin(false, { ...saved });
+    if (saved.length) {
+      begin(false, [...saved]);
       const greeting = new Messages(model);
-      greeting.post("hello", {}).then(() => begin(true, saved), () => {}).finally(() => greeting.close());
-    } else begin(true, saved);
+      greeting.post("hello", {}).then(() => begin(true, []), () => {}).finally(() => greeting.close());
+    } else begin(true, []);
     return () => { app.end(); app.server?.close(); host.remove(); };
   } };
 }

@@ -1,0 +1,188 @@
+"""Tensor-parallel models in several processes, compared with the same models in one.
+
+`run(worker, processes, …)` starts the processes, which share one group; `differences(kind, folder)` is called in each.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import tiny_models
+import torch
+import torch.distributed as dist
+from torch import Tensor, multiprocessing
+
+import hookline
+from hookline import HookedModel, HooklineError
+
+IDS = torch.tensor([[5, 17, 42, 7, 3, 9, 22], [11, 4, 8, 30, 2, 6, 19]])
+CLOSE = 1e-5  # of the largest value: sums over processes are added in another order
+EXPERTS = (
+    *("moe_intermediate_size", "shared_intermediate_size", "shared_expert_intermediate_size"),
+    *("expert_ffn_hidden_size", "moe_shared_expert_intermediate_size"),
+)
+WEIGHTS = ("W_Q", "W_K", "W_V", "W_O", "W_in", "W_gate", "W_out", "W_E", "W_U", "b_Q", "b_O", "b_in", "b_U")
+
+
+def run(worker: Callable[..., Any], processes: int, *args: Any) -> list[Any]:
+    """What `worker(*args)` returns in each of several processes of one group."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    answers = context.SimpleQueue()
+    multiprocessing.spawn(_process, (processes, port, answers, worker, args), nprocs=processes)
+    return [value for _, value in sorted(answers.get() for _ in range(processes))]
+
+
+def _process(rank: int, processes: int, port: int, answers: Any, worker: Callable[..., Any], args: Any) -> None:
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(processes))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=processes)
+    answers.put((rank, worker(*args)))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def pair(kind: str, folder: str) -> tuple[HookedModel, HookedModel]:
+    """A tiny model in one process, and the same model sharded over all."""
+    from transformers.distributed import DistributedConfig
+
+    path = Path(folder) / kind
+    known = tiny_models.config(kind)
+    # The kernels of experts need rows of 16 bytes in every process.
+    model = tiny_models.causal_lm(kind, **{name: 48 for name in EXPERTS if hasattr(known, name)})
+    if dist.get_rank() == 0:
+        model.save_pretrained(path)
+    dist.barrier()
+    found = type(model)
+    config = DistributedConfig(tp_plan="auto", tp_size=dist.get_world_size())
+    models = [found.from_pretrained(path).eval(), found.from_pretrained(path, distributed_config=config).eval()]
+    check_sharded(*models)
+    return tuple(hookline.hook(each) for each in models)  # type: ignore[return-value]
+
+
+def has_plan(kind: str) -> bool:
+    """Whether transformers knows how to split a kind of model."""
+    config: Any = tiny_models.config(kind)
+    return bool(getattr(config.get_text_config(), "base_model_tp_plan", None))
+
+
+class NotShardedError(Exception):
+    """transformers itself cannot run a model in parts, or not with the same result."""
+
+
+def check_sharded(whole: Any, sharded: Any) -> None:
+    """Raise if the sharded model is not the whole one, without any hooks."""
+    for mode in (torch.no_grad, torch.enable_grad):
+        with mode():
+            try:
+                got = sharded(IDS).logits
+                if mode is torch.enable_grad:
+                    got.sum().backward()
+            except Exception as error:
+                raise NotShardedError(f"{type(error).__name__}: {error}") from error
+            if _found := list(_unlike("logits", whole(IDS).logits, got)):
+                raise NotShardedError(_found[0])
+    sharded.zero_grad()
+
+
+def all_differences(kinds: list[str], folder: str) -> dict[str, list[str]]:
+    """What differs, by kind; `["refused: …"]` if the sharded model cannot be hooked."""
+    found = {}
+    for kind in kinds:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found[kind] = list(differences(*pair(kind, folder)))
+        except NotShardedError as error:
+            found[kind] = [f"transformers: {error}"]
+        except HooklineError as error:
+            found[kind] = [f"refused: {error}"]
+        except Exception:
+            found[kind] = [traceback.format_exc(limit=-3)]
+    return found
+
+
+def differences(whole: HookedModel, sharded: HookedModel) -> Iterator[str]:
+    """Everything in which the sharded model differs from the whole one."""
+    if not isinstance(whole, HookedModel):
+        yield "no classic points"
+        return
+    with torch.no_grad():
+        (logits, cache), (other_logits, other) = whole.run_with_cache(IDS), sharded.run_with_cache(IDS)
+        yield from _unlike("logits", logits, other_logits)
+        if list(cache) != list(other):
+            yield f"points: {set(cache) ^ set(other)}"
+        for name in cache:
+            yield from _unlike(name, cache[name], other[name])
+            if cache[name].is_floating_point():
+                edited = [_outcome(model, name) for model in (whole, sharded)]
+                yield from _unlike(f"{name}, edited", *edited)
+        ids = [model.generate(IDS, max_new_tokens=4, do_sample=False) for model in (whole, sharded)]
+        yield from _unlike("generate", *ids)
+    yield from _unlike_gradients(whole, sharded)
+    for name in WEIGHTS:
+        try:
+            expected = getattr(whole, name)
+        except (HooklineError, RuntimeError):  # of layers of different widths
+            continue
+        yield from _unlike(name, expected, getattr(sharded, name))
+    yield from (
+        f"verify: {line}" for line in str(sharded.verify()).splitlines() if "unproved" in line or "FAIL" in line
+    )
+
+
+def _outcome(model: HookedModel, name: str) -> Tensor | str:
+    """The logits after an edit that changes every number at a point differently, or the error."""
+    try:
+        return model.run_with_hooks(IDS, fwd_hooks=[(name, uneven)])
+    except HooklineError as error:
+        return type(error).__name__
+
+
+def uneven(x: Tensor, hook: object) -> Tensor:
+    """A tensor with every number changed by another factor."""
+    return x * torch.linspace(0.5, 1.5, x.numel(), dtype=x.dtype).reshape(x.shape)
+
+
+def _unlike_gradients(whole: HookedModel, sharded: HookedModel) -> Iterator[str]:
+    found: list[dict[str, Tensor]] = []
+    for model in (whole, sharded):
+        grads: dict[str, Tensor] = {}
+        names = [name for name in model.hook_dict if not name.endswith(("hook_tokens", "indices"))]
+
+        def keep(grad: Tensor, hook: Any, grads: dict[str, Tensor] = grads) -> None:
+            grads[hook.name] = grad.detach().clone()
+
+        with model.hooks(bwd_hooks=[(name, keep) for name in names]):
+            model(IDS)[0, -1].log_softmax(-1)[5].backward()
+        found.append(grads)
+    if found[0].keys() != found[1].keys():
+        yield f"gradients: {found[0].keys() ^ found[1].keys()}"
+    for name in found[0].keys() & found[1].keys():
+        yield from _unlike(f"{name}, gradient", found[0][name], found[1][name])
+
+
+def _unlike(what: str, expected: Tensor | str, got: Tensor | str) -> Iterator[str]:
+    if isinstance(expected, str) or isinstance(got, str):
+        said = [each if isinstance(each, str) else "a value" for each in (expected, got)]
+        if said[0] != said[1]:
+            yield f"{what}: {said[1]} instead of {said[0]}"
+        return
+    if expected.shape != got.shape:
+        yield f"{what}: {list(got.shape)} instead of {list(expected.shape)}"
+    elif not torch.equal(expected, got):
+        finite = expected.double().isfinite()
+        off = (expected.double() - got.double())[finite].abs()
+        # A norm divides by small numbers, and so enlarges the rounding of what it gets.
+        close = 10 * CLOSE if "normalized" in what else CLOSE
+        if off.numel() and not off.max() <= close * (1 + expected.double()[finite].abs().max()):
+            yield f"{what}: off by {off.max():.1e}"
