@@ -80,6 +80,8 @@ def explore(
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port on 127.0.0.1; 0 is any that is free.")] = 0,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Do not open the page in a browser.")] = False,
     export: Annotated[Path | None, typer.Option(help="Write the page to this file, and serve nothing.")] = None,
+    sae: Annotated[list[str] | None, typer.Option(help="The folder of a sparse autoencoder, or POINT=FOLDER.")] = None,
+    store: Annotated[str | None, typer.Option(help="A store of activations, for top contexts of features.")] = None,
 ) -> None:
     """Look into a model in the browser: a page on this machine, whose address is printed."""
     from hookline import load
@@ -89,11 +91,12 @@ def explore(
         loaded = load(model)
         first, second = first_prompts(model) if prompt is None else (prompt, "")
         second = second if other is None else other
+        options: dict[str, Any] = {"name": model, "saes": sae or None, "store": store}
         if export is not None:
-            typer.echo(export_page(loaded, export, first, second, name=model))
+            typer.echo(export_page(loaded, export, first, second, **options))
             return
         with _few_threads(loaded):
-            serve(loaded, first, second, name=model, port=port, browser=not no_browser)
+            serve(loaded, first, second, port=port, browser=not no_browser, **options)
 
 
 @stores.command("verify")

@@ -1,55 +1,20 @@
 """The views have the library's own numbers, and follow the edits."""
 
-import base64
-import contextlib
-import io
-import json
-
-import numpy as np
 import pytest
 import torch
+from questions import EDITS, OTHER, PROMPT, STEER, ZERO, ask, mary_john, printed, unpacked
 from stores import tinyworld
 
 from hookline import HooklineError, edits
 from hookline.experiments import ablation, head_detectors, logit_attribution, logit_lens, metrics, patching
-from hookline.explore.live_edits import script
+from hookline.explore.feature_views import FEATURE_VIEWS
 from hookline.explore.question import LiveEdit, Question
 from hookline.explore.views import VIEWS, about_model, aligned, answer
-
-PROMPT = "When Mary and John went to the store, John gave a drink to"
-OTHER = "When Mary and John went to the store, Mary gave a drink to"
-ZERO = LiveEdit("zero", "blocks.3.attn.hook_z", head=4)
-STEER = LiveEdit("steer", "blocks.2.hook_resid_post", amount=2.0, positive="Mary", negative="John")
-EDITS = {
-    "zero": ZERO,
-    "scale": LiveEdit("scale", "blocks.3.attn.hook_z", head=4, amount=0.25, pos=-1),
-    "mean": LiveEdit("mean", "blocks.3.attn.hook_z", head=4),
-    "patch": LiveEdit("patch", "blocks.3.attn.hook_z", head=4),
-    "patch at": LiveEdit("patch", "blocks.1.hook_resid_pre", pos=9),
-    "patch last": LiveEdit("patch", "blocks.3.hook_attn_out", pos=-1),
-    "neuron": LiveEdit("zero", "blocks.1.mlp.hook_post", neuron=7),
-    "steer": STEER,
-}
 
 
 @pytest.fixture(scope="module")
 def model():
     return tinyworld()
-
-
-def ask(model, view, **more):
-    data = answer(model, Question(view, PROMPT, **more))
-    json.dumps(data, allow_nan=False)
-    return data
-
-
-def unpacked(data) -> torch.Tensor:
-    values = np.frombuffer(base64.b64decode(data["f32"]), "<f4").reshape(data["shape"])
-    return torch.from_numpy(values.copy())
-
-
-def mary_john(model):
-    return {"target": model.to_single_token(" Mary"), "versus": model.to_single_token(" John")}
 
 
 def test_next_tokens_are_the_models(model) -> None:
@@ -156,18 +121,14 @@ def test_tokens_of_both_prompts_are_aligned(model) -> None:
 @pytest.mark.parametrize("name", EDITS)
 def test_the_script_prints_the_same_numbers(model, name) -> None:
     data = ask(model, "next", other=OTHER, edits=(EDITS[name],))
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(script("tinyworld", Question("next", PROMPT, other=OTHER, edits=(EDITS[name],))), {})
     after = dict(zip(data["texts"], unpacked(data["after"]).tolist(), strict=True))
-    for line in printed.getvalue().splitlines():
-        prob, text = line.split(" ", 1)
-        assert float(prob) == pytest.approx(after[eval(text)], abs=6e-5)
-    assert len(printed.getvalue().splitlines()) == 10
+    found = printed(Question("next", PROMPT, other=OTHER, edits=(EDITS[name],)))
+    assert found == pytest.approx({text: after[text] for text in found}, abs=6e-5)
+    assert len(found) == 10
 
 
 @pytest.mark.parametrize("name", EDITS)
-@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("view", [view for view in VIEWS if view not in FEATURE_VIEWS])
 def test_every_view_takes_every_edit(model, view, name) -> None:
     more = {"measure": "stream"} if view == "patching" else {"point": "blocks.0.hook_resid_post"}
     ask(model, view, other=OTHER, edits=(EDITS[name],), **({"measure": "ablation"} | more))
@@ -189,11 +150,6 @@ def test_heads_while_the_stream_is_edited(model) -> None:
     ask(model, "heads", edits=(STEER,), **answers)
 
 
-def test_heads_do_not_sum_to_an_attention_output_that_is_edited(model) -> None:
-    with pytest.raises(HooklineError):
-        ask(model, "heads", measure="attribution", other=OTHER, edits=(EDITS["patch last"],))
-
-
 @pytest.mark.parametrize(
     "given",
     [
@@ -210,6 +166,11 @@ def test_heads_do_not_sum_to_an_attention_output_that_is_edited(model) -> None:
         {"view": "next", "edits": "all"},
         {"view": "next", "pos": True},
         {"view": "next", "unknown": 1},
+        {"view": "next", "saes": "/tmp"},
+        {"view": "features"},
+        {"view": "next", "edits": [{"kind": "zero", "point": "blocks.1.hook_resid_post", "feature": 1}]},
+        {"view": "next", "edits": [{"kind": "mean", "point": "blocks.1.hook_resid_post", "feature": 1}]},
+        {"view": "next", "edits": [{"kind": "zero", "point": "blocks.1.hook_resid_post", "feature": 1, "neuron": 2}]},
         {"view": "attention", "head": 99},
         {"view": "patching", "measure": "stream"},
         {"view": "patching", "measure": "stream", "other": "Mary"},

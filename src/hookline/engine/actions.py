@@ -15,11 +15,11 @@ from hookline.engine import passes
 from hookline.engine.calls import Count
 from hookline.engine.checkpointing import keep_for_second_run, recomputing
 from hookline.engine.order import Kind, Phase, Turn
-from hookline.engine.parts import before_runs
 from hookline.engine.passes import current
 from hookline.engine.schedule import Step
 from hookline.engine.signatures import parameters_of
 from hookline.engine.snapshots import Held, begin_sharing, end_sharing
+from hookline.engine.split_values import before_runs
 from hookline.engine.structures import NoTensorError
 from hookline.engine.taps import Tap, has_foreign_hooks, tap_on
 from hookline.errors import HooklineError, UnavailablePointError

@@ -27,12 +27,12 @@ from torch import nn
 from hookline.engine.delegate import Delegate
 from hookline.engine.lenses import FIRST, Argument, Item, Lens, chained
 from hookline.engine.order import Kind
-from hookline.engine.parts import completing, preparations, why_refused
 from hookline.engine.passes import Stream
 from hookline.engine.permanent import PermanentHooks
 from hookline.engine.points import HookPoint, Site
 from hookline.engine.signatures import parameters_of
 from hookline.engine.snapshots import Held, held_in
+from hookline.engine.split_values import completing, preparations, why_refused
 from hookline.errors import HooklineError, UnavailablePointError, UnknownPointError, no_match, unknown_point
 
 Filter: TypeAlias = (

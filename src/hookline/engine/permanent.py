@@ -15,10 +15,10 @@ from hookline.engine.blocks import surely
 from hookline.engine.calls import Calls, Count, running_modules
 from hookline.engine.derived import with_needs
 from hookline.engine.hook_actions import HookAction
-from hookline.engine.parts import before_runs
 from hookline.engine.passes import current
 from hookline.engine.reports import missed_by
 from hookline.engine.schedule import Schedule
+from hookline.engine.split_values import before_runs
 from hookline.engine.taps import Tap, lock
 from hookline.errors import HookError
 

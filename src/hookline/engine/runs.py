@@ -19,7 +19,6 @@ from hookline.engine.checkpointing import recomputing
 from hookline.engine.derived import with_needs
 from hookline.engine.hook_actions import HookAction
 from hookline.engine.modes import remove_ended
-from hookline.engine.parts import before_runs
 from hookline.engine.passes import current
 from hookline.engine.permanent import permanent_hooks_of
 from hookline.engine.reports import (
@@ -32,6 +31,7 @@ from hookline.engine.reports import (
 )
 from hookline.engine.schedule import Schedule, active
 from hookline.engine.snapshots import Held, stop_sharing
+from hookline.engine.split_values import before_runs
 from hookline.engine.taps import Tap, lock
 from hookline.errors import HookError, HooklineError
 

@@ -19,11 +19,13 @@ from typing import Any
 
 from hookline.engine.tensorfile import write_bytes
 from hookline.errors import HooklineError
+from hookline.explore.attached_saes import AttachedSaes, SaesGiven
 from hookline.explore.saved import Step, page_data
 from hookline.explore.server import ExplorerServer
 from hookline.explore.session import Session
 from hookline.model import HookedModel
 from hookline.pages.document import document
+from hookline.store import Store
 
 __all__ = ["Explorer", "explore", "export_page", "first_prompts", "in_notebook", "serve"]
 
@@ -86,18 +88,22 @@ def explore(
     browser: bool = True,
     height: int = 720,
     name: str | None = None,
+    saes: SaesGiven | None = None,
+    store: str | os.PathLike[str] | Store | None = None,
 ) -> Any:
     """Show the page of a model: in a notebook as a widget, otherwise in a browser, served from a thread.
 
     Returns an `ExplorerWidget` or an `Explorer`. `server=True` is the server (with `port` and `browser`), False the
     widget (with `height`, in pixels), and None the widget if `in_notebook()`. `other` is a second prompt to compare
-    with. `name` is what "Copy as Python" loads the model by.
+    with. `name` is what "Copy as Python" loads the model by. `saes` are sparse autoencoders or their folders: one,
+    several, or by point. `store` is a store of activations at their points, for the top contexts of features.
     """
     _check(model)
     name = model.cfg.model_name if name is None else name
+    attached = AttachedSaes.given(model, saes, store)
     if not (not in_notebook() if server is None else server):
-        return _widget_class()(Session(model, name), prompt=prompt, other=other, height=height)
-    explorer = Explorer(ExplorerServer(model, name, prompt=prompt, other=other, port=port))
+        return _widget_class()(Session(model, name, attached), prompt=prompt, other=other, height=height)
+    explorer = Explorer(ExplorerServer(model, name, prompt=prompt, other=other, port=port, saes=attached))
     print(explorer.address, flush=True)
     if browser:
         webbrowser.open(explorer.address)
@@ -134,12 +140,20 @@ def first_prompts(name: str) -> tuple[str, str]:
 
 
 def export_page(
-    model: HookedModel, path: str | os.PathLike[str], prompt: str, other: str = "", *, name: str | None = None
+    model: HookedModel,
+    path: str | os.PathLike[str],
+    prompt: str,
+    other: str = "",
+    *,
+    name: str | None = None,
+    saes: SaesGiven | None = None,
+    store: str | os.PathLike[str] | Store | None = None,
 ) -> Path:
     """Write the page to a file, with the views of these prompts inside; it opens from disk, without a server."""
     _check(model)
     name = model.cfg.model_name if name is None else name
-    data = page_data(model, name, [Step({"prompt": prompt, "other": other})])
+    attached = AttachedSaes.given(model, saes, store)
+    data = page_data(model, name, [Step({"prompt": prompt, "other": other})], saes=attached)
     write_bytes(Path(path), document(data).encode(), "the page")
     return Path(path)
 

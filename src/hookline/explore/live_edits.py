@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,10 +14,12 @@ from torch import Tensor
 from hookline import edits
 from hookline.errors import HooklineError
 from hookline.experiments import steering
+from hookline.explore.feature_edits import edit_groups, script_saes, splice_of
 from hookline.explore.question import LiveEdit, Question
 from hookline.model import HookedModel
 
-Pairs = list[tuple[str, edits.DataEdit]]
+Hooks = list[Any]
+"""Edits as `(name, edit)` pairs, and splices of autoencoders: what `run_with_hooks(fwd_hooks=…)` takes."""
 _LAYER = re.compile(r"blocks\.(\d+)\.hook_(\w+)")
 
 
@@ -26,18 +29,24 @@ def edited(model: HookedModel, asked: Question) -> AbstractContextManager[Any]:
 
 
 def edited_any_text(model: HookedModel, asked: Question) -> AbstractContextManager[Any]:
-    """The same for a text other than the prompt: without edits at single positions."""
-    return applied(model, [pair for pair in library_edits(model, asked) if pair[1].pos is None])
+    """The same for a text other than the prompt: without patches and without edits at single positions."""
+    anywhere = tuple(edit for edit in asked.active if edit.pos is None and edit.kind != "patch")
+    return edited(model, replace(asked, edits=anywhere))
 
 
-def applied(model: HookedModel, pairs: Pairs) -> AbstractContextManager[Any]:
+def applied(model: HookedModel, hooks: Hooks) -> AbstractContextManager[Any]:
     """A context in which these edits apply."""
-    return model.hooks(fwd_hooks=pairs) if pairs else nullcontext()
+    return model.hooks(fwd_hooks=hooks) if hooks else nullcontext()
 
 
-def library_edits(model: HookedModel, asked: Question) -> Pairs:
-    """The edits that are switched on as `(name, edit)` pairs, for `run_with_hooks(fwd_hooks=…)`."""
-    return [(edit.point, _made(model, asked, edit)) for edit in asked.active]
+def library_edits(model: HookedModel, asked: Question, *, keep_features: bool = False) -> Hooks:
+    """The edits that are switched on, one hook for each group, for `run_with_hooks(fwd_hooks=…)`."""
+    return [
+        (group[0].point, _made(model, asked, group[0]))
+        if group[0].feature is None
+        else splice_of(asked, group, keep_features=keep_features)
+        for group in edit_groups(asked)
+    ]
 
 
 def _made(model: HookedModel, asked: Question, edit: LiveEdit) -> edits.DataEdit:
@@ -47,6 +56,8 @@ def _made(model: HookedModel, asked: Question, edit: LiveEdit) -> edits.DataEdit
         return edits.zero(**where)
     if edit.kind == "scale":
         return edits.scale(edit.amount, **where)
+    if edit.kind == "set":
+        return edits.replace(float(edit.amount), **where)
     if edit.kind == "mean":
         return edits.mean(_activation(model, asked.prompt, edit.point), **where)
     if edit.kind == "steer":
@@ -101,16 +112,28 @@ def script(name: str, asked: Question) -> str:
     needs_steering = any(edit.kind == "steer" for edit in asked.active)
     lines = ["import hookline", *(["from hookline import edits"] if asked.active else [])]
     lines += ["from hookline.experiments import steering"] if needs_steering else []
+    saes = script_saes(asked)
+    lines += ["from hookline.sae import SparseAutoencoder"] if saes else []
     lines += ["", f"model = hookline.load({name!r})", f"prompt = {asked.prompt!r}"]
     lines += [f"other = {asked.other!r}"] if needs_other else []
+    lines += [line for _, line in saes.values()]
     run = f"model(prompt)[0, {asked.pos}]"
     if asked.active:
-        lines += ["", "fwd_hooks = [", *(f"    ({edit.point!r}, {_written(edit)})," for edit in asked.active), "]"]
+        lines += ["", "fwd_hooks = [", *(f"    {_written_hook(group, saes)}," for group in edit_groups(asked)), "]"]
         run = f"model.run_with_hooks(prompt, fwd_hooks=fwd_hooks)[0, {asked.pos}]"
     lines += [f"probs, ids = {run}.softmax(-1).topk(10)"]
     lines += ["for prob, token in zip(probs.tolist(), ids.tolist()):"]
     lines += ['    print(f"{prob:.4f} {model.to_string([token])!r}")']
     return "\n".join(lines) + "\n"
+
+
+def _written_hook(group: list[LiveEdit], saes: dict[str, tuple[str, str]]) -> str:
+    """An edit, or the edits of features that one splice makes, as Python."""
+    first = group[0]
+    if first.feature is None:
+        return f"({first.point!r}, {_written(first)})"
+    changes = ", ".join(_written(replace(edit, neuron=edit.feature, feature=None)) for edit in group)
+    return f"{saes[first.sae][0]}.spliced({first.point!r}, edits=[{changes}])"
 
 
 def _written(edit: LiveEdit) -> str:
@@ -121,6 +144,8 @@ def _written(edit: LiveEdit) -> str:
         return f"edits.zero({', '.join(where)})"
     if edit.kind == "scale":
         return f"edits.scale({', '.join([repr(edit.amount), *where])})"
+    if edit.kind == "set":
+        return f"edits.replace({', '.join([repr(float(edit.amount)), *where])})"
     if edit.kind == "mean":
         return f"edits.mean({', '.join([_cached('prompt', edit), *where])})"
     if edit.kind == "steer":

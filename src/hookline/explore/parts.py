@@ -1,4 +1,4 @@
-"""What parts of the model add to a logit while the stream itself is edited.
+"""What parts of the model add to a logit while the stream itself, or what attention adds to it, is edited.
 
 `logit_attribution` raises an error then, because its parts do not sum to the stream. Here the difference is a part of
 its own: the edits.
@@ -12,8 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hookline.engine.points import HookPoint
 from hookline.experiments import logit_attribution
 from hookline.experiments.core.answers import cached_run, checked_text
+from hookline.explore.live_edits import applied, edited
 from hookline.explore.question import Question
 from hookline.model import HookedModel
 from hookline.residual import ModelCache
@@ -22,8 +24,8 @@ from hookline.residual.stream import is_rounding
 EDITS = "edits"
 """The label of what the edits of the stream add."""
 _STREAM = re.compile(r"blocks\.\d+\.hook_resid_(pre|mid|post)|hook_(pos_)?embed")
-_BESIDE = re.compile(r"blocks\.\d+\.(hook_mlp_out|attn\.hook_z|attn\.hook_pattern|mlp\.hook_(pre|post))")
-"""Points whose edits leave each attention output the sum of its heads."""
+_ATTENTION = re.compile(r"blocks\.\d+\.hook_attn_out")
+"""Points whose edits leave an attention output that is not the sum of its heads."""
 
 
 class LogitParts(NamedTuple):
@@ -33,6 +35,13 @@ class LogitParts(NamedTuple):
     values: Tensor
     bias: float
     logit: float
+
+
+class HeadParts(NamedTuple):
+    """What each head adds to a logit difference, by layer; and what the edits of attention outputs add, if any."""
+
+    layers: dict[int, Tensor]
+    edits: float | None = None
 
 
 def components(model: HookedModel, asked: Question, target: int, versus: int) -> LogitParts:
@@ -59,29 +68,37 @@ def components(model: HookedModel, asked: Question, target: int, versus: int) ->
     )
 
 
-def heads(model: HookedModel, asked: Question, target: int, versus: int) -> dict[int, Tensor]:
-    """What each head adds, by layer, inside the context of the edits."""
-    if not edits_stream(asked) or not all(_leaves_heads(edit.point) for edit in asked.active):
-        found = logit_attribution.direct_logit_attribution(
-            model, asked.prompt, target, versus, of="heads", pos=asked.pos
-        )
-        return {int(layer): row for layer, row in zip(found.coords["layer"], found.values, strict=True)}
-    cache = _run(model, asked)
+def heads(model: HookedModel, asked: Question, target: int, versus: int) -> HeadParts:
+    """What each head adds in the run with the edits.
+
+    Where an attention output is edited, the heads are as they were before that edit, and the edit is a part of its own.
+    """
+    points = list(dict.fromkeys(edit.point for edit in asked.active if _ATTENTION.fullmatch(edit.point)))
+    if not points and not edits_stream(asked):
+        with edited(model, asked):
+            found = logit_attribution.direct_logit_attribution(
+                model, asked.prompt, target, versus, of="heads", pos=asked.pos
+            )
+        return HeadParts({int(layer): row for layer, row in zip(found.coords["layer"], found.values, strict=True)})
+    before: dict[str, Tensor] = {}
+
+    def keep(x: Tensor, hook: HookPoint) -> None:
+        before[hook.name] = x[:, asked.pos].clone()
+
+    with applied(model, [(point, keep) for point in points]), edited(model, asked):  # in this order at a point
+        cache = _run(model, asked)
     stack, labels = cache.stack_head_results(return_labels=True)
     values = cache.logit_attrs(stack, target, versus).reshape(len(labels)).float()
     layers: dict[int, list[Tensor]] = {}
     for label, value in zip(labels, values, strict=True):
         layers.setdefault(int(label[1:].partition("H")[0]), []).append(value)
-    return {layer: torch.stack(each) for layer, each in layers.items()}
+    changes = [float(cache.logit_attrs(cache[point] - before[point], target, versus)) for point in points]
+    return HeadParts({layer: torch.stack(each) for layer, each in layers.items()}, sum(changes) if points else None)
 
 
 def edits_stream(asked: Question) -> bool:
     """Whether an edit that is switched on changes the stream itself."""
     return any(_STREAM.fullmatch(edit.point) for edit in asked.active)
-
-
-def _leaves_heads(point: str) -> bool:
-    return bool(_STREAM.fullmatch(point) or _BESIDE.fullmatch(point))
 
 
 def _run(model: HookedModel, asked: Question) -> ModelCache:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias, get_args
 
 from hookline.errors import HooklineError
+from hookline.explore.attached_saes import AttachedSaes
 
-Kind: TypeAlias = Literal["zero", "scale", "mean", "patch", "steer"]
-KINDS: tuple[Kind, ...] = ("zero", "scale", "mean", "patch", "steer")
+Kind: TypeAlias = Literal["zero", "scale", "set", "mean", "patch", "steer"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+FEATURE_KINDS: tuple[Kind, ...] = ("zero", "scale", "set")
+"""What can be done to a feature."""
 MOST_EDITS = 200
 MOST_TEXT = 200_000
 
@@ -21,8 +24,9 @@ _TEXT: dict[str, Any] = {"types": (str,)}
 class LiveEdit:
     """One row of the page's list of edits.
 
-    `amount` is the factor of "scale" and the coefficient of "steer"; `positive` and `negative` are the prompts that a
-    steering vector is made from. "patch" writes the activation of the other prompt, "mean" that of the mean position.
+    `amount` is the factor of "scale", the value of "set" and the coefficient of "steer"; `positive` and `negative` are
+    the prompts that a steering vector is made from. "patch" writes the activation of the other prompt, "mean" the mean
+    over the positions of the prompt. With `feature`, the edit is of that feature of the autoencoder named `sae`.
     """
 
     kind: str = field(metadata=_TEXT)
@@ -33,6 +37,8 @@ class LiveEdit:
     amount: float = field(default=1.0, metadata={"types": (int, float)})
     positive: str = field(default="", metadata=_TEXT)
     negative: str = field(default="", metadata=_TEXT)
+    sae: str = field(default="", metadata=_TEXT)
+    feature: int | None = field(default=None, metadata=_OPTIONAL_INT)
     on: bool = field(default=True, metadata={"types": (bool,)})
 
     def __post_init__(self) -> None:
@@ -40,6 +46,10 @@ class LiveEdit:
             raise HooklineError(f"an edit is one of {', '.join(KINDS)}, got {self.kind!r}")
         if abs(self.amount) > 1e6 or self.amount != self.amount:
             raise HooklineError(f"the amount of an edit must be between -1e6 and 1e6, got {self.amount!r}")
+        if self.feature is not None and self.kind not in FEATURE_KINDS:
+            raise HooklineError(f"an edit of a feature is one of {', '.join(FEATURE_KINDS)}, got {self.kind!r}")
+        if self.feature is not None and (self.head is not None or self.neuron is not None):
+            raise HooklineError("an edit is of a feature, or of heads and neurons, not of both")
 
     @classmethod
     def of(cls, given: Any) -> Self:
@@ -52,7 +62,8 @@ class Question:
     """A view, and what it is a view of.
 
     `pos` is the position whose next token is looked at, `src` a position that heads may attend to. `target` and
-    `versus` are tokens, by id or as text; None is the model's first choice, and its second.
+    `versus` are tokens, by id or as text; None is the model's first choice, and its second. `sae` is the name of an
+    autoencoder; "" is the first. `saes` are those that the explorer was given: the page cannot change them.
     """
 
     view: str = field(metadata=_TEXT)
@@ -68,15 +79,18 @@ class Question:
     measure: str = field(default="attribution", metadata=_TEXT)
     point: str = field(default="", metadata=_TEXT)
     count: int = field(default=20, metadata={"types": (int,)})
+    sae: str = field(default="", metadata=_TEXT)
+    feature: int | None = field(default=None, metadata=_OPTIONAL_INT)
+    saes: AttachedSaes | None = field(default=None, repr=False, compare=False)
 
     @classmethod
-    def of(cls, given: Any) -> Self:
+    def of(cls, given: Any, saes: AttachedSaes | None = None) -> Self:
         """The question that a JSON object asks."""
         values = _checked(cls, given, "a question")
         rows = values.pop("edits", [])
         if len(rows) > MOST_EDITS:
             raise HooklineError(f"there are {len(rows)} edits; the explorer takes up to {MOST_EDITS}")
-        return cls(**values, edits=tuple(LiveEdit.of(row) for row in rows))
+        return cls(**values, edits=tuple(LiveEdit.of(row) for row in rows), saes=saes)
 
     @property
     def active(self) -> tuple[LiveEdit, ...]:
@@ -86,7 +100,7 @@ class Question:
 
 def _checked(kind: type[LiveEdit] | type[Question], given: Any, what: str) -> dict[str, Any]:
     """The fields of a JSON object; raises if one is unknown, missing or of another type."""
-    known: dict[str, Field[Any]] = {each.name: each for each in fields(kind)}
+    known: dict[str, Field[Any]] = {each.name: each for each in fields(kind) if "types" in each.metadata}
     if not isinstance(given, Mapping):
         raise HooklineError(f"{what} is a JSON object, got {type(given).__name__}")
     unknown = sorted(map(str, given.keys() - known.keys()))

@@ -14,6 +14,7 @@ from itertools import compress, product
 from typing import Any
 
 from hookline.experiments.head_detectors import KINDS
+from hookline.explore.attached_saes import AttachedSaes
 from hookline.explore.live_edits import script
 from hookline.explore.question import Question
 from hookline.explore.views import Data, about_model, answer, attention_views
@@ -45,6 +46,7 @@ def page_data(
     *,
     measures: Iterable[str] = ("attribution",),
     sweeps: Iterable[str] = ("stream",),
+    saes: AttachedSaes | None = None,
 ) -> Data:
     """The data of a page that opens from disk, for `document`: with these measures of heads and patching sweeps.
 
@@ -54,9 +56,9 @@ def page_data(
     asked: list[Data] = []
     for state in (state for step in steps for state in _asked(step.state)):
         asked += [] if state in asked else [state]
-    pairs = [pair for state in asked for pair in _answers(model, name, state, [*measures], [*sweeps])]
+    pairs = [pair for state in asked for pair in _answers(model, name, state, [*measures], [*sweeps], saes)]
     saved = [asdict(step) for step in steps]
-    return {"live": False, "model": about_model(model, name), "steps": saved, "answers": pairs}
+    return {"live": False, "model": about_model(model, name, saes), "steps": saved, "answers": pairs}
 
 
 def _asked(state: Data) -> Iterator[Data]:
@@ -68,13 +70,18 @@ def _asked(state: Data) -> Iterator[Data]:
 
 
 def _answers(
-    model: HookedModel, name: str, state: Data, measures: list[str], sweeps: list[str]
+    model: HookedModel,
+    name: str,
+    state: Data,
+    measures: list[str],
+    sweeps: list[str],
+    saes: AttachedSaes | None,
 ) -> Iterator[tuple[Data, Data]]:
     """Questions of the page in a state, with their answers."""
     first = {**state, "view": "next"}
-    chosen = _answer(model, first)
-    yield first, {**chosen, "script": script(name, Question.of(first))}
-    yield (tokens := {**state, "view": "tokens"}), _answer(model, tokens)
+    chosen = _answer(model, first, saes)
+    yield first, {**chosen, "script": script(name, Question.of(first, saes))}
+    yield (tokens := {**state, "view": "tokens"}), _answer(model, tokens, saes)
     state = {**state, **{key: chosen[key]["id"] for key in ("target", "versus")}}
     point = next((each for each in model.hook_dict if each.endswith("hook_resid_post")), "")
     if state["edits"]:
@@ -85,22 +92,23 @@ def _answers(
         {"view": "point", "point": point, "head": 0},
         *({"view": "heads", "measure": each, **({"src": 0} if each == "attention" else {})} for each in measures),
         *({"view": "patching", "measure": sweep} for sweep in sweeps if state["other"]),
+        *([{"view": "features", "sae": "", "feature": None}] if saes else []),
     ]
     for each in asked:
-        yield (question := {**state, **each}), _answer(model, question)
-    yield from _attention(model, {**state, "view": "attention"})
+        yield (question := {**state, **each}), _answer(model, question, saes)
+    yield from _attention(model, {**state, "view": "attention"}, saes)
 
 
-def _attention(model: HookedModel, asked: Data) -> Iterator[tuple[Data, Data]]:
+def _attention(model: HookedModel, asked: Data, saes: AttachedSaes | None) -> Iterator[tuple[Data, Data]]:
     """The attention of every head, or, if that is too much, of the one that a page begins with."""
     cfg, length = model.cfg, model.to_tokens(asked["prompt"]).shape[1]
     if cfg.n_layers * cfg.n_heads * length**2 > MOST_SAVED:
         one = {**asked, "layer": cfg.n_layers - 1, "head": 0}
-        yield one, _answer(model, one)
+        yield one, _answer(model, one, saes)
         return
-    for (layer, head), found in attention_views(model, Question.of(asked)).items():
+    for (layer, head), found in attention_views(model, Question.of(asked, saes)).items():
         yield {**asked, "layer": layer, "head": head}, found
 
 
-def _answer(model: HookedModel, question: dict[str, Any]) -> Data:
-    return answer(model, Question.of(question))
+def _answer(model: HookedModel, question: dict[str, Any], saes: AttachedSaes | None) -> Data:
+    return answer(model, Question.of(question, saes))

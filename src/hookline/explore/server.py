@@ -19,6 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from hookline.errors import HooklineError
+from hookline.explore.attached_saes import AttachedSaes
 from hookline.explore.session import Session
 from hookline.model import HookedModel
 from hookline.pages.document import document, policy
@@ -51,8 +52,17 @@ class ExplorerServer(ThreadingHTTPServer):
     block_on_close = False
     patience = PATIENCE
 
-    def __init__(self, model: HookedModel, name: str, *, prompt: str = "", other: str = "", port: int = 0) -> None:
-        self.session = Session(model, name)  # before the socket, which closes everything if it cannot be had
+    def __init__(
+        self,
+        model: HookedModel,
+        name: str,
+        *,
+        prompt: str = "",
+        other: str = "",
+        port: int = 0,
+        saes: AttachedSaes | None = None,
+    ) -> None:
+        self.session = Session(model, name, saes)  # before the socket, which closes everything if it cannot be had
         try:
             super().__init__(("127.0.0.1", port), _Handler)
         except (OSError, OverflowError) as error:

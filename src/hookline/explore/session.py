@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from hookline.errors import HooklineError
+from hookline.explore.attached_saes import AttachedSaes
 from hookline.explore.jobs import Cancelled, Job, Worker
 from hookline.explore.live_edits import script
 from hookline.explore.question import Question
@@ -41,17 +42,18 @@ class Session:
     session.ask({"tab": "a", "slot": "next", "state": 0, "question": {"view": "next", "prompt": "Mary"}}).answered()
     """
 
-    def __init__(self, model: HookedModel, name: str) -> None:
+    def __init__(self, model: HookedModel, name: str, saes: AttachedSaes | None = None) -> None:
+        self.described = about_model(model, name, saes)
         self.name, self.worker = name, Worker()
-        self.described = about_model(model, name)
         self._model: HookedModel | None = model
+        self._saes = saes
 
     def ask(self, body: dict[str, Any]) -> Asked:
         """Read a question and let it wait for its turn; raises if it is malformed."""
         state, model = body.get("state"), self._model
         if not isinstance(state, int):
             raise HooklineError("a question needs the number of the page's state")
-        tab, slot, question = _short(body, "tab"), _short(body, "slot"), Question.of(body.get("question"))
+        tab, slot, question = _short(body, "tab"), _short(body, "slot"), Question.of(body.get("question"), self._saes)
         if model is None:
             raise HooklineError("this explorer is closed: call model.explore again")
         job = self.worker.submit(lambda: answer(model, question), tab=tab, slot=slot, state=state)
@@ -74,7 +76,7 @@ class Session:
     def close(self) -> None:
         """Cancel everything, end the thread, and let go of the model; may be called more than once."""
         self.worker.close()
-        self._model = None
+        self._model = self._saes = None
 
 
 def _short(body: dict[str, Any], name: str) -> str:

@@ -19,6 +19,8 @@ from hookline.errors import HooklineError
 from hookline.experiments import ablation, head_detectors, logit_lens, metrics, patching
 from hookline.experiments.result import Result
 from hookline.explore import parts
+from hookline.explore.attached_saes import AttachedSaes
+from hookline.explore.feature_views import FEATURE_VIEWS
 from hookline.explore.live_edits import edited, edited_any_text
 from hookline.explore.question import Question
 from hookline.model import HookedModel
@@ -48,7 +50,7 @@ def answer(model: HookedModel, asked: Question) -> Data:
     return {"view": asked.view, **data, "notes": list(notes)}
 
 
-def about_model(model: HookedModel, name: str) -> Data:
+def about_model(model: HookedModel, name: str, saes: AttachedSaes | None = None) -> Data:
     """What the page needs to know about the model."""
     cfg = model.cfg
     points = {point.name: point.axes for point in model.hook_dict.values() if point.axes}
@@ -61,6 +63,8 @@ def about_model(model: HookedModel, name: str) -> Data:
         "points": points,
         "measures": list(MEASURES),
         "sweeps": list(SWEEPS),
+        "saes": [] if saes is None else saes.about(),
+        "store": None if saes is None or saes.store is None else saes.store.path,
     }
 
 
@@ -162,9 +166,10 @@ def heads_view(model: HookedModel, asked: Question) -> Data:
             scores = head_detectors.head_scores(model, kinds=asked.measure).isel(kind=0)
         return {"measure": asked.measure, **_grid(model, scores)}
     target, versus = answers(model, asked)
+    if asked.measure == "attribution":
+        found = parts.heads(model, asked, target, versus)
+        return {"measure": asked.measure, **_rows(model, found.layers), "edits": found.edits}
     with edited(model, asked):
-        if asked.measure == "attribution":
-            return {"measure": asked.measure, **_rows(model, parts.heads(model, asked, target, versus))}
         metric = metrics.logit_diff(target, versus, pos=asked.pos)
         lost = ablation.ablate(model, asked.prompt, metric, progress=False)
     return {"measure": asked.measure, **_grid(model, lost - lost.info["clean"]), "clean": lost.info["clean"]}
@@ -314,4 +319,5 @@ VIEWS: dict[str, Callable[[HookedModel, Question], Data]] = {
     "point": point_view,
     "patching": patching_view,
     "generate": generate_view,
+    **FEATURE_VIEWS,
 }

@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import Any
 
 TOOLS = ("data.js", "draw.js")
-APP = (*TOOLS, "transport.js", "panels.js", "edits.js", "tour.js", "app.js")
+APP = (*TOOLS, "transport.js", "panels.js", "features.js", "edits.js", "tour.js", "app.js")
 EXPLORER = (*APP, "start.js")
 """The scripts of the explorer: joined in this order, they are one ES module."""
 FIGURE = (*TOOLS, "figure.js")

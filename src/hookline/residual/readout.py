@@ -23,28 +23,31 @@ class Readout(StreamCache):
     def logit_attrs(
         self,
         residual_stack: Float[Tensor, "*part d_model"],
-        tokens: str | int | Sequence[str] | Tensor,
+        tokens: str | int | Sequence[str] | Tensor | None,
         incorrect_tokens: str | int | Sequence[str] | Tensor | None = None,
         *,
         pos_slice: Positions = None,
         batch_slice: Rows | None = None,
         has_batch_dim: bool = True,
-    ) -> Float[Tensor, "*part"]:
+    ) -> Float[Tensor, "*part"] | Float[Tensor, "*part d_vocab"]:
         """The contribution of each component to the logit of a token, or to its logit difference from another token.
 
-        Tokens are one text or id, one per row, or a tensor of ids per row and position. Over all components of the
-        stream, contributions sum to the logit without the biases of the final norm and the unembedding (`logit_bias`).
+        Tokens are one text or id, one per row, or a tensor of ids per row and position; None is the whole vocabulary,
+        as a last axis. Over all components of the stream, contributions sum to the logit without the biases of the
+        final norm and the unembedding (`logit_bias`).
         """
         before, after = self._factors()
         scaled = StreamCache.apply_ln_to_stack(  # not that of a subclass, where `batch_slice` may differ
             self, residual_stack, pos_slice=pos_slice, batch_slice=batch_slice, has_batch_dim=has_batch_dim
         )
+        norm = self._norm(self._model.anatomy.main.ln_final)
+        gain = norm.gain if norm is not None else 1.0
+        if tokens is None:
+            return (scaled * gain).to(scaled) @ self._weights.W_U.to(scaled) * (before * after)
         places = self._scale(self.n_layers, False, pos_slice, batch_slice, has_batch_dim).shape[:-1]
         direction = self._direction(tokens, places)
         if incorrect_tokens is not None:
             direction = direction - self._direction(incorrect_tokens, places)
-        norm = self._norm(self._model.anatomy.main.ln_final)
-        gain = norm.gain if norm is not None else 1.0
         return (scaled * gain * direction.to(scaled)).sum(-1) * (before * after)
 
     def logit_bias(

@@ -17,9 +17,9 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]
 from hookline.engine.halving import Fit
 from hookline.engine.hooked import Hooked
 from hookline.engine.names import Filter
-from hookline.engine.parts import before_runs
 from hookline.engine.points import HookPoint
 from hookline.engine.runs import Run
+from hookline.engine.split_values import before_runs
 from hookline.engine.tensorfile import BAD_CONTENT, reason
 from hookline.errors import HooklineError, HooklineWarning, StoreError, UnknownPointError, users_level
 from hookline.model import HookedModel

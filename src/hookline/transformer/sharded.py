@@ -16,7 +16,7 @@ from torch import nn
 
 from hookline.engine.actions import PointAction
 from hookline.engine.order import Kind
-from hookline.engine.parts import before_runs, complete, preparations, refuse
+from hookline.engine.split_values import before_runs, complete, preparations, refuse
 from hookline.errors import HooklineError
 from hookline.transformer.shard_lenses import TIMEOUT, Gathered, GatheredHeads, Shards
 

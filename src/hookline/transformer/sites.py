@@ -12,8 +12,8 @@ from hookline.engine.derived import Added, Difference, ExpandBatch, Keys, MergeT
 from hookline.engine.lenses import FIRST, Lens, chained
 from hookline.engine.names import lens_of
 from hookline.engine.order import Kind
-from hookline.engine.parts import completing
 from hookline.engine.points import Site
+from hookline.engine.split_values import completing
 from hookline.transformer import roles
 from hookline.transformer.anatomy import Block, Stack
 from hookline.transformer.architectures import architecture

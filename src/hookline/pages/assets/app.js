@@ -16,7 +16,7 @@ class App {
     };
     this.edits = new EditList(this);
     this.guide = this.steps.length > 1 ? new Guide(this) : null;
-    this.panels = PANELS.map((make) => ({ ...make(this), node: null }));
+    this.panels = PANELS.map((make) => make(this)).filter(Boolean).map((panel) => ({ ...panel, node: null }));
     this.build();
   }
 

@@ -265,7 +265,7 @@ class Grid {
 // Whether two places have all in common that both name: {layer: 3, head: 4} and {layer: 3, head: 4, pos: 2} do.
 function alike(one, other) {
   if (!one || !other) return false;
-  const shared = ["layer", "head", "part", "pos", "src"].filter((key) => key in one && key in other);
+  const shared = ["layer", "head", "part", "pos", "src", "feature"].filter((key) => key in one && key in other);
   return shared.length > 0 && shared.every((key) => one[key] === other[key]);
 }
 

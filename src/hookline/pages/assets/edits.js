@@ -1,12 +1,13 @@
 // Edits: what is selected, what can be done to it, and the list of what is done.
 
-const NAMES = { zero: "zero", scale: "scale", mean: "mean-ablate", patch: "patch", steer: "steer" };
+const NAMES = { zero: "zero", scale: "scale", set: "set", mean: "replace with the prompt’s mean", patch: "patch", steer: "steer" };
+const isGiven = (value) => value !== undefined && value !== null;
 
 function said(edit) {
-  const where = [edit.point, ...(edit.head === undefined || edit.head === null ? [] : [`head ${edit.head}`]),
-    ...(edit.neuron === undefined || edit.neuron === null ? [] : [`neuron ${edit.neuron}`]),
-    edit.pos === undefined || edit.pos === null ? "all positions" : `position ${edit.pos}`];
-  const what = edit.kind === "steer" ? `steer from “${edit.negative}” to “${edit.positive}”` : NAMES[edit.kind];
+  const parts = ["head", "neuron", "feature"].filter((part) => isGiven(edit[part])).map((part) => `${part} ${edit[part]}`);
+  const where = [edit.sae || edit.point, ...parts, isGiven(edit.pos) ? `position ${edit.pos}` : "all positions"];
+  const what = edit.kind === "steer" ? `steer from “${edit.negative}” to “${edit.positive}”`
+    : edit.kind === "zero" && isGiven(edit.feature) ? "switch off" : NAMES[edit.kind];
   return `${what}: ${where.join(", ")}`;
 }
 
@@ -30,12 +31,11 @@ class EditList {
     if (this.past.length) this.app.change({ edits: this.past.pop() });
   }
 
-  add(kind, more = {}) {
-    const { selected } = this.app.link;
+  add(kind, more = {}, selected = this.app.link.selected) {
     if (!selected) return;
     const edit = { kind, point: selected.point, on: true, ...more };
-    if (kind !== "steer" && selected.head !== undefined) edit.head = selected.head;
-    if (kind !== "steer" && selected.neuron !== undefined) edit.neuron = selected.neuron;
+    const parts = kind === "steer" ? [] : ["head", "neuron", "sae", "feature"];
+    for (const part of parts) if (selected[part] !== undefined) edit[part] = selected[part];
     if (selected.pos !== undefined && this.here) edit.pos = selected.pos;
     this.put([...this.app.state.edits, edit]);
   }
@@ -73,21 +73,26 @@ class EditList {
     const { selected } = this.app.link;
     if (!this.app.isLive) return el("p", { class: "hint" }, `This page was saved${this.app.state.edits.length ? ": its edits can be switched off and on" : ""}. To try edits of your own, run hookline explore ${this.app.model.model}.`);
     if (!selected) return el("p", { class: "hint" }, "Click a head, a cell, a bar or a neuron in any view, then choose what to do to it.");
+    if (selected.feature !== undefined) return featureActions(this, selected);
     const amount = el("input", { type: "number", step: "any", value: 0.5, "aria-label": "factor" });
-    const hasPosition = selected.pos !== undefined;
     const canSteer = /^blocks\.\d+\.hook_(resid_pre|resid_mid|resid_post|attn_out|mlp_out)$/.test(selected.point);
     return el("div", { class: "selection" },
       el("p", {}, el("code", {}, selected.point), selected.head === undefined ? "" : ` head ${selected.head}`,
         selected.neuron === undefined ? "" : ` neuron ${selected.neuron}`),
       this.neighbors(selected),
-      hasPosition ? el("label", {}, el("input", { type: "checkbox", checked: this.here, onchange: (event) => { this.here = event.target.checked; } }),
-        ` only at position ${selected.pos}, “${words(this.app)[selected.pos] ?? ""}”`) : null,
+      this.whereBox(selected),
       el("div", { class: "controls" },
         el("button", { class: "do", onclick: () => this.add("zero") }, "Zero"),
-        el("button", { class: "do", onclick: () => this.add("mean") }, "Mean-ablate"),
+        el("button", { class: "do", onclick: () => this.add("mean"), title: "replace it with its mean over the positions of the prompt" }, "Prompt mean"),
         el("button", { class: "do", onclick: () => this.add("patch"), disabled: !this.app.state.other, title: "from the second prompt" }, "Patch"),
         el("button", { class: "do", onclick: () => this.add("scale", { amount: Number(amount.value) }) }, "Scale by"), amount),
       canSteer ? this.steering() : null);
+  }
+
+  // Whether an edit is made at the position of what is selected, or at all.
+  whereBox({ pos }) {
+    const box = () => el("input", { type: "checkbox", checked: this.here, onchange: (event) => { this.here = event.target.checked; } });
+    return pos === undefined ? null : el("label", {}, box(), ` only at position ${pos}, “${words(this.app)[pos] ?? ""}”`);
   }
 
   // The same layer as a whole: its attention, its MLP, the stream around them.
@@ -95,8 +100,8 @@ class EditList {
     const kinds = ["resid_pre", "attn_out", "resid_mid", "mlp_out", "resid_post"];
     const names = kinds.map((kind) => `blocks.${selected.layer}.hook_${kind}`).filter((name) => name in this.app.model.points);
     if (selected.layer === undefined || !names.length) return null;
-    const options = Object.fromEntries([...new Set([selected.point, ...names])].map((name) => [name, name]));
-    return chooser("or all of", options, selected.point, (point) => {
+    const options = Object.fromEntries([["", "…"], ...[selected.point, ...names].map((name) => [name, name])]);
+    return chooser("or all of", options, "", (point) => {
       const { layer, pos } = selected;
       this.app.select(pos === undefined ? { point, layer } : { point, layer, pos });
     });
@@ -112,7 +117,7 @@ class EditList {
 
   row(edit, at) {
     const isLive = this.app.isLive, last = this.app.state.edits.length - 1;
-    const hasAmount = edit.kind === "scale" || edit.kind === "steer";
+    const hasAmount = ["scale", "set", "steer"].includes(edit.kind);
     const button = (text, label, act, off) => el("button", { class: "small", title: label, "aria-label": `${label}: ${said(edit)}`, onclick: act, disabled: off }, text);
     return el("li", { class: edit.on ? null : "off" },
       el("label", {}, el("input", { type: "checkbox", checked: edit.on, onchange: (event) => this.set(at, { on: event.target.checked }) }), ` ${said(edit)}`),

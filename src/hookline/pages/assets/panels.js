@@ -97,7 +97,8 @@ function headsPanel(app) {
         lines: (layer, head) => [el("b", {}, `head ${layer}.${head}`), `${MEASURES[data.measure]}: ${number(values.at(layer, head), 4)}`],
         axes: [["layer", upTo(values.shape[0])], ["head", upTo(values.shape[1])]],
         pick: (layer, head) => app.select({ point: headPoint(layer), layer, head }),
-      }, app.link), isSigned ? legend(largest(values.values)) : null];
+      }, app.link), isSigned ? legend(largest(values.values)) : null,
+      typeof data.edits === "number" ? el("p", { class: "sum" }, `heads as before the edits of attention outputs, which add ${number(data.edits)}`) : null];
     },
   };
 }
@@ -109,6 +110,7 @@ function attentionPanel(app) {
     controls: (state) => [
       integer("layer", state.layer, app.model.layers - 1, (layer) => app.change({ layer }, ["attention"])),
       integer("head", state.head, app.model.heads - 1, (head) => app.change({ head }, ["attention"])),
+      app.isLive ? el("button", { onclick: () => app.select({ point: headPoint(app.state.layer), layer: app.state.layer, head: app.state.head }) }, "Select this head") : null,
     ],
     question: (state) => ({ view: "attention", layer: state.layer, head: state.head }),
     draw(data, state) {
@@ -137,7 +139,8 @@ function attributionPanel(app) {
           label: found ? `${layer} ${part === "attn" ? "attention" : "MLP"}` : name.replace("_", " "),
           values: [{ value: values[at], kind: values[at] < 0 ? "cold" : "warm", text: number(values[at]) }],
           place: found ? { layer, part } : {},
-          pick: found ? () => app.select({ point: `blocks.${layer}.hook_${part}_out`, layer, part }) : null,
+          pick: found ? () => app.select({ point: `blocks.${layer}.hook_${part}_out`, layer, part })
+            : `hook_${name}` in app.model.points ? () => app.select({ point: `hook_${name}` }) : null,
         };
       });
       return [bars(rows, app.link, { most: largest(values), signed: true }),
@@ -203,7 +206,8 @@ function pointPanel(app) {
 function textPanel(app) {
   return {
     slot: "generate", title: "Generated text", cost: 1,
-    hint: () => "the likeliest token each time",
+    hint: () => (app.hasEdits()
+      ? "the likeliest token each time. Edits of all positions also act on the new tokens; patches and edits of one position act on the prompt only." : "the likeliest token each time"),
     controls: (state) => [integer("tokens", state.count, 200, (count) => app.change({ count: Math.max(1, count) }, ["generate"]))],
     question: (state) => ({ view: "generate", count: state.count }),
     draw(data) {

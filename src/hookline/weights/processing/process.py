@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hookline.engine import compiling
 from hookline.engine.blocks import UndoBlock, surely
-from hookline.engine.parts import before_runs
+from hookline.engine.split_values import before_runs
 from hookline.engine.taps import lock
 from hookline.errors import HooklineError
 from hookline.transformer.contexts import GradMode
