@@ -6,8 +6,8 @@ import sys
 import hookline.experiments
 
 MODULES = (
-    *("ablation", "attribution", "contrast", "edges", "head_detectors", "images", "logit_attribution", "logit_lens"),
-    *("metrics", "patching", "paths", "steering", "tracing"),
+    *("ablation", "attribution", "contrast", "edges", "figures", "head_detectors", "images", "logit_attribution"),
+    *("logit_lens", "metrics", "patching", "paths", "steering", "tracing"),
 )
 
 

@@ -100,9 +100,9 @@ class HookedModel(ModelInputs, ImageMethods, WeightProcessing):
         return sorted({*super().__dir__(), *_WEIGHTS})
 
     def explore(self, prompt: str = "", other: str = "", **options: Any) -> Any:
-        """Look into the model in the browser: starts a server on this machine, and returns its `Explorer`.
+        """Look into the model: in a notebook as a widget, otherwise in a browser, from a server on this machine.
 
-        For the options see `hookline.explore.explore`.
+        For the options and what it returns see `hookline.explore.explore`.
         """
         # By its name: the explorer is built on everything else.
         return import_module("hookline.explore").explore(self, prompt, other, **options)

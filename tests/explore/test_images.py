@@ -333,7 +333,7 @@ def test_the_first_state_of_a_page(model, tmp_path) -> None:
     with explore(model, "What is red?", images=[tmp_path / "red.png"], browser=False) as found:
         server = found._server
         assert server.state["prompt"] == "<image> What is red?"
-        assert server.paths == {server.state["images"][0]: str(tmp_path / "red.png")}
+        assert server.session._paths == {server.state["images"][0]: str(tmp_path / "red.png")}
     with explore(model, PROMPT, PROMPT, images=[RED], browser=False) as found:
         assert found._server.state["otherImages"] == list(URLS["images"])
 

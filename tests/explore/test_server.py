@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 import hookline
 from hookline import HooklineError
 from hookline.cli import app
-from hookline.explore import explore, export_page, server
+from hookline.explore import explore, export_page, server, session
 from hookline.explore.jobs import Cancelled, Worker
 from hookline.explore.views import answer
 from hookline.pages.document import document, module
@@ -152,7 +152,7 @@ def test_what_a_model_raises_is_told_and_the_server_goes_on(explorer, monkeypatc
         raise AssertionError("out of luck")
 
     with monkeypatch.context() as patched:
-        patched.setattr(server, "answer", broken)
+        patched.setattr(session, "answer", broken)
         assert ask(explorer, view="next") == (200, {"error": "AssertionError: out of luck"})
     assert "error" not in ask(explorer, view="next")[1]
 

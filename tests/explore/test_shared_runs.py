@@ -110,12 +110,12 @@ def test_the_oldest_are_dropped_first() -> None:
 def test_closing_frees_the_model_and_its_activations() -> None:
     model = hookline.load("tinyworld")
     explorer = explore(model, PROMPT, browser=False)
-    server = explorer._server
-    server.view(asked("next"), "a", 0)
-    assert server.runs.n_bytes > 0
+    session = explorer._server.session
+    assert "ids" in session.ask(ASKED).answered()
+    assert session.runs.n_bytes > 0
     found = weakref.ref(model.module)
     explorer.close()
-    assert server.runs.n_bytes == 0
+    assert session.runs.n_bytes == 0
     del model
     gc.collect()
     assert found() is None
@@ -133,13 +133,21 @@ def test_the_lens_reads_a_part_of_a_long_prompt(monkeypatch) -> None:
     assert answer(model, asked("lens", pos=9))["start"] == 2
 
 
-def test_running_out_of_memory_is_told_and_frees_memory(monkeypatch) -> None:
+ASKED = {"tab": "a", "slot": "next", "state": 0, "question": {"view": "next", "prompt": PROMPT}}
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), torch.OutOfMemoryError("CUDA"), RuntimeError("can't allocate memory: 9 bytes")]
+)
+def test_running_out_of_memory_is_told_and_frees_memory(error, monkeypatch) -> None:
     with explore(tinyworld(), PROMPT, browser=False) as explorer:
-        server = explorer._server
-        server.view(asked("next"), "a", 0)
-        handler = object.__new__(server.RequestHandlerClass)
-        handler.server = server
-        for error in (MemoryError(), torch.OutOfMemoryError("CUDA"), RuntimeError("can't allocate memory: 9 bytes")):
-            assert "not enough memory" in handler._told(error)
-        assert server.runs.n_bytes == 0
-        assert handler._told(KeyError("x")) == "KeyError: 'x'"
+        session = explorer._server.session
+        session.ask(ASKED).answered()
+        assert session.runs.n_bytes > 0
+
+        def fail(*_: object) -> None:
+            raise error
+
+        monkeypatch.setattr("hookline.explore.session.answer", fail)
+        assert "not enough memory" in session.ask({**ASKED, "state": 0}).answered()["error"]
+        assert session.runs.n_bytes == 0

@@ -6,6 +6,7 @@
 `patching`, `attribution`, `edges` and `paths` compare a clean and a corrupted run; `ablation` and `tracing` remove or
 restore activations; `logit_attribution`, `logit_lens` and `head_detectors` read a run as it is; `steering` and
 `contrast` compare kinds of prompts; `images` is for vision-language models. `metrics` are what they all measure.
+`figures` shows attention and values over a text.
 """
 
 from importlib import import_module
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
         attribution,
         contrast,
         edges,
+        figures,
         head_detectors,
         images,
         logit_attribution,
@@ -33,6 +35,7 @@ __all__ = [
     "attribution",
     "contrast",
     "edges",
+    "figures",
     "head_detectors",
     "images",
     "logit_attribution",

@@ -22,6 +22,7 @@ from hookline.engine.tensorfile import read_tensors, taking_apart, write_tensors
 from hookline.errors import HooklineError
 from hookline.experiments.core import labels as check
 from hookline.experiments.core.labels import Label, find_label, html_table, indices, listed, needed, number_text, table
+from hookline.pages.html_page import HtmlPage
 
 __all__ = ["Cell", "Result", "TopCells"]
 
@@ -256,6 +257,15 @@ class Result:
         from hookline.experiments.core import plotting
 
         return plotting.plot(self, ax, **kwargs)
+
+    def plot_html(self, **options: Any) -> HtmlPage:
+        """The same plot as an interactive page, which a notebook shows and `.save(path)` writes; needs no matplotlib.
+
+        Options: `panels`, `title` and `center` as for `plot`, and `theme` ("light" or "dark").
+        """
+        from hookline.experiments.core import html_plots
+
+        return html_plots.html_plot(self, **options)
 
     def save(self, path: str | Path) -> None:
         """Write the result, with labels and info, to a safetensors file."""

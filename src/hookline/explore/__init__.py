@@ -4,12 +4,13 @@
     explorer.address               # http://127.0.0.1:…/…/
     explorer.close()
 
-On the command line: `hookline explore MODEL`.
+In a notebook, the explorer is a widget. On the command line: `hookline explore MODEL`.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import webbrowser
 from collections.abc import Sequence
@@ -24,12 +25,13 @@ from hookline.explore.image_files import data_url
 from hookline.explore.prompt_inputs import placeholders, with_places
 from hookline.explore.saved import Step, page_data
 from hookline.explore.server import ExplorerServer
+from hookline.explore.session import Session
 from hookline.model import HookedModel
 from hookline.pages.document import document
 from hookline.store import Store
 from hookline.vision.images import ImageLike
 
-__all__ = ["Explorer", "explore", "export_page", "first_prompts", "serve"]
+__all__ = ["Explorer", "explore", "export_page", "first_prompts", "in_notebook", "serve"]
 
 _FIRST = {
     "tinyworld": (
@@ -88,33 +90,58 @@ def explore(
     *,
     images: Sequence[ImageLike] = (),
     other_images: Sequence[ImageLike] = (),
+    server: bool | None = None,
     port: int = 0,
     browser: bool = True,
+    height: int = 720,
     name: str | None = None,
     saes: SaesGiven | None = None,
     store: str | os.PathLike[str] | Store | None = None,
-) -> Explorer:
-    """Serve the page of a model from a thread, and open it in a browser.
+) -> Any:
+    """Show the page of a model: in a notebook as a widget, otherwise in a browser, served from a thread.
 
-    `other` is a second prompt to compare with. `images` go in with the prompt, for a vision-language model;
-    `other_images` with the second, whose images are otherwise those of the first. `name` is what "Copy as Python"
-    loads the model by. `saes` are sparse autoencoders or their folders: one, several, or by point. `store` is a store
-    of activations at their points, for the top contexts of features.
+    Returns an `ExplorerWidget` or an `Explorer`. `server=True` is the server (with `port` and `browser`), False the
+    widget (with `height`, in pixels), and None the widget if `in_notebook()`. `other` is a second prompt to compare
+    with. `images` go in with the prompt, for a vision-language model; `other_images` with the second, whose images are
+    otherwise those of the first. `name` is what "Copy as Python" loads the model by. `saes` are sparse autoencoders or
+    their folders: one, several, or by point. `store` is a store of activations at their points, for the top contexts of
+    features.
     """
     _check(model)
     name = model.cfg.model_name if name is None else name
     state, paths = _first_state(model, prompt, other, images, other_images)
     attached = AttachedSaes.given(model, saes, store)
-    explorer = Explorer(ExplorerServer(model, name, state, port=port, paths=paths, saes=attached))
+    session = Session(model, name, saes=attached, paths=paths)
+    if not (not in_notebook() if server is None else server):
+        return _widget_class()(session, state=state, height=height)
+    explorer = Explorer(ExplorerServer(session, state, port=port))
     print(explorer.address, flush=True)
     if browser:
         webbrowser.open(explorer.address)
     return explorer
 
 
+def in_notebook() -> bool:
+    """Whether this process is a Jupyter kernel, as in a notebook of Jupyter, VS Code or Colab."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return getattr(shell, "kernel", None) is not None  # a terminal's shell has none
+
+
+def _widget_class() -> Any:
+    try:
+        from hookline.explore.widget import ExplorerWidget
+    except ModuleNotFoundError as error:
+        raise HooklineError(
+            f'in a notebook, the explorer needs {error.name}: pip install "hookline[explore]". Without it, '
+            f"model.explore(prompt, server=True) opens the explorer in a browser on this machine"
+        ) from None
+    return ExplorerWidget
+
+
 def serve(model: HookedModel, prompt: str, other: str = "", **options: Any) -> None:
     """Serve the page until Ctrl-C; for the options see `explore`."""
-    with explore(model, prompt, other, **options) as explorer, suppress(KeyboardInterrupt):
+    with explore(model, prompt, other, server=True, **options) as explorer, suppress(KeyboardInterrupt):
         explorer._thread.join()
 
 

@@ -18,16 +18,8 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeAlias
 
-from torch import OutOfMemoryError
-
 from hookline.errors import HooklineError
-from hookline.explore.attached_saes import AttachedSaes
-from hookline.explore.jobs import Cancelled, Worker
-from hookline.explore.live_edits import script
-from hookline.explore.question import Question
-from hookline.explore.shared_runs import SharedRuns
-from hookline.explore.views import Data, about_model, answer
-from hookline.model import HookedModel
+from hookline.explore.session import Session
 from hookline.pages.document import document, policy
 
 Paths: TypeAlias = Mapping[str, str]
@@ -52,35 +44,25 @@ class Refused(Exception):  # noqa: N818 (it becomes an answer)
 class ExplorerServer(ThreadingHTTPServer):
     """Serves one model at `server.address`.
 
-    with ExplorerServer(model, "tinyworld", {"prompt": "When Mary"}) as server:
+    with ExplorerServer(Session(model, "tinyworld"), {"prompt": "When Mary"}) as server:
         server.serve_forever()
 
-    `state` is what the page begins with, and `paths` the files of its images, by their URLs.
+    `state` is what the page begins with.
     """
 
     daemon_threads = True
     block_on_close = False
     patience = PATIENCE
 
-    def __init__(
-        self,
-        model: HookedModel,
-        name: str,
-        state: Data,
-        *,
-        port: int = 0,
-        paths: Paths | None = None,
-        saes: AttachedSaes | None = None,
-    ) -> None:
-        self.worker, self.runs = Worker(), SharedRuns()  # before the socket, which closes all if it cannot be had
+    def __init__(self, session: Session, state: dict[str, Any], *, port: int = 0) -> None:
+        self.session = session  # before the socket, which closes everything if it cannot be had
         try:
             super().__init__(("127.0.0.1", port), _Handler)
         except (OSError, OverflowError) as error:
             raise HooklineError(f"port {port} of 127.0.0.1 cannot be used: {error}. Use --port 0 for any") from None
-        self.model, self.name, self.state, self.paths = model, name, state, paths or {}
+        self.state = state
         self.token = secrets.token_urlsafe(24)
         self.places = threading.BoundedSemaphore(MOST_CONNECTIONS)
-        self.saes, self.described = saes, about_model(model, name, saes)
 
     @property
     def address(self) -> str:
@@ -92,17 +74,10 @@ class ExplorerServer(ThreadingHTTPServer):
         """The names under which a browser may ask."""
         return f"127.0.0.1:{self.server_port}", f"localhost:{self.server_port}"
 
-    def view(self, asked: Question, tab: str, state: int) -> Data:
-        """The answer to a question of a page."""
-        with self.runs.of_state(tab, state):
-            return answer(self.model, asked)
-
     def server_close(self) -> None:
         """Stop listening, end the worker's thread, and let go of the model and of what is kept of it."""
         super().server_close()
-        self.worker.close()
-        self.runs.clear()
-        self.__dict__.pop("model", None)
+        self.session.close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread of its own, unless there are too many already."""
@@ -172,52 +147,24 @@ class _Handler(BaseHTTPRequestHandler):
         if self._path() != "":
             raise Refused(HTTPStatus.NOT_FOUND, "there is nothing here")
         server = self.server
-        data = {"live": True, "model": server.described, "steps": [{"state": server.state}], "answers": []}
+        data = {"live": True, "model": server.session.described, "steps": [{"state": server.state}], "answers": []}
         return "text/html; charset=utf-8", document(data).encode()
 
     def _answer(self) -> tuple[str, bytes]:
-        path = self._path()
+        path, session = self._path(), self.server.session
         self._check_origin()
-        if path == "save":
-            return "text/html; charset=utf-8", _saved(self._body(MOST_SAVED_BYTES), self.server.described)
-        body = self._body(MOST_BYTES)
-        if path == "cancel":
-            self.server.worker.cancel(_text(body, "tab"))
-            return "application/json", b"{}"
-        if path != "ask":
-            raise Refused(HTTPStatus.NOT_FOUND, "there is nothing here")
-        return "application/json", json.dumps(self._asked(body)).encode()
-
-    def _asked(self, body: dict[str, Any]) -> Data:
-        """The view, or why there is none: a question that the model cannot answer is no mistake of the request."""
-        state = body.get("state")
-        if not isinstance(state, int):
-            raise Refused(HTTPStatus.BAD_REQUEST, "a question needs the number of the page's state")
+        body = self._body(MOST_SAVED_BYTES if path == "save" else MOST_BYTES)
         try:
-            asked = Question.of(body.get("question"), self.server.saes)
+            if path == "save":
+                return "text/html; charset=utf-8", session.saved(body.get("state"), body.get("answers")).encode()
+            if path == "cancel":
+                session.cancel(body)
+                return "application/json", b"{}"
+            if path == "ask":
+                return "application/json", json.dumps(session.ask(body).answered()).encode()
         except HooklineError as error:
             raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from None
-        start, tab = time.perf_counter(), _text(body, "tab")
-        job = self.server.worker.submit(
-            lambda: self.server.view(asked, tab, state), tab=tab, slot=_text(body, "slot"), state=state
-        )
-        try:
-            data = {**job.result(), "seconds": time.perf_counter() - start}
-            return data | (
-                {"script": script(self.server.name, asked, self.server.paths)} if asked.view == "next" else {}
-            )
-        except Cancelled:
-            return {"cancelled": True}
-        except HooklineError as error:
-            return {"error": str(error)}
-        except Exception as error:  # whatever a model raises: the server goes on
-            return {"error": self._told(error)}
-
-    def _told(self, error: Exception) -> str:
-        if not (isinstance(error, MemoryError | OutOfMemoryError) or "allocate memory" in str(error)):
-            return f"{type(error).__name__}: {error}"
-        self.server.runs.clear()
-        return f"not enough memory for this view: use a shorter prompt, or a smaller model ({type(error).__name__})"
+        raise Refused(HTTPStatus.NOT_FOUND, "there is nothing here")
 
     def _path(self) -> str:
         """What comes after the token in the address."""
@@ -275,22 +222,3 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)
-
-
-def _text(body: dict[str, Any], name: str) -> str:
-    found = body.get(name)
-    if not isinstance(found, str) or len(found) > 100:
-        raise Refused(HTTPStatus.BAD_REQUEST, f"{name} is a short text")
-    return found
-
-
-def _saved(body: dict[str, Any], described: Data) -> bytes:
-    """The page with the data of the current views inside."""
-    state, answers = body.get("state"), body.get("answers")
-    if not isinstance(state, dict) or not isinstance(answers, list):
-        raise Refused(HTTPStatus.BAD_REQUEST, "a page is saved from its state and its answers")
-    try:
-        data = {"live": False, "model": described, "steps": [{"state": state}], "answers": answers}
-        return document(data).encode()
-    except ValueError as error:  # NaN, which JSON does not have
-        raise Refused(HTTPStatus.BAD_REQUEST, f"the page cannot be saved: {error}") from None

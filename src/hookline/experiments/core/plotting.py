@@ -20,20 +20,14 @@ from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.experiments.core.labels import Label
-from hookline.experiments.result import BASELINES, Result
+from hookline.experiments.core.plot_layout import SEQUENCES, curve_axis, plot_parts, value_range
+from hookline.experiments.result import Result
 
 _FONT = 8.0  # of labels, in points
 _LONGEST = 18  # characters of a label
-_MOST_PANELS = 48
 _EMPTY = "0.86"  # missing cells
 _INK, _FAINT = "#2b5f94", "0.45"
 _DIVERGING, _SEQUENTIAL = "RdBu", "Blues"
-_SEQUENCES = ("layer", "pos", "count", "size", "step", "coefficient")
-"""Axes whose neighbors are joined by a line. Labels of other axes are categories, drawn as bars."""
-_CURVES = ("count", "size")
-"""Axes of counts: a result over one of these and another axis is drawn as curves."""
-_READABLE = 60  # categories on one axis of a heat map
-_SHOWN = 40  # drawn if there are more
 _FINEST = 900  # cells of a heat map along one axis; more are thinner than a pixel
 
 
@@ -41,7 +35,7 @@ class Panels(Figure):
     """A figure with several panels. A notebook shows it once, whether or not the cell ends with it."""
 
     def _ipython_display_(self) -> None:
-        from IPython.display import Image, display  # type: ignore[import-not-found]
+        from IPython.display import Image, display
 
         if pyplot.fignum_exists(getattr(self, "number", -1)):
             return  # pyplot shows it when the cell ends
@@ -73,19 +67,12 @@ def plot(
     matplotlib's `imshow`, `plot` or `bar` (`cmap`, `vmin`, `vmax`, `norm`; `color`, `marker`). Returns the Axes, or the
     Figure if there are panels.
     """
-    split = _split_axis(result, panels)
-    rest = [axis for axis in result.axes if axis != split]
-    if len(rest) not in (1, 2):
-        raise HooklineError(
-            f"a plot shows one or two axes, and panels for one more: this result has "
-            f"{', '.join(map(repr, result.axes)) or 'none'}. Select with sel(…), or average with mean(…)"
-        )
-    if center is not None and (len(rest) == 1 or {"norm", "vmin", "vmax"} & kwargs.keys()):
+    split, result, automatic = plot_parts(result, panels)
+    if center is not None and (len(result.axes) - (split is not None) == 1 or {"norm", "vmin", "vmax"} & kwargs.keys()):
         raise HooklineError(
             "center is the middle of a heat map's colors: omit it for lines, and with norm, vmin or vmax"
         )
-    result, note = _readable(result, split)
-    heading = drawable(_heading(result) + note if title is None else title, cut=False)
+    heading = drawable(automatic if title is None else title, cut=False)
     if split is not None:
         return _panels(result, split, ax, heading, center, kwargs)
     if ax is None:
@@ -93,39 +80,6 @@ def plot(
     _draw(result, ax, kwargs, _scale(result, center, kwargs))
     ax.set_title(_wrapped(heading, ax.figure.get_figwidth()), fontsize=_FONT + 2, loc="left")  # type: ignore[union-attr]
     return ax
-
-
-def _split_axis(result: Result, panels: str | None) -> str | None:
-    """The axis with one panel per label."""
-    if panels is not None:
-        return result._axis(panels)
-    if "metric" in result.axes and len(result.axes) > 1:
-        return "metric"
-    return result.axes[0] if len(result.axes) == 3 else None
-
-
-def _heading(result: Result) -> str:
-    done = int((~result.values.isnan()).sum())
-    share = "" if result.complete else f" (incomplete: {done} of {result.values.numel()} cells)"
-    is_share = ", normalized" if result.info.get("normalized") else ""
-    about = f": {result.info['about']}" if isinstance(result.info.get("about"), str) else ""
-    model = f" · {result.info['model']}" if isinstance(result.info.get("model"), str) else ""
-    return f"{result.name}{is_share}{about}{model}{share}"
-
-
-def _readable(result: Result, split: str | None) -> tuple[Result, str]:
-    """The result with at most a readable number of categories, those with the strongest cells; and a note on them."""
-    notes = []
-    axes = [axis for axis in result.axes if axis != split]
-    for axis in axes:
-        labels = result.coords[axis]
-        if len(labels) <= _READABLE or axis in _SEQUENCES or not all(isinstance(label, str) for label in labels):
-            continue
-        far = (result.values - result.origin).abs().nan_to_num(0.0)
-        strength = far.movedim(result.axes.index(axis), 0).reshape(len(labels), -1).amax(1)
-        result = result.isel(**{axis: strength.topk(_SHOWN).indices.sort().values.tolist()})
-        notes.append(f"{_SHOWN} of {len(labels)} {axis}s")
-    return result, f" (strongest: {', '.join(notes)})" if notes else ""
 
 
 def _wrapped(heading: str, inches: float) -> str:
@@ -136,7 +90,7 @@ def _wrapped(heading: str, inches: float) -> str:
 
 def _size(result: Result) -> tuple[float, float]:
     """Width and height of a figure in inches, by the number of cells."""
-    if _curve_axis(result) is not None:
+    if curve_axis(result) is not None:
         return 6.4, 3.2
     rows, columns = result.shape
     room = 0.9 if all(isinstance(x, str) for x in result.coords[result.axes[1]]) else 0.5
@@ -147,16 +101,11 @@ def _panels(result: Result, split: str, ax: Axes | None, heading: str, center: f
     labels = result.coords[split]
     if ax is not None:
         raise HooklineError(f"{len(labels)} panels need a figure of their own: omit ax, or select one with sel(…)")
-    if len(labels) > _MOST_PANELS:
-        raise HooklineError(
-            f"{len(labels)} panels for {split!r} are too many to read: select some with sel({split}=[…]), or another "
-            f"axis with panels=…"
-        )
     parts = [result.isel(**{split: at}) for at in range(len(labels))]
     columns = {1: 1, 2: 2, 3: 3, 4: 2}.get(len(labels), math.ceil(math.sqrt(len(labels))))
     rows = math.ceil(len(labels) / columns)
     width, height = _size(parts[0])
-    is_own, is_lines = split == "metric", _curve_axis(parts[0]) is not None
+    is_own, is_lines = split == "metric", curve_axis(parts[0]) is not None
     figure, grid = pyplot.subplots(
         rows,
         columns,
@@ -192,7 +141,7 @@ def _label_edges(ax: Axes, *, is_left: bool, is_lowest: bool, is_own: bool) -> N
 
 
 def _draw(result: Result, ax: Axes, kwargs: dict[str, Any], scale: _Scale, *, bar: bool = True) -> None:
-    along = _curve_axis(result)
+    along = curve_axis(result)
     if along is None:
         _heat(result, ax, scale, bar=bar)
     elif len(result.axes) == 1:
@@ -201,11 +150,6 @@ def _draw(result: Result, ax: Axes, kwargs: dict[str, Any], scale: _Scale, *, ba
         (other,) = (axis for axis in result.axes if axis != along)
         for at, label in enumerate(result.coords[other]):
             _line(result.isel(**{other: at}), ax, {"color": f"C{at}", "label": drawable(str(label)), **kwargs})
-
-
-def _curve_axis(result: Result) -> str | None:
-    """The x axis if the result is drawn as lines or bars; None if it is drawn as a heat map."""
-    return result.axes[0] if len(result.axes) == 1 else next((x for x in result.axes if x in _CURVES), None)
 
 
 def _heat(result: Result, ax: Axes, scale: _Scale, *, bar: bool) -> None:
@@ -247,9 +191,7 @@ def _scale(result: Result, center: float | None, kwargs: dict[str, Any]) -> _Sca
     own = {"norm", "vmin", "vmax"} & kwargs.keys()
     if "norm" in own and len(own) > 1:
         raise HooklineError("a norm has its own vmin and vmax: pass either norm, or vmin and vmax")
-    done, origin = result.values[result.values.isfinite()], result.origin if center is None else center
-    low, high = (float(done.min()), float(done.max())) if len(done) else (origin, origin)
-    is_one_sided = center is None and not any(key in result.info for key in BASELINES) and 0 <= low < high
+    origin, low, high, is_one_sided = value_range(result, center)
     options = {"cmap": _SEQUENTIAL if is_one_sided else _DIVERGING, "norm": None, **kwargs}
     vmin, vmax = options.pop("vmin", 0.0 if is_one_sided else None), options.pop("vmax", None)
     options["norm"] = options["norm"] or color_norm(result.values, origin, vmin, vmax)
@@ -286,10 +228,10 @@ def plain_bar(bar: Any, shown: tuple[float, float] | None = None) -> None:
 def _line(result: Result, ax: Axes, kwargs: dict[str, Any]) -> None:
     (axis,) = result.axes
     labels = result.coords[axis]
-    is_scale = not any(isinstance(label, str) for label in labels) and axis in _SEQUENCES
+    is_scale = not any(isinstance(label, str) for label in labels) and axis in SEQUENCES
     places: Any = labels if is_scale else range(len(labels))
     ink: dict[str, Any] = {} if {"color", "c"} & kwargs.keys() else {"color": _INK}
-    if axis in _SEQUENCES:
+    if axis in SEQUENCES:
         dots = {} if len(labels) > 60 else {"marker": "o", "markersize": 3.5}
         style: dict[str, Any] = {"linewidth": 1.4, **dots, **ink, **kwargs}
         ax.plot(places, result.numpy(), **style)
@@ -303,7 +245,7 @@ def _line(result: Result, ax: Axes, kwargs: dict[str, Any]) -> None:
             ax.axhline(value, color=_FAINT, linewidth=1.0, linestyle=dash, label=key, zorder=1)
     if _legend(ax):
         beside: dict[str, Any] = (
-            {} if axis in _SEQUENCES else {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
+            {} if axis in SEQUENCES else {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
         )  # bars hide it
         ax.legend(fontsize=_FONT, frameon=False, **beside)
     if is_scale:

@@ -1,10 +1,12 @@
 // The page: one state, one list of panels, and the questions that keep them up to date.
 
 class App {
-  constructor(root, given) {
-    Object.assign(this, { root, model: given.model, isLive: given.live, steps: given.steps, kept: new Answers(given.answers), answers: {}, errors: {}, round: 0, busy: new Map() });
-    this.server = given.live ? new Server() : null;
-    this.keptImages = given.live ? ImageInput.kept() : {};
+  // `home` is where the page is: a tab, or a widget in a notebook.
+  constructor(root, given, home) {
+    Object.assign(this, { root, home, model: given.model, isLive: given.live, steps: given.steps, kept: new Answers(given.answers), answers: {}, errors: {}, round: 0, busy: new Map() });
+    this.server = given.live ? home.transport() : null;
+    this.ended = new AbortController();
+    this.keptImages = given.live && home instanceof Tab ? ImageInput.kept() : {};
     this.state = this.stateNow();
     this.watchers = new Map(); // by panel: what is drawn anew when something else is hovered
     this.painting = "";
@@ -30,23 +32,23 @@ class App {
     return { ...EMPTY, point: this.firstPoint(), layer: this.model.layers - 1, ...this.steps[step].state, ...this.keptImages, step };
   }
 
-  // The state in the address.
+  // The state that the page is in, as it was kept.
   stateNow() {
-    const { step } = stateFrom(location.hash, {});
-    return stateFrom(location.hash, this.given(step in this.steps ? step : 0));
+    const { step } = this.home.read({});
+    return this.home.read(this.given(step in this.steps ? step : 0));
   }
 
   async toStep(step) {
     if (!(step in this.steps)) return;
     const state = { ...this.given(step), theme: this.state.theme };
-    history.pushState(null, "", this.addressOf(state));
+    this.home.keep(state, this.known(state), true);
     await this.goTo(state);
     this.guide.scroll();
   }
 
-  // A page from disk has its steps inside: its address has what differs.
-  addressOf(state) {
-    return addressOf(state, this.isLive ? EMPTY : { ...this.given(state.step), step: 0 });
+  // What need not be kept of a state: a page from disk has its steps inside.
+  known(state) {
+    return this.isLive ? EMPTY : { ...this.given(state.step), step: 0 };
   }
 
   get tokens() {
@@ -97,17 +99,35 @@ class App {
   }
 
   start() {
+    const options = { signal: this.ended.signal };
     this.guide?.arrange();
     this.paint();
-    addEventListener("hashchange", () => this.goTo(this.stateNow()));
-    addEventListener("resize", () => { clearTimeout(this.later); this.later = setTimeout(() => this.paint(), 150); });
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.paint());
-    addEventListener("keydown", (event) => {
-      const isTyping = /^(INPUT|TEXTAREA|SELECT)$/.test(document.activeElement?.tagName ?? "");
+    this.home.watch(() => this.goTo(this.stateNow()), options);
+    this.home.watchTheme(() => this.paint(), options);
+    this.room = this.root.clientWidth;
+    this.resizing = new ResizeObserver(() => { clearTimeout(this.later); this.later = setTimeout(() => this.fit(), 150); });
+    this.resizing.observe(this.root);
+    this.home.keys.addEventListener("keydown", (event) => {
+      const isTyping = /^(INPUT|TEXTAREA|SELECT)$/.test(event.composedPath()[0].tagName ?? "");
       if (event.key === "z" && (event.ctrlKey || event.metaKey) && !isTyping) { event.preventDefault(); this.edits.undo(); }
-    });
-    if (this.isLive) addEventListener("pagehide", () => { this.server.cancel(); });
+    }, options);
+    if (this.isLive) addEventListener("pagehide", () => { this.server.cancel(); }, options);
     if (this.state.prompt) this.refresh();
+  }
+
+  // Grids are drawn for the room there is; their height changes nothing in the width of the page.
+  fit() {
+    if (this.root.clientWidth === this.room || !this.root.clientWidth) return;
+    this.room = this.root.clientWidth;
+    this.paint();
+  }
+
+  // Leave the page for good.
+  end() {
+    this.ended.abort();
+    this.resizing.disconnect();
+    clearTimeout(this.later);
+    if (this.isLive) this.stop();
   }
 
   enter(event) {
@@ -134,7 +154,7 @@ class App {
     const state = { ...this.state, ...values };
     if (!this.isLive && !this.isInside(state, panels)) return this.refuse();
     this.state = state;
-    history.replaceState(null, "", this.addressOf(this.state));
+    this.home.keep(this.state, this.known(this.state));
     if (slots === null) this.paint();
     else panels.forEach((panel) => this.paintPanel(panel));
     if (!this.state.prompt) return;
@@ -251,8 +271,7 @@ class App {
   }
 
   paint() {
-    const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
-    document.documentElement.dataset.theme = this.state.theme || system;
+    setTheme(this.root, this.state.theme || (this.home.isDark() ? "dark" : "light"));
     this.paintStrip();
     this.paintAnswers();
     this.panels.forEach((panel) => this.paintPanel(panel));
@@ -336,7 +355,7 @@ class App {
     } catch {
       const box = el("textarea", { class: "script", rows: 14, "aria-label": "Python", readonly: true, value: text });
       const dialog = el("dialog", {}, box, el("button", { onclick: () => dialog.remove() }, "Close"));
-      document.body.append(dialog);
+      this.root.append(dialog);
       dialog.showModal();
       box.select();
     }
@@ -350,10 +369,4 @@ class App {
       this.tell(error.message);
     }
   }
-}
-
-const inside = document.getElementById("data");
-if (inside) {
-  const app = new App(document.getElementById("explorer"), JSON.parse(inside.textContent));
-  app.start();
 }

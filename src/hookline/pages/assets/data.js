@@ -1,4 +1,4 @@
-// Data: what the page got inside, what it asks the server, and the small tools that everything below uses.
+// Data: tensors, numbers and text as they are shown, and the small tools that everything below uses.
 
 const el = (tag, props = {}, ...children) => fill(document.createElement(tag), props, children);
 const svg = (tag, props = {}, ...children) =>
@@ -39,7 +39,7 @@ const percent = (value) => `${(100 * value).toFixed(value > 0 && value < 0.01 ? 
 function redraw(node, draw) {
   const inside = () => [...node.querySelectorAll("input, select, textarea, button, canvas, [tabindex]")];
   const scrolls = () => [...node.querySelectorAll(".scroll")];
-  const focused = inside().indexOf(document.activeElement);
+  const focused = inside().indexOf(node.getRootNode().activeElement);
   const scrolled = scrolls().map((each) => [each.scrollLeft, each.scrollTop]);
   draw();
   scrolls().forEach((each, at) => { if (scrolled[at]) [each.scrollLeft, each.scrollTop] = scrolled[at]; });
@@ -71,77 +71,4 @@ function largest(values) {
   let most = 0;
   for (const value of values) if (Number.isFinite(value) && Math.abs(value) > most) most = Math.abs(value);
   return most || 1;
-}
-
-const EMPTY = {
-  prompt: "", other: "", pos: null, src: 0, target: null, versus: null, layer: 0, head: 0,
-  measure: "attribution", sweep: "stream", point: "", pointHead: 0, edits: [], theme: "", count: 20, step: 0, from: null,
-  images: [], otherImages: [], image: 0, overlay: "attention", unfolded: false, pointRow: 0, sae: "", feature: null,
-};
-const TOO_LONG = ["images", "otherImages"]; // for an address
-
-// The state is in the address, after the #, which browsers keep to themselves.
-function stateFrom(hash, given) {
-  let found = {};
-  try {
-    found = hash.length > 1 ? JSON.parse(decodeURIComponent(hash.slice(1))) : {};
-  } catch { /* an address that was cut off: start anew */ }
-  const state = { ...EMPTY, ...given };
-  for (const [key, value] of Object.entries(found ?? {})) {
-    const like = EMPTY[key];
-    const fits = like === null || (Array.isArray(like) ? Array.isArray(value) : typeof value === typeof like);
-    if (key in EMPTY && fits && !TOO_LONG.includes(key)) state[key] = value;
-  }
-  return state;
-}
-
-function addressOf(state, given) {
-  const kept = Object.entries(state).filter(([key, value]) =>
-    !TOO_LONG.includes(key) && JSON.stringify(value) !== JSON.stringify(given[key]));
-  return `#${encodeURIComponent(JSON.stringify(Object.fromEntries(kept)))}`;
-}
-
-// Asks the server; newer questions make the server drop older ones of this tab.
-class Server {
-  constructor() {
-    this.tab = Array.from(crypto.getRandomValues(new Uint8Array(12)), (byte) => byte.toString(16)).join("");
-    this.base = location.pathname.replace(/\/?$/, "/");
-    this.stopping = new AbortController();
-  }
-
-  // Nobody waits any longer for what was asked so far: a browser has few connections to one server.
-  drop() {
-    this.stopping.abort();
-    this.stopping = new AbortController();
-  }
-
-  async post(path, body, signal) {
-    const options = { signal, method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), keepalive: path === "cancel" };
-    let reply;
-    try {
-      reply = await fetch(this.base + path, options);
-    } catch {
-      if (signal?.aborted) throw Object.assign(new Error(), { cancelled: true });
-      throw new Error("the server does not answer: is hookline explore still running?");
-    }
-    if (!reply.ok) {
-      const told = await reply.json().catch(() => ({ error: `the server answered ${reply.status}` }));
-      throw new Error(told.error);
-    }
-    return reply;
-  }
-
-  async ask(slot, state, question) {
-    const data = await (await this.post("ask", { tab: this.tab, slot, state, question }, this.stopping.signal)).json();
-    if (data.error || data.cancelled) throw Object.assign(new Error(data.error), { cancelled: data.cancelled });
-    return data;
-  }
-
-  cancel() {
-    return this.post("cancel", { tab: this.tab }).catch(() => {});
-  }
-
-  async page(state, answers) {
-    return (await this.post("save", { state, answers })).blob();
-  }
 }

@@ -6,7 +6,11 @@ const COLORS = {
   dark: { paper: [38, 43, 54], ink: "#e8eaf0", faint: "#a2aabb", warm: [255, 150, 54], cold: [92, 168, 255], one: [166, 156, 255], heat: [255, 140, 40] },
 };
 
-const isDark = () => document.documentElement.dataset.theme === "dark";
+let theme = "light";
+const isDark = () => theme === "dark";
+function setTheme(root, name) {
+  root.dataset.theme = theme = name;
+}
 const palette = () => COLORS[isDark() ? "dark" : "light"];
 
 // -1 to 1 around zero, or 0 to 1 with the scale "one": red, green and blue.
@@ -37,19 +41,26 @@ function cellColors(share, scale) {
 
 const color = (share, scale) => cellColors(share, scale).back;
 
+// Shown above everything else (as a popover), also where the page is inside something that clips or moves it.
 const tip = {
   node: null,
-  show(lines, x, y) {
-    this.node ??= document.body.appendChild(el("div", { class: "tip", role: "status" }));
+  show(lines, x, y, near) {
+    const root = near.closest("[data-theme]");
+    if (this.node?.parentNode !== root) {
+      this.node?.remove();
+      this.node = root.appendChild(el("div", { class: "tip", role: "status", popover: "manual", hidden: true }));
+    }
     this.node.replaceChildren(...lines.map((line) =>
       line instanceof Node ? line : el("div", {}, line)));
-    this.node.hidden = false;
+    if (this.node.hidden) { this.node.hidden = false; this.node.showPopover?.(); }
     const { offsetWidth: wide, offsetHeight: high } = this.node;
     this.node.style.left = `${Math.max(4, Math.min(x + 14, innerWidth - wide - 8))}px`;
     this.node.style.top = `${Math.max(4, y + 18 + high > innerHeight ? y - high - 10 : y + 18)}px`;
   },
   hide() {
-    if (this.node) this.node.hidden = true;
+    if (!this.node || this.node.hidden) return;
+    this.node.hidden = true;
+    this.node.hidePopover?.();
   },
 };
 
@@ -95,7 +106,7 @@ function bars(rows, link, { most, signed = false, labelWidth = 88 }) {
   const each = Math.max(...rows.map((row) => row.values.length));
   const high = 13 * each + 7;
   const width = 400, room = width - labelWidth - 58, zero = signed ? labelWidth + room / 2 : labelWidth;
-  const unit = (signed ? room / 2 : room) / most;
+  const unit = (signed ? room / 2 - 44 : room) / most; // negative numbers are written to the left of their bars
   const drawn = rows.map((row, at) => {
     const parts = row.values.map(({ value, kind, text }, nth) => {
       const length = Math.max(1, Math.abs(value) * unit), y = 3 + 13 * nth;
@@ -119,4 +130,13 @@ function bars(rows, link, { most, signed = false, labelWidth = 88 }) {
   link.watch(() => drawn.forEach((group, at) =>
     group.classList.toggle("lit", Boolean(link.hovered && rows[at].place && alike(rows[at].place, link.hovered)))));
   return rows.length > 24 ? el("div", { class: "scroll" }, node) : node;
+}
+
+// A number in a cell: next to larger ones, almost nothing is 0.
+const brief = (value, most) => (Math.abs(value) < 0.005 * most ? "0" : number(value, 2));
+
+// The colors of a scale, from one number to another.
+function legend(most, { low = -most, scale = "zero", center = 0 } = {}) {
+  const strip = upTo(41).map((at) => svg("rect", { x: at * 4, y: 0, width: 4, height: 9, fill: color(scale === "one" ? at / 40 : at / 20 - 1, scale) }));
+  return el("div", { class: "legend", "aria-hidden": "true" }, number(center + low, 2), svg("svg", { viewBox: "0 0 164 9", width: 164, height: 9 }, strip), number(center + most, 2));
 }

@@ -27,7 +27,7 @@ function coloredText(texts, values, most, app, { at = -1, linked = false, what =
     const share = values[nth] / most;
     const node = el("span", {
       class: nth === at ? "token here" : "token",
-      onmouseenter: (event) => { tip.show([`“${shown(text)}”: ${what}${number(values[nth], 4)}`], event.clientX, event.clientY); if (linked) app.link.hover({ pos: nth }); },
+      onmouseenter: (event) => { tip.show([`“${shown(text)}”: ${what}${number(values[nth], 4)}`], event.clientX, event.clientY, event.target); if (linked) app.link.hover({ pos: nth }); },
       onmouseleave: () => { tip.hide(); if (linked) app.link.hover(null); },
     }, shown(text, true) === text.slice(1) ? text : shown(text));
     if (share > 0) {

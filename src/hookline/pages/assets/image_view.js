@@ -133,7 +133,7 @@ class ImageMap {
   touch(found, x, y) {
     const isNew = this.at !== found;
     this.at = found;
-    tip.show(this.spec.lines(found), x, y);
+    tip.show(this.spec.lines(found), x, y, this.canvas);
     if (isNew) this.link.hover({ pos: found, ...(this.spec.patches ? { patch: this.spec.patches(found) } : {}) });
   }
 

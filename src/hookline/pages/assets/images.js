@@ -93,6 +93,7 @@ class ImageInput {
   keep() {
     const { images, otherImages } = this.app.state;
     this.app.keptImages = { images, otherImages };
+    if (!(this.app.home instanceof Tab)) return; // a widget keeps its whole state
     try {
       sessionStorage.setItem(location.pathname, JSON.stringify({ images, otherImages }));
     } catch { /* larger than a browser keeps: a reload begins with the first image */ }

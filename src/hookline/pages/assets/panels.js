@@ -25,9 +25,6 @@ function integer(label, value, most, change) {
   return el("label", {}, `${label} `, input);
 }
 
-// A number in a cell: next to larger ones, almost nothing is 0.
-const brief = (value, most) => (Math.abs(value) < 0.005 * most ? "0" : number(value, 2));
-
 const words = (app) => tokenLabels(app.tokens?.tokens);
 const versusText = (app) => `“${shown(app.answer("next")?.target.text ?? "")}” over “${shown(app.answer("next")?.versus.text ?? "")}”`;
 
@@ -236,11 +233,6 @@ function textPanel(app) {
       return app.hasEdits() ? [line("without edits", data.before), line("with edits", data.after, data.before)] : [line("", data.before)];
     },
   };
-}
-
-function legend(most) {
-  const strip = upTo(41).map((at) => svg("rect", { x: at * 4, y: 0, width: 4, height: 9, fill: color(at / 20 - 1, "zero") }));
-  return el("div", { class: "legend", "aria-hidden": "true" }, number(-most, 2), svg("svg", { viewBox: "0 0 164 9", width: 164, height: 9 }, strip), number(most, 2));
 }
 
 const PANELS = [nextPanel, textPanel, lensPanel, headsPanel, attributionPanel, attentionPanel, patchingPanel, pointPanel];
