@@ -74,7 +74,7 @@ def test_induction_heads(model) -> None:
 def test_every_point_is_proved(model) -> None:
     report = model.verify()
     assert report.failed() == []
-    assert sum(verdict.status == "proved" for verdict in report.verdicts) > 500
+    assert sum(verdict.status == "verified" for verdict in report.verdicts) > 500
 
 
 def test_attention_sinks_are_left_out_of_means(model) -> None:
@@ -133,4 +133,4 @@ def test_an_encoder_of_sentences(minilm) -> None:
 def test_every_point_of_the_encoder_is_proved(minilm) -> None:
     report = minilm.verify()
     assert report.failed() == []
-    assert sum(verdict.status == "proved" for verdict in report.verdicts) > 140
+    assert sum(verdict.status == "verified" for verdict in report.verdicts) > 140

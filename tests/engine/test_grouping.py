@@ -48,16 +48,16 @@ def test_a_cache_prints_one_line_for_each_kind() -> None:
 
 
 def test_a_report_prints_its_counts_and_failures() -> None:
-    verdicts = (Verdict("a", "proved"), Verdict("b", "unavailable", "none here"), Verdict("ccc", "failed", "it moves"))
+    verdicts = (Verdict("a", "verified"), Verdict("b", "unavailable", "none here"), Verdict("ccc", "failed", "moves"))
     report = Report("gpt2", verdicts)
     assert repr(report).splitlines() == [
-        "<Report of gpt2: 1 proved, 1 unavailable, 1 failed; print it to see every point>",
-        "  ccc  failed       it moves",
+        "<Report of gpt2: 1 verified, 1 unavailable, 1 failed; print it to see every point>",
+        "  ccc  failed       moves",
     ]
     assert str(report).splitlines()[1:] == [
         "b    unavailable  none here",
-        "ccc  failed       it moves",
-        "gpt2: 1 proved, 1 unavailable, 1 failed",
+        "ccc  failed       moves",
+        "gpt2: 1 verified, 1 unavailable, 1 failed",
     ]
     assert len(repr(Report("gpt2", verdicts[:2])).splitlines()) == 1
 

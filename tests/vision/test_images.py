@@ -603,7 +603,7 @@ def test_text_goes_in_as_before(llava) -> None:
 def test_points_of_the_tower_are_proved_with_images(llava) -> None:
     def tried(report: Any) -> set[str]:
         assert report.failed() == []
-        return {verdict.name for verdict in report.verdicts if verdict.status == "proved"}
+        return {verdict.name for verdict in report.verdicts if verdict.status == "verified"}
 
     seen = tried(llava.verify("what is <image> ?", images=[noise()]))
     assert seen == tried(llava.verify(llava.to_inputs("what is <image> ?", images=[noise()])))
@@ -639,7 +639,7 @@ def test_commands_on_a_model_that_sees(command) -> None:
     verb, *names = command
     result = CliRunner().invoke(app, [verb, "tinysight", *names])
     assert result.exit_code == 0, result.output
-    assert re.search(r"vision\.blocks\.2\.attn\.hook_z +(proved|b p h e +\[1, 37, 4, 24\])", result.output)
+    assert re.search(r"vision\.blocks\.2\.attn\.hook_z +(verified|b p h e +\[1, 37, 4, 24\])", result.output)
 
 
 @pytest.mark.parametrize("kind", ["qwen2_vl", "idefics3", "vit"])

@@ -54,7 +54,7 @@ def test_every_point_is_what_its_name_says(kind) -> None:
     assert [str(verdict) for verdict in report.failed()] == []
     stacks = {"whisper": ("encoder.0", "decoder.1")}.get(kind, ("vision.blocks.0",))
     stacks = (*stacks, "blocks.1") if kind in tiny_vision.VISION_LANGUAGE else stacks
-    proved = {verdict.name for verdict in report.verdicts if verdict.status == "proved"}
+    proved = {verdict.name for verdict in report.verdicts if verdict.status == "verified"}
     for stack in stacks:
         if (kind, stack) == ("mllama", "blocks.1"):  # that layer looks at the image alone
             stack = "blocks.0"
@@ -322,5 +322,5 @@ def test_families_that_were_not_thought_of(kind) -> None:
     model = hookline.hook(module)
     report = verify_model(model, inputs)
     assert [str(verdict) for verdict in report.failed()] == []
-    proved = {verdict.name for verdict in report.verdicts if verdict.status == "proved"}
+    proved = {verdict.name for verdict in report.verdicts if verdict.status == "verified"}
     assert {"vision.blocks.0.attn.hook_pattern", "vision.blocks.0.hook_mlp_out", "projector.hook_out"} <= proved

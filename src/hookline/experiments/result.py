@@ -175,6 +175,11 @@ class Result:
     @property
     def normalized(self) -> Result:
         """The values rescaled so that 0 is the value of the corrupted run and 1 that of the clean run."""
+        if missing := [key for key in BASELINES if key not in self.info]:
+            raise HooklineError(
+                f"normalized needs the metric of a clean and of a corrupted run, but this result has no "
+                f"{' and no '.join(missing)} run: use result - result.info['clean'], or set result.info[{missing[0]!r}]"
+            )
         clean, corrupted = (self._baseline(key) for key in BASELINES)
         span = clean - corrupted
         flat = ~(span.abs() > 1e-6 * torch.maximum(clean.abs(), corrupted.abs()))

@@ -16,12 +16,12 @@ from hookline.transformer.verify.probe import Probe
 if TYPE_CHECKING:
     from hookline.transformer.wrapped import WrappedTransformer
 
-Status = Literal["proved", "unavailable", "failed"]
+Status = Literal["verified", "unavailable", "failed"]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The status of one point, and the reason if it is not proved."""
+    """The status of one point, and the reason if it is not verified."""
 
     name: str
     status: Status
@@ -49,7 +49,7 @@ class Report:
 
     def _summary(self) -> str:
         statuses = [verdict.status for verdict in self.verdicts]
-        counts = [f"{statuses.count(status)} {status}" for status in ("proved", "unavailable", "failed")]
+        counts = [f"{statuses.count(status)} {status}" for status in ("verified", "unavailable", "failed")]
         return f"{self.architecture}: {', '.join(counts)}"
 
 
@@ -69,7 +69,7 @@ def verify_model(model: WrappedTransformer, inputs: dict[str, Any]) -> Report:
         elif probe.is_untested(name):
             verdicts.append(Verdict(name, "unavailable", "not tested: the inputs have no image"))
         else:
-            verdicts.append(Verdict(name, "failed" if name in failed else "proved", failed.get(name, "")))
+            verdicts.append(Verdict(name, "failed" if name in failed else "verified", failed.get(name, "")))
     return Report(probe.anatomy.kind, tuple(verdicts))
 
 
