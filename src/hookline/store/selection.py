@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import index
@@ -16,7 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from hookline.engine.signatures import parameters_of
-from hookline.errors import HooklineError, HooklineWarning, users_level
+from hookline.errors import HooklineError, warn
 from hookline.model import HookedModel
 from hookline.store.examples import Example, Tokens
 from hookline.store.identity import tensor_checksum
@@ -275,11 +274,9 @@ def _warn_of_padding(
     suspects = [row for row in bare if _looks_padded(model, texts[row])] or _padded_in_batch(model, bare, texts)
     if suspects and "padding" not in warned:
         warned.add("padding")
-        warnings.warn(
+        warn(
             f"example {first + suspects[0]} looks padded, and its padding is stored as if it were text: pass examples "
             f"as {{'input_ids': …, 'attention_mask': …}} (with a mask of ones if it is text), or the texts themselves",
-            HooklineWarning,
-            stacklevel=users_level(),
         )
 
 

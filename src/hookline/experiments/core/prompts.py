@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from hookline.engine.hooked import HookList
 from hookline.engine.points import HookPoint
-from hookline.errors import HooklineError, HooklineWarning, users_level
+from hookline.errors import HooklineError, warn
 from hookline.experiments.core.labels import token_labels
 from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline
@@ -264,10 +263,8 @@ def warn_of_dropout(model: HookedModel) -> None:
     """Warn if the model is in training mode with dropout."""
     dropouts = [name for name, each in model.module.named_modules() if each.training and _is_random(each)]
     if dropouts:
-        warnings.warn(
+        warn(
             f"the model is in training mode with dropout ({dropouts[0]}, …): runs differ at random. Call model.eval()",
-            HooklineWarning,
-            stacklevel=users_level(),
         )
 
 
