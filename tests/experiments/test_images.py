@@ -333,7 +333,7 @@ def test_the_darkest_part_is_the_one_looked_at_most(model, inputs, red) -> None:
 
 def test_attention_that_is_refused(model, inputs, red) -> None:
     for options, match in (
-        ({"pos": 99}, "43 tokens"),
+        ({"pos": 99}, "has 43"),
         ({"pos": 3, "new_tokens": 2}, "omit pos=3"),
         ({"new_tokens": -1}, "0 or more"),
         ({"layers": 7}, "layer 7"),

@@ -34,11 +34,6 @@ def model():
     return hookline.hook(causal_lm("gpt2"))
 
 
-@pytest.fixture(scope="module")
-def tinyworld():
-    return hookline.load("tinyworld")
-
-
 def read(metric, logits):
     return positions_read(metric, logits).nonzero().flatten().tolist()
 
