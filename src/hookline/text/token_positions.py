@@ -53,7 +53,7 @@ class Meaning:
         """True at the columns of this forward pass that are meant."""
         counted = self.counted(text, span)
         assert counted is not None  # other meanings have their own way
-        return _mask_of_indices(*counted, text, span)
+        return mask_of_indices(*counted, text, span)
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ def mask_of(positions: Positions, point: Any, rows: int, n: int) -> Bool[Tensor,
         raise HooklineError(f"there is no {next(iter(missing.values()))}")
     if isinstance(positions, Meaning):
         return positions.mask(text, span).expand(rows, n)
-    return _mask_of_indices(positions, span.real(), text, span).expand(rows, n)
+    return mask_of_indices(positions, span.real(), text, span).expand(rows, n)
 
 
 def _for_rows(positions: Tensor, rows: int) -> Tensor:
@@ -268,7 +268,7 @@ def _indices_in(positions: Any, row: int) -> Sequence[int]:
     return (positions,) if isinstance(positions, int) else positions
 
 
-def _mask_of_indices(positions: Any, counted: Mask, text: ForwardPass, span: Span) -> Mask:
+def mask_of_indices(positions: Any, counted: Mask, text: ForwardPass, span: Span) -> Mask:
     """The columns of the pass with these indices among the counted columns of each row, in the text up to them."""
     start, ends = span.positions.start, text.ends(span)
     found = torch.zeros(len(counted), len(ends), dtype=torch.bool)
