@@ -65,7 +65,8 @@ def patch(
     both = both_runs(model, pair, metric, where.names, direction)
     info = both.info | {"positions": parts[0] if len(parts) == 1 else parts}
     bases, prompts = both.reader.bases, both.reader.prompts
-    given = [_mixed(*row, where, part) for *row, part in zip(both.given, bases, parts, strict=True)]
+    rows = zip(both.given, bases, parts, strict=True)
+    given = [_mixed(values, base, where, part) for values, base, part in rows]
     grid = CellBuilder(make_cells(where, bases, prompts, both.labels), given, bases, prompts).grid()
     return measured(both.reader, grid, info, how, f"{both.source} {parts}")
 
