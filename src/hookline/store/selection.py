@@ -18,7 +18,7 @@ from hookline.errors import HooklineError, warn
 from hookline.model import HookedModel
 from hookline.store.examples import Example, Tokens
 from hookline.store.identity import tensor_checksum
-from hookline.text.given_texts import places_in
+from hookline.text.given_texts import columns_in
 from hookline.text.token_positions import Positions, canonical, new_tokens
 
 Chosen = Positions | Callable[[Tensor], Tensor]
@@ -219,7 +219,7 @@ def _chosen(
     if positions is None:
         return real
     if not isinstance(positions, Tensor) and not callable(positions):
-        return places_in(positions, model.module, ids, real)[0]
+        return columns_in(positions, model.module, ids, real)[0]
     found = torch.zeros_like(real)
     for row, length in enumerate(real.sum(1).tolist()):
         if isinstance(positions, Tensor):

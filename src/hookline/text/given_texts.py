@@ -11,7 +11,7 @@ from hookline.text.forward_pass import ForwardPass, Span
 from hookline.text.token_positions import Lacking, Meaning, Positions, lacking, mask_of_indices
 
 
-def places_in(
+def columns_in(
     positions: Positions, model: nn.Module, tokens: Int[Tensor, "row pos"], real: Bool[Tensor, "row pos"] | None = None
 ) -> tuple[Bool[Tensor, "row pos"], Lacking]:
     """Where positions, in canonical form, are in texts; and those that a text does not have.

@@ -22,7 +22,7 @@ from hookline.errors import HooklineError, warn
 from hookline.experiments.core.labels import token_labels
 from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline
-from hookline.text.given_texts import places_in
+from hookline.text.given_texts import columns_in
 from hookline.text.token_positions import Steps, canonical
 
 Prompt: TypeAlias = str | Sequence[str | int | Sequence[int]] | Tensor | Mapping[str, Any] | Sequence[Mapping[str, Any]]
@@ -218,7 +218,7 @@ def prompt_positions(model: HookedModel, prompts: Prompts, pos: Any, name: str =
     real = prompts.mask.cpu().clone()
     for row, span in enumerate(prompts.spans):
         real[row, span.start + prompts.length(row) :] = False  # not in a continuation
-    mask, missing = places_in(given, model._points.root, prompts.tokens, real)
+    mask, missing = columns_in(given, model._points.root, prompts.tokens, real)
     if missing:
         raise HooklineError(f"{name}={pos!r}: there is no {next(iter(missing.values()))}")
     rows = zip((mask & real).tolist(), prompts.spans, strict=True)
