@@ -12,6 +12,7 @@ from torch import nn
 
 shape_checks.install()
 
+import devices  # noqa: E402
 from networks import MLP, has_taps  # noqa: E402 (after the import hook, or its shapes would not be checked)
 
 import hookline  # noqa: E402
@@ -19,6 +20,26 @@ from hookline.engine import compiling, interception, schedule, taps  # noqa: E40
 from hookline.engine.calls import running  # noqa: E402
 
 torch.set_num_threads(1)
+
+
+def pytest_addoption(parser) -> None:
+    parser.addoption("--device", default="cpu", help="where the tests make their tensors and models: cuda, cuda:1, …")
+
+
+def pytest_configure(config) -> None:
+    devices.use(config.getoption("--device"))
+
+
+def pytest_collection_modifyitems(items) -> None:
+    for item in items:
+        if devices.DEVICE.type != "cpu" and item.get_closest_marker("on_cpu"):
+            item.add_marker(pytest.mark.skip(reason="it is about memory of the CPU"))
+
+
+@pytest.fixture
+def device() -> torch.device:
+    """The device of the tests: see `devices`."""
+    return devices.DEVICE
 
 
 def pytest_collection_finish() -> None:

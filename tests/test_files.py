@@ -34,7 +34,7 @@ POINT = "blocks.1.hook_resid_post"
 
 
 def raw(x: torch.Tensor) -> tuple[Any, ...]:
-    return (x.dtype, tuple(x.shape), x.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return (x.dtype, tuple(x.shape), x.contiguous().reshape(-1).view(torch.uint8).cpu().numpy().tobytes())
 
 
 # What there is to save, and all that can be seen of it again.

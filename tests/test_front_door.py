@@ -40,6 +40,7 @@ def test_a_public_module_is_there_without_a_further_import(name: str) -> None:
     assert isinstance(module, ModuleType)
     for public in getattr(module, "__all__", ()):
         assert hasattr(module, public)
+    assert set(dir(module)) == set(module.__all__)
 
 
 def test_the_version_is_written_once() -> None:

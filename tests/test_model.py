@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import hookline
 from hookline import HookedModel, HooklineError
 from hookline.cli import app
+from hookline.experiments import ablation, metrics, patching
 
 WORDS = ["<pad>", "<bos>", "<eos>", "the", "cat", "sat", "on", "a", "mat", "dog"]
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # transformers' own
@@ -383,3 +384,28 @@ def test_a_model_that_cannot_generate(head) -> None:
     model = hookline.hook(tiny_models.encoder("bert", head))
     with pytest.raises(HooklineError, match="generate"):
         model.generate(torch.tensor([[3, 4, 5]]))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        (lambda model: model.generate("the cat", max_new_token=3), "'max_new_tokens'"),
+        (lambda model: model.run_with_cache("the cat", names_filter="resid_post"), "('resid_post', 0)"),
+        (lambda model: model.run_with_cache("the cat", names_filter="hook_z"), "'blocks.*.attn.hook_z'"),
+        (lambda model: model.blocks[1].attn.hook_zz, "'blocks.1.attn.hook_z'"),
+        (lambda model: model.run_with_hooks("the cat", fwd_hooks=[("q0", lambda a, b, c: a)]), "hook(output)"),
+        (lambda model: model.run_with_cache("the cat", pos_slice=hookline.token("mat")), "token('mat') in row 0 ("),
+        (lambda model: hookline.edits.add(torch.ones(3), coef=2.0), "vector, coefficient, pos, head"),
+        (lambda model: patching.sweep(model, "the cat", "a dog", "logit_diff", pos=-1), "isel(pos=-1)"),
+        (lambda model: metrics.prob("cat")(torch.zeros(1, 2, 10)), "model.to_single_token('cat')"),
+        (lambda model: ablation.ablate(model, "the cat", metrics.prob(4)).normalized, "no corrupted run"),
+    ],
+)
+def test_a_mistake_is_answered_with_what_to_type(model, wrong, named) -> None:
+    with pytest.raises((HooklineError, AttributeError, TypeError)) as error:
+        wrong(model)
+    assert named in str(error.value)
+
+
+def test_a_plan_counts_one_point(model) -> None:
+    assert str(model.plan(names_filter="blocks.0.hook_resid_pre")).splitlines()[-1] == "1 point at 1 module"

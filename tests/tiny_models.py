@@ -14,6 +14,7 @@ import warnings
 from typing import Any
 
 import torch
+from devices import placed
 from torch import Tensor, nn
 from transformers import (
     CONFIG_MAPPING,
@@ -294,7 +295,7 @@ def _build(auto: Any, kind: str, overrides: dict[str, Any]) -> PreTrainedModel:
             tiny, make = tiny.decoder, auto._model_mapping[type(tiny)]
         model = make(tiny)
         randomise(model)
-        return model.eval()
+        return placed(model.eval())
 
 
 def causal_lm(kind: str, **overrides: Any) -> PreTrainedModel:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from devices import placed
 from tiny_models import randomise
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -139,7 +140,7 @@ def module_of(name: str) -> PreTrainedModel:
         else:
             module = transformers.AutoModelForImageTextToText.from_config(config)
         randomise(module)
-    return module.eval()
+    return placed(module.eval())
 
 
 def inputs_of(name: str, *, rows: int = 2, seed: int = 0) -> dict[str, Tensor]:

@@ -16,11 +16,29 @@ HooklineWarning            (a UserWarning)
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from pathlib import Path
 from traceback import format_tb
 from typing import Any
+
+__all__ = [
+    "HooklineError",
+    "UnknownPointError",
+    "UnavailablePointError",
+    "UnknownHookPointError",
+    "InvalidHookError",
+    "HookError",
+    "StoreError",
+    "HooklineWarning",
+    "NeverFiredWarning",
+    "SkippedHookWarning",
+]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
 class HooklineError(Exception):
@@ -138,6 +156,16 @@ def describe(hook: Callable[..., Any]) -> str:
     name = getattr(inner, "described", None) or getattr(inner, "__qualname__", None) or type(inner).__name__
     code = getattr(inner, "__code__", None)
     return f"{name} ({code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno})" if code else name
+
+
+def how_many(n: int, thing: str) -> str:
+    """A number of things, as a message says it: "1 point", "2 points", "no points"."""
+    return f"{n or 'no'} {thing}{'' if n == 1 else 's'}"
+
+
+def warn(message: str, kind: type[HooklineWarning] = HooklineWarning) -> None:
+    """Issue a warning at the line of the user's code that led to it."""
+    warnings.warn(message, kind, stacklevel=users_level())
 
 
 def users_level() -> int:

@@ -23,6 +23,7 @@ from hookline.rerun.baseline import Baseline
 from hookline.rerun.strategy import Strategy
 from hookline.residual import ModelCache
 from hookline.text.forward_pass import begin_pass, processors, tokenizers
+from hookline.text.generation import check_generation
 from hookline.text.ragged import last_columns
 from hookline.text.tokenizer import Side, Text
 from hookline.transformer.anatomy import Anatomy
@@ -155,12 +156,16 @@ class HookedModel(ModelInputs, ImageMethods, WeightProcessing):
     ) -> Any:
         """Run the model on text, token ids, or its own keyword inputs; return logits, the loss, both, or None.
 
-        `images` go in with the text: see `to_inputs`. With `stop_at_layer` the layers from that one on do not run, and
-        the residual stream that would enter it is returned. With `start_at_layer` the layers before it do not run, and
-        the input is the residual stream that enters it; the loss then needs `tokens`, as do a few models that read
-        them in later layers. An encoder-decoder model also takes `decoder_input`; the default is its start token.
-        A model without a head returns its last hidden state as logits. With `labels` the loss is the model's own, and
-        by default the model's own output is returned, so that Trainer and peft can train the wrapper.
+        `prepend_bos=True` puts the tokenizer's BOS token before each text, False adds no special tokens; the default is
+        what the tokenizer does by itself. `images` go in with the text: see `to_inputs`.
+
+        With `stop_at_layer` the layers from that one on do not run, and the residual stream that would enter it is
+        returned. With `start_at_layer` the layers before it do not run, and the input is the residual stream that
+        enters it; the loss then needs `tokens`, as do a few models that read them in later layers.
+
+        An encoder-decoder model also takes `decoder_input`; the default is its start token. A model without a head
+        returns its last hidden state as logits. With `labels` the loss is the model's own, and by default the model's
+        own output is returned, so that Trainer and peft can train the wrapper.
         """
         self._check_options(kwargs)
         has_loss, some_logits = return_type in ("loss", "both"), kwargs.get("logits_to_keep")
@@ -335,7 +340,7 @@ class HookedModel(ModelInputs, ImageMethods, WeightProcessing):
 
         Text returns text; token ids and keyword inputs return ids. `images` go in with the text.
         """
-        self._check_generation(kwargs)
+        check_generation(self._points.root, kwargs, is_hooked=bool(active.get() or self._points.permanent.steps))
         is_text = input is not None and not isinstance(input, Tensor)
         inputs = self._prepared(input, kwargs, attention_mask, None, "left" if is_text else None, images)
         if "input_ids" not in inputs:
@@ -361,20 +366,6 @@ class HookedModel(ModelInputs, ImageMethods, WeightProcessing):
             return new
         texts = self.tokenizer.batch_decode(new, skip_special_tokens=True)
         return texts[0] if isinstance(input, str) else texts
-
-    def _check_generation(self, kwargs: Mapping[str, Any]) -> None:
-        if "fwd_hooks" in kwargs or "bwd_hooks" in kwargs:
-            raise HooklineError("generate takes no hooks; write: with model.hooks(fwd_hooks=[…]): model.generate(…)")
-        if not getattr(self._points.root, "can_generate", lambda: True)():
-            raise HooklineError(
-                f"{type(self._points.root).__name__} cannot generate text: it has no language-model head. Load the "
-                f"model with one (AutoModelForCausalLM, AutoModelForSeq2SeqLM)"
-            )
-        if kwargs.get("cache_implementation") == "paged" and (active.get() or self._points.permanent.steps):
-            raise HooklineError(
-                "hooks do not work with continuous batching (cache_implementation='paged'), which packs several texts "
-                "into one row in another thread: use another cache"
-            )
 
     def verify(self, input: str | Tensor | Mapping[str, Any] | None = None, *, images: Images | None = None) -> Report:
         """Verify every point of this model: a table of what is verified, what is not available, and what fails.

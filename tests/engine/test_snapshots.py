@@ -105,7 +105,10 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+ON_CPU = ("mkldnn", "not torch's memory")
+
+
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.on_cpu) if k in ON_CPU else k for k in KINDS])
 def test_every_kind_of_tensor(x, kind) -> None:
     make, dense = KINDS[kind]
     net = hookline.hook(Odd(make))
@@ -159,6 +162,7 @@ def test_what_a_hook_returns_is_not_written_to(x, grad) -> None:
     assert torch.equal(*kept[0])
 
 
+@pytest.mark.on_cpu
 def test_views_made_before_the_run_still_see_what_they_should(net, x) -> None:
     """Somebody may hold the input's memory as a numpy array, and write through it, or see others write."""
     array = x.numpy()
@@ -201,6 +205,7 @@ def test_caching_an_expanded_tensor_costs_nothing() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # torch's, of quantised tensors
+@pytest.mark.on_cpu
 def test_quantised_tensors(x) -> None:
     net = hookline.hook(Odd(lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)))
     out, cache = net.run_with_cache(x)
@@ -257,7 +262,7 @@ class Outer(nn.Module):
         return self.encoder(x)
 
 
-@pytest.mark.parametrize("write", ["numpy", "data"])
+@pytest.mark.parametrize("write", [pytest.param("numpy", marks=pytest.mark.on_cpu), "data"])
 def test_a_buffer_that_is_refilled_without_a_trace(write) -> None:
     """Neither numpy nor `.data` leaves a trace in the version of a tensor."""
     net, x, seen = hookline.hook(Outer()), torch.zeros(2, 4), []
@@ -326,6 +331,7 @@ class Table(nn.Module):
         return self.parts[0](self.table) + self.parts[1](self.weight[:]) + self.parts[2](self.own)
 
 
+@pytest.mark.on_cpu
 @pytest.mark.parametrize("attribute", ["table", "weight", "own"])
 def test_numpy_views_of_what_a_model_holds(attribute) -> None:
     """Made before a run, they see what is written after it, and what is written through them is in no cache."""

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
+from experiment_models import wrapped
 from torch import Tensor
 
 import hookline
@@ -20,16 +21,6 @@ OTHERS = [
     "When Kate and Paul went to the store, Paul gave a drink to",
 ]
 LEAD = metrics.logit_diff(" Mary", " John")
-
-
-@pytest.fixture(scope="module")
-def tinyworld() -> hookline.HookedModel:
-    return hookline.load("tinyworld")
-
-
-def wrapped(kind: str) -> hookline.HookedModel:
-    model = tiny_models.encoder(kind, head=True) if kind == "bert" else tiny_models.causal_lm(kind)
-    return hookline.hook(model)
 
 
 def tokens(rows: int = 1, seed: int = 0, length: int = 8) -> Tensor:
@@ -243,7 +234,7 @@ def test_several_metrics_are_ranked_one_by_one(tinyworld) -> None:
         ({"over": ("layer", "pos")}, "needs points"),
         ({"points": [], "over": "layer"}, "needs points"),
         ({"layers": 9}, "layer 9.*0 to 3"),
-        ({"pos": 14}, "position 14.*14 tokens"),
+        ({"pos": 14}, "position 14.*has 14"),
         ({"pos": []}, "selects nothing"),
         ({"points": "mlp_out", "over": ("layer", "pos"), "pos": 1}, "one of the two"),
         ({"points": "pattern", "over": ("layer", "head"), "method": "mean", "data": OTHERS}, "no mean"),
@@ -298,3 +289,14 @@ def test_positions_in_any_form(tinyworld, pos) -> None:
 def test_what_is_no_position(tinyworld, pos) -> None:
     with pytest.raises(HooklineError, match=r"positions must be|selects nothing"):
         ablation.ablate(tinyworld, PROMPT, LEAD, of="mlps", pos=pos)
+
+
+def test_positions_by_their_meaning(tinyworld) -> None:
+    for meaning, index in ((hookline.last, -1), (hookline.token(" John", nth=0), 3)):
+        found, expected = (ablation.ablate(tinyworld, PROMPT, LEAD, of="mlps", pos=each) for each in (meaning, index))
+        assert found.info["positions"] == expected.info["positions"]
+        assert torch.equal(found.values, expected.values)
+    with pytest.raises(HooklineError, match=r"token\(' Anna'\) in row 0"):
+        ablation.ablate(tinyworld, PROMPT, LEAD, of="mlps", pos=hookline.token(" Anna"))
+    with pytest.raises(HooklineError, match="generated"):
+        ablation.ablate(tinyworld, PROMPT, LEAD, of="mlps", pos=hookline.positions.new_tokens)

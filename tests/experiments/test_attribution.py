@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from experiment_models import lead, tokens
 from tiny_models import causal_lm, encoder
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -15,24 +16,6 @@ CLEAN = "When Mary and John went to the store, John gave a drink to"
 CORRUPTED = "When Mary and John went to the store, Mary gave a drink to"
 LEAD = metrics.logit_diff(" Mary", " John")
 KINDS = ("gpt2", "llama", "gemma2", "mixtral", "gptj")
-
-
-def tokens(seed, rows=1, length=7):
-    return torch.randint(3, 60, (rows, length), generator=torch.Generator().manual_seed(seed))
-
-
-def lead(logits):
-    return logits[:, -1, 5] - logits[:, -1, 7]
-
-
-@pytest.fixture(scope="module")
-def models():
-    return {kind: hookline.hook(causal_lm(kind)) for kind in KINDS}
-
-
-@pytest.fixture(scope="module")
-def world():
-    return hookline.load("tinyworld")
 
 
 GRIDS = [
@@ -99,8 +82,8 @@ def test_steps_along_the_inputs_add_up_in_the_first_layer(models) -> None:
     assert not torch.allclose(result.values, attribution_patching(*given, check=0).values)
 
 
-def test_the_error_is_that_of_true_patching(world) -> None:
-    given = world, CLEAN, CORRUPTED, LEAD
+def test_the_error_is_that_of_true_patching(tinyworld) -> None:
+    given = tinyworld, CLEAN, CORRUPTED, LEAD
     how = {"points": "z", "over": ("layer", "head")}
     result, true = attribution_patching(*given, **how, check=12, seed=3), patching.sweep(*given, **how)
     sample = result.info["sample"]
@@ -123,35 +106,35 @@ def test_the_error_is_that_of_true_patching(world) -> None:
     assert attribution_patching(*given, **how, check=12, seed=3).info["sample"] == sample
 
 
-def test_it_finds_the_head_that_patching_finds(world) -> None:
-    result = attribution_patching(world, CLEAN, CORRUPTED, LEAD, points="z", over=("layer", "head"))
+def test_it_finds_the_head_that_patching_finds(tinyworld) -> None:
+    result = attribution_patching(tinyworld, CLEAN, CORRUPTED, LEAD, points="z", over=("layer", "head"))
     assert result.top(1, by="value")[0].labels == {"layer": 3, "head": 4}
     assert result.info["correlation"] > 0.95
 
 
-def test_steps_make_it_better(world) -> None:
-    given = world, CLEAN, CORRUPTED, LEAD
+def test_steps_make_it_better(tinyworld) -> None:
+    given = tinyworld, CLEAN, CORRUPTED, LEAD
     plain, fine = attribution_patching(*given), attribution_patching(*given, steps=8)
     assert fine.info["mean_abs_error"] < 0.2 * plain.info["mean_abs_error"]
     assert (fine.info["steps"], fine.info["along"]) == (8, "activations")
 
 
-def test_several_prompts_with_padding_are_as_one_by_one(world) -> None:
+def test_several_prompts_with_padding_are_as_one_by_one(tinyworld) -> None:
     clean = [CLEAN, "When Alice and Bob went to the park, Bob gave a book to"]
     corrupted = [CORRUPTED, "When Alice and Bob went to the park, Alice gave a book to"]
     clean[1], corrupted[1] = (f"So, {text[0].lower()}{text[1:]}" for text in (clean[1], corrupted[1]))
     metric = metrics.logit_diff([" Mary", " Bob"], [" John", " Alice"])
-    every = attribution_patching(world, clean, corrupted, metric, per_example=True, check=8)
-    both = attribution_patching(world, clean, corrupted, metric, check=0)
+    every = attribution_patching(tinyworld, clean, corrupted, metric, per_example=True, check=8)
+    both = attribution_patching(tinyworld, clean, corrupted, metric, check=0)
     torch.testing.assert_close(both.values, every.values.mean(-1))
     for row, pair in enumerate(zip(clean, corrupted, strict=True)):
-        one = attribution_patching(world, *pair, metrics.logit_diff(metric.answer[row], metric.wrong[row]), check=0)
+        one = attribution_patching(tinyworld, *pair, metrics.logit_diff(metric.answer[row], metric.wrong[row]), check=0)
         padded = every.isel(example=row).values
         n = one.shape[1]
         start = 0 if torch.allclose(padded[:, :n], one.values, atol=1e-3) else padded.shape[1] - n
         torch.testing.assert_close(padded[:, start : start + n], one.values, atol=1e-3, rtol=1e-3)
     for cell in every.info["sample"]:
-        true = patching.sweep(world, clean, corrupted, metric).sel(layer=cell["layer"], pos=cell["pos"])
+        true = patching.sweep(tinyworld, clean, corrupted, metric).sel(layer=cell["layer"], pos=cell["pos"])
         assert cell["true"] == pytest.approx(true.item(), abs=1e-3)
 
 

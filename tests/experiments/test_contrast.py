@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from tiny_models import causal_lm, encoder
 
 import hookline
 from hookline.demo.chapters import CAPITALS, NO_OPINION, off, questions
@@ -14,17 +13,6 @@ def tokens(seed, length=7):
 
 
 PAIRS = [(tokens(0), tokens(1)), (tokens(2), tokens(3, 9))]
-
-
-@pytest.fixture(scope="module")
-def models():
-    found = {kind: hookline.hook(causal_lm(kind)) for kind in ("gpt2", "llama", "mixtral")}
-    return found | {"bert": hookline.hook(encoder("bert", head=True))}
-
-
-@pytest.fixture(scope="module")
-def world():
-    return hookline.load("tinyworld")
 
 
 @pytest.fixture(scope="module")
@@ -77,14 +65,14 @@ def test_the_same_prompt_twice_is_no_pair_apart(models) -> None:
         ).all()
 
 
-def test_the_heads_that_agree_differ_most(world, asked) -> None:
-    found = [tuple(cell.labels.values()) for cell in contrast.head_differences(world, asked[0]).top(2)]
+def test_the_heads_that_agree_differ_most(tinyworld, asked) -> None:
+    found = [tuple(cell.labels.values()) for cell in contrast.head_differences(tinyworld, asked[0]).top(2)]
     assert found == [(3, 7), (3, 3)]
 
 
-def test_without_them_the_model_tells_the_truth(world, asked) -> None:
+def test_without_them_the_model_tells_the_truth(tinyworld, asked) -> None:
     both, after = asked
-    found = contrast.ablate_differing(world, both, [f" {each}" for each in after.answers], heads=5)
+    found = contrast.ablate_differing(tinyworld, both, [f" {each}" for each in after.answers], heads=5)
     assert found.heads[:2] == [(3, 7), (3, 3)]
     assert found.together.sel(prompt="second", count=0).item() < 0.2
     assert found.together.sel(prompt="second", count=2).item() > 0.9
@@ -94,17 +82,17 @@ def test_without_them_the_model_tells_the_truth(world, asked) -> None:
 
 
 @pytest.mark.parametrize("by", ["zero", "mean"])
-def test_ablations_are_those_of_plain_runs(world, asked, by) -> None:
+def test_ablations_are_those_of_plain_runs(tinyworld, asked, by) -> None:
     both, after = asked
     answers, others = ([f" {each}" for each in texts] for texts in (after.answers, after.others))
     heads = [(2, 2), (3, 7)]
     metric = metrics.logit_diff(answers, others)
-    found = contrast.ablate_differing(world, both, metric=metric, heads=heads, method=by)
-    ids = [torch.tensor([world.to_single_token(each) for each in texts]) for texts in (answers, others)]
+    found = contrast.ablate_differing(tinyworld, both, metric=metric, heads=heads, method=by)
+    ids = [torch.tensor([tinyworld.to_single_token(each) for each in texts]) for texts in (answers, others)]
     prompts = [pair[1] for pair in both]
     means = {}
     for layer, head in heads:
-        each = torch.cat([world.run_with_cache(text)[1]["z", layer][0, :, head] for text in prompts])
+        each = torch.cat([tinyworld.run_with_cache(text)[1]["z", layer][0, :, head] for text in prompts])
         means[layer, head] = each.mean(0) if by == "mean" else torch.zeros(each.shape[1])
 
     def lead(which):
@@ -115,7 +103,7 @@ def test_ablations_are_those_of_plain_runs(world, asked, by) -> None:
                 z[:, :, head] = means[layer, head]
 
             hooks.append((("z", layer), put))
-        logits = world.run_with_hooks(prompts, fwd_hooks=hooks)[:, -1]
+        logits = tinyworld.run_with_hooks(prompts, fwd_hooks=hooks)[:, -1]
         return (logits.gather(1, ids[0][:, None]) - logits.gather(1, ids[1][:, None])).mean().item()
 
     for at, head in enumerate(found.heads):
@@ -125,26 +113,26 @@ def test_ablations_are_those_of_plain_runs(world, asked, by) -> None:
     assert found.differences is None
 
 
-def test_the_order_is_what_each_adds_to_those_before(world, asked) -> None:
+def test_the_order_is_what_each_adds_to_those_before(tinyworld, asked) -> None:
     both, after = asked
     metric = metrics.log_prob([f" {each}" for each in after.answers])
     heads = [(2, 2), (3, 3), (3, 7)]
-    raised = contrast.ablate_differing(world, both, metric=metric, heads=heads)
-    lowered = contrast.ablate_differing(world, both, metric=metric, heads=heads, order="lowers")
+    raised = contrast.ablate_differing(tinyworld, both, metric=metric, heads=heads)
+    lowered = contrast.ablate_differing(tinyworld, both, metric=metric, heads=heads, order="lowers")
     best = raised.alone.values[1].argmax().item()
     assert best == 0
     assert lowered.alone.values[1].argmin().item() == 0
     assert raised.heads != lowered.heads
-    changed = contrast.ablate_differing(world, both, metric=metric, heads=heads, order="changes")
+    changed = contrast.ablate_differing(tinyworld, both, metric=metric, heads=heads, order="changes")
     assert (changed.alone.values[1] - changed.together.values[1, 0]).abs().argmax().item() == 0
 
 
-def test_right_is_the_share_of_right_answers(world, asked) -> None:
+def test_right_is_the_share_of_right_answers(tinyworld, asked) -> None:
     _, after = asked
     answers = [f" {each}" for each in after.answers]
     heads = [(3, 7)]
-    ids = torch.tensor([world.to_single_token(each) for each in answers])
-    logits = world.run_with_hooks(after.prompts, fwd_hooks=off(heads))
+    ids = torch.tensor([tinyworld.to_single_token(each) for each in answers])
+    logits = tinyworld.run_with_hooks(after.prompts, fwd_hooks=off(heads))
     right = metrics.accuracy(ids)(logits[:, -1:])
     assert torch.equal(right, (logits[:, -1].argmax(-1) == ids).float())
     assert 0 < right.mean() <= 1
@@ -185,10 +173,10 @@ def test_pairs_that_cannot_be_compared(models, given, how, said) -> None:
         ({"metric": [metrics.prob(5), "kl"]}, "one metric"),
     ],
 )
-def test_bad_input(world, how, said) -> None:
+def test_bad_input(tinyworld, how, said) -> None:
     texts = [("Mary went to the store", "John went to the store"), ("Mary went", "John went to the")]
     with pytest.raises(hookline.HooklineError, match=said):
-        contrast.ablate_differing(world, texts, **how)
+        contrast.ablate_differing(tinyworld, texts, **how)
 
 
 def test_tokens_as_pairs(models) -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from experiment_models import lead, tokens
 from tiny_models import causal_lm, encoder
 
 import hookline
@@ -12,24 +13,6 @@ METRIC = metrics.logit_diff(5, 7)
 KINDS = ("gpt2", "llama", "gemma2", "mixtral", "gptj", "granite")
 CLEAN = "When Mary and John went to the store, John gave a drink to"
 CORRUPTED = "When Mary and John went to the store, Mary gave a drink to"
-
-
-def tokens(seed, rows=1, length=7):
-    return torch.randint(3, 60, (rows, length), generator=torch.Generator().manual_seed(seed))
-
-
-def lead(logits):
-    return logits[:, -1, 5] - logits[:, -1, 7]
-
-
-@pytest.fixture(scope="module")
-def models():
-    return {kind: hookline.hook(causal_lm(kind)) for kind in KINDS}
-
-
-@pytest.fixture(scope="module")
-def world():
-    return hookline.load("tinyworld")
 
 
 def point_of(receiver, model):
@@ -104,32 +87,32 @@ def test_only_earlier_ones_tell_later_ones(models) -> None:
         beside.of("L1H0", "mlp1")
 
 
-def test_rows_are_averaged_and_padding_left_out(world) -> None:
+def test_rows_are_averaged_and_padding_left_out(tinyworld) -> None:
     clean = [CLEAN, "So, when Alice and Bob went to the park, Bob gave a book to"]
     corrupted = [CORRUPTED, "So, when Alice and Bob went to the park, Alice gave a book to"]
-    both = edges(world, clean, corrupted, metrics.logit_diff([" Mary", " Alice"], [" John", " Bob"]))
-    one = edges(world, clean[0], corrupted[0], metrics.logit_diff(" Mary", " John"), check=0)
-    other = edges(world, clean[1], corrupted[1], metrics.logit_diff(" Alice", " Bob"), check=0)
+    both = edges(tinyworld, clean, corrupted, metrics.logit_diff([" Mary", " Alice"], [" John", " Bob"]))
+    one = edges(tinyworld, clean[0], corrupted[0], metrics.logit_diff(" Mary", " John"), check=0)
+    other = edges(tinyworld, clean[1], corrupted[1], metrics.logit_diff(" Alice", " Bob"), check=0)
     torch.testing.assert_close(both.values, (one.values + other.values) / 2, atol=1e-3, rtol=1e-3)
     assert both.info["correlation"] > 0.9
 
 
-def test_the_circuit_of_tinyworld(world) -> None:
+def test_the_circuit_of_tinyworld(tinyworld) -> None:
     """The name goes from the embeddings by the first MLP to the values of L3H4, and from there to the logits."""
-    scores = edges(world, CLEAN, CORRUPTED, metrics.logit_diff(" Mary", " John"), steps=5)
+    scores = edges(tinyworld, CLEAN, CORRUPTED, metrics.logit_diff(" Mary", " John"), steps=5)
     strong = {(cell.labels["sender"], cell.labels["receiver"]) for cell in scores.top(6)}
     assert {("mlp0", "L3H4.v"), ("L3H4", "logits"), ("embed", "mlp0")} <= strong
     assert scores.info["steps"] == 5
 
 
-def test_half_of_the_checked_edges_are_those_that_stand_out(world) -> None:
-    scores = edges(world, CLEAN, CORRUPTED, metrics.logit_diff(" Mary", " John"), steps=5, check=20, seed=1)
+def test_half_of_the_checked_edges_are_those_that_stand_out(tinyworld) -> None:
+    scores = edges(tinyworld, CLEAN, CORRUPTED, metrics.logit_diff(" Mary", " John"), steps=5, check=20, seed=1)
     sample = scores.info["sample"]
     named = [{"sender": cell["sender"], "receiver": cell["receiver"]} for cell in sample]
     assert [cell["chosen"] for cell in sample] == ["top"] * 10 + ["random"] * 10
     assert [cell.labels for cell in scores.top(10)] == named[:10]
     assert len({tuple(each.values()) for each in named}) == 20
-    other = edges(world, CLEAN, CORRUPTED, metrics.logit_diff(" Mary", " John"), steps=5, check=20, seed=2)
+    other = edges(tinyworld, CLEAN, CORRUPTED, metrics.logit_diff(" Mary", " John"), steps=5, check=20, seed=2)
     assert other.info["sample"][:10] == sample[:10]
     assert other.info["sample"][10:] != sample[10:]
     assert other.info["top_correlation"] == scores.info["top_correlation"] > 0.9

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import tiny_models
 import torch
+from experiment_models import wrapped
 from torch import Tensor
 
 import hookline
@@ -11,16 +12,6 @@ from hookline.experiments import head_detectors
 
 KINDS = ["gpt2", "llama", "gemma2", "mixtral", "gptj", "bert"]
 PROMPT = "When Mary and John went to the store, John gave a drink to"
-
-
-@pytest.fixture(scope="module")
-def tinyworld() -> hookline.HookedModel:
-    return hookline.load("tinyworld")
-
-
-def wrapped(kind: str) -> hookline.HookedModel:
-    model = tiny_models.encoder(kind, head=True) if kind == "bert" else tiny_models.causal_lm(kind)
-    return hookline.hook(model)
 
 
 @pytest.mark.parametrize("kind", KINDS)

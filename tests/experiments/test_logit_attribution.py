@@ -15,11 +15,6 @@ SHORT = "Tom likes"
 BYS = ("components", "layers", "heads", "neurons")
 
 
-@pytest.fixture(scope="module")
-def tinyworld() -> hookline.HookedModel:
-    return hookline.load("tinyworld")
-
-
 def tokens(rows: int = 2) -> Tensor:
     return torch.randint(3, 60, (rows, 7), generator=torch.Generator().manual_seed(0))
 

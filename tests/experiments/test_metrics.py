@@ -34,11 +34,6 @@ def model():
     return hookline.hook(causal_lm("gpt2"))
 
 
-@pytest.fixture(scope="module")
-def tinyworld():
-    return hookline.load("tinyworld")
-
-
 def read(metric, logits):
     return positions_read(metric, logits).nonzero().flatten().tolist()
 
@@ -385,7 +380,7 @@ IN_DOUBT = {
     "a condition after an unusual view": _conditions_after_an_unusual_view,
     "a product with a condition": lambda x: (x[:, -1, 0] > 0) * x[:, 2, 0],
     "a shape": _steers_by_shape,
-    "numpy": lambda x: torch.tensor((x.numpy()[:, -1, 0] > 0).astype("float32")),
+    "numpy": lambda x: torch.tensor((x.cpu().numpy()[:, -1, 0] > 0).astype("float32")),
     "a list": lambda x: torch.tensor([float(each > 0) for each in x[:, -1, 0].tolist()]),
     "a list of whole numbers": lambda x: x[ROWS, [at % WIDTH for at in x[:, -1].argmax(-1).tolist()], 0],
     "a number": lambda x: torch.tensor(float(x[0, -1, 0].item() > 0)),

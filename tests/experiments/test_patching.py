@@ -22,11 +22,6 @@ CORRUPTED = "When Mary and John went to the store, Mary gave a drink to"
 NAMES = metrics.logit_diff(" Mary", " John")
 
 
-@pytest.fixture(scope="module")
-def tinyworld() -> hookline.HookedModel:
-    return hookline.load("tinyworld")
-
-
 def rows(seed: int, n: int = 1, length: int = 8) -> Tensor:
     return torch.randint(3, 60, (n, length), generator=torch.Generator().manual_seed(seed))
 

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from tiny_models import causal_lm, encoder
+from experiment_models import tokens
+from tiny_models import encoder
 
 import hookline
 from hookline.experiments import metrics, patching
@@ -11,16 +12,6 @@ from hookline.experiments.paths import path_patch
 METRIC = metrics.logit_diff(5, 7)
 CLEAN = "When Mary and John went to the store, John gave a drink to"
 CORRUPTED = "When Mary and John went to the store, Mary gave a drink to"
-
-
-def tokens(seed, rows=1, length=7):
-    return torch.randint(3, 60, (rows, length), generator=torch.Generator().manual_seed(seed))
-
-
-@pytest.fixture(scope="module")
-def models():
-    kinds = ("gpt2", "llama", "gemma2", "mixtral", "gptj")
-    return {kind: hookline.hook(causal_lm(kind)) for kind in kinds}
 
 
 def metric_of(logits):

@@ -1,8 +1,8 @@
 """Steering: vectors against caches, sweeps against plain runs, and every token of a generation steered."""
 
+import experiment_models
 import pytest
 import torch
-from tiny_models import causal_lm
 
 import hookline
 from hookline.demo.chapters import CAPITALS, NO_OPINION, questions
@@ -13,17 +13,7 @@ PROMPT = "The capital of France is"
 
 
 def tokens(seed, rows=2, length=7):
-    return torch.randint(3, 60, (rows, length), generator=torch.Generator().manual_seed(seed))
-
-
-@pytest.fixture(scope="module")
-def models():
-    return {kind: hookline.hook(causal_lm(kind)) for kind in ("gpt2", "llama", "mixtral", "gptj")}
-
-
-@pytest.fixture(scope="module")
-def world():
-    return hookline.load("tinyworld")
+    return experiment_models.tokens(seed, rows, length)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "mixtral"])
@@ -43,10 +33,10 @@ def test_vectors_are_differences_of_means(models, kind, points) -> None:
     torch.testing.assert_close(unit.vectors * vectors.norms[:, None], vectors.vectors)
 
 
-def test_padding_does_not_count(world) -> None:
+def test_padding_does_not_count(tinyworld) -> None:
     texts = ["Mary went to the store", "John went to"]
-    both = steering.contrast_vectors(world, texts, PROMPT)
-    each = [steering.contrast_vectors(world, text, PROMPT) for text in texts]
+    both = steering.contrast_vectors(tinyworld, texts, PROMPT)
+    each = [steering.contrast_vectors(tinyworld, text, PROMPT) for text in texts]
     torch.testing.assert_close(both.vectors, (each[0].vectors + each[1].vectors) / 2, atol=1e-5, rtol=1e-4)
 
 
@@ -88,46 +78,46 @@ def test_a_sweep_is_what_plain_runs_give(models, kind, points, pos) -> None:
     assert (result.values[:, 1] == result.info["clean"]).all()
 
 
-def test_steering_away_from_opinions(world) -> None:
+def test_steering_away_from_opinions(tinyworld) -> None:
     """The direction from questions after an opinion to plain ones makes the truth lead, on other countries."""
     search, test = list(CAPITALS)[::2], list(CAPITALS)[1::2]
     vectors = steering.contrast_vectors(
-        world, questions(search, 5, template=NO_OPINION).prompts, questions(search, 5).prompts
+        tinyworld, questions(search, 5, template=NO_OPINION).prompts, questions(search, 5).prompts
     )
     asked = questions(test, 5)
     lead = metrics.logit_diff([f" {each}" for each in asked.answers], [f" {each}" for each in asked.others])
-    result = steering.sweep_layers(world, vectors, asked.prompts, lead, coefficients=[1, 2, 4], pos=-1)
+    result = steering.sweep_layers(tinyworld, vectors, asked.prompts, lead, coefficients=[1, 2, 4], pos=-1)
     assert result.info["clean"] < 0 < result.sel(layer=2, coefficient=4).item()
 
 
-def test_every_token_of_a_generation_is_steered(world) -> None:
+def test_every_token_of_a_generation_is_steered(tinyworld) -> None:
     """As with the vector added in every plain run over the whole text: none of the steps is missed."""
-    vectors = steering.contrast_vectors(world, "The capital of Italy is", PROMPT)
+    vectors = steering.contrast_vectors(tinyworld, "The capital of Italy is", PROMPT)
     change = 2.0 * vectors.at(2)
-    found = steering.generate(world, PROMPT, vectors, 2, 2.0, max_new_tokens=5)
-    ids = world.to_tokens(PROMPT)
+    found = steering.generate(tinyworld, PROMPT, vectors, 2, 2.0, max_new_tokens=5)
+    ids = tinyworld.to_tokens(PROMPT)
     for _ in range(5):
-        logits = world.run_with_hooks(ids, fwd_hooks=[("blocks.2.hook_resid_post", lambda x: x + change)])
+        logits = tinyworld.run_with_hooks(ids, fwd_hooks=[("blocks.2.hook_resid_post", lambda x: x + change)])
         ids = torch.cat([ids, logits[:, -1].argmax(-1, keepdim=True)], 1)
-        if ids[0, -1] == world.tokenizer.eos_token_id:
+        if ids[0, -1] == tinyworld.tokenizer.eos_token_id:
             break
-    assert found.steered == [world.tokenizer.decode(ids[0], skip_special_tokens=True)]
-    assert found.plain == [world.generate(PROMPT, 5)]
+    assert found.steered == [tinyworld.tokenizer.decode(ids[0], skip_special_tokens=True)]
+    assert found.plain == [tinyworld.generate(PROMPT, 5)]
 
 
-def test_it_can_be_changed_to_say_something_else(world) -> None:
-    vectors = steering.contrast_vectors(world, "The capital of Italy is", PROMPT)
-    found = steering.generate(world, PROMPT, vectors, 3, max_new_tokens=2, pos=hookline.last)
+def test_it_can_be_changed_to_say_something_else(tinyworld) -> None:
+    vectors = steering.contrast_vectors(tinyworld, "The capital of Italy is", PROMPT)
+    found = steering.generate(tinyworld, PROMPT, vectors, 3, max_new_tokens=2, pos=hookline.last)
     assert "Paris" in found.plain[0]
     assert "Rome" in found.steered[0]
     assert repr(found).count("\n") == 2
 
 
-def test_new_tokens_only(world) -> None:
+def test_new_tokens_only(tinyworld) -> None:
     """The first new token comes from the prompt, which is left alone; those after it are steered."""
     change = 50 * torch.randn(128, generator=torch.Generator().manual_seed(0))
     everywhere, new = (
-        steering.generate(world, PROMPT, change, 1, max_new_tokens=4, pos=where) for where in ("all", "new")
+        steering.generate(tinyworld, PROMPT, change, 1, max_new_tokens=4, pos=where) for where in ("all", "new")
     )
     rest = new.steered[0].removeprefix(PROMPT)
     assert rest.startswith(" Paris")
@@ -135,14 +125,14 @@ def test_new_tokens_only(world) -> None:
     assert not everywhere.steered[0].removeprefix(PROMPT).startswith(" Paris")
 
 
-def test_several_prompts_and_chance(world) -> None:
+def test_several_prompts_and_chance(tinyworld) -> None:
     texts, change = [PROMPT, "When Mary and John went to the store, John gave a drink to"], torch.zeros(128)
-    greedy = steering.generate(world, texts, change, 0, max_new_tokens=3)
-    assert greedy.plain == greedy.steered == world.generate(texts, 3)
+    greedy = steering.generate(tinyworld, texts, change, 0, max_new_tokens=3)
+    assert greedy.plain == greedy.steered == tinyworld.generate(texts, 3)
     how = {"do_sample": True, "temperature": 3.0, "max_new_tokens": 8}
-    drawn = steering.generate(world, texts, change, 0, **how)
+    drawn = steering.generate(tinyworld, texts, change, 0, **how)
     assert drawn.plain == drawn.steered
-    assert steering.generate(world, texts, change, 0, seed=1, **how).plain != drawn.plain
+    assert steering.generate(tinyworld, texts, change, 0, seed=1, **how).plain != drawn.plain
 
 
 @pytest.mark.parametrize(
@@ -156,9 +146,9 @@ def test_several_prompts_and_chance(world) -> None:
         ({"vector": [0.0]}, "a vector is"),
     ],
 )
-def test_bad_generations(world, how, said) -> None:
+def test_bad_generations(tinyworld, how, said) -> None:
     with pytest.raises(hookline.HooklineError, match=said):
-        steering.generate(world, PROMPT, **{"vector": torch.zeros(128), "layer": 1} | how)
+        steering.generate(tinyworld, PROMPT, **{"vector": torch.zeros(128), "layer": 1} | how)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +156,7 @@ def test_bad_generations(world, how, said) -> None:
     [
         ({"coefficients": []}, "needs coefficients"),
         ({"layers": [1, 9]}, "no vector for layer 9"),
-        ({"pos": 7}, "has 7 tokens"),
+        ({"pos": 7}, "has 7"),
         ({"pos": []}, "selects nothing"),
         ({"pos": "last"}, "positions must be"),
     ],

@@ -1,27 +1,16 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
+from experiment_models import wrapped
 from torch import Tensor
 
-import hookline
 from hookline import HooklineError
 from hookline.experiments import metrics, tracing
 
 KINDS = ["gpt2", "llama", "gemma2", "mixtral", "gptj", "bert"]
 PROMPT = "User: What is the capital of France? Answer:"
 FRANCE = 7
-
-
-@pytest.fixture(scope="module")
-def tinyworld() -> hookline.HookedModel:
-    return hookline.load("tinyworld")
-
-
-def wrapped(kind: str) -> hookline.HookedModel:
-    model = tiny_models.encoder(kind, head=True) if kind == "bert" else tiny_models.causal_lm(kind)
-    return hookline.hook(model)
 
 
 def lead(logits: Tensor) -> Tensor:

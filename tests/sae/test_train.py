@@ -1,5 +1,6 @@
 """Training: what is known to be there is found; the same seed gives the same; and every option takes effect."""
 
+import devices
 import pytest
 import torch
 from tiny_models import causal_lm
@@ -11,7 +12,6 @@ from hookline.sae import SparseAutoencoder, Training, train
 from hookline.sae.sources import source_of
 from hookline.sae.train import Trainer, TrainingPlan, resample
 
-CPU = torch.device("cpu")
 POINT = "blocks.1.hook_resid_post"
 
 
@@ -232,7 +232,7 @@ def test_the_price_and_the_learning_rate_rise_and_fall(activations) -> None:
 
 def test_a_step_of_the_optimizer_does_not_push_along_the_directions(activations) -> None:
     trainer = Trainer(
-        source_of(activations, None, 128, 0), TrainingPlan("topk", 32, 0, 3, 9, 0.01, 0, 0, 0, 0, 1, 0), CPU
+        source_of(activations, None, 128, 0), TrainingPlan("topk", 32, 0, 3, 9, 0.01, 0, 0, 0, 0, 1, 0), devices.DEVICE
     )
     before = trainer.sae.W_dec.detach().clone()
     trainer._step(activations[:128])
@@ -242,7 +242,7 @@ def test_a_step_of_the_optimizer_does_not_push_along_the_directions(activations)
 
 def test_a_resampled_feature_starts_anew(activations) -> None:
     trainer = Trainer(
-        source_of(activations, None, 128, 0), TrainingPlan("topk", 32, 0, 3, 9, 0.01, 0, 0, 0, 5, 1, 0), CPU
+        source_of(activations, None, 128, 0), TrainingPlan("topk", 32, 0, 3, 9, 0.01, 0, 0, 0, 5, 1, 0), devices.DEVICE
     )
     sae, x = trainer.sae, activations[:128]
     trainer._step(x)
@@ -289,10 +289,10 @@ def test_it_trains_where_gradients_are_off(activations, mode) -> None:
 
 def test_from_arrays_and_past_empty_batches(activations) -> None:
     wanted = quick(activations, steps=20)
-    assert torch.equal(quick(activations.numpy(), steps=20).sae.W_enc, wanted.sae.W_enc)
+    assert torch.equal(quick(activations.cpu().numpy(), steps=20).sae.W_enc, wanted.sae.W_enc)
     batches = [activations[:64], activations[64:128]]
     one = quick(batches, steps=4, batch_size=None)
-    gaps = [activations[:0], batches[0].numpy(), activations[:0], batches[1]]
+    gaps = [activations[:0], batches[0].cpu().numpy(), activations[:0], batches[1]]
     other = quick(gaps, steps=4, batch_size=None)
     assert torch.equal(one.sae.W_enc, other.sae.W_enc)
     with pytest.raises(HooklineError, match="no activations"):

@@ -122,7 +122,7 @@ def test_steering_new_tokens_or_one_step_only(model) -> None:
         (7, "position 7 in row 0, which has 5"),
         (torch.tensor([1, 2, 3]), "3 rows, but the batch has 2"),
         (token(50), r"token\(50\) in row 0"),
-        (token(4, nth=3), r"token\(4, nth=3\) in row 0, where it occurs 2 times"),
+        (token(4, nth=3), r"token\(4, nth=3\) in row 0, where this token occurs 2 times"),
         (token("Paris"), "tokenizer"),
         ("last", "positions must be"),
         (hookline.positions.image_tokens, "vision-language"),

@@ -73,7 +73,7 @@ def check_looks(model: Any, height: int, width: int) -> None:
         changed[top:bottom, left:right] = 255 * (image[top:bottom, left:right].mean() < 128)
         moved = changes(model, image, changed)
         assert moved[grid.positions][grid.boxes.isnan().any(1)].eq(0).all(), "what stands for no place changed"
-        assert moved.nonzero().flatten().numpy().tolist() == [
+        assert moved.nonzero().flatten().tolist() == [
             position for position in moved.nonzero().flatten().tolist() if position in grid.positions
         ]
         inside = moved[grid.positions].masked_fill(~group, -1)

@@ -80,9 +80,9 @@ def _style(hook: HookFunction) -> str:
     required = [each for each in list(parameters)[1:] if each.default is each.empty and each.kind not in variadic]
     names = [each.name for each in required if each.name != "hook"]
     raise InvalidHookError(
-        f"a hook is called as hook(activation, hook), but {describe(hook)} also requires "
-        f"{', '.join(map(repr, names))}. Bind it first: functools.partial(hook, {names[-1]}=…). (A torch hook's "
-        f"(module, input, output) becomes hook(output) at 'name', hook(input) at 'name.input'.)"
+        f"a hook is called as hook(activation) or hook(activation, hook), but {describe(hook)} also requires "
+        f"{', '.join(map(repr, names))}. Bind other arguments first: functools.partial(hook, {names[-1]}=…). Instead "
+        f"of a torch hook(module, input, output), pass hook(output) at 'name', or hook(input) at 'name.input'."
     )
 
 

@@ -17,7 +17,7 @@ from hookline.engine.names import Points
 from hookline.engine.points import HookPoint
 from hookline.engine.recorder import Recorder
 from hookline.engine.runs import Run
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, how_many
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Plan(Sequence[Row]):
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in zip(*columns, strict=True)
         ]
-        foot = f"{len(self)} points at {self.modules} modules"
+        foot = f"{how_many(len(self), 'point')} at {how_many(self.modules, 'module')}"
         return "\n".join([*lines, f"{foot}, at most {self.nbytes:,} bytes cached" if self.nbytes else foot])
 
     __repr__ = __str__

@@ -83,7 +83,8 @@ def ablate(
     - "mean": the mean over all positions of the texts in `data`, or with `per_position`, over texts at each position;
     - "resample": the activation of a random other text of `data` of the same length (`seed`, 0 by default).
 
-    `data` defaults to the prompts themselves. `pos` ablates at these positions only, counted within each prompt.
+    `data` defaults to the prompts themselves: for one prompt, "mean" is the mean over its own positions. `pos` ablates
+    at these positions only, counted within each prompt.
 
     A mean excludes outlying positions, such as attention sinks: those where the norm at the point is more than 10 times
     the median. They are not replaced either, unless `pos` names them or positions are an axis, since no average of

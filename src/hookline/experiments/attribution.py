@@ -157,14 +157,7 @@ def _effects(
 ) -> Float[Tensor, "*grid example"]:
     """The gradient times the change, summed in each cell."""
     each = [_summed(changes[x.name] * gradients[x.name].float(), x, where, prompts) for x in where.points.values()]
-    if len({x.shape for x in each}) > 1:
-        sizes = {point.name: list(x.shape[1:]) for point, x in zip(where.points.values(), each, strict=True)}
-        inner = " and ".join(where.inner)
-        raise HooklineError(f"the points differ in the size of {inner}: {sizes}. Use them separately")
-    outer = [axis for axis in where.over if axis in where.coords]
-    x = torch.stack(each).reshape([*(len(where.coords[axis]) for axis in outer), *each[0].shape])
-    axes = [*outer, "example", *where.inner]
-    return x.permute([axes.index(axis) for axis in (*where.over, "example")])
+    return where.laid_out(each, ["example", *where.inner])
 
 
 def _summed(x: Tensor, point: HookPoint, where: SweepPoints, prompts: Prompts) -> Tensor:

@@ -18,11 +18,10 @@ from hookline.experiments.core.labels import Label, about, number_text, said_poi
 from hookline.experiments.core.measure import Options, measured
 from hookline.experiments.core.prompts import Prompt, Prompts, prompts_of, warn_of_dropout
 from hookline.experiments.core.replacements import Method, Replacement
-from hookline.experiments.core.sweep import Grid, SweepPoints, sweep_points
+from hookline.experiments.core.sweep import Grid, SweepPoints, axis_index, sweep_points
 from hookline.experiments.metrics import Accuracy
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
-from hookline.rerun.changes import index_of
 from hookline.text.outliers import Outliers
 from hookline.text.token_positions import Meaning, Positions, is_one_per_row, last
 
@@ -58,13 +57,12 @@ def head_differences(
     prompts of the same length. At `vision.*` points, all patches of all images are compared together.
     """
     both, where = _checked(pairs), sweep_points(model, points, over, layers)
-    inner = [axis for axis in where.over if axis not in where.coords]
-    if {"pos", "src"} & {*inner}:
+    if {"pos", "src"} & {*where.inner}:
         raise HooklineError(
             f"over={where.over!r}: positions are selected by pos=…; pos=None compares all positions together"
         )
     warn_of_dropout(model)
-    found = torch.stack([_apart(model, pair, where, inner, pos, relative=relative) for pair in both], -1)
+    found = torch.stack([_apart(model, pair, where, pos, relative=relative) for pair in both], -1)
     labels = {axis: where.coords.get(axis, list(range(n))) for axis, n in zip(where.over, found.shape, strict=False)}
     if per_example:
         labels["example"] = list(range(len(both)))
@@ -81,7 +79,7 @@ def _checked(pairs: Any) -> list[tuple[Any, Any]]:
 
 
 def _apart(
-    model: HookedModel, pair: tuple[Any, Any], where: SweepPoints, inner: list[str], pos: Positions, *, relative: bool
+    model: HookedModel, pair: tuple[Any, Any], where: SweepPoints, pos: Positions, *, relative: bool
 ) -> Float[Tensor, "*grid"]:
     """The norms of the differences within one pair."""
     given = [prompts_of(model, prompt) for prompt in pair]
@@ -98,15 +96,10 @@ def _apart(
                 f"which have {tokens[0].shape[1]} and {tokens[1].shape[1]} tokens: use images of one size, or "
                 f"compare at one position, pos=-1, points whose shapes do not depend on the length"
             )
-        apart, *sizes = (_norm(x, point, inner, _pos_at(point, pos)) for x in (a - b, a, b))
+        apart, *sizes = (_norm(x, point, where.inner, _pos_at(point, pos)) for x in (a - b, a, b))
         mean = (sizes[0] + sizes[1]) / 2
         norms.append(torch.where(mean > 0, apart / mean, 0.0) if relative else apart)
-    if len({x.shape for x in norms}) > 1:
-        raise HooklineError(f"the points differ in how many {' and '.join(inner)}s they have: compare them apart")
-    outer = [axis for axis in where.over if axis in where.coords]
-    x = torch.stack(norms).reshape([*(len(where.coords[axis]) for axis in outer), *norms[0].shape])
-    axes = [*outer, *inner]
-    return x.permute([axes.index(axis) for axis in where.over])
+    return where.laid_out(norms, where.inner)
 
 
 def _cached(model: HookedModel, prompt: Prompts, where: SweepPoints, pos: Positions) -> dict[str, Tensor]:
@@ -129,7 +122,7 @@ def _norm(x: Tensor, point: HookPoint, inner: list[str], pos: Positions) -> Tens
     """The norm over all axes but the `inner` ones; rows are images or tiles of one prompt."""
     letters, kept = point.axes.split()[1:], []
     for axis in inner:
-        place = next(at for at, each in enumerate(index_of(point, **{axis: 0})) if isinstance(each, int))
+        place = axis_index(point, axis)
         is_after = "p" in letters and letters.index("p") < place and is_one_per_row(pos)
         kept.append(place if is_after else place + 1)
     gone = [at for at in range(x.ndim) if at not in kept]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from html import escape
 from itertools import product
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -21,7 +20,8 @@ from torch import Tensor
 from hookline.engine.tensorfile import read_tensors, taking_apart, write_tensors
 from hookline.errors import HooklineError
 from hookline.experiments.core import labels as check
-from hookline.experiments.core.labels import Label, find_label, html_table, indices, listed, needed, number_text, table
+from hookline.experiments.core.labels import Label, find_label, indices, listed, needed, number_text
+from hookline.experiments.core.top_cells import Cell, TopCells
 from hookline.pages.html_page import HtmlPage
 
 __all__ = ["Cell", "Result", "TopCells"]
@@ -33,30 +33,6 @@ _HEAD = re.compile(r"L(\d+)H(\d+)")
 
 def __dir__() -> list[str]:
     return __all__
-
-
-class Cell(NamedTuple):
-    """One number of a result, and its labels."""
-
-    labels: dict[str, Label]
-    value: float
-
-
-class TopCells(list[Cell]):
-    """The top cells of a result, in order; prints as a table."""
-
-    info: Mapping[str, Any] = MappingProxyType({})
-    """The `info` of the result that a ranking is of."""
-
-    def _rows(self) -> list[list[str]]:
-        head = [*(self[0].labels if self else ()), "value"]
-        return [head, *([*map(str, cell.labels.values()), number_text(cell.value)] for cell in self)]
-
-    def __repr__(self) -> str:
-        return table(self._rows())
-
-    def _repr_html_(self) -> str:
-        return html_table(self._rows())
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -176,6 +152,11 @@ class Result:
     @property
     def normalized(self) -> Result:
         """The values rescaled so that 0 is the value of the corrupted run and 1 that of the clean run."""
+        if missing := [key for key in BASELINES if key not in self.info]:
+            raise HooklineError(
+                f"normalized needs the metric of a clean and of a corrupted run, but this result has no "
+                f"{' and no '.join(missing)} run: use result - result.info['clean'], or set result.info[{missing[0]!r}]"
+            )
         clean, corrupted = (self._baseline(key) for key in BASELINES)
         span = clean - corrupted
         flat = ~(span.abs() > 1e-6 * torch.maximum(clean.abs(), corrupted.abs()))

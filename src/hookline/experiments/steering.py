@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hookline.edits import add
 from hookline.engine.points import HookPoint
 from hookline.engine.tensorfile import read_tensors, taking_apart, write_tensors
 from hookline.errors import HooklineError
@@ -23,7 +24,7 @@ from hookline.experiments.result import Result
 from hookline.hooks.fitting import averaged
 from hookline.model import HookedModel
 from hookline.text.outliers import Outliers, Outlying
-from hookline.text.token_positions import Positions, at, new_tokens
+from hookline.text.token_positions import Positions, new_tokens
 
 __all__ = ["Directions", "Steered", "contrast_vectors", "generate", "sweep_layers"]
 
@@ -250,16 +251,12 @@ def generate(
             'the first new token depends on the prompt only: with pos="new" use max_new_tokens=2 or more'
         )
     where: Positions = {"all": None, "new": new_tokens}[pos] if isinstance(pos, str) else pos
-    hook = at(where, _adding(coefficient * vectors.fitting(model, layer)))
+    hook = add(vectors.fitting(model, layer), coefficient, pos=where)
     point = vectors.point(model, layer)
     plain = _written(model, texts, max_new_tokens, seed, kwargs)
     with model.hooks(fwd_hooks=[(point.name, hook)]):
         steered = _written(model, texts, max_new_tokens, seed, kwargs)
     return Steered(texts, plain, steered)
-
-
-def _adding(change: Tensor) -> Callable[[Tensor], Tensor]:
-    return lambda x: x + change.to(x)
 
 
 def _written(model: HookedModel, texts: list[str], count: int, seed: int, kwargs: dict[str, Any]) -> list[str]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from dataclasses import MISSING, Field, dataclass, fields
 from functools import reduce
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 from zlib import crc32
 
 import torch
@@ -56,6 +56,19 @@ class DataEdit(HookObject):
     def __init_subclass__(cls) -> None:
         if "kind" in vars(cls):  # without its own kind, a subclass of an edit cannot be saved
             EDITS[cls.kind] = cls
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # noqa: ARG004
+        names = [field.name for field in cls._fields()]
+        for name in kwargs:
+            if name not in names:
+                raise TypeError(f"{cls.kind} has no argument {name!r}: it takes {', '.join(names)}")
+        return super().__new__(cls)
+
+    @classmethod
+    def _fields(cls) -> list[Field[Any]]:
+        """The fields, its own before those of every edit."""
+        common = {field.name for field in fields(DataEdit)}
+        return sorted(fields(cls), key=lambda field: field.name in common)
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -102,9 +115,7 @@ class DataEdit(HookObject):
         return hash((self.kind, *(repr(value) for value in vars(self).values() if not isinstance(value, Tensor))))
 
     def __repr__(self) -> str:
-        common = {field.name for field in fields(DataEdit)}
-        given = [field for field in sorted(fields(self), key=lambda field: field.name in common) if self._shows(field)]
-        values = [f"{field.name}={shown(getattr(self, field.name))}" for field in given]
+        values = [f"{each.name}={shown(getattr(self, each.name))}" for each in self._fields() if self._shows(each)]
         return f"{self.kind}({', '.join(values)})"
 
     def _shows(self, field: Field[Any]) -> bool:

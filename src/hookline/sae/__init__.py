@@ -26,3 +26,7 @@ __all__ = [
     "top_contexts",
     "Contexts",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

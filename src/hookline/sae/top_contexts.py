@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import NamedTuple
 
 import torch
@@ -12,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hookline.errors import HooklineError
+from hookline.experiments.core.labels import html_table, table
 from hookline.model import HookedModel
 from hookline.sae.autoencoder import SparseAutoencoder
 from hookline.sae.sae_config import check_count
@@ -36,16 +36,14 @@ class Context(NamedTuple):
 class Contexts(list[Context]):
     """The contexts of a feature, the most active first; prints as a table."""
 
+    def _rows(self) -> list[list[str]]:
+        return [[f"{each.activation:8.3f}", repr(each.token), each.text] for each in self]
+
     def __repr__(self) -> str:
-        width = max((len(repr(each.token)) for each in self), default=0)
-        return "\n".join(f"{each.activation:8.3f}  {each.token!r:<{width}}  {each.text}" for each in self)
+        return table(self._rows())
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{each.activation:.3f}</td><td><code>{escape(each.token)}</code></td><td>{escape(each.text)}</td></tr>"
-            for each in self
-        )
-        return f"<table>{rows}</table>"
+        return html_table([["activation", "token", "text"], *self._rows()])
 
 
 @dataclass(frozen=True, repr=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
-from hookline.errors import HooklineError, HooklineWarning, users_level
+from hookline.errors import HooklineError, warn
 from hookline.sae.autoencoder import SparseAutoencoder
 from hookline.sae.sae_config import SAEConfig, check_count, is_count
 from hookline.sae.sources import Data, Source, source_of
@@ -271,11 +270,9 @@ class Trainer:
         if self.steps % self.plan.log_every:
             self._log()
         if self.steps < self.plan.steps and not self.is_interrupted:
-            warnings.warn(
+            warn(
                 f"the batches ended after {self.steps} of {self.plan.steps} steps, so the learning rate did not "
                 f"decay: set steps to the number of batches",
-                HooklineWarning,
-                stacklevel=users_level(),
             )
         self._unscale()
         return Training(self.sae, tuple(self.history), self.steps, self.resampled, self.is_interrupted, self.outlying)

@@ -20,3 +20,7 @@ __all__ = [
     "Verification",
     "StoreError",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

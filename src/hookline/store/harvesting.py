@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
@@ -21,7 +20,7 @@ from hookline.engine.points import HookPoint
 from hookline.engine.runs import Run
 from hookline.engine.split_values import before_runs
 from hookline.engine.tensorfile import BAD_CONTENT, reason
-from hookline.errors import HooklineError, HooklineWarning, StoreError, UnknownPointError, users_level
+from hookline.errors import HooklineError, StoreError, UnknownPointError, warn
 from hookline.model import HookedModel
 from hookline.store.examples import Example, Examples, as_sample, as_text
 from hookline.store.identity import changes, code_in, identity, input_device
@@ -126,7 +125,7 @@ class _Harvest:
         untagged = self._untagged(wanted)
         if MANIFEST not in folder.names() and not shard_names(folder):
             if untagged:
-                _warn(f"{store.path} cannot be resumed if this harvest is interrupted: {untagged}")
+                warn(f"{store.path} cannot be resumed if this harvest is interrupted: {untagged}")
             return Manifest(wanted, versions=versions())
         found = Manifest.load(folder)
         try:
@@ -145,7 +144,7 @@ class _Harvest:
                 f"{store.path} has lost {', '.join(missing[:4])}: `hookline store verify PATH` checks all shards"
             )
         if different := differences(versions(), found.versions):
-            _warn(
+            warn(
                 f"{store.path} was started with other versions, so its rows may differ in the last bits: "
                 f"{'; '.join(different)}"
             )
@@ -229,10 +228,6 @@ def _check_over(examples: Examples, manifest: Manifest, where: str) -> None:
             f"{where} is complete, with {manifest.examples:,} examples, but this data set has more: harvest into "
             f"another store"
         )
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, HooklineWarning, stacklevel=users_level())
 
 
 def _check_points(model: HookedModel, points: Sequence[HookPoint]) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import index
 from typing import Any
-from weakref import ref
 
 import torch
 from jaxtyping import Bool, Int
@@ -16,12 +14,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from hookline.engine.signatures import parameters_of
-from hookline.errors import HooklineError, HooklineWarning, users_level
+from hookline.errors import HooklineError, warn
 from hookline.model import HookedModel
 from hookline.store.examples import Example, Tokens
 from hookline.store.identity import tensor_checksum
-from hookline.text.forward_pass import ForwardPass, Span
-from hookline.text.token_positions import Meaning, Positions, canonical, new_tokens
+from hookline.text.given_texts import columns_in
+from hookline.text.token_positions import Positions, canonical, new_tokens
 
 Chosen = Positions | Callable[[Tensor], Tensor]
 
@@ -220,21 +218,14 @@ def _chosen(
     positions: Any = options.positions
     if positions is None:
         return real
-    if isinstance(positions, Meaning):
-        span = Span(range(ids.shape[1]), len(ids), ids, real)
-        # As in a later step of a generation: a token that is not in this text may be in another.
-        return positions.mask(ForwardPass(1, span, None, ref(model.module), False), span)
+    if not isinstance(positions, Tensor) and not callable(positions):
+        return columns_in(positions, model.module, ids, real)[0]
     found = torch.zeros_like(real)
     for row, length in enumerate(real.sum(1).tolist()):
         if isinstance(positions, Tensor):
             found[row, :length] = _of_mask(positions, first + row, length)
-        elif callable(positions):
-            found[row, :length] = _of_function(positions, ids[row, :length], first + row)
-        elif isinstance(positions, slice):
-            found[row, range(length)[positions]] = True
         else:
-            wanted = [positions] if isinstance(positions, int) else positions
-            found[row, [each % length for each in wanted if each in range(-length, length)]] = True
+            found[row, :length] = _of_function(positions, ids[row, :length], first + row)
     return found
 
 
@@ -275,11 +266,9 @@ def _warn_of_padding(
     suspects = [row for row in bare if _looks_padded(model, texts[row])] or _padded_in_batch(model, bare, texts)
     if suspects and "padding" not in warned:
         warned.add("padding")
-        warnings.warn(
+        warn(
             f"example {first + suspects[0]} looks padded, and its padding is stored as if it were text: pass examples "
             f"as {{'input_ids': …, 'attention_mask': …}} (with a mask of ones if it is text), or the texts themselves",
-            HooklineWarning,
-            stacklevel=users_level(),
         )
 
 

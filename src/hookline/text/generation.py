@@ -13,6 +13,7 @@ import inspect
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from types import CodeType
 from typing import Any
 from weakref import ref
@@ -20,6 +21,7 @@ from weakref import ref
 from torch import Tensor, nn
 
 from hookline.engine.events import call_hook
+from hookline.engine.keywords import is_dropped
 from hookline.errors import HooklineError
 
 
@@ -92,3 +94,25 @@ def _read(here: Mapping[str, Any]) -> Generation | None:
         method in ("_sample", "_assisted_decoding"),
         ref(here["generation_config"]),
     )
+
+
+def check_generation(model: nn.Module, options: Mapping[str, Any], *, is_hooked: bool) -> None:
+    """Raise if a model cannot generate, or not with these options: `is_hooked` says whether there are hooks on it."""
+    if "fwd_hooks" in options or "bwd_hooks" in options:
+        raise HooklineError("generate takes no hooks; write: with model.hooks(fwd_hooks=[…]): model.generate(…)")
+    if not getattr(model, "can_generate", lambda: True)():
+        raise HooklineError(
+            f"{type(model).__name__} cannot generate text: it has no language-model head. Load the "
+            f"model with one (AutoModelForCausalLM, AutoModelForSeq2SeqLM)"
+        )
+    if is_hooked and options.get("cache_implementation") == "paged":
+        raise HooklineError(
+            "hooks do not work with continuous batching (cache_implementation='paged'), which packs several texts "
+            "into one row in another thread: use another cache"
+        )
+    own = getattr(model, "generation_config", None)
+    known = [*inspect.signature(model.generate).parameters, *(own.to_dict() if own is not None else ())]  # type: ignore[arg-type]
+    for name in options:
+        near = get_close_matches(name, known, n=1, cutoff=0.8)
+        if near and name not in known and is_dropped(model, name):
+            raise HooklineError(f"generate has no option {name!r}: did you mean {near[0]!r}?")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 from torch import Tensor
 
-from hookline.errors import HooklineError, HooklineWarning, users_level
+from hookline.errors import HooklineError, warn
 
 warned: set[str] = set()
 """Warnings that were issued, and are issued once per process."""
@@ -18,11 +16,9 @@ def warn_of_ragged(mask: Tensor, *, is_causal: bool) -> None:
     if "ragged" in warned or not is_causal or bool(mask[:, -1].all()):
         return
     warned.add("ragged")
-    warnings.warn(
+    warn(
         "texts of different lengths are padded on the right, so logits[:, -1] is not at the last token of the shorter "
         "texts: use model.last_logits(texts). Pass padding_side= to silence this warning; it is issued once",
-        HooklineWarning,
-        stacklevel=users_level(),
     )
 
 

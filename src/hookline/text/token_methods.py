@@ -30,6 +30,9 @@ class TokenHelpers:
     ) -> Int[Tensor, "batch pos"]:
         """Token ids of one prompt or several, padded to one length, on the model's device.
 
+        By default the tokenizer adds the special tokens that it adds by itself (for many models a BOS token, for GPT-2
+        none); `prepend_bos=True` puts the BOS token before each text instead, False adds nothing. `padding_side`
+        defaults to the tokenizer's.
         The returned tensor itself remembers its padding, which is masked when the model runs on it; a tensor derived
         from it needs an `attention_mask`.
         """

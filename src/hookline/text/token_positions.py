@@ -31,7 +31,7 @@ from torch import Tensor
 from hookline.engine.callbacks import caller
 from hookline.engine.casting import cast
 from hookline.engine.passes import current
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, how_many
 from hookline.text.forward_pass import ForwardPass, Span, tokenizers
 from hookline.text.image_tokens import mask_in
 from hookline.text.tokenizer import single_token
@@ -53,7 +53,7 @@ class Meaning:
         """True at the columns of this forward pass that are meant."""
         counted = self.counted(text, span)
         assert counted is not None  # other meanings have their own way
-        return _mask_of_indices(*counted, text, span)
+        return mask_of_indices(*counted, text, span)
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ def mask_of(positions: Positions, point: Any, rows: int, n: int) -> Bool[Tensor,
         raise HooklineError(f"there is no {next(iter(missing.values()))}")
     if isinstance(positions, Meaning):
         return positions.mask(text, span).expand(rows, n)
-    return _mask_of_indices(positions, span.real(), text, span).expand(rows, n)
+    return mask_of_indices(positions, span.real(), text, span).expand(rows, n)
 
 
 def _for_rows(positions: Tensor, rows: int) -> Tensor:
@@ -243,16 +243,23 @@ def _for_rows(positions: Tensor, rows: int) -> Tensor:
 def lacking(positions: Positions, text: ForwardPass, span: Span) -> Lacking:
     """The positions, in canonical form, that the text so far does not have."""
     counted: Any = positions.counted(text, span) if isinstance(positions, Meaning) else (positions, span.real())
-    is_token = isinstance(positions, TokenMeaning)
-    what, have = (repr(positions), "where it occurs {} times") if is_token else ("position {}", "which has {}")
     if counted is None or positions is None or isinstance(positions, slice):
         return {}
     return {
-        (row, each): f"{what.format(each)} in row {row}, {have.format(count)}"
+        (row, each): _lacks(positions, row, each, count)
         for row, count in enumerate(counted[1].sum(1).tolist())
         for each in _indices_in(counted[0], row)
         if each not in range(-count, count)
     }
+
+
+def _lacks(positions: Positions, row: int, index: int, count: int) -> str:
+    """A position that a row does not have, as a message describes it."""
+    if not isinstance(positions, TokenMeaning):
+        return f"position {index} in row {row}, which has {count}"
+    if not count and isinstance(positions.what, str):
+        return f"{positions!r} in row {row} (with and without a space before it, a word is two tokens)"
+    return f"{positions!r} in row {row}" + (f", where this token occurs {how_many(count, 'time')}" if count else "")
 
 
 def _indices_in(positions: Any, row: int) -> Sequence[int]:
@@ -261,7 +268,7 @@ def _indices_in(positions: Any, row: int) -> Sequence[int]:
     return (positions,) if isinstance(positions, int) else positions
 
 
-def _mask_of_indices(positions: Any, counted: Mask, text: ForwardPass, span: Span) -> Mask:
+def mask_of_indices(positions: Any, counted: Mask, text: ForwardPass, span: Span) -> Mask:
     """The columns of the pass with these indices among the counted columns of each row, in the text up to them."""
     start, ends = span.positions.start, text.ends(span)
     found = torch.zeros(len(counted), len(ends), dtype=torch.bool)
@@ -313,24 +320,17 @@ def picked(x: Tensor, point: Any, positions: Positions) -> Tensor:
     return chosen[:, 0] if is_one_per_row(positions) else chosen.movedim(1, axis)
 
 
-class _Acted(threading.local):
-    """Whether a hook acted when it was last called in this thread."""
-
-    def __init__(self) -> None:
-        self.did = False
-
-
 class PositionHook:
     """A hook that applies another one at some positions and leaves all others unchanged."""
 
     def __init__(self, where: Positions, func: Callable[..., Any]) -> None:
-        self._invoke, self._acted = caller(func), _Acted()
+        self._invoke, self._acted = caller(func), threading.local()
         self.where, self.func = canonical(where), func  # error messages name `func`
 
     @property
     def acted(self) -> bool:
         """Whether it acted when it was last called in this thread."""
-        return self._acted.did
+        return getattr(self._acted, "did", False)
 
     def __call__(self, x: Tensor, hook: Any) -> Tensor | None:
         """The activation with the hook's result at these positions; None if there are none."""

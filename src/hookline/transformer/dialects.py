@@ -138,6 +138,8 @@ def advice(asked: str, stacks: Stacks) -> str:
         return f"This model has several stacks of layers: write {' or '.join(map(repr, stacks))} instead of 'blocks'."
     if match is not None and not 0 <= int(match[2]) < stacks[match[1]]:
         return f"Layers are 0 to {stacks[match[1]] - 1}."
+    if (name := POINTS.by_shorthand.get(asked.removeprefix("hook_"))) is not None and _only(stacks):
+        return f"It needs a layer: ({asked.removeprefix('hook_')!r}, 0), or '{_only(stacks)}.*.{name}' for every layer."
     part, _, role = asked.partition(".")
     if part in _STACK and role in POINTS.by_role:
         what, _, side = role.partition(".")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,12 +12,7 @@ from hookline.engine.names import Filter, Points
 from hookline.engine.passes import Stream
 from hookline.engine.permanent import PermanentHooks
 from hookline.engine.points import HookPoint, Site
-from hookline.errors import (
-    HooklineWarning,
-    UnavailablePointError,
-    no_match,
-    users_level,
-)
+from hookline.errors import UnavailablePointError, no_match, warn
 from hookline.transformer.anatomy import Anatomy
 from hookline.transformer.dialects import advice, classic_name, other_names
 from hookline.transformer.find_anatomy import find_anatomy, image_modules
@@ -103,11 +97,9 @@ class ModelPoints(Points):
         globs = [*dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in left_out)]
         if left_out:
             shown = ", ".join(map(repr, left_out if len(left_out) <= 4 else globs))
-            warnings.warn(
+            warn(
                 f"this filter also matches points that are computed only on request, and they were left out: {shown}. "
                 f"To include them, name them beside it, in a list: [your_filter, {shown}]",
-                HooklineWarning,
-                stacklevel=users_level(),
             )
 
     def _matching(self, asked: object, predicate: Callable[[str], Any]) -> list[HookPoint]:

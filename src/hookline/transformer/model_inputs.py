@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hookline.engine.signatures import parameters_of
-from hookline.errors import HooklineError, HooklineWarning, users_level
+from hookline.errors import HooklineError, warn
 from hookline.text.ragged import warn_of_ragged
 from hookline.text.token_methods import TokenHelpers
 from hookline.text.tokenizer import Side, shown_prompt
@@ -112,11 +111,9 @@ class ModelInputs(WrappedTransformer, TokenHelpers):
             return ids, mask
         row = self._text.padded_row(ids) if not has_mask and len(ids) > 1 and self.tokenizer is not None else None
         if row is not None:
-            warnings.warn(
+            warn(
                 f"row {row} of these tokens looks padded, but there is no attention_mask: pass one, or pass the texts. "
                 f"(Tokens returned by to_tokens carry their mask; tensors computed from them do not.)",
-                HooklineWarning,
-                stacklevel=users_level(),
             )
         return ids, None
 

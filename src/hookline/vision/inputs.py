@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, how_many
 from hookline.text.tokenizer import Side
 from hookline.vision.images import as_image, is_one_image, sizes_of
 
@@ -47,7 +47,7 @@ def images_per_prompt(images: Any, places: Sequence[int] | None, placeholder: st
         if len(here) != wanted:
             where = f"prompt {row} has" if len(nested) > 1 else "the prompt has"
             raise HooklineError(
-                f"{where} {_count(wanted, 'image placeholder')}, but got {_count(len(here), 'image')}: write "
+                f"{where} {how_many(wanted, 'image placeholder')}, but got {how_many(len(here), 'image')}: write "
                 f"{placeholder!r} where each image belongs"
             )
     many = len(nested) > 1 and places is not None
@@ -77,13 +77,9 @@ def _nested(images: Any, places: Sequence[int] | None) -> list[list[Any]]:
     if any(wanted != 1 for wanted in places) or len(given) != len(places):
         raise HooklineError(
             f"{len(places)} prompts with {', '.join(map(str, places))} image placeholders, but a flat list of "
-            f"{_count(len(given), 'image')}: pass one list per prompt, images=[[…], […]]"
+            f"{how_many(len(given), 'image')}: pass one list per prompt, images=[[…], […]]"
         )
     return [[each] for each in given]
-
-
-def _count(n: int, thing: str) -> str:
-    return f"{n or 'no'} {thing}{'' if n == 1 else 's'}"
 
 
 def encode_prompts(

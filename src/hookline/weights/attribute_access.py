@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from hookline.errors import unknown_point
 from hookline.weights.matrices import weight
 
 if TYPE_CHECKING:
@@ -60,4 +61,4 @@ def follow(points: ModelPoints, path: str) -> Any:
         return points.find(path)
     if any(name.startswith(f"{path}.") for name in points.specs):
         return PointPath(points, path)
-    raise AttributeError(f"no point is named {path!r} or starts with {path + '.'!r}")
+    raise AttributeError(str(unknown_point(path, points.specs)), name=path.rpartition(".")[2])

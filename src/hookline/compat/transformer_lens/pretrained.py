@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -17,7 +16,7 @@ from hookline.compat.transformer_lens.describe import NO_BOS, described, normali
 from hookline.compat.transformer_lens.refactoring import refactor
 from hookline.compat.transformer_lens.tl_config import HookedTransformerConfig
 from hookline.compat.transformer_lens.weights import LensWeights
-from hookline.errors import HooklineError, HooklineWarning, users_level
+from hookline.errors import HooklineError, warn
 from hookline.load import load
 from hookline.model import HookedModel
 from hookline.text.tokenizer import Side
@@ -150,7 +149,7 @@ class Pretrained(LensWeights):
             left_out = str(error)
         if left_out:
             message = f"left out, since it would not be exact: {left_out}"
-            warnings.warn(message, HooklineWarning, stacklevel=users_level())
+            warn(message)
 
     def restore_weights(self) -> None:
         """Restore the unprocessed weights."""

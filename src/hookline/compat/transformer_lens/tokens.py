@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from hookline.errors import HooklineError, HooklineWarning, users_level
+from hookline.errors import HooklineError, warn
 from hookline.text.tokenizer import Side, Text
 
 USE_DEFAULT_VALUE = None
@@ -88,7 +87,7 @@ class LensText(Text):
         if self.n_ctx is None or len(row) <= self.n_ctx:
             return row
         message = f"a prompt of {len(row)} tokens was truncated to the context length of {self.n_ctx}"
-        warnings.warn(message, HooklineWarning, stacklevel=users_level())
+        warn(message)
         return row[: self.n_ctx]
 
 

@@ -99,7 +99,8 @@ def of_answer(there: Float[Tensor, "batch vocab"], ids: Any) -> Float[Tensor, " 
         ids = torch.tensor(ids)
     if isinstance(ids, str | tuple):
         raise HooklineError(
-            f"the answer {ids!r} is text: pass its id, model.to_single_token(…), or use metric.resolved(model, tokens)"
+            f"the answer {ids!r} is text, and logits have no tokenizer. Experiments look it up; to call a metric on "
+            f"logits, pass its id, model.to_single_token({ids!r}), or first call metric.resolved(model, tokens)"
         )
     each = _per_row(ids, len(there), range(there.shape[-1]), "token")
     return there.gather(-1, each[:, None].to(there.device))[:, 0]

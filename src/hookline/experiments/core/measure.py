@@ -32,6 +32,8 @@ Metrics: TypeAlias = Mapping[str, Callable[[Tensor], Any]]
 _OTHERS = ("points", "over", "direction", "layers", "metric", "steps", "check", "seed", "window", "samples")
 """Arguments of some experiments, to suggest in error messages."""
 
+_POSITIONS = "positions are an axis: over=('layer', 'pos') has them all, and result.isel(pos=-1) selects the last"
+
 _ROOM = 2**28
 """Bytes of logits that are held at a time."""
 
@@ -58,6 +60,7 @@ class Options:
                 others = [other for other in (*names, *_OTHERS) if other != name]  # another experiment may take it
                 near = get_close_matches(name, others, n=1, cutoff=0.6) if name not in without else ()
                 hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
+                hint = _POSITIONS if name == "pos" else hint
                 raise HooklineError(f"this experiment has no option {name!r}: {hint}")
         return cls(**given)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,11 +18,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from hookline.engine.hooked import HookList
 from hookline.engine.points import HookPoint
-from hookline.errors import HooklineError, HooklineWarning, users_level
+from hookline.errors import HooklineError, warn
 from hookline.experiments.core.labels import token_labels
 from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline
-from hookline.text.token_positions import Meaning, canonical, image_tokens
+from hookline.text.given_texts import columns_in
+from hookline.text.token_positions import Steps, canonical
 
 Prompt: TypeAlias = str | Sequence[str | int | Sequence[int]] | Tensor | Mapping[str, Any] | Sequence[Mapping[str, Any]]
 """Text, texts, token ids (a tensor, a list, or a list for each text);
@@ -206,31 +206,25 @@ def _with_images(model: HookedModel, given: Sequence[Mapping[str, Any]]) -> Prom
 
 
 def prompt_positions(model: HookedModel, prompts: Prompts, pos: Any, name: str = "pos") -> list[list[int]]:
-    """Positions in each prompt, given as an index, several, a slice, or `image_tokens`; counted within the prompt.
+    """Positions in each prompt, sorted: an index, several, a slice, `last`, `token(…)` or `image_tokens`.
 
-    `name` is the name of the argument, for error messages.
+    They are counted within the prompt. `name` is the name of the argument, for error messages.
     """
     if isinstance(pos, list | tuple) and not pos:
         raise HooklineError(f"{name}=[] selects nothing")
-    if isinstance(pos, Meaning) and pos is not image_tokens:
-        raise HooklineError(f"{name} is a position, a list of positions, or image_tokens, got {pos!r}")
-    given: Any = canonical(pos.tolist() if isinstance(pos, Tensor | ndarray | generic) else pos)
-    found = []
-    for row in range(len(prompts)):
-        length = prompts.length(row)
-        if given is image_tokens:
-            wanted = model.image_token_mask(prompts.row(row))[0].nonzero().flatten().tolist()
-        elif isinstance(given, slice):
-            wanted = list(range(length)[given])
-        else:
-            wanted = [given] if isinstance(given, int) else list(given)
-        if not wanted:
-            why = ", which has no image" if given is image_tokens else ""
-            raise HooklineError(f"{name}={pos!r} selects nothing in prompt {row}{why}")
-        wrong = next((each for each in wanted if each not in range(-length, length)), None)
-        if wrong is not None:
-            raise HooklineError(f"position {wrong} is out of range: prompt {row} has {length} tokens")
-        found.append(sorted({each % length for each in wanted}))
+    given = canonical(pos.tolist() if isinstance(pos, Tensor | ndarray | generic) else pos)
+    if isinstance(given, Steps):
+        raise HooklineError(f"{name}={given!r} refers to generated tokens, but an experiment does not generate")
+    real = prompts.mask.cpu().clone()
+    for row, span in enumerate(prompts.spans):
+        real[row, span.start + prompts.length(row) :] = False  # not in a continuation
+    mask, missing = columns_in(given, model._points.root, prompts.tokens, real)
+    if missing:
+        raise HooklineError(f"{name}={pos!r}: there is no {next(iter(missing.values()))}")
+    rows = zip((mask & real).tolist(), prompts.spans, strict=True)
+    found = [[at - span.start for at, is_meant in enumerate(row) if is_meant] for row, span in rows]
+    if [] in found:
+        raise HooklineError(f"{name}={pos!r} selects nothing in prompt {found.index([])}")
     return found
 
 
@@ -264,10 +258,8 @@ def warn_of_dropout(model: HookedModel) -> None:
     """Warn if the model is in training mode with dropout."""
     dropouts = [name for name, each in model.module.named_modules() if each.training and _is_random(each)]
     if dropouts:
-        warnings.warn(
+        warn(
             f"the model is in training mode with dropout ({dropouts[0]}, …): runs differ at random. Call model.eval()",
-            HooklineWarning,
-            stacklevel=users_level(),
         )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 
 from hookline.engine.points import HookPoint
@@ -48,6 +49,19 @@ class SweepPoints:
     def in_tower(self) -> bool:
         """Whether any of the points is in the vision tower."""
         return any(point.stream == "image" for point in self.points.values())
+
+    def laid_out(self, values: Sequence[Tensor], inner: Sequence[str]) -> Tensor:
+        """A value for each point, with the axes `inner`, as one tensor over the axes of the sweep and then any others.
+
+        Raises if the points differ in the size of these axes.
+        """
+        if len({x.shape for x in values}) > 1:
+            sizes = {point.name: list(x.shape) for point, x in zip(self.points.values(), values, strict=True)}
+            raise HooklineError(f"the points differ in the size of {' and '.join(self.inner)}: {sizes}. Use them apart")
+        x = torch.stack([*values]).reshape([*map(len, self.coords.values()), *values[0].shape])
+        axes = [*self.coords, *inner]
+        wanted = [*self.over, *(axis for axis in inner if axis not in self.over)]
+        return x.permute([axes.index(axis) for axis in wanted])
 
     def labels(self, sizes: Mapping[str, int], positions: Sequence[Label]) -> dict[str, list[Label]]:
         """The labels of each axis, given the sizes of the inner axes, and labels for positions in the text."""

@@ -8,19 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError
 from hookline.experiments.core.continuations import continued
 from hookline.experiments.core.measure import Options, measured
-from hookline.experiments.core.prompts import check_pair, prompts_of
-from hookline.experiments.core.sweep import Grid, SweepPoints, Values, sweep_points
+from hookline.experiments.core.prompts import check_pair, prompt_positions, prompts_of
+from hookline.experiments.core.sweep import CellBuilder, SweepPoints, Values, axis_index, make_cells, sweep_points
 from hookline.experiments.images.placed import place_image
 from hookline.experiments.images.placed import positions as positions_of
 from hookline.experiments.patching import Direction, both_runs, check_patch_direction
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline
-from hookline.rerun.changes import WHOLE, Change, Variant
 from hookline.vision.grid import Box
 
 ImagePrompts = Mapping[str, Any] | Sequence[Mapping[str, Any]]
@@ -66,7 +64,10 @@ def patch(
     parts = [part for part in parts for _ in range(pair[0].copies)]
     both = both_runs(model, pair, metric, where.names, direction)
     info = both.info | {"positions": parts[0] if len(parts) == 1 else parts}
-    grid = _grid(where, both.given, both.reader.bases, parts)
+    bases, prompts = both.reader.bases, both.reader.prompts
+    rows = zip(both.given, bases, parts, strict=True)
+    given = [_mixed(values, base, where, part) for values, base, part in rows]
+    grid = CellBuilder(make_cells(where, bases, prompts, both.labels), given, bases, prompts).grid()
     return measured(both.reader, grid, info, how, f"{both.source} {parts}")
 
 
@@ -89,7 +90,10 @@ def _parts(
     for row, (pair, region) in enumerate(zip(pairs, _for_each(box if by_box else positions, len(pairs)), strict=True)):
         if by_box or others:
             _check_same_places(model, pair, which, row)
-        here = positions_of(model, pair[0], region, which=which) if by_box else _checked(region, pair[0])
+        if by_box:
+            here = positions_of(model, pair[0], region, which=which)
+        else:
+            here = prompt_positions(model, prompts_of(model, pair[0]), region, "positions")[0]
         if others:
             here = [each for each in positions_of(model, pair[0], which=which) if each not in here]
         if not here:
@@ -108,16 +112,6 @@ def _for_each(given: Any, n: int) -> list[Any]:
     return list(given)
 
 
-def _checked(positions: Sequence[int], inputs: Mapping[str, Any]) -> list[int]:
-    found, length = [int(each) for each in positions], inputs["input_ids"].shape[1]
-    if not found:
-        raise HooklineError("positions is empty for one prompt: nothing to patch")
-    for each in found:
-        if each not in range(-length, length):
-            raise HooklineError(f"position {each} is out of range: the prompt has {length} tokens")
-    return sorted({each % length for each in found})
-
-
 def _check_same_places(model: HookedModel, pair: Sequence[Mapping[str, Any]], which: int, row: int) -> None:
     """Raise unless each position covers the same region in both images."""
     first, second = (place_image(model, each, which=which).grid for each in pair)
@@ -130,22 +124,11 @@ def _check_same_places(model: HookedModel, pair: Sequence[Mapping[str, Any]], wh
         )
 
 
-def _grid(where: SweepPoints, given: Sequence[Values], bases: Sequence[Baseline], parts: list[list[int]]) -> Grid:
-    """One cell per layer (and kind of point), which patches the region in every prompt."""
-    rows = list(zip(given, bases, parts, strict=True))
-    variants = [
-        [_variant(point, values[point.name], base, part) for values, base, part in rows]
-        for point in where.points.values()
-    ]
-    return Grid(where.over, {axis: where.coords[axis] for axis in where.over}, variants)
-
-
-def _variant(point: HookPoint, value: Tensor, base: Baseline, part: list[int]) -> Variant:
-    """The run with the other value at these positions, as a single change of the whole activation."""
-    axis, before = point.axes.split()[1:].index("p"), base.kept[point.name]
-    index = torch.tensor(part, device=before.device)
-    mixed = before.index_copy(axis, index, value.to(before).index_select(axis, index))
-    changed = (mixed != before).movedim(axis, 0).flatten(1).any(1).nonzero().flatten()
-    if not len(changed):
-        return ()
-    return (Change(point, (WHOLE,) * before.ndim, mixed, int(changed[0]), before),)
+def _mixed(given: Values, base: Baseline, where: SweepPoints, part: list[int]) -> dict[str, Tensor]:
+    """The activations of a run, with those of the other run at some positions: a region is one change, not many."""
+    mixed = {}
+    for point in where.points.values():
+        axis, before = axis_index(point, "pos"), base.kept[point.name]
+        index = torch.tensor(part, device=before.device)
+        mixed[point.name] = before.index_copy(axis, index, given[point.name].to(before).index_select(axis, index))
+    return mixed

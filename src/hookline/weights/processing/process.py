@@ -1,4 +1,4 @@
-"""Processing: rewrite weights without changing the output, prove that, and restore the original weights.
+"""Processing: rewrite weights without changing the output, verify that, and restore the original weights.
 
 Parameters are never written to: others replace them, and `restore_weights` puts the original objects back.
 """
@@ -100,7 +100,7 @@ class WeightProcessing:
         step is done or raises; with None it is done if it is exact, and `model.processing.left_out` has the reason
         otherwise.
 
-        Each step is proved by running the model before and after it. Rewritten weights are in memory twice until they
+        Each step is verified by running the model before and after it. Rewritten weights are in memory twice until they
         are restored. Restore them before saving, moving or training the model.
         """
         options = (fold_ln, fold_value_biases, center_writing_weights, center_unembed)

@@ -1,0 +1,33 @@
+"""The top cells of a result, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from hookline.experiments.core.labels import Label, html_table, number_text, table
+
+
+class Cell(NamedTuple):
+    """One number of a result, and its labels."""
+
+    labels: dict[str, Label]
+    value: float
+
+
+class TopCells(list[Cell]):
+    """The top cells of a result, in order; prints as a table."""
+
+    info: Mapping[str, Any] = MappingProxyType({})
+    """The `info` of the result that a ranking is of."""
+
+    def _rows(self) -> list[list[str]]:
+        head = [*(self[0].labels if self else ()), "value"]
+        return [head, *([*map(str, cell.labels.values()), number_text(cell.value)] for cell in self)]
+
+    def __repr__(self) -> str:
+        return table(self._rows())
+
+    def _repr_html_(self) -> str:
+        return html_table(self._rows())
