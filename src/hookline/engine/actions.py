@@ -222,11 +222,6 @@ class PointAction(Action):
         """Whether its module works in place."""
         return bool(getattr(self.module, "inplace", False))
 
-    @cached_property
-    def may_write(self) -> bool:
-        """Whether its module may write to its arguments."""
-        return self.is_inplace or not type(self.module).__module__.startswith("torch.nn.")
-
     def call(self) -> int | None:
         """The number of the current call of its module; None where calls are not counted."""
         if recomputing.is_on:
