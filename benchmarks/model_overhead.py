@@ -1,9 +1,11 @@
 """The cost of hooks and caches on a language model, relative to the plain transformers model in the same run.
 
-    python benchmarks/model_overhead.py            # the table
-    python benchmarks/model_overhead.py --smoke    # one quick round, to check that it runs
+    python benchmarks/model_overhead.py                  # the table
+    python benchmarks/model_overhead.py --smoke          # one quick round, to check that it runs
+    python benchmarks/model_overhead.py --device cuda    # a Llama of 1.2 B parameters in bf16, on a GPU
 
 Python overhead matters most on small models, so there are two tiny ones in addition to two of realistic size.
+The memory of a full cache is printed as it is after the run, and after every activation in it was read.
 """
 
 from __future__ import annotations
@@ -58,6 +60,21 @@ def _built(config: transformers.PreTrainedConfig) -> transformers.PreTrainedMode
     return transformers.AutoModelForCausalLM.from_config(config).eval()
 
 
+def llama_1b() -> transformers.PreTrainedModel:
+    """16 layers, d 2048, grouped queries: 1.2 B parameters, in bf16 on the GPU."""
+    config = transformers.LlamaConfig(
+        num_hidden_layers=16,
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        vocab_size=128256,
+        tie_word_embeddings=True,
+    )
+    with torch.device("cuda"):
+        return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+
+
 def zero_head(z: Tensor) -> None:
     """Zero head 1 at every position."""
     z[:, :, 1] = 0
@@ -70,10 +87,60 @@ def works(module: transformers.PreTrainedModel, tokens: Tensor) -> dict[str, Cal
     return {
         "bare": lambda: module(tokens),
         "unhooked": lambda: model(tokens),
+        "every resid_post by hand": lambda: by_hand(module, tokens),
         "cache of every resid_post": lambda: model.run_with_cache(tokens, names_filter=streams),
+        "one head zeroed by hand": lambda: zeroed_by_hand(module, tokens),
         "one head zeroed": lambda: model.run_with_hooks(tokens, fwd_hooks=[("blocks.2.attn.hook_z", zero_head)]),
         f"cache of all {len(model.hook_dict)} points": lambda: model.run_with_cache(tokens),
     }
+
+
+def _layers(module: transformers.PreTrainedModel) -> torch.nn.ModuleList:
+    return module.transformer.h if hasattr(module, "transformer") else module.model.layers
+
+
+def by_hand(module: transformers.PreTrainedModel, tokens: Tensor) -> list[Tensor]:
+    """Run the model with a torch hook on every layer that keeps its output."""
+    kept: list[Tensor] = []
+
+    def keep(_module: torch.nn.Module, _args: object, output: Tensor | tuple[Tensor, ...]) -> None:
+        kept.append((output if isinstance(output, Tensor) else output[0]).detach())
+
+    handles = [layer.register_forward_hook(keep) for layer in _layers(module)]
+    try:
+        module(tokens)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return kept
+
+
+def zeroed_by_hand(module: transformers.PreTrainedModel, tokens: Tensor) -> None:
+    """Run the model with a torch hook that zeroes head 1 of layer 2."""
+    layer = _layers(module)[2]
+    projection = layer.attn.c_proj if hasattr(layer, "attn") else layer.self_attn.o_proj
+    heads = module.config.num_attention_heads
+
+    def zero(_module: torch.nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        z = args[0].clone()
+        z.unflatten(-1, (heads, -1))[:, :, 1] = 0
+        return (z, *args[1:])
+
+    handle = projection.register_forward_pre_hook(zero)
+    try:
+        module(tokens)
+    finally:
+        handle.remove()
+
+
+def memory(module: transformers.PreTrainedModel, tokens: Tensor) -> str:
+    """Return the memory of a full cache, before and after its activations are read."""
+    with torch.no_grad():
+        _, cache = hookline.hook(module).run_with_cache(tokens)
+    unread = cache.nbytes
+    for _ in cache.values():
+        pass
+    return f"{unread / 1e6:.1f} MB, {cache.nbytes / 1e6:.1f} MB when all of it is read"
 
 
 def with_gradients(module: transformers.PreTrainedModel, tokens: Tensor) -> dict[str, Callable[[], object]]:
@@ -115,10 +182,24 @@ def wrap_seconds(module: transformers.PreTrainedModel) -> float:
     return time.perf_counter() - start
 
 
+def table(module: transformers.PreTrainedModel, tokens: Tensor, rounds: int) -> dict[str, list[float]]:
+    """Return the ratios of one model on one batch."""
+    with torch.no_grad():
+        found = ratios(works(module, tokens), "bare", rounds)
+    if tokens.is_cuda:
+        return found
+    found |= ratios(with_gradients(module, tokens), "bare", rounds)
+    if tokens.shape[0] == 1:
+        with torch.no_grad():
+            found |= ratios(generating(module, tokens), "bare", max(1, rounds // 4))
+    return found
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--smoke", action="store_true", help="one quick round, tiny models only")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, default=41)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -126,20 +207,22 @@ def main() -> None:
     random.seed(0)
     transformers.logging.set_verbosity_error()
     print(f"torch {torch.__version__}, transformers {transformers.__version__}, one thread; ratio to the plain model\n")
-    for make in (tiny_gpt2, tiny_llama) if options.smoke else (tiny_gpt2, tiny_llama, small_gpt2, small_llama):
+    makers: tuple[Callable[[], transformers.PreTrainedModel], ...] = (tiny_gpt2, tiny_llama, small_gpt2, small_llama)
+    shapes = ((1, 64), (8, 128))
+    if options.smoke:
+        makers, shapes = makers[:2], shapes[:1]
+    elif options.device == "cuda":
+        makers, shapes = (llama_1b,), ((1, 64), (8, 512))
+    for make in makers:
         module = make()
-        for shape in ((1, 64),) if options.smoke else ((1, 64), (8, 128)):
-            tokens = torch.randint(0, 1000, shape)
+        for shape in shapes:
+            tokens = torch.randint(0, 1000, shape, device=options.device)
             rounds = 1 if options.smoke else max(5, options.rounds // (1 if shape[0] == 1 else 4))
-            with torch.no_grad():
-                found = ratios(works(module, tokens), "bare", rounds)
-            found |= ratios(with_gradients(module, tokens), "bare", rounds)
-            if shape[0] == 1:
-                with torch.no_grad():
-                    found |= ratios(generating(module, tokens), "bare", max(1, rounds // 4))
-            for name, values in found.items():
+            where = f"{make.__name__:12} {shape[0]}×{shape[1]:<4}"
+            for name, values in table(module, tokens, rounds).items():
                 if name != "bare":
-                    print(f"{make.__name__:12} {shape[0]}×{shape[1]:<4} {name:32} {median(values)}", flush=True)
+                    print(f"{where} {name:32} {median(values)}", flush=True)
+            print(f"{where} {'memory of a full cache':32} {memory(module, tokens)}", flush=True)
         print(f"{make.__name__:12} {'':6} wrapping: {wrap_seconds(module):.3f} s\n")
 
 

@@ -8,15 +8,24 @@ import time
 from collections.abc import Callable, Hashable, Mapping
 from typing import TypeVar
 
+import torch
+
 Way = TypeVar("Way", bound=Hashable)
 
 
 def seconds(work: Callable[[], object], repeats: int) -> float:
-    """Return the time of one call of `work`, averaged over several calls."""
+    """Return the time of one call of `work`, averaged over several calls; on a GPU, until its kernels have ended."""
+    _wait()
     start = time.perf_counter()
     for _ in range(repeats):
         work()
+    _wait()
     return (time.perf_counter() - start) / repeats
+
+
+def _wait() -> None:
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def ratios(ways: Mapping[Way, Callable[[], object]], reference: Way, rounds: int) -> dict[Way, list[float]]:

@@ -63,6 +63,7 @@ def test_the_order_of_actions() -> None:
         "AT_POINTS",
         "LEAVE",
         "KEEP",
+        "DERIVE",
         "SEND",
     ]
     assert [phase.name for phase in Phase] == ["BOUND", "EDIT", "GRADIENT", "RECORD"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from weakref import WeakMethod, ref
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from hookline.engine import passes
 from hookline.engine.calls import Count
 from hookline.engine.checkpointing import keep_for_second_run, recomputing
+from hookline.engine.deferred import Deferred
 from hookline.engine.order import Kind, Phase, Turn
 from hookline.engine.passes import current
 from hookline.engine.schedule import Step
@@ -45,6 +47,8 @@ class Action:
     only_reads: ClassVar[bool] = False
     is_replayed: ClassVar[bool] = True
     """Whether it is done again when a checkpointed region recomputes."""
+    can_wait: bool = False
+    """Whether it also takes a value that is not computed yet: see `deferred.py`."""
     dir: ClassVar[Literal["fwd", "bwd"]] = "fwd"
 
     module: nn.Module
@@ -209,11 +213,14 @@ class PointAction(Action):
         site = point.site
         self.module, self.lens, self.stage, self.needs = site.module, site.lens, site.stage, site.needs
         self.is_derived = bool(site.needs) or site.kind.is_inner
-        self.is_inplace = bool(getattr(site.module, "inplace", False))
-        self.may_write = self.is_inplace or not type(site.module).__module__.startswith("torch.nn.")
         # Actions that record come after other people's hooks, if there are any.
         late = self.is_late and has_foreign_hooks(site.module, site.kind)
         self.tap = tap_on(site.module, site.kind, late=True) if late else site.tap
+
+    @cached_property
+    def is_inplace(self) -> bool:
+        """Whether its module works in place."""
+        return bool(getattr(self.module, "inplace", False))
 
     def call(self) -> int | None:
         """The number of the current call of its module; None where calls are not counted."""
@@ -254,17 +261,22 @@ class Record(PointAction):
     is_replayed = False
     only_reads = True
 
-    def __init__(self, point: HookPoint, recorder: Recorder) -> None:
+    def __init__(self, point: HookPoint, recorder: Recorder, *, is_alone: bool = False) -> None:
+        """With `is_alone` nothing is hooked, so an activation can be recorded where all that it needs is known."""
         super().__init__(point)
         self.recorder = recorder
+        if is_alone and getattr(self.lens, "ignores_value", False):
+            self.module, self.tap, self.turn = self.needs[0].module, self.needs[0].tap, Turn.DERIVE
         self.must_fire = not recorder.skips_missing
+        self.can_wait = recorder.defers
+        self.later = point.site.later if recorder.defers else None
 
     def __call__(self, value: Any) -> Any:
         """Keep the activation; the value continues unchanged."""
-        if not self.is_for_this_call():
+        if self.point.only is not None and not self.is_for_this_call():
             return value
         try:
-            x = self._get(value)
+            x = self._later(value) if self.can_wait else self._get(value)
         except NoTensorError as error:
             if self.recorder.skips_missing:
                 return value
@@ -272,6 +284,12 @@ class Record(PointAction):
         self.fired = True
         self.recorder.keep(self.point, x)
         return value
+
+    def _later(self, value: Any) -> Tensor | Deferred:
+        x = None if self.later is None else self.later(value)
+        if x is not None:
+            return x
+        return self._get(value.compute() if type(value) is Deferred else value)
 
     def _get(self, value: Any) -> Tensor:
         if not self.is_derived or not torch.is_grad_enabled():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hookline.engine import passes
 from hookline.engine.batch_index import Rows, checked_rows, of_rows
+from hookline.engine.deferred import mapped, memory_of, read_once, some_of, without_data
 from hookline.engine.grouping import grouped
 from hookline.engine.snapshots import address
 from hookline.engine.tensorfile import read_tensors, taking_apart, write_tensors
@@ -48,7 +49,7 @@ class ActivationCache(Mapping[str, Tensor]):
     Nothing that a hook, the model or another run does later changes it.
     """
 
-    def __init__(self, tensors: dict[str, Tensor], points: Points, *, has_batch_dim: bool = True) -> None:
+    def __init__(self, tensors: MutableMapping[str, Tensor], points: Points, *, has_batch_dim: bool = True) -> None:
         self._tensors, self.has_batch_dim = tensors, has_batch_dim
         self.forward_pass: Any = None
         """The part of a text that the activations are from."""
@@ -66,9 +67,20 @@ class ActivationCache(Mapping[str, Tensor]):
         return key if self._points is None else self._points.canonical_name(base) + key[len(base) :]
 
     def __getitem__(self, name: Any) -> Tensor:
+        return self._tensors[self._key(name)]
+
+    def __contains__(self, name: object) -> bool:
+        try:
+            self._key(name)  # nothing is computed
+        except KeyError:
+            return False
+        return True
+
+    def _key(self, name: Any) -> str:
+        """The name under which an activation is in this cache."""
         asked = name if isinstance(name, str) or self._points is None else self._points.name_of(name)
         if asked in self._tensors:
-            return self._tensors[asked]
+            return asked
         try:
             canonical = self._canonical(asked)
         except UnavailablePointError:
@@ -77,7 +89,7 @@ class ActivationCache(Mapping[str, Tensor]):
             raise unknown_point(asked, self._tensors) from None
         for spelling in (canonical, canonical.removesuffix("#0")):  # of one call, the first is the only one
             if spelling in self._keys:
-                return self._tensors[self._keys[spelling]]
+                return self._keys[spelling]
         raise UnavailablePointError(self._why_missing(asked))
 
     def _why_missing(self, name: str) -> str:
@@ -121,20 +133,22 @@ class ActivationCache(Mapping[str, Tensor]):
         """Return a cache with its tensors on another device, and those of floats in another dtype."""
         if isinstance(device, torch.dtype):
             device, dtype = None, device
-        tensors = {
-            name: x.to(device=device, dtype=dtype if x.is_floating_point() else None)
-            for name, x in self._tensors.items()
-        }
-        return self._with(tensors)
+        return self._with(
+            mapped(
+                self._tensors,
+                lambda x, _name: x.to(device=device, dtype=dtype if x.is_floating_point() else None),
+                is_now=True,  # on the device that it would have been computed on
+            )
+        )
 
     def remove_batch_dim(self) -> Self:
         """Return a cache without the batch axis, for a batch of one. Tensors without that axis stay as they are."""
         if not self.has_batch_dim:
             return self
-        name, first = next(((name, x) for name, x in self._tensors.items() if x.ndim), ("", None))
+        name, first = next(((name, x) for name, x in without_data(self._tensors) if x.ndim), ("", None))
         if first is not None and first.shape[0] != 1:
             raise ValueError(f"remove_batch_dim needs a batch of one, but {name!r} has shape {tuple(first.shape)}")
-        new = self._with({name: x[0] if x.ndim and x.shape[0] == 1 else x for name, x in self._tensors.items()})
+        new = self._with(mapped(self._tensors, lambda x, _name: x[0] if x.ndim and x.shape[0] == 1 else x))
         new.has_batch_dim = False
         return new
 
@@ -152,12 +166,12 @@ class ActivationCache(Mapping[str, Tensor]):
         count = self._row_count()
         which = checked_rows(which, count)
         kept = self._tensors if count == 1 else self._of_text()
-        new = self._with({name: of_rows(x, name, which, count) for name, x in kept.items()})
+        new = self._with(mapped(kept, lambda x, name: of_rows(x, name, which, count)))
         new.has_batch_dim = not isinstance(which, int)
         new.forward_pass = passes.text().rows(self.forward_pass, which)
         return new
 
-    def _of_text(self) -> dict[str, Tensor]:
+    def _of_text(self) -> MutableMapping[str, Tensor]:
         """The activations without those of images, and a warning if there are any."""
         if self.forward_pass is None or self._points is None:
             return self._tensors
@@ -169,7 +183,7 @@ class ActivationCache(Mapping[str, Tensor]):
                 HooklineWarning,
                 stacklevel=users_level(),
             )
-        return {name: x for name, x in self._tensors.items() if name not in of_images}
+        return some_of(self._tensors, [name for name in self._tensors if name not in of_images])
 
     def apply_slice_to_batch_dim(self, batch_slice: Rows) -> Self:
         """`rows`, by TransformerLens's name."""
@@ -178,9 +192,9 @@ class ActivationCache(Mapping[str, Tensor]):
     def _row_count(self) -> int:
         if self.forward_pass is not None:
             return self.forward_pass.span.rows
-        return next((x.shape[0] for x in self._tensors.values() if x.ndim), 0)
+        return next((x.shape[0] for _, x in without_data(self._tensors) if x.ndim), 0)
 
-    def _with(self, tensors: dict[str, Tensor]) -> Self:
+    def _with(self, tensors: MutableMapping[str, Tensor]) -> Self:
         new = type(self).__new__(type(self))
         vars(new).update(vars(self), _tensors=tensors)
         vars(new).pop("_keys", None)
@@ -189,14 +203,14 @@ class ActivationCache(Mapping[str, Tensor]):
     def __getstate__(self) -> dict[str, Any]:
         # Without the model: the tensors are pickled under the names that they have here.
         kept = {"has_batch_dim": self.has_batch_dim, "positions": self.positions, "forward_pass": None}
-        return {"_tensors": self._tensors, "_points": None, **kept}
+        return {"_tensors": read_once(self._tensors), "_points": None, **kept}
 
     def save(self, path: str | Path) -> None:
         """Write the tensors to a safetensors file, with their names, their origin, and a checksum.
 
         Values that are not finite are written as they are.
         """
-        write_tensors(path, "activations", self._tensors, self._about())
+        write_tensors(path, "activations", read_once(self._tensors), self._about())
 
     def _about(self) -> dict[str, str]:
         """The metadata of the file."""
@@ -239,19 +253,23 @@ class ActivationCache(Mapping[str, Tensor]):
 
     def _rows(self) -> Iterator[tuple[str, str, str, str]]:
         """The name, shape, dtype and size of each activation; of many, one row for the same kind in several layers."""
-        kinds = [(name, (tuple(x.shape), x.dtype)) for name, x in self._tensors.items()]
+        every = dict(without_data(self._tensors))
+        kinds = [(name, (tuple(x.shape), x.dtype)) for name, x in every.items()]
         groups = grouped(kinds) if len(kinds) > _MANY else [(name, [name]) for name, _ in kinds]
         for title, names in groups:
-            first = self._tensors[names[0]]
+            first = every[names[0]]
             size = _size(first.element_size() * first.numel())
             times = f"{len(names)} × " if len(names) > 1 else ""
             yield title, str(list(first.shape)), str(first.dtype).removeprefix("torch."), times + size
 
     @property
     def nbytes(self) -> int:
-        """The memory that the cache holds, in bytes. A tensor under two names counts once."""
+        """The memory that the cache holds, in bytes. A tensor under two names counts once.
+
+        It grows when an activation is read that is computed on demand.
+        """
         sizes: dict[int, int] = {}
-        for x in self._tensors.values():
+        for x in memory_of(self._tensors):
             if x.layout is torch.strided and not x.is_nested:
                 start = address(x) - int(x.storage_offset()) * x.element_size()
                 sizes[start] = x.untyped_storage().nbytes()  # of a view, everything that it keeps alive

@@ -105,6 +105,10 @@ class Count:
         if self._thread != thread:
             self._thread, self._home = thread, self._make(is_home=True)
 
+    def forget(self) -> None:
+        """Count from 0 again."""
+        self._home, self._thread, self._elsewhere = None, 0, None
+
     def here(self) -> Calls:
         """The calls of this thread."""
         if self._thread == threading.get_ident():

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from hookline.engine.actions import Action, PointAction
 from hookline.engine.aliases import copy_of, give_back, note_sent
 from hookline.engine.calls import call_arguments, stashed
-from hookline.engine.lenses import Chain, Lens
+from hookline.engine.deferred import Deferred, kept
+from hookline.engine.lenses import Chain, Lens, deferred
 from hookline.engine.order import Kind, Turn
 from hookline.engine.structures import map_tensors
 from hookline.engine.taps import Tap, tap_on
@@ -29,6 +30,7 @@ class Stash(Action):
     """Saves the activation that leaves a site, after all edits there."""
 
     turn = Turn.KEEP
+    only_reads = True
 
     def __init__(self, site: Site) -> None:
         super().__init__()
@@ -41,6 +43,14 @@ class Stash(Action):
         return value
 
 
+def kept_at(site: Site) -> Tensor | None:
+    """Return a snapshot of what was saved at a site; None if it cannot be shared."""
+    found = stashed.memo[site]
+    if "kept" not in found:
+        found["kept"] = kept(stashed.saved[site])
+    return found["kept"]
+
+
 @dataclass(frozen=True)
 class Added:
     """The sum of a saved tensor and the one that `lens` sees; `put` changes the latter."""
@@ -51,6 +61,11 @@ class Added:
     def get(self, value: Any) -> Tensor:
         """The sum."""
         return stashed.saved[self.base] + self.lens.get(value)
+
+    def later(self, value: Any) -> Deferred | None:
+        """Defer the sum."""
+        base, x = kept_at(self.base), deferred(self.lens, value)
+        return None if base is None or x is None else Deferred(torch.add, base, x)
 
     def put(self, value: Any, tensor: Tensor) -> Any:
         """Put in what must be added to get `tensor`."""
@@ -67,6 +82,11 @@ class Difference:
     def get(self, value: Any) -> Tensor:
         """The difference."""
         return self.lens.get(value) - stashed.saved[self.base]
+
+    def later(self, value: Any) -> Deferred | None:
+        """Defer the difference."""
+        x, base = deferred(self.lens, value), kept_at(self.base)
+        return None if base is None or x is None else Deferred(torch.sub, x, base)
 
     def put(self, value: Any, tensor: Tensor) -> Any:
         """Put in the saved tensor plus `tensor`."""
@@ -130,6 +150,11 @@ class Keys:
 
     heads: int
     keys: Site | None = None
+
+    @property
+    def is_pure(self) -> bool:
+        """Whether nothing but the value is needed."""
+        return self.keys is None
 
     def get(self, value: Tensor) -> Tensor:
         """Return the columns of the keys."""

@@ -52,6 +52,10 @@ class Listener:
             # Another thread detached the tap when torch was about to call it, so torch calls it without keywords. No
             # run of this thread needs it then.
             return None
+        runs = active.get()
+        if len(runs) == 1 and runs[0].captures and (capture := runs[0].capture_at(self)) is not None:
+            given = (args, rest[0]) if self.kind is Kind.INPUT else rest[1]
+            return interception.unintercepted(capture, given) if interception.stack.interceptors else capture(given)
         before, call_arguments.given = call_arguments.given, (args, rest[0])
         value = call_arguments.given if self.kind is Kind.INPUT else rest[1]
         is_plain = not interception.stack.interceptors
@@ -95,6 +99,9 @@ class Listener:
 
     def actions(self: Any, schedules: Sequence[Schedule] | None = None) -> list[Action]:
         """The actions of these schedules, or of those that act at this moment, that wait here."""
+        is_now = schedules is None and not self.permanent and torch._C._current_graph_task_id() == -1
+        if is_now and len(runs := active.get()) == 1 and runs[0].is_open:  # nearly always
+            return runs[0].actions_at.get(self, [])
         some = self.schedules()[0] if schedules is None else schedules
         return [action for each in some for action in each.actions_at.get(self, ())]
 

@@ -69,6 +69,7 @@ class HookAction(PointAction):
         self.hook = hook
         self.registration = Registration()
         self.choices = choices_at(point)
+        self.may_write = self.is_inplace or not type(self.module).__module__.startswith("torch.nn.")
         self.invoke = self.caller()
         self.errors: list[HookError] = []
         """Skipped errors; all actions of a run share its list."""

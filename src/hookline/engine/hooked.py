@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, MutableMapping
 from contextlib import suppress
 from typing import Any, Literal, Self, TypeAlias
 
@@ -14,6 +14,8 @@ from hookline.engine.added_hooks import run_and_report
 from hookline.engine.blocks import end_all
 from hookline.engine.cache import ActivationCache
 from hookline.engine.callbacks import HookFunction, HookObject, OnError, check_on_error, hook_pairs
+from hookline.engine.captures import captures_in
+from hookline.engine.deferred import is_replayable
 from hookline.engine.gradients import GradientRecord
 from hookline.engine.hook_actions import HookAction
 from hookline.engine.keywords import check_option, own_arguments
@@ -181,20 +183,44 @@ class Hooked:
                 "incl_bwd=True needs gradients, but they are switched off: leave torch.no_grad() or inference_mode()"
             )
         points = self._points.select(names_filter)
-        recorder = Recorder(points, device, dtype, pos_slice, skips_missing=names_filter is None)
+        is_full = names_filter is None
         actions: list[Action] = [*self._actions(fwd_hooks, bwd_hooks, on_error)]
-        actions += [Record(point, recorder) for point in points]
-        actions += [GradientRecord(point, recorder) for point in points] if incl_bwd else []
-        run = self._one_pass(actions)
+        is_plain = is_full and not actions and not incl_bwd and device is None and dtype is None and pos_slice is None
+        if is_plain:
+            recorder, run = self._full_run(points)
+        else:
+            recorder = Recorder(
+                points, device, dtype, pos_slice, skips_missing=is_full, defers=is_full and not incl_bwd
+            )
+            actions += [Record(point, recorder) for point in points]
+            actions += [GradientRecord(point, recorder) for point in points] if incl_bwd else []
+            run = self._one_pass(actions)
         try:
             with run:
                 output = self(*args, **kwargs)
                 tensors = recorder.values()
                 if incl_bwd:
-                    tensors |= recorder.backward(loss_of(output, loss_fn))
+                    tensors.update(recorder.backward(loss_of(output, loss_fn)))
         finally:
             self._points.last_run.errors = run.errors
-        return output, self._cache(recorder, tensors, remove_batch_dim=remove_batch_dim)
+        cache = self._cache(recorder, tensors, remove_batch_dim=remove_batch_dim)
+        if is_plain:
+            self._points.last_run.full = points, recorder, run
+        return output, cache
+
+    def _full_run(self, points: list[HookPoint]) -> tuple[Recorder, Run]:
+        """Return a run that records all points: that of the last full cache in this thread, if it still fits."""
+        is_alone = not (open_runs() or is_replayable() or any(point.site.tap.permanent for point in points))
+        last = self._points.last_run
+        ready, last.full = getattr(last, "full", None), None  # until this run has ended, normally
+        if ready is not None and ready[0] is points and is_alone and ready[2].captures and ready[2].is_alone():
+            _, recorder, run = ready
+            run.count.forget()
+            return recorder, run
+        recorder = Recorder(points, skips_missing=True, defers=True)
+        run = self._one_pass([Record(point, recorder, is_alone=is_alone) for point in points])
+        run.captures = captures_in(run, recorder) if is_alone and run.is_alone() else {}
+        return recorder, run
 
     def cache(
         self,
@@ -213,7 +239,8 @@ class Hooked:
         """
         self._check_options(kwargs)
         points = self._points.select(names_filter)
-        recorder = Recorder(points, device, dtype, pos_slice, skips_missing=names_filter is None, stops=stop_early)
+        is_full = names_filter is None
+        recorder = Recorder(points, device, dtype, pos_slice, skips_missing=is_full, stops=stop_early, defers=is_full)
         with self._one_pass([Record(point, recorder) for point in points]), suppress(StopForward):
             self(*args, **kwargs)
         return self._cache(recorder, recorder.values(), remove_batch_dim=remove_batch_dim)
@@ -229,7 +256,9 @@ class Hooked:
         """The arguments that calling the wrapper takes, beside those of the module's forward."""
         return own_arguments(type(self))  # type: ignore[arg-type]
 
-    def _cache(self, recorder: Recorder, tensors: dict[str, Tensor], *, remove_batch_dim: bool) -> ActivationCache:
+    def _cache(
+        self, recorder: Recorder, tensors: MutableMapping[str, Tensor], *, remove_batch_dim: bool
+    ) -> ActivationCache:
         cache = self._cache_class(tensors, self._points)
         cache.forward_pass, cache.positions = recorder.forward_pass, recorder.positions
         recorder.clear()

@@ -10,6 +10,7 @@ from torch import nn
 
 from hookline.engine import interception
 from hookline.engine.interception import FunctionInterceptor
+from hookline.engine.order import Kind
 from hookline.engine.taps import Tap, lock, tap_on
 from hookline.engine.torch_hooks import take_off
 
@@ -18,16 +19,19 @@ class InnerTap(Tap):
     """A tap inside a module; active while the module's scope is."""
 
     interceptor: ClassVar[type[FunctionInterceptor]]
+    _scope: InterceptScope | None = None
 
     def acquire(self, module: nn.Module, user: object) -> None:
         """Look into `module` for `user`."""
         self.users.add(id(user))
-        scope_of(module).acquire(module, type(self), (self, user))
+        self._scope = self._scope or scope_of(module)
+        self._scope.acquire(module, type(self), (self, user))
 
-    def release(self, module: nn.Module, user: object) -> None:
+    def release(self, module: nn.Module, user: object) -> None:  # noqa: ARG002
         """Undo `acquire`."""
         self.users.discard(id(user))
-        scope_of(module).release((self, user))
+        if self._scope is not None:
+            self._scope.release((self, user))
 
 
 class InterceptScope:
@@ -45,7 +49,9 @@ class InterceptScope:
             return
         self._take_off()
         children = [module.get_submodule(name) for name in tap_type.interceptor.ignored & module._modules.keys()]
-        enter, muted, back = partial(_enter, tap_type), partial(_mute, 1), partial(_mute, -1)
+        make = tap_type.interceptor
+        taps = {kind: tap_on(module, kind, make=tap_type) for kind in make.kinds}
+        enter, muted, back = partial(_enter, make, taps), partial(_mute, 1), partial(_mute, -1)
         # Noted before they are attached, so that after an interrupt `release` finds all of them.
         self._hooks = [(module, enter), (module, _leave)]
         self._hooks += [(child, hook) for child in children for hook in (muted, back)]
@@ -69,9 +75,8 @@ class InterceptScope:
         self._hooks = []
 
 
-def _enter(tap_type: type[InnerTap], module: nn.Module, _args: Any) -> None:
-    make = tap_type.interceptor
-    interception.start(make(module, {kind: tap_on(module, kind, make=tap_type) for kind in make.kinds}))
+def _enter(make: type[FunctionInterceptor], taps: dict[Kind, Tap], module: nn.Module, _args: Any) -> None:
+    interception.start(make(module, taps))
 
 
 def _leave(module: nn.Module, _args: Any, _output: Any) -> None:

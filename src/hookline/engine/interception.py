@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch import nn, overrides
+from torch import _C, nn
 from torch.overrides import TorchFunctionMode
 
 from hookline.engine.modes import remove_ended
@@ -78,11 +78,11 @@ def mute(more: int) -> None:
 
 def unintercepted(function: Callable[[Any], Any], value: Any) -> Any:
     """Call `function` without interception: what hooks compute is not part of the model."""
-    modes = overrides._get_current_function_mode_stack()
-    if not modes or modes[-1] is not stack.interceptors[-1]:  # in a nested hook, or under another mode
-        return function(value)
-    mode = overrides._pop_mode()
+    depth = _C._len_torch_function_stack()
+    if not depth or _C._get_function_stack_at(depth - 1) is not stack.interceptors[-1]:
+        return function(value)  # in a nested hook, or under another mode
+    mode = _C._pop_torch_function_stack()
     try:
         return function(value)
     finally:
-        overrides._push_mode(mode)
+        _C._push_on_torch_function_stack(mode)

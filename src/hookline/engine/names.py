@@ -57,7 +57,7 @@ class Points:
         """Returns the last sentence of the error about an unknown name."""
         self._first_paths: dict[nn.Module, str] = {}
         self.last_run = threading.local()
-        """`errors` of the last run in each thread."""
+        """`errors` of the last run in each thread; `full`, the last run of a full cache, to be used again."""
         self.refresh()
 
     def refresh(self) -> None:

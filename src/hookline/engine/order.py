@@ -22,10 +22,11 @@ class Kind(Enum):
     PATTERN = "pattern"
     ROUTER = "router"  # inside a router of experts
 
-    @property
-    def is_inner(self) -> bool:
-        """Whether it happens while the module runs."""
-        return self not in (Kind.INPUT, Kind.OUTPUT, Kind.END)
+    is_inner: bool
+    """Whether it happens while the module runs."""
+
+    def __init__(self, name: str) -> None:
+        self.is_inner = name not in ("input", "output", "end")
 
 
 class Turn(IntEnum):
@@ -38,6 +39,7 @@ class Turn(IntEnum):
     AT_POINTS = auto()  # hooks and caches: by `Site.stage` along the data flow, then by `Phase`
     LEAVE = auto()  # rows enter at the output of a layer
     KEEP = auto()  # the value is saved for points at later events
+    DERIVE = auto()  # what depends on nothing else is recorded already, if no hook can change it until its own event
     SEND = auto()  # the arguments that the module is called with are noted
 
 

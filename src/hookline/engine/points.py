@@ -16,7 +16,7 @@ from hookline.engine.calls import running
 from hookline.engine.casting import Choices
 from hookline.engine.gradients import BackwardHook
 from hookline.engine.hook_actions import Edit, HookAction
-from hookline.engine.lenses import FIRST, Lens
+from hookline.engine.lenses import FIRST, Later, Lens, later
 from hookline.engine.order import Kind
 from hookline.engine.passes import Stream, current
 from hookline.engine.permanent import PermanentHooks, keep
@@ -57,6 +57,11 @@ class Site:
     def tap(self) -> taps.Tap:
         """The tap on that event."""
         return taps.tap_on(self.module, self.kind, make=self.tap_type)
+
+    @cached_property
+    def later(self) -> Later | None:
+        """What defers the tensor: see `lenses.later`."""
+        return later(self.lens)
 
 
 class HookPoint(nn.Module):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, MutableMapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hookline.engine import passes
 from hookline.engine.aliases import OVERWRITTEN, Handed
+from hookline.engine.deferred import Activations, Deferred, is_replayable
 from hookline.engine.passes import current
 from hookline.engine.snapshots import snapshot
 from hookline.engine.structures import map_tensors
@@ -37,30 +39,49 @@ class Recorder:
         *,
         skips_missing: bool = False,
         stops: bool = False,
+        defers: bool = False,
     ) -> None:
         self.device, self.dtype, self.positions = device, dtype, positions
         self.skips_missing = skips_missing
+        is_whole = device is None and dtype is None and positions is None
+        self.defers = defers and is_whole and not is_replayable()
+        """Whether activations that are not needed now are computed when they are read."""
         self.forward_pass: Any = None
         """The part of a text that the values are from."""
+        self.is_padded = False
+        """Whether it notes on its tensors which positions are padding."""
         # Positions are those of the text, and activations of images are kept whole, unless there are only those.
         self._picks_patches = all(point.stream == "image" for point in points)
         self._awaited = {point.name for point in points} if stops else set()
-        self._values: dict[str, list[Tensor]] = {}
+        self._values: dict[str, list[Any]] = {}  # tensors, or what computes them
         self._watched: list[tuple[HookPoint, Tensor | GradientEdge, Handed]] = []
 
-    def keep(self, point: HookPoint, x: Tensor) -> None:
+    def keep(self, point: HookPoint, x: Tensor | Deferred) -> None:
         """Keep the current value of `x`."""
-        self.forward_pass = current.forward_pass
-        if x.requires_grad:
-            x = x.detach()
-        kept = self._kept(point, x)
-        if self.forward_pass is not None and self.positions is None:
-            _note_padding(kept, self.forward_pass.span_at(point.stream), point.axes)
+        if self.forward_pass is not current.forward_pass:
+            self.forward_pass = current.forward_pass
+            self.is_padded = self.positions is None and any(
+                self.forward_pass.span_at(stream).mask is not None for stream in ("text", "encoder")
+            )
+        kept = x if isinstance(x, Deferred) else self._kept(point, x.detach() if x.requires_grad else x)
+        if self.is_padded:
+            self._note_padding(point, kept)
         self._values.setdefault(point.name, []).append(kept)
         if self._awaited:
             self._awaited.discard(point.name)
             if not self._awaited:
                 raise StopForward
+
+    def add(self, name: str, x: Deferred) -> None:
+        """Keep an activation that is deferred."""
+        self._values.setdefault(name, []).append(x)
+
+    def _note_padding(self, point: HookPoint, kept: Tensor | Deferred) -> None:
+        span = self.forward_pass.span_at(point.stream)
+        if span.mask is not None and isinstance(kept, Deferred):
+            kept.note = partial(_note_padding, span=span, axes=point.axes)
+        elif span.mask is not None and isinstance(kept, Tensor):
+            _note_padding(kept, span, point.axes)
 
     def watch(self, point: HookPoint, x: Tensor, handed: Handed) -> None:
         """Remember `x`, which the model got as `handed`, to compute its gradient."""
@@ -92,13 +113,15 @@ class Recorder:
         _check_apart(named, self._values)
         return named
 
-    def values(self) -> dict[str, Tensor]:
+    def values(self) -> MutableMapping[str, Tensor]:
         """Return the kept activations by name, in the order in which the points fired."""
-        return _numbered(self._values)
+        named = _numbered(self._values)
+        return Activations(named) if self.defers else named
 
     def clear(self) -> None:
         """Release the tensors: a run and its actions refer to each other, and wait for the garbage collector."""
         self._values, self._watched = {}, []
+        self.forward_pass, self.is_padded = None, False
 
     def by_point(self) -> dict[str, list[Tensor]]:
         """Return the kept activations of each point, one tensor per call."""
@@ -135,8 +158,6 @@ def loss_of(output: Any, loss_fn: Callable[[Any], Tensor] | None) -> Tensor:
 
 def _note_padding(x: Tensor, span: Any, axes: str) -> None:
     """Note on a tensor which of its rows and positions are padding, as `to_tokens` does on tokens."""
-    if span.mask is None:
-        return
     names = axes.split() or (["b", "p", "d"] if x.ndim == 3 else [])
     place = next((names.index(name) for name in ("p", "k") if name in names), None)
     if names[:1] != ["b"] or place is None or x.ndim != len(names):
@@ -147,9 +168,9 @@ def _note_padding(x: Tensor, span: Any, axes: str) -> None:
         x.padding_mask = mask  # type: ignore[attr-defined]
 
 
-def _numbered(values: dict[str, list[Tensor]]) -> dict[str, Tensor]:
+def _numbered(values: dict[str, list[Any]]) -> dict[str, Any]:
     """Give each tensor a name: `fc`, or `fc#0`, `fc#1`, … if a module ran several times."""
-    names: dict[str, Tensor] = {}
+    names: dict[str, Any] = {}
     for name, tensors in values.items():
         new = {name: tensors[0]} if len(tensors) == 1 else {f"{name}#{call}": x for call, x in enumerate(tensors)}
         _check_apart(new, names)

@@ -19,6 +19,7 @@ from hookline.engine.checkpointing import recomputing
 from hookline.engine.derived import with_needs
 from hookline.engine.hook_actions import HookAction
 from hookline.engine.modes import remove_ended
+from hookline.engine.order import Kind
 from hookline.engine.passes import current
 from hookline.engine.permanent import permanent_hooks_of
 from hookline.engine.reports import (
@@ -32,7 +33,7 @@ from hookline.engine.reports import (
 from hookline.engine.schedule import Schedule, active
 from hookline.engine.snapshots import Held, stop_sharing
 from hookline.engine.split_values import before_runs
-from hookline.engine.taps import Tap, lock
+from hookline.engine.taps import Tap, has_foreign_hooks, lock
 from hookline.errors import HookError, HooklineError
 
 
@@ -116,6 +117,14 @@ class Run(Schedule, UndoBlock):
                 raise swallowed
             report_skipped(self.errors)
             self._report()
+
+    def is_alone(self) -> bool:
+        """Whether nobody else has hooks on its modules, now and when it was made: see `PointAction.is_late`."""
+        for tap, module in self._modules.items():
+            hooks = module._forward_pre_hooks if tap.kind is Kind.INPUT else module._forward_hooks
+            if tap.late or (hooks and has_foreign_hooks(module, tap.kind)):
+                return False
+        return True
 
     def open(self) -> Self:
         """Attach everything."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+from torch import _C
 
 from hookline.engine.calls import Count
 from hookline.engine.order import arrange
@@ -24,6 +27,8 @@ class Schedule:
     """Whether its actions are to be taken. A context that was left may still be in the `active` of another task."""
     is_one_pass = False
     """Whether it lasts for a single forward pass."""
+    captures: Mapping[Tap, Callable[[Any], None]] = MappingProxyType({})
+    """What it does at taps where it only records, if no other schedule acts there: see `captures.py`."""
 
     def __init__(self, actions: Sequence[Action] = ()) -> None:
         self.actions: Sequence[Action] = ()
@@ -31,6 +36,12 @@ class Schedule:
         self.steps: dict[Tap, list[Step]] = {}
         self.count = self.new_count()
         self.set(actions)
+
+    def capture_at(self, tap: Any) -> Callable[[Any], None] | None:
+        """Return what it does at a tap if it only records there, and is the only one that acts there now."""
+        capture = self.captures.get(tap)
+        is_alone = capture is not None and not tap.permanent and self.is_open
+        return capture if is_alone and _C._current_graph_task_id() == -1 else None
 
     def new_count(self) -> Count:
         """Where its calls are counted: each schedule has a count of its own."""

@@ -172,9 +172,9 @@ def snapshot(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False) 
     Differentiable: gradients flow through it to `x`. `data_ptr()` and `numpy()` count as writing, because torch cannot
     know how a bare pointer is used. `is_ours` states that nobody else can have a pointer to `x`.
     """
-    shared = _shared(x, is_for_reading=is_for_reading, is_ours=is_ours)
-    if shared is not None:
-        return shared
+    same = shared(x, is_for_reading=is_for_reading, is_ours=is_ours)
+    if same is not None:
+        return same
     return _copied(x) if is_for_reading and type(x) is Tensor and _is_plain(x) else x.clone()
 
 
@@ -184,11 +184,11 @@ Loan: TypeAlias = tuple[Tensor, Tensor | None]
 
 def lend(x: Tensor) -> Loan:
     """Return a snapshot of `x` and what `is_as_lent` needs to detect writes to it."""
-    given = _shared(x)
+    given = shared(x)
     if given is not None:
         return given, x
     copy = x.clone()
-    given = _shared(copy, is_ours=True)
+    given = shared(copy, is_ours=True)
     return (copy, None) if given is None else (given, copy)
 
 
@@ -205,7 +205,7 @@ def is_as_lent(given: Tensor, kept: Tensor | None) -> bool:
     return _has_same_bits(given, kept)
 
 
-def _shared(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False) -> Tensor | None:
+def shared(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False) -> Tensor | None:
     """Return a snapshot that shares memory; None if that is not safe."""
     is_plain = (  # as `_is_plain`, which would cost a call at each event; a parameter is held by others
         type(x) is Tensor

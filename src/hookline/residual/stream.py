@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hookline.engine.batch_index import Rows, checked_rows
 from hookline.engine.cache import ActivationCache
+from hookline.engine.deferred import mapped
 from hookline.engine.passes import current
 from hookline.errors import HooklineError
 from hookline.text.token_positions import Positions, picked
@@ -57,7 +58,7 @@ class StreamCache(ActivationCache):
 
         Scores and patterns are indexed by query position. Activations without positions are unchanged.
         """
-        new = self._with({name: self._at(x, positions, name) for name, x in self._tensors.items()})
+        new = self._with(mapped(self._tensors, lambda x, name: self._at(x, positions, name), is_now=True))
         new.positions = positions
         new.logits = self._logits_at(self.logits, positions)
         return new

@@ -15,9 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hookline.engine.deferred import Deferred, kept
 from hookline.engine.inner import InnerTap
 from hookline.engine.interception import FunctionInterceptor
 from hookline.engine.order import Kind
+from hookline.engine.schedule import active
 from hookline.engine.taps import Tap
 from hookline.transformer.contexts import GradMode
 
@@ -51,32 +53,64 @@ class FusedCall(NamedTuple):
     scale: float | None = None
     enable_gqa: bool = False
 
-    def scores(self) -> Tensor:
+    def scores(self, lengths: list[int] | None) -> Tensor:
         """The input of the softmax: scaled and masked scores."""
-        scale = self.scale if self.scale is not None else 1 / math.sqrt(self.query.shape[-1])
-        scores = self.query @ self._repeated(self.key).transpose(-2, -1) * scale
-        if self.is_causal:
-            later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-            return scores.masked_fill(later, -torch.inf)
-        mask = self.attn_mask
-        if mask is None:
-            return scores
-        return scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+        return _scores(self.query, self.key, self.attn_mask, self.is_causal, self.scale, self.enable_gqa, lengths)
 
-    def pattern(self, scores: Tensor) -> Tensor:
-        """The softmax over keys; zeros for a fully masked query, as in torch."""
-        pattern = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
-        if self.attn_mask is None or self.attn_mask.dtype != torch.bool:
-            return pattern
-        return pattern.masked_fill(scores.eq(-torch.inf).all(-1, keepdim=True), 0.0)
+    def scores_later(self, lengths: list[int] | None) -> Deferred | None:
+        """Defer the scores; None if what they are computed from cannot be shared."""
+        query, key = kept(self.query), kept(self.key)
+        mask = None if self.attn_mask is None else kept(self.attn_mask)
+        if query is None or key is None or (mask is None and self.attn_mask is not None):
+            return None
+        return Deferred(_scores, query, key, mask, self.is_causal, self.scale, self.enable_gqa, lengths)
+
+    @property
+    def hides(self) -> bool:
+        """Whether the mask may hide all keys from a query."""
+        return self.attn_mask is not None and self.attn_mask.dtype == torch.bool
 
     def mix(self, pattern: Tensor) -> Tensor:
         """The weighted sum of values."""
-        return F.dropout(pattern, self.dropout_p) @ self._repeated(self.value)
+        return F.dropout(pattern, self.dropout_p) @ _repeated(self.value, self.query, self.enable_gqa)
 
-    def _repeated(self, x: Tensor) -> Tensor:
-        groups = self.query.shape[1] // x.shape[1] if self.enable_gqa else 1
-        return x.repeat_interleave(groups, 1) if groups > 1 else x
+
+def _scores(
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    lengths: list[int] | None,
+) -> Tensor:
+    scale = scale if scale is not None else 1 / math.sqrt(query.shape[-1])
+    scores = query @ _repeated(key, query, enable_gqa).transpose(-2, -1) * scale
+    if is_causal:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(later, -torch.inf)
+    elif mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    return _within_images(scores, lengths)
+
+
+def _pattern(scores: Tensor, hides: bool) -> Tensor:
+    """The softmax over keys; zeros for a fully masked query, as in torch."""
+    pattern = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
+    return pattern.masked_fill(scores.eq(-torch.inf).all(-1, keepdim=True), 0.0) if hides else pattern
+
+
+def _repeated(x: Tensor, query: Tensor, enable_gqa: bool) -> Tensor:
+    groups = query.shape[1] // x.shape[1] if enable_gqa else 1
+    return x.repeat_interleave(groups, 1) if groups > 1 else x
+
+
+def _within_images(scores: Tensor, lengths: list[int] | None) -> Tensor:
+    """Scores with attention between different images of a packed row masked out."""
+    if lengths is None:
+        return scores
+    owner = torch.repeat_interleave(torch.tensor(lengths, device=scores.device))
+    return scores.masked_fill(owner[:, None] != owner[None], -torch.inf)
 
 
 class AttentionInterceptor(FunctionInterceptor):
@@ -117,18 +151,56 @@ class AttentionInterceptor(FunctionInterceptor):
         return func(*args, **kwargs)
 
     def _fused(self, call: FusedCall) -> Tensor:
-        call = call._replace(query=self.taps[Kind.QUERY].flow(call.query), key=self.taps[Kind.KEY].flow(call.key))
-        waiting = [*self.taps[Kind.SCORES].actions(), *self.taps[Kind.PATTERN].actions()]
-        if not waiting:
-            return self._fused_output(call)
+        query, key, scores_at, pattern_at = (self.taps[kind] for kind in self.kinds)
+        output: Tensor | None = None
+        if (captures := self._captures()) is not None:
+            output = self._fused_output(call)
+            scores = call.scores_later(self.lengths)
+            if scores is not None:
+                values = (*scores.arguments[:2], scores, Deferred(_pattern, scores, call.hides))
+                for capture, value in zip(captures, values, strict=True):
+                    capture(value)
+                return output
+        waiting = [*scores_at.actions(), *pattern_at.actions()]
+        if all(action.only_reads for action in (*query.actions(), *key.actions(), *waiting)):
+            # Read after the call: a kernel that does not declare its inputs constant would copy a shared tensor.
+            output = self._fused_output(call) if output is None else output
+            query.flow(call.query)
+            key.flow(call.key)
+        else:
+            call = call._replace(query=query.flow(call.query), key=key.flow(call.key))
+        if waiting and not self._defer(call, waiting):
+            output = self._stepwise(call, waiting, output)
+        return self._fused_output(call) if output is None else output
+
+    def _captures(self) -> list[Callable[[Any], None]] | None:
+        """What a run that only records does at each of the taps; None if there is more to do than that."""
+        runs = active.get()
+        if len(runs) != 1:
+            return None
+        found = [runs[0].capture_at(self.taps[kind]) for kind in self.kinds]
+        return None if None in found else found  # type: ignore[return-value]
+
+    def _defer(self, call: FusedCall, waiting: list[Any]) -> bool:
+        """Pass on what computes the scores and the pattern later. Returns whether everybody can wait for that."""
+        if not all(action.can_wait for action in waiting):
+            return False
+        scores = call.scores_later(self.lengths)
+        if scores is not None:
+            self.taps[Kind.SCORES].flow(scores)
+            self.taps[Kind.PATTERN].flow(Deferred(_pattern, scores, call.hides))
+        return scores is not None
+
+    def _stepwise(self, call: FusedCall, waiting: list[Any], output: Tensor | None) -> Tensor | None:
+        """Compute scores and pattern in separate steps. Returns the output that they lead to, if they were edited."""
         only_reads = all(action.only_reads for action in waiting)  # then keep the steps out of the model's graph
         with GradMode(torch.is_grad_enabled() and not only_reads):
-            before = self._within_images(call.scores())
+            before = call.scores(self.lengths)
             scores = self.taps[Kind.SCORES].flow(before)
-            weights = call.pattern(scores)
+            weights = _pattern(scores, call.hides)
             pattern = self.taps[Kind.PATTERN].flow(weights)
         if scores is before and pattern is weights:
-            return self._fused_output(call)  # only read: the output stays bitwise the model's own
+            return output  # only read: the output stays bitwise the model's own
         return call.mix(pattern)
 
     def _split(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -154,22 +226,15 @@ class AttentionInterceptor(FunctionInterceptor):
         """The input of the softmax, after hooks on the scores."""
         shifted, self.shifted = self.shifted, None
         if shifted is None or shifted[1] is not given:
-            return self.taps[Kind.SCORES].flow(self._within_images(given))
+            return self.taps[Kind.SCORES].flow(_within_images(given, self.lengths))
         before, _ = shifted
         scores = self.taps[Kind.SCORES].flow(before)
         return given if scores is before else scores - scores.max(-1, keepdim=True).values
 
-    def _within_images(self, scores: Tensor) -> Tensor:
-        """Scores with attention between different images of a packed row masked out."""
-        if self.lengths is None:
-            return scores
-        owner = torch.repeat_interleave(torch.tensor(self.lengths, device=scores.device))
-        return scores.masked_fill(owner[:, None] != owner[None], -torch.inf)
-
     def _fused_output(self, call: FusedCall) -> Tensor:
         """The output of the model's own fused call or calls."""
         if self.lengths is None:
-            return _FUSED(**call._asdict())
+            return _FUSED(*call[:6], scale=call.scale, enable_gqa=call.enable_gqa)
         parts = zip(*(x.split(self.lengths, 2) for x in (call.query, call.key, call.value)), strict=True)
         each = [_FUSED(**call._replace(query=q, key=k, value=v)._asdict()) for q, k, v in parts]
         return torch.cat(each, 2)

@@ -6,6 +6,7 @@ See `hookline.engine.lenses` for what a lens is, and for its laws.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Shaped
@@ -18,6 +19,7 @@ from hookline.errors import HooklineError
 class Slice:
     """A range of the last axis: the query third of a fused projection."""
 
+    is_pure: ClassVar[bool] = True
     start: int
     stop: int
 
@@ -34,6 +36,7 @@ class Slice:
 class Heads:
     """The last axis split into `n` heads: `b p (h e)` read as `b p h e`."""
 
+    is_pure: ClassVar[bool] = True
     n: int
 
     def get(self, value: Shaped[Tensor, "*rest all"]) -> Shaped[Tensor, "*rest {self.n} each"]:
@@ -54,6 +57,7 @@ class Interleaved:
     `b p (g n x)` is read as `b p h e`; with as many groups as heads, as a view.
     """
 
+    is_pure: ClassVar[bool] = True
     groups: int
     parts: int
     index: int
@@ -78,6 +82,7 @@ class HeadsFirst:
     Keys and values may have been repeated for the query heads of their group; `n` is their number without repetition.
     """
 
+    is_pure: ClassVar[bool] = True
     n: int
 
     def get(self, value: Tensor) -> Tensor:
@@ -95,6 +100,7 @@ class HeadsFirst:
 class Times:
     """A tensor times a number that the model multiplies it by later."""
 
+    is_pure: ClassVar[bool] = True
     factor: float
 
     def get(self, value: Tensor) -> Tensor:
@@ -135,6 +141,7 @@ class TimesParameter:
 class AddBatchAxis:
     """A tensor without a batch axis, read as a batch of one; `n` is the number of axes with it."""
 
+    is_pure: ClassVar[bool] = True
     n: int
 
     def get(self, value: Tensor) -> Tensor:
@@ -148,6 +155,8 @@ class AddBatchAxis:
 class Patches:
     """The output of a convolution over an image, `b d y x`, read as a row of patches, `b p d`."""
 
+    is_pure: ClassVar[bool] = True
+
     def get(self, value: Tensor) -> Tensor:
         return value.flatten(2).transpose(1, 2) if value.ndim == 4 else value
 
@@ -158,6 +167,8 @@ class Patches:
 @dataclass(frozen=True, slots=True)
 class Flat:
     """A tensor with several axes before the last two, for images and their tiles, read with one: `b p d`."""
+
+    is_pure: ClassVar[bool] = True
 
     def get(self, value: Tensor) -> Tensor:
         return value.flatten(0, -3) if value.ndim > 3 else value

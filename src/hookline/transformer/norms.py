@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from hookline.engine.calls import stashed
-from hookline.engine.derived import Derived
+from hookline.engine.deferred import Deferred
+from hookline.engine.derived import Derived, kept_at
 from hookline.engine.names import lens_of
 from hookline.engine.order import Kind
 from hookline.engine.points import Site
@@ -30,8 +31,14 @@ class Norm:
     subtracts_mean: bool
     offset: int
     """Added to the weight: 0 or 1."""
-    epsilon: float
+    guess: float
     """Added to the mean square, unless the module has its own epsilon."""
+
+    @property
+    def epsilon(self) -> float:
+        """The number that is added to the mean square now."""
+        own = vars(self.module)
+        return next((float(own[name]) for name in _EPSILON if own.get(name) is not None), self.guess)
 
     @property
     def gain(self) -> Tensor | float:
@@ -47,13 +54,7 @@ class Norm:
 
     def parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The denominator and the normalized activation, in float32 or wider."""
-        wide = upcast(x)
-        if self.subtracts_mean:
-            wide = wide - wide.mean(-1, keepdim=True)
-        own = (getattr(self.module, name, None) for name in _EPSILON)
-        epsilon = next((float(each) for each in own if each is not None), self.epsilon)
-        scale = (wide.square().mean(-1, keepdim=True) + epsilon).sqrt()
-        return scale, wide / scale
+        return _parts(x, self.subtracts_mean, self.epsilon)
 
     def __hash__(self) -> int:
         return id(self.module)
@@ -65,6 +66,18 @@ class Norm:
         if with_grad not in found:
             found[with_grad] = self.parts(stashed.saved[input])
         return found[with_grad]
+
+
+def _parts(x: Tensor, subtracts_mean: bool, epsilon: float) -> tuple[Tensor, Tensor]:
+    wide = upcast(x)
+    if subtracts_mean:
+        wide = wide - wide.mean(-1, keepdim=True)
+    scale = (wide.square().mean(-1, keepdim=True) + epsilon).sqrt()
+    return scale, wide / scale
+
+
+def _part(x: Tensor, index: int, subtracts_mean: bool, epsilon: float) -> Tensor:
+    return _parts(x, subtracts_mean, epsilon)[index].to(x.dtype)
 
 
 _Form: TypeAlias = tuple[bool, int, float]
@@ -109,12 +122,18 @@ def _try(module: nn.Module, width: int) -> _Form | None:
 class _InNorm(Derived):
     """A point of a norm, derived at its output from its input."""
 
+    ignores_value: ClassVar[bool] = True
     norm: Norm
     input: Site
 
     def source(self, value: Any) -> Tensor:  # noqa: ARG002
         """The input of the norm."""
         return stashed.saved[self.input]
+
+    def part_later(self, index: int) -> Deferred | None:
+        """Defer one of the parts of the norm; None if its input cannot be shared."""
+        x = kept_at(self.input)
+        return None if x is None else Deferred(_part, x, index, self.norm.subtracts_mean, self.norm.epsilon)
 
 
 @dataclass(frozen=True)
@@ -124,6 +143,10 @@ class NormScale(_InNorm):
     def computed(self, value: Any) -> Tensor:
         """The denominator, in the dtype of the stream."""
         return self.norm.parts_of(self.input)[0].to(self.source(value).dtype)
+
+    def later(self, value: Any) -> Deferred | None:
+        """Defer the denominator, unless it was edited."""
+        return self.part_later(0) if self.edited(self.source(value)) is None else None
 
     def changed(self, value: Tensor, before: Tensor, after: Tensor) -> Tensor:
         """The output of the norm with another denominator."""
@@ -141,6 +164,12 @@ class Normalized(_InNorm):
         scale, normalized = self.norm.parts_of(self.input)
         edited = NormScale(self.norm, self.input).edited(x)
         return (normalized if edited is None else normalized * (scale / edited)).to(x.dtype)
+
+    def later(self, value: Any) -> Deferred | None:
+        """Defer the normalized activation, unless it or the denominator was edited."""
+        x = self.source(value)
+        is_edited = self.edited(x) is not None or NormScale(self.norm, self.input).edited(x) is not None
+        return None if is_edited else self.part_later(1)
 
     def changed(self, value: Tensor, before: Tensor, after: Tensor) -> Tensor:
         """The output of the norm with another normalized activation."""

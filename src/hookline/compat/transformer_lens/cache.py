@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from inspect import Parameter, Signature, signature
 from typing import Any, Self, TypeAlias
 
@@ -46,7 +46,7 @@ class ActivationCache(ModelCache):
         self.model = model if isinstance(model, Hooked) else None
 
     @property
-    def cache_dict(self) -> dict[str, Tensor]:
+    def cache_dict(self) -> MutableMapping[str, Tensor]:
         """The tensors by name."""
         return self._tensors
 

@@ -12,8 +12,6 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from torch import Tensor
-
 from hookline.compat.vlm_spectra.core.activation_cache import ActivationCache, Key
 from hookline.engine.actions import Record
 from hookline.engine.callbacks import HookObject, refuse_class
@@ -136,7 +134,7 @@ class _Keeper(Recorder):
         super().__init__()
         self._cache_of_all, self._key = cache, key
 
-    def keep(self, point: HookPoint, x: Tensor) -> None:  # noqa: ARG002
+    def keep(self, point: HookPoint, x: Any) -> None:  # noqa: ARG002
         """Record a snapshot of `x`."""
         self._cache_of_all[self._key] = snapshot(x.detach(), is_for_reading=True)
 
