@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from hookline.compiled.generation_methods import GenerationMethods
 from hookline.engine.cache import ActivationCache
 from hookline.engine.hooked import HookList
 from hookline.engine.keywords import is_dropped
@@ -23,7 +24,6 @@ from hookline.rerun.baseline import Baseline
 from hookline.rerun.strategy import Strategy
 from hookline.residual import ModelCache
 from hookline.text.forward_pass import begin_pass, processors, tokenizers
-from hookline.text.generation import check_generation
 from hookline.text.ragged import last_columns
 from hookline.text.tokenizer import Side, Text
 from hookline.transformer.anatomy import Anatomy
@@ -31,7 +31,7 @@ from hookline.transformer.cfg import Cfg, cfg_of, n_ids
 from hookline.transformer.find_anatomy import find_anatomy
 from hookline.transformer.index import ModelPoints
 from hookline.transformer.losses import next_token_loss, own_loss
-from hookline.transformer.model_inputs import ModelInputs, checked_mask
+from hookline.transformer.model_inputs import checked_mask
 from hookline.transformer.resume import resumed, stream_at
 from hookline.transformer.verify.probe import outcome
 from hookline.transformer.verify.report import Report, verify_model
@@ -54,7 +54,7 @@ _BRANCHES = ("blocks", "encoder", "decoder", "ln_final", "unembed", "vision", "p
 _WEIGHTS = frozenset(Weights.names())
 
 
-class HookedModel(ModelInputs, ImageMethods, WeightProcessing):
+class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
     """A language model, wrapped but not changed.
 
         model = hookline.hook(hf_model, tokenizer)
@@ -215,7 +215,7 @@ class HookedModel(ModelInputs, ImageMethods, WeightProcessing):
             begin_pass(self._points.root, inputs, is_only=all(run.is_one_pass for run in active.get()))
         if layer is not None:
             return stream_at(self._points, layer, lambda: self._forward(**inputs))
-        output = self._forward(**inputs)
+        output = self._output(inputs)
         if inputs.get("labels") is not None:
             asked = own_loss(output, return_type, per_token)
             return output if isinstance(return_type, _Unset) else asked
@@ -224,6 +224,12 @@ class HookedModel(ModelInputs, ImageMethods, WeightProcessing):
             return None if return_type is None else logits
         loss = self._loss(logits, inputs, per_token)
         return loss if return_type == "loss" else (logits, loss)
+
+    def _output(self, inputs: dict[str, Any]) -> Any:
+        """The model's output, from a compiled graph if there is one."""
+        runs = self._graphs if self._called is self.module else None
+        compiled = None if runs is None else runs.forward(inputs)
+        return self._forward(**inputs) if compiled is None else self._run(compiled.run, (), {})
 
     def _loss(self, logits: Tensor, inputs: dict[str, Any], per_token: bool) -> Tensor:
         return next_token_loss(self._points, logits, inputs, per_token=per_token)
@@ -281,10 +287,15 @@ class HookedModel(ModelInputs, ImageMethods, WeightProcessing):
     ) -> Plan:
         """What a run would do, without running it. The input may be text or tokens, as for a run.
 
+        While `compile` is on, it says for every hook how it would run: as a table, traced, or "eager" and why.
         With `images` the model runs once, because shapes of image inputs cannot be inferred without data.
         """
         if images is None:
-            return super().plan(names_filter, fwd_hooks, bwd_hooks, self._for_plan(input))
+            plan = super().plan(names_filter, fwd_hooks, bwd_hooks, self._for_plan(input))
+            if (runs := self._graphs) is None:
+                return plan
+            hooks = self._hook_actions(fwd_hooks, bwd_hooks)
+            return runs.annotated(plan, hooks, [self._points.find(row.name) for row in plan if row.use == "cache"])
         return with_shapes(self, super().plan(names_filter, fwd_hooks, bwd_hooks), self.to_inputs(input, images))
 
     def points(self, names_filter: Filter = None, input: Any = None, *, images: Images | None = None) -> Plan:
@@ -326,46 +337,6 @@ class HookedModel(ModelInputs, ImageMethods, WeightProcessing):
             raise HooklineError("last_logits needs a model that returns logits for every position")
         mask = inputs.get("decoder_attention_mask" if self._anatomy.is_encoder_decoder else "attention_mask")
         return logits[torch.arange(len(logits), device=logits.device), last_columns(mask, logits)]
-
-    def generate(
-        self,
-        input: str | Sequence[str] | Tensor | None = None,
-        max_new_tokens: int = 20,
-        *,
-        attention_mask: Tensor | None = None,
-        images: Images | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """Continue the prompt with the model's own `generate`; hooks fire on every step.
-
-        Text returns text; token ids and keyword inputs return ids. `images` go in with the text.
-        """
-        check_generation(self._points.root, kwargs, is_hooked=bool(active.get() or self._points.permanent.steps))
-        is_text = input is not None and not isinstance(input, Tensor)
-        inputs = self._prepared(input, kwargs, attention_mask, None, "left" if is_text else None, images)
-        if "input_ids" not in inputs:
-            raise HooklineError("generate needs a prompt: text, token ids, or input_ids= with other keyword inputs")
-        inputs.pop("position_ids", None)  # generate counts them itself
-        ids, mask = inputs.pop("input_ids"), inputs.pop("attention_mask", None)
-        self._check_room(ids.shape[1] + max_new_tokens)
-        if mask is not None and not self._anatomy.is_encoder_decoder and not bool(mask[:, -1].all()):
-            raise HooklineError(
-                "these tokens are padded on the right, so new tokens would follow the padding: pass the texts, or "
-                'to_tokens(…, padding_side="left")'
-            )
-        pad: Any = self.module.generation_config.pad_token_id  # type: ignore[union-attr]
-        if mask is None and (is_text or pad is None or not bool(ids.eq(pad).any())):
-            mask = torch.ones_like(ids)  # otherwise generate finds padding by its token
-        if mask is not None:
-            inputs["attention_mask"] = mask
-        if active.get() and (self._anatomy.is_encoder_decoder or self._anatomy.towers):
-            begin_pass(self._points.root, {"input_ids": ids, "attention_mask": mask})  # before the model's own forward
-        options = {"max_new_tokens": max_new_tokens, **inputs}
-        new = self._run(self.module.generate, (ids,), options)  # type: ignore[arg-type]
-        if not is_text:
-            return new
-        texts = self.tokenizer.batch_decode(new, skip_special_tokens=True)
-        return texts[0] if isinstance(input, str) else texts
 
     def verify(self, input: str | Tensor | Mapping[str, Any] | None = None, *, images: Images | None = None) -> Report:
         """Verify every point of this model: a table of what is verified, what is not available, and what fails.

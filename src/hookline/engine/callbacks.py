@@ -33,7 +33,7 @@ def caller(hook: HookFunction) -> Caller:
         raise InvalidHookError(
             f"a hook must be callable as hook(activation) or hook(activation, hook), but {hook!r} is not callable"
         )
-    style = _style_of(hook)
+    style = call_style(hook)
     if style == "keyword":
         return lambda activation, point: hook(activation, hook=point)
     if style == "position":
@@ -51,8 +51,8 @@ def refuse_class(hook: Any) -> None:
 _styles: dict[tuple[Any, ...], str] = {}
 
 
-def _style_of(hook: HookFunction) -> str:
-    """`_style`, remembered for functions: reading a signature is slow."""
+def call_style(hook: HookFunction) -> str:
+    """How a hook takes the point: "keyword", "position" or "alone". Remembered: reading a signature is slow."""
     if not isinstance(hook, FunctionType):
         return _style(hook)
     key = (hook.__code__, len(hook.__defaults__ or ()), *(hook.__kwdefaults__ or ()))

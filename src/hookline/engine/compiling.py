@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from types import ModuleType
 from typing import Any
+
+import torch
 
 _lock = threading.RLock()  # a model may be collected, hooks and all, in the middle of anything
 _users: set[int] = set()
@@ -19,6 +23,31 @@ _ours: Any = None  # our stance, while it is installed in the compiler
 _is_blind = False  # hooks were attached before the compiler was imported
 
 _no_tracing = threading.RLock()
+
+
+class _Here(threading.local):
+    """Whether this thread runs a graph that was compiled with the hooks in it."""
+
+    def __init__(self) -> None:
+        self.has_hooks_in_graph = 0
+
+
+_here = _Here()
+
+
+@contextmanager
+def hooks_in_graph() -> Iterator[None]:
+    """Call compiled code in this thread although hooks are attached: the graph was compiled for these hooks.
+
+    For `hookline.compiled` only. Other threads, and everything after the block, run uncompiled as before.
+    """
+    with _lock:
+        _settle()  # the compiler may have been imported since hooks were attached
+    _here.has_hooks_in_graph += 1
+    try:
+        yield
+    finally:
+        _here.has_hooks_in_graph -= 1
 
 
 def tracing_lock() -> Any:
@@ -41,6 +70,14 @@ def resume(user: object) -> None:
     with _lock:
         _users.discard(id(user))
         _settle()
+
+
+def is_traced() -> bool:
+    """Whether the code that asks is being traced.
+
+    Not `is_compiling`: that is true in all threads while one of them compiles, and their hooks must act.
+    """
+    return torch.compiler.is_dynamo_compiling() or torch.compiler.is_exporting()
 
 
 def leaves_hooks_out() -> bool:
@@ -108,7 +145,8 @@ def _stance_class(base: type[Any]) -> type[Any]:
         def stance(self) -> Any:
             thread = threading.get_ident()
             if _begins_a_call(sys._getframe(1)):
-                (self._eager.add if _users else self._eager.discard)(thread)
+                is_eager = bool(_users) and not _here.has_hooks_in_graph
+                (self._eager.add if is_eager else self._eager.discard)(thread)
             return "force_eager" if thread in self._eager else self.before.stance
 
         @property

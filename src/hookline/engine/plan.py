@@ -34,6 +34,8 @@ class Row:
     shape: tuple[int, ...] | None = None
     dtype: torch.dtype | None = None
     calls: int | None = None
+    compiled: str = ""
+    """How it runs where compiled runs are on: "table", "traced", "read", or "eager" and why."""
 
     def with_calls(self, tensors: Sequence[Tensor]) -> Row:
         """Return the row with the shape and dtype of these tensors, one for each call."""
@@ -52,7 +54,7 @@ class Row:
         """The row as text."""
         shape = str(list(self.shape)) if self.shape is not None else "?" if self.calls is None else "does not fire"
         times = f"  ×{self.calls}" if self.calls is not None and self.calls > 1 else ""
-        return self.name, self.module, self.use, self.axes, shape + times
+        return self.name, self.module, self.use, self.axes, shape + times, self.compiled
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Plan(Sequence[Row]):
         return sum(row.nbytes for row in self.rows if row.use == "cache")
 
     def __str__(self) -> str:
-        table = [("point", "module", "use", "axes", "shape"), *(row.cells() for row in self.rows)]
+        table = [("point", "module", "use", "axes", "shape", "compiled"), *(row.cells() for row in self.rows)]
         columns = [column for column in zip(*table, strict=True) if any(column[1:])]
         widths = [max(map(len, column)) for column in columns]
         lines = [

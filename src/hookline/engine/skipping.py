@@ -61,6 +61,11 @@ class Skipping(UndoBlock):
         return self._root is root
 
 
+def skips_here() -> bool:
+    """Whether any module is skipped in this thread."""
+    return bool(_skipped.modules)
+
+
 def _detour(module: nn.Module, user: object) -> None:
     """Redirect the module's calls in this thread; those of other threads are unchanged."""
     with lock:

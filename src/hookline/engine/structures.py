@@ -104,7 +104,7 @@ def _with_child(value: Any, key: Key, child: Any) -> Any:
         items[key] = child
         make = getattr(type(value), "_make", type(value))  # a named tuple, or torch's own: x.max(1)
         return make(items)
-    new = copy.copy(value)
+    new = dict(value) if type(value) is dict else copy.copy(value)  # the compiler cannot trace dict.copy
     if isinstance(new, MutableMapping | list):
         if isinstance(new, MutableMapping) and isinstance(key, int) and key not in new:
             key = list(new)[key]  # a ModelOutput also has its items by number

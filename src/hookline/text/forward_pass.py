@@ -216,6 +216,12 @@ def begin_pass(model: nn.Module, inputs: Mapping[str, Any], *, is_only: bool = F
         _latest.progress.setdefault(model, {})[running.hooks] = PassProgress(passing, id(kept), text)
 
 
+def whole_text(model: nn.Module, tokens: Tensor, mask: Tensor | None) -> ForwardPass:
+    """The pass over a whole text, for activations that were collected in several passes."""
+    span = Span(range(tokens.shape[1]), tokens.shape[0], tokens, mask)
+    return ForwardPass(0, span, None, ref(model), False, prompt=tokens.shape[1])
+
+
 def begin_encoder(model: nn.Module, inputs: Mapping[str, Any]) -> None:
     """Note the input of the encoder of `model`, when `generate` runs it before the model itself."""
     span = _span(inputs, "", 0)

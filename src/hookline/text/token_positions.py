@@ -82,7 +82,7 @@ class TokenMeaning(Meaning):
         if whole is None:
             why = "the model was not given tokens" if span.tokens is None else "the earlier tokens are unknown"
             raise HooklineError(f"the position of the token {self.what!r} is unknown: {why}")
-        found = (whole == self._id(text)).cpu() & span.real()
+        found = (whole == self.token_id(text)).cpu() & span.real()
         if generation is not None and rows_move and self.nth >= 0:
             for row, count in enumerate(found[:, : generation.prompt].sum(1).tolist()):
                 if count <= self.nth:
@@ -92,7 +92,8 @@ class TokenMeaning(Meaning):
                     )
         return self.nth, found
 
-    def _id(self, text: ForwardPass) -> int:
+    def token_id(self, text: ForwardPass) -> int:
+        """The id of the token."""
         if isinstance(self.what, int):
             return self.what
         model = text.model()

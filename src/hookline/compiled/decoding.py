@@ -1,0 +1,159 @@
+"""Decoding: a step of a generation on a static key-value cache, as one function that can be compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import DynamicCache, StaticCache, StaticLayer, StaticSlidingWindowLayer
+
+from hookline.compiled.program import Clock, Program
+from hookline.compiled.sampling import Sampler, Sampling
+from hookline.engine.signatures import parameters_of
+
+
+def bucket(length: int, size: int = 64) -> int:
+    """The length that is compiled for a text: 64, 96, 128, 192, 256, 384, …"""
+    while size < length:
+        size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
+    return size
+
+
+def static_cache(config: Any, length: int) -> StaticCache | str:
+    """A cache of fixed size, all of it in tensors; a sentence if the model has layers of another kind.
+
+    Layers with a sliding window get the full length too: transformers' own count positions in Python, which compiles
+    again at the end of the window. The model's mask hides what is outside it.
+    """
+    try:
+        cache = StaticCache(config=config, max_cache_len=length)
+    except (KeyError, AttributeError, TypeError, ValueError) as error:
+        return f"there is no static cache for it ({type(error).__name__}: {error})"
+    others = {type(layer).__name__ for layer in cache.layers} - {"StaticLayer", "StaticSlidingWindowLayer"}
+    if others:
+        return f"its cache has layers of another kind: {', '.join(sorted(others))}"
+    cache.layers = [StaticLayer(length) if type(each) is StaticSlidingWindowLayer else each for each in cache.layers]
+    return cache
+
+
+@dataclass
+class Saved:
+    """The state before a step."""
+
+    tensors: list[Tensor]
+    lengths: list[Tensor]
+
+
+class DecodeState:
+    """The tensors of a generation, for one size of batch and one length; used by one generation at a time."""
+
+    def __init__(self, module: nn.Module, cache: Any, rows: int, length: int, vocab: int) -> None:
+        device = next(module.parameters()).device
+        self.module, self.cache, self.rows, self.length = module, cache, rows, length
+        self.token = torch.zeros(rows, 1, dtype=torch.long, device=device)
+        self.column = torch.zeros(1, dtype=torch.long, device=device)
+        self.tokens = torch.zeros(rows, length + 1, dtype=torch.long, device=device)
+        self.mask = torch.ones(rows, length, dtype=torch.long, device=device)
+        self.padding = torch.zeros(rows, 1, dtype=torch.long, device=device)
+        self.finished = torch.zeros(rows, 1, dtype=torch.bool, device=device)
+        for each in (self.token, self.column, self.tokens, self.mask, self.padding, self.finished):
+            torch._dynamo.mark_static_address(each)
+        self.sampler = Sampler(rows, vocab, device)
+        self.clock = Clock(rows, length, device, self.column, self.token)
+        known = parameters_of(module)[0]
+        self.takes_positions, self.keeps_logits = "position_ids" in known, "logits_to_keep" in known
+        self.variants: list[Any] = []
+
+    def begin(self, ids: Tensor, mask: Tensor, sampling: Sampling) -> None:
+        """Begin a text."""
+        start = ids.shape[1]
+        self.cache.reset()
+        self.mask.fill_(1)
+        self.mask[:, :start] = mask
+        self.padding.copy_((mask == 0).sum(1, keepdim=True))
+        self.tokens[:, :start] = ids
+        self.finished.zero_()
+        self.sampler.set(sampling)
+        self.column.fill_(start - 1)
+
+    def prefill(self, ids: Tensor, mask: Tensor, sampling: Sampling, *, all_logits: bool) -> None:
+        """Run the prompt, with the hooks of the engine, and choose the first new token."""
+        inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
+        if self.takes_positions:
+            inputs["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
+        if self.keeps_logits and not all_logits:
+            inputs["logits_to_keep"] = 1
+        output = self.module(**inputs, past_key_values=self.cache, use_cache=True)
+        if sampling.temperature is not None:
+            self.sampler.draw()
+        self.choose(output.logits[:, -1].float(), sampling)
+
+    def stepper(self, sampling: Sampling) -> Callable[[Program], Callable[[], Tensor]]:
+        """Makes the function that runs the newest token and chooses the next, for a program."""
+
+        def make(program: Program) -> Callable[[], Tensor]:
+            def step() -> Tensor:
+                program.seen()
+                inputs = {"input_ids": self.token, "attention_mask": self.seen()}
+                if self.takes_positions:
+                    inputs["position_ids"] = self.column - self.padding
+                output = self.module(**inputs, past_key_values=self.cache, use_cache=True)
+                logits = output.logits[:, -1].float()
+                self.choose(logits, sampling)
+                program.forget()
+                return logits
+
+            return step
+
+        return make
+
+    def seen(self) -> Tensor:
+        """The mask over the positions of the cache; later ones are hidden by the model."""
+        return self.mask
+
+    def choose(self, logits: Tensor, sampling: Sampling) -> None:
+        """Choose the next token of each row, and move on to it."""
+        chosen = self.sampler.choose(logits, sampling)
+        if sampling.stops:
+            chosen = torch.where(self.finished, self.sampler.pad, chosen)
+            self.finished.logical_or_((chosen == self.sampler.stops).any(-1, keepdim=True))
+        self.column.add_(1)
+        self.tokens.index_copy_(1, self.column, chosen)
+        self.token.copy_(chosen)
+
+    def saved(self) -> Saved:
+        """The state now."""
+        tensors = [each.clone() for each in (self.token, self.column, self.tokens, self.finished)]
+        return Saved(tensors, [layer.cumulative_length.clone() for layer in self.cache.layers])
+
+    def restore(self, saved: Saved) -> None:
+        """Return to an earlier state, to run a step again."""
+        for each, before in zip((self.token, self.column, self.tokens, self.finished), saved.tensors, strict=True):
+            each.copy_(before)
+        for layer, length in zip(self.cache.layers, saved.lengths, strict=True):
+            layer.cumulative_length.copy_(length)
+
+    def ended(self, start: int, stop: int) -> int:
+        """The length of the text: up to the first column at which every row has ended, or `stop`."""
+        is_stop = (self.tokens[:, start:stop, None] == self.sampler.stops).any(-1)
+        has_ended = is_stop.cumsum(1).gt(0).all(0)
+        return start + int(has_ended.int().argmax()) + 1 if bool(has_ended.any()) else stop
+
+
+class GrowingState(DecodeState):
+    """The state of a generation that is not compiled, with the model's usual cache, which grows."""
+
+    def __init__(self, module: nn.Module, rows: int, length: int, vocab: int) -> None:
+        super().__init__(module, None, rows, length, vocab)
+
+    def begin(self, ids: Tensor, mask: Tensor, sampling: Sampling) -> None:
+        """Begin a text."""
+        self.cache = DynamicCache(config=self.module.config)  # type: ignore[arg-type]
+        super().begin(ids, mask, sampling)
+
+    def seen(self) -> Tensor:
+        """The mask up to the token that runs now."""
+        return self.mask[:, : int(self.column) + 1]

@@ -1,0 +1,342 @@
+"""CompiledRuns: the variants of one model, and the choice between them and an uncompiled run for every call."""
+
+from __future__ import annotations
+
+import re
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import Context
+from dataclasses import fields, replace
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from hookline.compiled import entry
+from hookline.compiled.classify import no_site, placed
+from hookline.compiled.decoding import DecodeState, GrowingState, bucket, static_cache
+from hookline.compiled.forwarding import INPUTS, CompiledForward, ForwardState
+from hookline.compiled.gates import in_pass
+from hookline.compiled.generating import CompiledGeneration
+from hookline.compiled.program import Features, Program, SlotSpec
+from hookline.compiled.sampling import Sampling, sampling_of
+from hookline.compiled.tables import spec_of
+from hookline.compiled.variants import CompileOptions, Variant
+from hookline.engine.actions import Action, Record
+from hookline.engine.hook_actions import HookAction
+from hookline.engine.plan import Plan
+from hookline.engine.points import HookPoint, Site
+from hookline.engine.recorder import Recorder
+from hookline.engine.runs import Run
+from hookline.errors import HooklineError, HooklineWarning, users_level
+from hookline.transformer.index import ModelPoints
+
+State: TypeAlias = DecodeState | ForwardState
+_LAYER = re.compile(r"\.\d+\.")
+
+
+class CompiledRuns:
+    """The compiled runs of a model; printing it shows what was compiled, and what runs uncompiled and why."""
+
+    def __init__(self, points: ModelPoints, options: CompileOptions) -> None:
+        self.points, self.options, self.is_open = points, options, True
+        self.reasons: dict[str, int] = {}
+        """Why runs were not compiled, with the number of runs."""
+        self._features: dict[Site, Features] = {}
+        self._idle: dict[tuple[Any, ...], list[Any]] = {}
+        self._variants: list[tuple[State, Variant]] = []
+        self._lock = threading.RLock()
+        self._past = 0
+        self._traced: dict[Any, list[Any]] = {}
+        self._computes_in = self._place()
+
+    def _place(self) -> tuple[Any, ...]:
+        first = next(self.points.root.parameters())
+        return first.device, first.dtype
+
+    def _keep_up(self) -> None:
+        """Start over if the model has moved to another device or dtype."""
+        if self._place() != self._computes_in:
+            with self._lock:
+                self._past, self._computes_in = self.graphs, self._place()
+                self._variants, self._idle, self._features = [], {}, {}
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype that the model computes in."""
+        return next(self.points.root.parameters()).dtype
+
+    @property
+    def graphs(self) -> int:
+        """How many graphs were compiled so far."""
+        return self._past + sum(variant.backend.graphs for _, variant in self._variants)
+
+    def annotated(self, plan: Plan, hooks: Sequence[Action], reads: Sequence[HookPoint]) -> Plan:
+        """A plan with how each hook and read would run; one that is "eager" makes the whole run so."""
+        how = [str(placed(action)) for action in hooks]
+        how += ["read" if (why := no_site(point)) is None else f"eager: {why}" for point in reads]
+        return replace(plan, rows=tuple(replace(row, compiled=each) for row, each in zip(plan.rows, how, strict=True)))
+
+    def close(self) -> None:
+        """Drop all graphs and buffers, and run uncompiled from now on."""
+        with self._lock:
+            self.is_open, self._past = False, self.graphs
+            self._variants, self._idle = [], {}
+
+    def refused(self, why: str) -> None:
+        """Note that a run is not compiled; the first time for a reason, with a warning."""
+        if why not in self.reasons:
+            warnings.warn(f"this runs uncompiled: {why}", HooklineWarning, stacklevel=users_level())
+        self.reasons[why] = self.reasons.get(why, 0) + 1
+
+    def generation(self, ids: Tensor, options: Mapping[str, Any]) -> CompiledGeneration | None:
+        """A compiled generation; None, after a warning, if it cannot be compiled."""
+        found = self._generation(ids, options)
+        if isinstance(found, str):
+            self.refused(found)
+            return None
+        return found
+
+    def stream(
+        self, ids: Tensor, options: Mapping[str, Any], seed: int | None, *, is_compiled: bool
+    ) -> Iterator[Tensor]:
+        """Each new column of tokens, as soon as it is there."""
+        found = self._generation(ids, options) if is_compiled else "it is not compiled"
+        if isinstance(found, str):
+            if is_compiled:
+                self.refused(found)
+            found = self._uncompiled(ids, options)
+        return found.columns(seed)
+
+    def _uncompiled(self, ids: Tensor, options: Mapping[str, Any]) -> CompiledGeneration:
+        """A generation one token at a time, for streaming, which is not compiled."""
+        given = dict(options)
+        mask = given.pop("attention_mask", None)
+        module: Any = self.points.root
+        settings = entry.generation_settings(module, ids, given)
+        sampling = settings if isinstance(settings, str) else sampling_of(*settings)
+        why = "it is an encoder-decoder model" if module.config.is_encoder_decoder else None
+        why = "the prompt may be padded: pass attention_mask" if mask is None else why
+        if why is not None or isinstance(sampling, str) or isinstance(settings, str):
+            raise HooklineError(f"stream cannot do this: {why or sampling}. Use generate")
+        count = settings[0].max_new_tokens
+        state = GrowingState(module, ids.shape[0], ids.shape[1] + count, _vocab(module))
+        return CompiledGeneration(self, state, [], ids, mask, sampling, count, is_compiled=False)
+
+    def _generation(self, ids: Tensor, options: Mapping[str, Any]) -> CompiledGeneration | str:
+        given = dict(options)
+        mask, some = given.pop("attention_mask", None), given.pop("logits_to_keep", 1)
+        if mask is None:
+            return "the prompt may be padded: pass attention_mask"
+        found = self._checked(ids, given)
+        if isinstance(found, str):
+            return found
+        actions, sampling, count = found
+        state = self._state(ids.shape[0], bucket(ids.shape[1] + count))
+        if isinstance(state, str):
+            return state
+        return CompiledGeneration(self, state, actions, ids, mask, sampling, count, all_logits=some == 0)
+
+    def _checked(self, ids: Tensor, options: dict[str, Any]) -> tuple[list[Action], Sampling, int] | str:
+        module: Any = self.points.root
+        self._keep_up()
+        why = entry.of_model(module) or entry.of_call(self.points)
+        if why is not None:
+            return why
+        actions = entry.actions_of(self.points)
+        if isinstance(actions, str):
+            return actions
+        why = entry.placements(actions)[1] or self._often_traced(actions)
+        if why is not None:
+            return why
+        settings = entry.generation_settings(module, ids, options)
+        if isinstance(settings, str):
+            return settings
+        sampling = sampling_of(*settings)
+        return sampling if isinstance(sampling, str) else (actions, sampling, settings[0].max_new_tokens)
+
+    def _taken(self, key: tuple[Any, ...]) -> Any:
+        """Tensors that no other run uses; None if there are none. A thread has its own: CUDA graphs need that."""
+        with self._lock:
+            idle = self._idle.get((*key, threading.get_ident()))
+            return idle.pop() if idle else None
+
+    def _state(self, rows: int, length: int) -> DecodeState | str:
+        """Tensors for a generation."""
+        if (known := self._taken((rows, length))) is not None:
+            return known
+        module: Any = self.points.root
+        cache = static_cache(module.config, length)
+        if isinstance(cache, str):
+            return cache
+        return DecodeState(module, cache, rows, length, _vocab(module))
+
+    def give_back(self, state: State, kind: tuple[str, ...] = ()) -> None:
+        """A run has ended."""
+        if isinstance(state, GrowingState):
+            return
+        with self._lock:
+            self._idle.setdefault((state.rows, state.length, *kind, threading.get_ident()), []).append(state)
+
+    def forward(self, inputs: Mapping[str, Any]) -> CompiledForward | None:
+        """A compiled forward pass; None, after a warning, if it cannot be compiled."""
+        actions = self._for_pass(inputs)
+        if isinstance(actions, str):
+            self.refused(actions)
+            return None
+        rows, width = inputs["input_ids"].shape
+        names, length = tuple(inputs), bucket(width, 16)
+        state = self._taken((rows, length, *names)) or ForwardState(self.points.root, names, rows, length)
+        return CompiledForward(self, state, actions, inputs)
+
+    def _for_pass(self, inputs: Mapping[str, Any]) -> list[Action] | str:
+        self._keep_up()
+        if torch.is_grad_enabled():
+            return "gradients are on: use torch.no_grad()"
+        others = [name for name in inputs if name not in INPUTS]
+        if others or "input_ids" not in inputs:
+            return f"it takes {', '.join(others) or 'no input_ids'}"
+        shape = inputs["input_ids"].shape
+        if any(each.shape != shape or each.is_floating_point() for each in inputs.values()):
+            return "its inputs do not all have one number per token"
+        why = entry.of_model(self.points.root) or entry.of_call(self.points)
+        actions = entry.actions_of(self.points) if why is None else why
+        if isinstance(actions, str):
+            return actions
+        return entry.placements(actions)[1] or self._often_traced(actions) or actions
+
+    def variant(
+        self,
+        state: State,
+        hooks: Sequence[HookAction],
+        reads: Sequence[HookPoint],
+        structure: Any,
+        make: Callable[[Program], Callable[[], Tensor]],
+    ) -> Variant | str:
+        """The smallest variant that has a place for every hook and read, or a new one; a sentence if it is not used."""
+        sites = [point.site for point in reads]
+        known = [each for each in state.variants if each.structure == structure]
+        fitting = [each for each in known if each.assigned(hooks, sites) is not None]
+        if fitting:
+            found = min(fitting, key=lambda each: each.size)
+            self._used(state, found)
+            return found if found.refusal is None else found.refusal
+        needs = [spec_of(each) for each in hooks]
+        edited = 0 if any(each.code is not None for each in needs) or not needs else sum(each.is_data for each in known)
+        specs, wanted = self._structure(needs, hooks, reads, edited)
+        self._learn([*(spec.site for spec in specs), *wanted])
+        unknown = [each.name for each in (*(hook.point for hook in hooks), *reads) if each.site not in self._features]
+        if unknown:
+            return f"the value at {unknown[0]!r} is not a float tensor of batch, position and features"
+        specs = [spec for spec in specs if spec.site in self._features]
+        new = Variant(specs, wanted, self._features, state.clock, make, self.options, structure)
+        state.variants.append(new)
+        self._used(state, new)
+        return new
+
+    def _often_traced(self, actions: Sequence[Action]) -> str | None:
+        """Why a function is not traced again: each value in it that is not a tensor needs a graph of its own."""
+        for action in actions:
+            if isinstance(action, HookAction) and placed(action).how == "traced":
+                spec = spec_of(action)
+                known = self._traced.setdefault(spec.code, [])
+                if spec.constants in known:
+                    continue
+                if len(known) >= self.options.limit:
+                    return (
+                        f"the function at {action.point.name!r} was compiled for {len(known)} values: put those that "
+                        f"change into tensors, or use an edit such as add(vector, coefficient)"
+                    )
+                known.append(spec.constants)
+        return None
+
+    def _used(self, state: State, variant: Variant) -> None:
+        with self._lock:
+            others = [each for each in self._variants if each[1] is not variant]
+            self._variants = [*others, (state, variant)]
+            while len(self._variants) > self.options.limit:
+                old_state, old = self._variants.pop(0)
+                old_state.variants.remove(old)
+                self._past += old.backend.graphs
+            self._idle = {key: [each for each in some if each.variants] for key, some in self._idle.items()}
+
+    def _structure(
+        self, specs: list[SlotSpec], hooks: Sequence[HookAction], reads: Sequence[HookPoint], known: int
+    ) -> tuple[list[SlotSpec], list[Site]]:
+        """The slots and reads of a new variant.
+
+        The first variant has what is asked for, the second also the points of the same kinds in all layers, and any
+        later one all points: so changing the points again and again compiles three times.
+        """
+        wanted = dict.fromkeys(point.site for point in reads)
+        more: list[HookPoint] = [] if self.options.points is None else self.points.select(self.options.points)
+        if known:
+            kinds = {_LAYER.sub(".*.", each.canonical_name) for each in (*more, *(hook.point for hook in hooks))}
+            more = [each for each in self._all() if known > 1 or _LAYER.sub(".*.", each.canonical_name) in kinds]
+        sites = dict.fromkeys(each.site for each in more if no_site(each) is None)
+        spread = max((each.spread for each in specs), default=0) if known == 1 else 0
+        own = [replace(each, kind="any") if each.site in sites and each.code is None else each for each in specs]
+        return [*own, *(SlotSpec(site, "any", spread) for site in sites if site not in {each.site for each in own})], [
+            *wanted
+        ]
+
+    def _all(self) -> list[HookPoint]:
+        return [point for point in self.points.hook_dict.values() if no_site(point) is None and point.axes]
+
+    def _learn(self, sites: Sequence[Site]) -> None:
+        """Run one token, to see the shapes and dtypes at these sites."""
+        unknown = [site for site in sites if site not in self._features]
+        if not unknown:
+            return
+        points = {
+            f"p{index}": HookPoint.at_site(f"p{index}", site, self.points.permanent)
+            for index, site in enumerate(unknown)
+        }
+        recorder = Recorder(list(points.values()), skips_missing=True)
+        module: Any = self.points.root
+
+        def look() -> None:
+            with Run(module, [Record(point, recorder) for point in points.values()], is_one_pass=True), torch.no_grad():
+                module(input_ids=torch.zeros(1, 1, dtype=torch.long, device=module.device), use_cache=False)
+
+        with in_pass(None):
+            Context().run(look)  # without the hooks of this thread
+        for name, values in recorder.by_point().items():
+            if values[0].ndim > 2 and values[0].shape[:2] == (1, 1) and values[0].is_floating_point():
+                self._features[points[name].site] = Features(tuple(values[0].shape[2:]), values[0].dtype)
+
+    def __repr__(self) -> str:
+        lines = [f"compiled runs of {type(self.points.root).__name__}: {_number(self.graphs, 'graph')}"]
+        for state, each in self._variants:
+            numbers = (
+                (len(each.program.slots), "edit"),
+                (len(each.program.reads), "read"),
+                (each.backend.graphs, "graph"),
+            )
+            what = ", ".join(_number(*number) for number in (*numbers, (each.runs, "run")))
+            status = "not used: " + each.refusal if each.refusal else "proved" if each.is_proved else "not run yet"
+            lines.append(f"  {state.rows} × {state.length}: {what}, {status}")
+        lines += [f"  uncompiled, {_number(count, 'run')}: {why}" for why, count in self.reasons.items()]
+        return "\n".join(lines)
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _vocab(module: Any) -> int:
+    """The width of the logits."""
+    head = module.get_output_embeddings()
+    return head.weight.shape[0] if head is not None else module.config.get_text_config().vocab_size
+
+
+def compiled_runs(points: ModelPoints, options: Mapping[str, Any]) -> CompiledRuns:
+    """The compiled runs of a model, with the options of `model.compile`."""
+    known = [field.name for field in fields(CompileOptions)]
+    for name in options:
+        if name not in known:
+            raise HooklineError(f"compile has no option {name!r}; it has {', '.join(known)}")
+    if options.get("mode") is not None and options.get("options") is not None:
+        raise HooklineError("mode and options are two ways to say the same: give one of them, as to torch.compile")
+    return CompiledRuns(points, CompileOptions(**options))

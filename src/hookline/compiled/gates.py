@@ -1,0 +1,69 @@
+"""Gates: at which positions of a text an edit acts, as `positions.py` and the steps of a generation mean it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+
+from hookline.compiled.classify import positions_of
+from hookline.compiled.program import Slot
+from hookline.engine.hook_actions import HookAction
+from hookline.engine.passes import current
+from hookline.errors import HooklineError
+from hookline.text.forward_pass import ForwardPass, Span
+from hookline.text.generation import Generation
+from hookline.text.token_positions import TokenMeaning, mask_of
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """The new positions of a text: from the end of the prompt to the last token that may be run."""
+
+    root: nn.Module
+    prompt: Tensor
+    mask: Tensor
+    stop: int
+
+    def as_pass(self, tokens: Tensor | None = None) -> ForwardPass:
+        """The new positions as one pass of a generation, in which each counts as in a pass of its own."""
+        rows, start = self.prompt.shape
+        mask = torch.nn.functional.pad(self.mask.cpu(), (0, max(0, self.stop - start)), value=1)
+        generation = Generation(start, self.prompt, self.mask, True, ref(self.root))
+        first = 0 if tokens is not None else start
+        span = Span(range(first, self.stop), rows, tokens, mask, earlier=((0, self.prompt),))
+        return ForwardPass(None, span, None, ref(self.root), False, prompt=start, generation=generation, number=1)
+
+    def open_gate(self, slot: Slot, action: HookAction) -> None:
+        """Write the gate of an edit for the new positions."""
+        positions, start = positions_of(action), self.prompt.shape[1]
+        slot.gate.zero_()
+        slot.wanted.fill_(-1)
+        if self.stop <= start:
+            return
+        here = slot.gate[:, start : self.stop]
+        if isinstance(positions, Tensor) and positions.dtype == torch.bool:
+            raise HooklineError("a mask is for the columns of one pass")
+        if positions is None:
+            here.fill_(True)
+        elif isinstance(positions, TokenMeaning) and positions.nth == -1:
+            here.fill_(True)  # a token is its own last occurrence when it is new
+            slot.wanted.fill_(positions.token_id(self.as_pass()))
+        else:
+            with in_pass(self.as_pass()):
+                here.copy_(mask_of(positions, action.point, *here.shape))
+
+
+@contextmanager
+def in_pass(passing: Any) -> Iterator[None]:
+    """While positions are resolved in a pass that is not running."""
+    before, current.forward_pass = current.forward_pass, passing
+    try:
+        yield
+    finally:
+        current.forward_pass = before

@@ -1,0 +1,278 @@
+"""Programs: what a graph does at the sites of a plan, with everything that may change in tensors of fixed address.
+
+    edits as data     x * keep + add, and x - (x · unit) unit, where a gate is on
+    functions         traced, where a gate is on
+    reads             copied into a buffer
+
+The gate of an edit has a column for every position of the text. Writing to a table or a gate compiles nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from hookline.compiled.traced_lenses import getter, needed_by, putter
+from hookline.engine import compiling
+from hookline.engine.callbacks import call_style
+from hookline.engine.order import Kind
+from hookline.engine.points import HookPoint, Site
+from hookline.errors import HooklineError
+
+SlotKind = Literal["affine", "project", "any", "function"]
+
+
+@dataclass(frozen=True)
+class Features:
+    """The value at a site, at one position of one row."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class SlotSpec:
+    """A place for one edit at a site: which kinds it takes, and whether its values differ by row or position."""
+
+    site: Site
+    kind: SlotKind
+    spread: int = 0
+    """0: the same for all rows and positions; 1: by row; 2: by row and position."""
+    code: Any = None
+    """The code of a traced function."""
+    constants: tuple[Any, ...] = ()
+    """The values in that function which are not tensors."""
+
+    def takes(self, other: SlotSpec) -> bool:
+        """Whether an edit that needs `other` can use this slot."""
+        is_kind = self.kind == other.kind or (self.kind == "any" and other.kind in ("affine", "project"))
+        is_same = self.code is other.code and self.constants == other.constants
+        return is_kind and is_same and self.site == other.site and self.spread >= other.spread
+
+
+@dataclass
+class Clock:
+    """Where in the text a call of the graph is: all of its columns, or one column, in a tensor."""
+
+    rows: int
+    width: int
+    device: torch.device
+    column: Tensor | None = None
+    token: Tensor | None = None
+
+
+class Slot:
+    """One edit in a graph."""
+
+    def __init__(self, spec: SlotSpec, features: Features, clock: Clock) -> None:
+        self.spec, self.clock, self.kind, self.features = spec, clock, spec.kind, features
+        wide = torch.promote_types(features.dtype, torch.float32)
+        lead = ((1, 1), (clock.rows, 1), (clock.rows, clock.width))[spec.spread]
+        shape = (*lead, *features.shape)
+
+        def fixed(tensor: Tensor) -> Tensor:
+            torch._dynamo.mark_static_address(tensor)
+            return tensor
+
+        self.gate = fixed(torch.zeros(clock.rows, clock.width, dtype=torch.bool, device=clock.device))
+        self.wanted = fixed(torch.full((), -1, device=clock.device))
+        if self.kind in ("affine", "any"):
+            self.keep = fixed(torch.ones(shape, dtype=wide, device=clock.device))
+            self.add = fixed(torch.zeros(shape, dtype=wide, device=clock.device))
+        if self.kind in ("project", "any"):
+            self.unit = fixed(torch.zeros(features.shape[-1:], dtype=wide, device=clock.device))
+            self.where = fixed(torch.ones(shape, dtype=torch.bool, device=clock.device))
+        self.function: Any = None
+        self.style = "alone"
+        self.point: HookPoint | None = None
+
+    def set_function(self, function: Any, point: HookPoint) -> None:
+        """Trace this function here."""
+        self.function, self.style, self.point = function, call_style(function), point
+
+    def off(self) -> None:
+        """Have no effect."""
+        self.gate.zero_()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The value after the edit, inside the graph."""
+        if self.kind == "function":
+            new = self._traced(x)
+        else:
+            new = x
+            if self.kind != "project":
+                new = torch.where(self.keep == 0, self.add, new * self.keep + self.add)
+            if self.kind != "affine":
+                wide = new.to(self.unit.dtype)
+                new = torch.where(self.where, wide - (wide @ self.unit)[..., None] * self.unit, wide)
+            new = new.to(x.dtype)
+        gate = self._is_on().view(x.shape[0], -1, *[1] * (x.ndim - 2))
+        return torch.where(gate, new, x)
+
+    def touched(self) -> tuple[Tensor, ...]:
+        """The tensors of this kind of slot."""
+        tables = () if self.kind == "function" else (self.keep, self.add) if self.kind != "project" else ()
+        more = (self.unit, self.where) if self.kind in ("project", "any") else ()
+        return (self.gate, self.wanted, *tables, *more)
+
+    def _is_on(self) -> Tensor:
+        clock = self.clock
+        if clock.column is None or clock.token is None:
+            return self.gate
+        return self.gate.index_select(1, clock.column) & ((self.wanted < 0) | (clock.token == self.wanted))
+
+    def _traced(self, x: Tensor) -> Tensor:
+        given = x.clone()
+        if self.style == "keyword":
+            result = self.function(given, hook=self.point)
+        elif self.style == "position":
+            result = self.function(given, self.point)
+        else:
+            result = self.function(given)
+        new = given if result is None else result
+        if new.shape != x.shape:
+            raise HooklineError("it returns another shape")
+        return new.to(x.dtype)
+
+
+class Read:
+    """A point that is read in a graph: a buffer with a column for every position of the text."""
+
+    def __init__(self, site: Site, features: Features, clock: Clock) -> None:
+        self.site, self.clock = site, clock
+        shape = (clock.rows, clock.width, *features.shape)
+        self.buffer = torch.zeros(shape, dtype=features.dtype, device=clock.device)
+        torch._dynamo.mark_static_address(self.buffer)
+
+    def __call__(self, x: Tensor) -> None:
+        """Keep the value, inside the graph."""
+        if self.clock.column is None:
+            self.buffer.copy_(x)
+        else:
+            self.buffer.index_copy_(1, self.clock.column, x)
+
+
+class _Tracing(threading.local):
+    def __init__(self) -> None:
+        self.program: Program | None = None
+
+
+_tracing = _Tracing()
+
+
+@torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
+def _traced_program() -> int:
+    """The program that this thread runs; looked up while tracing."""
+    return id(_tracing.program)
+
+
+@dataclass
+class _Event:
+    """What a program does at one event: a torch hook that acts only while its program is traced, in that thread."""
+
+    program: int
+    is_input: bool
+    saved: list[Any]
+    steps: list[Any]
+
+    def __call__(self, _module: nn.Module, args: Any, kwargs: Any, *output: Any) -> Any:
+        if not torch.compiler.is_dynamo_compiling() or _traced_program() != self.program:
+            return None
+        value = (args, kwargs) if self.is_input else output[0]
+        for get, put, slot in self.steps:
+            if put is not None:
+                value = put(value, slot(get(value, self.saved)), self.saved)
+            elif slot.__class__ is int:
+                self.saved[slot] = get(value, self.saved)
+            else:
+                slot(get(value, self.saved))
+        return value
+
+
+class Program:
+    """The slots and reads of a graph, and the torch hooks through which the compiler sees them."""
+
+    def __init__(
+        self,
+        slots: Sequence[SlotSpec],
+        reads: Sequence[Site],
+        features: Mapping[Site, Features],
+        clock: Clock,
+    ) -> None:
+        self.clock = clock
+        self.slots = [Slot(spec, features[spec.site], clock) for spec in slots]
+        self.reads = {site: Read(site, features[site], clock) for site in reads}
+        places = {site: place for place, site in enumerate(sites_needed([*(spec.site for spec in slots), *reads]))}
+        self.saved: list[Any] = [None] * len(places)
+        self._events = self._arranged(places)
+        self._hooks = list(self._events.values())
+
+    def _arranged(self, places: Mapping[Site, int]) -> dict[tuple[nn.Module, Kind], _Event]:
+        """The steps at each event, in the order that `engine/order.py` states."""
+        found: dict[tuple[nn.Module, Kind], list[tuple[tuple[int, ...], Any]]] = defaultdict(list)
+        for slot in self.slots:
+            site = slot.spec.site
+            step = (getter(site.lens, places), putter(site.lens, places), slot)
+            found[site.module, site.kind].append(((0, site.stage, 0), step))
+        for site, read in self.reads.items():
+            found[site.module, site.kind].append(((0, site.stage, 1), (getter(site.lens, places), None, read)))
+        for site, place in places.items():
+            found[site.module, site.kind].append(((1, 0, 0), (getter(site.lens, places), None, place)))
+        events = {}
+        for (module, kind), some in found.items():
+            steps = [step for _, step in sorted(some, key=lambda each: each[0])]
+            events[module, kind] = _Event(id(self), kind is Kind.INPUT, self.saved, steps)
+        return events
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """While the graph is called: the hooks are on the modules, in case the compiler traces."""
+        before, _tracing.program = _tracing.program, self
+        handles: list[Any] = []
+        try:
+            with compiling.tracing_lock():
+                for (module, kind), event in self._events.items():
+                    add = module.register_forward_pre_hook if kind is Kind.INPUT else module.register_forward_hook
+                    handles.append(add(event, with_kwargs=True))
+            with compiling.hooks_in_graph():
+                yield
+        finally:
+            _tracing.program = before
+            with compiling.tracing_lock():
+                for handle in handles:
+                    handle.remove()
+
+    def seen(self) -> None:
+        """Touch everything that the hooks use; traced at the beginning of a call.
+
+        So the compiler knows these objects as parts of the program, and not by the places of the hooks among others on
+        their modules, where there may be more or fewer hooks in the next run.
+        """
+        for hook in self._hooks:
+            for _get, _put, what in hook.steps:
+                if what.__class__ is Slot:
+                    what.touched()
+                elif what.__class__ is Read:
+                    what.buffer  # noqa: B018
+            hook.saved  # noqa: B018
+
+    def forget(self) -> None:
+        """Drop the values that were saved in one call of the graph; traced at its end."""
+        for place in range(len(self.saved)):
+            self.saved[place] = None
+
+
+def sites_needed(sites: Sequence[Site]) -> list[Site]:
+    """The sites whose values others look up, each after those that it needs itself."""
+    found: dict[Site, None] = {}
+    for site in sites:
+        for each in needed_by(site.lens) or ():
+            found |= dict.fromkeys([*sites_needed([each]), each])
+    return list(found)

@@ -1,0 +1,122 @@
+"""Which functions may be traced into a graph: those without state in Python.
+
+The compiler traces more than these. But it runs a function once for many calls, so a function that counts its calls,
+keeps what it sees, or asks for a value on the host must be called by the engine instead.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+from functools import partial
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_STORES = {"STORE_GLOBAL", "STORE_ATTR", "DELETE_ATTR", "DELETE_GLOBAL", "DELETE_SUBSCR", "IMPORT_NAME", "YIELD_VALUE"}
+_HOST = {"item", "tolist", "cpu", "numpy", "nonzero", "unique", "is_nonzero", "backward", "requires_grad_"}
+_OF_POINTS = {"ctx", "step", "positions", "call", "add_hook", "remove_hooks", "fwd_hooks", "has_hooks"}
+"""Attributes of a point that are different in every pass."""
+_RANDOM = {"rand", "randn", "rand_like", "randn_like", "randint", "normal", "normal_", "uniform_", "bernoulli"}
+_RANDOM |= {"bernoulli_", "multinomial", "randperm", "dropout", "exponential_", "manual_seed"}
+_HARMLESS = {"abs", "float", "int", "isinstance", "len", "max", "min", "range", "slice", "sum", "tuple", "zip"}
+
+
+def why_not(hook: Any) -> str | None:
+    """Why a function cannot be traced; None if it can."""
+    while isinstance(hook, partial):
+        for each in (*hook.args, *hook.keywords.values()):
+            if (why := _held(each, "an argument of partial")) is not None:
+                return why
+        hook = hook.func
+    if isinstance(hook, BuiltinFunctionType) and (hook.__module__ or "").startswith("torch"):
+        return f"{hook.__name__} is random" if hook.__name__ in _RANDOM else None
+    if not isinstance(hook, FunctionType):
+        return f"it is a {type(hook).__name__}, not a plain function"
+    return _of_function(hook)
+
+
+def _of_function(function: FunctionType) -> str | None:
+    if (function.__module__ or "").split(".")[0] == "torch":
+        return f"{function.__name__} is random" if function.__name__ in _RANDOM else None
+    code = function.__code__
+    for each in _codes(code):
+        if (why := _of_code(each, function)) is not None:
+            return why
+    cells = zip(code.co_freevars, (cell.cell_contents for cell in function.__closure__ or ()), strict=True)
+    defaults = [
+        ("a default", each) for each in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    ]
+    for name, each in (*cells, *defaults):
+        if (why := _held(each, name)) is not None:
+            return why
+    return None
+
+
+def _codes(code: CodeType) -> list[CodeType]:
+    """A function's code, and that of the functions and comprehensions inside it."""
+    inner = [each for each in code.co_consts if isinstance(each, CodeType)]
+    return [code, *(deep for each in inner for deep in _codes(each))]
+
+
+def _of_code(code: CodeType, function: FunctionType) -> str | None:
+    for line in dis.get_instructions(code):
+        name = line.argval
+        if line.opname in _STORES or (line.opname == "STORE_DEREF" and name in function.__code__.co_freevars):
+            return f"it writes to {name!r} outside" if "IMPORT" not in line.opname else f"it imports {name!r}"
+        if line.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            if name in _HOST:
+                return f".{name}() needs the value on the host"
+            if name in _OF_POINTS:
+                return f"it uses .{name}, which differs from pass to pass"
+            if name in _RANDOM:
+                return f"{name} is random"
+        if line.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            if name not in function.__globals__:
+                if hasattr(builtins, name) and name not in _HARMLESS and not name[0].isupper():
+                    return f"it calls {name}()"
+            elif (why := _held(function.__globals__[name], name)) is not None:
+                return why
+    return None
+
+
+def _held(value: Any, name: str) -> str | None:
+    """Why a value that a function refers to may be state; None if it is not."""
+    if isinstance(value, tuple):
+        return next((why for each in value if (why := _held(each, name)) is not None), None)
+    if value is None or isinstance(value, bool | int | float | complex | str | slice | torch.dtype | torch.device):
+        return None
+    if type(value) in (Tensor, torch.nn.Parameter):
+        return f"{name!r} requires gradients" if value.requires_grad else None
+    if isinstance(value, ModuleType):
+        return None if value.__name__.split(".")[0] in ("torch", "math") else f"it uses the module {name!r}"
+    if isinstance(value, type):
+        return None
+    if isinstance(value, FunctionType | BuiltinFunctionType | partial):
+        return why_not(value)
+    return f"{name!r} is a {type(value).__name__}, which may hold state"
+
+
+def constants_of(hook: Any) -> tuple[Any, ...]:
+    """The values that a traceable function refers to and that become part of its graph: all but tensors."""
+    if isinstance(hook, partial):
+        given = (*hook.args, *hook.keywords.items())
+        return (*constants_of(hook.func), *(each for value in given for each in _constants(value)))
+    if not isinstance(hook, FunctionType):
+        return ()
+    names = {name for code in _codes(hook.__code__) for name in code.co_names if name in hook.__globals__}
+    held: list[tuple[Any, Any]] = [(name, hook.__globals__[name]) for name in sorted(names)]
+    held += zip(hook.__code__.co_freevars, (cell.cell_contents for cell in hook.__closure__ or ()), strict=True)
+    held += enumerate(hook.__defaults__ or ())
+    held += (hook.__kwdefaults__ or {}).items()
+    return tuple((name, each) for name, value in held for each in _constants(value))
+
+
+def _constants(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, tuple):
+        return tuple(each for part in value for each in _constants(part))
+    if isinstance(value, FunctionType | partial):
+        return (value.__code__, *constants_of(value)) if isinstance(value, FunctionType) else constants_of(value)
+    return () if isinstance(value, Tensor | ModuleType) else (value,)

@@ -1,0 +1,452 @@
+"""Compiled generations: the tokens, activations and reports are those of the engine's hooks, from few graphs."""
+
+import random
+import threading
+
+import pytest
+import torch
+from tiny_models import causal_lm
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import hookline
+from hookline.edits import add, mean, noise, project_out, replace, scale, zero
+from hookline.errors import HookError, HooklineError, HooklineWarning, NeverFiredWarning
+from hookline.positions import at, last, new_tokens, step, token
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler's own imports
+
+READS = ["blocks.*.hook_resid_post", "blocks.1.attn.hook_z"]
+
+
+class Counting:
+    """A backend that counts the graphs it is given and runs them as they are."""
+
+    def __init__(self) -> None:
+        self.graphs = 0
+
+    def __call__(self, graph, _inputs):
+        self.graphs += 1
+        return graph.forward
+
+
+def built(kind: str | None = None) -> hookline.HookedModel:
+    """A tiny model; by default one of two layers, because a graph takes seconds."""
+    torch.manual_seed(0)
+    if kind is not None:
+        return hookline.hook(causal_lm(kind).eval())
+    sizes = {"hidden_size": 32, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = LlamaConfig(**sizes, num_key_value_heads=2, head_dim=24, vocab_size=64, pad_token_id=0, eos_token_id=None)
+    return hookline.hook(LlamaForCausalLM(config).eval())
+
+
+@pytest.fixture(scope="module")
+def model() -> hookline.HookedModel:
+    return built()
+
+
+@pytest.fixture(scope="module")
+def runs(model):
+    """One set of graphs for the tests that share this model: a graph takes seconds."""
+    torch._dynamo.reset()
+    made = model.compile(backend=Counting())
+    vars(model)["_compiled_runs"] = None
+    yield made
+    made.close()
+    torch._dynamo.reset()
+
+
+def both(model, runs, ids, hooks=(), **options):
+    """A generation with the engine's hooks, and compiled: tokens and caches."""
+    found = []
+    for graphs in (None, runs):
+        vars(model)["_compiled_runs"] = graphs
+        try:
+            with model.hooks(hooks):
+                found.append(model.generate_with_cache(ids, names_filter=READS, **{"do_sample": False, **options}))
+        finally:
+            vars(model)["_compiled_runs"] = None
+    return found
+
+
+def check(model, runs, ids, hooks=(), **options) -> torch.Tensor:
+    (expected, eager), (tokens, cache) = both(model, runs, ids, hooks, **options)
+    assert torch.equal(tokens, expected)
+    assert list(cache) == list(eager)
+    for name in cache:
+        assert cache[name].shape == eager[name].shape
+        assert cache[name].shape[1] == tokens.shape[1] - 1
+        torch.testing.assert_close(cache[name], eager[name], rtol=1e-4, atol=1e-5)
+    assert all(not each._forward_hooks and not each._forward_pre_hooks for each in model.module.modules())
+    return tokens
+
+
+@pytest.fixture
+def ids() -> torch.Tensor:
+    return torch.randint(3, 60, (2, 5))
+
+
+def test_edits_change_nothing_but_tables(model, runs, ids) -> None:
+    """One graph for every value, head, position and step at two points."""
+    vector = torch.randn(32)
+    bare = check(model, runs, ids, [], max_new_tokens=12)
+    before = None
+    for edit, other in (
+        (add(vector, 3.0), zero(head=1)),
+        (add(vector, -1.0, pos=last), scale(0.5, head=[0, 3])),
+        (replace(vector, pos=step(2)), scale(3.0, pos=7)),
+        (zero(pos=new_tokens), zero(head=2, pos=slice(3, 8))),
+        (scale(2.0, pos=-1), replace(1.5, neuron=[1, 4])),
+        (mean(torch.randn(4, 6, 32), outliers="include"), zero(mask=torch.rand(4, 24) > 0.5)),
+        (add(vector, pos=torch.tensor([6, 8])), scale(-1.0)),
+    ):
+        check(
+            model, runs, ids, [("blocks.1.hook_resid_post", edit), ("blocks.0.attn.hook_z", other)], max_new_tokens=12
+        )
+        before = before or runs.graphs
+        assert runs.graphs == before
+    check(model, runs, ids, [("blocks.0.attn.hook_z", zero(head=1))], max_new_tokens=12)  # one of the two is off
+    after = check(model, runs, ids, [], max_new_tokens=12)
+    assert torch.equal(after, bare)
+    assert runs.graphs == before
+    assert not runs.reasons
+
+
+@pytest.mark.filterwarnings("ignore::hookline.errors.NeverFiredWarning")  # the other row does not have the token
+def test_a_token_is_found_as_it_is_written(model, runs, ids) -> None:
+    bare = check(model, runs, ids, [], max_new_tokens=12)
+    written = int(bare[0, 7])
+    hooks = [("blocks.1.hook_resid_post", zero(pos=token(written)))]
+    assert not torch.equal(check(model, runs, ids, hooks, max_new_tokens=12), bare)
+
+
+def test_a_batch_with_padding_and_stop_tokens(model, runs) -> None:
+    ids = torch.randint(3, 60, (2, 6))
+    mask = torch.ones_like(ids)
+    mask[1, :3] = 0
+    bare = check(model, runs, ids, [], max_new_tokens=12, attention_mask=mask)
+    stop = [int(bare[0, 9]), int(bare[1, 11])]
+    ended = check(model, runs, ids, [], max_new_tokens=12, attention_mask=mask, eos_token_id=stop)
+    assert ended.shape[1] < bare.shape[1]
+    hooks = [("blocks.1.hook_resid_post", add(torch.randn(32), 2.0, pos=slice(2, 6)))]
+    check(model, runs, ids, hooks, max_new_tokens=12, attention_mask=mask)
+
+
+def test_sampling_is_that_of_generate(model, runs, ids) -> None:
+    options = {"do_sample": True, "temperature": 0.8, "top_k": 20, "top_p": 0.9, "max_new_tokens": 10}
+    tokens = check(model, runs, ids, [], **options, seed=3)
+    again, other = (check(model, runs, ids, [], **options, seed=seed) for seed in (3, 4))
+    assert torch.equal(tokens, again)
+    assert not torch.equal(tokens, other)
+    state = torch.get_rng_state()
+    model.generate(ids, **options, seed=3)
+    assert torch.equal(state, torch.get_rng_state())
+    columns = [torch.stack([*model.stream(ids, **options, seed=3)], 1)]
+    vars(model)["_compiled_runs"] = runs
+    columns.append(torch.stack([*model.stream(ids, **options, seed=3)], 1))
+    vars(model)["_compiled_runs"] = None
+    assert all(torch.equal(each, tokens[:, 5:]) for each in columns)
+
+
+def test_a_hook_that_comes_later_acts_and_its_removal_restores(model, runs, ids) -> None:
+    vars(model)["_compiled_runs"] = runs
+    bare = model.generate(ids, max_new_tokens=8, do_sample=False)
+    remove = model.add_hook("blocks.1.hook_mlp_out", zero())
+    hook_id = model.registry.register_hook("blocks.0.hook_attn_out", scale(4.0))
+    changed = model.generate(ids, max_new_tokens=8, do_sample=False)
+    vars(model)["_compiled_runs"] = None
+    assert torch.equal(changed, model.generate(ids, max_new_tokens=8, do_sample=False))
+    vars(model)["_compiled_runs"] = runs
+    model.registry.disable(hook_id)
+    remove()
+    assert torch.equal(bare, model.generate(ids, max_new_tokens=8, do_sample=False))
+    model.registry.unregister_hook(hook_id)
+    vars(model)["_compiled_runs"] = None
+    assert not torch.equal(bare, changed)
+
+
+def test_a_function_is_traced_with_its_values(model, runs, ids) -> None:
+    shift = torch.randn(32)
+
+    def hooks(vector):
+        def push(x, hook):
+            x += vector * hook.layer()
+
+        return [("blocks.1.hook_mlp_out", push), ("blocks.1.hook_resid_post", at(new_tokens, lambda x: x * 1.5))]
+
+    first = check(model, runs, ids, hooks(shift), max_new_tokens=8)
+    before = runs.graphs
+    second = check(model, runs, ids, hooks(-5 * shift), max_new_tokens=8)
+    assert runs.graphs == before, "another tensor in the same function compiles nothing"
+    assert not torch.equal(first, second)
+    check(model, runs, ids, [("blocks.1.hook_mlp_out", torch.zeros_like)], max_new_tokens=8)
+
+
+def test_what_cannot_be_compiled_runs_uncompiled_and_says_so(model, ids) -> None:
+    seen = []
+    vector = torch.randn(32)
+    ids[:, 0] = 5
+    with model.compiled(backend=Counting()) as runs:
+        for hook, why in (
+            (("blocks.0.hook_resid_post", lambda x: seen.append(x.shape)), "'seen' is a list"),
+            (("blocks.0.hook_resid_post", lambda x: x * x.max().item()), "host"),
+            (("blocks.0.hook_resid_post", noise(0.1)), "noise"),
+            (("blocks.0.attn.hook_pattern", zero(head=0)), "inside its module"),
+            (("blocks.0.ln1.hook_scale", scale(2.0)), "derived"),
+            (("blocks.0.hook_resid_post", add(vector, pos=token(5, nth=0))), "depends on the text"),
+        ):
+            with pytest.warns(HooklineWarning, match=why), model.hooks([hook]):
+                compiled = model.generate(ids, max_new_tokens=4, do_sample=False)
+            vars(model)["_compiled_runs"], graphs = None, runs
+            with model.hooks([hook]):
+                assert torch.equal(compiled, model.generate(ids, max_new_tokens=4, do_sample=False))
+            vars(model)["_compiled_runs"] = graphs
+        with model.hooks([("blocks.0.hook_resid_post", noise(0.1))]):
+            model.generate(ids, max_new_tokens=4, do_sample=False)  # a reason is told once
+        with pytest.warns(HooklineWarning, match="beam_search"):
+            model.generate(ids, max_new_tokens=4, num_beams=2)
+        handle = model.module.model.norm.register_forward_hook(lambda *_: None)
+        with pytest.warns(HooklineWarning, match="somebody else"):
+            model.generate(ids, max_new_tokens=4)
+        handle.remove()
+        assert "uncompiled, 2 runs" in repr(runs)
+    assert seen
+    assert model.generate(ids, max_new_tokens=2).shape == (2, 7)
+
+
+def test_models_that_cannot_be_compiled_say_so(ids) -> None:
+    model = built("mamba")
+    with model.compiled(backend=Counting()) as runs, pytest.warns(HooklineWarning, match=r"cannot be|kind|static"):
+        tokens = model.generate(ids, max_new_tokens=4, do_sample=False)
+    assert tokens.shape == (2, 9)
+    assert runs.graphs == 0
+
+
+def test_errors_and_reports_are_those_of_the_engine(model, runs, ids) -> None:
+    vars(model)["_compiled_runs"] = runs
+    try:
+        with pytest.raises(HookError, match="head=9"), model.hooks([("blocks.0.attn.hook_z", zero(head=9))]):
+            model.generate(ids, max_new_tokens=4)
+        with (
+            pytest.warns(NeverFiredWarning, match="position 30"),
+            model.hooks([("blocks.1.hook_resid_post", zero(pos=[1, 30]))]),
+        ):
+            model.generate(ids, max_new_tokens=4)
+        with model.hooks([("blocks.1.hook_resid_post", zero(pos=step(2)))]):
+            model.generate(ids, max_new_tokens=4)  # fires in the graph only
+    finally:
+        vars(model)["_compiled_runs"] = None
+
+
+def test_a_graph_that_differs_is_not_used(ids, monkeypatch) -> None:
+    model = built()
+    expected = model.generate(ids, max_new_tokens=4, do_sample=False)
+
+    def wrong(graph, _inputs):
+        return lambda *args: [x + 1 if x.is_floating_point() else x for x in graph.forward(*args)]
+
+    with (
+        model.compiled(backend=wrong) as runs,
+        pytest.warns(HooklineWarning, match="the compiled graph does not give what was traced"),
+    ):
+        found = [model.generate(ids, max_new_tokens=4, do_sample=False) for _ in range(2)]
+    assert all(torch.equal(each, expected) for each in found)
+    assert runs.graphs == 1
+
+
+def test_two_models_and_two_threads_do_not_share_graphs(ids) -> None:
+    torch._dynamo.reset()
+    one, two = built(), built()
+    with torch.no_grad():
+        for weight in two.module.parameters():
+            weight.mul_(1.5)
+    expected = [each.generate(ids, max_new_tokens=6, do_sample=False) for each in (one, two)]
+    hooks = [("blocks.1.hook_resid_post", zero(neuron=[*range(16)]))]
+    with one.hooks(hooks):
+        expected.append(one.generate(ids, max_new_tokens=6, do_sample=False))
+    found = {}
+
+    def hooked() -> None:
+        with one.hooks(hooks):
+            found["thread"] = one.generate(ids, max_new_tokens=6, do_sample=False)
+
+    with one.compiled(backend=Counting()) as first, two.compiled(backend=Counting()) as second:
+        thread = threading.Thread(target=hooked)
+        thread.start()
+        found["one"] = one.generate(ids, max_new_tokens=6, do_sample=False)
+        found["two"] = two.generate(ids, max_new_tokens=6, do_sample=False)
+        thread.join()
+        assert (first.graphs, second.graphs) == (2, 1)
+    for name, tokens in zip(("one", "two", "thread"), expected, strict=True):
+        assert torch.equal(found[name], tokens)
+
+
+def test_hooks_act_while_another_thread_compiles(ids) -> None:
+    """Torch says that every thread is compiling while one is."""
+    model, other = built(), built()
+    expected = []
+    for hooks in ([], [("blocks.1.hook_resid_post", zero())]):
+        with model.hooks(hooks):
+            expected.append(model(ids))
+    is_compiling, is_done = threading.Event(), threading.Event()
+
+    def backend(graph, _inputs):
+        is_compiling.set()
+        is_done.wait(20)
+        return graph.forward
+
+    with other.compiled(backend=backend), model.hooks(hooks):
+        thread = threading.Thread(target=lambda: other.generate(ids, max_new_tokens=3))
+        thread.start()
+        is_compiling.wait(60)
+        found = model(ids)
+        is_done.set()
+        thread.join()
+    assert torch.equal(found, expected[1])
+    assert not torch.equal(*expected)
+
+
+def test_values_in_a_function_need_graphs_and_are_bounded(ids) -> None:
+    model = built()
+
+    def scaled(factor):
+        return [("blocks.1.hook_mlp_out", lambda x: x * factor)]
+
+    factors = [0.5, 2.0, 0.5, -3.0]
+    expected = []
+    for factor in factors:
+        with model.hooks(scaled(factor)):
+            expected.append(model.generate(ids, max_new_tokens=4, do_sample=False))
+    with model.compiled(backend=Counting(), limit=2) as runs:
+        for factor, right in zip(factors[:3], expected, strict=False):
+            with model.hooks(scaled(factor)):
+                assert torch.equal(model.generate(ids, max_new_tokens=4, do_sample=False), right)
+        assert runs.graphs == 2
+        with pytest.warns(HooklineWarning, match="compiled for 2 values"), model.hooks(scaled(factors[3])):
+            assert torch.equal(model.generate(ids, max_new_tokens=4, do_sample=False), expected[3])
+        model.generate(ids, max_new_tokens=4, do_sample=False)
+        assert runs.graphs == 3
+        assert len(runs._variants) == 2, "the oldest is dropped"
+
+
+def test_the_weights_and_the_dtype_may_change(ids) -> None:
+    model = built()
+    with model.compiled(backend=Counting()) as runs:
+        before = model.generate(ids, max_new_tokens=6, do_sample=False)
+        with torch.no_grad():
+            model.module.model.layers[0].mlp.down_proj.weight.mul_(-4.0)
+        changed = model.generate(ids, max_new_tokens=6, do_sample=False)
+        assert runs.graphs == 1
+        model.double()
+        double = model.generate(ids, max_new_tokens=6, do_sample=False)
+    assert not torch.equal(before, changed)
+    assert torch.equal(double, model.generate(ids, max_new_tokens=6, do_sample=False))
+    assert torch.equal(changed, model.float().generate(ids, max_new_tokens=6, do_sample=False))
+
+
+def test_a_stream_follows_hooks_and_can_be_left(model, runs, ids) -> None:
+    hooks = [("blocks.1.hook_resid_post", zero())]
+    found = []
+    for graphs in (None, runs):
+        vars(model)["_compiled_runs"] = graphs
+        stream = model.stream(ids, max_new_tokens=8, do_sample=False)
+        columns = [next(stream) for _ in range(3)]
+        with model.hooks(hooks):
+            columns += [next(stream) for _ in range(2)]
+        columns.append(next(stream))
+        stream.close()
+        found.append(torch.stack(columns, 1))
+    vars(model)["_compiled_runs"] = None
+    assert torch.equal(*found)
+    assert all(not each._forward_hooks for each in model.module.modules())
+    with pytest.raises(HooklineError, match="beam_search"):
+        model.stream(ids, num_beams=2)
+    with pytest.raises(HooklineError, match="one text"):
+        model.stream(["a", "b"])
+
+
+def test_a_cache_of_patterns_grows_with_the_text(model, ids) -> None:
+    names = ["blocks.*.attn.hook_pattern", "blocks.*.attn.hook_rot_k"]
+    tokens, cache = model.generate_with_cache(ids, max_new_tokens=4, do_sample=False, names_filter=names)
+    whole = model.run_with_cache(tokens[:, :-1], names_filter=names)[1]
+    for name in cache:
+        torch.testing.assert_close(cache[name], whole[name], rtol=1e-4, atol=1e-5)
+    assert torch.equal(cache.forward_pass.span.tokens, tokens[:, :-1])
+
+
+def test_options(model) -> None:
+    with pytest.raises(HooklineError, match="no option 'fullgraph'"):
+        model.compile(fullgraph=True)
+    with model.compiled(backend=Counting()):
+        plan = model.plan(
+            ["blocks.0.hook_resid_post"],
+            [("blocks.1.attn.hook_z", zero(head=1)), ("blocks.1.attn.hook_pattern", zero())],
+        )
+    assert [row.compiled.split(":")[0] for row in plan] == ["table", "eager", "read"]
+    assert "table" in str(plan)
+
+
+SIX = ["llama", "gpt2", "gemma3_text", "mistral", "gpt_neox", "qwen3"]
+"""Two of them, and half of the layers of a third, have sliding windows."""
+
+
+def random_edit(features: int, heads: int | None):
+    where = {
+        "pos": random.choice(
+            [None, None, last, new_tokens, step(random.randrange(6)), random.randrange(20), slice(3, 9)]
+        )
+    }
+    if heads is not None and random.random() < 0.5:
+        where["head"] = random.randrange(heads)
+    elif random.random() < 0.3:
+        where["neuron"] = random.sample(range(features), 3)
+    vector = torch.randn(features)
+    return random.choice(
+        [
+            lambda: zero(**where),
+            lambda: scale(random.uniform(-2, 2), **where),
+            lambda: add(vector, random.uniform(-3, 3), **where),
+            lambda: replace(vector, **where),
+            lambda: mean(torch.randn(3, features).mean(0), **where),
+            lambda: project_out(vector, **where),
+        ]
+    )()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::hookline.errors.NeverFiredWarning")  # a position that a text does not have
+@pytest.mark.parametrize("kind", SIX)
+def test_random_edits_need_three_graphs(kind) -> None:
+    torch._dynamo.reset()
+    random.seed(0)
+    model = built(kind)
+    ids = torch.randint(3, 60, (2, 6))
+    backend = Counting()
+    runs = model.compile(backend=backend)
+    vars(model)["_compiled_runs"] = None
+    points = [
+        "hook_resid_pre",
+        "hook_resid_post",
+        "hook_attn_out",
+        "hook_mlp_out",
+        "mlp.hook_post",
+        "attn.hook_z",
+        "attn.hook_q",
+    ]
+    shapes = {name: x.shape for name, x in model.run_with_cache(ids)[1].items()}
+    known = [name for name in shapes if name.split(".", 2)[-1] in points]
+    for trial in range(200):
+        chosen = random.sample(known, random.choice([1, 2]))
+        hooks = [
+            (name, random_edit(shapes[name][-1], shapes[name][2] if len(shapes[name]) == 4 else None))
+            for name in chosen
+        ]
+        if trial % 20 == 0:  # an uncompiled generation takes long
+            check(model, runs, ids, hooks, max_new_tokens=64 - 6)
+            continue
+        vars(model)["_compiled_runs"] = runs
+        with model.hooks(hooks):
+            model.generate_with_cache(ids, names_filter=READS, max_new_tokens=4, do_sample=False)
+        vars(model)["_compiled_runs"] = None
+    assert backend.graphs <= 3
+    assert not runs.reasons
+    runs.close()

@@ -1,0 +1,106 @@
+"""Compiled forward passes: logits and activations are those of the engine's hooks."""
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import hookline
+from hookline.edits import add, freeze, project_out, replace, zero
+from hookline.errors import HookError, HooklineWarning
+from hookline.positions import at, last
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler's own imports
+
+
+class Counting:
+    def __init__(self) -> None:
+        self.graphs = 0
+
+    def __call__(self, graph, _inputs):
+        self.graphs += 1
+        return graph.forward
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch._dynamo.reset()
+    sizes = {"hidden_size": 32, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4}
+    yield hookline.hook(LlamaForCausalLM(LlamaConfig(**sizes, num_key_value_heads=2, vocab_size=64)).eval())
+    torch._dynamo.reset()
+
+
+def test_logits_and_activations_are_those_of_the_hooks(model) -> None:
+    ids = torch.randint(3, 60, (2, 7))
+    vector, source = torch.randn(32), model.run_with_cache(ids)[1]["blocks.0.hook_resid_post"]
+    plans = [
+        [],
+        [("blocks.0.hook_resid_post", add(vector, 2.0, pos=-2)), ("blocks.1.attn.hook_z", zero(head=1))],
+        [("blocks.0.hook_resid_post", add(-vector, pos=last)), ("blocks.1.attn.hook_z", zero(head=[0, 2], pos=[1, 3]))],
+        [("blocks.0.hook_resid_mid", project_out(vector))],
+        [("blocks.1.hook_resid_post", replace(2 * source))],
+        [("blocks.0.hook_resid_post", freeze(source.flip(1)))],
+        [("blocks.1.hook_mlp_out", at(last, lambda x, hook: x * 2 + hook.layer()))],
+    ]
+
+    def results():
+        names = ["blocks.*.hook_resid_post", "blocks.1.hook_resid_mid"]
+        return [model.run_with_cache(ids, fwd_hooks=plan, names_filter=names) for plan in plans]
+
+    with torch.no_grad():
+        expected = results()
+        with model.compiled(backend=Counting()) as runs:
+            first, graphs, second = results(), runs.graphs, results()
+            assert runs.graphs == graphs == len(plans) - 1, "the third plan has the tables of the second"
+            shorter = model.run_with_hooks(ids[:, :5], fwd_hooks=plans[1], return_type="loss")
+            assert runs.graphs == graphs, "shorter texts are padded"
+            assert not runs.reasons
+        assert torch.allclose(shorter, model.run_with_hooks(ids[:, :5], fwd_hooks=plans[1], return_type="loss"))
+    for found in (first, second):
+        for (logits, cache), (right, eager) in zip(found, expected, strict=True):
+            torch.testing.assert_close(logits, right, rtol=1e-4, atol=1e-5)
+            assert cache.keys() == eager.keys()
+            for name in cache:
+                torch.testing.assert_close(cache[name], eager[name], rtol=1e-4, atol=1e-5)
+
+
+def test_what_was_read_does_not_change_later(model) -> None:
+    ids = torch.randint(3, 60, (1, 6))
+    with torch.no_grad(), model.compiled(backend=Counting()):
+        for _ in range(2):  # the first call is the proof's
+            logits, cache = model.run_with_cache(ids, names_filter="blocks.1.hook_resid_post")
+        kept = logits.clone(), cache["blocks.1.hook_resid_post"].clone()
+        model.run_with_cache(ids + 1, names_filter="blocks.1.hook_resid_post")
+        assert torch.equal(logits, kept[0])
+        assert torch.equal(cache["blocks.1.hook_resid_post"], kept[1])
+
+
+def test_padding_and_errors(model) -> None:
+    ids = torch.randint(3, 60, (2, 6))
+    mask = torch.ones_like(ids)
+    mask[1, :2] = 0
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    given = {
+        "attention_mask": mask,
+        "position_ids": positions,
+        "fwd_hooks": [("blocks.0.hook_resid_post", zero(pos=0))],
+    }
+    with torch.no_grad():
+        expected = model.run_with_hooks(ids, **given)
+        with model.compiled(backend=Counting()) as runs:
+            for _ in range(2):
+                torch.testing.assert_close(model.run_with_hooks(ids, **given), expected, rtol=1e-4, atol=1e-5)
+            assert not runs.reasons
+            with (
+                pytest.warns(HooklineWarning, match="no position 20"),
+                pytest.raises(HookError, match="no position 20"),
+            ):
+                model.run_with_hooks(ids, fwd_hooks=[("blocks.0.hook_resid_post", zero(pos=20))])
+
+
+def test_with_gradients_it_runs_uncompiled(model) -> None:
+    ids = torch.randint(3, 60, (1, 6))
+    with model.compiled(backend=Counting()) as runs:
+        with pytest.warns(HooklineWarning, match="gradients are on"):
+            logits = model(ids)
+        assert logits.requires_grad
+        assert runs.graphs == 0

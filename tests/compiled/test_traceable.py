@@ -1,0 +1,89 @@
+"""Which functions may be traced into a graph."""
+
+import re
+from functools import partial
+
+import pytest
+import torch
+
+from hookline.compiled.traceable import constants_of, why_not
+
+LIST, NUMBER, TENSOR = [], 3.0, torch.ones(2)
+WEIGHT = torch.ones(2, requires_grad=True)
+
+
+class Counter:
+    n = 0
+
+
+counter, count = Counter(), 0
+
+
+def counts(x):
+    global count
+    count += 1
+    return x * count
+
+
+def writes(x):
+    counter.n += 1
+    return x
+
+
+def calls(x):
+    return counts(x)
+
+
+def in_place(x):
+    x[..., 0] = TENSOR[0]
+    x += NUMBER
+
+
+def by_layer(x, hook):
+    return x * hook.layer() if "mlp" in hook.name else None
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(torch.zeros_like, torch.relu, torch.nn.functional.gelu, in_place, by_layer, partial(torch.mul, other=2.0)),
+        *(lambda x: x * NUMBER + TENSOR, lambda x, scale=2.0: x * scale, lambda x: in_place(x)),
+    ],
+)
+def test_plain_functions_are_traced(function) -> None:
+    assert why_not(function) is None
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (counts, "writes to 'count'"),
+        (calls, "writes to 'count'"),
+        (writes, "'counter' is a Counter|writes to 'n'"),
+        (lambda x: LIST.append(x), "'LIST' is a list"),
+        (lambda x: x * x.mean().item(), "host"),
+        (lambda x: print(x), "calls print"),
+        (lambda x, hook: x * hook.step, "differs from pass to pass"),
+        (lambda x, hook: hook.ctx.update(x=x), "differs from pass to pass"),
+        (lambda x: x + torch.randn_like(x), "random"),
+        (torch.rand_like, "random"),
+        (torch.nn.Linear(2, 2), "not a plain function"),
+        (partial(in_place, LIST), "may hold state"),
+        (lambda x, seen={}: seen.setdefault("x", x), "may hold state"),
+        (lambda x: x * WEIGHT, "requires gradients"),
+    ],
+)
+def test_functions_with_state_are_not(function, why) -> None:
+    found = why_not(function)
+    assert found is not None
+    assert re.search(why, found)
+
+
+def test_constants() -> None:
+    def scaled(factor, vector):
+        return lambda x: x * factor + vector
+
+    one, two, three = scaled(1.0, TENSOR), scaled(2.0, TENSOR), scaled(1.0, 2 * TENSOR)
+    assert constants_of(one) != constants_of(two)
+    assert constants_of(one) == constants_of(three)
+    assert constants_of(partial(in_place, 3)) != constants_of(partial(in_place, 4))
