@@ -72,7 +72,8 @@ def pair(kind: str, folder: str) -> tuple[HookedModel, HookedModel]:
 def has_plan(kind: str) -> bool:
     """Whether transformers knows how to split a kind of model."""
     config: Any = tiny_models.config(kind)
-    return bool(getattr(config.get_text_config(), "base_model_tp_plan", None))
+    configs = (config, getattr(config, "text_config", None))
+    return any(getattr(each, "base_model_tp_plan", None) for each in configs)
 
 
 class NotShardedError(Exception):
