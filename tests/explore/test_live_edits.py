@@ -7,7 +7,7 @@ import torch
 from questions import EDITS, OTHER, PROMPT, STEER, ZERO, ask, mary_john, printed, unpacked
 from stores import tinyworld
 
-from hookline import edits
+from hookline import HooklineError, edits
 from hookline.explore.live_edits import library_edits
 from hookline.explore.question import KINDS, LiveEdit, Question
 from hookline.explore.views import answer
@@ -104,3 +104,9 @@ def test_the_mean_is_that_of_the_positions_of_the_prompt(model) -> None:
     expected = model.run_with_hooks(PROMPT, fwd_hooks=[("blocks.1.hook_mlp_out", edits.replace(x.mean((0, 1))))])
     data = ask(model, "next", edits=(LiveEdit("mean", "blocks.1.hook_mlp_out"),))
     assert torch.allclose(unpacked(data["after"]), expected[0, -1].softmax(-1)[data["ids"]], atol=1e-6)
+
+
+@pytest.mark.parametrize("part", ["head", "neuron"])
+def test_a_steering_vector_is_not_of_a_part(part) -> None:
+    with pytest.raises(HooklineError, match="whole"):
+        LiveEdit.of({"kind": "steer", "point": STEER.point, "positive": "Mary", "negative": "John", part: 0})

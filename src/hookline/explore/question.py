@@ -50,6 +50,8 @@ class LiveEdit:
             raise HooklineError(f"an edit is one of {', '.join(KINDS)}, got {self.kind!r}")
         if abs(self.amount) > 1e6 or self.amount != self.amount:
             raise HooklineError(f"the amount of an edit must be between -1e6 and 1e6, got {self.amount!r}")
+        if self.kind == "steer" and (self.head is not None or self.neuron is not None):
+            raise HooklineError("a steering vector is added to a whole activation: leave out head and neuron")
         if self.feature is not None and self.kind not in FEATURE_KINDS:
             raise HooklineError(f"an edit of a feature is one of {', '.join(FEATURE_KINDS)}, got {self.kind!r}")
         if self.feature is not None and (self.head is not None or self.neuron is not None):
