@@ -151,3 +151,29 @@ def test_running_out_of_memory_is_told_and_frees_memory(error, monkeypatch) -> N
         monkeypatch.setattr("hookline.explore.session.answer", fail)
         assert "not enough memory" in session.ask({**ASKED, "state": 0}).answered()["error"]
         assert session.runs.n_bytes == 0
+
+
+def test_a_change_to_the_weights_or_to_permanent_hooks_runs_anew() -> None:
+    model, shared, runs = hookline.load("tinyworld"), SharedRuns(), []
+    weight = model.module.transformer.h[1].mlp.c_proj.bias
+
+    def found() -> str:
+        with shared.of_state("a", 0):
+            data = json.dumps(answer(model, asked("lens")))
+        assert data == json.dumps(answer(model, asked("lens")))
+        return data
+
+    before = found()
+    with torch.no_grad():
+        weight.add_(1.0)
+    assert found() != before
+    with torch.no_grad():
+        weight.sub_(1.0)
+    model.add_hook("blocks.1.hook_mlp_out", hookline.edits.zero(), is_permanent=True)
+    assert found() != before
+    model.reset_hooks(including_permanent=True)
+    handle = model.module.register_forward_pre_hook(lambda *_: runs.append(1))
+    found()
+    found()
+    handle.remove()
+    assert len(runs) == 3  # two of them without a page

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeAlias
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,9 @@ Given: TypeAlias = SparseAutoencoder | str | os.PathLike[str]
 """An autoencoder, or its folder."""
 SaesGiven: TypeAlias = Given | Iterable[Given] | Mapping[str, Given]
 """One or several, each at the point where it was trained; or by point."""
+
+Versions: TypeAlias = tuple[Any, ...]
+"""Compares equal to a later one unless something has changed in between."""
 
 CONTEXTS = 12
 """Top contexts of a feature."""
@@ -58,7 +62,7 @@ class AttachedSaes:
         if not self.all:
             raise HooklineError("saes is empty: pass an autoencoder, or the path of its folder")
         self.store = None if store is None else _watched(store)
-        self._profiles: dict[str, Profile] = {}
+        self._profiles: dict[str, tuple[Versions, Profile]] = {}
         self._kept: dict[Any, Any] = {}
         self.notes = [] if self.store is None else self._compared(model, self.store)
 
@@ -91,13 +95,17 @@ class AttachedSaes:
         found = self.named(name)
         if self.store is None:
             raise HooklineError("top contexts need a store of activations: hookline explore MODEL --sae … --store PATH")
-        if found.name not in self._profiles:
-            self._profiles[found.name] = profile(found.sae, model, self.store, k=CONTEXTS, point=found.point)
-        return self._profiles[found.name]
+        known = self.known_profile(found.name)
+        if known is None:
+            now, known = versions(found.sae), profile(found.sae, model, self.store, k=CONTEXTS, point=found.point)
+            self._profiles[found.name] = now, known
+        return known
 
     def known_profile(self, name: str) -> Profile | None:
-        """The top contexts, if the store was read before."""
-        return self._profiles.get(self.named(name).name)
+        """The top contexts, if the store was read before with the autoencoder as it is now."""
+        found = self.named(name)
+        before, known = self._profiles.get(found.name, ((), None))
+        return known if before == versions(found.sae) else None
 
     def kept(self, key: Any, make: Callable[[], Any]) -> Any:
         """A value that is computed once for a key; a few of the latest are kept."""
@@ -139,6 +147,25 @@ class AttachedSaes:
         """Warn about what is to be noted, so that it is shown in a view."""
         for note in self.notes:
             warnings.warn(note, stacklevel=2)
+
+
+def versions(module: nn.Module) -> Versions:
+    """The identity and the version of every parameter and buffer: other ones after a change to the weights.
+
+    A change in place of `parameter.data`, which PyTorch does not count, is not among them.
+    """
+    return tuple((id(x), x.data_ptr(), 0 if x.is_inference() else x._version) for x in _weights(module))
+
+
+def model_versions(model: HookedModel) -> Versions:
+    """The same of a model, with its permanent hooks."""
+    hooks = tuple((ref(each), each.registration.is_enabled()) for each in model._points.permanent.hooks())
+    return versions(model.module), hooks
+
+
+def _weights(module: nn.Module) -> Iterator[Tensor]:
+    yield from module.parameters()
+    yield from module.buffers()
 
 
 class _Watched(Store):

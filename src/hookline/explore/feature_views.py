@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hookline.errors import HooklineError
-from hookline.explore.attached_saes import AttachedSae, AttachedSaes
+from hookline.explore.attached_saes import AttachedSae, AttachedSaes, model_versions, versions
 from hookline.explore.feature_edits import edit_groups
 from hookline.explore.live_edits import applied, library_edits
 from hookline.explore.prompt_inputs import keywords, prompt_of
@@ -50,6 +50,7 @@ def features_view(model: HookedModel, asked: Question) -> dict[str, Any]:
     shown = _active(ordinary.amax(0), MOST_ROWS, asked.feature)
     here = _active(largest[pos], MOST_BARS, asked.feature)
     error = (x - found.sae(x)).float().norm(dim=-1)[0] / x.float().norm(dim=-1)[0]
+    now = (model_versions(model), versions(found.sae))
     return {
         "sae": found.name,
         "point": found.point,
@@ -66,10 +67,10 @@ def features_view(model: HookedModel, asked: Question) -> dict[str, Any]:
         "relative_error": packed_tensor(error),
         "outlying": {"positions": is_out.nonzero().flatten().tolist(), "text": str(left_out)},
         "quality": saes.kept(
-            ("quality", found.name, asked.prompt, asked.images), lambda: _quality(model, asked, found)
+            ("quality", found.name, asked.prompt, asked.images, now), lambda: _quality(model, asked, found)
         ),
         "spliced": saes.kept(
-            ("spliced", found.name, asked.prompt, asked.images, pos), lambda: _spliced(model, asked, found, pos)
+            ("spliced", found.name, asked.prompt, asked.images, pos, now), lambda: _spliced(model, asked, found, pos)
         ),
         "labels": _labels(model, saes, found, sorted({*shown, *here})),
     }

@@ -5,7 +5,7 @@
         answer(model, Question("next", prompt))
         answer(model, Question("lens", prompt))      # the model does not run again
 
-The next state runs anew, so a change to the weights is never missed.
+The next state runs anew, and so does the same one after a change to the weights or to the permanent hooks.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dataclasses import replace
 from hookline.engine.cache import ActivationCache
 from hookline.experiments import logit_lens
 from hookline.experiments.core.answers import cached_run, checked_text
+from hookline.explore.attached_saes import model_versions, versions
 from hookline.explore.live_edits import edited
 from hookline.explore.prompt_inputs import keywords, prompt_of, tokens_in
 from hookline.explore.question import Question
@@ -120,9 +121,17 @@ def _shared(model: HookedModel, asked: Question, what: str, run: Callable[[], Mo
     if given is None:
         return edited_run()
     runs, tab, state = given
+    now = model_versions(model)
     pos = asked.pos if what == "position" else 0
     same = replace(asked, view=what, pos=pos, src=0, target=None, versus=None, layer=0, head=0, measure="", point="")
-    return runs.get((tab, state, replace(same, count=1, start=None, row=0, sae="", feature=None)), edited_run)
+    same = replace(same, count=1, start=None, row=0, sae="", feature=None)
+    return runs.get((tab, state, (same, now, _sae_versions(asked))), edited_run)
+
+
+def _sae_versions(asked: Question) -> Hashable:
+    """Of the autoencoders whose features are edited."""
+    edits = [edit for edit in asked.active if edit.feature is not None]
+    return tuple(versions(asked.saes.named(edit.sae).sae) for edit in edits if asked.saes is not None)
 
 
 def _size(cache: ModelCache) -> int:
