@@ -1,5 +1,6 @@
 """Features on the page are the library's; edits of them are splices, and a script prints the same numbers."""
 
+import copy
 import json
 from dataclasses import replace
 
@@ -307,3 +308,25 @@ def test_the_command_takes_autoencoders(folder, tmp_path) -> None:
 def test_every_view_of_features_is_a_view() -> None:
     assert FEATURE_VIEWS.keys() < VIEWS.keys()
     assert len(COUNTRIES) == 6
+
+
+def test_what_is_kept_is_of_the_weights_as_they_are(folder) -> None:
+    model, sae = tinyworld(), copy.deepcopy(countries())
+    saes = AttachedSaes(model, {POINT: sae}, folder / "store")
+    before = ask(model, "features", saes, pos=3)
+    contexts = ask(model, "contexts", saes, feature=ITALY)["contexts"]
+    assert ask(model, "features", saes, pos=3)["labels"] != {}
+    with torch.no_grad():
+        sae.W_enc.mul_(0.5)
+    after = ask(model, "features", saes, pos=3)
+    fresh = ask(model, "features", AttachedSaes(model, {POINT: sae}), pos=3)
+    assert after == fresh
+    assert after["quality"] != before["quality"]
+    assert ask(model, "contexts", saes, feature=ITALY)["contexts"] != contexts
+
+
+def test_a_model_that_computes_nan(model) -> None:
+    saes = AttachedSaes(model, {POINT: countries()})
+    with model.hooks(fwd_hooks=[("blocks.3.hook_mlp_out", lambda x, hook: x * float("nan"))]):
+        data = ask(model, "features", saes, pos=3)
+    assert data["spliced"]["kl"] is None

@@ -1,15 +1,20 @@
 """The views have the library's own numbers, and follow the edits."""
 
+import threading
+import warnings
+
 import pytest
 import torch
 from questions import EDITS, OTHER, PROMPT, STEER, ZERO, ask, mary_john, printed, unpacked
 from stores import tinyworld
+from tiny_models import causal_lm, seq2seq
 
+import hookline
 from hookline import HooklineError, edits
 from hookline.experiments import ablation, head_detectors, logit_attribution, logit_lens, metrics, patching
 from hookline.explore.feature_views import FEATURE_VIEWS
 from hookline.explore.question import LiveEdit, Question
-from hookline.explore.views import VIEWS, about_model, aligned, answer
+from hookline.explore.views import MEASURES, VIEWS, _rows, about_model, aligned, answer, answers
 
 
 @pytest.fixture(scope="module")
@@ -192,3 +197,56 @@ def test_the_model_is_described(model) -> None:
     data = about_model(model, "tinyworld")
     assert (data["layers"], data["heads"]) == (4, 8)
     assert data["points"]["blocks.0.attn.hook_z"] == "b p h e"
+
+
+def test_the_warnings_of_another_thread_are_not_notes(model, monkeypatch) -> None:
+    def view(model, asked):
+        other = threading.Thread(target=lambda: warnings.warn("of the other thread", stacklevel=1))
+        other.start()
+        other.join()
+        warnings.warn("of the view", stacklevel=1)
+        return {}
+
+    monkeypatch.setitem(VIEWS, "next", view)
+    with pytest.warns(UserWarning, match="of the other thread") as shown:
+        assert ask(model, "next")["notes"] == ["of the view"]
+    assert len(shown) == 1
+
+
+def test_numbers_that_json_does_not_have_are_null(model, monkeypatch) -> None:
+    data = {"kl": float("nan"), "of": {"one": float("inf"), "two": 2.0}}
+    monkeypatch.setitem(VIEWS, "next", lambda model, asked: data)
+    assert ask(model, "next") == {"view": "next", "kl": None, "of": {"one": None, "two": 2.0}, "notes": []}
+
+
+@pytest.mark.parametrize(("tokens", "given"), [(2, {}), (2, {"target": 1}), (2, {"versus": 1}), (3, {})])
+def test_a_vocabulary_of_a_few_tokens(tokens, given) -> None:
+    found = answers(tinyworld(), Question("next", PROMPT, **given), torch.arange(float(tokens)))
+    assert sorted(found) == [tokens - 2, tokens - 1]
+
+
+def test_with_one_token_there_is_nothing_to_compare() -> None:
+    with pytest.raises(HooklineError, match="the same"):
+        answers(tinyworld(), Question("next", PROMPT), torch.zeros(1))
+
+
+def test_layers_with_fewer_heads_than_others(model) -> None:
+    found = unpacked(_rows(model, {0: torch.tensor([5.0]), 2: torch.tensor([1.0, 2.0])})["values"])
+    assert found[2].tolist() == [1, 2]
+    assert found[0, 0] == 5
+    assert found.isnan().sum() == 5
+
+
+def test_a_model_without_heads() -> None:
+    mamba = hookline.hook(causal_lm("mamba", vocab_size=1024), tinyworld().tokenizer)
+    for measure in MEASURES:
+        with pytest.raises(HooklineError, match=r"no attention|none of the layers"):
+            answer(mamba, Question("heads", "Mary gave", measure=measure, target=10, versus=20))
+
+
+def test_the_text_of_an_encoder_decoder_is_whole() -> None:
+    model = hookline.hook(seq2seq("bart", vocab_size=1024), tinyworld().tokenizer)
+    found = answer(model, Question("generate", "Mary gave John a drink", count=3))["before"]
+    ids = model.generate(model.to_tokens("Mary gave John a drink"), max_new_tokens=3, do_sample=False)[0, 1:]
+    assert found == [model.to_string([token]) for token in ids.tolist()]
+    assert len(found) > 0

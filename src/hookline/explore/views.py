@@ -8,8 +8,11 @@ Tensors are sent as float32, so the page has the library's own numbers.
 from __future__ import annotations
 
 import difflib
+import math
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
@@ -55,11 +58,33 @@ def answer(model: HookedModel, asked: Question) -> Data:
     """The view that was asked for, with the warnings that came up on the way as `notes`."""
     if asked.view not in VIEWS:
         raise HooklineError(f"there is no view {asked.view!r}: there are {', '.join(VIEWS)}")
-    with warnings.catch_warnings(record=True) as caught, torch.no_grad():
-        warnings.simplefilter("always")
+    with own_warnings() as notes, torch.no_grad():
         data = VIEWS[asked.view](model, asked)
-    notes = dict.fromkeys(str(each.message) for each in caught if each.category is not DeprecationWarning)
-    return {"view": asked.view, **data, "notes": list(notes)}
+    return {"view": asked.view, **_finite(data), "notes": list(dict.fromkeys(notes))}
+
+
+@contextmanager
+def own_warnings() -> Iterator[list[str]]:
+    """The warnings of this thread, which are not shown; those of other threads are shown as before."""
+    here, found = threading.get_ident(), list[str]()
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def keep(message: Warning | str, category: type[Warning], *where: Any) -> None:
+            if threading.get_ident() != here:
+                show(message, category, *where)
+            elif category is not DeprecationWarning:
+                found.append(str(message))
+
+        warnings.simplefilter("always")
+        warnings.showwarning = keep
+        yield found
+
+
+def _finite(data: Data) -> Data:
+    """The data with None for NaN and infinity, which JSON does not have."""
+    found = {key: _finite(value) if isinstance(value, dict) else value for key, value in data.items()}
+    return {key: None if isinstance(x, float) and not math.isfinite(x) else x for key, x in found.items()}
 
 
 def about_model(model: HookedModel, name: str, saes: AttachedSaes | None = None) -> Data:
@@ -142,10 +167,11 @@ def answers(model: HookedModel, asked: Question, logits: Tensor | None = None) -
     """
     target, versus = (_token_id(model, token) for token in (asked.target, asked.versus))
     if target is None or versus is None:
-        choices = (_logits(model, asked) if logits is None else logits).topk(3).indices.tolist()
-        target = next(each for each in choices if each != versus) if target is None else target
+        logits = _logits(model, asked) if logits is None else logits
+        choices = logits.topk(min(3, len(logits))).indices.tolist()
+        target = next((each for each in choices if each != versus), versus) if target is None else target
         others = [*_choice_of_other(model, asked), *choices] if versus is None else [versus]
-        versus = next(each for each in others if each != target or versus is not None)
+        versus = next((each for each in others if each != target), target)
     if target == versus:
         raise HooklineError("the token and the one that it is compared with are the same: choose another")
     return target, versus
@@ -185,7 +211,7 @@ def heads_view(model: HookedModel, asked: Question) -> Data:
     if asked.measure not in MEASURES:
         raise HooklineError(f"heads are measured by {', '.join(MEASURES)}, not {asked.measure!r}")
     if asked.measure == "attention":
-        return {"measure": asked.measure, "values": packed_tensor(_attention_to(model, asked))}
+        return {"measure": asked.measure, **_rows(model, _attention_to(model, asked))}
     if asked.measure in head_detectors.KINDS:
         with edited_any_text(model, asked):
             scores = head_detectors.head_scores(model, kinds=asked.measure).isel(kind=0)
@@ -207,24 +233,23 @@ def _grid(model: HookedModel, result: Result) -> Data:
 
 
 def _rows(model: HookedModel, rows: dict[int, Tensor]) -> Data:
-    """A row for each layer; layers without heads are NaN."""
+    """A row for each layer; NaN where a layer has no head, or fewer than others."""
+    if not rows:
+        raise HooklineError("this model has no attention heads")
     values = torch.full((model.cfg.n_layers, max(map(len, rows.values()))), float("nan"))
     for layer, row in rows.items():
-        values[layer] = row
+        values[layer, : len(row)] = row
     return {"values": packed_tensor(values)}
 
 
-def _attention_to(model: HookedModel, asked: Question) -> Tensor:
+def _attention_to(model: HookedModel, asked: Question) -> dict[int, Tensor]:
     patterns = _patterns(model, asked)
     if not patterns:
         raise HooklineError("this model has no attention patterns")
     width = next(iter(patterns.values())).shape[-1]
     if asked.pos not in range(-width, width) or asked.src not in range(-width, width):
         raise HooklineError(f"positions {asked.pos} and {asked.src} are not both in a prompt of {width} tokens")
-    values = torch.full((model.cfg.n_layers, model.cfg.n_heads), float("nan"))
-    for layer, pattern in patterns.items():
-        values[layer] = pattern[:, asked.pos, asked.src].float().cpu()
-    return values
+    return {layer: pattern[:, asked.pos, asked.src] for layer, pattern in patterns.items()}
 
 
 def _patterns(model: HookedModel, asked: Question) -> dict[int, Tensor]:
@@ -337,7 +362,8 @@ def _continuation(model: HookedModel, asked: Question) -> list[str]:
     prompt = prompt_of(model, asked)
     tokens = tokens_in(model, prompt)
     given = keywords(tokens if isinstance(prompt, str) else prompt)
-    ids = model.generate(**given, max_new_tokens=asked.count, do_sample=False)[0, tokens.shape[1] :].tolist()
+    before = 1 if model._points.anatomy.is_encoder_decoder else tokens.shape[1]  # a decoder begins with its start token
+    ids = model.generate(**given, max_new_tokens=asked.count, do_sample=False)[0, before:].tolist()
     return [model.to_string([token]) for token in ids]
 
 

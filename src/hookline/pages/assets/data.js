@@ -33,7 +33,7 @@ function number(value, digits = 3) {
   return (Number(said) === 0 ? said.replace("-", "") : said).replace("-", "−");
 }
 
-const percent = (value) => `${(100 * value).toFixed(value > 0 && value < 0.01 ? 2 : 1)} %`;
+const percent = (value) => (value === null || Number.isNaN(value) ? "–" : `${(100 * value).toFixed(value > 0 && value < 0.01 ? 2 : 1)} %`);
 
 // Draw a part of the page anew; what had the focus, and what was scrolled, stays as it was.
 function redraw(node, draw) {

@@ -89,12 +89,11 @@ function featureMap(app, data, texts, out) {
 // How good the autoencoder is on this prompt.
 function featureFacts(app, data, texts, out) {
   const { quality, spliced } = data, error = tensor(data.relative_error).values;
-  const share = (value) => (value === null ? "–" : percent(value));
   const said = [];
   if (quality) {
-    const all = out.size ? ` (${share(quality.explained_variance_of_all)} with the outlying)` : "";
-    said.push(`On this prompt: ${number(quality.l0)} features are active per token; the reconstruction explains ${share(quality.explained_variance)} of the variance${all}.`);
-    if (quality.loss !== null) said.push(`Loss: ${number(quality.loss, 4)}; with the reconstruction ${number(quality.loss_spliced, 4)}, with zeros ${number(quality.loss_zeroed, 4)}: ${share(quality.loss_recovered)} recovered.`);
+    const all = out.size ? ` (${percent(quality.explained_variance_of_all)} with the outlying)` : "";
+    said.push(`On this prompt: ${number(quality.l0)} features are active per token; the reconstruction explains ${percent(quality.explained_variance)} of the variance${all}.`);
+    if (quality.loss !== null) said.push(`Loss: ${number(quality.loss, 4)}; with the reconstruction ${number(quality.loss_spliced, 4)}, with zeros ${number(quality.loss_zeroed, 4)}: ${percent(quality.loss_recovered)} recovered.`);
   }
   const choice = spliced.choice === spliced.text ? "" : ` (the first choice is then “${shown(spliced.choice)}”)`;
   said.push(`After “${texts[data.pos] ?? ""}”: “${shown(spliced.text)}” ${percent(spliced.before)}, with the reconstruction ${percent(spliced.after)}${choice}, KL divergence ${number(spliced.kl)}.`);
