@@ -350,3 +350,12 @@ def test_an_exported_page_opens_from_disk(page, tmp_path) -> None:
     for slot in ("lens", "heads", "attention", "patching", "point"):
         page.wait_for_selector(f"[data-slot={slot}] canvas")
     assert page.locator(".error").count() == 0
+
+
+@pytest.mark.slow
+def test_the_link_that_a_browser_is_started_with(page, explorer) -> None:
+    page.goto(explorer._server.link)
+    page.wait_for_url(f"{explorer.address}**")
+    page.wait_for_selector("[data-round]")
+    settled(page)
+    assert page.evaluate("document.referrer") == ""

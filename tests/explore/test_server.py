@@ -279,3 +279,36 @@ def test_an_exported_page(tmp_path) -> None:
 def test_the_module_is_small() -> None:
     assert len(module().encode()) <= 200_000
     assert len(document({"live": True})) <= 250_000
+
+
+def test_the_browser_is_started_with_a_link_that_works_once(monkeypatch) -> None:
+    opened = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    with explore(tinyworld(), PROMPT) as found:
+        _, token = place(found)
+        [link] = opened
+        assert token not in link
+        path = link.removeprefix(found.address.removesuffix(f"{token}/"))
+        evil = {"Host": "evil.example"}
+        assert request(found, "GET", f"/{path}", headers=evil)[0].status == 403
+        assert request(found, "POST", f"/{path}ask", "{}", JSON)[0].status == 403
+        reply, content = request(found, "GET", f"/{path}")
+        assert reply.status == 200
+        assert f"url={found.address}" in content.decode()
+        reply, content = request(found, "GET", f"/{path}")
+        assert reply.status == 403
+        assert token not in content.decode()
+        assert request(found, "GET", "/TOKEN/")[0].status == 200
+
+
+def test_a_connection_without_a_thread_leaves_its_place(explorer, monkeypatch) -> None:
+    def full(self) -> None:
+        raise RuntimeError("can't start new thread")
+
+    port, _ = place(explorer)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", full)
+        for _ in range(server.MOST_CONNECTIONS + 1):
+            with socket.create_connection(("127.0.0.1", port), timeout=20) as raw, contextlib.suppress(OSError):
+                raw.recv(1)  # ends
+    assert request(explorer, "GET", "/TOKEN/")[0].status == 200

@@ -117,7 +117,7 @@ def explore(
     explorer = Explorer(ExplorerServer(session, state, port=port))
     print(explorer.address, flush=True)
     if browser:
-        webbrowser.open(explorer.address)
+        webbrowser.open(explorer._server.link)
     return explorer
 
 

@@ -61,13 +61,31 @@ class ExplorerServer(ThreadingHTTPServer):
         except (OSError, OverflowError) as error:
             raise HooklineError(f"port {port} of 127.0.0.1 cannot be used: {error}. Use --port 0 for any") from None
         self.state = state
-        self.token = secrets.token_urlsafe(24)
+        self.token, self._link_token = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
+        self._link_left = threading.Semaphore(1)
         self.places = threading.BoundedSemaphore(MOST_CONNECTIONS)
 
     @property
     def address(self) -> str:
         """Where the page is, with its token."""
         return f"http://127.0.0.1:{self.server_port}/{self.token}/"
+
+    @property
+    def link(self) -> str:
+        """An address that leads to the page once: all users of a machine can read the arguments of a browser."""
+        return f"http://127.0.0.1:{self.server_port}/{self._link_token}/"
+
+    def take_link(self, token: str) -> bool:
+        """Whether a token is that of the link; raises if the link was used before."""
+        if not hmac.compare_digest(token.encode(), self._link_token.encode()):
+            return False
+        if not self._link_left.acquire(blocking=False):
+            raise Refused(
+                HTTPStatus.FORBIDDEN,
+                "this link opened the page once already: use the address that hookline printed. If it was not you who "
+                "opened it, someone else on this machine did: close the explorer",
+            )
+        return True
 
     @property
     def hosts(self) -> tuple[str, str]:
@@ -84,7 +102,11 @@ class ExplorerServer(ThreadingHTTPServer):
         if not self.places.acquire(blocking=False):
             self.shutdown_request(request)
             return
-        super().process_request(request, client_address)
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # there was no thread for it
+            self.places.release()
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """One connection, whose place is free again afterward."""
@@ -144,9 +166,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_error(HTTPStatus.REQUEST_TIMEOUT, "the request took too long")
 
     def _page(self) -> tuple[str, bytes]:
+        server = self.server
+        if server.take_link(self._parts()[0]):
+            to = f'<meta http-equiv="refresh" content="0; url={server.address}">'
+            return "text/html; charset=utf-8", f'<!doctype html><link rel="icon" href="data:,">{to}'.encode()
         if self._path() != "":
             raise Refused(HTTPStatus.NOT_FOUND, "there is nothing here")
-        server = self.server
         data = {"live": True, "model": server.session.described, "steps": [{"state": server.state}], "answers": []}
         return "text/html; charset=utf-8", document(data).encode()
 
@@ -166,14 +191,19 @@ class _Handler(BaseHTTPRequestHandler):
             raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from None
         raise Refused(HTTPStatus.NOT_FOUND, "there is nothing here")
 
-    def _path(self) -> str:
-        """What comes after the token in the address."""
+    def _parts(self) -> tuple[str, str]:
+        """The token in the address, and what comes after it."""
         if self.headers.get("Host") not in self.server.hosts:
             raise Refused(HTTPStatus.FORBIDDEN, "this server answers at 127.0.0.1 only")
         _, token, *rest = self.path.partition("?")[0].split("/") if self.path.startswith("/") else ("", "")
+        return token, "/".join(rest)
+
+    def _path(self) -> str:
+        """What comes after the token in the address; raises unless the token is valid."""
+        token, rest = self._parts()
         if not hmac.compare_digest(token.encode(), self.server.token.encode()):
             raise Refused(HTTPStatus.FORBIDDEN, "the address has no valid token: use the one that hookline printed")
-        return "/".join(rest)
+        return rest
 
     def _check_origin(self) -> None:
         origin, site = self.headers.get("Origin"), self.headers.get("Sec-Fetch-Site")
