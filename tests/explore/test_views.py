@@ -250,3 +250,18 @@ def test_the_text_of_an_encoder_decoder_is_whole() -> None:
     ids = model.generate(model.to_tokens("Mary gave John a drink"), max_new_tokens=3, do_sample=False)[0, 1:]
     assert found == [model.to_string([token]) for token in ids.tolist()]
     assert len(found) > 0
+
+
+@pytest.mark.parametrize("view", ["attribution", "heads"])
+@pytest.mark.parametrize("kind", ["zero", "scale", "mean", "patch"])
+@pytest.mark.parametrize("point", ["ln_final.hook_in", "ln_final.hook_out", "unembed.hook_out"])
+def test_parts_sum_to_the_logit_or_there_are_none(model, point, kind, view) -> None:
+    edit = LiveEdit(kind, point, amount=0.3)
+    try:
+        data = ask(model, view, other=OTHER, edits=(edit,), **mary_john(model))
+    except HooklineError:
+        assert (point, kind) not in {("ln_final.hook_out", "zero"), ("ln_final.hook_out", "scale")}
+        return
+    assert point == "ln_final.hook_out"  # its factor is known, so the parts are scaled by it
+    if view == "attribution":
+        assert data["bias"] + unpacked(data["values"]).sum() == pytest.approx(data["logit"], abs=1e-4)

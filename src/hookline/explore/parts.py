@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hookline.engine.points import HookPoint
+from hookline.errors import HooklineError
 from hookline.experiments.core.answers import cached_run, checked_text
 from hookline.explore.live_edits import applied, edited
 from hookline.explore.prompt_inputs import prompt_of
@@ -50,14 +51,28 @@ def components(model: HookedModel, asked: Question, target: int, versus: int) ->
     """The components of the run with the edits."""
     cache = run_at_position(model, asked)
     labels, stack = _with_edits(cache) if edits_stream(asked) else cache.decompose_resid(return_labels=True)[::-1]
-    assert cache.logits is not None
-    logits = cache.logits.reshape(-1).float()
     return LogitParts(
         labels,
         cache.logit_attrs(stack, target, versus).reshape(len(labels)).float(),
         float(cache.logit_bias(target, versus)),
-        float(logits[target] - logits[versus]),
+        _logit(cache, asked, target, versus),
     )
+
+
+def _logit(cache: ModelCache, asked: Question, target: int, versus: int) -> float:
+    """The logit difference of the run; raises if an edit after the stream has made it another than the stream's."""
+    assert cache.logits is not None
+    both = cache.logits.reshape(-1)[[target, versus]]
+    logit = both[0].float() - both[1].float()
+    if asked.active:
+        stream = cache._stream(cache.n_layers)[None]
+        read = cache.logit_attrs(stream, target, versus).float().sum() + float(cache.logit_bias(target, versus))
+        if not is_rounding(read - logit, both):
+            raise HooklineError(
+                f"the logits are edited after the residual stream: its parts sum to {float(read):.3f}, the logit "
+                f"difference is {float(logit):.3f}. Switch off edits at the final norm and at the unembedding"
+            )
+    return float(logit)
 
 
 def _with_edits(cache: ModelCache) -> tuple[list[str], Tensor]:
@@ -89,6 +104,7 @@ def heads(model: HookedModel, asked: Question, target: int, versus: int) -> Head
         stack, labels = cache.stack_head_results(return_labels=True)
     else:  # raises if they do not sum to the stream
         stack, labels = cache.get_full_resid_decomposition(expand_neurons=False, return_labels=True)
+    _logit(cache, asked, target, versus)  # raises if the parts would not sum to it
     values = cache.logit_attrs(stack, target, versus).reshape(len(labels)).float()
     layers: dict[int, list[Tensor]] = {}
     for label, value in zip(labels, values, strict=True):

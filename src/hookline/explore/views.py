@@ -70,9 +70,9 @@ def own_warnings() -> Iterator[list[str]]:
     with warnings.catch_warnings():
         show = warnings.showwarning
 
-        def keep(message: Warning | str, category: type[Warning], *where: Any) -> None:
+        def keep(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
             if threading.get_ident() != here:
-                show(message, category, *where)
+                show(message, category, *where, **more)
             elif category is not DeprecationWarning:
                 found.append(str(message))
 
@@ -169,7 +169,7 @@ def answers(model: HookedModel, asked: Question, logits: Tensor | None = None) -
     if target is None or versus is None:
         logits = _logits(model, asked) if logits is None else logits
         choices = logits.topk(min(3, len(logits))).indices.tolist()
-        target = next((each for each in choices if each != versus), versus) if target is None else target
+        target = next((each for each in choices if each != versus), choices[0]) if target is None else target
         others = [*_choice_of_other(model, asked), *choices] if versus is None else [versus]
         versus = next((each for each in others if each != target), target)
     if target == versus:
