@@ -97,7 +97,10 @@ class AttachedSaes:
             raise HooklineError("top contexts need a store of activations: hookline explore MODEL --sae … --store PATH")
         known = self.known_profile(found.name)
         if known is None:
-            now, known = versions(found.sae), profile(found.sae, model, self.store, k=CONTEXTS, point=found.point)
+            now, known = (
+                weight_versions(found.sae),
+                profile(found.sae, model, self.store, k=CONTEXTS, point=found.point),
+            )
             self._profiles[found.name] = now, known
         return known
 
@@ -105,7 +108,7 @@ class AttachedSaes:
         """The top contexts, if the store was read before with the autoencoder as it is now."""
         found = self.named(name)
         before, known = self._profiles.get(found.name, ((), None))
-        return known if before == versions(found.sae) else None
+        return known if before == weight_versions(found.sae) else None
 
     def kept(self, key: Any, make: Callable[[], Any]) -> Any:
         """A value that is computed once for a key; a few of the latest are kept."""
@@ -149,7 +152,7 @@ class AttachedSaes:
             warnings.warn(note, stacklevel=2)
 
 
-def versions(module: nn.Module) -> Versions:
+def weight_versions(module: nn.Module) -> Versions:
     """The identity and the version of every parameter and buffer: other ones after a change to the weights.
 
     A change in place of `parameter.data`, which PyTorch does not count, is not among them.
@@ -160,7 +163,7 @@ def versions(module: nn.Module) -> Versions:
 def model_versions(model: HookedModel) -> Versions:
     """The same of a model, with its permanent hooks."""
     hooks = tuple((ref(each), each.registration.is_enabled()) for each in model._points.permanent.hooks())
-    return versions(model.module), hooks
+    return weight_versions(model.module), hooks
 
 
 def _weights(module: nn.Module) -> Iterator[Tensor]:

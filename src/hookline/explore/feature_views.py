@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hookline.errors import HooklineError
-from hookline.explore.attached_saes import AttachedSae, AttachedSaes, model_versions, versions
+from hookline.explore.attached_saes import AttachedSae, AttachedSaes, model_versions, weight_versions
 from hookline.explore.feature_edits import edit_groups
 from hookline.explore.live_edits import applied, library_edits
 from hookline.explore.prompt_inputs import keywords, prompt_of
@@ -50,7 +50,7 @@ def features_view(model: HookedModel, asked: Question) -> dict[str, Any]:
     shown = _active(ordinary.amax(0), MOST_ROWS, asked.feature)
     here = _active(largest[pos], MOST_BARS, asked.feature)
     error = (x - found.sae(x)).float().norm(dim=-1)[0] / x.float().norm(dim=-1)[0]
-    now = (model_versions(model), versions(found.sae))
+    now = (model_versions(model), weight_versions(found.sae))
     return {
         "sae": found.name,
         "point": found.point,

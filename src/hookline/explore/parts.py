@@ -70,7 +70,7 @@ def _logit(cache: ModelCache, asked: Question, target: int, versus: int) -> floa
         if not is_rounding(read - logit, both):
             raise HooklineError(
                 f"the logits are edited after the residual stream: its parts sum to {float(read):.3f}, the logit "
-                f"difference is {float(logit):.3f}. Switch off edits at the final norm and at the unembedding"
+                f"difference is {float(logit):.3f}. Disable edits at the final norm and at the unembedding"
             )
     return float(logit)
 

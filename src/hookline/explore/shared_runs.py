@@ -19,7 +19,7 @@ from dataclasses import replace
 from hookline.engine.cache import ActivationCache
 from hookline.experiments import logit_lens
 from hookline.experiments.core.answers import cached_run, checked_text
-from hookline.explore.attached_saes import model_versions, versions
+from hookline.explore.attached_saes import model_versions, weight_versions
 from hookline.explore.live_edits import edited
 from hookline.explore.prompt_inputs import keywords, prompt_of, tokens_in
 from hookline.explore.question import Question
@@ -131,7 +131,7 @@ def _shared(model: HookedModel, asked: Question, what: str, run: Callable[[], Mo
 def _sae_versions(asked: Question) -> Hashable:
     """Of the autoencoders whose features are edited."""
     edits = [edit for edit in asked.active if edit.feature is not None]
-    return tuple(versions(asked.saes.named(edit.sae).sae) for edit in edits if asked.saes is not None)
+    return tuple(weight_versions(asked.saes.named(edit.sae).sae) for edit in edits if asked.saes is not None)
 
 
 def _size(cache: ModelCache) -> int:
