@@ -85,7 +85,9 @@ def run_at_position(model: HookedModel, asked: Question) -> ModelCache:
 
 def run_with_points(model: HookedModel, asked: Question, names: list[str]) -> ActivationCache:
     """The run with the edits, in which these points are at every position."""
-    if _fits(model, asked) and all(model.point(name).stream != "image" for name in names):
+    points = [model.point(name) for name in names]
+    is_in_all = all(each.stream != "image" and not model._points.is_on_request(each.canonical_name) for each in points)
+    if is_in_all and _fits(model, asked):
         return _run(model, asked)
     with edited(model, asked):
         given = keywords(prompt_of(model, asked))

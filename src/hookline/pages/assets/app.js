@@ -157,9 +157,18 @@ class App {
     this.home.keep(this.state, this.known(this.state));
     if (slots === null) this.paint();
     else panels.forEach((panel) => this.paintPanel(panel));
-    if (!this.state.prompt) return;
+    if (!this.state.prompt) return this.clear();
     if (slots === null) this.refresh();
     else panels.forEach((panel) => this.fetch(panel));
+  }
+
+  // There is no prompt, and so nothing to show.
+  clear() {
+    this.round += 1;
+    this.server?.drop();
+    [this.answers, this.errors] = [{}, {}];
+    this.paint();
+    this.tell("write a prompt");
   }
 
   // Whether a page that was saved has an answer for a state: for the first of the panels that change.
@@ -283,8 +292,9 @@ class App {
   paintAnswers() {
     const next = this.answer("next");
     if (!next) return;
-    this.target.value = next.target.text;
-    this.versus.value = next.versus.text;
+    const typed = (value) => (this.errors.next && typeof value === "string" ? value : null);
+    this.target.value = typed(this.state.target) ?? next.target.text;
+    this.versus.value = typed(this.state.versus) ?? next.versus.text;
   }
 
   paintPanel(panel) {

@@ -31,8 +31,8 @@ function coloredText(texts, values, most, app, { at = -1, linked = false, what =
       onmouseleave: () => { tip.hide(); if (linked) app.link.hover(null); },
     }, shown(text, true) === text.slice(1) ? text : shown(text));
     if (share > 0) {
-      node.style.background = color(share, "one");
-      if (share > 0.55) node.style.color = palette().on;
+      const { back, ink } = cellColors(share, "one");
+      Object.assign(node.style, { background: back, color: ink });
     }
     return node;
   }));

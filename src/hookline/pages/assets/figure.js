@@ -204,8 +204,8 @@ class Curves {
 
 // A token of a text, colored by a share of the largest value.
 function paintToken(node, share, scale) {
-  node.style.background = color(share, scale);
-  node.style.color = Math.abs(share) > 0.55 ? palette().on : palette().ink;
+  const { back, ink } = cellColors(share, scale);
+  Object.assign(node.style, { background: back, color: ink });
 }
 
 function attentionFigure(panel, figure, at) {

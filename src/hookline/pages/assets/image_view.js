@@ -189,6 +189,8 @@ function imagePanel(app) {
   };
 }
 
+const editedLayer = (state) => (state.overlay === "patching" ? state.layer : 0);
+
 function drawImage(app, list, state) {
   const layout = list.images?.[state.image], url = state.images[state.image];
   if (!layout) return [el("p", { class: "hint" }, "There is nothing here yet.")];
@@ -202,7 +204,8 @@ function drawImage(app, list, state) {
   const map = new ImageMap(`Image ${state.image + 1}: ${total} tokens`, {
     url, layout, lines, scale: overlay?.scale ?? "one", most: overlay?.most ?? 1, value: overlay?.value ?? (() => NaN), text: overlay?.text,
     ...towerLinks(app, list, layout, state),
-    pick: (pos, isMore) => app.select({ point: `blocks.${state.layer}.hook_resid_pre`, layer: state.layer, pos: isMore ? toggled(app.link.selected?.pos, pos) : pos }),
+    // In the first layer, where every later one still reads it, unless the view is about another.
+    pick: (pos, isMore) => app.select({ point: `blocks.${editedLayer(state)}.hook_resid_pre`, layer: editedLayer(state), pos: isMore ? toggled(app.link.selected?.pos, pos) : pos }),
   }, app.link);
   return [...notes, { node: map.node, start: () => map.draw() }, overlay ? el("p", { class: "sum" }, overlay.sum(layout.positions)) : el("p", { class: "hint" }, state.overlay === "patching" ? "Write a second prompt, or give it another image, to patch between them." : "")];
 }

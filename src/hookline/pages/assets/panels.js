@@ -4,7 +4,7 @@ const MEASURES = {
   attribution: "adds to the answer", ablation: "ablation changes the answer by", attention: "attends to the marked token",
   previous_token: "attends to the previous token", duplicate_token: "attends to the same token", induction: "induction",
 };
-const SWEEPS = { stream: "residual stream", attention: "attention outputs", mlp: "MLP outputs", heads: "heads" };
+const SWEEPS = { stream: "residual stream before each layer", attention: "attention outputs", mlp: "MLP outputs", heads: "heads" };
 const STREAMS = { stream: "hook_resid_pre", attention: "hook_attn_out", mlp: "hook_mlp_out" };
 
 const headPoint = (layer) => `blocks.${layer}.attn.hook_z`;
