@@ -98,12 +98,16 @@ def measured(browser: Browser, model: HookedModel, prompt: str, other: str, roun
     tokens = model.to_tokens(prompt)
     row: dict[str, Any] = {"tokens": tokens.shape[1]}
     with explore(model, prompt, other, browser=False) as explorer:
+        session = explorer._server.session
         page, first = opened(browser, explorer.address)
         with_edit(page)
         forwards, clicks = [], []
         for _ in range(rounds):
             forwards.append(_forward(model, tokens))
-            clicks.append(clicked(page))
+            session.remembered.clear()
+            anew = clicked(page)["all"]
+            clicked(page)  # switched back, so that the answers of both states are kept
+            clicks.append({**clicked(page), "anew": anew})
         row |= {"first view": first, "forward": statistics.median(forwards)}
         row |= {what: statistics.median(each[what] for each in clicks) for what in clicks[0]}
         frames = {
@@ -129,6 +133,7 @@ def report(name: str, row: dict[str, Any]) -> None:
     print(f"\n{name}, {row['tokens']} tokens: bare forward pass {1e3 * base:.0f} ms")
     labels = {"first view": "address to first view", "next": "click to next tokens"}
     labels |= {"seen": "click to all views on the screen", "all": "click to all views"}
+    labels |= {"anew": "the same, with no answers kept"}
     for key, label in labels.items():
         print(f"  {label:34} {1e3 * row[key]:7.0f} ms  {row[key] / base:6.1f} × forward")
     for what, times in row["frames"].items():

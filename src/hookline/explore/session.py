@@ -13,6 +13,7 @@ from hookline.explore.attached_saes import AttachedSaes
 from hookline.explore.jobs import Cancelled, Job, Worker
 from hookline.explore.live_edits import script
 from hookline.explore.question import Question
+from hookline.explore.remembered import Remembered
 from hookline.explore.shared_runs import SharedRuns
 from hookline.explore.views import Data, about_model, answer
 from hookline.model import HookedModel
@@ -61,7 +62,7 @@ class Session:
         paths: Mapping[str, str] | None = None,
     ) -> None:
         self.described = about_model(model, name, saes)
-        self.name, self.worker, self.runs = name, Worker(), SharedRuns()
+        self.name, self.worker, self.runs, self.remembered = name, Worker(), SharedRuns(), Remembered()
         self._model: HookedModel | None = model
         self._saes, self._paths = saes, paths or {}
 
@@ -77,7 +78,7 @@ class Session:
         return Asked(job, question, self)
 
     def _view(self, model: HookedModel, question: Question, tab: str, state: int) -> Data:
-        with self.runs.of_state(tab, state):
+        with self.runs.of_state(tab, state), self.remembered.used():
             return answer(model, question)
 
     def script(self, question: Question) -> str:
@@ -102,6 +103,7 @@ class Session:
         """Cancel everything, end the thread, and let go of the model; may be called more than once."""
         self.worker.close()
         self.runs.clear()
+        self.remembered.clear()
         self._model = self._saes = None
 
 

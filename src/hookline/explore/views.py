@@ -13,6 +13,8 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -35,7 +37,8 @@ from hookline.explore.prompt_inputs import (
     tokens_in,
 )
 from hookline.explore.question import Question
-from hookline.explore.shared_runs import run_at_position, run_of_lens, run_with_points
+from hookline.explore.remembered import remembered
+from hookline.explore.shared_runs import clean_logits, logits_at_position, logits_of_lens, run_with_points
 from hookline.model import HookedModel
 from hookline.pages.tensors import packed_tensor
 
@@ -134,11 +137,9 @@ def aligned(first: list[int], second: list[int]) -> list[list[int | None]]:
 
 def next_view(model: HookedModel, asked: Question) -> Data:
     """The likeliest next tokens after a position, without the edits and with them, and the tokens to compare."""
-    after = run_at_position(model, asked).logits
-    assert after is not None
-    before = after = after.reshape(-1).float()
+    before = after = logits_at_position(model, asked).float()
     if asked.active:
-        before = _logits(model, asked)
+        before = clean_logits(model, asked).float()
     target, versus = answers(model, asked, before)
     first, old = (x.topk(min(most, len(x))).indices.tolist() for x, most in ((after, 10), (before, 5)))
     shown = list(dict.fromkeys([*first, *old, target, versus]))
@@ -153,13 +154,6 @@ def next_view(model: HookedModel, asked: Question) -> Data:
     }
 
 
-def _logits(model: HookedModel, asked: Question) -> Tensor:
-    logits = model(**keywords(prompt_of(model, asked)))
-    if asked.pos not in range(-logits.shape[1], logits.shape[1]):
-        raise HooklineError(f"position {asked.pos} is out of range: the prompt has {logits.shape[1]} tokens")
-    return logits[0, asked.pos].float()
-
-
 def answers(model: HookedModel, asked: Question, logits: Tensor | None = None) -> tuple[int, int]:
     """The ids of the target and of the token that it is compared with.
 
@@ -167,7 +161,7 @@ def answers(model: HookedModel, asked: Question, logits: Tensor | None = None) -
     """
     target, versus = (_token_id(model, token) for token in (asked.target, asked.versus))
     if target is None or versus is None:
-        logits = _logits(model, asked) if logits is None else logits
+        logits = clean_logits(model, asked) if logits is None else logits
         choices = logits.topk(min(3, len(logits))).indices.tolist()
         target = next((each for each in choices if each != versus), choices[0]) if target is None else target
         others = [*_choice_of_other(model, asked), *choices] if versus is None else [versus]
@@ -197,7 +191,7 @@ def lens_view(model: HookedModel, asked: Question) -> Data:
     count = min(length, max(8, MOST_LENS // ((model.cfg.n_layers + 1) * model.cfg.d_vocab)))
     start = min(max(0, asked.pos % length - count + 1 if asked.start is None else asked.start), length - count)
     top, where = min(10, model.cfg.d_vocab), slice(start, start + count)
-    logits = run_of_lens(model, asked, where).logit_lens().float()
+    logits = logits_of_lens(model, asked, where).float()
     tokens, probs = logit_lens.top_tokens(model, [logits], top)
     words: dict[str, int] = {}
     cells = [[[words.setdefault(token, len(words)) for token in here] for here in row] for row in tokens]
@@ -213,13 +207,21 @@ def heads_view(model: HookedModel, asked: Question) -> Data:
     if asked.measure == "attention":
         return {"measure": asked.measure, **_rows(model, _attention_to(model, asked))}
     if asked.measure in head_detectors.KINDS:
-        with edited_any_text(model, asked):
-            scores = head_detectors.head_scores(model, kinds=asked.measure).isel(kind=0)
-        return {"measure": asked.measure, **_grid(model, scores)}
+        return remembered(model, asked, ("heads", asked.measure), partial(_detected, model, asked, asked.measure))
     target, versus = answers(model, asked)
     if asked.measure == "attribution":
         found = parts.heads(model, asked, target, versus)
         return {"measure": asked.measure, **_rows(model, found.layers), "edits": found.edits}
+    return remembered(model, asked, ("ablation", target, versus), lambda: _ablated(model, asked, target, versus))
+
+
+def _detected(model: HookedModel, asked: Question, kind: head_detectors.Kind) -> Data:
+    with edited_any_text(model, asked):
+        scores = head_detectors.head_scores(model, kinds=kind).isel(kind=0)
+    return {"measure": kind, **_grid(model, scores)}
+
+
+def _ablated(model: HookedModel, asked: Question, target: int, versus: int) -> Data:
     with edited(model, asked):
         metric = metrics.logit_diff(target, versus, pos=asked.pos)
         lost = ablation.ablate(model, prompt_of(model, asked), metric, progress=False)
@@ -334,6 +336,11 @@ def patching_view(model: HookedModel, asked: Question) -> Data:
     if not asked.other:
         raise HooklineError("patching needs a second prompt: write one below the first")
     target, versus = answers(model, asked)
+    key = ("patching", asked.measure, target, versus)
+    return remembered(model, asked, key, lambda: _patched(model, asked, target, versus))
+
+
+def _patched(model: HookedModel, asked: Question, target: int, versus: int) -> Data:
     points, over = SWEEPS[asked.measure]
     metric = metrics.logit_diff(target, versus, pos=asked.pos)
     first, second = prompt_of(model, asked), other_of(model, asked)
@@ -353,18 +360,21 @@ def generate_view(model: HookedModel, asked: Question) -> Data:
     """The text that the model continues the prompt with, without the edits and with them."""
     if asked.count not in range(1, MOST_NEW + 1):
         raise HooklineError(f"the number of new tokens is from 1 to {MOST_NEW}, got {asked.count}")
-    before = _continuation(model, asked)
-    with edited(model, asked):
-        return {"before": before, "after": _continuation(model, asked) if asked.active else before}
+    before = _continuation(model, replace(asked, edits=()))
+    return {"before": before, "after": _continuation(model, asked) if asked.active else before}
 
 
 def _continuation(model: HookedModel, asked: Question) -> list[str]:
-    prompt = prompt_of(model, asked)
-    tokens = tokens_in(model, prompt)
-    given = keywords(tokens if isinstance(prompt, str) else prompt)
-    before = 1 if model._points.anatomy.is_encoder_decoder else tokens.shape[1]  # a decoder begins with its start token
-    ids = model.generate(**given, max_new_tokens=asked.count, do_sample=False)[0, before:].tolist()
-    return [model.to_string([token]) for token in ids]
+    def generated() -> list[str]:
+        prompt = prompt_of(model, asked)
+        tokens = tokens_in(model, prompt)
+        given = keywords(tokens if isinstance(prompt, str) else prompt)
+        start = 1 if model._points.anatomy.is_encoder_decoder else tokens.shape[1]  # a decoder begins with a token
+        with edited(model, asked):
+            ids = model.generate(**given, max_new_tokens=asked.count, do_sample=False)[0, start:].tolist()
+        return [model.to_string([token]) for token in ids]
+
+    return remembered(model, asked, ("generate", asked.count), generated)
 
 
 VIEWS: dict[str, Callable[[HookedModel, Question], Data]] = {
