@@ -12,6 +12,7 @@ import pytest
 import tiny_models
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import hookline
 from hookline.engine.deferred import Activations, Deferred
@@ -173,6 +174,36 @@ def test_autocast(llama) -> None:
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         full, there = model.run_with_cache(**inputs)[1], recorded(model, inputs, DERIVED)
     assert all(is_same(full[name], there[name]) for name in DERIVED)
+
+
+AROUND_READING = {
+    "autocast": lambda read: _within(torch.autocast("cpu", torch.bfloat16), read),
+    "fake tensors": lambda read: _within(FakeTensorMode(allow_non_fake_inputs=True), read),
+    "default device": lambda read: _within(torch.device("meta"), read),
+    "grad": lambda read: torch.func.grad(lambda x: x * read().sum())(torch.tensor(1.0)),
+    "vmap": lambda read: torch.func.vmap(lambda x: x * read().sum())(torch.ones(2)),
+    "inference mode": lambda read: _within(torch.inference_mode(), read),
+}
+
+
+def _within(context, read) -> None:
+    with context:
+        read()
+
+
+@pytest.mark.parametrize("way", AROUND_READING)
+def test_what_surrounds_the_reader(llama, way) -> None:
+    module, inputs = llama
+    model = hookline.hook(module)
+    with torch.no_grad():
+        full, there = model.run_with_cache(**inputs)[1], recorded(model, inputs, DERIVED)
+    for name in DERIVED:
+        assert is_deferred(full, name)
+        AROUND_READING[way](lambda name=name: full[name])
+        assert not is_deferred(full, name)
+        assert type(full[name]) is Tensor
+        assert is_same(full[name], there[name])
+        assert not full[name].is_inference()
 
 
 def test_what_is_read_can_be_written_to(llama) -> None:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.utils._python_dispatch import _disable_current_modes
 
 from hookline.engine.snapshots import shared
 
@@ -29,7 +32,7 @@ class Deferred:
     def compute(self) -> Tensor:
         """Return a new tensor, or one that shares memory with nothing that can be written to."""
         sources = self.sources()
-        with torch._C.DisableTorchFunction(), torch.inference_mode(sources[0].is_inference()), torch.no_grad():
+        with _as_in_run(), torch.inference_mode(sources[0].is_inference()), torch.no_grad():
             x = self._result()
             memory = x.untyped_storage()
             is_new = all(memory is not each.untyped_storage() for each in sources)
@@ -48,7 +51,7 @@ class Deferred:
     def like(self) -> Tensor:
         """Return a tensor of the same shape and dtype, without data."""
         try:
-            with torch._C.DisableTorchFunction(), torch.no_grad():
+            with _as_in_run(), torch.no_grad():
                 return self._without_data()
         except (NotImplementedError, RuntimeError):  # rows chosen by a mask: how many is known only from its data
             return self.compute()
@@ -74,6 +77,18 @@ class Deferred:
             elif isinstance(each, Tensor):
                 found.append(each)
         return found
+
+
+@contextmanager
+def _as_in_run() -> Iterator[None]:
+    """Outside what surrounds the reader: autocast, modes of torch such as fake tensors, and transforms (`grad`)."""
+    with (
+        torch._C.DisableTorchFunction(),
+        torch._C._DisableAutocast(),
+        _disable_current_modes(),
+        temporarily_clear_interpreter_stack(),
+    ):
+        yield
 
 
 def kept(x: Tensor) -> Tensor | None:
