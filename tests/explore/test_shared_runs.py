@@ -177,3 +177,14 @@ def test_a_change_to_the_weights_or_to_permanent_hooks_runs_anew() -> None:
     found()
     handle.remove()
     assert len(runs) == 3  # two of them without a page
+
+
+@pytest.mark.parametrize("name", ["blocks.1.hook_q_input", "blocks.1.attn.hook_result", "blocks.0.mlp.hook_in"])
+def test_a_point_that_is_recorded_on_request_only(name) -> None:
+    model, runs = tinyworld(), SharedRuns()
+    with runs.of_state("a", 0):
+        answer(model, asked("next"))
+        data = answer(model, asked("point", point=name))
+    expected = model.cache(PROMPT, names_filter=name)[name][0]
+    expected = expected[:, 0] if expected.ndim == 3 else expected
+    assert data["values"]["shape"] == list(expected.shape)

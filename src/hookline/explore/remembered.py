@@ -46,18 +46,17 @@ class Remembered:
     def get(self, key: Hashable, seen: bytes, compute: Callable[[], Any]) -> Any:
         """The answer that is kept if the model is as it was seen then, or a new one."""
         before, value, told = self._kept.get(key, (b"", None, []))
-        if before != seen:
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
+        if before == seen:
+            for each in told:
+                warnings.warn(each, stacklevel=2)
+        else:
+            with _noting() as told:
                 value = compute()
-            told = [each.message for each in caught if isinstance(each.message, Warning)]
         with self._lock:
             self._kept.pop(key, None)
             self._kept[key] = seen, value, told
             while len(self._kept) > MOST:
                 del self._kept[next(iter(self._kept))]
-        for each in told:
-            warnings.warn(each, stacklevel=2)
         return value
 
     def clear(self) -> None:
@@ -66,13 +65,30 @@ class Remembered:
             self._kept.clear()
 
 
+@contextmanager
+def _noting() -> Iterator[list[Warning]]:
+    """The warnings of this thread, which are shown as before."""
+    here, found = threading.get_ident(), list[Warning]()
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def note(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if threading.get_ident() == here:
+                found.append(message if isinstance(message, Warning) else category(message))
+            show(message, category, *where, **more)
+
+        warnings.showwarning = note
+        yield found
+
+
 _current: ContextVar[Remembered | None] = ContextVar("remembered answers", default=None)
 
 
 def remembered(model: HookedModel, asked: Question, key: Hashable, compute: Callable[[], Any]) -> Any:
     """What `compute` returns. It depends on the model, the prompts and edits of the question, and `key`."""
     kept = _current.get()
-    weights = None if kept is None else fingerprint(model.module)
+    has_runs = kept is not None and not model._points.anatomy.is_encoder_decoder  # whose prompt alone has no logits
+    weights = fingerprint(model.module) if has_runs else None
     if kept is None or weights is None:
         return compute()
     runs = [clean_logits(model, asked), *([logits_at_position(model, asked)] if asked.active else [])]
