@@ -4,7 +4,7 @@
     python benchmarks/compiled.py --shape tiny --device cpu --backend aot_eager
 
 A model of that shape with random weights, one process, the ways in turn. Every residual stream is read, one vector is
-added and one head is switched off. The limit is the weights that a token needs, over the measured bandwidth of a copy.
+added and one head is disabled. The limit is the weights that a token needs, over the measured bandwidth of a copy.
 """
 
 from __future__ import annotations

@@ -94,9 +94,9 @@ def test_pin_a_feature_switch_it_off_and_undo(opened, tmp_path) -> None:
     settled(page)
     panel = page.locator("[data-slot=feature]")
     assert "position 3" in panel.locator("label").inner_text()
-    panel.get_by_role("button", name="Switch off").click()
+    panel.get_by_role("button", name="Disable", exact=True).click()
     settled(page)
-    assert edits(page) == ["switch off: countries, feature 1, position 3"]
+    assert edits(page) == ["disable: countries, feature 1, position 3"]
     assert rows(page, "next")[0] == f"·Rome: {percent()}, {percent(off)}"
     with page.expect_download() as found:
         page.get_by_role("button", name="Save as one page").click()

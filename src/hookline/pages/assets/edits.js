@@ -7,7 +7,7 @@ function said(edit) {
   const parts = ["head", "neuron", "feature"].filter((part) => isGiven(edit[part])).map((part) => `${part} ${edit[part]}`);
   const where = [edit.sae || edit.point, ...parts, isGiven(edit.pos) ? positionsSaid(edit.pos) : "all positions"];
   const what = edit.kind === "steer" ? `steer from “${edit.negative}” to “${edit.positive}”`
-    : edit.kind === "zero" && isGiven(edit.feature) ? "switch off" : NAMES[edit.kind];
+    : edit.kind === "zero" && isGiven(edit.feature) ? "disable" : NAMES[edit.kind];
   return `${what}: ${where.join(", ")}`;
 }
 

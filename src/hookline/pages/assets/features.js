@@ -161,7 +161,7 @@ function featureActions(edits, place) {
   return el("div", { class: "selection" },
     el("p", {}, `feature ${place.feature} at `, el("code", {}, place.point)),
     edits.whereBox(place),
-    el("div", { class: "controls" }, button("Switch off", "zero", () => ({})),
+    el("div", { class: "controls" }, button("Disable", "zero", () => ({})),
       button("Scale by", "scale", () => ({ amount: Number(amount.value) })), button("Set to", "set", () => ({ amount: Number(amount.value) })), amount));
 }
 
