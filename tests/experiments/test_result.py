@@ -266,8 +266,8 @@ def test_normalised_by_metric(several):
 @pytest.mark.parametrize(
     ("info", "message"),
     [
-        ({}, "no baseline 'clean'"),
-        ({"clean": 1.0}, "no baseline 'corrupted'"),
+        ({}, "no clean and no corrupted run"),
+        ({"clean": 1.0}, "no corrupted run"),
         ({"clean": 2.0, "corrupted": 2.0}, "same logit_diff"),
         ({"clean": 2.0, "corrupted": 2.0 + 1e-9}, "same logit_diff"),
         ({"clean": float("nan"), "corrupted": 2.0}, "NaN"),

@@ -89,6 +89,7 @@ def test_pin_a_feature_switch_it_off_and_undo(opened, tmp_path) -> None:
     assert rows(page, "features")[0] == f"{ITALY}: {features[ITALY]:.2f}"
     pinned(page, ITALY)
     assert "Italy" in page.locator("[data-slot=contexts] .token.here").first.inner_text()
+    page.wait_for_selector("[data-slot=feature] .row")
     assert page.locator("[data-slot=feature] .row").count() == 16
     page.locator("[data-pos='4']").click()
     settled(page)

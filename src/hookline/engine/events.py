@@ -46,7 +46,7 @@ class Listener:
 
     def __call__(self, _module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
         """Called by torch with `(module, args, kwargs)` or `(module, args, kwargs, output)`."""
-        if compiling.is_traced() and compiling.leaves_hooks_out():
+        if torch.compiler.is_compiling() and compiling.is_traced() and compiling.leaves_hooks_out():
             return None  # another thread hooks the module while this one compiles it
         if len(rest) != (1 if self.kind is Kind.INPUT else 2):
             # Another thread detached the tap when torch was about to call it, so torch calls it without keywords. No
