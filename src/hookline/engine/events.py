@@ -1,13 +1,11 @@
 """The event path: from torch's call of a tap to the user's function and back. Read it from top to bottom.
 
-    torch calls a module, and with it the tap on that event
-      Listener.__call__   notes the arguments of the call, and pauses interception
-        flow              finds the runs of this thread that listen here, and counts the call
-          step, step, …   the actions of those runs at this event, in the order that `order.py` states
-            edit          lends the activation to a hook, and sends on what the hook made of it
-              call_hook   calls the user's function
-
-What only some hooks need is composed around `edit` when the run is planned: see `composed`, at the end.
+torch calls a module, and with it the tap on that event
+  Listener.__call__   notes the arguments of the call, and pauses interception
+    flow              finds the runs of this thread that listen here, and counts the call
+      step, step, …   the actions of those runs at this event, in the order that `order.py` states
+        edit          lends the activation to a hook, and sends on what the hook made of it
+          call_hook   calls the user's function
 """
 
 from __future__ import annotations
@@ -49,18 +47,15 @@ class Listener:
         if torch.compiler.is_compiling() and compiling.is_traced() and compiling.leaves_hooks_out():
             return None  # another thread hooks the module while this one compiles it
         if len(rest) != (1 if self.kind is Kind.INPUT else 2):
-            # Another thread detached the tap when torch was about to call it, so torch calls it without keywords. No
-            # run of this thread needs it then.
-            return None
+            return None  # another thread detached the tap meanwhile, so no run of this thread needs it
         runs = active.get()
         if len(runs) == 1 and runs[0].captures and (capture := runs[0].capture_at(self)) is not None:
             given = (args, rest[0]) if self.kind is Kind.INPUT else rest[1]
             return interception.unintercepted(capture, given) if interception.stack.interceptors else capture(given)
         before, call_arguments.given = call_arguments.given, (args, rest[0])
         value = call_arguments.given if self.kind is Kind.INPUT else rest[1]
-        is_plain = not interception.stack.interceptors
         try:
-            new = self.flow(value) if is_plain else interception.unintercepted(self.flow, value)
+            new = interception.unintercepted(self.flow, value) if interception.stack.interceptors else self.flow(value)
         finally:
             call_arguments.given = before
         return None if new is value else new
@@ -129,8 +124,7 @@ def edit(action: Edit, value: Any) -> Any:
     if recomputing.starts_with_grad or torch.is_grad_enabled():
         action.keep_for_second_run()
     is_inside = action.tap.kind is Kind.OUTPUT and not is_whole(action.module)
-    is_lost = is_inside and is_discarded(in_place=action.may_write)
-    return action.written_back(value, new) if is_lost else new
+    return action.written_back(value, new) if is_inside and is_discarded(in_place=action.may_write) else new
 
 
 def call_hook(action: HookAction, given: Any, call: int | None) -> Any:
