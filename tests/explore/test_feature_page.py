@@ -14,7 +14,10 @@ from hookline.explore import explore
 
 playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright to test the explorer's page")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt install chromium")
+pytestmark = [
+    pytest.mark.slow,  # `make test` has one path through the page, in test_browser.py
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt install chromium"),
+]
 
 
 @pytest.fixture
