@@ -12,11 +12,11 @@ from __future__ import annotations
 import argparse
 import gc
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from timing import seconds
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import hookline
@@ -47,22 +47,11 @@ def build(shape: str, device: str) -> Any:
     return model
 
 
-def seconds(work: Callable[[], object], device: str) -> float:
-    """The time of one call."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    work()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
 def bandwidth(device: str) -> float:
     """Bytes per second that a copy reads and writes."""
     source = torch.empty(2**31 if device == "cuda" else 2**26, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    times = [seconds(lambda: target.copy_(source), device) for _ in range(12)]
+    times = [seconds(lambda: target.copy_(source)) for _ in range(12)]
     return 2 * source.numel() / min(times)
 
 
@@ -111,7 +100,7 @@ class Bench:
         bare = statistics.median(self.rate(self.bare, few) for _ in range(2))
         options = {name: value for name in ("backend", "mode") if (value := getattr(args, name)) is not None}
         runs = self.model.compile(**options)
-        first = seconds(lambda: self.bare(new), self.device), seconds(lambda: self.hooked(new), self.device)
+        first = seconds(lambda: self.bare(new)), seconds(lambda: self.hooked(new))
         rates: list[tuple[float, ...]] = []
         for _ in range(args.rounds):
             rates.append(tuple(self.rate(way, new) for way in (self.bare, self.hooked)))
@@ -136,8 +125,8 @@ class Bench:
     def rate(self, way: Callable[[int], None], new: int, *, is_alone: bool = False) -> float:
         """New tokens per second, with the time of the prompt's pass; alone, of the new tokens that are run."""
         if not is_alone:
-            return new / seconds(lambda: way(new), self.device)
-        return (new - 1) / (seconds(lambda: way(new), self.device) - seconds(lambda: way(1), self.device))
+            return new / seconds(lambda: way(new))
+        return (new - 1) / (seconds(lambda: way(new)) - seconds(lambda: way(1)))
 
     def changes(self, runs: Any) -> None:
         """200 changes of values."""
@@ -174,8 +163,8 @@ class Bench:
 
         ways = [("hookline, add + head off", ours), ("transformers' own, static cache", theirs)]
         for name, way in ways if self.args.theirs else ways[:1]:
-            first = seconds(way, self.device)
-            times = [seconds(way, self.device) for _ in range(self.args.rounds)]
+            first = seconds(way)
+            times = [seconds(way) for _ in range(self.args.rounds)]
             rate = rows * self.args.new / statistics.median(times)
             print(f"batch {rows}, {name}: {rate:.0f} tokens/s (first call {first:.1f} s)")
         gc.collect()

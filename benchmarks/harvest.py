@@ -19,13 +19,13 @@ import argparse
 import shutil
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
 import torch
 import transformers
+from timing import seconds
 from torch import Tensor
 
 import hookline
@@ -57,15 +57,6 @@ def points_of(model: hookline.HookedModel) -> list[str]:
     """Return the residual stream after each quarter of the layers."""
     layers = model.cfg.n_layers
     return [f"blocks.{layers * quarter // 4 - 1}.hook_resid_post" for quarter in (1, 2, 3, 4)]
-
-
-def seconds(work: Callable[[], object], device: str) -> float:
-    """Return the time of one call of `work`, synchronized with the GPU."""
-    start = time.perf_counter()
-    work()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 @torch.no_grad()
@@ -137,7 +128,7 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
         forward(module.base_model, tokens.split(options.batch), options.device)
 
     def timed(work: Callable[[], object]) -> float:
-        found = seconds(work, options.device)
+        found = seconds(work)
         emptied(folder)
         return found
 

@@ -13,13 +13,13 @@ from __future__ import annotations
 import argparse
 import itertools
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import transformers
 from model_overhead import small_gpt2, small_llama, tiny_gpt2, tiny_llama
+from timing import seconds
 from torch import Tensor
 
 import hookline
@@ -123,19 +123,8 @@ def matmul_rate(bench: Bench) -> float:
     cfg = bench.model.cfg
     a = torch.randn(2048, cfg.d_model, device=bench.device, dtype=cfg.dtype)
     b = torch.randn(cfg.d_model, cfg.d_mlp, device=bench.device, dtype=cfg.dtype)
-    times = [seconds(lambda: a @ b, bench.device) for _ in range(9)]
+    times = [seconds(lambda: a @ b) for _ in range(9)]
     return 2048 * cfg.d_model * cfg.d_mlp / min(times)
-
-
-def seconds(work: Callable[[], object], device: str) -> float:
-    """Return the time of one call of `work`."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    work()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 def table(name: str, length: int, device: str, rounds: int) -> None:
@@ -157,9 +146,9 @@ def table(name: str, length: int, device: str, rounds: int) -> None:
     for _ in range(rounds):
         rate = max(rate, matmul_rate(bench))
         for way, (work, cells) in ways.items():
-            bare = seconds(lambda: [bench.bare() for _ in range(bare_at_a_time)], device) / bare_at_a_time
+            bare = seconds(lambda: [bench.bare() for _ in range(bare_at_a_time)]) / bare_at_a_time
             bares.append(bare)
-            found[way].append(seconds(work, device) / cells / bare)
+            found[way].append(seconds(work) / cells / bare)
     floors = {key: value / statistics.median(bares) for key, value in bench.floors(rate).items()}
     print(f"\n{name}, {length} tokens: one plain forward pass {statistics.median(bares) * 1e3:.1f} ms; "
           f"results agree within {apart:.1e}; {rate / 1e9:.0f} G multiply-adds/s")  # fmt: skip

@@ -13,7 +13,7 @@ import torch
 Way = TypeVar("Way", bound=Hashable)
 
 
-def seconds(work: Callable[[], object], repeats: int) -> float:
+def seconds(work: Callable[[], object], repeats: int = 1) -> float:
     """Return the time of one call of `work`, averaged over several calls; on a GPU, until its kernels have ended."""
     _wait()
     start = time.perf_counter()

@@ -10,6 +10,7 @@ import pytest
 PROMPT = "When Mary and John went to the store, John gave a drink to"
 OTHER = "When Mary and John went to the store, Mary gave a drink to"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+OWN = ("http://127.0.0.1:", "file:", "data:", "blob:")
 PATIENCE = 120_000
 """Milliseconds that a step may take on a busy machine; nothing waits that long if all is well."""
 
@@ -27,16 +28,15 @@ def chromium(*options: str) -> Iterator[Any]:
 
 
 @contextmanager
-def clean_page(browser: Any, **options: Any) -> Iterator[Any]:
-    """A page on which nothing may go wrong: no error in the console, no dialog, no request to another host."""
+def clean_page(browser: Any, own: tuple[str, ...] = OWN, **options: Any) -> Iterator[Any]:
+    """A page on which nothing may go wrong: no error in the console, no dialog, no request but to these addresses."""
     options = {"viewport": {"width": 1280, "height": 800}, "accept_downloads": True, **options}
     context = browser.new_context(**options)
     context.set_default_timeout(PATIENCE)
     page, wrong = context.new_page(), []
-    page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("console", lambda message: wrong.append(message.text) if message.type != "log" else None)
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("dialog", lambda dialog: wrong.append(dialog.message))
-    own = ("http://127.0.0.1:", "file:", "data:", "blob:")
     page.on("request", lambda request: None if request.url.startswith(own) else wrong.append(request.url))
     yield page
     context.close()

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 import torch
+from backends import Counting
 from tiny_models import causal_lm
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -16,17 +17,6 @@ from hookline.positions import at, last, new_tokens, step, token
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler's own imports
 
 READS = ["blocks.*.hook_resid_post", "blocks.1.attn.hook_z"]
-
-
-class Counting:
-    """A backend that counts the graphs it is given and runs them as they are."""
-
-    def __init__(self) -> None:
-        self.graphs = 0
-
-    def __call__(self, graph, _inputs):
-        self.graphs += 1
-        return graph.forward
 
 
 def built(kind: str | None = None) -> hookline.HookedModel:

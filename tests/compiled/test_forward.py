@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from backends import Counting
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import hookline
@@ -10,15 +11,6 @@ from hookline.errors import HookError, HooklineWarning
 from hookline.positions import at, last
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler's own imports
-
-
-class Counting:
-    def __init__(self) -> None:
-        self.graphs = 0
-
-    def __call__(self, graph, _inputs):
-        self.graphs += 1
-        return graph.forward
 
 
 @pytest.fixture(scope="module")

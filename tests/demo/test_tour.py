@@ -3,7 +3,6 @@
 import base64
 import json
 import re
-import shutil
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from browsers import chromium, clean_page
 from stores import tinyworld
 
 import hookline
@@ -19,7 +19,6 @@ from hookline import demo
 from hookline.demo import chapters
 from hookline.demo.story import likeliest, story
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 STEPS = 12
 
 
@@ -198,22 +197,10 @@ def test_every_step_can_be_shown(data) -> None:
 @pytest.fixture
 def page(page_file):
     """The page from disk, without a network; nothing may go wrong, and nothing be requested."""
-    sync_api = pytest.importorskip("playwright.sync_api", reason="pip install playwright to test the tour's page")
-    if CHROMIUM is None:
-        pytest.skip("there is no Chromium: apt install chromium")
-    wrong: list[str] = []
-    with sync_api.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        context = browser.new_context(viewport={"width": 1280, "height": 800}, offline=True)
-        opened = context.new_page()
-        opened.on("console", lambda message: wrong.append(message.text) if message.type != "log" else None)
-        opened.on("pageerror", lambda error: wrong.append(str(error)))
-        opened.on("request", lambda request: None if request.url.startswith("file:") else wrong.append(request.url))
-        opened.goto(page_file.as_uri())
-        opened.wait_for_selector("[data-slot=lens] canvas")
-        yield opened
-        browser.close()
-    assert wrong == []
+    with chromium() as browser, clean_page(browser, own=("file:",), offline=True) as found:
+        found.goto(page_file.as_uri())
+        found.wait_for_selector("[data-slot=lens] canvas")
+        yield found
 
 
 def first_bar(page) -> str:

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+from backends import Counting
 from networks import MLP
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -13,17 +14,6 @@ from torch.utils.checkpoint import checkpoint
 import hookline
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler's own imports
-
-
-class Counting:
-    """A backend that counts the graphs it is given and runs them as they are."""
-
-    def __init__(self) -> None:
-        self.graphs = 0
-
-    def __call__(self, graph, _inputs):
-        self.graphs += 1
-        return graph.forward
 
 
 @pytest.fixture

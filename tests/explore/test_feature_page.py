@@ -1,10 +1,11 @@
 """Features and the list of edits in a real browser, where Chromium and playwright are installed."""
 
 import json
-import shutil
 
 import pytest
 import torch
+from browsers import chromium, clean_page, settled
+from browsers import opened as load
 from dictionaries import CAPITAL, ITALY, POINT, TEXTS, countries
 from stores import tinyworld
 
@@ -12,29 +13,13 @@ import hookline
 from hookline.edits import zero
 from hookline.explore import explore
 
-playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright to test the explorer's page")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = [
-    pytest.mark.slow,  # `make test` has one path through the page, in test_browser.py
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt install chromium"),
-]
+pytestmark = pytest.mark.slow  # `make test` has one path through the page, in test_browser.py
 
 
 @pytest.fixture
 def page():
-    """A page, on which nothing may go wrong and nothing foreign be requested."""
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        context = browser.new_context(viewport={"width": 1280, "height": 800}, accept_downloads=True)
-        found, wrong = context.new_page(), []
-        found.set_default_timeout(120_000)
-        found.on("console", lambda told: wrong.append(told.text) if told.type in ("error", "warning") else None)
-        found.on("pageerror", lambda error: wrong.append(str(error)))
-        allowed = ("http://127.0.0.1:", "file:", "data:", "blob:")
-        found.on("request", lambda request: None if request.url.startswith(allowed) else wrong.append(request.url))
+    with chromium() as browser, clean_page(browser) as found:
         yield found
-        browser.close()
-        assert wrong == []
 
 
 @pytest.fixture
@@ -43,18 +28,8 @@ def opened(page, tmp_path):
     hookline.harvest(tinyworld(), TEXTS, POINT, tmp_path / "store", progress=False)
     given = {"saes": tmp_path / "countries", "store": tmp_path / "store"}
     with explore(tinyworld(), CAPITAL, browser=False, **given) as explorer:
-        page.goto(explorer.address)
-        page.wait_for_selector("[data-round]")
-        settled(page)
+        load(page, explorer)
         yield page
-
-
-def settled(page) -> None:
-    """Wait until every panel has the answer of the current state."""
-    page.wait_for_function(
-        "() => [...document.querySelectorAll('[data-slot]')].every("
-        "panel => panel.dataset.answered === document.getElementById('explorer').dataset.round)"
-    )
 
 
 def rows(page, slot) -> list[str]:

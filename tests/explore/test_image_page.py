@@ -1,57 +1,32 @@
 """The page of a vision-language model in a real browser, where Chromium and playwright are installed."""
 
-import shutil
-
 import pytest
+from browsers import chromium, clean_page, settled
+from browsers import opened as load
 
 import hookline
 from hookline.demo.tinysight import first_images
 from hookline.explore import explore
 from hookline.explore.image_files import data_url
 
-playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright to test the explorer's page")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = [
-    pytest.mark.slow,  # `make test` has one path through the page, in test_browser.py
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt install chromium"),
-]
+pytestmark = pytest.mark.slow  # `make test` has one path through the page, in test_browser.py
 
 PROMPT = "<image> What color is the circle?"
 RED, GREEN = first_images()
 PIXELS = "canvas => canvas.toDataURL()"
-SETTLED = (
-    "() => [...document.querySelectorAll('[data-slot]')].every("
-    "panel => panel.dataset.answered === document.getElementById('explorer').dataset.round)"
-)
 
 
 @pytest.fixture
 def page():
-    """A page, on which nothing may go wrong and nothing foreign be requested."""
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        found, wrong = browser.new_page(viewport={"width": 1280, "height": 800}), []
-        found.set_default_timeout(120_000)
-        found.on("console", lambda told: wrong.append(told.text) if told.type in ("error", "warning") else None)
-        found.on("pageerror", lambda error: wrong.append(str(error)))
-        allowed = ("http://127.0.0.1:", "file:", "data:", "blob:")
-        found.on("request", lambda request: None if request.url.startswith(allowed) else wrong.append(request.url))
+    with chromium() as browser, clean_page(browser) as found:
         yield found
-        browser.close()
-        assert wrong == []
 
 
 @pytest.fixture
 def opened(page):
     with explore(hookline.load("tinysight"), PROMPT, images=[RED], browser=False) as explorer:
-        page.goto(explorer.address)
-        settled(page)
+        load(page, explorer)
         yield page
-
-
-def settled(page) -> None:
-    page.wait_for_selector("[data-round]")
-    page.wait_for_function(SETTLED)
 
 
 def answer(page) -> str:

@@ -1,9 +1,7 @@
 """Pages from disk: what they have inside, and what can be chosen again in a page that was saved."""
 
-import shutil
-
-import pytest
 import torch
+from browsers import chromium, clean_page
 from stores import tinyworld
 
 from hookline.explore import explore, saved
@@ -53,20 +51,12 @@ def test_of_a_long_prompt_one_head_is_saved(monkeypatch) -> None:
 
 
 def test_what_was_looked_at_can_be_chosen_in_the_saved_page(tmp_path) -> None:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="pip install playwright to test the explorer's page")
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    if chromium is None:
-        pytest.skip("there is no Chromium: apt install chromium")
-    wrong: list[str] = []
     with (
         torch.no_grad(),
-        sync_api.sync_playwright() as driver,
         explore(tinyworld(), PROMPT, OTHER, browser=False) as explorer,
+        chromium() as browser,
+        clean_page(browser) as page,
     ):
-        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page()
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("console", lambda message: wrong.append(message.text) if message.type != "log" else None)
         page.goto(explorer.address)
         head, grid = page.get_by_label("head", exact=True).first, page.locator("[data-slot=attention] canvas")
         grid.wait_for()
@@ -93,5 +83,3 @@ def test_what_was_looked_at_can_be_chosen_in_the_saved_page(tmp_path) -> None:
         assert "needs a new run" in page.locator(".status").inner_text()
         assert head.input_value() == "4"
         assert page.get_by_label("each head").is_disabled(), "one measure was looked at"
-        browser.close()
-    assert wrong == []

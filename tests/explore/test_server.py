@@ -312,3 +312,8 @@ def test_a_connection_without_a_thread_leaves_its_place(explorer, monkeypatch) -
             with socket.create_connection(("127.0.0.1", port), timeout=20) as raw, contextlib.suppress(OSError):
                 raw.recv(1)  # ends
     assert request(explorer, "GET", "/TOKEN/")[0].status == 200
+
+
+def test_a_prompt_that_is_not_text_is_refused() -> None:
+    with pytest.raises(HooklineError, match="not int"):
+        explore(tinyworld(), 5, browser=False)

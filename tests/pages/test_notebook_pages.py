@@ -1,11 +1,11 @@
 """Pages of notebooks in a real browser, where Chromium and playwright are installed: figures, and the widget."""
 
 import json
-import shutil
 from dataclasses import replace
 
 import pytest
 import torch
+from browsers import OTHER, PROMPT, chromium, clean_page
 from stores import tinyworld
 
 from hookline.experiments import figures
@@ -13,36 +13,19 @@ from hookline.experiments.result import Result
 from hookline.explore.session import Session
 from hookline.pages.document import widget_module
 
-playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright to test pages in a browser")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt install chromium")
-
-PROMPT = "When Mary and John went to the store, John gave a drink to"
-OTHER = "When Mary and John went to the store, Mary gave a drink to"
-
 
 @pytest.fixture(scope="module")
 def browser():
-    with playwright.sync_playwright() as driver:
-        found = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with chromium() as found:
         yield found
-        found.close()
 
 
 @pytest.fixture
 def page(browser):
-    """A page without a network, on which nothing may go wrong."""
-    context = browser.new_context(viewport={"width": 1000, "height": 800}, offline=True)
-    found, wrong = context.new_page(), []
-    found.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
-    found.on("pageerror", lambda error: wrong.append(str(error)))
-    found.on("dialog", lambda dialog: wrong.append(dialog.message))
-    found.on(
-        "request", lambda asked: None if asked.url.startswith(("file:", "data:", "blob:")) else wrong.append(asked.url)
-    )
-    yield found
-    context.close()
-    assert wrong == []
+    """A page without a network."""
+    options = {"viewport": {"width": 1000, "height": 800}, "offline": True}
+    with clean_page(browser, own=("file:", "data:", "blob:"), **options) as found:
+        yield found
 
 
 def opened(page, figure, tmp_path) -> None:
