@@ -169,8 +169,7 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
         """
         self._check_options(kwargs)
         has_loss, some_logits = return_type in ("loss", "both"), kwargs.get("logits_to_keep")
-        if isinstance(some_logits, int) and some_logits == 0:
-            some_logits = None  # 0 means the logits of all positions
+        some_logits = None if isinstance(some_logits, int) and some_logits == 0 else some_logits  # 0 means all
         stops, starts = stop_at_layer is not None, start_at_layer is not None
         for is_wrong, error in (
             (

@@ -107,7 +107,7 @@ def explore(
     their folders: one, several, or by point. `store` is a store of activations at their points, for the top contexts of
     features.
     """
-    _check(model)
+    _check(model, prompt, other)
     name = model.cfg.model_name if name is None else name
     state, paths = _first_state(model, prompt, other, images, other_images)
     attached = AttachedSaes.given(model, saes, store)
@@ -163,7 +163,7 @@ def export_page(
     store: str | os.PathLike[str] | Store | None = None,
 ) -> Path:
     """Write the page to a file, with the views of these prompts inside; it opens from disk, without a server."""
-    _check(model)
+    _check(model, prompt, other)
     name = model.cfg.model_name if name is None else name
     state, paths = _first_state(model, prompt, other, images, other_images)
     attached = AttachedSaes.given(model, saes, store)
@@ -186,8 +186,11 @@ def _first_state(
     return state, {url: str(image) for image, url in files if isinstance(image, str | Path)}
 
 
-def _check(model: Any) -> None:
+def _check(model: Any, *prompts: Any) -> None:
     if not isinstance(model, HookedModel):
         raise HooklineError(f"the explorer is for language models of transformers, not {type(model).__name__}")
     if model.tokenizer is None:
         raise HooklineError("the explorer needs text, but the model has no tokenizer: hookline.hook(model, tokenizer)")
+    for prompt in prompts:
+        if not isinstance(prompt, str):
+            raise HooklineError(f"the explorer takes a prompt as text, not {type(prompt).__name__}")

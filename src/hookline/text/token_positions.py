@@ -5,8 +5,7 @@
     torch.tensor([4, 6])              one such index per row
     a bool tensor                     a mask over the columns of the current forward pass
     last                              the last token of each row that is not padding
-    token(" Paris")                   where that token is in the text so far: its last occurrence (nth=0: its first).
-                                      Generated tokens count too
+    token(" Paris")                   its last occurrence in the text so far, with generated tokens (nth=0: its first)
     image_tokens                      the tokens of images
     new_tokens, step(3)               in a generation: all tokens after the prompt, or those of one step
 

@@ -40,6 +40,12 @@ class EditList {
     this.put([...this.app.state.edits, edit]);
   }
 
+  // An edit by the number in a field.
+  addBy(field, kind, more = {}, ...place) {
+    if (field.value === "") this.app.tell(`write a number for “${NAMES[kind]}”`);
+    else this.add(kind, { ...more, amount: Number(field.value) }, ...place);
+  }
+
   set(at, values) {
     this.put(this.app.state.edits.map((edit, nth) => (nth === at ? { ...edit, ...values } : edit)));
   }
@@ -85,7 +91,7 @@ class EditList {
         el("button", { class: "do", onclick: () => this.add("zero") }, "Zero"),
         el("button", { class: "do", onclick: () => this.add("mean"), title: "replace it with its mean over the positions of the prompt" }, "Prompt mean"),
         el("button", { class: "do", onclick: () => this.add("patch"), disabled: !this.app.state.other, title: "from the second prompt" }, "Patch"),
-        el("button", { class: "do", onclick: () => this.add("scale", { amount: Number(amount.value) }) }, "Scale by"), amount),
+        el("button", { class: "do", onclick: () => this.addBy(amount, "scale") }, "Scale by"), amount),
       canSteer ? this.steering() : null);
   }
 
@@ -112,7 +118,10 @@ class EditList {
     const to = el("input", { placeholder: "toward, such as “ Mary”", "aria-label": "prompt to steer toward" });
     const from = el("input", { placeholder: "away from", "aria-label": "prompt to steer away from" });
     const amount = el("input", { type: "number", step: "any", value: 1, "aria-label": "coefficient" });
-    const make = () => to.value && from.value && this.add("steer", { positive: to.value, negative: from.value, amount: Number(amount.value) });
+    const make = () => {
+      if (!to.value || !from.value) return this.app.tell("write both prompts: one to steer toward, and one to steer away from");
+      return this.addBy(amount, "steer", { positive: to.value, negative: from.value });
+    };
     return el("div", { class: "controls" }, to, from, el("button", { class: "do", onclick: make }, "Steer by"), amount);
   }
 

@@ -157,12 +157,12 @@ function contextsPanel(app) {
 // What can be done to a feature, as buttons.
 function featureActions(edits, place) {
   const amount = el("input", { type: "number", step: "any", value: 2, "aria-label": "factor or value" });
-  const button = (text, kind, more) => el("button", { class: "do", onclick: () => edits.add(kind, more(), place) }, text);
+  const button = (text, act) => el("button", { class: "do", onclick: act }, text);
   return el("div", { class: "selection" },
     el("p", {}, `feature ${place.feature} at `, el("code", {}, place.point)),
     edits.whereBox(place),
-    el("div", { class: "controls" }, button("Disable", "zero", () => ({})),
-      button("Scale by", "scale", () => ({ amount: Number(amount.value) })), button("Set to", "set", () => ({ amount: Number(amount.value) })), amount));
+    el("div", { class: "controls" }, button("Disable", () => edits.add("zero", {}, place)),
+      button("Scale by", () => edits.addBy(amount, "scale", {}, place)), button("Set to", () => edits.addBy(amount, "set", {}, place)), amount));
 }
 
 PANELS.splice(PANELS.indexOf(patchingPanel), 0, featuresPanel, featurePanel, contextsPanel);
