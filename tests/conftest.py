@@ -32,8 +32,8 @@ def pytest_configure(config) -> None:
 
 def pytest_collection_modifyitems(items) -> None:
     for item in items:
-        if devices.DEVICE.type != "cpu" and item.get_closest_marker("on_cpu"):
-            item.add_marker(pytest.mark.skip(reason="it is about memory of the CPU"))
+        if devices.DEVICE.type != "cpu" and (mark := item.get_closest_marker("on_cpu")):
+            item.add_marker(pytest.mark.skip(reason=mark.kwargs.get("reason", "it is about memory of the CPU")))
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """`pytest --device cuda`: what the tests make is on that device.
 
-Code in tests/ makes its tensors there, and models that it builds, loads or wraps are moved there. Code of hookline,
+Code in tests/ makes its tensors there, unless its file says `TENSORS_ON_CPU = True` because it is about results, which
+are on the CPU; and models that it builds, loads or wraps are moved there. Code of hookline,
 torch and transformers makes what it always makes, as in a user's program. Random numbers are drawn on the CPU and then
 moved, so that tests see the same numbers on every device; and a comparison in a test may be of tensors on two devices.
 """
@@ -15,11 +16,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._device import _device_constructors
 
 import hookline
+from hookline.sae import SparseAutoencoder
 
 DEVICE = torch.device("cpu")
 """Where the tests of this process run."""
+
+
+def rounding() -> float:
+    """How much runs of other batch sizes may differ: 0 on the CPU; elsewhere they may get another kernel."""
+    return 0.0 if DEVICE.type == "cpu" else 2e-5
+
 
 _TESTS, _TORCH = str(Path(__file__).parent), str(Path(torch.__file__).parent)
 
@@ -40,6 +49,7 @@ def use(name: str) -> None:
     DEVICE = torch.empty(0, device=name).device  # with its index: cuda:0
     if DEVICE.type == "cpu":
         return
+    _device_constructors()  # torch lists its own factories, for `with torch.device(…)`, before they are replaced here
     for name in _FACTORIES:
         setattr(torch, name, _made_there(getattr(torch, name)))
     for name in _RANDOM:
@@ -50,6 +60,8 @@ def use(name: str) -> None:
         setattr(Tensor, name, _filled_here(getattr(Tensor, name)))
     for owner, name in _COMPARISONS:
         setattr(owner, name, _compared_here(getattr(owner, name)))
+    SparseAutoencoder.__init__ = _moved_after(SparseAutoencoder.__init__)  # type: ignore[method-assign]
+    SparseAutoencoder.load = staticmethod(_sae_loaded(SparseAutoencoder.load))  # type: ignore[assignment]
     hookline.hook = _of_moved(hookline.hook)  # type: ignore[assignment]
     hookline.load = functools.partial(_loaded, hookline.load)  # type: ignore[assignment]
 
@@ -65,20 +77,22 @@ def placed(module: Any) -> Any:
     return module
 
 
-def _is_from_a_test() -> bool:
+def _is_from_a_test(*, makes: bool = True) -> bool:
     """Whether a function of torch was called in tests/, directly or by torch: the module is made in a test."""
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_code.co_filename.startswith((_TORCH, __file__)):
         frame = frame.f_back
-    return frame.f_code.co_filename.startswith(_TESTS)
+    is_test = frame.f_code.co_filename.startswith(_TESTS)
+    return is_test and not (makes and frame.f_globals.get("TENSORS_ON_CPU"))
 
 
 def _made_there(make: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(make)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or "device" in kwargs or any(isinstance(each, Tensor) for each in args):
+        is_placed = kwargs.get("device") is not None or any(isinstance(each, Tensor) for each in args)
+        if torch.compiler.is_compiling() or is_placed or not _is_from_a_test():
             return make(*args, **kwargs)
-        return make(*args, **kwargs, device=DEVICE) if _is_from_a_test() else make(*args, **kwargs)
+        return make(*args, **{**kwargs, "device": DEVICE})
 
     return call
 
@@ -118,7 +132,7 @@ def _compared_here(compare: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(compare)
     def call(a: Any, b: Any, *args: Any, **kwargs: Any) -> Any:
         is_of_two = isinstance(a, Tensor) and isinstance(b, Tensor) and a.device != b.device
-        if is_of_two and not torch.compiler.is_compiling() and _is_from_a_test():
+        if is_of_two and not torch.compiler.is_compiling() and _is_from_a_test(makes=False):
             a, b = a.cpu(), b.cpu()
         return compare(a, b, *args, **kwargs)
 
@@ -129,6 +143,24 @@ def _of_moved(hook: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(hook)
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return hook(placed(module) if isinstance(module, nn.Module) else module, *args, **kwargs)
+
+    return call
+
+
+def _moved_after(make: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(make)
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        make(module, *args, **kwargs)
+        if _is_from_a_test():
+            module.to(DEVICE)
+
+    return call
+
+
+def _sae_loaded(load: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    @functools.wraps(load)
+    def call(*args: Any, **kwargs: Any) -> nn.Module:
+        return load(*args, **kwargs).to(DEVICE) if _is_from_a_test() else load(*args, **kwargs)
 
     return call
 

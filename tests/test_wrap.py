@@ -113,6 +113,7 @@ def test_parameters_that_torch_has_split_are_refused(make) -> None:
 
 
 @pytest.mark.usefixtures("group")
+@pytest.mark.on_cpu(reason="its group of processes is one of CPUs")
 def test_fsdp_is_no_such_split(llama) -> None:
     """Each parameter is put together before it is used, so what flows through a layer is whole."""
     from torch.distributed.device_mesh import init_device_mesh

@@ -1,6 +1,7 @@
 """Checkpointed regions run twice; edits must hold both times, and nothing else may act twice."""
 
 import gc
+import threading
 import weakref
 
 import pytest
@@ -86,6 +87,23 @@ def test_edits_hold_in_the_second_run(pair, x, backward) -> None:
     bare.load_state_dict(pair[0].state_dict())
     bare(x).pow(2).sum().backward()
     assert not same(found[0], [*(p.grad for p in bare.parameters()), loss]), "the edits matter"
+
+
+@KINDS
+@pytest.mark.parametrize("hooks", [HOOKS, []])
+def test_a_backward_in_another_thread(pair, x, hooks) -> None:
+    """As on a GPU, where torch always does that: edits hold, and hooks that only read are not missed."""
+    x.requires_grad_()
+    found, seen = [], []
+    for net in pair:
+        with net.hooks(fwd_hooks=[*hooks, ("blocks.1.1", seen.append)]):
+            loss = net(x).pow(2).sum()
+            thread = threading.Thread(target=loss.backward)
+            thread.start()
+            thread.join()
+        found.append([*gradients(net), loss.detach()])
+    assert same(*found)
+    assert len(seen) == 2
 
 
 @KINDS

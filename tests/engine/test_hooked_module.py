@@ -5,6 +5,7 @@ import gc
 import pickle
 import weakref
 
+import devices
 import pytest
 import torch
 from networks import MLP, fill, has_taps, hook_count, zero
@@ -54,7 +55,7 @@ def test_dtypes(x, dtype) -> None:
 
 
 def test_autocast(net, x) -> None:
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(devices.DEVICE.type, dtype=torch.bfloat16):
         out, cache = net.run_with_cache(x)
         edited = net.run_with_hooks(x, fwd_hooks=[("fc1", lambda h: torch.ones_like(h, dtype=torch.float32))])
     assert out.dtype == cache["fc1"].dtype == edited.dtype == torch.bfloat16

@@ -14,6 +14,8 @@ from hookline.experiments.core.metric_positions import positions_read
 from hookline.experiments.metrics import as_metric, checked_value
 from hookline.text.loss import lm_loss
 
+TENSORS_ON_CPU = True
+
 BATCH, WIDTH, VOCAB = 3, 11, 20
 ROWS = torch.arange(BATCH)
 EVERYWHERE = list(range(WIDTH))

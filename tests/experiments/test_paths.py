@@ -1,5 +1,6 @@
 """Path patching: against two plain runs with hooks, and where there is no path."""
 
+import devices
 import pytest
 import torch
 from experiment_models import tokens
@@ -129,7 +130,7 @@ def test_an_encoder_has_paths_too() -> None:
     model = hookline.hook(encoder("bert", head=True))
     given = model, tokens(0), tokens(1), METRIC
     result = path_patch(*given, receivers=[("q", 3, 1), ("mlp", 2)])
-    assert (result.values[3] == result.info["corrupted"]).all()
+    assert (result.values[3] - result.info["corrupted"]).abs().max() <= devices.rounding()
     assert result.values[:3].std() > 0
 
 

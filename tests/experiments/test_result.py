@@ -15,6 +15,8 @@ from hookline import HooklineError
 from hookline.experiments.core.labels import token_labels
 from hookline.experiments.result import Result
 
+TENSORS_ON_CPU = True
+
 TOKENS = token_labels(["<bos>", "When", " Mary", " and", " John", "\n", " Mary"])
 
 

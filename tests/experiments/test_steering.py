@@ -70,7 +70,7 @@ def test_a_sweep_is_what_plain_runs_give(models, kind, points, pos) -> None:
             change = times * vectors.at(layer)
 
             def add(x, change=change):
-                x[:, where] += change
+                x[:, where] += change.to(x.device)
 
             logits = model.run_with_hooks(prompts, fwd_hooks=[((points, layer), add)])
             expected = (logits[:, -1, 5] - logits[:, -1, 7]).mean().item()
@@ -97,7 +97,9 @@ def test_every_token_of_a_generation_is_steered(tinyworld) -> None:
     found = steering.generate(tinyworld, PROMPT, vectors, 2, 2.0, max_new_tokens=5)
     ids = tinyworld.to_tokens(PROMPT)
     for _ in range(5):
-        logits = tinyworld.run_with_hooks(ids, fwd_hooks=[("blocks.2.hook_resid_post", lambda x: x + change)])
+        logits = tinyworld.run_with_hooks(
+            ids, fwd_hooks=[("blocks.2.hook_resid_post", lambda x: x + change.to(x.device))]
+        )
         ids = torch.cat([ids, logits[:, -1].argmax(-1, keepdim=True)], 1)
         if ids[0, -1] == tinyworld.tokenizer.eos_token_id:
             break

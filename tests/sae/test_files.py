@@ -194,7 +194,7 @@ def test_older_ones_for_all_heads_are_told_by_the_name(tmp_path) -> None:
 def test_thresholds_may_be_logarithms(tmp_path) -> None:
     weights = tensors("b_enc", log_threshold=torch.randn(D_SAE))
     sae = SparseAutoencoder.load(written(tmp_path, TODAY | {"architecture": "jumprelu"}, weights))
-    assert torch.equal(sae.threshold, weights["log_threshold"].exp())
+    assert torch.equal(sae.threshold, weights["log_threshold"].cpu().exp())
 
 
 def test_the_dtype_is_that_of_the_file_or_the_one_asked_for(tmp_path) -> None:

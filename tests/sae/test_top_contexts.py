@@ -2,6 +2,7 @@
 
 import math
 
+import devices
 import pytest
 import torch
 from tiny_models import encoder
@@ -147,7 +148,18 @@ def test_from_activations_to_steering(model, tmp_path) -> None:
     sentences = ("The capital city of {} is", "In {}, the capital is", "People in {} speak", "The people of {} speak")
     texts = [sentence.format(country) for sentence in sentences for country in capitals]
     store = hookline.harvest(model, texts, POINT, tmp_path / "store", progress=False)
-    training = train(store, POINT, d_sae=96, kind="topk", k=3, steps=500, batch_size=128, lr=3e-3, progress=False)
+    training = train(
+        store,
+        POINT,
+        d_sae=96,
+        kind="topk",
+        k=3,
+        steps=500,
+        batch_size=128,
+        lr=3e-3,
+        progress=False,
+        device=devices.DEVICE,
+    )
     assert training.last.explained_variance > 0.9
     found = profile(training.sae, model, store)
     features = {country: found.about(f" {country}", 1)[0][0] for country in capitals}

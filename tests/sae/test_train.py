@@ -101,10 +101,10 @@ def test_from_a_store(tmp_path) -> None:
     tokens = torch.randint(0, 60, (40, 8), generator=torch.Generator().manual_seed(0))
     z = "blocks.1.attn.hook_z"
     store = hookline.harvest(model, tokens, [POINT, z], tmp_path / "store", progress=False)
-    training = quick(store, point=POINT, batch_size=64)
+    training = quick(store, point=POINT, batch_size=64, device=devices.DEVICE)
     cfg = training.sae.cfg
     assert (cfg.hook_name, cfg.d_in, cfg.metadata["model_name"]) == (POINT, model.cfg.d_model, model.cfg.model_name)
-    by_path = quick(str(tmp_path / "store"), point=POINT, batch_size=64)
+    by_path = quick(str(tmp_path / "store"), point=POINT, batch_size=64, device=devices.DEVICE)
     assert torch.equal(by_path.sae.W_dec, training.sae.W_dec)
     assert torch.equal(model.run_with_hooks(tokens, fwd_hooks=[training.sae.spliced()]), model(tokens)), (
         "it knows where it belongs"

@@ -21,6 +21,8 @@ from hookline.store import LocalStore, Rows
 from hookline.store.harvesting import column_of, names_of
 from hookline.store.manifest import Column
 
+TENSORS_ON_CPU = True
+
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):

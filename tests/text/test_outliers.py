@@ -3,6 +3,7 @@
 import logging
 import math
 
+import devices
 import pytest
 import torch
 from stores import tinyworld
@@ -228,7 +229,9 @@ def test_quality_is_told_with_and_without(tmp_path) -> None:
     model = tinyworld()
     point = "blocks.1.hook_resid_post"
     some = ["Mary went to the garden with Tom", "The dog sat on the mat and looked"]
-    trained = sae.train(hookline.harvest(model, some, point, tmp_path, progress=False), point, **TRAIN).sae
+    trained = sae.train(
+        hookline.harvest(model, some, point, tmp_path, progress=False), point, **TRAIN, device=devices.DEVICE
+    ).sae
     before = sae.evaluate(trained, model, some)
     assert before.outlying == Outlying(0, before.outlying.of, 0.0, before.outlying.median)
     assert before.explained_variance == before.explained_variance_of_all

@@ -2,6 +2,7 @@
 
 import warnings
 
+import devices
 import pytest
 import tiny_models
 import torch
@@ -30,7 +31,7 @@ def test_last_logits_of_texts(model, alone, side) -> None:
 
 
 def test_last_logits_of_tokens_and_keyword_inputs(model, alone) -> None:
-    made = model.tokenizer(TEXTS, return_tensors="pt", padding=True)
+    made = model.tokenizer(TEXTS, return_tensors="pt", padding=True).to(devices.DEVICE)
     assert torch.allclose(model.last_logits(model.to_tokens(TEXTS)), alone, atol=1e-4)
     assert torch.allclose(model.last_logits(made), alone, atol=1e-4)
     assert torch.allclose(model.last_logits(**made), alone, atol=1e-4)

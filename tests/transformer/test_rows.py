@@ -122,7 +122,7 @@ def test_an_edit_is_one_class(tmp_path: Path) -> None:
         limit: float = edit_field(number, 1.0)
 
         def changed(self, x: torch.Tensor, hook: object) -> torch.Tensor:
-            return torch.clamp(x - self.center, -self.limit, self.limit) + self.center
+            return torch.clamp(x - (center := self.center.to(x)), -self.limit, self.limit) + center
 
     try:
         edit = Clamp(torch.zeros(32), 0.5, pos=hookline.last)

@@ -508,7 +508,7 @@ def test_sixteen_bits(kind, dtype) -> None:
     """Not a bit changes; an edit's result has the dtype of its point; the proof allows for the rounding."""
     model = tiny_models.causal_lm(kind)
     wrapped = hookline.hook(model)
-    with torch.autocast("cpu", dtype=torch.bfloat16) if dtype == "autocast" else nullcontext():
+    with torch.autocast(devices.DEVICE.type, dtype=torch.bfloat16) if dtype == "autocast" else nullcontext():
         if dtype != "autocast":
             assert wrapped.to(dtype) is wrapped, "after wrapping"
             assert wrapped.cfg.dtype == dtype

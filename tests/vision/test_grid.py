@@ -16,6 +16,8 @@ import hookline
 from hookline.errors import HooklineError
 from hookline.vision.families import cells, visible_region
 
+TENSORS_ON_CPU = True
+
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # in PaliGemma's own
 KINDS = [name for name in VISION_LANGUAGE if name != "mllama"]
 ATTENTION_OUT = ("attn.proj", "self_attn.out_proj", "attention.projection_layer")

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import devices
 import numpy as np
 import pytest
 import torch
@@ -149,7 +150,7 @@ def test_images_and_places_are_matched() -> None:
 def test_a_prompt_with_images_is_what_the_processor_makes_of_it(name) -> None:
     model = seeing(name)
     text, image = f"what is {place(model)} here ?", noise()
-    made = model.processor(text=text, images=[[Image.fromarray(image)]], return_tensors="pt")
+    made = model.processor(text=text, images=[[Image.fromarray(image)]], return_tensors="pt").to(devices.DEVICE)
     made.pop("labels", None)  # PaliGemma's, for training
     if name == "mllama":  # its processor and its tokenizer both put a beginning first
         made = model.processor(
@@ -237,7 +238,9 @@ def test_pixels_take_the_models_type() -> None:
 def test_a_model_that_only_sees(name) -> None:
     model = seeing(name)
     images = [noise(), noise(40, 20)]
-    pixels = model.processor(images=[Image.fromarray(each) for each in images], return_tensors="pt")["pixel_values"]
+    pixels = model.processor(images=[Image.fromarray(each) for each in images], return_tensors="pt").to(devices.DEVICE)[
+        "pixel_values"
+    ]
     with torch.no_grad():
         wanted = model.module(pixel_values=pixels)[0]
         assert torch.equal(model(images=images), wanted)
@@ -497,7 +500,11 @@ def test_texts_without_an_image_have_no_grid(llava) -> None:
 
 def test_keyword_inputs_in_place_of_a_prompt(llava) -> None:
     inputs = llava.to_inputs("what is <image>", images=noise())
-    for given in (inputs, dict(inputs), llava.processor(text="what <image>", images=noise(), return_tensors="pt")):
+    for given in (
+        inputs,
+        dict(inputs),
+        llava.processor(text="what <image>", images=noise(), return_tensors="pt").to(devices.DEVICE),
+    ):
         for call in (
             *(lambda x: llava(x), lambda x: llava.run_with_cache(x), lambda x: llava.generate(x, 3)),
             *(lambda x: llava(x, images=noise()), lambda x: llava.to_tokens(x), lambda x: llava.to_inputs(x)),

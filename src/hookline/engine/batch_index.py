@@ -33,6 +33,7 @@ def checked_rows(which: Rows, count: int) -> Any:
     """Return the rows as an index for torch, or raise if the batch does not have them."""
     if isinstance(which, slice):
         return which
+    which = which.cpu() if isinstance(which, Tensor) else which
     try:
         return torch.arange(count)[list(which) if isinstance(which, Sequence) else which].tolist()
     except (IndexError, TypeError) as error:

@@ -69,7 +69,7 @@ class Listener:
         else:
             here, is_replay = self.schedules()
         if not here:
-            if not runs:
+            if not runs and not is_replay:
                 self.tell_other_threads()
             return value
         recomputing.is_on = is_replay

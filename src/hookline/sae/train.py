@@ -90,7 +90,7 @@ def train(
     log_every: int | None = None,
     outliers: Outliers = "exclude",
     seed: int = 0,
-    device: torch.device | str = "cpu",
+    device: torch.device | str | None = None,
     progress: bool = True,
 ) -> Training:
     """Train a sparse autoencoder; returns it with its metrics.
@@ -113,6 +113,8 @@ def train(
     Rows whose norm is over 10 times the median of their batch, such as attention sinks, are left out: they would decide
     the scale, the mean and the loss. `training.outlying` says how many they were. `outliers="include"` trains on all
     rows, and a number takes the place of the 10.
+
+    `device` is where it is trained: by default where a tensor of activations is, and the CPU for a store.
     """
     plan = TrainingPlan(
         *(kind, d_sae, L1 if l1 is None else l1, K if k is None else k, steps, lr, warm_up, decay, l1_warm_up),
@@ -121,7 +123,8 @@ def train(
     if (k if kind == "l1" else l1) is not None:
         raise HooklineError(f'{"k" if kind == "l1" else "l1"} does not apply to kind="{kind}"')
     with torch.inference_mode(False), torch.enable_grad():  # whatever it is called in: training needs gradients
-        return Trainer(source_of(data, point, batch_size, seed), plan, torch.device(device), outliers).run(progress)
+        where = torch.device(device or (data.device if isinstance(data, Tensor) else "cpu"))
+        return Trainer(source_of(data, point, batch_size, seed), plan, where, outliers).run(progress)
 
 
 _NUMBER: _Check = (lambda x: math.isfinite(x) and x >= 0, "a nonnegative number")
