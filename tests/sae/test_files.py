@@ -2,6 +2,7 @@
 
 import json
 
+import devices
 import pytest
 import torch
 from autoencoders import KINDS
@@ -89,7 +90,7 @@ def test_the_format_of_today(kind, vectors, tmp_path) -> None:
     assert sae.cfg.architecture == kind
     assert sae.cfg.hook_name == "blocks.2.hook_resid_post"
     assert not sae.cfg.apply_b_dec_to_input
-    assert sae.device.type == "cpu", "where it was trained is of no concern"
+    assert sae.device.type == devices.DEVICE.type, "where it was trained is of no concern"
     assert {name: x.tolist() for name, x in sae.state_dict().items()} == {n: x.tolist() for n, x in weights.items()}
 
 

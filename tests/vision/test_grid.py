@@ -53,7 +53,7 @@ def stream(model: Any, *images: np.ndarray) -> torch.Tensor:
 
 
 def changes(model: Any, before: np.ndarray, after: np.ndarray) -> torch.Tensor:
-    return (stream(model, before) - stream(model, after)).abs().amax(-1)
+    return (stream(model, before) - stream(model, after)).abs().amax(-1).cpu()
 
 
 def check_looks(model: Any, height: int, width: int) -> None:

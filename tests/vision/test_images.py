@@ -580,7 +580,8 @@ def test_loading_brings_the_processor(tmp_path: Path, llava) -> None:
     model = hookline.load(tmp_path)
     assert type(model.processor).__name__ == "LlavaProcessor"
     with torch.no_grad():
-        assert torch.allclose(model("<image> red", images=noise()), llava("<image> red", images=noise()), atol=1e-6)
+        wanted = llava("<image> red", images=noise())
+        assert torch.allclose(model("<image> red", images=noise()), wanted, atol=1e-6 + devices.rounding())
 
 
 def test_loading_a_model_that_only_sees(tmp_path: Path) -> None:
@@ -589,7 +590,8 @@ def test_loading_a_model_that_only_sees(tmp_path: Path) -> None:
     vit.processor.save_pretrained(tmp_path)
     model = hookline.load(tmp_path)
     with torch.no_grad():
-        assert torch.allclose(model(images=[noise()]), vit(images=[noise()]), atol=1e-6)
+        wanted = vit(images=[noise()])
+        assert torch.allclose(model(images=[noise()]), wanted, atol=1e-6 + devices.rounding())
 
 
 def test_loading_without_a_processor_leaves_the_tokenizer(tmp_path: Path, llava) -> None:

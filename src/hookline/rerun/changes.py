@@ -157,8 +157,7 @@ def write_all(x: Tensor, placed: Iterable[RowChange], span: range, *, as_differe
 
 
 def _put_alike(x: Tensor, group: list[RowChange], span: range, *, as_difference: bool) -> None:
-    device = x.device
-    index: list[Tensor | slice] = [torch.tensor([row for row, _ in group], device=device)]
+    index: list[Tensor | slice] = [_numbers([row for row, _ in group], x, 0)]
     for place, letter in enumerate(group[0][1].axes):
         whole = group[0][1].where[place]
         if isinstance(whole, slice):
@@ -166,7 +165,7 @@ def _put_alike(x: Tensor, group: list[RowChange], span: range, *, as_difference:
             continue
         numbers = [number for _, change in group if isinstance(number := change.where[place], int)]
         start = span.start if letter == "p" else 0
-        index.append(torch.tensor([number - start for number in numbers], device=device))
+        index.append(_numbers([number - start for number in numbers], x, place + 1))
     pieces = [_of_span(change, change.value, span) for _, change in group]
     _check_shapes(x, group, pieces)
     values = cast(torch.stack(pieces), x)
@@ -174,6 +173,14 @@ def _put_alike(x: Tensor, group: list[RowChange], span: range, *, as_difference:
         before = [_of_span(change, change.before, span) for _, change in group]
         values = x[tuple(index)] + (values - torch.stack(before).to(x))
     x[tuple(index)] = values
+
+
+def _numbers(index: list[int], x: Tensor, axis: int) -> Tensor:
+    """Return indices of an axis. They are checked here: on a GPU, a wrong one ends the use of the GPU by the process."""
+    size = x.shape[axis]
+    if wrong := [number for number in index if not -size <= number < size]:
+        raise IndexError(f"index {wrong[0]} is out of bounds for an axis of size {size}")
+    return torch.tensor(index, device=x.device)
 
 
 def _check_shapes(x: Tensor, group: list[RowChange], pieces: list[Tensor]) -> None:
