@@ -176,7 +176,7 @@ def _put_alike(x: Tensor, group: list[RowChange], span: range, *, as_difference:
 
 
 def _numbers(index: list[int], x: Tensor, axis: int) -> Tensor:
-    """Return indices of an axis. They are checked here: on a GPU, a wrong one ends the use of the GPU by the process."""
+    """Return indices of an axis, checked: on a GPU, a wrong one would end the use of the GPU by the process."""
     size = x.shape[axis]
     if wrong := [number for number in index if not -size <= number < size]:
         raise IndexError(f"index {wrong[0]} is out of bounds for an axis of size {size}")
