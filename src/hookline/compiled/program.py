@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from hookline.compiled.traced_lenses import getter, needed_by, putter
 from hookline.engine import compiling
 from hookline.engine.callbacks import call_style
-from hookline.engine.order import Kind
+from hookline.engine.order import Kind, Phase, Turn
 from hookline.engine.points import HookPoint, Site
 from hookline.errors import HooklineError
 
@@ -57,6 +57,12 @@ class SlotSpec:
         return is_kind and is_same and self.site == other.site and self.spread >= other.spread
 
 
+def fixed(tensor: Tensor) -> Tensor:
+    """The same tensor, whose address graphs may rely on."""
+    torch._dynamo.mark_static_address(tensor)
+    return tensor
+
+
 @dataclass
 class Clock:
     """Where in the text a call of the graph is: all of its columns, or one column, in a tensor."""
@@ -73,14 +79,10 @@ class Slot:
 
     def __init__(self, spec: SlotSpec, features: Features, clock: Clock) -> None:
         self.spec, self.clock, self.kind, self.features = spec, clock, spec.kind, features
+        self.site = spec.site
         wide = torch.promote_types(features.dtype, torch.float32)
         lead = ((1, 1), (clock.rows, 1), (clock.rows, clock.width))[spec.spread]
         shape = (*lead, *features.shape)
-
-        def fixed(tensor: Tensor) -> Tensor:
-            torch._dynamo.mark_static_address(tensor)
-            return tensor
-
         self.gate = fixed(torch.zeros(clock.rows, clock.width, dtype=torch.bool, device=clock.device))
         self.wanted = fixed(torch.full((), -1, device=clock.device))
         if self.kind in ("affine", "any"):
@@ -148,8 +150,11 @@ class Read:
     def __init__(self, site: Site, features: Features, clock: Clock) -> None:
         self.site, self.clock = site, clock
         shape = (clock.rows, clock.width, *features.shape)
-        self.buffer = torch.zeros(shape, dtype=features.dtype, device=clock.device)
-        torch._dynamo.mark_static_address(self.buffer)
+        self.buffer = fixed(torch.zeros(shape, dtype=features.dtype, device=clock.device))
+
+    def touched(self) -> tuple[Tensor, ...]:
+        """Its tensors."""
+        return (self.buffer,)
 
     def __call__(self, x: Tensor) -> None:
         """Keep the value, inside the graph."""
@@ -197,34 +202,35 @@ class _Event:
 
 
 class Program:
-    """The slots and reads of a graph, and the torch hooks through which the compiler sees them."""
+    """The slots and reads of a graph, and the torch hooks through which the compiler sees them.
+
+    `others` change values at a turn other than that of hooks.
+    """
 
     def __init__(
-        self,
-        slots: Sequence[SlotSpec],
-        reads: Sequence[Site],
-        features: Mapping[Site, Features],
-        clock: Clock,
+        self, slots: Sequence[Any], reads: Sequence[Read] = (), others: Sequence[tuple[Turn, Any]] = ()
     ) -> None:
-        self.clock = clock
-        self.slots = [Slot(spec, features[spec.site], clock) for spec in slots]
-        self.reads = {site: Read(site, features[site], clock) for site in reads}
-        places = {site: place for place, site in enumerate(sites_needed([*(spec.site for spec in slots), *reads]))}
+        self.slots, self.reads = list(slots), {read.site: read for read in reads}
+        sites = sites_needed([each.site for each in (*slots, *reads)])
+        places = {site: place for place, site in enumerate(sites)}
         self.saved: list[Any] = [None] * len(places)
-        self._events = self._arranged(places)
+        self._events = self._arranged(places, others)
         self._hooks = list(self._events.values())
 
-    def _arranged(self, places: Mapping[Site, int]) -> dict[tuple[nn.Module, Kind], _Event]:
+    def _arranged(
+        self, places: Mapping[Site, int], others: Sequence[tuple[Turn, Any]]
+    ) -> dict[tuple[nn.Module, Kind], _Event]:
         """The steps at each event, in the order that `engine/order.py` states."""
         found: dict[tuple[nn.Module, Kind], list[tuple[tuple[int, ...], Any]]] = defaultdict(list)
-        for slot in self.slots:
-            site = slot.spec.site
+        for turn, slot in (*((Turn.AT_POINTS, each) for each in self.slots), *others):
+            site = slot.site
             step = (getter(site.lens, places), putter(site.lens, places), slot)
-            found[site.module, site.kind].append(((0, site.stage, 0), step))
+            found[site.module, site.kind].append(((turn, site.stage, Phase.EDIT), step))
         for site, read in self.reads.items():
-            found[site.module, site.kind].append(((0, site.stage, 1), (getter(site.lens, places), None, read)))
+            step = (getter(site.lens, places), None, read)
+            found[site.module, site.kind].append(((Turn.AT_POINTS, site.stage, Phase.RECORD), step))
         for site, place in places.items():
-            found[site.module, site.kind].append(((1, 0, 0), (getter(site.lens, places), None, place)))
+            found[site.module, site.kind].append(((Turn.KEEP, 0, 0), (getter(site.lens, places), None, place)))
         events = {}
         for (module, kind), some in found.items():
             steps = [step for _, step in sorted(some, key=lambda each: each[0])]
@@ -257,10 +263,8 @@ class Program:
         """
         for hook in self._hooks:
             for _get, _put, what in hook.steps:
-                if what.__class__ is Slot:
+                if what.__class__ is not int:
                     what.touched()
-                elif what.__class__ is Read:
-                    what.buffer  # noqa: B018
             hook.saved  # noqa: B018
 
     def forget(self) -> None:

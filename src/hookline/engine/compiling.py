@@ -26,10 +26,11 @@ _no_tracing = threading.RLock()
 
 
 class _Here(threading.local):
-    """Whether this thread runs a graph that was compiled with the hooks in it."""
+    """Whether this thread runs a graph that was compiled with the hooks in it, and why it runs without our graphs."""
 
     def __init__(self) -> None:
         self.has_hooks_in_graph = 0
+        self.left_out = ""
 
 
 _here = _Here()
@@ -48,6 +49,21 @@ def hooks_in_graph() -> Iterator[None]:
         yield
     finally:
         _here.has_hooks_in_graph -= 1
+
+
+@contextmanager
+def left_out(why: str) -> Iterator[None]:
+    """While `hookline.compiled` leaves the passes of this thread uncompiled, because a graph would not pay."""
+    before, _here.left_out = _here.left_out, why
+    try:
+        yield
+    finally:
+        _here.left_out = before
+
+
+def why_left_out() -> str:
+    """Why passes of this thread are left uncompiled; empty if they are not."""
+    return _here.left_out
 
 
 def tracing_lock() -> Any:
