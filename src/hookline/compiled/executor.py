@@ -13,12 +13,13 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from hookline.compiled import entry
+from hookline.compiled import entry, tails
 from hookline.compiled.classify import no_site, placed
 from hookline.compiled.decoding import DecodeState, GrowingState, bucket, static_cache
 from hookline.compiled.forwarding import INPUTS, CompiledForward, ForwardState, before_end, records_of
 from hookline.compiled.gates import in_pass
 from hookline.compiled.generating import CompiledGeneration
+from hookline.compiled.plain import plain_tensors
 from hookline.compiled.program import Features, Program, Read, Slot, SlotSpec
 from hookline.compiled.repeats import Repeats
 from hookline.compiled.sampling import Sampling, sampling_of
@@ -32,9 +33,10 @@ from hookline.engine.points import HookPoint, Site
 from hookline.engine.recorder import Recorder
 from hookline.engine.runs import Run
 from hookline.errors import HooklineError, HooklineWarning, users_level
+from hookline.rerun.joined import JoinedRun
 from hookline.transformer.index import ModelPoints
 
-State: TypeAlias = DecodeState | ForwardState
+State: TypeAlias = DecodeState | ForwardState | tails.TailState
 _LAYER = re.compile(r"\.\d+\.")
 
 
@@ -180,12 +182,13 @@ class CompiledRuns:
             return cache
         return DecodeState(module, cache, rows, length, _vocab(module))
 
-    def give_back(self, state: State, kind: tuple[str, ...] = ()) -> None:
+    def give_back(self, state: State, kind: tuple[Any, ...] = ()) -> None:
         """A run has ended."""
         if isinstance(state, GrowingState):
             return
+        key = kind if isinstance(state, tails.TailState) else (state.rows, state.length, *kind)
         with self._lock:
-            self._idle.setdefault((state.rows, state.length, *kind, threading.get_ident()), []).append(state)
+            self._idle.setdefault((*key, threading.get_ident()), []).append(state)
 
     def forward(self, inputs: Mapping[str, Any]) -> CompiledForward | None:
         """A compiled forward pass; None, after a warning, if it cannot be compiled."""
@@ -203,6 +206,39 @@ class CompiledRuns:
         state = self.taken((rows, length, *names, "up to the last read" if stops else ""))
         state = state or ForwardState(self.points.root, names, rows, length, stops=stops)
         return CompiledForward(self, state, actions, inputs)
+
+    def joined(self, run: JoinedRun) -> Tensor | None:
+        """The logits of a batch of variants in an experiment; None if it cannot be compiled, or would not pay."""
+        self._keep_up()
+        why = tails.why_eager(self, run)
+        if why is not None or why_left_out():
+            return self.refused(why or "")
+        shape = tails.shape_of(run)
+        if (why := self.repeats.why_not(shape)) is not None:
+            return self.left(why)
+        state = self.taken(("joined", shape)) or self._tail(run)
+        if isinstance(state, str):
+            return self.refused(state)
+        try:
+            with plain_tensors():
+                return state.logits(run)
+        finally:
+            self.give_back(state, ("joined", shape))
+
+    def _tail(self, run: JoinedRun) -> tails.TailState | str:
+        points = [run.points.find(name) for name in run.changes]
+        if (why := self._unknown(points)) is not None:
+            return why
+        if tails.is_too_much(run, self._features):
+            return "a batch has too many new values: use a smaller batch_size"
+        with plain_tensors():
+            return tails.TailState(self, run, self._features)
+
+    def _unknown(self, points: Sequence[HookPoint]) -> str | None:
+        """Why points cannot be in a graph whose shapes and dtypes are not known; None if all are."""
+        self._learn([point.site for point in points])
+        unknown = [point.name for point in points if point.site not in self._features]
+        return f"the value at {unknown[0]!r} is not a float tensor of batch, position and features" if unknown else None
 
     def _for_pass(self, inputs: Mapping[str, Any]) -> list[Action] | str:
         self._keep_up()
@@ -239,21 +275,20 @@ class CompiledRuns:
         fitting = [each for each in known if each.assigned(hooks, sites) is not None]
         if fitting:
             found = min(fitting, key=lambda each: each.size)
-            self._used(state, found)
+            self.used(state, found)
             return found if found.refusal is None else found.refusal
         needs = [spec_of(each) for each in hooks]
         edited = 0 if any(each.code is not None for each in needs) or not needs else sum(each.is_data for each in known)
         specs, wanted = self._structure(needs, hooks, reads, edited)
         self._learn([*(spec.site for spec in specs), *wanted])
-        unknown = [each.name for each in (*(hook.point for hook in hooks), *reads) if each.site not in self._features]
-        if unknown:
-            return f"the value at {unknown[0]!r} is not a float tensor of batch, position and features"
+        if (why := self._unknown([*(hook.point for hook in hooks), *reads])) is not None:
+            return why
         specs = [spec for spec in specs if spec.site in self._features]
         slots = [Slot(spec, self._features[spec.site], state.clock) for spec in specs]
         program = Program(slots, [Read(site, self._features[site], state.clock) for site in wanted])
         new = Variant(program, make, self.options, state.clock.device, structure)
         state.variants.append(new)
-        self._used(state, new)
+        self.used(state, new)
         return new
 
     def _often_traced(self, actions: Sequence[Action]) -> str | None:
@@ -272,7 +307,7 @@ class CompiledRuns:
                 known.append(spec.constants)
         return None
 
-    def _used(self, state: State, variant: Variant) -> None:
+    def used(self, state: State, variant: Variant) -> None:
         with self._lock:
             others = [each for each in self._variants if each[1] is not variant]
             self._variants = [*others, (state, variant)]
