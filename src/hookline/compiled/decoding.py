@@ -54,7 +54,7 @@ class DecodeState:
 
     def __init__(self, module: nn.Module, cache: Any, rows: int, length: int, vocab: int) -> None:
         device = next(module.parameters()).device
-        self.module, self.cache, self.rows, self.length = module, cache, rows, length
+        self.module, self.cache, self.rows, self.length, self.key = module, cache, rows, length, (rows, length)
         self.token = torch.zeros(rows, 1, dtype=torch.long, device=device)
         self.column = torch.zeros(1, dtype=torch.long, device=device)
         self.tokens = torch.zeros(rows, length + 1, dtype=torch.long, device=device)

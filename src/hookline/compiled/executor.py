@@ -182,13 +182,12 @@ class CompiledRuns:
             return cache
         return DecodeState(module, cache, rows, length, _vocab(module))
 
-    def give_back(self, state: State, kind: tuple[Any, ...] = ()) -> None:
+    def give_back(self, state: State) -> None:
         """A run has ended."""
         if isinstance(state, GrowingState):
             return
-        key = kind if isinstance(state, tails.TailState) else (state.rows, state.length, *kind)
         with self._lock:
-            self._idle.setdefault((*key, threading.get_ident()), []).append(state)
+            self._idle.setdefault((*state.key, threading.get_ident()), []).append(state)
 
     def forward(self, inputs: Mapping[str, Any]) -> CompiledForward | None:
         """A compiled forward pass; None, after a warning, if it cannot be compiled."""
@@ -198,39 +197,37 @@ class CompiledRuns:
             return None
         stops = any(each.recorder.stops for each in records_of(actions))
         rows, width = inputs["input_ids"].shape
-        names, length = tuple(inputs), bucket(width, 16)
+        key = (rows, bucket(width, 16), tuple(inputs), stops)
         if stops:
             where = tuple(each.point.site for each in actions if isinstance(each, PointAction))
-            if (why := self.repeats.why_not((rows, length, names, where))) is not None:
+            if (why := self.repeats.why_not((key, where))) is not None:
                 return self.left(why)
-        state = self.taken((rows, length, *names, "up to the last read" if stops else ""))
-        state = state or ForwardState(self.points.root, names, rows, length, stops=stops)
-        return CompiledForward(self, state, actions, inputs)
+        return CompiledForward(self, self.taken(key) or ForwardState(self.points.root, *key), actions, inputs)
 
     def joined(self, run: JoinedRun) -> Tensor | None:
         """The logits of a batch of variants in an experiment; None if it cannot be compiled, or would not pay."""
         self._keep_up()
-        why = tails.why_eager(self, run)
+        why = tails.why_eager(run)
         if why is not None or why_left_out():
             return self.refused(why or "")
         shape = tails.shape_of(run)
         if (why := self.repeats.why_not(shape)) is not None:
             return self.left(why)
-        state = self.taken(("joined", shape)) or self._tail(run)
+        state = self.taken(shape) or self._tail(run)
         if isinstance(state, str):
             return self.refused(state)
         try:
             with plain_tensors():
                 return state.logits(run)
         finally:
-            self.give_back(state, ("joined", shape))
+            self.give_back(state)
 
     def _tail(self, run: JoinedRun) -> tails.TailState | str:
         points = [run.points.find(name) for name in run.changes]
         if (why := self._unknown(points)) is not None:
             return why
-        if tails.is_too_much(run, self._features):
-            return "a batch has too many new values: use a smaller batch_size"
+        if tails.room_for(run, self._features) > tails.MOST:
+            return "a batch of variants is too large for tensors of its own"
         with plain_tensors():
             return tails.TailState(self, run, self._features)
 

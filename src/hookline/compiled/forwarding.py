@@ -39,9 +39,9 @@ INPUTS = ("input_ids", "attention_mask", "position_ids")
 class ForwardState:
     """The inputs of a pass in tensors of fixed address, for one size of batch and one length."""
 
-    def __init__(self, module: nn.Module, names: Sequence[str], rows: int, length: int, *, stops: bool = False) -> None:
+    def __init__(self, module: nn.Module, rows: int, length: int, names: tuple[str, ...], stops: bool) -> None:
         device = next(module.parameters()).device
-        self.module, self.rows, self.length = module, rows, length
+        self.module, self.rows, self.length, self.key = module, rows, length, (rows, length, names, stops)
         self.inputs = {name: fixed(torch.zeros(rows, length, dtype=torch.long, device=device)) for name in names}
         self.stops = self.is_one_of_many = stops
         self.kind = "up to the last read" if stops else ""
@@ -103,7 +103,7 @@ class CompiledForward:
             with plain_tensors():
                 return self._run()
         finally:
-            self.owner.give_back(self.state, (*self.state.inputs, self.state.kind))
+            self.owner.give_back(self.state)
 
     def _run(self) -> Any:
         points = [each.point for each in self.records]

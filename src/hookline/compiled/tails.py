@@ -32,8 +32,8 @@ from hookline.transformer.verify.probe import outcome
 if TYPE_CHECKING:
     from hookline.compiled.executor import CompiledRuns
 
-_MOST = 2**30
-"""Bytes of new values that a graph has room for."""
+MOST = 2**30
+"""The bytes of streams and new values for which a graph gets tensors; larger batches do not gain from graphs."""
 
 
 class Join:
@@ -116,7 +116,7 @@ class TailState:
 
     def __init__(self, owner: CompiledRuns, joined: JoinedRun, features: dict[Site, Features]) -> None:
         self.owner, self.module, self.device = owner, joined.points.root, joined.inputs["input_ids"].device
-        self.rows, self.length = sum(map(len, joined.joins.values())), len(joined.span)
+        self.rows, self.length, self.key = sum(map(len, joined.joins.values())), len(joined.span), shape_of(joined)
         self.kind = f"from layer {joined.first}"
         self.variants: list[Variant] = []
         self.inputs = {name: _own(x) for name, x in joined.inputs.items()}
@@ -222,7 +222,7 @@ def _rows(placed: Sequence[RowChange]) -> range:
     return range(min(rows), max(rows) + 1)
 
 
-def why_eager(owner: CompiledRuns, joined: JoinedRun) -> str | None:
+def why_eager(joined: JoinedRun) -> str | None:
     """Why a batch of variants cannot be compiled; None if it can."""
     points = joined.points
     why = entry.of_model(points.root) or entry.of_call(points)
@@ -243,10 +243,10 @@ def shape_of(joined: JoinedRun) -> tuple[Any, ...]:
     return joined.span, joins, changes, len(joined.read), joined.narrowed is None, tuple(joined.inputs)
 
 
-def is_too_much(joined: JoinedRun, features: dict[Site, Features]) -> bool:
-    """Whether the new values of a batch would need too much memory as tensors of all positions and features."""
-    size = 0
+def room_for(joined: JoinedRun, features: dict[Site, Features]) -> int:
+    """How many bytes the streams and new values of a batch need."""
+    size = sum(rows.nbytes for rows in joined.joins.values())
     for name, placed in joined.changes.items():
         each = features[joined.points.find(name).site]
         size += len(_rows(placed)) * len(joined.span) * torch.Size(each.shape).numel() * (each.dtype.itemsize + 1)
-    return size > _MOST
+    return size

@@ -54,6 +54,11 @@ class CompileOptions:
     limit: int = 8
     """How many variants are kept."""
 
+    def __str__(self) -> str:
+        name = self.backend if isinstance(self.backend, str) else type(self.backend).__qualname__
+        settings = (self.mode, *(f"{key}={value}" for key, value in sorted((self.options or {}).items())))
+        return ", ".join([name, *(each for each in settings if each)])
+
     def new_backend(self, device: torch.device) -> OwnBackend:
         """A backend object for one variant."""
         if self.backend == "inductor":

@@ -123,7 +123,7 @@ class Baseline:
         if past is not None:
             inputs |= {"past_key_values": past, "use_cache": True}
         cache: Mapping[str, Tensor] = {}
-        with self.images.noted(), left_out("it is the baseline of an experiment"):
+        with self.images.noted(), left_out("it is a baseline"):
             if wanted := list(dict.fromkeys([*names, *keep])):
                 logits, cache = self.model.run_with_cache(**inputs, names_filter=wanted, fwd_hooks=self._hooks)
             else:
