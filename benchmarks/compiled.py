@@ -8,8 +8,8 @@
 A model of that shape with random weights, one process, the ways in turn. Every residual stream is read, one vector is
 added and one head is disabled. The limit is the weights that a token needs, over the measured bandwidth of a copy.
 
-With `--sweeps`: patching sweeps, an ablation, a sweep of steering vectors, steered generations and a harvest, uncompiled
-and compiled in turn on the same weights. A ratio above 1 means that compiled is faster; the median of the rounds.
+With `--sweeps`: patching sweeps, an ablation, a sweep of steering vectors, steered generations and a harvest,
+uncompiled and compiled in turn on the same weights. A ratio above 1 means that compiled is faster.
 """
 
 from __future__ import annotations
@@ -206,7 +206,9 @@ class Experiments:
     def heads(self, model: Any) -> Any:
         """Layers × heads."""
         over = ("layer", "head")
-        return patching.sweep(model, self.clean, self.corrupted, difference, points="z", over=over, progress=False).values
+        return patching.sweep(
+            model, self.clean, self.corrupted, difference, points="z", over=over, progress=False
+        ).values
 
     def ablated(self, model: Any) -> Any:
         """Each head ablated to zero."""

@@ -201,21 +201,21 @@ class CompiledRuns:
         if stops:
             where = tuple(each.point.site for each in actions if isinstance(each, PointAction))
             if (why := self.repeats.why_not((key, where))) is not None:
-                return self.left(why)
+                self.left(why)
+                return None
         return CompiledForward(self, self.taken(key) or ForwardState(self.points.root, *key), actions, inputs)
 
     def joined(self, run: JoinedRun) -> Tensor | None:
         """The logits of a batch of variants in an experiment; None if it cannot be compiled, or would not pay."""
         self._keep_up()
-        why = tails.why_eager(run)
-        if why is not None or why_left_out():
-            return self.refused(why or "")
-        shape = tails.shape_of(run)
-        if (why := self.repeats.why_not(shape)) is not None:
-            return self.left(why)
-        state = self.taken(shape) or self._tail(run)
+        shape, why = tails.shape_of(run), why_left_out() or tails.why_eager(run)
+        if not why and (why := self.repeats.why_not(shape)) is not None:
+            self.left(why)
+            return None
+        state = why or self.taken(shape) or self._tail(run)
         if isinstance(state, str):
-            return self.refused(state)
+            self.refused(state)
+            return None
         try:
             with plain_tensors():
                 return state.logits(run)
@@ -260,11 +260,11 @@ class CompiledRuns:
 
     def variant(
         self,
-        state: State,
+        state: DecodeState | ForwardState,
         hooks: Sequence[HookAction],
         reads: Sequence[HookPoint],
         structure: Any,
-        make: Callable[[Program], Callable[[], Tensor]],
+        make: Callable[[Program], Callable[[], Any]],
     ) -> Variant | str:
         """The smallest variant that has a place for every hook and read, or a new one; a sentence if it is not used."""
         sites = [point.site for point in reads]
@@ -305,6 +305,7 @@ class CompiledRuns:
         return None
 
     def used(self, state: State, variant: Variant) -> None:
+        """Note that a variant is used now, and drop those that were not used for longest."""
         with self._lock:
             others = [each for each in self._variants if each[1] is not variant]
             self._variants = [*others, (state, variant)]

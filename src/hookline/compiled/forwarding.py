@@ -72,15 +72,11 @@ def before_end(points: ModelPoints, actions: Sequence[Action]) -> list[Action] |
     if not ends:
         return list(actions)
     order = {name: number for number, name in enumerate(points.hook_dict)}
-    unknown = [each.point.name for each in actions if _place(each, order) is None]
-    if unknown:
+    names = {each: each.point.canonical_name for each in actions if isinstance(each, PointAction)}
+    if unknown := [name for name in names.values() if name not in order]:
         return f"it stops early, perhaps before {unknown[0]!r}"
     last = max(order[point.canonical_name] for point in ends)
-    return [each for each in actions if (_place(each, order) or 0) <= last]
-
-
-def _place(action: Any, order: Mapping[str, int]) -> int | None:
-    return order.get(action.point.canonical_name) if isinstance(action, PointAction) else 0
+    return [each for each in actions if each not in names or order[names[each]] <= last]
 
 
 def records_of(actions: Sequence[Action]) -> list[Record]:
@@ -149,7 +145,7 @@ class CompiledForward:
             current.forward_pass = None  # the pass has ended
         if self.state.stops:
             raise StopForward
-        return CausalLMOutputWithPast(logits=logits)
+        return CausalLMOutputWithPast(logits=logits)  # type: ignore[arg-type]
 
     def _logits(self, found: Tensor | None) -> Tensor | None:
         return None if found is None else found[:, : self.width].clone()
@@ -167,7 +163,7 @@ class CompiledForward:
         run = Run(self.owner.points.root, [Record(each.point, own) for each in self.records], is_one_pass=True)
         with self._going_on(), suppress(StopForward), run:
             output = self.state.module(**self.inputs)
-        logits = getattr(output, "logits", None)
+        logits: Any = getattr(output, "logits", None)
         if not isinstance(logits, Tensor) and not self.state.stops:
             variant.settle("the model returns no logits")
         else:

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,9 +20,11 @@ from torch import Tensor, nn
 
 from hookline.compiled.traced_lenses import getter, needed_by, putter
 from hookline.engine import compiling
+from hookline.engine.blocks import UndoBlock
 from hookline.engine.callbacks import call_style
 from hookline.engine.order import Kind, Phase, Turn
 from hookline.engine.points import HookPoint, Site
+from hookline.engine.torch_hooks import take_off
 from hookline.errors import HooklineError
 
 SlotKind = Literal["affine", "project", "any", "function"]
@@ -201,6 +202,32 @@ class _Event:
         return value
 
 
+class Attached(UndoBlock):
+    """A block in which the hooks of a program are on their modules, and may be traced."""
+
+    def __init__(self, program: Program, events: Mapping[tuple[nn.Module, Kind], _Event]) -> None:
+        self._program, self._events, self._before = program, events, _tracing.program
+        self._graphs = compiling.hooks_in_graph()
+
+    def open(self) -> None:
+        """Attach the hooks."""
+        _tracing.program = self._program
+        with compiling.tracing_lock():
+            for (module, kind), event in self._events.items():
+                add = module.register_forward_pre_hook if kind is Kind.INPUT else module.register_forward_hook
+                add(event, with_kwargs=True)
+        self._graphs.begin()
+
+    def close(self) -> None:
+        """Detach them."""
+        self._graphs.end()
+        if self.is_here:
+            _tracing.program = self._before
+        with compiling.tracing_lock():
+            for (module, _), event in self._events.items():
+                take_off(module, event)
+
+
 class Program:
     """The slots and reads of a graph, and the torch hooks through which the compiler sees them.
 
@@ -227,8 +254,8 @@ class Program:
             step = (getter(site.lens, places), putter(site.lens, places), slot)
             found[site.module, site.kind].append(((turn, site.stage, Phase.EDIT), step))
         for site, read in self.reads.items():
-            step = (getter(site.lens, places), None, read)
-            found[site.module, site.kind].append(((Turn.AT_POINTS, site.stage, Phase.RECORD), step))
+            key = (Turn.AT_POINTS, site.stage, Phase.RECORD)
+            found[site.module, site.kind].append((key, (getter(site.lens, places), None, read)))
         for site, place in places.items():
             found[site.module, site.kind].append(((Turn.KEEP, 0, 0), (getter(site.lens, places), None, place)))
         events = {}
@@ -237,23 +264,9 @@ class Program:
             events[module, kind] = _Event(id(self), kind is Kind.INPUT, self.saved, steps)
         return events
 
-    @contextmanager
-    def attached(self) -> Iterator[None]:
-        """While the graph is called: the hooks are on the modules, in case the compiler traces."""
-        before, _tracing.program = _tracing.program, self
-        handles: list[Any] = []
-        try:
-            with compiling.tracing_lock():
-                for (module, kind), event in self._events.items():
-                    add = module.register_forward_pre_hook if kind is Kind.INPUT else module.register_forward_hook
-                    handles.append(add(event, with_kwargs=True))
-            with compiling.hooks_in_graph():
-                yield
-        finally:
-            _tracing.program = before
-            with compiling.tracing_lock():
-                for handle in handles:
-                    handle.remove()
+    def attached(self) -> Attached:
+        """A block for calling the graph: the hooks are on the modules, in case the compiler traces."""
+        return Attached(self, self._events)
 
     def seen(self) -> None:
         """Touch everything that the hooks use; traced at the beginning of a call.

@@ -17,7 +17,6 @@ from torch._dynamo.exc import TorchDynamoException
 
 from hookline.compiled import entry
 from hookline.compiled.classify import no_site
-from hookline.compiled.plain import plain_tensors
 from hookline.compiled.program import Features, Program, fixed
 from hookline.compiled.proof import why_unproved
 from hookline.compiled.variants import Variant
@@ -59,7 +58,7 @@ class Writes:
         shape = (len(rows), width, *features.shape)
         self.values = fixed(torch.zeros(shape, dtype=features.dtype, device=device))
         self.where = fixed(torch.zeros(shape, dtype=torch.bool, device=device))
-        self._places: list[Any] = []
+        self._places: list[Any] | None = None
 
     def set(self, placed: Sequence[RowChange], span: range) -> None:
         """Use these values."""
@@ -67,6 +66,7 @@ class Writes:
         write_all(self.values, moved, span)
         places = [(row, change.where) for row, change in moved]
         if places != self._places:
+            self._places = None  # until it is written
             self.where.zero_()
             ones = [(row, Change(each.point, each.where, torch.ones_like(each.value))) for row, each in moved]
             write_all(self.where, ones, span)
@@ -177,7 +177,8 @@ class TailState:
         variant = self.variants[0]
         self.owner.used(self, variant)
         if variant.refusal is not None:
-            return self.owner.refused(variant.refusal)
+            self.owner.refused(variant.refusal)
+            return None
         self.set(joined)
         if not variant.is_proved:
             return self._proved(variant, joined)
@@ -186,7 +187,8 @@ class TailState:
                 found = variant.call().clone()
         except TorchDynamoException as error:  # before anything has run
             variant.refusal = f"it could not be compiled again ({type(error).__name__})"
-            return self.owner.refused(variant.refusal)
+            self.owner.refused(variant.refusal)
+            return None
         variant.runs += 1
         return found
 
