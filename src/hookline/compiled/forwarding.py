@@ -68,14 +68,14 @@ class ForwardState:
 
 def before_end(points: ModelPoints, actions: Sequence[Action]) -> list[Action] | str:
     """The actions that a pass reaches: all, or those up to where a recorder ends it; a sentence if that is unknown."""
-    ends = [each.point for each in records_of(actions) if each.recorder.stops]
-    if not ends:
+    names = {each: each.point.canonical_name for each in actions if isinstance(each, PointAction)}
+    ends = {each for each in records_of(actions) if each.recorder.stops}
+    if not ends or ends == names.keys():
         return list(actions)
     order = {name: number for number, name in enumerate(points.hook_dict)}
-    names = {each: each.point.canonical_name for each in actions if isinstance(each, PointAction)}
     if unknown := [name for name in names.values() if name not in order]:
         return f"it stops early, perhaps before {unknown[0]!r}"
-    last = max(order[point.canonical_name] for point in ends)
+    last = max(order[names[each]] for each in ends)
     return [each for each in actions if each not in names or order[names[each]] <= last]
 
 

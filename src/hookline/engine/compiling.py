@@ -64,7 +64,7 @@ def hooks_in_graph() -> UndoBlock:
 
 def left_out(why: str) -> UndoBlock:
     """A block in which `hookline.compiled` leaves the passes of this thread uncompiled: a graph would not pay."""
-    return _Said("left_out", why)
+    return _Said("left_out", _here.left_out or why)
 
 
 def why_left_out() -> str:
