@@ -368,7 +368,7 @@ def test_a_module_that_is_called_between_the_passes_is_named(model, ids) -> None
 
     class Calling(LogitsProcessor):
         def __call__(self, input_ids, scores):
-            model.module.lm_head(torch.zeros(1, 1, 32))
+            model.module.lm_head(torch.zeros(len(input_ids), 1, 32))
             return scores
 
     with pytest.raises(HooklineError, match="'unembed.hook_in' has the shape"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Hashable
 
 _REMEMBERED = 1024
@@ -9,19 +10,23 @@ _REMEMBERED = 1024
 
 
 class Repeats:
-    """Places for the shapes that come again. A shape gets one when it comes for the second time.
+    """Places for the shapes that come again. A shape gets one when it comes for the second time in a thread.
 
     A place is taken from another shape only if that has not come for a while: more shapes in turn than there are places
     would compile in every run.
     """
 
     def __init__(self, places: int) -> None:
-        self._places, self._now = places, 0
+        self._places, self._now, self._lock = places, 0, threading.Lock()
         self._seen: dict[Hashable, None] = {}
         self._last: dict[Hashable, int] = {}
 
     def why_not(self, shape: Hashable) -> str | None:
         """Why a run of this shape is not compiled; None if it is."""
+        with self._lock:
+            return self._why_not((shape, threading.get_ident()))
+
+    def _why_not(self, shape: Hashable) -> str | None:
         self._now += 1
         if shape not in self._last:
             if shape not in self._seen:
