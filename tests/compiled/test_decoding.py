@@ -371,7 +371,7 @@ def test_a_module_that_is_called_between_the_passes_is_named(model, ids) -> None
             model.module.lm_head(torch.zeros(len(input_ids), 1, 32))
             return scores
 
-    with pytest.raises(HooklineError, match="'unembed.hook_in' has the shape"):
+    with pytest.raises(HooklineError, match=r"'unembed\.hook_in' has the shape"):
         model.generate_with_cache(
             ids, 4, names_filter="unembed.hook_in", logits_processor=LogitsProcessorList([Calling()]), do_sample=False
         )
