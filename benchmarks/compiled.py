@@ -2,17 +2,26 @@
 
     python benchmarks/compiled.py --shape llama_8b --device cuda
     python benchmarks/compiled.py --shape tiny --device cpu --backend aot_eager
+    python benchmarks/compiled.py --shape llama_1b --device cuda --sweeps      # experiments and harvests instead
+    python benchmarks/compiled.py --shape small --device cpu --sweeps --rounds 5
 
 A model of that shape with random weights, one process, the ways in turn. Every residual stream is read, one vector is
 added and one head is disabled. The limit is the weights that a token needs, over the measured bandwidth of a copy.
+
+With `--sweeps`: patching sweeps, an ablation, a sweep of steering vectors, steered generations and a harvest,
+uncompiled and compiled in turn on the same weights. A ratio above 1 means that compiled is faster.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import itertools
+import shutil
 import statistics
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,13 +30,15 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import hookline
 from hookline.edits import add, zero
+from hookline.experiments import ablation, patching, steering
 
 SHAPES: dict[str, dict[str, int]] = {
     "llama_8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32},
     "llama_1b": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32},
+    "small": {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 16},
     "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 8},
 }
-VOCAB = {"llama_8b": 128256, "llama_1b": 128256, "tiny": 512}
+VOCAB = {"llama_8b": 128256, "llama_1b": 128256, "small": 32000, "tiny": 512}
 
 
 def build(shape: str, device: str) -> Any:
@@ -171,6 +182,89 @@ class Bench:
         print(runs)
 
 
+class Experiments:
+    """Sweeps, steering and harvests of one model, uncompiled and compiled."""
+
+    def __init__(self, args: argparse.Namespace, folder: Path) -> None:
+        self.args, self.folder, self.stores = args, folder, itertools.count()
+        module = build(args.shape, args.device)
+        self.models = hookline.hook(module), hookline.hook(module)
+        options = {name: value for name in ("backend", "mode") if (value := getattr(args, name)) is not None}
+        self.runs = self.models[1].compile(**options)
+        size = args.pairs, args.length
+        self.clean, self.corrupted = (torch.randint(3, VOCAB[args.shape], size, device=args.device) for _ in range(2))
+        self.data = torch.randint(3, VOCAB[args.shape], (args.batches * args.harvest_batch, args.harvest_length))
+        layers, width = module.config.num_hidden_layers, module.config.hidden_size
+        self.vectors = steering.Directions(torch.randn(layers, width, device=args.device), list(range(layers)))
+        self.middle = f"blocks.{layers // 2}.hook_resid_post"
+        self.quarters = [f"blocks.{layers * quarter // 4 - 1}.hook_resid_post" for quarter in (2, 3, 4)]
+
+    def residual(self, model: Any) -> Any:
+        """Layers × positions."""
+        return patching.sweep(model, self.clean, self.corrupted, difference, progress=False).values
+
+    def heads(self, model: Any) -> Any:
+        """Layers × heads."""
+        over = ("layer", "head")
+        return patching.sweep(
+            model, self.clean, self.corrupted, difference, points="z", over=over, progress=False
+        ).values
+
+    def ablated(self, model: Any) -> Any:
+        """Each head ablated to zero."""
+        return ablation.ablate(model, self.clean, difference, progress=False).values
+
+    def steered(self, model: Any) -> Any:
+        """Layers × coefficients."""
+        return steering.sweep_layers(model, self.vectors, self.clean, difference, progress=False).values
+
+    def written(self, model: Any) -> Any:
+        """Generations with a vector, four coefficients."""
+        found = []
+        for coefficient in (0.0, 0.1, 0.2, 0.3):
+            with model.hooks([(self.middle, add(self.vectors.vectors[0], coefficient))]):
+                found.append(model.generate(self.clean[:1], max_new_tokens=self.args.new, do_sample=False))
+        return torch.stack(found).float()
+
+    def harvested(self, model: Any) -> Any:
+        """Three points of the residual stream."""
+        size = self.args.harvest_batch
+        where = self.folder / str(next(self.stores))
+        store = hookline.harvest(model, self.data, self.quarters, where, batch_size=size, progress=False)
+        found = store[self.quarters[-1]][:64].float()
+        shutil.rmtree(where)
+        return found
+
+    def run(self) -> None:
+        """Print the table."""
+        args = self.args
+        print(f"{args.shape}, {torch.__version__}, {args.device}; {args.pairs} prompts of {args.length} tokens; "
+              f"{args.batches} batches of {args.harvest_batch} x {args.harvest_length}")  # fmt: skip
+        print(f"{'what':40} eager s  compiled s  ratio (rounds)       differ by  graphs  first s")
+        for work in (self.residual, self.heads, self.ablated, self.steered, self.written, self.harvested):
+            before = self.runs.graphs
+            expected = work(self.models[0])
+            first = seconds(lambda work=work: work(self.models[1]))  # type: ignore[misc]
+            first += seconds(lambda work=work: work(self.models[1]))  # type: ignore[misc]
+            found = work(self.models[1])
+            apart = float((found - expected).norm() / expected.norm())
+            times = [
+                [seconds(lambda work=work, model=model: work(model)) for model in self.models]  # type: ignore[misc]
+                for _ in range(args.rounds)
+            ]
+            ratios = sorted(eager / fast for eager, fast in times)
+            eager, fast = (statistics.median(each) for each in zip(*times, strict=True))
+            graphs = self.runs.graphs - before
+            print(f"{(work.__doc__ or '').rstrip('.'):40} {eager:7.3f}  {fast:10.3f}  {statistics.median(ratios):5.2f} "
+                  f"({ratios[0]:.2f} to {ratios[-1]:.2f})  {apart:9.1e}  {graphs:6}  {first:7.1f}")  # fmt: skip
+        print(self.runs)
+
+
+def difference(logits: torch.Tensor) -> torch.Tensor:
+    """The difference of two logits at the last position."""
+    return logits[:, -1, 5] - logits[:, -1, 6]
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=[*SHAPES], default="tiny")
@@ -183,5 +277,16 @@ if __name__ == "__main__":
     parser.add_argument("--eager", type=int, default=48, help="new tokens of the eager ways")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--sweeps", action="store_true", help="experiments and harvests, instead of decoding")
+    parser.add_argument("--pairs", type=int, default=8, help="prompts of a sweep")
+    parser.add_argument("--length", type=int, default=16, help="tokens of such a prompt")
+    parser.add_argument("--batches", type=int, default=12, help="of a harvest")
+    parser.add_argument("--harvest-batch", type=int, default=8, help="texts in a batch of a harvest")
+    parser.add_argument("--harvest-length", type=int, default=128, help="tokens of such a text")
     torch.set_num_threads(1)
-    Bench(parser.parse_args()).run()
+    given = parser.parse_args()
+    if given.sweeps:
+        with tempfile.TemporaryDirectory() as folder:
+            Experiments(given, Path(folder)).run()
+    else:
+        Bench(given).run()

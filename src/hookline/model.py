@@ -213,7 +213,7 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
         if active.get() or self._points.permanent.steps:
             begin_pass(self._points.root, inputs, is_only=all(run.is_one_pass for run in active.get()))
         if layer is not None:
-            return stream_at(self._points, layer, lambda: self._forward(**inputs))
+            return stream_at(self._points, layer, lambda: self._output(inputs))
         output = self._output(inputs)
         if inputs.get("labels") is not None:
             asked = own_loss(output, return_type, per_token)

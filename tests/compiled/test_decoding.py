@@ -7,7 +7,7 @@ import pytest
 import torch
 from backends import Counting
 from tiny_models import causal_lm
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
 
 import hookline
 from hookline.edits import add, mean, noise, project_out, replace, scale, zero
@@ -361,6 +361,20 @@ def test_a_cache_of_patterns_grows_with_the_text(model, ids) -> None:
     for name in cache:
         torch.testing.assert_close(cache[name], whole[name], rtol=1e-4, atol=1e-5)
     assert torch.equal(cache.forward_pass.span.tokens, tokens[:, :-1])
+
+
+def test_a_module_that_is_called_between_the_passes_is_named(model, ids) -> None:
+    """A logits processor may call the head itself: in no pass, so what flows there has no position."""
+
+    class Calling(LogitsProcessor):
+        def __call__(self, input_ids, scores):
+            model.module.lm_head(torch.zeros(len(input_ids), 1, 32))
+            return scores
+
+    with pytest.raises(HooklineError, match=r"'unembed\.hook_in' has the shape"):
+        model.generate_with_cache(
+            ids, 4, names_filter="unembed.hook_in", logits_processor=LogitsProcessorList([Calling()]), do_sample=False
+        )
 
 
 def test_options(model) -> None:

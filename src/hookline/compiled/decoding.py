@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, StaticCache, StaticLayer, StaticSlidingWindowLayer
 
-from hookline.compiled.program import Clock, Program
+from hookline.compiled.program import Clock, Program, fixed
 from hookline.compiled.sampling import Sampler, Sampling
 from hookline.engine.signatures import parameters_of
 
@@ -50,9 +50,11 @@ class Saved:
 class DecodeState:
     """The tensors of a generation, for one size of batch and one length; used by one generation at a time."""
 
+    kind, is_one_of_many = "", False
+
     def __init__(self, module: nn.Module, cache: Any, rows: int, length: int, vocab: int) -> None:
         device = next(module.parameters()).device
-        self.module, self.cache, self.rows, self.length = module, cache, rows, length
+        self.module, self.cache, self.rows, self.length, self.key = module, cache, rows, length, (rows, length)
         self.token = torch.zeros(rows, 1, dtype=torch.long, device=device)
         self.column = torch.zeros(1, dtype=torch.long, device=device)
         self.tokens = torch.zeros(rows, length + 1, dtype=torch.long, device=device)
@@ -60,7 +62,7 @@ class DecodeState:
         self.padding = torch.zeros(rows, 1, dtype=torch.long, device=device)
         self.finished = torch.zeros(rows, 1, dtype=torch.bool, device=device)
         for each in (self.token, self.column, self.tokens, self.mask, self.padding, self.finished):
-            torch._dynamo.mark_static_address(each)
+            fixed(each)
         self.sampler = Sampler(rows, vocab, device)
         self.clock = Clock(rows, length, device, self.column, self.token)
         known = parameters_of(module)[0]

@@ -58,6 +58,8 @@ def of_call(points: ModelPoints) -> str | None:
         ]
         if any(other not in own for tap in taps for other in tap.permanent):
             return f"a wrapper of a part of the model has a permanent hook on {name!r}"
+        if skipping.is_detoured(each):
+            return "another thread skips some of its layers"
         if "forward" in vars(each) or vars(each).get("_compiled_call_impl") is not None:
             return f"the call of {name or 'the model'!r} is replaced"
     return None

@@ -13,26 +13,30 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from hookline.compiled import entry
+from hookline.compiled import entry, tails
 from hookline.compiled.classify import no_site, placed
 from hookline.compiled.decoding import DecodeState, GrowingState, bucket, static_cache
-from hookline.compiled.forwarding import INPUTS, CompiledForward, ForwardState
+from hookline.compiled.forwarding import INPUTS, CompiledForward, ForwardState, before_end, records_of
 from hookline.compiled.gates import in_pass
 from hookline.compiled.generating import CompiledGeneration
-from hookline.compiled.program import Features, Program, SlotSpec
+from hookline.compiled.plain import plain_tensors
+from hookline.compiled.program import Features, Program, Read, Slot, SlotSpec
+from hookline.compiled.repeats import Repeats
 from hookline.compiled.sampling import Sampling, sampling_of
 from hookline.compiled.tables import spec_of
 from hookline.compiled.variants import CompileOptions, Variant
-from hookline.engine.actions import Action, Record
+from hookline.engine.actions import Action, PointAction, Record
+from hookline.engine.compiling import why_left_out
 from hookline.engine.hook_actions import HookAction
 from hookline.engine.plan import Plan
 from hookline.engine.points import HookPoint, Site
 from hookline.engine.recorder import Recorder
 from hookline.engine.runs import Run
 from hookline.errors import HooklineError, HooklineWarning, users_level
+from hookline.rerun.joined import JoinedRun
 from hookline.transformer.index import ModelPoints
 
-State: TypeAlias = DecodeState | ForwardState
+State: TypeAlias = DecodeState | ForwardState | tails.TailState
 _LAYER = re.compile(r"\.\d+\.")
 
 
@@ -49,6 +53,7 @@ class CompiledRuns:
         self._lock = threading.RLock()
         self._past = 0
         self._traced: dict[Any, list[Any]] = {}
+        self.repeats = Repeats(options.limit)
         self._computes_in = self._place()
 
     def _place(self) -> tuple[Any, ...]:
@@ -61,6 +66,7 @@ class CompiledRuns:
             with self._lock:
                 self._past, self._computes_in = self.graphs, self._place()
                 self._variants, self._idle, self._features = [], {}, {}
+                self.repeats = Repeats(self.options.limit)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -86,8 +92,12 @@ class CompiledRuns:
 
     def refused(self, why: str) -> None:
         """Note that a run is not compiled; the first time for a reason, with a warning."""
-        if why not in self.reasons:
+        if why not in self.reasons and not why_left_out():
             warnings.warn(f"this runs uncompiled: {why}", HooklineWarning, stacklevel=users_level())
+        self.left(why_left_out() or why)
+
+    def left(self, why: str) -> None:
+        """Note that a run is not compiled because a graph would not pay."""
         self.reasons[why] = self.reasons.get(why, 0) + 1
 
     def generation(self, ids: Tensor, options: Mapping[str, Any]) -> CompiledGeneration | None:
@@ -156,7 +166,7 @@ class CompiledRuns:
         sampling = sampling_of(*settings)
         return sampling if isinstance(sampling, str) else (actions, sampling, settings[0].max_new_tokens)
 
-    def _taken(self, key: tuple[Any, ...]) -> Any:
+    def taken(self, key: tuple[Any, ...]) -> Any:
         """Tensors that no other run uses; None if there are none. A thread has its own: CUDA graphs need that."""
         with self._lock:
             idle = self._idle.get((*key, threading.get_ident()))
@@ -164,7 +174,7 @@ class CompiledRuns:
 
     def _state(self, rows: int, length: int) -> DecodeState | str:
         """Tensors for a generation."""
-        if (known := self._taken((rows, length))) is not None:
+        if (known := self.taken((rows, length))) is not None:
             return known
         module: Any = self.points.root
         cache = static_cache(module.config, length)
@@ -172,12 +182,12 @@ class CompiledRuns:
             return cache
         return DecodeState(module, cache, rows, length, _vocab(module))
 
-    def give_back(self, state: State, kind: tuple[str, ...] = ()) -> None:
+    def give_back(self, state: State) -> None:
         """A run has ended."""
         if isinstance(state, GrowingState):
             return
         with self._lock:
-            self._idle.setdefault((state.rows, state.length, *kind, threading.get_ident()), []).append(state)
+            self._idle.setdefault((*state.key, threading.get_ident()), []).append(state)
 
     def forward(self, inputs: Mapping[str, Any]) -> CompiledForward | None:
         """A compiled forward pass; None, after a warning, if it cannot be compiled."""
@@ -185,13 +195,52 @@ class CompiledRuns:
         if isinstance(actions, str):
             self.refused(actions)
             return None
+        stops = any(each.recorder.stops for each in records_of(actions))
         rows, width = inputs["input_ids"].shape
-        names, length = tuple(inputs), bucket(width, 16)
-        state = self._taken((rows, length, *names)) or ForwardState(self.points.root, names, rows, length)
-        return CompiledForward(self, state, actions, inputs)
+        key = (rows, bucket(width, 16), tuple(inputs), stops)
+        if stops:
+            where = tuple(each.point.site for each in actions if isinstance(each, PointAction))
+            if (why := self.repeats.why_not((key, where))) is not None:
+                self.left(why)
+                return None
+        return CompiledForward(self, self.taken(key) or ForwardState(self.points.root, *key), actions, inputs)
+
+    def joined(self, run: JoinedRun) -> Tensor | None:
+        """The logits of a batch of variants in an experiment; None if it cannot be compiled, or would not pay."""
+        self._keep_up()
+        shape, why = tails.shape_of(run), why_left_out() or tails.why_eager(run)
+        if not why and (why := self.repeats.why_not(shape)) is not None:
+            self.left(why)
+            return None
+        state = why or self.taken(shape) or self._tail(run)
+        if isinstance(state, str):
+            self.refused(state)
+            return None
+        try:
+            with plain_tensors():
+                return state.logits(run)
+        finally:
+            self.give_back(state)
+
+    def _tail(self, run: JoinedRun) -> tails.TailState | str:
+        points = [run.points.find(name) for name in run.changes]
+        if (why := self._unknown(points)) is not None:
+            return why
+        if tails.room_for(run, self._features) > tails.MOST:
+            return "a batch of variants is too large for tensors of its own"
+        with plain_tensors():
+            return tails.TailState(self, run, self._features)
+
+    def _unknown(self, points: Sequence[HookPoint]) -> str | None:
+        """Why points cannot be in a graph whose shapes and dtypes are not known; None if all are."""
+        self._learn([point.site for point in points])
+        unknown = [point.name for point in points if point.site not in self._features]
+        return f"the value at {unknown[0]!r} is not a float tensor of batch, position and features" if unknown else None
 
     def _for_pass(self, inputs: Mapping[str, Any]) -> list[Action] | str:
         self._keep_up()
+        if why_left_out():
+            return why_left_out()
         if torch.is_grad_enabled():
             return "gradients are on: use torch.no_grad()"
         others = [name for name in inputs if name not in INPUTS]
@@ -204,15 +253,18 @@ class CompiledRuns:
         actions = entry.actions_of(self.points) if why is None else why
         if isinstance(actions, str):
             return actions
-        return entry.placements(actions)[1] or self._often_traced(actions) or actions
+        reached = before_end(self.points, actions)
+        if isinstance(reached, str):
+            return reached
+        return entry.placements(reached)[1] or self._often_traced(reached) or reached
 
     def variant(
         self,
-        state: State,
+        state: DecodeState | ForwardState,
         hooks: Sequence[HookAction],
         reads: Sequence[HookPoint],
         structure: Any,
-        make: Callable[[Program], Callable[[], Tensor]],
+        make: Callable[[Program], Callable[[], Any]],
     ) -> Variant | str:
         """The smallest variant that has a place for every hook and read, or a new one; a sentence if it is not used."""
         sites = [point.site for point in reads]
@@ -220,19 +272,20 @@ class CompiledRuns:
         fitting = [each for each in known if each.assigned(hooks, sites) is not None]
         if fitting:
             found = min(fitting, key=lambda each: each.size)
-            self._used(state, found)
+            self.used(state, found)
             return found if found.refusal is None else found.refusal
         needs = [spec_of(each) for each in hooks]
         edited = 0 if any(each.code is not None for each in needs) or not needs else sum(each.is_data for each in known)
         specs, wanted = self._structure(needs, hooks, reads, edited)
         self._learn([*(spec.site for spec in specs), *wanted])
-        unknown = [each.name for each in (*(hook.point for hook in hooks), *reads) if each.site not in self._features]
-        if unknown:
-            return f"the value at {unknown[0]!r} is not a float tensor of batch, position and features"
+        if (why := self._unknown([*(hook.point for hook in hooks), *reads])) is not None:
+            return why
         specs = [spec for spec in specs if spec.site in self._features]
-        new = Variant(specs, wanted, self._features, state.clock, make, self.options, structure)
+        slots = [Slot(spec, self._features[spec.site], state.clock) for spec in specs]
+        program = Program(slots, [Read(site, self._features[site], state.clock) for site in wanted])
+        new = Variant(program, make, self.options, state.clock.device, structure)
         state.variants.append(new)
-        self._used(state, new)
+        self.used(state, new)
         return new
 
     def _often_traced(self, actions: Sequence[Action]) -> str | None:
@@ -251,12 +304,14 @@ class CompiledRuns:
                 known.append(spec.constants)
         return None
 
-    def _used(self, state: State, variant: Variant) -> None:
+    def used(self, state: State, variant: Variant) -> None:
+        """Note that a variant is used now, and drop those that were not used for longest."""
         with self._lock:
             others = [each for each in self._variants if each[1] is not variant]
             self._variants = [*others, (state, variant)]
-            while len(self._variants) > self.options.limit:
-                old_state, old = self._variants.pop(0)
+            alike = [each for each in self._variants if each[0].is_one_of_many == state.is_one_of_many]
+            for old_state, old in alike[: -self.options.limit]:
+                self._variants = [each for each in self._variants if each[1] is not old]
                 old_state.variants.remove(old)
                 self._past += old.backend.graphs
             self._idle = {key: [each for each in some if each.variants] for key, some in self._idle.items()}
@@ -316,7 +371,7 @@ class CompiledRuns:
             )
             what = ", ".join(_number(*number) for number in (*numbers, (each.runs, "run")))
             status = "not used: " + each.refusal if each.refusal else "proved" if each.is_proved else "not run yet"
-            lines.append(f"  {state.rows} × {state.length}: {what}, {status}")
+            lines.append(f"  {' '.join([f'{state.rows} × {state.length}', state.kind]).rstrip()}: {what}, {status}")
         lines += [f"  uncompiled, {_number(count, 'run')}: {why}" for why, count in self.reasons.items()]
         return "\n".join(lines)
 

@@ -6,6 +6,7 @@ Texts are padded on the right to one of a few lengths, where a causal model does
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,17 +16,18 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from hookline.compiled.classify import positions_of
 from hookline.compiled.plain import plain_tensors
-from hookline.compiled.program import Clock, Program
+from hookline.compiled.program import Clock, Program, fixed
 from hookline.compiled.proof import why_unproved
 from hookline.compiled.tables import NoTableError, write_table
 from hookline.compiled.variants import Variant
-from hookline.engine.actions import Action, Record
+from hookline.engine.actions import Action, PointAction, Record
 from hookline.engine.hook_actions import HookAction
 from hookline.engine.passes import current
-from hookline.engine.recorder import Recorder
+from hookline.engine.recorder import Recorder, StopForward
 from hookline.engine.runs import Run, open_runs
 from hookline.errors import HooklineError
 from hookline.text.token_positions import mask_of
+from hookline.transformer.index import ModelPoints
 
 if TYPE_CHECKING:
     from hookline.compiled.executor import CompiledRuns
@@ -37,12 +39,12 @@ INPUTS = ("input_ids", "attention_mask", "position_ids")
 class ForwardState:
     """The inputs of a pass in tensors of fixed address, for one size of batch and one length."""
 
-    def __init__(self, module: nn.Module, names: Sequence[str], rows: int, length: int) -> None:
+    def __init__(self, module: nn.Module, rows: int, length: int, names: tuple[str, ...], stops: bool) -> None:
         device = next(module.parameters()).device
-        self.module, self.rows, self.length = module, rows, length
-        self.inputs = {name: torch.zeros(rows, length, dtype=torch.long, device=device) for name in names}
-        for each in self.inputs.values():
-            torch._dynamo.mark_static_address(each)
+        self.module, self.rows, self.length, self.key = module, rows, length, (rows, length, names, stops)
+        self.inputs = {name: fixed(torch.zeros(rows, length, dtype=torch.long, device=device)) for name in names}
+        self.stops = self.is_one_of_many = stops
+        self.kind = "up to the last read" if stops else ""
         self.clock = Clock(rows, length, device)
         self.variants: list[Variant] = []
 
@@ -52,16 +54,34 @@ class ForwardState:
             self.inputs[name].zero_()
             self.inputs[name][:, : each.shape[1]] = each
 
-    def passer(self, program: Program) -> Callable[[], Tensor]:
-        """The function that runs the model, for a program."""
+    def passer(self, program: Program) -> Callable[[], Tensor | None]:
+        """The function that runs the model, for a program. If nothing is returned, only what is read is computed."""
 
-        def forward() -> Tensor:
+        def forward() -> Tensor | None:
             program.seen()
             output = self.module(**self.inputs, use_cache=False)
             program.forget()
-            return output.logits
+            return None if self.stops else output.logits
 
         return forward
+
+
+def before_end(points: ModelPoints, actions: Sequence[Action]) -> list[Action] | str:
+    """The actions that a pass reaches: all, or those up to where a recorder ends it; a sentence if that is unknown."""
+    names = {each: each.point.canonical_name for each in actions if isinstance(each, PointAction)}
+    ends = {each for each in records_of(actions) if each.recorder.stops}
+    if not ends or ends == names.keys():
+        return list(actions)
+    order = {name: number for number, name in enumerate(points.hook_dict)}
+    if unknown := [name for name in names.values() if name not in order]:
+        return f"it stops early, perhaps before {unknown[0]!r}"
+    last = max(order[names[each]] for each in ends)
+    return [each for each in actions if each not in names or order[names[each]] <= last]
+
+
+def records_of(actions: Sequence[Action]) -> list[Record]:
+    """The reads among the actions of a run, in their order."""
+    return sorted((each for each in actions if type(each) is Record), key=lambda each: each.order)
 
 
 class CompiledForward:
@@ -70,7 +90,7 @@ class CompiledForward:
     def __init__(self, owner: CompiledRuns, state: ForwardState, actions: Sequence[Action], inputs: Mapping[str, Any]):
         self.owner, self.state, self.inputs = owner, state, inputs
         self.hooks = [each for each in actions if isinstance(each, HookAction) and not getattr(each, "is_idle", False)]
-        self.records = sorted((each for each in actions if type(each) is Record), key=lambda each: each.order)
+        self.records = records_of(actions)
         self.rows, self.width = inputs["input_ids"].shape
 
     def run(self) -> Any:
@@ -79,7 +99,7 @@ class CompiledForward:
             with plain_tensors():
                 return self._run()
         finally:
-            self.owner.give_back(self.state, tuple(self.state.inputs))
+            self.owner.give_back(self.state)
 
     def _run(self) -> Any:
         points = [each.point for each in self.records]
@@ -107,7 +127,7 @@ class CompiledForward:
     def _used(self, variant: Variant, slots: Mapping[HookAction, Any]) -> Any:
         try:
             with variant.program.attached():
-                logits = variant.call()[:, : self.width].clone()
+                logits = self._logits(variant.call())
         except TorchDynamoException as error:  # before anything has run
             variant.refusal = f"it could not be compiled again ({type(error).__name__})"
             return self._eager(variant.refusal)
@@ -116,32 +136,50 @@ class CompiledForward:
             hook.fired = hook.fired or hook.reach is None or bool(slot.gate.any())
             if hook.reach is not None:
                 hook.reach.note(hook.point)
-        for record in self.records:
-            buffer = variant.program.reads[record.point.site].buffer
-            record.fired = True
-            record.recorder.keep(record.point, buffer[:, : self.width].clone())
+        with self._going_on():
+            for record in self.records:
+                buffer = variant.program.reads[record.point.site].buffer
+                record.fired = True
+                record.recorder.keep(record.point, buffer[:, : self.width].clone())
         if not all(run.is_one_pass for run in open_runs()):
             current.forward_pass = None  # the pass has ended
-        return CausalLMOutputWithPast(logits=logits)
+        if self.state.stops:
+            raise StopForward
+        return CausalLMOutputWithPast(logits=logits)  # type: ignore[arg-type]
+
+    def _logits(self, found: Tensor | None) -> Tensor | None:
+        return None if found is None else found[:, : self.width].clone()
+
+    def _going_on(self) -> ExitStack:
+        """A context in which no recorder ends the pass."""
+        stack = ExitStack()
+        for recorder in {id(each.recorder): each.recorder for each in self.records}.values():
+            stack.enter_context(recorder.going_on())
+        return stack
 
     def _proved(self, variant: Variant) -> Any:
         """The output of an uncompiled pass, after comparing the graph's with it."""
-        own = Recorder([each.point for each in self.records])
-        with Run(self.owner.points.root, [Record(each.point, own) for each in self.records], is_one_pass=True):
+        own, output = Recorder([each.point for each in self.records], stops=self.state.stops), None
+        run = Run(self.owner.points.root, [Record(each.point, own) for each in self.records], is_one_pass=True)
+        with self._going_on(), suppress(StopForward), run:
             output = self.state.module(**self.inputs)
-        if not isinstance(getattr(output, "logits", None), Tensor):
+        logits: Any = getattr(output, "logits", None)
+        if not isinstance(logits, Tensor) and not self.state.stops:
             variant.settle("the model returns no logits")
         else:
-            expected: dict[Any, Tensor] = {"logits": output.logits}
+            expected: dict[Any, Tensor] = {} if self.state.stops else {"logits": logits}
             expected |= {name: values[-1] for name, values in own.by_point().items()}
             variant.settle(why_unproved(variant, expected, lambda way: self._values(variant, way)))
         if variant.refusal is not None:
             self.owner.refused(variant.refusal)
+        if self.state.stops:
+            raise StopForward
         return output
 
-    def _values(self, variant: Variant, way: Callable[[], Tensor]) -> dict[Any, Tensor]:
+    def _values(self, variant: Variant, way: Callable[[], Tensor | None]) -> dict[Any, Tensor]:
         with variant.program.attached():
-            found = {"logits": way()[:, : self.width].clone()}
+            logits = self._logits(way())
+        found = {} if logits is None else {"logits": logits}
         for record in self.records:
             buffer = variant.program.reads[record.point.site].buffer
             found[record.point.name] = buffer[:, : self.width].clone()

@@ -11,6 +11,7 @@ from torch._dynamo.exc import TorchDynamoException
 
 from hookline.compiled import entry
 from hookline.compiled.decoding import DecodeState
+from hookline.compiled.forwarding import records_of
 from hookline.compiled.gates import Continuation, in_pass
 from hookline.compiled.plain import plain_tensors
 from hookline.compiled.program import Program, Slot
@@ -60,7 +61,7 @@ class CompiledGeneration:
     def _plan(self, actions: Sequence[Action]) -> None:
         self._actions = list(actions)
         self.hooks = [each for each in actions if isinstance(each, HookAction) and not getattr(each, "is_idle", False)]
-        self.records = sorted((each for each in actions if type(each) is Record), key=lambda each: each.order)
+        self.records = records_of(actions)
 
     def run(self) -> Tensor:
         """All tokens, the prompt included."""
@@ -116,7 +117,7 @@ class CompiledGeneration:
                 self._choose_variant()
 
     def _choose_variant(self) -> None:
-        self._uncompiled = self.state.stepper(self.sampling)(Program([], [], {}, self.state.clock))
+        self._uncompiled = self.state.stepper(self.sampling)(Program([]))
         if not self._is_compiled:
             return
         points = [each.point for each in self.records]

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,9 +20,11 @@ from torch import Tensor, nn
 
 from hookline.compiled.traced_lenses import getter, needed_by, putter
 from hookline.engine import compiling
+from hookline.engine.blocks import UndoBlock
 from hookline.engine.callbacks import call_style
-from hookline.engine.order import Kind
+from hookline.engine.order import Kind, Phase, Turn
 from hookline.engine.points import HookPoint, Site
+from hookline.engine.torch_hooks import take_off
 from hookline.errors import HooklineError
 
 SlotKind = Literal["affine", "project", "any", "function"]
@@ -57,6 +58,12 @@ class SlotSpec:
         return is_kind and is_same and self.site == other.site and self.spread >= other.spread
 
 
+def fixed(tensor: Tensor) -> Tensor:
+    """The same tensor, whose address graphs may rely on."""
+    torch._dynamo.mark_static_address(tensor)
+    return tensor
+
+
 @dataclass
 class Clock:
     """Where in the text a call of the graph is: all of its columns, or one column, in a tensor."""
@@ -73,14 +80,10 @@ class Slot:
 
     def __init__(self, spec: SlotSpec, features: Features, clock: Clock) -> None:
         self.spec, self.clock, self.kind, self.features = spec, clock, spec.kind, features
+        self.site = spec.site
         wide = torch.promote_types(features.dtype, torch.float32)
         lead = ((1, 1), (clock.rows, 1), (clock.rows, clock.width))[spec.spread]
         shape = (*lead, *features.shape)
-
-        def fixed(tensor: Tensor) -> Tensor:
-            torch._dynamo.mark_static_address(tensor)
-            return tensor
-
         self.gate = fixed(torch.zeros(clock.rows, clock.width, dtype=torch.bool, device=clock.device))
         self.wanted = fixed(torch.full((), -1, device=clock.device))
         if self.kind in ("affine", "any"):
@@ -148,8 +151,11 @@ class Read:
     def __init__(self, site: Site, features: Features, clock: Clock) -> None:
         self.site, self.clock = site, clock
         shape = (clock.rows, clock.width, *features.shape)
-        self.buffer = torch.zeros(shape, dtype=features.dtype, device=clock.device)
-        torch._dynamo.mark_static_address(self.buffer)
+        self.buffer = fixed(torch.zeros(shape, dtype=features.dtype, device=clock.device))
+
+    def touched(self) -> tuple[Tensor, ...]:
+        """Its tensors."""
+        return (self.buffer,)
 
     def __call__(self, x: Tensor) -> None:
         """Keep the value, inside the graph."""
@@ -196,58 +202,71 @@ class _Event:
         return value
 
 
+class Attached(UndoBlock):
+    """A block in which the hooks of a program are on their modules, and may be traced."""
+
+    def __init__(self, program: Program, events: Mapping[tuple[nn.Module, Kind], _Event]) -> None:
+        self._program, self._events, self._before = program, events, _tracing.program
+        self._graphs = compiling.hooks_in_graph()
+
+    def open(self) -> None:
+        """Attach the hooks."""
+        _tracing.program = self._program
+        with compiling.tracing_lock():
+            for (module, kind), event in self._events.items():
+                add = module.register_forward_pre_hook if kind is Kind.INPUT else module.register_forward_hook
+                add(event, with_kwargs=True)
+        self._graphs.begin()
+
+    def close(self) -> None:
+        """Detach them."""
+        self._graphs.end()
+        if self.is_here:
+            _tracing.program = self._before
+        with compiling.tracing_lock():
+            for (module, _), event in self._events.items():
+                take_off(module, event)
+
+
 class Program:
-    """The slots and reads of a graph, and the torch hooks through which the compiler sees them."""
+    """The slots and reads of a graph, and the torch hooks through which the compiler sees them.
+
+    `others` change values at a turn other than that of hooks.
+    """
 
     def __init__(
-        self,
-        slots: Sequence[SlotSpec],
-        reads: Sequence[Site],
-        features: Mapping[Site, Features],
-        clock: Clock,
+        self, slots: Sequence[Any], reads: Sequence[Read] = (), others: Sequence[tuple[Turn, Any]] = ()
     ) -> None:
-        self.clock = clock
-        self.slots = [Slot(spec, features[spec.site], clock) for spec in slots]
-        self.reads = {site: Read(site, features[site], clock) for site in reads}
-        places = {site: place for place, site in enumerate(sites_needed([*(spec.site for spec in slots), *reads]))}
+        self.slots, self.reads = list(slots), {read.site: read for read in reads}
+        sites = sites_needed([each.site for each in (*slots, *reads)])
+        places = {site: place for place, site in enumerate(sites)}
         self.saved: list[Any] = [None] * len(places)
-        self._events = self._arranged(places)
+        self._events = self._arranged(places, others)
         self._hooks = list(self._events.values())
 
-    def _arranged(self, places: Mapping[Site, int]) -> dict[tuple[nn.Module, Kind], _Event]:
+    def _arranged(
+        self, places: Mapping[Site, int], others: Sequence[tuple[Turn, Any]]
+    ) -> dict[tuple[nn.Module, Kind], _Event]:
         """The steps at each event, in the order that `engine/order.py` states."""
         found: dict[tuple[nn.Module, Kind], list[tuple[tuple[int, ...], Any]]] = defaultdict(list)
-        for slot in self.slots:
-            site = slot.spec.site
+        for turn, slot in (*((Turn.AT_POINTS, each) for each in self.slots), *others):
+            site = slot.site
             step = (getter(site.lens, places), putter(site.lens, places), slot)
-            found[site.module, site.kind].append(((0, site.stage, 0), step))
+            found[site.module, site.kind].append(((turn, site.stage, Phase.EDIT), step))
         for site, read in self.reads.items():
-            found[site.module, site.kind].append(((0, site.stage, 1), (getter(site.lens, places), None, read)))
+            key = (Turn.AT_POINTS, site.stage, Phase.RECORD)
+            found[site.module, site.kind].append((key, (getter(site.lens, places), None, read)))
         for site, place in places.items():
-            found[site.module, site.kind].append(((1, 0, 0), (getter(site.lens, places), None, place)))
+            found[site.module, site.kind].append(((Turn.KEEP, 0, 0), (getter(site.lens, places), None, place)))
         events = {}
         for (module, kind), some in found.items():
             steps = [step for _, step in sorted(some, key=lambda each: each[0])]
             events[module, kind] = _Event(id(self), kind is Kind.INPUT, self.saved, steps)
         return events
 
-    @contextmanager
-    def attached(self) -> Iterator[None]:
-        """While the graph is called: the hooks are on the modules, in case the compiler traces."""
-        before, _tracing.program = _tracing.program, self
-        handles: list[Any] = []
-        try:
-            with compiling.tracing_lock():
-                for (module, kind), event in self._events.items():
-                    add = module.register_forward_pre_hook if kind is Kind.INPUT else module.register_forward_hook
-                    handles.append(add(event, with_kwargs=True))
-            with compiling.hooks_in_graph():
-                yield
-        finally:
-            _tracing.program = before
-            with compiling.tracing_lock():
-                for handle in handles:
-                    handle.remove()
+    def attached(self) -> Attached:
+        """A block for calling the graph: the hooks are on the modules, in case the compiler traces."""
+        return Attached(self, self._events)
 
     def seen(self) -> None:
         """Touch everything that the hooks use; traced at the beginning of a call.
@@ -257,10 +276,8 @@ class Program:
         """
         for hook in self._hooks:
             for _get, _put, what in hook.steps:
-                if what.__class__ is Slot:
+                if what.__class__ is not int:
                     what.touched()
-                elif what.__class__ is Read:
-                    what.buffer  # noqa: B018
             hook.saved  # noqa: B018
 
     def forget(self) -> None:

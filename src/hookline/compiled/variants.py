@@ -11,11 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.compiled.program import Clock, Features, Program, Slot, SlotSpec
+from hookline.compiled.program import Program, Slot
 from hookline.compiled.tables import spec_of
 from hookline.engine.hook_actions import HookAction
 from hookline.engine.points import Site
 
+_IN_PLACE = {"setitem", "delitem", "iadd", "isub", "imul", "imatmul", "itruediv", "ifloordiv", "imod", "ipow", "iand"}
+_IN_PLACE |= {"ior", "ixor", "ilshift", "irshift", "iconcat"}
+"""Operators of Python that write to a tensor."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -32,6 +35,8 @@ class OwnBackend:
     def __call__(self, graph: Any, inputs: Any, **options: Any) -> Any:
         """Compile a graph."""
         self.graphs += 1
+        graph.graph.eliminate_dead_code(_has_effect)
+        graph.recompile()
         plain = copy.deepcopy(graph)  # a compiler may change the graph that it is given
         fused = self.call(graph, inputs, **options)
         return lambda *args: plain(*args) if self.is_plain else fused(*args)
@@ -49,6 +54,11 @@ class CompileOptions:
     limit: int = 8
     """How many variants are kept."""
 
+    def __str__(self) -> str:
+        name = self.backend if isinstance(self.backend, str) else type(self.backend).__qualname__
+        settings = (self.mode, *(f"{key}={value}" for key, value in sorted((self.options or {}).items())))
+        return ", ".join([name, *(each for each in settings if each)])
+
     def new_backend(self, device: torch.device) -> OwnBackend:
         """A backend object for one variant."""
         if self.backend == "inductor":
@@ -64,18 +74,15 @@ class Variant:
 
     def __init__(
         self,
-        specs: Sequence[SlotSpec],
-        reads: Sequence[Site],
-        features: Mapping[Site, Features],
-        clock: Clock,
-        make: Callable[[Program], Callable[[], Tensor]],
+        program: Program,
+        make: Callable[[Program], Callable[[], Any]],
         options: CompileOptions,
+        device: torch.device,
         structure: Any = None,
     ) -> None:
-        self.structure = structure
-        self.program = Program(specs, reads, features, clock)
-        self.eager = make(self.program)
-        self.backend = options.new_backend(clock.device)
+        self.structure, self.program = structure, program
+        self.eager = make(program)
+        self.backend = options.new_backend(device)
         self.call = torch.compile(
             _with_own_code(self.eager),
             backend=self.backend,
@@ -133,6 +140,15 @@ class Variant:
                 return None
         traced = [slot for slot in self.program.slots if slot.kind == "function"]
         return found if all(slot in found.values() for slot in traced) else None
+
+
+def _has_effect(node: Any) -> bool:
+    """Whether an operation of a graph is kept although nothing uses its result."""
+    if node.op not in ("call_function", "call_method"):
+        return True
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "_")
+    is_in_place = name.endswith("_") or name in _IN_PLACE or "out" in node.kwargs or bool(node.kwargs.get("inplace"))
+    return is_in_place or node.is_impure()
 
 
 def _without_hooks(guards: Sequence[Any]) -> list[bool]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from types import ModuleType
 from typing import Any
 
 import torch
+
+from hookline.engine.blocks import UndoBlock
 
 _lock = threading.RLock()  # a model may be collected, hooks and all, in the middle of anything
 _users: set[int] = set()
@@ -26,28 +26,50 @@ _no_tracing = threading.RLock()
 
 
 class _Here(threading.local):
-    """Whether this thread runs a graph that was compiled with the hooks in it."""
+    """Whether this thread runs a graph that was compiled with the hooks in it, and why it runs without our graphs."""
 
     def __init__(self) -> None:
-        self.has_hooks_in_graph = 0
+        self.has_hooks_in_graph = False
+        self.left_out = ""
 
 
 _here = _Here()
 
 
-@contextmanager
-def hooks_in_graph() -> Iterator[None]:
+class _Said(UndoBlock):
+    """A block in which something is said of this thread."""
+
+    def __init__(self, name: str, value: Any) -> None:
+        self._name, self._value, self._before = name, value, getattr(_here, name)
+
+    def open(self) -> None:
+        """Say it."""
+        setattr(_here, self._name, self._value)
+
+    def close(self) -> None:
+        """Return to what was said before."""
+        if self.is_here:
+            setattr(_here, self._name, self._before)
+
+
+def hooks_in_graph() -> UndoBlock:
     """Call compiled code in this thread although hooks are attached: the graph was compiled for these hooks.
 
     For `hookline.compiled` only. Other threads, and everything after the block, run uncompiled as before.
     """
     with _lock:
         _settle()  # the compiler may have been imported since hooks were attached
-    _here.has_hooks_in_graph += 1
-    try:
-        yield
-    finally:
-        _here.has_hooks_in_graph -= 1
+    return _Said("has_hooks_in_graph", True)
+
+
+def left_out(why: str) -> UndoBlock:
+    """A block in which `hookline.compiled` leaves the passes of this thread uncompiled: a graph would not pay."""
+    return _Said("left_out", _here.left_out or why)
+
+
+def why_left_out() -> str:
+    """Why passes of this thread are left uncompiled; empty if they are not."""
+    return _here.left_out
 
 
 def tracing_lock() -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Container, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,8 @@ class Recorder:
         """Keep the current value of `x`."""
         if self.forward_pass is not current.forward_pass:
             self.forward_pass = current.forward_pass
-            self.is_padded = self.positions is None and any(
+            has_text = self.forward_pass is not None and self.positions is None
+            self.is_padded = has_text and any(
                 self.forward_pass.span_at(stream).mask is not None for stream in ("text", "encoder")
             )
         kept = x if isinstance(x, Deferred) else self._kept(point, x.detach() if x.requires_grad else x)
@@ -71,6 +73,20 @@ class Recorder:
             self._awaited.discard(point.name)
             if not self._awaited:
                 raise StopForward
+
+    @property
+    def stops(self) -> bool:
+        """Whether it ends the pass once it has every point."""
+        return bool(self._awaited)
+
+    @contextmanager
+    def going_on(self) -> Iterator[None]:
+        """While the pass goes on although every point was kept: the caller ends it."""
+        awaited, self._awaited = self._awaited, set()
+        try:
+            yield
+        finally:
+            self._awaited = awaited
 
     def add(self, name: str, x: Deferred) -> None:
         """Keep an activation that is deferred."""

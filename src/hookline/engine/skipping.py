@@ -66,6 +66,11 @@ def skips_here() -> bool:
     return bool(_skipped.modules)
 
 
+def is_detoured(module: nn.Module) -> bool:
+    """Whether a module is skipped in any thread."""
+    return module in _own
+
+
 def _detour(module: nn.Module, user: object) -> None:
     """Redirect the module's calls in this thread; those of other threads are unchanged."""
     with lock:

@@ -253,9 +253,9 @@ def generate(
     where: Positions = {"all": None, "new": new_tokens}[pos] if isinstance(pos, str) else pos
     hook = add(vectors.fitting(model, layer), coefficient, pos=where)
     point = vectors.point(model, layer)
-    plain = _written(model, texts, max_new_tokens, seed, kwargs)
     with model.hooks(fwd_hooks=[(point.name, hook)]):
         steered = _written(model, texts, max_new_tokens, seed, kwargs)
+    plain = _written(model, texts, max_new_tokens, seed, kwargs)  # second: a graph with the edit can run without it
     return Steered(texts, plain, steered)
 
 

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hookline.engine.batch_index import drawn_once
+from hookline.engine.compiling import left_out
 from hookline.engine.halving import Fit
 from hookline.engine.runs import Run
 from hookline.engine.schedule import active
@@ -30,7 +31,7 @@ from hookline.rerun.changes import (
     write_all,
 )
 from hookline.rerun.image_inputs import ImageInputs, in_one_row
-from hookline.rerun.joined import change_action, joined_forward
+from hookline.rerun.joined import JoinedRun, change_action
 from hookline.rerun.prefix import empty_past, kept_pairs, prefix_cache
 from hookline.rerun.strategy import Strategy, fastest_strategy, is_close, stream_names
 from hookline.transformer.architectures import depends_on_length
@@ -105,7 +106,8 @@ class Baseline:
         tokens = self.tokens if inputs else self.model.example_tokens()[:1]
         key = frozenset(inputs)
         if key not in found:
-            found[key] = fastest_strategy(self.model, Baseline, tokens, inputs)
+            with left_out("it tries how variants of a run can be computed"):
+                found[key] = fastest_strategy(self.model, Baseline, tokens, inputs)
         return found[key]
 
     def _hooks_come_first(self) -> bool:
@@ -121,7 +123,7 @@ class Baseline:
         if past is not None:
             inputs |= {"past_key_values": past, "use_cache": True}
         cache: Mapping[str, Tensor] = {}
-        with self.images.noted():
+        with self.images.noted(), left_out("it is a baseline"):
             if wanted := list(dict.fromkeys([*names, *keep])):
                 logits, cache = self.model.run_with_cache(**inputs, names_filter=wanted, fwd_hooks=self._hooks)
             else:
@@ -256,6 +258,8 @@ class Baseline:
     @GradMode(False)
     def _plain(self, some: Sequence[Variant], where: list[int]) -> Tensor:
         """Full runs, one row per variant."""
+        if self.model._graphs is not None:
+            self.model._graphs.refused("variants of a run are full runs of this model, or with these hooks")
         placed: dict[str, list[RowChange]] = {}
         for row, variant in enumerate(some):
             for change in variant:
@@ -296,8 +300,9 @@ class Baseline:
             self._sort(layer, [some[row] for row in members], members[0], joins[layer], span, placed)
         inputs = self._inputs(span, where)
         read = [each - span.start for each in where if each in span]
-        skipped = self.images.skipped()
-        logits = outcome(joined_forward(self._points, joins, placed, span, inputs, read=read, skipped=skipped))
+        joined = JoinedRun(self._points, joins, placed, span, inputs, read, self.images.skipped())
+        logits = None if self.model._graphs is None else self.model._graphs.joined(joined)
+        logits = outcome(joined.output()) if logits is None else logits
         if "logits_to_keep" not in inputs:
             logits = logits[:, read]
         before = [each for each in where if each < span.start]

@@ -8,7 +8,8 @@ through a layer where it equals the baseline.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -45,39 +46,58 @@ class JoinRows(Action):
         return self.lens.put(value, rows)
 
 
-def joined_forward(
-    points: ModelPoints,
-    joins: Mapping[int, Tensor],
-    changes: Mapping[str, list[RowChange]],
-    span: range,
-    inputs: dict[str, Any],
-    *,
-    read: Sequence[int],
-    skipped: Mapping[nn.Module, Give],
-) -> Any:
-    """The model's output for rows that join at layers, with changes to single rows at points on the way.
+@dataclass(frozen=True)
+class JoinedRun:
+    """Rows that join at layers, with changes to single rows at points on the way."""
 
-    Only the positions in `read`, counted from the start of `span`, need to be correct. Modules in `skipped` are not
-    run: their output is known.
-    """
-    anatomy = points.anatomy
-    first, n_layers = min(joins), len(anatomy.blocks)
-    actions: list[Action] = [
-        JoinRows(_site(points, layer, n_layers), rows, is_first=layer == first) for layer, rows in joins.items()
-    ]
-    actions += [change_action(points.find(name), placed, span) for name, placed in changes.items()]
-    skipped = {**skipped, **dict.fromkeys(points.blocks()[:first], pass_through(anatomy))}
-    mlp = anatomy.blocks[-1].mlp
-    if mlp is not None and len(read) < len(span) and not _is_looked_into(points, changes):
-        skipped[mlp] = _only_at(mlp, list(read))
-    skipped |= dict.fromkeys(_activations(points.root), _fused)
-    if first == n_layers:  # the rows replace the output of the last layer
-        last = anatomy.blocks[-1].module
-        actions = [action for action in actions if not isinstance(action, JoinRows)]
-        skipped[last] = lambda _args, _kwargs: pass_through(anatomy, joins[first])((), {})
-    run = Run(points.root, actions, is_one_pass=True)
-    with Skipping(points.root, skipped), run, sharing(points.root, inputs):
-        return points.root(**inputs)
+    points: ModelPoints
+    joins: Mapping[int, Tensor]
+    changes: Mapping[str, list[RowChange]]
+    span: range
+    """The positions that run."""
+    inputs: dict[str, Any]
+    read: list[int]
+    """The positions, counted from the start of `span`, that need to be correct."""
+    skipped: Mapping[nn.Module, Give]
+    """Modules that are not run: their output is known."""
+
+    @property
+    def first(self) -> int:
+        """The first layer that runs; the number of layers if none."""
+        return min(self.joins)
+
+    def site(self, layer: int) -> Site:
+        """Where rows join: the input of a layer, or the output of the last."""
+        points, n_layers = self.points, len(self.points.anatomy.blocks)
+        if layer == n_layers:
+            return points.find(f"{points.layer(layer - 1)}.hook_resid_post").site
+        return points.find(f"{points.layer(layer)}.hook_resid_pre").site
+
+    @property
+    def narrowed(self) -> nn.Module | None:
+        """The last MLP, if it has to run at the positions that are read only."""
+        if len(self.read) == len(self.span) or _is_looked_into(self.points, self.changes):
+            return None
+        return self.points.anatomy.blocks[-1].mlp
+
+    def output(self) -> Any:
+        """The model's output."""
+        points, anatomy, first = self.points, self.points.anatomy, self.first
+        actions: list[Action] = [
+            JoinRows(self.site(layer), rows, is_first=layer == first) for layer, rows in self.joins.items()
+        ]
+        actions += [change_action(points.find(name), placed, self.span) for name, placed in self.changes.items()]
+        skipped = {**self.skipped, **dict.fromkeys(points.blocks()[:first], pass_through(anatomy))}
+        if (mlp := self.narrowed) is not None:
+            skipped[mlp] = _only_at(mlp, self.read)
+        skipped |= dict.fromkeys(_activations(points.root), _fused)
+        if first == len(anatomy.blocks):  # the rows replace the output of the last layer
+            last = anatomy.blocks[-1].module
+            actions = [action for action in actions if not isinstance(action, JoinRows)]
+            skipped[last] = lambda _args, _kwargs: pass_through(anatomy, self.joins[first])((), {})
+        run = Run(points.root, actions, is_one_pass=True)
+        with Skipping(points.root, skipped), run, sharing(points.root, self.inputs):
+            return points.root(**self.inputs)
 
 
 def _activations(root: nn.Module) -> list[nn.Module]:
@@ -92,12 +112,6 @@ _known: WeakKeyDictionary[nn.Module, list[nn.Module]] = WeakKeyDictionary()
 
 def _fused(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Tensor:
     return F.gelu(args[0], approximate="tanh")
-
-
-def _site(points: ModelPoints, layer: int, n_layers: int) -> Site:
-    if layer == n_layers:
-        return points.find(f"{points.layer(layer - 1)}.hook_resid_post").site
-    return points.find(f"{points.layer(layer)}.hook_resid_pre").site
 
 
 def _is_looked_into(points: ModelPoints, changes: Mapping[str, list[RowChange]]) -> bool:

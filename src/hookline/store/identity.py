@@ -59,6 +59,7 @@ def identity(model: Hooked) -> dict[str, Any]:
         "tokenizer": tokenizer_digest(known.tokenizer) if known else None,
         "attention": known.cfg.attn_implementation if known else None,
         "device": device,
+        "compiled": None if known is None or known._graphs is None else str(known._graphs.options),
         "autocast": None if autocast is None else str(autocast).removeprefix("torch."),
         "hooks": [_described(*each) for each in chain(_own_hooks(model), _torch_hooks(module))],
     }

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookline.engine.actions import Action, PointAction
+from hookline.engine.actions import Action, PointAction, Record
 from hookline.engine.order import Turn
 from hookline.engine.points import Site, hook_action
-from hookline.engine.recorder import StopForward
+from hookline.engine.recorder import Recorder, StopForward
 from hookline.engine.runs import Run
 from hookline.engine.schedule import active
 from hookline.engine.skipping import Give, Skipping
@@ -137,10 +137,13 @@ def stream_at(points: ModelPoints, layer: int, forward: Callable[[], Any]) -> Te
         raise StopForward
 
     name = f"{layer % n_layers}.hook_resid_pre" if layer < n_layers else f"{layer - 1}.hook_resid_post"
-    stopping = hook_action(points.find(f"{points.anatomy.main.name}.{name}"), stop, "fwd")
+    point = points.find(f"{points.anatomy.main.name}.{name}")
+    recorder = Recorder([point], stops=True)  # which can be in a graph, but drops gradients
+    stopping = hook_action(point, stop, "fwd") if torch.is_grad_enabled() else Record(point, recorder)
     stopping.must_fire = False
     with Run(points.root, [stopping], is_one_pass=True), suppress(StopForward):
         forward()
+    kept += recorder.by_point().get(point.name, [])
     if not kept:
         raise HooklineError(f"stop_at_layer={layer} is before start_at_layer")
     return kept[0]

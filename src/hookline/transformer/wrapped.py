@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hookline.hooks.hooked_module import HookedModule
 from hookline.transformer.index import ModelPoints
 
@@ -10,3 +12,5 @@ class WrappedTransformer(HookedModule):
     """A module whose points are those of a transformer. `HookedModel` adds text, generation and weights."""
 
     _points: ModelPoints
+    _graphs: Any = None
+    """The compiled runs of the model, `hookline.compiled.executor.CompiledRuns`, while `compile` is on."""

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hookline.engine.batch_index import drawn_once
+from hookline.engine.compiling import left_out
 from hookline.engine.halving import Fit
 from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError
@@ -119,7 +120,7 @@ class Line:
 
         hooks: list[Any] = [(name, _adding(x[list(rows)])) for name, x in added.items()]
         hooks += [(name, note) for name in watch]
-        with torch.set_grad_enabled(with_grad), drawn_once(len(rows)):
+        with torch.set_grad_enabled(with_grad), drawn_once(len(rows)), left_out("attribution needs gradients"):
             inputs = self.prompts.part(rows).call(self.model)
             return self.model.run_with_hooks(**inputs, fwd_hooks=hooks), found
 
