@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -101,6 +102,8 @@ def make_plan(points: Points, uses: Sequence[tuple[HookPoint, str]], input: Any)
 def _shapes(points: Points, wanted: list[HookPoint], input: Any) -> dict[str, list[Tensor]]:
     """Run an empty copy of the model on tensors that have shapes but no data; return the tensors of each point."""
     recorder = Recorder(wanted, skips_missing=True)
+    log = logging.getLogger(FakeTensorMode.__module__)  # which would print what is raised here
+    was_disabled, log.disabled = log.disabled, True
     try:
         _run_empty(points, wanted, recorder, *_arguments(input))
     except Exception as error:  # whatever the model does that needs data
@@ -109,6 +112,8 @@ def _shapes(points: Points, wanted: list[HookPoint], input: Any) -> dict[str, li
             f"the shapes are not known without running this model on this input ({type(error).__name__}: {why}); "
             f"leave the input out, or run it: net.run_with_cache(…)"
         ) from error
+    finally:
+        log.disabled = was_disabled
     return recorder.by_point()
 
 

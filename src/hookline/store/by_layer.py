@@ -28,7 +28,7 @@ from hookline.engine.points import HookPoint
 from hookline.engine.recorder import Recorder, StopForward
 from hookline.engine.runs import Run
 from hookline.engine.skipping import Give, Skipping
-from hookline.errors import HooklineError, StoreError
+from hookline.errors import HooklineError, StoreError, UnavailablePointError
 from hookline.load import load
 from hookline.model import HookedModel
 from hookline.store.examples import Examples
@@ -42,6 +42,7 @@ from hookline.store.stage_files import StageFiles, batch_in, batch_record
 from hookline.store.store import Store
 from hookline.store.writer import to_device
 from hookline.transformer.anatomy import Anatomy
+from hookline.transformer.index import ModelPoints
 from hookline.transformer.resume import Enter, pass_through
 
 BATCHES = "batches"
@@ -87,7 +88,7 @@ class LayerHarvest(Harvest):
         if not isinstance(hooked, HookedModel):
             what = f"a {type(hooked).__name__}"
             raise HooklineError(f"by_layer=True takes the folder of a language model of transformers, not {what}")
-        _check(hooked._anatomy)
+        _check(hooked._points)
         self.device = torch.device("cpu" if device is True else device)
         self.weights = LayerWeights(hooked, self.device)
         super().__init__(hooked, points, options)
@@ -177,10 +178,18 @@ class LayerHarvest(Harvest):
                 files.notes["first"] = sorted(values)
             if values:
                 rows = {name: x if batch.index is None else x[batch.index.to(x.device)] for name, x in values.items()}
-                files.append(stage.points, rows)
-            if not is_last and out is not None:
-                files.append(stage.stream, {"stream": out})
+                files.append(stage.points, rows, [*rows])  # safetensors sorts them
+            if not is_last:
+                files.append(stage.stream, {"stream": self._stream(stage, out)})
             files.count()
+
+    def _stream(self, stage: Stage, out: Tensor | None) -> Tensor:
+        if out is None:
+            raise HooklineError(
+                f"by_layer=True is not available for {self.model._anatomy.kind}: {stage} does not run on text. "
+                f"Harvest without by_layer"
+            )
+        return out
 
     def _run_parts(self, stage: Stage, batch: Batch, stream: Tensor | None) -> tuple[dict[str, Tensor], Tensor | None]:
         """Run a batch through a stage, in parts if memory runs out."""
@@ -276,7 +285,8 @@ class LayerHarvest(Harvest):
         files = self._files
         logs = [files.records(stage.points) for stage in stages if (files.folder / stage.points).exists()]
         for record, note in files.records(BATCHES) if files.notes["rows"] else ():
-            sources = {name: x for log in logs for name, x in next(log)[0].items()}
+            found = [next(log) for log in logs]
+            sources = {name: tensors[name] for tensors, names in found for name in names}
             batch, before, after = batch_in(record, note)
             if before.examples >= manifest.examples:
                 yield before, replace(batch, index=None), sources, after
@@ -308,8 +318,9 @@ class LayerHarvest(Harvest):
         self._files.delete()
 
 
-def _check(anatomy: Anatomy) -> None:
+def _check(points: ModelPoints) -> None:
     """Raise if the layers of a model do not simply hand on a stream."""
+    anatomy = points.anatomy
     blocks = [block.module for block in anatomy.blocks]
     why = ""
     if anatomy.is_encoder_decoder:
@@ -322,6 +333,12 @@ def _check(anatomy: Anatomy) -> None:
         why = "later layers use the keys and values of earlier ones (num_kv_shared_layers)"
     elif len({*blocks}) < len(blocks):
         why = "its layers share their weights, so all of them are in memory at once anyway"
+    if not why:
+        try:
+            for layer in range(len(blocks)):
+                points.find(f"{points.layer(layer)}.hook_resid_post")
+        except UnavailablePointError as error:
+            why = f"its layers do not simply return a stream ({error})"
     if why:
         raise HooklineError(f"by_layer=True is not available for {anatomy.kind}: {why}. Harvest without by_layer")
 

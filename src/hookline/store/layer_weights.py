@@ -103,7 +103,6 @@ class LayerWeights:
                 real = next((found[each] for each in others if not found[each].is_meta), None)
                 if real is None:
                     raise HooklineError(f"{name} is not in the files of the model: {self._checkpoint.files[0]}, …")
-                real.requires_grad_(False)
                 for each in others:
                     _put(self._module, each, real)
 

@@ -113,7 +113,8 @@ class StageFiles:
         """The records of a log in order, each with its note."""
         with open(self.folder / log, "rb") as file:
             while head := file.read(8):
-                tensors = load(file.read(struct.unpack("<Q", head)[0]))
+                found = load(file.read(struct.unpack("<Q", head)[0]))
+                tensors = {name: x.clone() for name, x in found.items()}  # aligned, as kernels round by alignment
                 yield tensors, json.loads(bytes(tensors.pop(_NOTE).tolist()))
 
     def drop(self, log: str) -> None:

@@ -7,6 +7,7 @@ later, through transformers' own loading, so renamed, merged, split and converte
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -59,7 +60,7 @@ def from_pretrained_empty(cls: Any, path: str | Path, **kwargs: Any) -> nn.Modul
         if not files or not all(str(file).endswith(".safetensors") for file in files):
             raise HooklineError(f"{path} has no safetensors files, and only those can be read in part")
         info, index = cls._load_pretrained_model(
-            model, _shapes(files), files, replace(loading, device_map={"": "meta"}), *args, **options
+            model, _shapes(files), files, _on_meta(loading), *args, **options
         )
         kept.append(Checkpoint(tuple(map(str, files)), loading, frozenset(info.missing_keys)))
         missing = sorted(info.missing_keys - model.all_tied_weights_keys.keys())
@@ -75,6 +76,15 @@ def from_pretrained_empty(cls: Any, path: str | Path, **kwargs: Any) -> nn.Modul
     model.__class__ = cls
     _checkpoints[model] = kept[0]
     return model
+
+
+def _on_meta(loading: Any) -> Any:
+    """The same loading, with every step on the meta device."""
+    rules = copy.deepcopy(loading.weight_mapping or [])
+    for rule in rules:
+        if getattr(rule, "force_cpu", False):  # for steps that need too much memory on a GPU
+            rule.force_cpu = False
+    return replace(loading, device_map={"": "meta"}, weight_mapping=rules)
 
 
 def _config(path: str | Path, options: Mapping[str, Any]) -> Any:
