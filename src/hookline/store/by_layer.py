@@ -28,7 +28,7 @@ from hookline.engine.points import HookPoint
 from hookline.engine.recorder import Recorder, StopForward
 from hookline.engine.runs import Run
 from hookline.engine.skipping import Give, Skipping
-from hookline.errors import HooklineError, StoreError, UnavailablePointError
+from hookline.errors import HooklineError, StoreError, UnavailablePointError, shown_bytes
 from hookline.load import load
 from hookline.model import HookedModel
 from hookline.store.examples import Examples
@@ -207,7 +207,7 @@ class LayerHarvest(Harvest):
         return values, torch.cat(outs) if outs else None
 
     def _run(self, stage: Stage, batch: Batch, stream: Tensor | None) -> tuple[dict[str, Tensor], Tensor | None]:
-        points, model, anatomy = self._points_of(stage), self.model, self.model._anatomy
+        points, model = self._points_of(stage), self.model
         kept: list[Tensor] = []
         recorder = Recorder(points, skips_missing=stage.layer < 0)
         actions: list[Action] = [Record(point, recorder) for point in points]
@@ -241,7 +241,7 @@ class LayerHarvest(Harvest):
             kept.append(args[0] if args else kwargs["hidden_states"])
             raise StopForward
 
-        def stop(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def stop(*_: Any) -> Any:
             raise StopForward
 
         if stage.layer < 0:
@@ -300,11 +300,13 @@ class LayerHarvest(Harvest):
         if progress:
             largest = max(self.weights.nbytes(*stage.parts) for stage in stages)
             tqdm.write(
-                f"by layer: {len(stages)} stages with at most {_size(largest)} of weights each. Disk: "
-                f"{_size(streams)} for the stream and {_size(rows)} for the rows, half of which stays in the store"
+                f"by layer: {len(stages)} stages, each with at most {shown_bytes(largest)} of weights. Disk: "
+                f"{shown_bytes(streams)} for the stream, and {shown_bytes(rows)} for the rows, half of which stay"
             )
         if streams + rows > free:
-            raise StoreError(f"{folder} needs about {_size(streams + rows)} of disk, and {_size(free)} are free")
+            raise StoreError(
+                f"{folder} needs about {shown_bytes(streams + rows)} of disk, and {shown_bytes(free)} are free"
+            )
 
     def _row_bytes(self) -> int:
         """About how many bytes a row has: all points are taken to be as wide as the stream, if shapes are unknown."""
@@ -387,12 +389,3 @@ def _folder_beside(store: Store) -> Path:
         return Path(f"{store.folder.path}.by_layer")
     name = hashlib.blake2b(store.path.encode(), digest_size=8).hexdigest()
     return Path(tempfile.gettempdir()) / f"hookline-{name}.by_layer"
-
-
-def _size(count: float) -> str:
-    """A number of bytes, as people read it."""
-    for unit in ("B", "KB", "MB", "GB", "TB"):
-        if count < 1000 or unit == "TB":
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    raise AssertionError

@@ -139,7 +139,7 @@ class Harvest:
         """One run around all passes if there are permanent hooks, so that unreached positions are reported once."""
         return Run(self.model._points.root, ()) if self.model._points.permanent.steps else nullcontext()
 
-    def identity(self, store: Store) -> dict[str, Any]:
+    def identity(self, store: Store) -> dict[str, Any]:  # noqa: ARG002 - for harvests that keep something beside it
         """What the activations depend on besides the points, the data and the options."""
         return identity(self.model)
 
@@ -209,7 +209,13 @@ class Harvest:
                 writer = stack.enter_context(self._writer(store, manifest, {}))
             writer.finish(examples.progress)
 
-    def computed(self, examples: Examples, store: Store, manifest: Manifest, progress: bool) -> Iterator[Computed]:
+    def computed(
+        self,
+        examples: Examples,
+        store: Store,  # noqa: ARG002
+        manifest: Manifest,
+        progress: bool,  # noqa: ARG002
+    ) -> Iterator[Computed]:
         """Run the model on each batch that is not stored yet."""
         for before, batch in self.batches(examples, manifest.rows):
             yield before, batch, _run_batch(self.model, self.points, batch, self._fit), examples.progress

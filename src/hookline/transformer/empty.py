@@ -56,12 +56,10 @@ def from_pretrained_empty(cls: Any, path: str | Path, **kwargs: Any) -> nn.Modul
     if hasattr(cls, "_model_mapping"):  # an Auto class
         cls = cls._model_mapping[type(kwargs.get("config") or _config(path, kwargs))]
 
-    def headers_only(model: Any, state_dict: Any, files: Any, loading: Any, *args: Any, **options: Any) -> Any:
+    def headers_only(model: Any, _: Any, files: Any, loading: Any, *args: Any, **options: Any) -> Any:
         if not files or not all(str(file).endswith(".safetensors") for file in files):
             raise HooklineError(f"{path} has no safetensors files, and only those can be read in part")
-        info, index = cls._load_pretrained_model(
-            model, _shapes(files), files, _on_meta(loading), *args, **options
-        )
+        info, index = cls._load_pretrained_model(model, _shapes(files), files, _on_meta(loading), *args, **options)
         kept.append(Checkpoint(tuple(map(str, files)), loading, frozenset(info.missing_keys)))
         missing = sorted(info.missing_keys - model.all_tied_weights_keys.keys())
         if missing:
@@ -105,6 +103,15 @@ def _shapes(files: Iterable[str]) -> dict[str, Tensor]:
                     raise HooklineError(f"{key!r} has the dtype {part.get_dtype()}, which cannot be read by layer")
                 found[key] = torch.empty(part.get_shape(), dtype=dtype, device="meta")
     return found
+
+
+def dtype_in(folder: str | Path) -> torch.dtype | None:
+    """The dtype of the first float in the safetensors files of a folder; None if there is none."""
+    for file in sorted(Path(folder).glob("*.safetensors")):
+        for x in _shapes([str(file)]).values():
+            if x.is_floating_point():
+                return x.dtype
+    return None
 
 
 def checkpoint_of(model: nn.Module) -> Checkpoint | None:
