@@ -213,7 +213,9 @@ class LayerHarvest(Harvest):
         actions: list[Action] = [Record(point, recorder) for point in points]
         if 0 <= stage.layer < stage.n_layers:
             layer = model._points.layer(stage.layer)
-            actions.append(Record(model._points.find(f"{layer}.hook_resid_post"), leaving := Recorder()))
+            actions.append(
+                Record(model._points.find(f"{layer}.hook_resid_post"), leaving := Recorder(skips_missing=True))
+            )
         if stage.layer == 0 and stream is not None:
             actions.append(
                 Enter(model._points.find(f"{model._points.layer(0)}.hook_resid_pre").site, stream, is_first=True)

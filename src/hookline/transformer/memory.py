@@ -94,8 +94,7 @@ def memory_of(
     except Exception as error:  # whatever the model does that needs data
         why = str(error).strip().partition("\n")[0]
         raise HooklineError(
-            f"the memory of this model is not known without running it ({type(error).__name__}: {why}); try dtype "
-            f"torch.bfloat16 if it has experts"
+            f"the memory of this model is not known without running it ({type(error).__name__}: {why})"
         ) from error
     device, free = _free_here(root)
     style = split_styles(root) if devices > 1 else {}
