@@ -20,9 +20,10 @@ TOKENS = torch.arange(3 * 24).view(3, 24) % 60 + 3
 
 def empty(kind: str, dtype: torch.dtype = torch.float32) -> hookline.HookedModel:
     """A tiny model on the meta device, which has shapes and no data."""
-    config = causal_lm(kind).config
+    like = causal_lm(kind)
     with torch.device("meta"):
-        return hookline.hook(type(causal_lm(kind))._from_config(config, dtype=dtype).eval())
+        module = type(like)._from_config(like.config, dtype=dtype).eval()
+    return hookline.hook(module)
 
 
 def real_peak(module: torch.nn.Module, tokens: torch.Tensor) -> tuple[int, object]:

@@ -221,7 +221,7 @@ class LayerHarvest(Harvest):
                 Enter(model._points.find(f"{model._points.layer(0)}.hook_resid_pre").site, stream, is_first=True)
             )
         gives = self._gives(stage, stream, kept)
-        inputs = {name: to_device(x, self.device) for name, x in batch.kwargs.items()}
+        inputs: dict[str, Any] = {name: to_device(x, self.device) for name, x in batch.kwargs.items()}
         root = model._points.root
         with Skipping(root, gives), Run(root, actions, is_one_pass=True), suppress(StopForward):
             model(return_type=None, **inputs)

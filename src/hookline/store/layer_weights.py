@@ -7,6 +7,8 @@ from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -69,8 +71,6 @@ class LayerWeights:
     @property
     def stamp(self) -> str:
         """Changes if a file of the weights is written again."""
-        from pathlib import Path
-
         stats = [
             (Path(file).name, (stat := Path(file).stat()).st_size, stat.st_mtime_ns) for file in self._checkpoint.files
         ]
@@ -133,7 +133,7 @@ def _checkpoint_of(model: HookedModel) -> Checkpoint:
     known = checkpoint_of(module)
     if known is not None:
         return known
-    folder = module.config.name_or_path  # type: ignore[union-attr]
+    folder: Any = getattr(module.config, "name_or_path", "")
     if not folder:
         raise HooklineError(
             "by_layer=True needs the folder of the weights, and this model's config does not name one: pass the "
@@ -154,4 +154,5 @@ def _named(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def _put(module: nn.Module, name: str, x: Tensor) -> None:
     path, _, leaf = name.rpartition(".")
     part = module.get_submodule(path)
-    (part._parameters if leaf in part._parameters else part._buffers)[leaf] = x  # type: ignore[index]
+    named: Any = part._parameters if leaf in part._parameters else part._buffers
+    named[leaf] = x

@@ -67,7 +67,7 @@ def from_pretrained_empty(cls: Any, path: str | Path, **kwargs: Any) -> nn.Modul
         return info, index
 
     # A class of the same name, since transformers looks conversions up by it; only how it loads is different.
-    likewise = type(cls.__name__, (cls,), {"_load_pretrained_model": staticmethod(headers_only)})
+    likewise: Any = type(cls.__name__, (cls,), {"_load_pretrained_model": staticmethod(headers_only)})
     likewise.__module__ = cls.__module__
     with quiet_loading():
         model = likewise.from_pretrained(path, **kwargs)
@@ -165,7 +165,8 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint, files: Mapping[str, s
         parts = {key: opened[file].get_slice(key) for key, file in files.items()}
         with quiet_loading():
             # Without `expected_keys` it would reserve memory on a GPU for the whole model.
-            type(model)._load_pretrained_model(  # type: ignore[operator]
+            cls: Any = type(model)
+            cls._load_pretrained_model(
                 model, parts, None, replace(checkpoint.loading, device_map={"": device}), expected_keys=[]
             )
     finally:

@@ -118,7 +118,8 @@ def memory_of(
 
 def kv_bytes(output: Any) -> int:
     """The bytes of the tensors in the key-value cache of an output; 0 if there is none."""
-    cache = next((getattr(output, name, None) for name in ("past_key_values", "cache_params")), None)
+    caches = (getattr(output, name, None) for name in ("past_key_values", "cache_params"))
+    cache = next((each for each in caches if each is not None), None)
     seen: dict[int, int] = {}
     waiting: list[Any] = [cache, *getattr(cache, "layers", ())]
     while waiting:
