@@ -88,7 +88,18 @@ def measure(folder: str, way: str, texts: int, length: int) -> dict[str, float]:
 
 def measured(folder: str, way: str, texts: int, length: int) -> dict[str, float]:
     """The same in a process of its own."""
-    command = [sys.executable, __file__, "--folder", folder, "--way", way, "--texts", str(texts), "--length", str(length)]
+    command = [
+        sys.executable,
+        __file__,
+        "--folder",
+        folder,
+        "--way",
+        way,
+        "--texts",
+        str(texts),
+        "--length",
+        str(length),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
