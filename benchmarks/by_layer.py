@@ -126,7 +126,7 @@ def main() -> None:
     buffers = max(0.0, plain["peak"] - plain["weights"])
     limit = 1.3 * layers["largest"] + buffers + layers["rest"]
     print(f"{texts} texts of {given.length} tokens, batches of 4, one thread")
-    print(f"plain      peak {shown_bytes(plain['peak'])}, of which weights {shown_bytes(plain['weights'])}")
+    print(f"plain      peak {shown_bytes(plain['peak'])}; weights {shown_bytes(plain['weights'])}")
     print(f"by layer   peak {shown_bytes(layers['peak'])}; largest part {shown_bytes(layers['largest'])}")
     print(f"limit      {shown_bytes(limit)} = 1.3 × the largest part + buffers of {shown_bytes(buffers)}")
     print(f"time       {plain['seconds']:.1f} s plain, {layers['seconds']:.1f} s by layer")

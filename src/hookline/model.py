@@ -33,7 +33,7 @@ from hookline.transformer.cfg import Cfg, cfg_of, n_ids
 from hookline.transformer.find_anatomy import find_anatomy
 from hookline.transformer.index import ModelPoints
 from hookline.transformer.losses import next_token_loss, own_loss
-from hookline.transformer.memory import memory_of
+from hookline.transformer.memory import run_memory
 from hookline.transformer.model_inputs import checked_mask
 from hookline.transformer.resume import resumed, stream_at
 from hookline.transformer.verify.probe import outcome
@@ -303,7 +303,7 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
             plan = super().plan(names_filter, fwd_hooks, bwd_hooks, inputs)
             if isinstance(inputs, dict):
                 more = {"new_tokens": new_tokens, "texts": texts, "devices": devices}
-                plan = replace(plan, estimate=partial(memory_of, self._points.root, plan, inputs, **more))
+                plan = replace(plan, estimate=partial(run_memory, self._points.root, plan, inputs, **more))
             if (runs := self._graphs) is None:
                 return plan
             hooks = self._hook_actions(fwd_hooks, bwd_hooks)

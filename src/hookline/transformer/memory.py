@@ -72,7 +72,7 @@ class Memory:
         return "\n".join([self.what, *rows])
 
 
-def memory_of(
+def run_memory(
     root: nn.Module, plan: Plan, inputs: Mapping[str, Any], *, new_tokens: int = 0, texts: int = 0, devices: int = 1
 ) -> Memory:
     """The memory of a run with these inputs, whose cached points are those of the plan.
