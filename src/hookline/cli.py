@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -59,6 +60,35 @@ def points(
     width = max(map(len, cache))
     for name, activation in cache.items():
         typer.echo(f"{name:<{width}}  {loaded.point(name).axes:<8}  {list(activation.shape)}")
+
+
+@app.command()
+def plan(
+    model: Model,
+    points: Annotated[
+        list[str] | None,
+        typer.Option(help="A name or a glob to cache, by default every layer's resid_post; may be repeated."),
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Texts at once.")] = 1,
+    length: Annotated[int, typer.Option(min=1, help="Tokens of a text.")] = 128,
+    new_tokens: Annotated[int, typer.Option(min=0, help="Tokens that are generated after each text.")] = 0,
+    texts: Annotated[int, typer.Option(min=0, help="Texts in a store of these points.")] = 0,
+    devices: Annotated[int, typer.Option(min=1, help="Devices that the model is split over (tensor parallel).")] = 1,
+    dtype: Annotated[str | None, typer.Option(help="The dtype of the weights; by default, that of the config.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say whether a run fits into memory, from the model's config alone; exits with 1 if it does not."""
+    from hookline.load import outline
+
+    with _errors_in_one_line():
+        import torch
+
+        tokens = torch.zeros(batch, length, dtype=torch.long)
+        given: dict[str, Any] = {"new_tokens": new_tokens, "texts": texts, "devices": devices}
+        memory = outline(model, dtype=dtype).plan(points or "blocks.*.hook_resid_post", input=tokens, **given).memory
+    typer.echo(json.dumps(memory.to_json(), indent=1) if as_json else memory)
+    if not memory.fits:
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -163,6 +163,14 @@ def how_many(n: int, thing: str) -> str:
     return f"{n or 'no'} {thing}{'' if n == 1 else 's'}"
 
 
+def shown_bytes(count: float) -> str:
+    """A number of bytes, as a message says it: "538 MB"."""
+    power = 0
+    while count >= 999.5 and power < 4:
+        count, power = count / 1000, power + 1
+    return f"{count:.3g} {('B', 'KB', 'MB', 'GB', 'TB')[power]}"
+
+
 def warn(message: str, kind: type[HooklineWarning] = HooklineWarning) -> None:
     """Issue a warning at the line of the user's code that led to it."""
     warnings.warn(message, kind, stacklevel=users_level())

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, overload
@@ -18,6 +17,7 @@ from hookline.errors import HooklineError
 from hookline.hooks.context import HookContext
 from hookline.hooks.hooked_module import HookedModule, HookedRootModule
 from hookline.model import HookedModel
+from hookline.transformer.empty import dtype_in, from_pretrained_empty, quiet_loading
 from hookline.transformer.find_anatomy import find_anatomy, language_of, tower_of, unknown_anatomy
 from hookline.transformer.hub import EMBEDDED, as_hookline_error, find_model
 from hookline.transformer.sharded import prepare_sharded
@@ -142,14 +142,37 @@ def load(
     """A model from a hub id or a local folder, with its tokenizer or processor, wrapped.
 
     "tinyworld" and "tinysight", which takes images, are in the package. `kwargs` go to transformers'
-    `from_pretrained` (`attn_implementation=…`, `device_map=…`, `gguf_file=…`).
+    `from_pretrained` (`attn_implementation=…`, `device_map=…`, `gguf_file=…`). With `device="meta"` no weights are
+    read: such a model can be planned (`model.plan(…)`) and harvested by layer.
     """
     where = find_model(name, kwargs)
-    with _without_progress_bar(name in EMBEDDED), as_hookline_error(name):
+    with quiet_loading(name in EMBEDDED), as_hookline_error(name):
         kwargs |= {"local_files_only": True} if where.is_cached_only else {}
-        module = _class_for(where.path, kwargs).from_pretrained(where.path, dtype=dtype, **kwargs).eval()
+        cls, is_empty = _class_for(where.path, kwargs), device is not None and torch.device(device).type == "meta"
+        make = partial(from_pretrained_empty, cls) if is_empty else cls.from_pretrained
+        module = make(where.path, dtype=dtype, **kwargs).eval()
         processor = _processor_for(where.path, module, kwargs)
-    model = hook(module.to(device) if device is not None else module, processor)
+    model = hook(module.to(device) if device is not None and not is_empty else module, processor)
+    assert isinstance(model, HookedModel)  # otherwise `hook` raises, with the reason
+    return model
+
+
+def outline(name: str | Path, *, dtype: torch.dtype | str | None = None) -> HookedModel:
+    """A model without weights and without a tokenizer, from its config alone: nothing else is read or downloaded."""
+    if isinstance(dtype, str) and not isinstance(getattr(torch, dtype, None), torch.dtype):
+        raise HooklineError(f"dtype must be the name of a dtype of torch, such as 'bfloat16', not {dtype!r}")
+    folder = Path(name).expanduser()
+    path = folder if (folder / "config.json").is_file() else find_model(name, {}).path
+    with as_hookline_error(name):
+        from transformers import AutoConfig
+
+        cls, config = _class_for(path, {}), AutoConfig.from_pretrained(path)
+        if getattr(config, "quantization_config", None) is not None:
+            raise HooklineError(f"{name} is quantized, and the size of quantized weights is not known from the config")
+        wanted = dtype or config.dtype or dtype_in(path) or torch.float32
+        with torch.device("meta"):
+            module = (getattr(cls, "_from_config", None) or cls.from_config)(config, dtype=wanted).eval()
+    model = hook(module)
     assert isinstance(model, HookedModel)  # otherwise `hook` raises, with the reason
     return model
 
@@ -194,21 +217,6 @@ def _class_for(name: str | Path, kwargs: dict[str, Any]) -> Any:
         return transformers.AutoModelForImageTextToText
     is_pair = getattr(config, "is_encoder_decoder", False)
     return transformers.AutoModelForSeq2SeqLM if is_pair else transformers.AutoModelForCausalLM
-
-
-@contextmanager
-def _without_progress_bar(wanted: bool) -> Iterator[None]:
-    """Hide transformers' progress bar for models in the package, which load at once."""
-    from transformers.utils import logging
-
-    was_shown = logging.is_progress_bar_enabled()
-    if wanted:
-        logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if wanted and was_shown:
-            logging.enable_progress_bar()
 
 
 HookContext.wrap = staticmethod(hook)

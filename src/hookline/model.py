@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from typing import Any, Literal
 
@@ -31,6 +33,7 @@ from hookline.transformer.cfg import Cfg, cfg_of, n_ids
 from hookline.transformer.find_anatomy import find_anatomy
 from hookline.transformer.index import ModelPoints
 from hookline.transformer.losses import next_token_loss, own_loss
+from hookline.transformer.memory import run_memory
 from hookline.transformer.model_inputs import checked_mask
 from hookline.transformer.resume import resumed, stream_at
 from hookline.transformer.verify.probe import outcome
@@ -283,14 +286,24 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
         input: Any = None,
         *,
         images: Images | None = None,
+        new_tokens: int = 0,
+        texts: int = 0,
+        devices: int = 1,
     ) -> Plan:
         """What a run would do, without running it. The input may be text or tokens, as for a run.
 
+        `plan(…).memory` says whether the run fits: weights, keys and values, the peak of the forward pass, points. It
+        also counts `new_tokens` after the input, a store of `texts` such inputs, and several `devices` (tensor
+        parallel). None of it needs weights: `hookline.load(name, device="meta")` has none.
         While `compile` is on, it says for every hook how it would run: as a table, traced, or "eager" and why.
         With `images` the model runs once, because shapes of image inputs cannot be inferred without data.
         """
         if images is None:
-            plan = super().plan(names_filter, fwd_hooks, bwd_hooks, self._for_plan(input))
+            inputs = self._for_plan(input)
+            plan = super().plan(names_filter, fwd_hooks, bwd_hooks, inputs)
+            if isinstance(inputs, dict):
+                more = {"new_tokens": new_tokens, "texts": texts, "devices": devices}
+                plan = replace(plan, estimate=partial(run_memory, self._points.root, plan, inputs, **more))
             if (runs := self._graphs) is None:
                 return plan
             hooks = self._hook_actions(fwd_hooks, bwd_hooks)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -63,6 +65,8 @@ class Plan(Sequence[Row]):
 
     rows: tuple[Row, ...]
     modules: int
+    estimate: Callable[[], Any] | None = field(default=None, repr=False, compare=False)
+    """Works out `memory`, where that is known."""
 
     def __getitem__(self, index: Any) -> Any:
         return self.rows[index]
@@ -74,6 +78,16 @@ class Plan(Sequence[Row]):
     def nbytes(self) -> int:
         """Upper bound on the memory of the cache: points that share a tensor are counted separately."""
         return sum(row.nbytes for row in self.rows if row.use == "cache")
+
+    @cached_property
+    def memory(self) -> Any:
+        """What the run needs in memory, of a language model's plan with an input; printed as a table.
+
+        It takes a forward pass on tensors without data.
+        """
+        if self.estimate is None:
+            raise HooklineError("the memory is known of a language model's plan with an input: model.plan(…, input=…)")
+        return self.estimate()
 
     def __str__(self) -> str:
         table = [("point", "module", "use", "axes", "shape", "compiled"), *(row.cells() for row in self.rows)]
@@ -101,6 +115,8 @@ def make_plan(points: Points, uses: Sequence[tuple[HookPoint, str]], input: Any)
 def _shapes(points: Points, wanted: list[HookPoint], input: Any) -> dict[str, list[Tensor]]:
     """Run an empty copy of the model on tensors that have shapes but no data; return the tensors of each point."""
     recorder = Recorder(wanted, skips_missing=True)
+    log = logging.getLogger(FakeTensorMode.__module__)  # which would print what is raised here
+    was_disabled, log.disabled = log.disabled, True
     try:
         _run_empty(points, wanted, recorder, *_arguments(input))
     except Exception as error:  # whatever the model does that needs data
@@ -109,6 +125,8 @@ def _shapes(points: Points, wanted: list[HookPoint], input: Any) -> dict[str, li
             f"the shapes are not known without running this model on this input ({type(error).__name__}: {why}); "
             f"leave the input out, or run it: net.run_with_cache(…)"
         ) from error
+    finally:
+        log.disabled = was_disabled
     return recorder.by_point()
 
 
@@ -116,22 +134,29 @@ def _run_empty(
     points: Points, wanted: list[HookPoint], recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    copied = _empty_copy(points.root, mode)
+    copied = empty_copy(points.root, mode)
     names = points.of_copy(copied)
     records = [Record(names.find(point.name), recorder) for point in wanted]
     with Run(copied, records), torch.no_grad(), mode:
         copied(*args, **kwargs)
 
 
-def _empty_copy(root: nn.Module, mode: FakeTensorMode) -> nn.Module:
+def empty_copy(root: nn.Module, mode: FakeTensorMode) -> nn.Module:
     """Return a copy of the modules without data and without hooks."""
     memo: dict[int, Any] = {}
     for tensor in (*root.parameters(), *root.buffers()):
-        memo[id(tensor)] = mode.from_tensor(tensor)
+        memo[id(tensor)] = mode.from_tensor(tensor) if not tensor.is_meta else _on_cpu(tensor, mode)
     for module in root.modules():
         for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks):
             memo[id(hooks)] = OrderedDict()
     return copy.deepcopy(root, memo)
+
+
+def _on_cpu(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
+    """A tensor on the meta device as one without data on the CPU, where operations are those of a real run."""
+    with mode:
+        found = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+    return nn.Parameter(found, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else found
 
 
 def _arguments(input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

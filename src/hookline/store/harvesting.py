@@ -33,13 +33,17 @@ from hookline.store.writer import Writer, to_device
 from hookline.transformer.dialects import other_names
 from hookline.transformer.index import ModelPoints
 
+Computed = tuple[Progress, Batch, dict[str, Tensor], Progress]
+"""A batch with its activations, and the progress in the data set before and after it."""
+
 
 def harvest(
-    model: Hooked,
+    model: Hooked | str | Path,
     dataset: Any,
     points: Filter,
     store: str | Path | Store,
     *,
+    by_layer: bool | str | torch.device = False,
     column: str | int | None = None,
     positions: Chosen = None,
     dtype: torch.dtype | None = None,
@@ -75,13 +79,17 @@ def harvest(
     `positions`, are not compared: `hooks_tag` names their version, and a harvest with functions but no tag cannot be
     resumed. Memory: two shards (`shard_bytes` each, or `shard_rows`) besides the model's own, at most five if the model
     is faster than the disk.
+
+    With `by_layer=True` the model is a folder of safetensors files, or `hookline.load(folder, device="meta")`, and may
+    be larger than memory: all texts go through one layer, then through the next one, and only that layer's weights are
+    in memory. `by_layer="cuda"` runs the layers there. The store is the same as without it.
     """
     options = HarvestOptions(
         *(positions, dtype, batch_size, max_rows, sample, seed),
         *(max_tokens, prepend_bos, shard_rows, shard_bytes, flush_every, hooks_tag),
     )
-    where, work = open_store(store), _Harvest(model, points, options)
-    examples = Examples(dataset, column, as_text if isinstance(model, HookedModel) else as_sample)
+    where, work = open_store(store), _work(model, points, options, by_layer)
+    examples = Examples(dataset, column, as_text if isinstance(work.model, HookedModel) else as_sample)
     with where.folder.locked(), torch.no_grad(), work.context():
         manifest = work.resumed(where)
         examples.skip(manifest, where.path)
@@ -89,14 +97,27 @@ def harvest(
             _check_over(examples, manifest, where.path)
         else:
             work.run(examples, where, manifest, progress)
+        work.done()
     where.refresh()
     return where
 
 
-class _Harvest:
+def _work(model: Hooked | str | Path, points: Filter, options: HarvestOptions, by_layer: Any) -> Harvest:
+    if by_layer is False:
+        return Harvest(model, points, options)
+    from hookline.store.by_layer import LayerHarvest  # imports this module
+
+    return LayerHarvest(model, points, options, by_layer)
+
+
+class Harvest:
     """One harvest: the model, the points and the options."""
 
-    def __init__(self, model: Hooked, points: Filter, options: HarvestOptions) -> None:
+    def __init__(self, model: Hooked | str | Path, points: Filter, options: HarvestOptions) -> None:
+        if isinstance(model, str | Path):
+            raise HooklineError(
+                f"harvest takes a folder only with by_layer=True: pass that, or hookline.load({str(model)!r})"
+            )
         if not isinstance(model, Hooked):
             raise HooklineError(f"harvest takes a hooked model, hookline.hook(module), not a {type(model).__name__}")
         if model._points.root in before_runs:
@@ -118,9 +139,13 @@ class _Harvest:
         """One run around all passes if there are permanent hooks, so that unreached positions are reported once."""
         return Run(self.model._points.root, ()) if self.model._points.permanent.steps else nullcontext()
 
+    def identity(self, store: Store) -> dict[str, Any]:  # noqa: ARG002 - for harvests that keep something beside it
+        """What the activations depend on besides the points, the data and the options."""
+        return identity(self.model)
+
     def resumed(self, store: Store) -> Manifest:
         """The manifest of the rows stored so far, which must belong to this harvest; or an empty one."""
-        about = About(identity(self.model), {"points": list(self._asked), **self.options.recorded()}, {})
+        about = About(self.identity(store), {"points": list(self._asked), **self.options.recorded()}, {})
         wanted, folder = About.from_json(about.to_json()), store.folder  # as it will be read back
         untagged = self._untagged(wanted)
         if MANIFEST not in folder.names() and not shard_names(folder):
@@ -171,12 +196,11 @@ class _Harvest:
         with ExitStack() as stack:
             bar = stack.enter_context(tqdm(total=total, disable=not progress, delay=2, leave=False, unit=unit))
             bar.update(manifest.examples if limit is None else manifest.rows)
-            for before, batch in self._batches(examples, manifest.rows):
-                sources = _run_batch(self.model, self.points, batch, self._fit)
+            for before, batch, sources, after in self.computed(examples, store, manifest, progress):
                 if writer is None:
                     writer = stack.enter_context(self._writer(store, manifest, sources))
-                writer.add(batch, sources, before, examples.progress)
-                bar.update(examples.progress.examples - bar.n if limit is None else batch.rows)
+                writer.add(batch, sources, before, after)
+                bar.update(after.examples - bar.n if limit is None else batch.rows)
             if writer is None and not manifest.rows:
                 raise StoreError(
                     f"there are no rows to store in {store.path}: the data set is empty, or no text has the positions"
@@ -185,7 +209,21 @@ class _Harvest:
                 writer = stack.enter_context(self._writer(store, manifest, {}))
             writer.finish(examples.progress)
 
-    def _batches(self, examples: Examples, rows: int) -> Iterator[tuple[Progress, Batch]]:
+    def computed(
+        self,
+        examples: Examples,
+        store: Store,  # noqa: ARG002
+        manifest: Manifest,
+        progress: bool,  # noqa: ARG002
+    ) -> Iterator[Computed]:
+        """Run the model on each batch that is not stored yet."""
+        for before, batch in self.batches(examples, manifest.rows):
+            yield before, batch, _run_batch(self.model, self.points, batch, self._fit), examples.progress
+
+    def done(self) -> None:
+        """Clean up after the last row has been written."""
+
+    def batches(self, examples: Examples, rows: int) -> Iterator[tuple[Progress, Batch]]:
         """Yield the batches with rows to store, until `max_rows` is reached."""
         left = math.inf if self.options.max_rows is None else self.options.max_rows - rows
         if left <= 0:
@@ -283,10 +321,11 @@ def _run(model: Hooked, points: Sequence[HookPoint], batch: Batch, examples: Seq
     cache = model.cache(*args, names_filter=points, stop_early=stops, **kwargs)
     axes = {point.name: point.axes for point in points}
     names = model._points
-    return {names.canonical_name(name): _as_rows(name, x, axes.get(name, ""), batch) for name, x in cache.items()}
+    return {names.canonical_name(name): as_rows(name, x, axes.get(name, ""), batch) for name, x in cache.items()}
 
 
-def _as_rows(name: str, x: Tensor, axes: str, batch: Batch) -> Tensor:
+def as_rows(name: str, x: Tensor, axes: str, batch: Batch) -> Tensor:
+    """The activations at a point as [row, …], with a row for each token or sample of the batch."""
     names = axes.split()
     axis = names.index("p" if "p" in names else "k") if names else 1
     if len(batch.shape) == 2 and x.ndim > axis:

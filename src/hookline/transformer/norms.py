@@ -6,6 +6,7 @@ subtracting the mean, with `weight` or `1 + weight` as the gain.
 
 from __future__ import annotations
 
+import copy
 import itertools
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
@@ -85,16 +86,30 @@ _forms: dict[type[nn.Module], _Form] = {}
 
 
 def norm_of(module: nn.Module | None, width: int | None = None) -> Norm | None:
-    """The formula of a norm module; None if it is not a norm of a known form, or has no data to run it on.
+    """The formula of a norm module; None if it is not a norm of a known form, or its data is loaded for each call.
 
     Without a width, only classes that were tried before are known.
     """
-    if module is None or any(parameter.is_meta for parameter in module.parameters()):
+    if module is None:
+        return None
+    is_empty = any(parameter.is_meta for parameter in module.parameters())
+    if is_empty and hasattr(module, "_hf_hook"):
         return None
     form = _forms.get(type(module))
-    if form is None and width is not None and (form := _try(module, width)) is not None:
-        _forms[type(module)] = form
+    if form is None and width is not None:
+        form = _try(_filled(module) if is_empty else module, width)
+        if form is not None:
+            _forms[type(module)] = form
     return Norm(module, *form) if form is not None else None
+
+
+@torch.no_grad()
+def _filled(module: nn.Module) -> nn.Module:
+    """A copy with some weights, of a module that has none: the form is that of the class."""
+    found = copy.deepcopy(module).to_empty(device="cpu")
+    for parameter in found.parameters():
+        parameter.copy_(torch.arange(parameter.numel()).view_as(parameter).cos().add(0.7))
+    return found
 
 
 @torch.no_grad()
