@@ -19,7 +19,6 @@ from hookline.engine.hooked import Hooked
 from hookline.engine.names import Filter
 from hookline.engine.points import HookPoint
 from hookline.engine.runs import Run
-from hookline.engine.signatures import parameters_of
 from hookline.engine.split_values import before_runs
 from hookline.errors import HooklineError, StoreError, UnknownPointError, warn
 from hookline.model import HookedModel
@@ -336,8 +335,6 @@ def _run(model: Hooked, points: Sequence[HookPoint], batch: Batch, examples: Seq
     device = input_device(model)
     args = tuple(to_device(x, device) for x in batch.args)
     kwargs: dict[str, Any] = {name: to_device(x, device) for name, x in batch.kwargs.items()}
-    if isinstance(model, HookedModel) and model._graphs is None and "use_cache" in parameters_of(model.module)[0]:
-        kwargs["use_cache"] = False  # the keys and values of a text are not needed again; compiled passes know that
     # A native point may fire several times, so then the pass must run to its end.
     stops = isinstance(model, HookedModel) and all(point.axes for point in points)
     cache = model.cache(*args, names_filter=points, stop_early=stops, **kwargs)
