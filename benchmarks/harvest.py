@@ -7,6 +7,7 @@
 Four points of the residual stream are stored as bf16. The plain forward pass and the harvest alternate, for several
 rounds. A harvest does not compute logits, so there is a second, stricter ratio: to the forward pass without the head.
 The first harvest of a process is reported separately, because on a GPU it pins memory. Deleting files is not timed.
+What a harvest costs once (comparing the weights, writing the last shard) is reported too: the time for one batch.
 
 The memory is the peak of the process relative to its memory after the model's first batch, for a dataset and for one
 that is four times as long. It is also reported for the plain forward pass, because its activations are not a cost of
@@ -85,13 +86,15 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="gpt2_small")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=128)
-    parser.add_argument("--batches", type=int, default=8)
+    parser.add_argument("--batches", type=int, help="by default as many as make 65,536 tokens on a GPU, and 8 on a CPU")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--shard-mb", type=int, default=128)
     parser.add_argument("--store", help="the folder for stores; the system's temporary folder by default")
     parser.add_argument("--no-memory", action="store_true", help="measure only the speed")
     parser.add_argument("--smoke", action="store_true", help="one quick round with a tiny model")
     options = parser.parse_args()
+    if options.batches is None:
+        options.batches = max(8, 65536 // (options.batch * options.length)) if options.device == "cuda" else 8
     if options.smoke:
         options.shape, options.rounds, options.batches = "tiny", 1, 2
     with tempfile.TemporaryDirectory(dir=options.store) as folder:
@@ -147,6 +150,8 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
     for name, what in (("bare", "the plain forward pass"), ("no head", "the forward pass without the head")):
         found = sorted(each[name] / each["harvest"] for each in times)
         print(f"relative to {what:<34} {statistics.median(found):5.2f}   (rounds: {found[0]:.2f} to {found[-1]:.2f})")
+    once = statistics.median(timed(partial(harvest, tokens[: options.batch])) for _ in range(options.rounds))
+    print(f"{'a harvest of one batch, which is mostly what a harvest costs once':<66} {1e3 * once:,.0f} ms")
     bare_time = statistics.median(each["bare"] for each in times)
     print(f"{'first harvest, rel. to the forward pass':<46} {bare_time / first['harvest']:5.2f}")
     if options.no_memory:

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from sharded_models import IDS, pair, run
 
-import hookline
 from hookline import HooklineError, UnknownPointError
 from hookline.experiments import metrics, patching
 from hookline.transformer import shard_lenses
@@ -75,10 +74,7 @@ def test_a_tensor_parallel_model(tmp_path) -> None:
 def refusals(folder: str) -> list[str]:
     """What is not available on a sharded model."""
     _, sharded = pair("llama", folder)
-    return [
-        _said(sharded.process_weights),
-        _said(lambda: hookline.harvest(sharded, [IDS[0].tolist()], "blocks.0.hook_resid_post", f"{folder}/store")),
-    ]
+    return [_said(sharded.process_weights)]
 
 
 @pytest.mark.slow
@@ -106,7 +102,7 @@ OTHERS = ("transformers: ", "refused: ", "no classic points")
 @pytest.mark.slow
 def test_the_script_in_the_docs(tmp_path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "scale.md").read_text(encoding="utf-8")
-    (script,) = re.findall(r"^```py\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    (script,) = re.findall(r"^```py\n(# tensor_parallel.py\n.*?)^```$", page, re.DOTALL | re.MULTILINE)
     (tmp_path / "tensor_parallel.py").write_text(script, encoding="utf-8")
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "tensor_parallel.py"]
     said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout

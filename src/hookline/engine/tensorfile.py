@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import secrets
+import stat
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -146,7 +147,11 @@ def read_json(path: Path) -> Any:
 
 def check_is_file(path: Path) -> None:
     """Raise OSError for a folder or a device, which may block or never end."""
-    if path.exists() and not path.is_file():
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):  # opening it says what is wrong
+        return
+    if not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, "it is not a file", str(path))
 
 

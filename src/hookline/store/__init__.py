@@ -6,6 +6,7 @@ from hookline.store.integrity import Verification
 from hookline.store.manifest import Manifest
 from hookline.store.store import LocalStore, RemoteStore, Store, open_store
 from hookline.store.stored_rows import Batches, RowDataset, Rows
+from hookline.store.workers import HarvestWorker
 
 __all__ = [
     "harvest",
@@ -17,6 +18,7 @@ __all__ = [
     "Batches",
     "RowDataset",
     "Manifest",
+    "HarvestWorker",
     "Verification",
     "StoreError",
 ]

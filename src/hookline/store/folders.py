@@ -31,6 +31,9 @@ class Bytes(Protocol):
 class Folder:
     """A folder on any file system that fsspec supports: `s3://…`, `gs://…`, `memory://…`."""
 
+    part = PART
+    """How the name of a file ends while it is written."""
+
     def __init__(self, url: str) -> None:
         from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 
@@ -44,8 +47,8 @@ class Folder:
     def _at(self, name: str) -> str:
         return f"{self._folder}/{name}"
 
-    def names(self) -> list[str]:
-        """The names of the files, without those that are being written."""
+    def names(self, *, unfinished: bool = False) -> list[str]:
+        """The names of the files; or of those that are being written, or were when their writers died."""
         self._files.invalidate_cache()
         try:
             found = self._files.ls(self._folder, detail=False)
@@ -54,7 +57,13 @@ class Folder:
         except OSError as error:
             raise StoreError(f"{self.path} cannot be read: {reason(error)}") from error
         names = (each.rstrip("/").rsplit("/", 1)[-1] for each in found)
+        if unfinished:
+            return sorted(name for name in names if name.endswith(PART))
         return sorted(name for name in names if not name.endswith((PART, LOCK)))
+
+    def __contains__(self, name: str) -> bool:
+        self._files.invalidate_cache()
+        return bool(self._files.exists(self._at(name)))
 
     def open(self, name: str) -> Bytes:
         """The bytes of a file; FileNotFoundError if there is none."""
@@ -63,7 +72,7 @@ class Folder:
     def stage(self, name: str, parts: Sequence[Buffer]) -> None:
         """Write a file under a temporary name, so that it is not part of the store yet. Thread-safe."""
         try:
-            self._write(self._at(name + PART), parts)
+            self._write(self._at(name + self.part), parts)
         except BaseException:
             self.discard(name)
             raise
@@ -76,23 +85,48 @@ class Folder:
     def place(self, names: Sequence[str]) -> None:
         """Rename staged files to their final names, in this order, each as atomically as the file system can."""
         for name in names:
-            self._files.mv(self._at(name + PART), self._at(name))
+            self._files.mv(self._at(name + self.part), self._at(name))
 
     def discard(self, name: str) -> None:
         """Delete a staged file, if there is one."""
         with suppress(FileNotFoundError, IsADirectoryError, PermissionError):  # the last two: not written by `stage`
-            self._files.rm_file(self._at(name + PART))
+            self._files.rm_file(self._at(name + self.part))
+
+    def read(self, name: str) -> bytes:
+        """All bytes of a file; FileNotFoundError if there is none."""
+        return bytes(self._files.cat_file(self._at(name)))
+
+    def make(self) -> None:
+        """Create the folder, if there is none."""
+        self._files.makedirs(self._folder, exist_ok=True)
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Write a file unless there is one; returns whether it was written. As exclusive as the file system can."""
+        try:
+            self._files.pipe_file(self._at(name), content, mode="create")
+        except FileExistsError:
+            return False
+        return True
+
+    def overwrite(self, name: str, content: bytes) -> None:
+        """Write a small file in place: a reader may see a part of it."""
+        self._files.pipe_file(self._at(name), content)
+
+    def delete(self, name: str) -> None:
+        """Delete a file, if there is one."""
+        with suppress(FileNotFoundError):
+            self._files.rm_file(self._at(name))
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Write a lock file that names its owner; a lock left by a dead process of this machine is ignored."""
-        self._files.makedirs(self._folder, exist_ok=True)
+        self.make()
         lock = self._at(LOCK)
         if self._files.exists(lock):
             owner = self._files.cat_file(lock).decode(errors="replace")
-            if not _is_gone(owner):
+            if not is_gone(owner):
                 raise StoreError(f"{_in_use(self.path, owner)} If it is no longer running, delete {lock}")
-        self._files.pipe_file(lock, _me().encode())
+        self._files.pipe_file(lock, this_process().encode())
         try:
             yield
         finally:
@@ -128,6 +162,11 @@ class LocalFolder(Folder):
                 return memoryview(b"")
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
+    def read(self, name: str) -> bytes:
+        """All bytes of a file. It is not mapped, because others may overwrite it."""
+        check_is_file(Path(self._at(name)))
+        return Path(self._at(name)).read_bytes()
+
     def _write(self, path: str, parts: Sequence[Buffer]) -> None:
         Path(path).unlink(missing_ok=True)  # a file or link that somebody left there
         with open(path, "xb", buffering=0, opener=_without_links) as file:
@@ -143,12 +182,32 @@ class LocalFolder(Folder):
     def place(self, names: Sequence[str]) -> None:
         """Rename, then sync the folder: after a crash a file is complete or absent, and so are all after it."""
         for name in names:
-            os.replace(self._at(name + PART), self._at(name))
+            os.replace(self._at(name + self.part), self._at(name))
         handle = os.open(self._folder, os.O_RDONLY)
         try:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Write a file unless there is one, as a link, which cannot replace a file."""
+        self.stage(name, [content])
+        try:
+            os.link(self._at(name + self.part), self._at(name), follow_symlinks=False)
+        except FileExistsError:
+            return False
+        except OSError:  # a file system without links
+            if os.path.exists(self._at(name)):
+                return False
+            self.place([name])
+        finally:
+            self.discard(name)
+        return True
+
+    def overwrite(self, name: str, content: bytes) -> None:
+        """Write a small file in place: a reader may see a part of it."""
+        with open(self._at(name), "wb", opener=_without_links) as file:
+            file.write(content)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -162,7 +221,7 @@ class LocalFolder(Folder):
                 file.seek(0)
                 raise StoreError(_in_use(self.path, file.read())) from None
             file.truncate(0)
-            file.write(_me())
+            file.write(this_process())
             file.flush()
             yield
 
@@ -195,7 +254,8 @@ class _Remote:
         return self._files.cat_file(self._path, start=start, end=stop) if stop > start else b""
 
 
-def _me() -> str:
+def this_process() -> str:
+    """Names this process, as JSON."""
     return json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
 
 
@@ -203,7 +263,7 @@ def _in_use(path: str, owner: str) -> str:
     return f"another harvest is writing to {path}: {owner or 'it has just started'}. Wait for it, or use another store."
 
 
-def _is_gone(owner: str) -> bool:
+def is_gone(owner: str) -> bool:
     """Whether a lock was left by a process of this machine that no longer exists."""
     try:
         known = json.loads(owner)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,18 @@ from hookline.engine.names import Filter
 from hookline.engine.points import HookPoint
 from hookline.engine.runs import Run
 from hookline.engine.split_values import before_runs
-from hookline.engine.tensorfile import BAD_CONTENT, reason
 from hookline.errors import HooklineError, StoreError, UnknownPointError, warn
 from hookline.model import HookedModel
 from hookline.store.examples import Example, Examples, as_sample, as_text
-from hookline.store.identity import changes, code_in, identity, input_device
+from hookline.store.identity import check_same, code_in, identity, input_device
 from hookline.store.integrity import with_unlisted
 from hookline.store.manifest import MANIFEST, About, Column, Manifest, Progress, differences, shard_names, versions
+from hookline.store.many_workers import SharedHarvest, only_worker
 from hookline.store.selection import Batch, Chosen, HarvestOptions, sample_batch, text_batch
 from hookline.store.shards import DTYPES, ROW
 from hookline.store.store import Store, open_store
+from hookline.store.teams import Team
+from hookline.store.workers import HarvestWorker, worker_of
 from hookline.store.writer import Writer, to_device
 from hookline.transformer.dialects import other_names
 from hookline.transformer.index import ModelPoints
@@ -57,6 +60,7 @@ def harvest(
     shard_bytes: int = 128 * 2**20,
     flush_every: float = 60.0,
     hooks_tag: str | None = None,
+    shard: tuple[int, int] | HarvestWorker | None = None,
     progress: bool = True,
 ) -> Store:
     """Store the activations at these points for every token of a data set; returns the store.
@@ -83,21 +87,27 @@ def harvest(
     With `by_layer=True` the model is a folder of safetensors files, or `hookline.load(folder, device="meta")`, and may
     be larger than memory: all texts go through one layer, then through the next one, and only that layer's weights are
     in memory. `by_layer="cuda"` runs the layers there. The store is the same as without it.
+
+    Many processes can harvest into one store: `shard` is (rank, world), taken from the environment of torchrun or Slurm
+    by default, or a `store.HarvestWorker` with further options. Each does whole units of work, and takes over those of
+    workers that died; the rows are those of one process, in the same order. The processes of a sharded model are one
+    worker.
     """
     options = HarvestOptions(
         *(positions, dtype, batch_size, max_rows, sample, seed),
         *(max_tokens, prepend_bos, shard_rows, shard_bytes, flush_every, hooks_tag),
     )
     where, work = open_store(store), _work(model, points, options, by_layer)
-    examples = Examples(dataset, column, as_text if isinstance(work.model, HookedModel) else as_sample)
-    with where.folder.locked(), torch.no_grad(), work.context():
-        manifest = work.resumed(where)
-        examples.skip(manifest, where.path)
-        if manifest.is_complete:
-            _check_over(examples, manifest, where.path)
+    convert = as_text if isinstance(work.model, HookedModel) else as_sample
+    if by_layer is False:
+        worker = worker_of(shard, work.team.size) or only_worker(where.folder, work.team)
+    elif worker := worker_of(shard or (0, 1)):
+        raise HooklineError(f"by_layer={by_layer!r} is a harvest of one process, and shard={shard!r} one of many")
+    with torch.no_grad(), work.context():
+        if worker is not None:
+            SharedHarvest(work, dataset, partial(Examples, dataset, column, convert), where, worker).run(progress)
         else:
-            work.run(examples, where, manifest, progress)
-        work.done()
+            work.alone(Examples(dataset, column, convert), where, progress)
     where.refresh()
     return where
 
@@ -120,12 +130,8 @@ class Harvest:
             )
         if not isinstance(model, Hooked):
             raise HooklineError(f"harvest takes a hooked model, hookline.hook(module), not a {type(model).__name__}")
-        if model._points.root in before_runs:
-            raise HooklineError(
-                "harvest is not available on a model that is sharded over processes, which would all write one store: "
-                "use run_with_cache, and save what it returns in one process"
-            )
         self.model, self.options = model, options
+        self.team = Team(before_runs.get(model._points.root))
         self._fit = Fit("examples")
         self.points = model._points.select(points)
         self._asked = {model._points.canonical_name(point.name): point.name for point in self.points}
@@ -141,26 +147,35 @@ class Harvest:
 
     def identity(self, store: Store) -> dict[str, Any]:  # noqa: ARG002 - for harvests that keep something beside it
         """What the activations depend on besides the points, the data and the options."""
-        return identity(self.model)
+        known = identity(self.model)
+        return known | {"weights": self.team.joined(known["weights"])}
+
+    def about(self, store: Store) -> About:
+        """The identity of this harvest, as it will be read back."""
+        about = About(self.identity(store), {"points": list(self._asked), **self.options.recorded()}, {})
+        return About.from_json(about.to_json())
+
+    def alone(self, examples: Examples, store: Store, progress: bool) -> None:
+        """Harvest as the only process, beginning with the first row that is not stored."""
+        with store.folder.locked():
+            manifest = self.resumed(store)
+            examples.skip(manifest, store.path)
+            if manifest.is_complete:
+                check_over(examples, manifest, store.path)
+            else:
+                self.run(examples, store, manifest, progress)
+            self.done()
 
     def resumed(self, store: Store) -> Manifest:
         """The manifest of the rows stored so far, which must belong to this harvest; or an empty one."""
-        about = About(self.identity(store), {"points": list(self._asked), **self.options.recorded()}, {})
-        wanted, folder = About.from_json(about.to_json()), store.folder  # as it will be read back
-        untagged = self._untagged(wanted)
+        wanted, folder = self.about(store), store.folder
+        untagged = self.untagged(wanted)
         if MANIFEST not in folder.names() and not shard_names(folder):
             if untagged:
                 warn(f"{store.path} cannot be resumed if this harvest is interrupted: {untagged}")
             return Manifest(wanted, versions=versions())
         found = Manifest.load(folder)
-        try:
-            different = changes(wanted, found.about)
-        except BAD_CONTENT as error:
-            raise StoreError(f"the manifest of {store.path} is damaged: {reason(error)}") from error
-        if different:
-            raise StoreError(
-                f"{store.path} belongs to a different harvest: {'; '.join(different)}. Harvest into another store"
-            )
+        check_same(wanted, found, store.path)
         if untagged:
             raise StoreError(f"{store.path} cannot be resumed: {untagged}. Harvest into another store")
         missing = sorted({shard.name for shard in found.shards} - {*folder.names()})
@@ -168,17 +183,12 @@ class Harvest:
             raise StoreError(
                 f"{store.path} has lost {', '.join(missing[:4])}: `hookline store verify PATH` checks all shards"
             )
-        if different := differences(versions(), found.versions):
-            warn(
-                f"{store.path} was started with other versions, so its rows may differ in the last bits: "
-                f"{'; '.join(different)}"
-            )
         whole = with_unlisted(folder, found)
         if whole != found:
             whole.save(folder)
         return whole
 
-    def _untagged(self, wanted: About) -> str:
+    def untagged(self, wanted: About) -> str:
         """Why functions that this harvest runs prevent resuming; empty if there are none, or a tag names them."""
         functions = code_in(wanted) + (["positions"] if callable(self.options.positions) else [])
         if not functions or self.options.hooks_tag is not None:
@@ -218,7 +228,7 @@ class Harvest:
     ) -> Iterator[Computed]:
         """Run the model on each batch that is not stored yet."""
         for before, batch in self.batches(examples, manifest.rows):
-            yield before, batch, _run_batch(self.model, self.points, batch, self._fit), examples.progress
+            yield before, batch, self.activations(batch), examples.progress
 
     def done(self) -> None:
         """Clean up after the last row has been written."""
@@ -229,7 +239,7 @@ class Harvest:
         if left <= 0:
             return
         for before, items in examples.batches(self.options.batch_size):
-            batch = self._batch(items, before.examples)
+            batch = self.batch(items, before.examples)
             batch = batch if batch.rows <= left else batch.first(int(left))
             if batch.rows:
                 yield before, batch
@@ -237,17 +247,26 @@ class Harvest:
             if left <= 0:
                 return
 
-    def _batch(self, items: list[Example], first: int) -> Batch:
+    def activations(self, batch: Batch) -> dict[str, Tensor]:
+        """The activations at each point as [row, …], with a row for each token or sample of the batch."""
+        return _run_batch(self.model, self.points, batch, self._fit)
+
+    def batch(self, items: list[Example], first: int) -> Batch:
+        """The examples from number `first` on as inputs of the model."""
         if isinstance(self.model, HookedModel):
             return text_batch(self.model, items, first, self.options)
         return sample_batch(items, first, self.options)
 
-    def _writer(self, store: Store, manifest: Manifest, sources: dict[str, Tensor]) -> Writer:
-        """The writer for the rows, whose dtypes and shapes are known after the first batch."""
-        columns = {
+    def columns(self, sources: dict[str, Tensor]) -> dict[str, Column]:
+        """How the activations of a batch are stored."""
+        return {
             name: column_of(x, self._asked.get(name, name), name, self.options.dtype, names_of(self.model, name))
             for name, x in sources.items()
         }
+
+    def _writer(self, store: Store, manifest: Manifest, sources: dict[str, Tensor]) -> Writer:
+        """The writer for the rows, whose dtypes and shapes are known after the first batch."""
+        columns = self.columns(sources)
         if not manifest.about.points:
             manifest = replace(manifest, about=replace(manifest.about, points=columns))
             manifest.save(store.folder)  # so that it exists before the first shard
@@ -256,7 +275,7 @@ class Harvest:
         return Writer(store.folder, manifest, self.options, sources)
 
 
-def _check_over(examples: Examples, manifest: Manifest, where: str) -> None:
+def check_over(examples: Examples, manifest: Manifest, where: str) -> None:
     """Raise if a complete store would need more rows."""
     wanted = manifest.about.options["max_rows"]
     if wanted is not None and manifest.rows >= wanted:

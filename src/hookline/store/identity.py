@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import chain
 from typing import Any
@@ -24,11 +24,12 @@ from hookline.engine.hook_actions import HookAction
 from hookline.engine.hooked import Hooked
 from hookline.engine.schedule import active
 from hookline.engine.taps import Tap
-from hookline.errors import describe
+from hookline.engine.tensorfile import BAD_CONTENT, reason
+from hookline.errors import StoreError, describe, warn
 from hookline.hooks import Hook
 from hookline.hooks.data_edits import DataEdit
 from hookline.model import HookedModel
-from hookline.store.manifest import About, differences
+from hookline.store.manifest import About, Manifest, differences, versions
 from hookline.text.token_positions import Meaning
 
 RULE = 2
@@ -80,8 +81,9 @@ def _config_digest(config: Any) -> str:
 def weights_digest(module: nn.Module) -> str:
     """A checksum of the names, shapes and values of all parameters and buffers. Each is read once, on its device."""
     found = hashlib.blake2b(digest_size=16)
-    for name, x in chain(module.named_parameters(), module.named_buffers()):
-        found.update(f"{name} {tensor_checksum(x)}".encode())
+    named = dict(chain(module.named_parameters(), module.named_buffers()))
+    for name, each in zip(named, _checksums(named.values()), strict=True):
+        found.update(f"{name} {each}".encode())
     return found.hexdigest()
 
 
@@ -182,6 +184,20 @@ def changes(here: About, there: About) -> list[str]:
     return [*differences(ours, theirs), *hooks, *differences(here.options, there.options)]
 
 
+def check_same(here: About, found: Manifest, where: str) -> None:
+    """StoreError if a store belongs to a different harvest; warn if it was started with other versions."""
+    try:
+        different = changes(here, found.about)
+    except BAD_CONTENT as error:
+        raise StoreError(f"the manifest of {where} is damaged: {reason(error)}") from error
+    if different:
+        raise StoreError(f"{where} belongs to a different harvest: {'; '.join(different)}. Harvest into another store")
+    if different := differences(versions(), found.versions):
+        warn(
+            f"{where} was started with other versions, so its rows may differ in the last bits: {'; '.join(different)}"
+        )
+
+
 def _hook_changes(here: list[Any], there: list[Any]) -> list[str]:
     ours, theirs = (", ".join(map(_label, hooks)) or "none" for hooks in (here, there))
     if ours != theirs:
@@ -200,21 +216,42 @@ def _digest(text: str) -> str:
 
 def tensor_checksum(x: Tensor) -> str:
     """Returns a checksum of dtype, shape and all values; of a tensor on "meta", of dtype and shape."""
-    found = hashlib.blake2b(digest_size=16)
-    for part in _plain_tensors(x):
-        found.update(f"{part.dtype} {tuple(part.shape)}".encode())
-        if part.device.type != "meta" and part.numel():
-            for each in _reduced(part):
-                found.update(each.cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+    return _checksums([x])[0]
+
+
+def _checksums(tensors: Iterable[Tensor]) -> list[str]:
+    """The checksums of several tensors. From a GPU, all sums are copied at once: each copy waits for the device."""
+    described = [[(f"{part.dtype} {tuple(part.shape)}", _reduced(part)) for part in _plain_tensors(x)] for x in tensors]
+    sums = _as_bytes([x for parts in described for _, reduced in parts for x in reduced])
+    found = []
+    for parts in described:
+        checksum = hashlib.blake2b(digest_size=16)
+        for about, reduced in parts:
+            checksum.update(about.encode())
+            for _ in reduced:
+                checksum.update(next(sums))
+        found.append(checksum.hexdigest())
+    return found
+
+
+def _as_bytes(tensors: Sequence[Tensor]) -> Iterator[bytes]:
+    """The bytes of tensors, copied from each device at once."""
+    raw = [x.contiguous().view(torch.uint8).reshape(-1) for x in tensors]
+    copied = dict[torch.device, Iterator[Tensor]]()
+    for device in {x.device for x in raw}:
+        here = [x for x in raw if x.device == device]
+        copied[device] = iter(torch.cat(here).cpu().split([len(x) for x in here]) if device.type != "cpu" else here)
+    for x in raw:
+        yield next(copied[x.device]).numpy().tobytes()
 
 
 def _plain_tensors(x: Tensor) -> Iterator[Tensor]:
     """The plain tensors that a tensor consists of: several if it is quantized, nested or distributed."""
     if is_traceable_wrapper_subclass(x):
         names, _ = x.__tensor_flatten__()
-        for name in names:
-            yield from _plain_tensors(getattr(x, name))
+        for part in (getattr(x, name) for name in names):
+            if isinstance(part, Tensor):  # a DTensor also has its mesh
+                yield from _plain_tensors(part)
         return
     x = x.detach()
     if x.layout != torch.strided:
@@ -234,8 +271,10 @@ def _reduced(x: Tensor) -> tuple[Tensor, ...]:
     They are computed on the tensor's device. A changed value changes the sum of its row, and two swapped values change
     the sums of their rows or columns.
     """
+    if x.device.type == "meta" or not x.numel():
+        return ()
     raw = x.reshape(-1).contiguous().view(torch.uint8)  # a column is one row that is not
     whole = raw.numel() // (8 * _TABLE_WIDTH) * 8 * _TABLE_WIDTH
     head = raw[:whole] if raw.storage_offset() % 8 == 0 else raw[:whole].clone()
     table = head.view(torch.int64).view(-1, _TABLE_WIDTH)
-    return table.sum(0), table.sum(1), raw[whole:]
+    return table.sum(0), table.sum(1), raw[whole:].clone()  # a view would keep all of `raw`

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hookline.errors import StoreError
 from hookline.store.folders import Folder
 from hookline.store.manifest import MANIFEST, Manifest, Shard, shard_names, versions
-from hookline.store.shards import mismatch, open_shard
+from hookline.store.shards import about_differences, mismatch, open_shard
+from hookline.store.units import load_manifest, merged, missing_units, read_records, record_name
 
 
 @dataclass(frozen=True)
@@ -58,12 +59,13 @@ def _line(finding: Finding) -> str:
 def verify(folder: Folder) -> Verification:
     """Check every file; nothing is changed."""
     try:
-        manifest = Manifest.load(folder)
+        manifest = load_manifest(folder)
     except StoreError as error:
         others = [Finding(name, None, note="not checked") for name in shard_names(folder)]
         return Verification(folder.path, None, (Finding(MANIFEST, None, str(error)), *others))
     listed = [Finding(shard.name, shard, _problem(folder, manifest, shard)) for shard in manifest.shards]
-    return Verification(folder.path, manifest, (*listed, *_unlisted(folder, manifest)))
+    find = _unlisted if manifest.about.unit is None else _other_units
+    return Verification(folder.path, manifest, (*listed, *find(folder, manifest)))
 
 
 def _problem(folder: Folder, manifest: Manifest, shard: Shard) -> str:
@@ -97,6 +99,36 @@ def _stray(folder: Folder, manifest: Manifest, name: str) -> Finding:
     return Finding(name, header.shard, f"it is not in the manifest, and {problem}")
 
 
+def _other_units(folder: Folder, manifest: Manifest) -> Iterator[Finding]:
+    """In a store of many workers: the units after the first that is missing, and files that do not count."""
+    known = {shard.name for shard in manifest.shards}
+    records, damaged = ({}, {}) if manifest.is_complete else read_records(folder)
+    for unit, why in damaged.items():
+        yield Finding(record_name(unit), None, f"{why}. The next harvest does unit {unit} again")
+    for record in records.values():
+        for shard in record.shards:
+            if shard.name not in known:
+                known.add(shard.name)
+                note = "sound, comes after a missing unit"
+                yield Finding(shard.name, shard, _problem(folder, record, shard), note)
+    for name in shard_names(folder):
+        if name not in known:
+            yield _copy(folder, manifest, name)
+    if not manifest.is_complete:
+        yield Finding("units", None, note=f"{missing_units(folder)}: harvest again with the same arguments")
+
+
+def _copy(folder: Folder, manifest: Manifest, name: str) -> Finding:
+    """A shard that no record lists: of a worker that died, or of a unit that was done twice."""
+    try:
+        _, header = open_shard(folder, name, check=True)
+    except StoreError as error:
+        return Finding(name, None, f"no record lists it, and {error}")
+    problem = "; ".join(about_differences(replace(header.about, points={}), replace(manifest.about, points={})))
+    note = "sound, but no record lists it: it can be deleted once the store is complete"
+    return Finding(name, header.shard, f"it belongs to a different harvest: {problem}" if problem else "", note)
+
+
 def with_unlisted(folder: Folder, manifest: Manifest) -> Manifest:
     """The manifest with the shards that were written after it; StoreError for any other file."""
     for finding in _unlisted(folder, manifest):
@@ -119,4 +151,9 @@ def rebuild_manifest(folder: Folder) -> None:
         except StoreError as error:
             advice = "Delete it and all shards after it, and harvest again"
             raise StoreError(f"{folder.path}/{names[0]}: {error}. {advice}") from error
-        with_unlisted(folder, Manifest(first.about, versions=versions())).save(folder)
+        plan = Manifest(first.about, versions=versions())
+        if first.about.unit is None:
+            with_unlisted(folder, plan).save(folder)
+            return
+        whole = merged(plan, read_records(folder)[0], folder.path)
+        (whole if whole.is_complete else replace(plan, about=replace(plan.about, points={}))).save(folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +20,10 @@ from hookline.engine.tensorfile import BAD_CONTENT, reason
 from hookline.errors import StoreError
 from hookline.store.folders import Folder
 
-MANIFEST, FORMAT = "manifest.json", 1
+MANIFEST, SUFFIX = "manifest.json", ".safetensors"
+
+FORMATS = (1, 2)
+"""The formats that can be read. A store of many workers, whose options have a "unit", has the second."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,16 @@ class About:
         """Returns JSON values."""
         return json.loads(json.dumps(asdict(self)))
 
+    @property
+    def unit(self) -> int | None:
+        """How many batches a unit of work has, if the store is of many workers."""
+        return self.options.get("unit")
+
+    @property
+    def format(self) -> int:
+        """The format of its files."""
+        return FORMATS[0] if self.unit is None else FORMATS[1]
+
 
 def differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
     """The differences as phrases: `dtype is 'float32' here, but 'bfloat16' in the store`."""
@@ -120,11 +134,15 @@ class Shard:
     bytes: int = 0
     seal: str = ""
     """The checksum of the file's header, which contains the checksums of its tensors."""
+    unit: int | None = None
+    """The unit of work that it belongs to, in a store of many workers. The header's numbers count from its start."""
 
     @property
     def name(self) -> str:
-        """The file name."""
-        return f"{self.number:06d}.safetensors"
+        """The file name. In a store of many workers it contains the seal, so equal names mean equal contents."""
+        if self.unit is None:
+            return f"{self.number:06d}{SUFFIX}"
+        return f"{self.unit:06d}-{self.first_example:09d}-{self.seal}{SUFFIX}"
 
     @property
     def stop_row(self) -> int:
@@ -136,28 +154,51 @@ class Shard:
         """How far the data set had been read when the shard ended."""
         return Progress(self.stop_example, self.data_after)
 
+    @property
+    def progress_before(self) -> Progress:
+        """How far the data set had been read when it began."""
+        return Progress(self.first_example, self.data_before)
+
     @classmethod
     def after(cls, before: Shard | None, rows: int, progress: Progress, *, is_last: bool) -> Self:
         """The shard that starts where `before` ends."""
-        number, first_row, seen = (
-            (before.number + 1, before.stop_row, before.progress) if before is not None else (0, 0, Progress())
-        )
-        return cls(number, first_row, rows, seen.examples, progress.examples, seen.sum, progress.sum, is_last)
+        if before is None:
+            before = cls.start(None, Progress())
+        seen, counts = before.progress, (before.number + 1, before.stop_row, rows)
+        sums = (seen.sum, progress.sum)
+        return cls(*counts, seen.examples, progress.examples, *sums, is_last, unit=before.unit)
+
+    @classmethod
+    def start(cls, unit: int | None, progress: Progress) -> Self:
+        """What the first shard of a unit follows."""
+        examples, seen = progress.examples, progress.sum
+        return cls(-1, 0, 0, examples, examples, seen, seen, is_last=False, unit=unit)
 
     def follows(self, before: Shard | None) -> bool:
         """Whether it starts where `before` ends."""
-        return self.unsealed() == Shard.after(before, self.rows, self.progress, is_last=self.is_last)
+        expected = Shard.after(before, self.rows, self.progress, is_last=self.is_last)
+        return self.unsealed() == replace(expected, unit=self.unit)
+
+    def placed_after(self, before: Shard | None) -> Shard:
+        """A copy whose number and rows count on from `before`."""
+        return replace(self, number=before.number + 1, first_row=before.stop_row) if before is not None else self
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> Self:
         """Read it from a manifest or a shard; ValueError or TypeError if it is invalid."""
         found = cls(**given)
+        if found.unit is not None and not (_is_size(found.unit) and re.fullmatch("[0-9a-f]{8}|", found.seal)):
+            raise ValueError(f"a shard of a unit is described as {_short(dict(given))}")
         counts = (found.number, found.first_row, found.rows, found.first_example, found.stop_example, found.bytes)
         words = (found.data_before, found.data_after, found.seal)
         is_right = all(map(_is_size, counts)) and all(isinstance(each, str) for each in words)
         if not is_right or not isinstance(found.is_last, bool):
             raise ValueError(f"a shard is described as {_short(dict(given))}")
         return found
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns JSON values."""
+        return {name: value for name, value in vars(self).items() if name != "unit" or value is not None}
 
     def unsealed(self) -> Shard:
         """A copy without the fields that are known only after writing."""
@@ -191,10 +232,10 @@ class Manifest:
         """Returns a copy with more shards."""
         return replace(self, shards=(*self.shards, *shards))
 
-    def to_bytes(self) -> bytes:
-        """Returns the JSON file, with one line per shard."""
-        fields = {"hookline": "store", "format": FORMAT, "versions": self.versions, **self.about.to_json()}
-        shards = [vars(shard) for shard in self.shards]
+    def to_bytes(self, kind: str = "store") -> bytes:
+        """Returns the JSON file, with one line per shard. The kind is "store", or "unit" for some of its shards."""
+        fields = {"hookline": kind, "format": self.about.format, "versions": self.versions, **self.about.to_json()}
+        shards = [shard.to_json() for shard in self.shards]
         total = manifest_checksum(json.dumps({**fields, "shards": shards}).encode())
         start = json.dumps({"sum": total, **fields}, indent=1).removesuffix("\n}")
         lines = ",\n  ".join(map(json.dumps, shards))
@@ -209,7 +250,7 @@ class Manifest:
     def load(cls, folder: Folder) -> Self:
         """Read it from a folder; StoreError if there is none or it is damaged."""
         try:
-            file = folder.open(MANIFEST)
+            raw = folder.read(MANIFEST)
         except FileNotFoundError:
             shards = shard_names(folder)
             advice = (
@@ -220,20 +261,20 @@ class Manifest:
             raise StoreError(f"{folder.path} has no {MANIFEST}, {advice}") from None
         except OSError as error:
             raise StoreError(f"{folder.path}/{MANIFEST} cannot be opened: {reason(error)}") from error
-        return cls.from_bytes(bytes(file[:]), f"{folder.path}/{MANIFEST}")
+        return cls.from_bytes(raw, f"{folder.path}/{MANIFEST}")
 
     @classmethod
-    def from_bytes(cls, raw: bytes, where: str) -> Self:
+    def from_bytes(cls, raw: bytes, where: str, kind: str = "store") -> Self:
         """Read the JSON file; StoreError if it is damaged."""
         try:
             fields = json.loads(raw)
             given = fields.pop("sum")
-            if fields["hookline"] != "store" or given != manifest_checksum(json.dumps(fields).encode()):
+            if fields["hookline"] != kind or given != manifest_checksum(json.dumps(fields).encode()):
                 raise ValueError("its checksum does not match")
-            if fields["format"] != FORMAT:
-                raise ValueError(f"its format is {fields['format']}, and this version of hookline reads {FORMAT}")
+            check_format(fields["format"])
             shards = tuple(Shard.from_json(each) for each in fields["shards"])
-            for before, shard in zip((None, *shards), shards, strict=False):
+            start = Shard.start(shards[0].unit, shards[0].progress_before) if kind == "unit" else None
+            for before, shard in zip((start, *shards), shards, strict=False):
                 if not shard.follows(before):
                     raise ValueError(f"its shard {shard.number} does not start where the previous one ends")
             if not isinstance(fields["versions"], dict):
@@ -246,9 +287,16 @@ class Manifest:
             ) from error
 
 
+def check_format(found: Any) -> None:
+    """ValueError if a file has a format that is not known."""
+    if found not in FORMATS:
+        known = " and ".join(map(str, FORMATS))
+        raise ValueError(f"its format is {found}, and this version of hookline reads {known}")
+
+
 def shard_names(folder: Folder) -> list[str]:
     """The files that are named like shards."""
-    return [name for name in folder.names() if name.endswith(".safetensors")]
+    return [name for name in folder.names() if name.endswith(SUFFIX)]
 
 
 @contextmanager

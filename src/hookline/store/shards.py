@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -21,7 +22,16 @@ from torch import Tensor
 from hookline.engine.tensorfile import BAD_CONTENT, reason
 from hookline.errors import StoreError
 from hookline.store.folders import Bytes, Folder
-from hookline.store.manifest import FORMAT, About, Column, Manifest, Shard, differences, manifest_checksum, versions
+from hookline.store.manifest import (
+    About,
+    Column,
+    Manifest,
+    Shard,
+    check_format,
+    differences,
+    manifest_checksum,
+    versions,
+)
 
 ROW = {"@example": Column("int64", ()), "@position": Column("int32", ()), "@token": Column("int32", ())}
 """The columns of every row: its example, position and token (-1 if there is none)."""
@@ -31,6 +41,9 @@ DTYPES = {
     **{"int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL"},
 }
 """The dtypes that can be stored, and their safetensors names."""
+
+_THREADS = 4
+"""How many checksums of a shard are computed in parallel."""
 
 _UNSEALED = b'"seal":"00000000"'
 
@@ -63,15 +76,18 @@ def shard_columns(about: About) -> dict[str, Column]:
 def stage_shard(folder: Folder, about: About, shard: Shard, tensors: Mapping[str, Tensor]) -> Shard:
     """Write a staged shard with these rows; returns it with its size and seal."""
     parts = {name: memoryview(tensors[name].reshape(-1).view(torch.uint8).numpy()) for name in shard_columns(about)}  # type: ignore[arg-type]
-    header, seal = _header(about, shard, {name: manifest_checksum(part) for name, part in parts.items()})
+    with ThreadPoolExecutor(_THREADS) as threads:
+        sums = dict(zip(parts, threads.map(manifest_checksum, parts.values()), strict=True))
+    header, seal = _header(about, shard, sums)
+    shard = replace(shard, bytes=len(header) + sum(map(len, parts.values())), seal=seal)
     folder.stage(shard.name, [header, *parts.values()])
-    return replace(shard, bytes=len(header) + sum(map(len, parts.values())), seal=seal)
+    return shard
 
 
 def _header(about: About, shard: Shard, sums: Mapping[str, str]) -> tuple[bytes, str]:
     """The header and its seal. safetensors allows only strings as metadata, so other values are JSON strings."""
-    inside = {"about": about.to_json(), "shard": asdict(shard.unsealed()), "sums": sums, "versions": versions()}
-    plain = {"hookline": "shard", "format": str(FORMAT), "seal": "00000000"}
+    inside = {"about": about.to_json(), "shard": shard.unsealed().to_json(), "sums": sums, "versions": versions()}
+    plain = {"hookline": "shard", "format": str(about.format), "seal": "00000000"}
     metadata = plain | {key: json.dumps(value) for key, value in inside.items()}
     text = json.dumps({"__metadata__": metadata, **_layout(about, shard)}, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -124,8 +140,7 @@ def _parsed(raw: bytes, size: int) -> Header:
     seal = metadata["seal"]
     if manifest_checksum(raw.replace(_sealed(seal), _UNSEALED, 1)) != seal:
         raise ValueError("its seal does not match")
-    if metadata["format"] != str(FORMAT):
-        raise ValueError(f"its format is {metadata['format']}, and this version of hookline reads {FORMAT}")
+    check_format(int(metadata["format"]))
     about, sums = About.from_json(json.loads(metadata["about"])), json.loads(metadata["sums"])
     shard = replace(Shard.from_json(json.loads(metadata["shard"])), seal=seal, bytes=size)
     if fields != _layout(about, shard):
@@ -139,15 +154,21 @@ def _parsed(raw: bytes, size: int) -> Header:
     return Header(about, shard, tensors)
 
 
+def about_differences(here: About, there: About) -> list[str]:
+    """What differs between two descriptions of harvests, as phrases."""
+    ours, theirs = here.to_json(), there.to_json()
+    return [line for part in ours for line in differences(ours[part], theirs[part])]
+
+
 def mismatch(manifest: Manifest, shard: Shard, header: Header) -> str:
     """Why a file is not the shard that the manifest describes; empty if it is."""
-    ours, theirs = manifest.about.to_json(), header.about.to_json()
-    different = [line for part in ours for line in differences(theirs[part], ours[part])]
-    if different:
+    if different := about_differences(header.about, manifest.about):
         return "it belongs to a different harvest than the manifest: " + "; ".join(different[:3])
-    if header.shard == shard:
-        return ""
     found = header.shard
+    if shard.unit is not None:  # the file's numbers count from the start of its unit
+        found = replace(found, number=shard.number, first_row=shard.first_row)
+    if found == shard:
+        return ""
     if found.number != shard.number:
         return f"it is another shard of this harvest, number {found.number}: {found.name} under a wrong name"
     if (found.data_before, found.data_after) != (shard.data_before, shard.data_after):

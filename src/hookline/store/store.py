@@ -19,6 +19,7 @@ from hookline.store.integrity import Verification, rebuild_manifest, verify
 from hookline.store.manifest import Column, Manifest, Shard
 from hookline.store.shards import ROW, Header, is_sound, mismatch, open_shard, read_rows
 from hookline.store.stored_rows import Batches, RowDataset, Rows, View
+from hookline.store.units import load_manifest, missing_units
 from hookline.text.outliers import Outliers, Outlying, outlying, row_norms
 
 Span: TypeAlias = tuple[Shard, int, int]
@@ -62,7 +63,7 @@ class Store:
     def manifest(self) -> Manifest:
         """The contents of the store, as of the first access; `refresh()` reads it again."""
         if self._manifest is None:
-            self._manifest = Manifest.load(self.folder)
+            self._manifest = load_manifest(self.folder)
         return self._manifest
 
     def refresh(self) -> None:
@@ -232,6 +233,8 @@ class Store:
     def __repr__(self) -> str:
         kind, manifest = type(self).__name__, self.manifest
         state = "complete" if manifest.is_complete else "not complete"
+        if manifest.about.unit is not None and not manifest.is_complete:
+            state += f", {missing_units(self.folder)}: harvest again with the same arguments"
         return (
             f"{kind}({self.path!r}: {manifest.rows:,} rows of {manifest.examples:,} examples, "
             f"{len(self.points)} points, {len(manifest.shards)} shards, {state})"

@@ -26,6 +26,9 @@ from hookline.store.shards import shard_columns, stage_shard
 THREADS = 4
 """How many shards are written in parallel. One file takes 1 to 2 GB per second; a model on a GPU produces 3 or more."""
 
+FIRST_BYTES = 8 * 2**20
+"""The size of the first shard; each one after it may have twice the size of the one before, up to `shard_bytes`."""
+
 
 class Writer:
     """Collects batches of rows into shards of whole batches. A context manager: its threads end with the context.
@@ -44,6 +47,7 @@ class Writer:
         self._columns = shard_columns(manifest.about)
         row = sum(each.nbytes for each in self._columns.values())
         self._shard_rows = options.shard_rows or max(1, options.shard_bytes // row)
+        self._first_rows = self._shard_rows if options.shard_rows else max(1, FIRST_BYTES // row)
         self._flush_every, self._began = options.flush_every, 0.0
         self._is_pinned = any(x.is_cuda for x in sources.values())
         self._narrowed = [name for name, x in sources.items() if _is_narrowed(x, self._columns[name])]
@@ -72,7 +76,7 @@ class Writer:
         self._collect()
         self._check_shapes(sources)
         is_due = monotonic() - self._began >= self._flush_every
-        if self._buffer is not None and (self._buffer.rows + batch.rows > self._shard_rows or is_due):
+        if self._buffer is not None and (self._buffer.rows + batch.rows > self._most_rows() or is_due):
             self._hand_over(self._buffer, before, is_last=False)
             self._buffer = None
         if self._buffer is None:
@@ -93,6 +97,11 @@ class Writer:
         self._buffer = None
         wait(self._writing)
         self._collect()
+
+    def _most_rows(self) -> int:
+        """How many rows the next shard has at most. The first ones are shorter, so that writing begins early."""
+        number = 0 if self._handed_over is None else self._handed_over.number + 1
+        return min(self._shard_rows, self._first_rows << min(number, 32))
 
     def _flush(self, error: BaseException) -> None:
         """Write the rows of all finished batches when `error` ends the harvest; add a note to it if that fails."""

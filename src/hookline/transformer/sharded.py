@@ -138,19 +138,33 @@ class Agreement:
         """Raise if the hooks of another process differ, or if it does not come within a minute."""
         here = [each for each in actions if isinstance(each, PointAction)]
         mine = [f"{each.point.name} ({type(each).__name__}, {each.dir})" for each in here]
-        told: list[Any] = [None] * len(self._ranks)
         summary = sha256("\n".join(mine).encode()).hexdigest()
-        try:
-            dist.all_gather_object(told, (summary, mine[:10]), group=self._group)
-        except RuntimeError as error:
-            raise HooklineError(
-                f"another process did not begin the same run within {TIMEOUT.seconds} s: on a sharded model every "
-                "process must run the same hooks in the same order"
-            ) from error
-        for rank, (other, some) in zip(self._ranks, told, strict=True):
+        for rank, (other, some) in zip(self._ranks, self.told((summary, mine[:10])), strict=True):
             if other != summary:
                 theirs, ours = (", ".join(names) or "nothing" for names in (some, mine[:10]))
                 raise HooklineError(
                     f"process {rank} hooks {theirs}, and this one {ours}: on a sharded model every process must run "
                     "the same hooks in the same order"
                 )
+
+    @property
+    def size(self) -> int:
+        """The number of processes."""
+        return len(self._ranks)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the first process."""
+        return dist.get_rank() == self._ranks[0]
+
+    def told(self, value: Any) -> list[Any]:
+        """The values of all processes; raises if one does not come within a minute."""
+        found: list[Any] = [None] * len(self._ranks)
+        try:
+            dist.all_gather_object(found, value, group=self._group)
+        except RuntimeError as error:
+            raise HooklineError(
+                f"another process did not begin the same run within {TIMEOUT.seconds} s: on a sharded model every "
+                "process must run the same hooks in the same order"
+            ) from error
+        return found
