@@ -18,7 +18,7 @@ from hookline.engine.hooked import Hooked
 from hookline.engine.names import Filter
 from hookline.engine.points import HookPoint
 from hookline.engine.runs import Run
-from hookline.engine.split_values import before_runs
+from hookline.engine.split_values import processes
 from hookline.engine.tensorfile import BAD_CONTENT, reason
 from hookline.errors import HooklineError, StoreError, UnknownPointError, warn
 from hookline.model import HookedModel
@@ -99,7 +99,7 @@ class _Harvest:
     def __init__(self, model: Hooked, points: Filter, options: HarvestOptions) -> None:
         if not isinstance(model, Hooked):
             raise HooklineError(f"harvest takes a hooked model, hookline.hook(module), not a {type(model).__name__}")
-        if model._points.root in before_runs:
+        if model._points.root in processes:
             raise HooklineError(
                 "harvest is not available on a model that is sharded over processes, which would all write one store: "
                 "use run_with_cache, and save what it returns in one process"
