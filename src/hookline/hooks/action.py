@@ -32,7 +32,7 @@ from hookline.engine.structures import NoTensorError, first_tensor, look, replac
 from hookline.engine.taps import Tap, tap_on
 from hookline.errors import InvalidHookError
 from hookline.hooks.context import HookContext
-from hookline.hooks.values import WHOLE, copied, is_as_it_was, needs_grad
+from hookline.hooks.values import WHOLE, arguments_of, copied, is_as_it_was, needs_grad
 
 if TYPE_CHECKING:
     from hookline.engine.callbacks import Caller
@@ -118,12 +118,15 @@ class ObjectEdit(Edit):
         super().__init__(point, hook, prepend=prepend)
         self.registration = _ObjectRegistration(hook)
         self.takes_call = hook.is_pre
-        if hook.is_pre or _is_own_output(point):
+        if hook.is_pre:
+            self.view = arguments_of(point.site.module)
+        elif _is_own_output(point):
             self.view = WHOLE
         self._must_fire = True
         # The arguments of the call that the output belongs to.
         site = point.site
-        self.before = _Arguments(site.module, Kind.INPUT, WHOLE) if site.kind is Kind.OUTPUT else None
+        is_output = site.kind is Kind.OUTPUT
+        self.before = _Arguments(site.module, Kind.INPUT, arguments_of(site.module)) if is_output else None
         if self.before is not None:
             self.needs = (*self.needs, self.before)
         if hook.on_error is not None:

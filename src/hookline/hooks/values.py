@@ -12,10 +12,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from hookline.engine.lenses import Argument, Lens
 from hookline.engine.names import lens_of
 from hookline.engine.order import Kind
 from hookline.engine.signatures import parameters_of
 from hookline.engine.snapshots import Loan, is_as_lent
+from hookline.engine.split_values import completing
 from hookline.engine.structures import children, look, map_tensors, tensor_paths
 from hookline.errors import HooklineError
 
@@ -34,6 +36,31 @@ class Whole:
 
 
 WHOLE = Whole()
+
+
+@dataclass(frozen=True)
+class Completed:
+    """The arguments or the output of a module whose tensor is only this process's part: with the whole tensor in it."""
+
+    tensor: Lens
+    parts: Lens
+
+    def get(self, value: Any) -> Any:
+        """The value with the whole tensor."""
+        return self.tensor.put(value, self.parts.get(self.tensor.get(value)))
+
+    def put(self, value: Any, new: Any) -> Any:
+        """The new value with this process's part of its tensor."""
+        return self.tensor.put(new, self.parts.put(self.tensor.get(value), self.tensor.get(new)))
+
+
+def arguments_of(module: nn.Module) -> Whole | Completed:
+    """The lens for the arguments of a call, as hook objects get them."""
+    parts = completing(module, Kind.INPUT)
+    if not parts:
+        return WHOLE
+    names, positional = parameters_of(module)
+    return Completed(Argument(names, None, (), positional), *parts)
 
 
 def copied(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

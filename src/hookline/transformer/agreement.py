@@ -192,6 +192,7 @@ class Agreement:
 def _hooks(actions: Sequence[Action]) -> tuple[str, list[str]]:
     """A checksum of the hooks of a run, and the first few of them."""
     here = [each for each in actions if isinstance(each, PointAction)]
+    here = [each for each in here if not isinstance(each, HookAction) or each.registration.is_enabled()]
     mine = [f"{each.point.name} ({type(each).__name__}, {each.dir})" for each in here]
     return sha256("\n".join(mine).encode()).hexdigest(), mine[:10]
 

@@ -15,6 +15,7 @@ from torch import nn
 from hookline.engine.order import Kind
 from hookline.engine.split_values import complete, preparations, processes, refuse
 from hookline.errors import HooklineError
+from hookline.transformer import roles
 from hookline.transformer.agreement import Agreement
 from hookline.transformer.shard_lenses import Gathered, GatheredHeads, Shards, part_sizes
 
@@ -93,6 +94,7 @@ def _gather(model: nn.Module, group: Any) -> None:
         children = [styles.get(child, "") for child in parent.children()]
         if not any(SPLIT.get(style, (None,))[0] is Kind.OUTPUT for style in children):
             continue
+        _check_heads(parent, styles, group)
         for kind in INSIDE:
             complete(parent, kind, GatheredHeads(group))
         for child in parent.children():
@@ -103,6 +105,20 @@ def _gather(model: nn.Module, group: Any) -> None:
                         f"{type(each).__name__} works on the part of an activation that this process has: on a "
                         f"tensor-parallel model its points are not available",
                     )
+
+
+def _check_heads(attn: nn.Module, styles: dict[nn.Module, str], group: Any) -> None:
+    """Raise if the processes would have parts of heads, with which attention fails."""
+    size = getattr(attn, "head_dim", None)
+    for names in (roles.QUERY, roles.KEY, roles.VALUE):
+        width = getattr(layer := roles.child(attn, names), "out_features", 0)
+        if not isinstance(size, int) or layer is None or styles.get(layer) != "colwise" or width % size:
+            continue
+        if any(part % size for part in part_sizes(width, group)):
+            raise HooklineError(
+                f"{type(attn).__name__} has {width // size} heads of {size} columns in one of its projections, which "
+                f"{dist.get_world_size(group)} processes cannot share: use a number of processes that divides it"
+            )
 
 
 def _styles(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
