@@ -32,23 +32,31 @@ EXPERTS = (
 WEIGHTS = ("W_Q", "W_K", "W_V", "W_O", "W_in", "W_gate", "W_out", "W_E", "W_U", "b_Q", "b_O", "b_in", "b_U")
 
 
-def run(worker: Callable[..., Any], processes: int, *args: Any) -> list[Any]:
-    """What `worker(*args)` returns in each of several processes of one group."""
+def run(worker: Callable[..., Any], processes: int, *args: Any, is_lost: bool = False) -> list[Any]:
+    """What `worker(*args)` returns in each of several processes of one group; `is_lost` if some may end before."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     context = multiprocessing.get_context("spawn")
     answers = context.SimpleQueue()
-    multiprocessing.spawn(_process, (processes, port, answers, worker, args), nprocs=processes)
-    return [value for _, value in sorted(answers.get() for _ in range(processes))]
+    multiprocessing.spawn(_process, (processes, port, answers, worker, args, is_lost), nprocs=processes)
+    found = []
+    while not answers.empty():
+        found.append(answers.get())
+    assert is_lost or len(found) == processes
+    return [value for _, value in sorted(found)]
 
 
-def _process(rank: int, processes: int, port: int, answers: Any, worker: Callable[..., Any], args: Any) -> None:
+def _process(
+    rank: int, processes: int, port: int, answers: Any, worker: Callable[..., Any], args: Any, is_lost: bool
+) -> None:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(processes))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=processes)
     answers.put((rank, worker(*args)))
+    if is_lost:
+        os._exit(0)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -110,7 +118,7 @@ def check_sharded(whole: Any, sharded: Any) -> None:
                 got = outcome(sharded(IDS))
                 if mode is torch.enable_grad:
                     got.sum().backward()
-            found = list(_unlike("logits", outcome(whole(IDS)), got))
+            found = list(unlike("logits", outcome(whole(IDS)), got))
             if found:
                 raise NotShardedError(found[0])
     sharded.zero_grad()
@@ -140,25 +148,25 @@ def differences(whole: HookedModel, sharded: HookedModel) -> Iterator[str]:
         return
     with torch.no_grad():
         (logits, cache), (other_logits, other) = whole.run_with_cache(IDS), sharded.run_with_cache(IDS)
-        yield from _unlike("logits", logits, other_logits)
+        yield from unlike("logits", logits, other_logits)
         if list(cache) != list(other):
             yield f"points: {set(cache) ^ set(other)}"
         yield from _unlike_local(cache, sharded)
         for name in cache:
-            yield from _unlike(name, cache[name], other[name])
+            yield from unlike(name, cache[name], other[name])
             if cache[name].is_floating_point():
                 edited = [_outcome(model, name) for model in (whole, sharded)]
-                yield from _unlike(f"{name}, edited", *edited)
+                yield from unlike(f"{name}, edited", *edited)
         if whole.module.can_generate():
             ids = [model.generate(IDS, max_new_tokens=4, do_sample=False) for model in (whole, sharded)]
-            yield from _unlike("generate", *ids)
+            yield from unlike("generate", *ids)
     yield from _unlike_gradients(whole, sharded)
     for name in WEIGHTS:
         try:
             expected = getattr(whole, name)
         except (HooklineError, RuntimeError):  # of layers of different widths
             continue
-        yield from _unlike(name, expected, getattr(sharded, name))
+        yield from unlike(name, expected, getattr(sharded, name))
     yield from (
         f"verify: {line}" for line in str(sharded.verify()).splitlines() if "unproved" in line or "FAIL" in line
     )
@@ -174,7 +182,7 @@ def _unlike_local(cache: Mapping[str, Tensor], sharded: HookedModel) -> Iterator
         own, indices = local[name], local.local_indices(name)
         for dim in [dim for dim in range(own.ndim) if own.shape[dim] != x.shape[dim]]:
             x = x.index_select(dim, indices)
-        yield from _unlike(f"{name}, local", x, own)
+        yield from unlike(f"{name}, local", x, own)
 
 
 def _outcome(model: HookedModel, name: str) -> Tensor | str:
@@ -205,10 +213,10 @@ def _unlike_gradients(whole: HookedModel, sharded: HookedModel) -> Iterator[str]
     if found[0].keys() != found[1].keys():
         yield f"gradients: {found[0].keys() ^ found[1].keys()}"
     for name in found[0].keys() & found[1].keys():
-        yield from _unlike(f"{name}, gradient", found[0][name], found[1][name])
+        yield from unlike(f"{name}, gradient", found[0][name], found[1][name])
 
 
-def _unlike(what: str, expected: Tensor | str, got: Tensor | str) -> Iterator[str]:
+def unlike(what: str, expected: Tensor | str, got: Tensor | str) -> Iterator[str]:
     """Say how two values differ, if they do by more than rounding in their dtype."""
     if isinstance(expected, str) or isinstance(got, str):
         said = [each if isinstance(each, str) else "a value" for each in (expected, got)]

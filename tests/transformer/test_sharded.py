@@ -1,11 +1,16 @@
 """Tensor-parallel models: every point, edit, gradient and weight is that of the model in one process."""
 
+import copy
+import os
+import pickle
 import re
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
+import autoencoders
 import pytest
 import sharded_models
 import tiny_models
@@ -15,7 +20,8 @@ from sharded_models import IDS, pair, run
 
 import hookline
 from hookline import HooklineError, UnknownPointError
-from hookline.experiments import metrics, patching
+from hookline.experiments import ablation, attribution, metrics, patching
+from hookline.hooks import Hook, HookType
 from hookline.transformer import shard_lenses
 
 
@@ -38,6 +44,8 @@ def short_path(folder: str) -> dict[str, object]:
             for model in (whole, sharded)
         ]
         found["sweep"] = torch.allclose(*sweeps, atol=1e-4)
+    found["copied"] = _said(lambda: copy.deepcopy(sharded)) + _said(lambda: pickle.dumps(sharded))
+    found |= disagreements(sharded)
     found["other hooks"] = _said(lambda: _hook_by_rank(sharded))
     sharded.add_hook(f"blocks.{dist.get_rank()}.hook_resid_post", lambda x, hook: x)
     found["other permanent hooks"] = _said(lambda: sharded(IDS))
@@ -45,6 +53,38 @@ def short_path(folder: str) -> dict[str, object]:
     with torch.no_grad():
         found["goes on"] = torch.allclose(whole(IDS), sharded(IDS), atol=1e-5)
     return found
+
+
+def disagreements(model) -> dict[str, str]:
+    """What is said if the processes do not compute the same."""
+    rank = dist.get_rank()
+    noise = torch.Generator().manual_seed(rank)
+
+    def noisy(x, hook):
+        return x + 0.01 * torch.randn(x.shape, generator=noise)
+
+    def only_in_one(x, hook):
+        return x * 2 if rank else None
+
+    def gradients() -> None:
+        with model.hooks(bwd_hooks=[(Z, lambda grad, hook: grad * (1 + rank))]):
+            model(IDS).sum().backward()
+
+    found = {
+        "noise": _said(lambda: model.run_with_hooks(IDS, fwd_hooks=[(MID, lambda x, hook: x), (Z, noisy)])),
+        "only in one": _said(lambda: model.run_with_hooks(IDS, fwd_hooks=[(Z, only_in_one)])),
+        "other tokens": _said(lambda: model.run_with_cache(IDS + rank, names_filter=MID)),
+        "other lengths": _said(lambda: model.run_with_cache(IDS[:, rank:], names_filter=MID)),
+        "gradients": _said(gradients),
+        "local": _said(lambda: model.run_with_cache(IDS, names_filter=Z, local=rank == 0)),
+    }
+    model.add_hook(Z, noisy)
+    found["permanent"] = _said(lambda: model(IDS))
+    model.reset_hooks()
+    return found
+
+
+Z, MID = "blocks.1.attn.hook_z", "blocks.0.hook_resid_post"
 
 
 def _hook_by_rank(model) -> None:
@@ -70,31 +110,148 @@ def test_a_tensor_parallel_model(tmp_path) -> None:
         assert "blocks.1.hook_resid_post" in found["other hooks"]
         assert "blocks.1.hook_resid_post" in found["other permanent hooks"]
         assert found["goes on"] is True
+        assert found["copied"].count("copying or pickling is not available on a model that is sharded") == 2
+        for what in ("noise", "only in one", "gradients", "permanent"):
+            assert f"a hook at {Z!r} made something else" in found[what], what
+        assert "differ from those of this process in input_ids" in found["other tokens"]
+        assert "differ from those of this process in input_ids" in found["other lengths"]
+        assert "OwnRecord" in found["local"]
 
 
-def refusals(folder: str) -> list[str]:
-    """What is not available on a sharded model."""
-    _, sharded = pair("llama", folder)
-    return [
+def uses(folder: str) -> dict[str, object]:
+    """What one process finds when a sharded model is used in every way."""
+    whole, sharded = models = pair("llama", folder)
+    found: dict[str, object] = {}
+    for name, use in USES.items():
+        values = []
+        for model in models:
+            torch.manual_seed(0)
+            values.append(torch.as_tensor(use(model)).detach())
+        found[name] = list(sharded_models.unlike(name, *values))
+    found["refused"] = [
         _said(sharded.process_weights),
-        _said(lambda: hookline.harvest(sharded, [IDS[0].tolist()], "blocks.0.hook_resid_post", f"{folder}/store")),
+        _said(lambda: hookline.harvest(sharded, [IDS[0].tolist()], MID, f"{folder}/store")),
     ]
+    found["unsharded"] = [indices.tolist() for indices in _indices(whole)]
+    found["sharded"] = [indices.tolist() for indices in _indices(sharded)]
+    return found
+
+
+def _indices(model) -> list[torch.Tensor]:
+    cache = model.run_with_cache(IDS, local=True)[1]
+    return [cache.local_indices(name) for name in (Z, "blocks.0.attn.hook_k", "blocks.0.mlp.hook_post", MID)]
+
+
+def _registered(model) -> torch.Tensor:
+    """The logits with hook objects at both ends of a layer of which each process has a part."""
+    seen = []
+
+    class Before(Hook):
+        """Weights the columns of the argument."""
+
+        def __call__(self, module, args, kwargs, output):
+            return (args[0] * torch.linspace(0, 1, args[0].shape[-1]), *args[1:]), kwargs
+
+    class After(Hook):
+        """Keeps what the layer was called with."""
+
+        def __call__(self, module, args, kwargs, output):
+            seen.append(args[0].detach().clone())
+
+    layer = "model.layers.1.mlp.down_proj"
+    model.registry.register_hook(layer, Before(hook_type=HookType.PRE_FORWARD))
+    model.registry.register_hook(layer, After())
+    logits = model(IDS)
+    model.registry.unregister_all()
+    return torch.cat([logits.flatten(), *(each.flatten() for each in seen)])
+
+
+def _generated(model) -> torch.Tensor:
+    with model.hooks(fwd_hooks=[(Z, hookline.edits.scale(3.0, head=2))]):
+        return model.generate(IDS, max_new_tokens=5, do_sample=True)
+
+
+def _rerun(model) -> torch.Tensor:
+    base = model.baseline(IDS[:1], keep=[Z])
+    change = base.change(Z, torch.ones(base.kept[Z].shape[-1]), pos=3, head=1)
+    return torch.cat([logits for _, logits in base.rerun([[change]])])
+
+
+USES = {
+    "hook objects": _registered,
+    "sampling with hooks": _generated,
+    "baseline": _rerun,
+    "ablation": lambda model: (
+        ablation.ablate(
+            model, IDS[:1], metrics.logit_diff(5, 7), points="z", over=("layer", "head"), progress=False
+        ).values
+    ),
+    "attribution": lambda model: (
+        attribution.attribution_patching(
+            model, IDS[:1], IDS[1:], metrics.logit_diff(5, 7), points="z", progress=False
+        ).values
+    ),
+    "autoencoder": lambda model: model.run_with_hooks(
+        IDS, fwd_hooks=[autoencoders.sae_for(model.cfg.d_model).spliced(MID, keep_error=False)]
+    ),
+    "composition": lambda model: model.OV.AB,
+    "loss": lambda model: model(IDS, return_type="loss"),
+    "result, edited": lambda model: model.run_with_hooks(
+        IDS, fwd_hooks=[("blocks.0.attn.hook_result", hookline.edits.zero(head=1))]
+    ),
+    "inputs of heads, edited": lambda model: model.run_with_hooks(
+        IDS, fwd_hooks=[("blocks.0.hook_q_input", hookline.edits.zero(head=3))]
+    ),
+}
 
 
 @pytest.mark.slow
-def test_what_is_not_available(tmp_path) -> None:
-    for said in run(refusals, 2, str(tmp_path)):
-        assert all("sharded over processes" in each for each in said)
+def test_every_use(tmp_path) -> None:
+    for rank, found in enumerate(run(uses, 2, str(tmp_path))):
+        assert [found[name] for name in USES] == [[] for _ in USES]
+        assert all("sharded over processes" in each for each in found["refused"])
+        heads, keys, neurons, columns = found["unsharded"]
+        assert (heads, keys) == ([0, 1, 2, 3], [0, 1])
+        assert found["sharded"] == [
+            heads[2 * rank : 2 * rank + 2],
+            keys[rank : rank + 1],
+            neurons[rank * len(neurons) // 2 : (rank + 1) * len(neurons) // 2],
+            columns,
+        ]
 
 
-PLANNED = [kind for kind in tiny_models.CAUSAL if sharded_models.has_plan(kind)]
-"""The architectures with a plan for tensor parallelism."""
+def three_processes(folder: str) -> dict[str, object]:
+    """Six heads, three of keys, 50 neurons in three processes: 17, 17 and 16; tied embeddings; 16 bits."""
+    sizes = {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 48, "intermediate_size": 50}
+    found: dict[str, object] = {}
+    for name, dtype, more in (
+        ("uneven", torch.float32, {}),
+        ("tied", torch.float32, {"tie_word_embeddings": True}),
+        ("16 bits", torch.bfloat16, {}),
+    ):
+        where = Path(folder, name)
+        where.mkdir(exist_ok=True)
+        dist.barrier()
+        whole, sharded = pair("llama", str(where), dtype, **sizes, **more)
+        found[name] = list(sharded_models.differences(whole, sharded))
+    found["neurons"] = _indices(sharded)[2].tolist()
+    found["heads"] = _said(lambda: pair("llama", folder, num_attention_heads=4, num_key_value_heads=2))
+    return found
+
+
+@pytest.mark.slow
+def test_three_processes(tmp_path) -> None:
+    for rank, found in enumerate(run(three_processes, 3, str(tmp_path))):
+        assert found["uneven"] == found["tied"] == found["16 bits"] == []
+        assert found["neurons"] == [*range(17 * rank, min(17 * rank + 17, 50))]
+        assert found["heads"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(8))
 def test_every_architecture_with_a_plan(part, tmp_path) -> None:
-    found = run(sharded_models.all_differences, 2, PLANNED[part::8], str(tmp_path))
+    planned = [kind for kind in tiny_models.CAUSAL if sharded_models.has_plan(kind)]
+    found = run(sharded_models.all_differences, 2, planned[part::8], str(tmp_path))
     for differences in found:
         wrong = {kind: each for kind, each in differences.items() if each and not each[0].startswith(OTHERS)}
         assert wrong == {}
@@ -114,20 +271,30 @@ def test_the_script_in_the_docs(tmp_path) -> None:
     assert said.count("tensor(True)") == 2
 
 
-def one_stays_away(folder: str) -> tuple[str, float]:
-    """A run that the second process does not begin; it waits until the first has noticed."""
+def one_is_missing(folder: str, how: str) -> tuple[str, float]:
+    """What the first process is told if the second one sleeps, fails or dies in a run, and after how many seconds."""
+    shard_lenses.TIMEOUT = timedelta(seconds=5)
     _, sharded = pair("llama", folder)
-    began, said = time.monotonic(), ""
-    if dist.get_rank() == 0:
-        said = _said(lambda: sharded.run_with_cache(IDS))
-        Path(folder, "noticed").touch()
-    else:
-        while not Path(folder, "noticed").exists():
+    rank, noticed = dist.get_rank(), Path(folder, "noticed")
+
+    def away(x, hook) -> None:
+        if rank and how == "dies":
+            os._exit(0)
+        while rank and not noticed.exists():
             time.sleep(0.1)
+
+    began, said = time.monotonic(), ""
+    if rank == 0 or how != "stays away":
+        said = _said(lambda: sharded.run_with_hooks(IDS, fwd_hooks=[(Z, away)]))
+        noticed.touch()
+    while not noticed.exists():
+        time.sleep(0.1)
     return said, time.monotonic() - began
 
 
 @pytest.mark.slow
-def test_a_process_that_does_not_come_ends_in_an_error(tmp_path) -> None:
-    (said, _), _ = run(one_stays_away, 2, str(tmp_path))
-    assert str(shard_lenses.TIMEOUT.seconds) in said
+@pytest.mark.parametrize("how", ["sleeps", "dies", "stays away"])
+def test_a_process_that_is_missing_ends_in_an_error(how, tmp_path) -> None:
+    said, seconds = run(one_is_missing, 2, str(tmp_path), how, is_lost=True)[0]
+    assert "another one has ended" in said or "another process has ended" in said, said
+    assert seconds < 60
