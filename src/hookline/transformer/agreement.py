@@ -137,7 +137,9 @@ class Agreement:
         if error is not None and not isinstance(error, StopForward):
             self._ledger.clear()
             if isinstance(error, dist.DistError) or _is_lost(error):
-                error.add_note(f"hookline: a process of this sharded model has ended or is in another place: {ALIKE}")
+                raise HooklineError(
+                    f"another process has ended, or did not come to the same layer in time: {ALIKE}"
+                ) from error
         elif any(isinstance(each, HookAction) for each in actions):
             told = self._exchange("ends a run", self._ledger.taken())
             for rank, noted in enumerate(told):
@@ -218,4 +220,4 @@ def _differs(one: tuple[str, list[float]] | None, other: tuple[str, list[float]]
 def _is_lost(error: BaseException) -> bool:
     """Whether an error of a collective says that another process is gone, or did not come."""
     said = str(error)
-    return isinstance(error, RuntimeError) and any(word in said for word in ("gloo", "Connection closed", "Timed out"))
+    return isinstance(error, RuntimeError) and any(word in said for word in ("gloo", "Connection closed", "imed out"))
