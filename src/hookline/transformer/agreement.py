@@ -56,7 +56,7 @@ def sketch(x: Tensor) -> Tensor:
     return F.pad(summed, (0, -len(summed) % SKETCH)).view(-1, SKETCH).sum(0)
 
 
-class Ledger:
+class HookLog:
     """What the hooks of this process did since the processes last compared it, by point."""
 
     def __init__(self) -> None:
@@ -107,13 +107,13 @@ class Agreement:
         self._ranks = dist.get_process_group_ranks(group)
         timeout = shard_lenses.TIMEOUT
         self._group = dist.new_group(self._ranks, backend="gloo", timeout=timeout, use_local_synchronization=True)
-        self._ledger = Ledger()
+        self._log = HookLog()
 
     def watch(self, actions: Sequence[Action]) -> None:
         """Note what these hooks make of their activations."""
         for each in actions:
             if isinstance(each, HookAction) and not hasattr(each.invoke, "is_watching"):
-                each.invoke = self._ledger.watching(each)
+                each.invoke = self._log.watching(each)
 
     def begin(self, actions: Sequence[Action]) -> None:
         """Raise if the hooks of another process differ, or if it does not come within a minute."""
@@ -135,13 +135,13 @@ class Agreement:
     def end(self, actions: Sequence[Action], error: BaseException | None = None) -> None:
         """Raise if a hook did something else in another process. After an error, explain it if processes are lost."""
         if error is not None and not isinstance(error, StopForward):
-            self._ledger.clear()
+            self._log.clear()
             if isinstance(error, dist.DistError) or _is_lost(error):
                 raise HooklineError(
                     f"another process has ended, or did not come to the same layer in time: {ALIKE}"
                 ) from error
         elif any(isinstance(each, HookAction) for each in actions):
-            told = self._exchange("ends a run", self._ledger.taken())
+            told = self._exchange("ends a run", self._log.taken())
             for rank, noted in enumerate(told):
                 self._compare_noted(self._ranks[rank], noted, told[self._rank])
 
