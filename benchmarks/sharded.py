@@ -3,8 +3,8 @@
     python benchmarks/sharded.py                # the table: about two minutes on two cores
     python benchmarks/sharded.py --smoke        # one quick round, to check that it runs
 
-The processes are on this machine, and communicate by gloo. All rows are timed in turn, for several rounds; the table has
-medians. Needs accelerate: hookline[distributed].
+The processes are on this machine, and communicate by gloo. All rows are timed in turn, for several rounds, and the
+table has medians. Needs accelerate: hookline[distributed].
 """
 
 from __future__ import annotations

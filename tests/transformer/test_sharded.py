@@ -37,6 +37,7 @@ def short_path(folder: str) -> dict[str, object]:
             sharded.point("model.layers.1.mlp.act_fn")
         except UnknownPointError as error:
             found["inside"] = str(error)
+        found["items"] = _said(lambda: sharded.point("model.layers.1.self_attn[1]"))
         sweeps = [
             patching.sweep(
                 model, IDS[:1], IDS[1:], metrics.logit_diff(5, 7), points="z", over=("layer", "head"), progress=False
@@ -105,6 +106,7 @@ def test_a_tensor_parallel_model(tmp_path) -> None:
         assert found["differences"] == []
         assert found["native"] is True
         assert "act_fn" in found["inside"]
+        assert "[1] of its output is not available" in found["items"]
         assert found["sweep"] is True
         assert "blocks.0.hook_resid_post" in found["other hooks"]
         assert "blocks.1.hook_resid_post" in found["other hooks"]
@@ -152,6 +154,12 @@ def _registered(model) -> torch.Tensor:
         def __call__(self, module, args, kwargs, output):
             return (args[0] * torch.linspace(0, 1, args[0].shape[-1]), *args[1:]), kwargs
 
+    class Twice(Hook):
+        """Doubles what it gets."""
+
+        def _hook_fn(self, module, input, output):
+            return 2 * (input[0] if output is None else output)
+
     class After(Hook):
         """Keeps what the layer was called with."""
 
@@ -161,6 +169,9 @@ def _registered(model) -> torch.Tensor:
     layer = "model.layers.1.mlp.down_proj"
     model.registry.register_hook(layer, Before(hook_type=HookType.PRE_FORWARD))
     model.registry.register_hook(layer, After())
+    model.registry.register_hook(f"{layer}.input", Twice(hook_type=HookType.PRE_FORWARD))
+    model.registry.register_hook("model.layers.0.self_attn.q_proj", Twice(hook_type=HookType.PRE_FORWARD))
+    model.registry.register_hook("model.layers.0.self_attn.v_proj", Twice())
     logits = model(IDS)
     model.registry.unregister_all()
     return torch.cat([logits.flatten(), *(each.flatten() for each in seen)])

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from hookline.engine.order import Kind
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, UnavailablePointError
 
 if TYPE_CHECKING:
     from hookline.engine.actions import Action
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _lenses: WeakKeyDictionary[nn.Module, dict[Kind, Lens]] = WeakKeyDictionary()
 _refused: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+_first_only: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
 preparations: list[Callable[[nn.Module], None]] = []
 """What is called with a module before its points are listed."""
@@ -58,6 +59,17 @@ def complete(module: nn.Module, kind: Kind, lens: Lens) -> None:
 def refuse(module: nn.Module, why: str) -> None:
     """Offer no points at a module, for a reason."""
     _refused[module] = why
+
+
+def refuse_items(module: nn.Module, why: str) -> None:
+    """Offer only the first tensor of what a module returns, for a reason."""
+    _first_only[module] = why
+
+
+def check_items(module: nn.Module, keys: Sequence[int | str]) -> None:
+    """Raise if a part of what a module returns is refused."""
+    if keys and keys[0] != 0 and (why := _first_only.get(module)) is not None:
+        raise UnavailablePointError(f"{''.join(f'[{key}]' for key in keys)} of its output is not available: {why}")
 
 
 def why_refused(module: nn.Module) -> str | None:

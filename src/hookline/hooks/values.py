@@ -13,7 +13,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from hookline.engine.lenses import Argument, Lens
-from hookline.engine.names import lens_of
 from hookline.engine.order import Kind
 from hookline.engine.signatures import parameters_of
 from hookline.engine.snapshots import Loan, is_as_lent
@@ -57,10 +56,12 @@ class Completed:
 def arguments_of(module: nn.Module) -> Whole | Completed:
     """The lens for the arguments of a call, as hook objects get them."""
     parts = completing(module, Kind.INPUT)
-    if not parts:
-        return WHOLE
+    return Completed(_first_argument(module), *parts) if parts else WHOLE
+
+
+def _first_argument(module: nn.Module) -> Argument:
     names, positional = parameters_of(module)
-    return Completed(Argument(names, None, (), positional), *parts)
+    return Argument(names, None, (), positional)
 
 
 def copied(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -101,7 +102,7 @@ def out_of_order(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """New arguments for a call, from the result of a hook: all arguments in order, or the first tensor."""
     if isinstance(new, Tensor):
-        return lens_of(module, Kind.INPUT).put((args, dict(kwargs)), new)
+        return _first_argument(module).put((args, dict(kwargs)), new)
     names = _keywords(module, kwargs)
     if not isinstance(new, tuple | list) or len(new) != len(args) + len(names):
         what = f"{len(new)} values" if isinstance(new, tuple | list) else f"a {type(new).__name__}"

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from hookline.engine.order import Kind
-from hookline.engine.split_values import complete, preparations, processes, refuse
+from hookline.engine.split_values import complete, preparations, processes, refuse, refuse_items
 from hookline.errors import HooklineError
 from hookline.transformer import roles
 from hookline.transformer.agreement import Agreement
@@ -95,6 +95,7 @@ def _gather(model: nn.Module, group: Any) -> None:
         if not any(SPLIT.get(style, (None,))[0] is Kind.OUTPUT for style in children):
             continue
         _check_heads(parent, styles, group)
+        refuse_items(parent, f"on a tensor-parallel model, {type(parent).__name__} returns it for some heads only")
         for kind in INSIDE:
             complete(parent, kind, GatheredHeads(group))
         for child in parent.children():
