@@ -88,7 +88,7 @@ Made from `docs/sharded.json`, which `docs/make_sharded.py` writes. It splits a 
 transformers {version} has a plan for ({n}) over two processes. *equal*: all points, edits at each point, gradients,
 weights, `local=True` and `generate` are those of the model in one process, and `verify` finds nothing. *fails in
 transformers itself*: the model cannot be run in two processes, or has other logits there, without any hooks. *not run*:
-a part of another model that does not run on tokens alone. Of these kinds, {total}.
+a part of another model, which is not built alone here. Of these kinds, {total}.
 
 | kind | in two processes |
 |---|---|
@@ -164,7 +164,7 @@ def sharded_table() -> str:
         word, _, why = found.partition(": ")
         if word == "transformers":
             counts["fail without hookline"] += 1
-            word = f"fails in transformers itself: {why}"
+            word = f"fails in transformers itself: {why.partition('. ')[0].rstrip(': ')}"
         elif word in ("equal", "no classic points"):
             counts["are equal"] += word == "equal"
         elif word in ("refused", "not run"):

@@ -23,7 +23,7 @@ import sharded_models  # noqa: E402 (in the tests folder, not in the package)
 import tiny_models  # noqa: E402
 
 DATA = ROOT / "docs/sharded.json"
-PARTS = ("higgs_audio_v2", "muse_glimmer_text", "qwen3_vl_moe_text")
+PARTS = ("muse_glimmer_text", "qwen3_vl_moe_text")
 """Parts of other models that can be built and run alone, on tokens."""
 NOT_RUN = "not run"
 """Of all other parts of other models."""

@@ -89,6 +89,9 @@ def tiny_model(kind: str, **sizes: Any) -> Any:
     """A tiny model that transformers can split: the kernels of experts need rows of 16 bytes in every process."""
     known = tiny_models.config(kind)
     sizes = {name: 48 for name in EXPERTS if hasattr(known, name)} | sizes
+    if (text := getattr(known, "text_config", None)) is not None:
+        row = tiny_models.ROWS.get(kind, {}).get("text_config", {})
+        sizes["text_config"] = row | {name: 48 for name in EXPERTS if hasattr(text, name)}
     return (tiny_models.causal_lm if kind in tiny_models.CAUSAL else tiny_models.encoder)(kind, **sizes)
 
 
@@ -197,7 +200,7 @@ def _outcome(model: HookedModel, name: str) -> Tensor | str:
     """The logits after an edit that changes every number at a point differently, or the error."""
     try:
         return model.run_with_hooks(IDS, fwd_hooks=[(name, uneven)])
-    except HooklineError as error:
+    except (HooklineError, RuntimeError) as error:
         return type(error).__name__
 
 

@@ -256,7 +256,7 @@ def test_three_processes(tmp_path) -> None:
     for rank, found in enumerate(run(three_processes, 3, str(tmp_path))):
         assert found["uneven"] == found["tied"] == found["16 bits"] == []
         assert found["neurons"] == [*range(17 * rank, min(17 * rank + 17, 50))]
-        assert "has 4 heads of 8 columns" in found["heads"]
+        assert "has 4 heads of 24 columns" in found["heads"]
         assert "3 processes cannot share" in found["heads"]
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hookline.engine.actions import Action
 
 SKETCH = 16
-"""How many numbers stand for a tensor."""
+"""How many numbers a tensor is compared by."""
 SAME = 1e-5
 """How much values may differ, relative to their norm: sums of floats in another order."""
 AMPLIFIED = 100
