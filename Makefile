@@ -23,6 +23,7 @@ test-all: $(READY) $(VENV)/.real lint
 	$(BIN)/python benchmarks/sweeps.py --smoke
 	$(BIN)/python benchmarks/harvest.py --smoke
 	$(BIN)/python benchmarks/explorer.py --smoke
+	$(BIN)/python benchmarks/sharded.py --smoke
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -40,6 +41,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/sweeps.py
 	$(BIN)/python benchmarks/harvest.py
 	$(BIN)/python benchmarks/explorer.py
+	$(BIN)/python benchmarks/sharded.py
 
 train-check: $(READY)
 	$(BIN)/python training/check.py

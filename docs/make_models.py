@@ -81,6 +81,20 @@ none (a state-space layer has no pattern). *no*: at least one point failed, and 
 """
 
 
+SHARDED = """
+## Tensor parallel
+
+Made from `docs/sharded.json`, which `docs/make_sharded.py` writes. It splits a tiny model of each kind that
+transformers {version} has a plan for ({n}) over two processes. *equal*: all points, edits at each point, gradients,
+weights, `local=True` and `generate` are those of the model in one process, and `verify` finds nothing. *fails in
+transformers itself*: the model cannot be run in two processes, or has other logits there, without any hooks. *not run*:
+a part of another model, which is not built alone here. Of these kinds, {total}.
+
+| kind | in two processes |
+|---|---|
+"""
+
+
 def reports(kinds: list[str], make: Callable[[str], Any]) -> dict[str, Report | None]:
     """The report on each architecture; None if it has native points only."""
     found: dict[str, Report | None] = {}
@@ -141,6 +155,26 @@ def table(title: str, found: dict[str, Report | None], families: dict[str, tuple
     return f"\n## {title}\n\nOf {len(found)}, proved: {total}.\n\n" + "\n".join(rows) + "\n"
 
 
+def sharded_table() -> str:
+    """The section about models that are split over processes, from what `docs/make_sharded.py` found."""
+    data = json.loads((ROOT / "docs/sharded.json").read_text(encoding="utf-8"))
+    kinds: dict[str, str] = data["kinds"]
+    rows, counts = [], defaultdict(int)
+    for kind, found in kinds.items():
+        word, _, why = found.partition(": ")
+        if word == "transformers":
+            counts["fail without hookline"] += 1
+            word = f"fails in transformers itself: {why.partition('. ')[0].rstrip(': ')}"
+        elif word in ("equal", "no classic points"):
+            counts["are equal"] += word == "equal"
+        elif word in ("refused", "not run"):
+            counts[f"are {word}"] += 1
+            word = found
+        rows.append(f"| {kind} | {word.replace('|', '/')} |")
+    total = ", ".join(f"{count} {name}" for name, count in counts.items())
+    return SHARDED.format(version=data["transformers"], n=len(kinds), total=total) + "\n".join(rows) + "\n"
+
+
 def main() -> None:
     """Write both files."""
     torch.set_num_threads(1)
@@ -162,6 +196,7 @@ def main() -> None:
     text = head + "".join(table(*part) for part in found.items())
     text += table("Vision-language and speech models: the language model", language)
     text += table("Vision models: the vision tower and the projector", towers, TOWER)
+    text += sharded_table()
     (ROOT / "docs/models.md").write_text(text)
 
 

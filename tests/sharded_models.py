@@ -9,7 +9,9 @@ import os
 import socket
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from torch import Tensor, multiprocessing
 
 import hookline
 from hookline import HookedModel, HooklineError
+from hookline.transformer.verify.probe import outcome
 
 IDS = torch.tensor([[5, 17, 42, 7, 3, 9, 22], [11, 4, 8, 30, 2, 6, 19]])
 CLOSE = 1e-5  # of the largest value: sums over processes are added in another order
@@ -30,43 +33,66 @@ EXPERTS = (
 WEIGHTS = ("W_Q", "W_K", "W_V", "W_O", "W_in", "W_gate", "W_out", "W_E", "W_U", "b_Q", "b_O", "b_in", "b_U")
 
 
-def run(worker: Callable[..., Any], processes: int, *args: Any) -> list[Any]:
-    """What `worker(*args)` returns in each of several processes of one group."""
+def run(worker: Callable[..., Any], processes: int, *args: Any, is_lost: bool = False) -> list[Any]:
+    """What `worker(*args)` returns in each of several processes of one group; `is_lost` if some may end before."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     context = multiprocessing.get_context("spawn")
     answers = context.SimpleQueue()
-    multiprocessing.spawn(_process, (processes, port, answers, worker, args), nprocs=processes)
-    return [value for _, value in sorted(answers.get() for _ in range(processes))]
+    multiprocessing.spawn(_process, (processes, port, answers, worker, args, is_lost), nprocs=processes)
+    found = []
+    while not answers.empty():
+        found.append(answers.get())
+    assert is_lost or len(found) == processes
+    return [value for _, value in sorted(found)]
 
 
-def _process(rank: int, processes: int, port: int, answers: Any, worker: Callable[..., Any], args: Any) -> None:
+def _process(
+    rank: int, processes: int, port: int, answers: Any, worker: Callable[..., Any], args: Any, is_lost: bool
+) -> None:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(processes))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=processes)
+    patience = timedelta(seconds=20) if is_lost else None
+    dist.init_process_group("gloo", rank=rank, world_size=processes, timeout=patience)
     answers.put((rank, worker(*args)))
+    if is_lost:
+        os._exit(0)
     dist.barrier()
     dist.destroy_process_group()
 
 
-def pair(kind: str, folder: str) -> tuple[HookedModel, HookedModel]:
+def pair(kind: str, folder: str, dtype: torch.dtype = torch.float32, **sizes: Any) -> tuple[HookedModel, HookedModel]:
     """A tiny model in one process, and the same model sharded over all."""
+    whole, sharded = both(kind, folder, dtype, **sizes)
+    check_sharded(whole, sharded)
+    return tuple(hookline.hook(each) for each in (whole, sharded))  # type: ignore[return-value]
+
+
+def both(kind: str, folder: str, dtype: torch.dtype = torch.float32, **sizes: Any) -> tuple[Any, Any]:
+    """The models of transformers, without hookline."""
     from transformers.distributed import DistributedConfig
 
     path = Path(folder) / kind
-    known = tiny_models.config(kind)
-    # The kernels of experts need rows of 16 bytes in every process.
-    model = tiny_models.causal_lm(kind, **{name: 48 for name in EXPERTS if hasattr(known, name)})
+    model = tiny_model(kind, **sizes)
     if dist.get_rank() == 0:
         model.save_pretrained(path)
     dist.barrier()
-    found = type(model)
     config = DistributedConfig(tp_plan="auto", tp_size=dist.get_world_size())
-    models = [found.from_pretrained(path).eval(), found.from_pretrained(path, distributed_config=config).eval()]
-    check_sharded(*models)
-    return tuple(hookline.hook(each) for each in models)  # type: ignore[return-value]
+    whole = type(model).from_pretrained(path, dtype=dtype).eval()
+    with _as_its_own():
+        return whole, type(model).from_pretrained(path, dtype=dtype, distributed_config=config).eval()
+
+
+def tiny_model(kind: str, **sizes: Any) -> Any:
+    """A tiny model that transformers can split: the kernels of experts need rows of 16 bytes in every process."""
+    known = tiny_models.config(kind)
+    sizes = {name: 48 for name in EXPERTS if hasattr(known, name)} | sizes
+    if (text := getattr(known, "text_config", None)) is not None:
+        row = tiny_models.ROWS.get(kind, {}).get("text_config", {})
+        sizes["text_config"] = row | {name: 48 for name in EXPERTS if hasattr(text, name)}
+    return (tiny_models.causal_lm if kind in tiny_models.CAUSAL else tiny_models.encoder)(kind, **sizes)
 
 
 def has_plan(kind: str) -> bool:
@@ -80,18 +106,30 @@ class NotShardedError(Exception):
     """transformers itself cannot run a model in parts, or not with the same result."""
 
 
+@contextmanager
+def _as_its_own() -> Iterator[None]:
+    """Raise errors as those of transformers, with the line of its code."""
+    try:
+        yield
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        place = next((each for each in reversed(frames) if "/transformers/" in each.filename), frames[-1])
+        where = f"{Path(place.filename).name}:{place.lineno}"
+        said = str(error).strip().splitlines() or [""]
+        raise NotShardedError(f"{type(error).__name__} in {where}: {said[0]}") from error
+
+
 def check_sharded(whole: Any, sharded: Any) -> None:
     """Raise if the sharded model is not the whole one, without any hooks."""
     for mode in (torch.no_grad, torch.enable_grad):
         with mode():
-            try:
-                got = sharded(IDS).logits
+            with _as_its_own():
+                got = outcome(sharded(IDS))
                 if mode is torch.enable_grad:
                     got.sum().backward()
-            except Exception as error:
-                raise NotShardedError(f"{type(error).__name__}: {error}") from error
-            if _found := list(_unlike("logits", whole(IDS).logits, got)):
-                raise NotShardedError(_found[0])
+            found = list(unlike("logits", outcome(whole(IDS)), got))
+            if found:
+                raise NotShardedError(found[0])
     sharded.zero_grad()
 
 
@@ -112,40 +150,57 @@ def all_differences(kinds: list[str], folder: str) -> dict[str, list[str]]:
     return found
 
 
-def differences(whole: HookedModel, sharded: HookedModel) -> Iterator[str]:
+def differences(whole: HookedModel, sharded: HookedModel, *, verifies: bool = True) -> Iterator[str]:
     """Everything in which the sharded model differs from the whole one."""
     if not isinstance(whole, HookedModel):
         yield "no classic points"
         return
     with torch.no_grad():
         (logits, cache), (other_logits, other) = whole.run_with_cache(IDS), sharded.run_with_cache(IDS)
-        yield from _unlike("logits", logits, other_logits)
+        yield from unlike("logits", logits, other_logits)
         if list(cache) != list(other):
             yield f"points: {set(cache) ^ set(other)}"
+        yield from _unlike_local(cache, sharded)
         for name in cache:
-            yield from _unlike(name, cache[name], other[name])
+            yield from unlike(name, cache[name], other[name])
             if cache[name].is_floating_point():
                 edited = [_outcome(model, name) for model in (whole, sharded)]
-                yield from _unlike(f"{name}, edited", *edited)
-        ids = [model.generate(IDS, max_new_tokens=4, do_sample=False) for model in (whole, sharded)]
-        yield from _unlike("generate", *ids)
+                yield from unlike(f"{name}, edited", *edited)
+        if whole.module.can_generate():
+            ids = [model.generate(IDS, max_new_tokens=4, do_sample=False) for model in (whole, sharded)]
+            yield from unlike("generate", *ids)
     yield from _unlike_gradients(whole, sharded)
     for name in WEIGHTS:
         try:
             expected = getattr(whole, name)
         except (HooklineError, RuntimeError):  # of layers of different widths
             continue
-        yield from _unlike(name, expected, getattr(sharded, name))
+        yield from unlike(name, expected, getattr(sharded, name))
+    if not verifies:
+        return
     yield from (
         f"verify: {line}" for line in str(sharded.verify()).splitlines() if "unproved" in line or "FAIL" in line
     )
+
+
+def _unlike_local(cache: Mapping[str, Tensor], sharded: HookedModel) -> Iterator[str]:
+    """What differs between this process's parts and the same indices of the whole."""
+    _, local = sharded.run_with_cache(IDS, local=True)
+    for name, x in cache.items():
+        if name not in local:
+            yield f"{name}, local: missing"
+            continue
+        own, indices = local[name], local.local_indices(name)
+        for dim in [dim for dim in range(own.ndim) if own.shape[dim] != x.shape[dim]]:
+            x = x.index_select(dim, indices)
+        yield from unlike(f"{name}, local", x, own)
 
 
 def _outcome(model: HookedModel, name: str) -> Tensor | str:
     """The logits after an edit that changes every number at a point differently, or the error."""
     try:
         return model.run_with_hooks(IDS, fwd_hooks=[(name, uneven)])
-    except HooklineError as error:
+    except (HooklineError, RuntimeError) as error:
         return type(error).__name__
 
 
@@ -164,15 +219,16 @@ def _unlike_gradients(whole: HookedModel, sharded: HookedModel) -> Iterator[str]
             grads[hook.name] = grad.detach().clone()
 
         with model.hooks(bwd_hooks=[(name, keep) for name in names]):
-            model(IDS)[0, -1].log_softmax(-1)[5].backward()
+            model(IDS)[0, -1].float().log_softmax(-1)[5].backward()
         found.append(grads)
     if found[0].keys() != found[1].keys():
         yield f"gradients: {found[0].keys() ^ found[1].keys()}"
     for name in found[0].keys() & found[1].keys():
-        yield from _unlike(f"{name}, gradient", found[0][name], found[1][name])
+        yield from unlike(f"{name}, gradient", found[0][name], found[1][name])
 
 
-def _unlike(what: str, expected: Tensor | str, got: Tensor | str) -> Iterator[str]:
+def unlike(what: str, expected: Tensor | str, got: Tensor | str) -> Iterator[str]:
+    """Say how two values differ, if they do by more than rounding in their dtype."""
     if isinstance(expected, str) or isinstance(got, str):
         said = [each if isinstance(each, str) else "a value" for each in (expected, got)]
         if said[0] != said[1]:
@@ -184,6 +240,15 @@ def _unlike(what: str, expected: Tensor | str, got: Tensor | str) -> Iterator[st
         finite = expected.double().isfinite()
         off = (expected.double() - got.double())[finite].abs()
         # A norm divides by small numbers, and so enlarges the rounding of what it gets.
-        close = 10 * CLOSE if "normalized" in what else CLOSE
+        close = CLOSE * (10 if "normalized" in what else 1) * _rounding(expected)
         if off.numel() and not off.max() <= close * (1 + expected.double()[finite].abs().max()):
             yield f"{what}: off by {off.max():.1e}"
+
+
+def _rounding(x: Tensor) -> float:
+    """How much coarser numbers are rounded than those of 32 bits; intermediate sums are rounded too."""
+    return (
+        torch.finfo(x.dtype).eps / torch.finfo(torch.float32).eps / 16
+        if x.dtype in (torch.bfloat16, torch.float16)
+        else 1
+    )

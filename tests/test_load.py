@@ -3,6 +3,7 @@
 import os
 import shutil
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -140,3 +141,10 @@ def test_a_folder_of_gguf_weights_needs_the_name_of_the_file(tmp_path) -> None:
     (tmp_path / "small.gguf").write_bytes(b"")
     with pytest.raises(HooklineError, match=r"gguf_file='small\.gguf'"):
         hookline.load(tmp_path)
+
+
+@pytest.mark.parametrize("option", ["device_map", "distributed_config"])
+def test_several_devices_need_accelerate(option, monkeypatch) -> None:
+    monkeypatch.setattr(sys.modules["hookline.load"], "find_spec", lambda name: None)
+    with pytest.raises(HooklineError, match=rf'{option} needs accelerate: pip install "hookline\[distributed\]"'):
+        hookline.load("tinyworld", **{option: "auto"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, overload
 
@@ -142,9 +143,12 @@ def load(
     """A model from a hub id or a local folder, with its tokenizer or processor, wrapped.
 
     "tinyworld" and "tinysight", which takes images, are in the package. `kwargs` go to transformers'
-    `from_pretrained` (`attn_implementation=…`, `device_map=…`, `gguf_file=…`). With `device="meta"` no weights are
-    read: such a model can be planned (`model.plan(…)`) and harvested by layer.
+    `from_pretrained` (`attn_implementation=…`, `device_map=…`, `distributed_config=…`, `gguf_file=…`). With
+    `device="meta"` no weights are read: such a model can be planned (`model.plan(…)`) and harvested by layer.
     """
+    spread = [option for option in ("distributed_config", "device_map") if kwargs.get(option) is not None]
+    if spread and find_spec("accelerate") is None:
+        raise HooklineError(f'{spread[0]} needs accelerate: pip install "hookline[distributed]"')
     where = find_model(name, kwargs)
     with quiet_loading(name in EMBEDDED), as_hookline_error(name):
         kwargs |= {"local_files_only": True} if where.is_cached_only else {}

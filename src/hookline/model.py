@@ -139,7 +139,7 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
 
     def __getstate__(self) -> dict[str, Any]:
         kept = ("module", "tokenizer", "processor", "_outer")
-        return {name: value for name, value in vars(self).items() if name in kept}
+        return {name: value for name, value in super().__getstate__().items() if name in kept}
 
     def __call__(
         self,

@@ -1,11 +1,16 @@
 """Tensor-parallel models: every point, edit, gradient and weight is that of the model in one process."""
 
+import copy
+import os
+import pickle
 import re
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
+import autoencoders
 import pytest
 import sharded_models
 import tiny_models
@@ -13,8 +18,10 @@ import torch
 import torch.distributed as dist
 from sharded_models import IDS, pair, run
 
+import hookline
 from hookline import HooklineError, UnknownPointError
-from hookline.experiments import metrics, patching
+from hookline.experiments import ablation, attribution, metrics, patching
+from hookline.hooks import Hook, HookType
 from hookline.transformer import shard_lenses
 
 
@@ -30,6 +37,7 @@ def short_path(folder: str) -> dict[str, object]:
             sharded.point("model.layers.1.mlp.act_fn")
         except UnknownPointError as error:
             found["inside"] = str(error)
+        found["items"] = _said(lambda: sharded.point("model.layers.1.self_attn[1]"))
         sweeps = [
             patching.sweep(
                 model, IDS[:1], IDS[1:], metrics.logit_diff(5, 7), points="z", over=("layer", "head"), progress=False
@@ -37,6 +45,8 @@ def short_path(folder: str) -> dict[str, object]:
             for model in (whole, sharded)
         ]
         found["sweep"] = torch.allclose(*sweeps, atol=1e-4)
+    found["copied"] = _said(lambda: copy.deepcopy(sharded)) + _said(lambda: pickle.dumps(sharded))
+    found |= disagreements(sharded)
     found["other hooks"] = _said(lambda: _hook_by_rank(sharded))
     sharded.add_hook(f"blocks.{dist.get_rank()}.hook_resid_post", lambda x, hook: x)
     found["other permanent hooks"] = _said(lambda: sharded(IDS))
@@ -44,6 +54,38 @@ def short_path(folder: str) -> dict[str, object]:
     with torch.no_grad():
         found["goes on"] = torch.allclose(whole(IDS), sharded(IDS), atol=1e-5)
     return found
+
+
+def disagreements(model) -> dict[str, str]:
+    """What is said if the processes do not compute the same."""
+    rank = dist.get_rank()
+    noise = torch.Generator().manual_seed(rank)
+
+    def noisy(x, hook):
+        return x + 0.01 * torch.randn(x.shape, generator=noise)
+
+    def only_in_one(x, hook):
+        return x * 2 if rank else None
+
+    def gradients() -> None:
+        with model.hooks(bwd_hooks=[(Z, lambda grad, hook: grad * (1 + rank))]):
+            model(IDS).sum().backward()
+
+    found = {
+        "noise": _said(lambda: model.run_with_hooks(IDS, fwd_hooks=[(MID, lambda x, hook: x), (Z, noisy)])),
+        "only in one": _said(lambda: model.run_with_hooks(IDS, fwd_hooks=[(Z, only_in_one)])),
+        "other tokens": _said(lambda: model.run_with_cache(IDS + rank, names_filter=MID)),
+        "other lengths": _said(lambda: model.run_with_cache(IDS[:, rank:], names_filter=MID)),
+        "gradients": _said(gradients),
+        "local": _said(lambda: model.run_with_cache(IDS, names_filter=Z, local=rank == 0)),
+    }
+    model.add_hook(Z, noisy)
+    found["permanent"] = _said(lambda: model(IDS))
+    model.reset_hooks()
+    return found
+
+
+Z, MID = "blocks.1.attn.hook_z", "blocks.0.hook_resid_post"
 
 
 def _hook_by_rank(model) -> None:
@@ -64,33 +106,162 @@ def test_a_tensor_parallel_model(tmp_path) -> None:
         assert found["differences"] == []
         assert found["native"] is True
         assert "act_fn" in found["inside"]
+        assert "[1] of its output is not available" in found["items"]
         assert found["sweep"] is True
         assert "blocks.0.hook_resid_post" in found["other hooks"]
         assert "blocks.1.hook_resid_post" in found["other hooks"]
         assert "blocks.1.hook_resid_post" in found["other permanent hooks"]
         assert found["goes on"] is True
+        assert found["copied"].count("copying or pickling is not available on a model that is sharded") == 2
+        for what in ("noise", "only in one", "gradients", "permanent"):
+            assert f"a hook at {Z!r} made something else" in found[what], what
+        assert "differ from those of this process in input_ids" in found["other tokens"]
+        assert "differ from those of this process in input_ids" in found["other lengths"]
+        assert "OwnRecord" in found["local"]
 
 
-def refusals(folder: str) -> list[str]:
-    """What is not available on a sharded model."""
-    _, sharded = pair("llama", folder)
-    return [_said(sharded.process_weights)]
+def uses(folder: str) -> dict[str, object]:
+    """What one process finds when a sharded model is used in every way."""
+    whole, sharded = models = pair("llama", folder)
+    found: dict[str, object] = {}
+    for name, use in USES.items():
+        values = []
+        for model in models:
+            torch.manual_seed(0)
+            values.append(torch.as_tensor(use(model)).detach())
+        found[name] = list(sharded_models.unlike(name, *values))
+    found["refused"] = [_said(sharded.process_weights)]
+    found["unsharded"] = [indices.tolist() for indices in _indices(whole)]
+    found["sharded"] = [indices.tolist() for indices in _indices(sharded)]
+    return found
+
+
+def _indices(model) -> list[torch.Tensor]:
+    cache = model.run_with_cache(IDS, local=True)[1]
+    return [cache.local_indices(name) for name in (Z, "blocks.0.attn.hook_k", "blocks.0.mlp.hook_post", MID)]
+
+
+def _registered(model) -> torch.Tensor:
+    """The logits with hook objects at both ends of a layer of which each process has a part."""
+    seen = []
+
+    class Before(Hook):
+        """Weights the columns of the argument."""
+
+        def __call__(self, module, args, kwargs, output):
+            return (args[0] * torch.linspace(0, 1, args[0].shape[-1]), *args[1:]), kwargs
+
+    class Twice(Hook):
+        """Doubles what it gets."""
+
+        def _hook_fn(self, module, input, output):
+            return 2 * (input[0] if output is None else output)
+
+    class After(Hook):
+        """Keeps what the layer was called with."""
+
+        def __call__(self, module, args, kwargs, output):
+            seen.append(args[0].detach().clone())
+
+    layer = "model.layers.1.mlp.down_proj"
+    model.registry.register_hook(layer, Before(hook_type=HookType.PRE_FORWARD))
+    model.registry.register_hook(layer, After())
+    model.registry.register_hook(f"{layer}.input", Twice(hook_type=HookType.PRE_FORWARD))
+    model.registry.register_hook("model.layers.0.self_attn.q_proj", Twice(hook_type=HookType.PRE_FORWARD))
+    model.registry.register_hook("model.layers.0.self_attn.v_proj", Twice())
+    logits = model(IDS)
+    model.registry.unregister_all()
+    return torch.cat([logits.flatten(), *(each.flatten() for each in seen)])
+
+
+def _generated(model) -> torch.Tensor:
+    with model.hooks(fwd_hooks=[(Z, hookline.edits.scale(3.0, head=2))]):
+        return model.generate(IDS, max_new_tokens=5, do_sample=True)
+
+
+def _rerun(model) -> torch.Tensor:
+    base = model.baseline(IDS[:1], keep=[Z])
+    change = base.change(Z, torch.ones(base.kept[Z].shape[-1]), pos=3, head=1)
+    return torch.cat([logits for _, logits in base.rerun([[change]])])
+
+
+USES = {
+    "hook objects": _registered,
+    "sampling with hooks": _generated,
+    "baseline": _rerun,
+    "ablation": lambda model: (
+        ablation.ablate(
+            model, IDS[:1], metrics.logit_diff(5, 7), points="z", over=("layer", "head"), progress=False
+        ).values
+    ),
+    "attribution": lambda model: (
+        attribution.attribution_patching(
+            model, IDS[:1], IDS[1:], metrics.logit_diff(5, 7), points="z", progress=False
+        ).values
+    ),
+    "autoencoder": lambda model: model.run_with_hooks(
+        IDS, fwd_hooks=[autoencoders.sae_for(model.cfg.d_model).spliced(MID, keep_error=False)]
+    ),
+    "composition": lambda model: model.OV.AB,
+    "loss": lambda model: model(IDS, return_type="loss"),
+    "result, edited": lambda model: model.run_with_hooks(
+        IDS, fwd_hooks=[("blocks.0.attn.hook_result", hookline.edits.zero(head=1))]
+    ),
+    "inputs of heads, edited": lambda model: model.run_with_hooks(
+        IDS, fwd_hooks=[("blocks.0.hook_q_input", hookline.edits.zero(head=3))]
+    ),
+}
 
 
 @pytest.mark.slow
-def test_what_is_not_available(tmp_path) -> None:
-    for said in run(refusals, 2, str(tmp_path)):
-        assert all("sharded over processes" in each for each in said)
+def test_every_use(tmp_path) -> None:
+    for rank, found in enumerate(run(uses, 2, str(tmp_path))):
+        assert [found[name] for name in USES] == [[] for _ in USES]
+        assert all("sharded over processes" in each for each in found["refused"])
+        heads, keys, neurons, columns = found["unsharded"]
+        assert (heads, keys) == ([0, 1, 2, 3], [0, 1])
+        assert found["sharded"] == [
+            heads[2 * rank : 2 * rank + 2],
+            keys[rank : rank + 1],
+            neurons[rank * len(neurons) // 2 : (rank + 1) * len(neurons) // 2],
+            columns,
+        ]
 
 
-PLANNED = [kind for kind in tiny_models.CAUSAL if sharded_models.has_plan(kind)]
-"""The architectures with a plan for tensor parallelism."""
+def three_processes(folder: str) -> dict[str, object]:
+    """Six heads, three of keys, 50 neurons in three processes: 17, 17 and 16; tied embeddings; 16 bits."""
+    sizes = {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 48, "intermediate_size": 50}
+    found: dict[str, object] = {}
+    for name, dtype, more in (
+        ("uneven", torch.float32, {}),
+        ("tied", torch.float32, {"tie_word_embeddings": True}),
+        ("16 bits", torch.bfloat16, {}),
+    ):
+        where = Path(folder, name)
+        where.mkdir(exist_ok=True)
+        dist.barrier()
+        whole, sharded = pair("llama", str(where), dtype, **sizes, **more)
+        found[name] = list(sharded_models.differences(whole, sharded, verifies=False))
+    found["neurons"] = _indices(sharded)[2].tolist()
+    unlike = sharded_models.both("llama", folder, num_attention_heads=4, num_key_value_heads=2)[1]
+    found["heads"] = _said(lambda: hookline.hook(unlike))
+    return found
+
+
+@pytest.mark.slow
+def test_three_processes(tmp_path) -> None:
+    for rank, found in enumerate(run(three_processes, 3, str(tmp_path))):
+        assert found["uneven"] == found["tied"] == found["16 bits"] == []
+        assert found["neurons"] == [*range(17 * rank, min(17 * rank + 17, 50))]
+        assert "has 4 heads of 24 columns" in found["heads"]
+        assert "3 processes cannot share" in found["heads"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(8))
 def test_every_architecture_with_a_plan(part, tmp_path) -> None:
-    found = run(sharded_models.all_differences, 2, PLANNED[part::8], str(tmp_path))
+    planned = [kind for kind in tiny_models.CAUSAL if sharded_models.has_plan(kind)]
+    found = run(sharded_models.all_differences, 2, planned[part::8], str(tmp_path))
     for differences in found:
         wrong = {kind: each for kind, each in differences.items() if each and not each[0].startswith(OTHERS)}
         assert wrong == {}
@@ -108,22 +279,84 @@ def test_the_script_in_the_docs(tmp_path) -> None:
     said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     assert said.count("torch.Size([1, 4, 4, 8])") == 2
     assert said.count("tensor(True)") == 2
+    assert said.count("torch.Size([1, 4, 2, 8]) tensor([2, 3])") == 1
 
 
-def one_stays_away(folder: str) -> tuple[str, float]:
-    """A run that the second process does not begin; it waits until the first has noticed."""
+def one_is_missing(folder: str, how: str) -> tuple[str, float]:
+    """What the first process is told if the second one sleeps, fails or dies in a run, and after how many seconds."""
+    shard_lenses.TIMEOUT = timedelta(seconds=5)
     _, sharded = pair("llama", folder)
-    began, said = time.monotonic(), ""
-    if dist.get_rank() == 0:
-        said = _said(lambda: sharded.run_with_cache(IDS))
-        Path(folder, "noticed").touch()
-    else:
-        while not Path(folder, "noticed").exists():
+    rank, noticed = dist.get_rank(), Path(folder, "noticed")
+
+    def away(x, hook) -> None:
+        if rank and how == "dies":
+            os._exit(0)
+        while rank and not noticed.exists():
             time.sleep(0.1)
+
+    began, said = time.monotonic(), ""
+    if rank == 0 or how != "stays away":
+        said = _said(lambda: sharded.run_with_hooks(IDS, fwd_hooks=[(Z, away)]))
+        noticed.touch()
+    while not noticed.exists():
+        time.sleep(0.1)
     return said, time.monotonic() - began
 
 
 @pytest.mark.slow
-def test_a_process_that_does_not_come_ends_in_an_error(tmp_path) -> None:
-    (said, _), _ = run(one_stays_away, 2, str(tmp_path))
-    assert str(shard_lenses.TIMEOUT.seconds) in said
+@pytest.mark.parametrize("how", ["sleeps", "dies", "stays away"])
+def test_a_process_that_is_missing_ends_in_an_error(how, tmp_path) -> None:
+    said, seconds = run(one_is_missing, 2, str(tmp_path), how, is_lost=True)[0]
+    assert "another one has ended" in said or "another process has ended" in said, said
+    assert seconds < 60, "the limits are 5 s for hookline's collectives and 20 s for the model's"
+
+
+def other_parallelism(folder: str) -> dict[str, object]:
+    """Models that are on several processes in other ways: whole points, or an error that says which way it is."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+    from transformers import LlamaForCausalLM
+    from transformers.distributed import DistributedConfig
+
+    whole = sharded_models.tiny_model("llama")
+    if dist.get_rank() == 0:
+        whole.save_pretrained(folder)
+    dist.barrier()
+    expected = hookline.hook(whole).run_with_cache(IDS)[1]
+    found: dict[str, object] = {}
+
+    def unlike(module) -> list[str]:
+        model = hookline.hook(module)
+        logits, cache = model.run_with_cache(IDS)
+        edited = [
+            each.run_with_hooks(IDS, fwd_hooks=[(Z, sharded_models.uneven)]) for each in (hookline.hook(whole), model)
+        ]
+        wrong = [said for name in expected for said in sharded_models.unlike(name, expected[name], cache[name])]
+        logits.sum().backward()
+        return [*wrong, *sharded_models.unlike("edited", *edited)]
+
+    found["DDP"] = unlike(DistributedDataParallel(LlamaForCausalLM.from_pretrained(folder)))
+    split = LlamaForCausalLM.from_pretrained(folder)
+    for layer in split.model.layers:
+        fully_shard(layer)
+    fully_shard(split)
+    found["FSDP2"] = unlike(split)
+    staged = LlamaForCausalLM.from_pretrained(folder, distributed_config=DistributedConfig(pp_size=2))
+    found["pp"] = _said(lambda: hookline.hook(staged))
+    experts = sharded_models.tiny_model("mixtral")
+    if dist.get_rank() == 0:
+        experts.save_pretrained(f"{folder}/experts")
+    dist.barrier()
+    config = DistributedConfig(tp_size=2, ep_size=2, tp_plan={})
+    spread = type(experts).from_pretrained(f"{folder}/experts", distributed_config=config)
+    found["ep"] = _said(lambda: hookline.hook(spread))
+    return found
+
+
+@pytest.mark.slow
+def test_other_ways_to_use_several_processes(tmp_path) -> None:
+    for found in run(other_parallelism, 2, str(tmp_path)):
+        assert found["DDP"] == found["FSDP2"] == []
+        for kind in ("pp", "ep"):
+            assert "is sharded over processes" in found[kind]
+            assert f"{kind}_size=2" in found[kind]

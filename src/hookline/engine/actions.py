@@ -21,7 +21,7 @@ from hookline.engine.passes import current
 from hookline.engine.schedule import Step
 from hookline.engine.signatures import parameters_of
 from hookline.engine.snapshots import Held, begin_sharing, end_sharing
-from hookline.engine.split_values import before_runs
+from hookline.engine.split_values import processes
 from hookline.engine.structures import NoTensorError
 from hookline.engine.taps import Tap, has_foreign_hooks, tap_on
 from hookline.errors import HooklineError, UnavailablePointError
@@ -118,7 +118,7 @@ def _by_name(module: nn.Module, given: tuple[tuple[Any, ...], dict[str, Any]]) -
 
 
 class Agree(Action):
-    """At the input of a sharded model with permanent hooks: its processes compare their hooks."""
+    """At the input of a sharded model: its processes compare their hooks and inputs."""
 
     turn = Turn.BEGIN
     is_replayed = False
@@ -128,8 +128,25 @@ class Agree(Action):
         self.module, self.tap, self._hooks = root, tap_on(root, Kind.INPUT), hooks
 
     def __call__(self, value: Any) -> Any:
-        """Raise if the hooks of another process differ."""
-        before_runs[self.module](self._hooks)
+        """Raise if the hooks or the inputs of another process differ."""
+        processes[self.module].enter(self._hooks, _by_name(self.module, value))
+        return value
+
+
+class Compare(Action):
+    """At the end of a pass of a sharded model with permanent hooks: its processes compare what the hooks did."""
+
+    phase = Phase.BOUND
+    is_replayed = False
+
+    def __init__(self, root: nn.Module, hooks: Sequence[Action]) -> None:
+        super().__init__()
+        self.module, self.tap, self._hooks = root, tap_on(root, Kind.END), hooks
+
+    def __call__(self, value: Any) -> Any:
+        """Raise if a hook of another process did something else."""
+        error = None if value is not None else sys.exception()
+        processes[self.module].end(self._hooks, error)
         return value
 
 

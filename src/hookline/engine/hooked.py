@@ -20,6 +20,7 @@ from hookline.engine.gradients import GradientRecord
 from hookline.engine.hook_actions import HookAction
 from hookline.engine.keywords import check_option, own_arguments
 from hookline.engine.names import Filter, PointDict, Points
+from hookline.engine.own_parts import LocalCache, OwnRecord, own_points
 from hookline.engine.permanent import keep
 from hookline.engine.plan import Plan, make_plan
 from hookline.engine.points import Direction, HookPoint, check_direction, hook_action
@@ -164,6 +165,7 @@ class Hooked:
         fwd_hooks: HookList = (),
         bwd_hooks: HookList = (),
         on_error: OnError = "raise",
+        local: bool = False,
         **kwargs: Any,
     ) -> tuple[Any, ActivationCache]:
         """Return the model's output, and the activations at the points that `names_filter` selects (None: all).
@@ -173,7 +175,8 @@ class Hooked:
         Hooks may be given as for `run_with_hooks`; the cache has the values after them. With `incl_bwd` it also has the
         gradients of the output (a loss), or of `loss_fn(output)`, as `name_grad`; parameters' `.grad` are not touched.
         `pos_slice` selects the positions to keep: an index, a slice, `last`, … (see `positions.py`). They are positions
-        in the text; activations of images are kept whole, unless only those are selected.
+        in the text; activations of images are kept whole, unless only those are selected. With `local`, on a model that
+        is sharded over processes, the cache has only the heads and neurons of this process: see `LocalCache`.
         """
         self._check_options(kwargs)
         if loss_fn is not None and not incl_bwd:
@@ -184,16 +187,17 @@ class Hooked:
             )
         points = self._points.select(names_filter)
         is_full = names_filter is None
+        spans = dict(own_points(points, skips=is_full)) if local else {}
         actions: list[Action] = [*self._actions(fwd_hooks, bwd_hooks, on_error)]
-        is_plain = is_full and not actions and not incl_bwd and device is None and dtype is None and pos_slice is None
+        is_plain = is_full and not (actions or incl_bwd or local) and (device, dtype, pos_slice) == (None, None, None)
         if is_plain:
             recorder, run = self._full_run(points)
         else:
             recorder = Recorder(
                 points, device, dtype, pos_slice, skips_missing=is_full, defers=is_full and not incl_bwd
             )
-            actions += [Record(point, recorder) for point in points]
-            actions += [GradientRecord(point, recorder) for point in points] if incl_bwd else []
+            actions += [(OwnRecord if local else Record)(point, recorder) for point in spans or points]
+            actions += [GradientRecord(point, recorder) for point in spans or points] if incl_bwd else []
             run = self._one_pass(actions)
         try:
             with run:
@@ -203,7 +207,9 @@ class Hooked:
                     tensors.update(recorder.backward(loss_of(output, loss_fn)))
         finally:
             self._points.last_run.errors = run.errors
-        cache = self._cache(recorder, tensors, remove_batch_dim=remove_batch_dim)
+        cache = self._cache(recorder, tensors, LocalCache if local else None, remove_batch_dim=remove_batch_dim)
+        if isinstance(cache, LocalCache):
+            cache.spans = {point.name: own for point, own in spans.items()}
         if is_plain:
             self._points.last_run.full = points, recorder, run
         return output, cache
@@ -257,9 +263,14 @@ class Hooked:
         return own_arguments(type(self))  # type: ignore[arg-type]
 
     def _cache(
-        self, recorder: Recorder, tensors: MutableMapping[str, Tensor], *, remove_batch_dim: bool
+        self,
+        recorder: Recorder,
+        tensors: MutableMapping[str, Tensor],
+        made: type[ActivationCache] | None = None,
+        *,
+        remove_batch_dim: bool,
     ) -> ActivationCache:
-        cache = self._cache_class(tensors, self._points)
+        cache = (made or self._cache_class)(tensors, self._points)
         cache.forward_pass, cache.positions = recorder.forward_pass, recorder.positions
         recorder.clear()
         return cache.remove_batch_dim() if remove_batch_dim else cache

@@ -117,7 +117,8 @@ class Chain:
     def put(self, value: Any, tensor: Tensor) -> Any:
         outer = [value]
         for lens in self.lenses[:-1]:
-            outer.append(lens.get(outer[-1]))
+            # A lens that collects the parts of several processes does not do so again to put its own part back.
+            outer.append(getattr(lens, "stand_in", lens.get)(outer[-1]))
         for lens, seen in zip(reversed(self.lenses), reversed(outer), strict=True):
             tensor = lens.put(seen, tensor)
         return tensor

@@ -32,7 +32,7 @@ from hookline.engine.permanent import PermanentHooks
 from hookline.engine.points import HookPoint, Site
 from hookline.engine.signatures import parameters_of
 from hookline.engine.snapshots import Held, held_in
-from hookline.engine.split_values import completing, preparations, why_refused
+from hookline.engine.split_values import check_items, completing, preparations, why_refused
 from hookline.errors import HooklineError, UnavailablePointError, UnknownPointError, no_match, unknown_point
 
 Filter: TypeAlias = (
@@ -356,4 +356,6 @@ def lens_of(module: nn.Module, kind: Kind, keys: tuple[int | str, ...] = ()) -> 
         names, positional = parameters_of(module)
         key, rest = (keys[0], keys[1:]) if keys else (None, ())
         lens = Argument(names, key, rest, positional)
+    else:
+        check_items(module, keys)
     return chained(lens, *completing(module, kind))

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary, WeakMethod, finalize, ref
 from torch import nn
 
 from hookline.engine import compiling
-from hookline.engine.actions import Action, Agree, bounds
+from hookline.engine.actions import Action, Agree, Compare, bounds
 from hookline.engine.blocks import surely
 from hookline.engine.calls import Calls, Count, running_modules
 from hookline.engine.derived import with_needs
@@ -18,7 +18,7 @@ from hookline.engine.hook_actions import HookAction
 from hookline.engine.passes import current
 from hookline.engine.reports import missed_by
 from hookline.engine.schedule import Schedule
-from hookline.engine.split_values import before_runs
+from hookline.engine.split_values import processes
 from hookline.engine.taps import Tap, lock
 from hookline.errors import HookError
 
@@ -154,8 +154,9 @@ class PermanentHooks(Schedule):
             actions, root = with_needs(active), self.root()
             if root is not None and active:
                 actions += bounds(root, WeakMethod(self.settle))
-                if root in before_runs:
-                    actions.append(Agree(root, active))
+                if root in processes:
+                    processes[root].watch(active)
+                    actions += [Agree(root, active), Compare(root, active)]
             helpers = self._helpers_in_use()
             places = {_place(each) for each in helpers}
             actions = [*helpers, *(each for each in actions if _place(each) not in places)]

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hookline.engine import compiling, interception
-from hookline.engine.actions import Action, PointAction, bounds
+from hookline.engine.actions import Action, Agree, PointAction, bounds
 from hookline.engine.blocks import UndoBlock, covered
 from hookline.engine.calls import call_arguments, running, stashed
 from hookline.engine.checkpointing import recomputing
@@ -32,7 +32,7 @@ from hookline.engine.reports import (
 )
 from hookline.engine.schedule import Schedule, active
 from hookline.engine.snapshots import Held, stop_sharing
-from hookline.engine.split_values import before_runs
+from hookline.engine.split_values import processes
 from hookline.engine.taps import Tap, has_foreign_hooks, lock
 from hookline.errors import HookError, HooklineError
 
@@ -59,7 +59,12 @@ class Run(Schedule, UndoBlock):
         # A single forward pass, as in `run_with_cache`, needs no actions at its beginning and end.
         self.is_one_pass = is_one_pass
         self._bounds: list[Action] = [] if is_one_pass else bounds(root, held=held)
-        super().__init__([*self._bounds, *with_needs(actions)])
+        self._others = processes.get(root) if processes else None
+        every = with_needs(actions)
+        if self._others is not None:
+            self._others.watch(every)
+            every.append(Agree(root, every[:]))
+        super().__init__([*self._bounds, *every])
         self._backward = [action for action in self.actions if action.dir == "bwd"]
         self._modules = {action.tap: action.module for action in self.actions}
         self.root = root
@@ -84,8 +89,8 @@ class Run(Schedule, UndoBlock):
                 action.registration.check_place(action)
         for action in self.actions:
             action.begin()
-        if before_runs and (agree := before_runs.get(self.root)) is not None:
-            agree(self.actions)
+        if self._others is not None and not self.is_one_pass:  # a single pass compares them when it begins
+            self._others.begin(self.actions)
         if self._is_outermost():
             permanent = permanent_hooks_of(self.root)
             permanent.settle()
@@ -112,6 +117,8 @@ class Run(Schedule, UndoBlock):
         if not self._bounds:
             self.end_forward(has_succeeded=kind is None)
         swallowed, self._swallowed = self._swallowed, None
+        if self._others is not None:
+            self._others.end(self.actions, error)
         if kind is None:
             if swallowed is not None:
                 raise swallowed

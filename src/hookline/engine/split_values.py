@@ -2,18 +2,19 @@
 
 `complete(module, kind, lens)` tells the engine how to make the whole activation of what this process has; from then on
 every point at that event, whatever its name, is whole. `refuse(module, why)` is for modules where that is not known.
-`preparations` find out about a model, and `before_runs` has what its processes do together before each run.
+`preparations` find out about a model, and `processes` has what the processes that share it do together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
 from torch import nn
 
 from hookline.engine.order import Kind
+from hookline.errors import HooklineError, UnavailablePointError
 
 if TYPE_CHECKING:
     from hookline.engine.actions import Action
@@ -21,12 +22,33 @@ if TYPE_CHECKING:
 
 _lenses: WeakKeyDictionary[nn.Module, dict[Kind, Lens]] = WeakKeyDictionary()
 _refused: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+_first_only: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
 preparations: list[Callable[[nn.Module], None]] = []
 """What is called with a module before its points are listed."""
 
-before_runs: WeakKeyDictionary[nn.Module, Callable[[Sequence[Action]], None]] = WeakKeyDictionary()
-"""By model: what is called with the actions of a run before it is attached."""
+
+class Together(Protocol):
+    """What the processes that share a model do together. Every method is called in all of them, in the same order."""
+
+    def watch(self, actions: Sequence[Action]) -> None:
+        """Note what these hooks will make of their activations."""
+
+    def begin(self, actions: Sequence[Action]) -> None:
+        """Raise if the hooks of another process differ."""
+
+    def enter(self, actions: Sequence[Action], given: Any) -> None:
+        """At the beginning of a forward pass: raise if the hooks or the inputs of another process differ."""
+
+    def end(self, actions: Sequence[Action], error: BaseException | None = None) -> None:
+        """At the end of a run: raise if a hook of another process made something else of its activation."""
+
+    def least(self, number: int) -> int:
+        """Return the smallest of the numbers that the processes pass."""
+
+
+processes: WeakKeyDictionary[nn.Module, Together] = WeakKeyDictionary()
+"""By model, if it is sharded."""
 
 
 def complete(module: nn.Module, kind: Kind, lens: Lens) -> None:
@@ -39,6 +61,17 @@ def refuse(module: nn.Module, why: str) -> None:
     _refused[module] = why
 
 
+def refuse_items(module: nn.Module, why: str) -> None:
+    """Offer only the first tensor of what a module returns, for a reason."""
+    _first_only[module] = why
+
+
+def check_items(module: nn.Module, keys: Sequence[int | str]) -> None:
+    """Raise if a part of what a module returns is refused."""
+    if keys and keys[0] != 0 and (why := _first_only.get(module)) is not None:
+        raise UnavailablePointError(f"{''.join(f'[{key}]' for key in keys)} of its output is not available: {why}")
+
+
 def why_refused(module: nn.Module) -> str | None:
     """Why a module has no points; None if it has."""
     return _refused.get(module)
@@ -48,3 +81,11 @@ def completing(module: nn.Module, kind: Kind) -> tuple[Lens, ...]:
     """The lens that makes the value of an event whole, if it needs one."""
     found = _lenses.get(module, {}).get(kind)
     return () if found is None else (found,)
+
+
+def check_not_sharded(root: nn.Module, what: str) -> None:
+    """Raise if a model is sharded over processes, for what needs all of its weights."""
+    if processes and root in processes:
+        raise HooklineError(
+            f"{what} is not available on a model that is sharded over processes, as each has only a part of its weights"
+        )

@@ -20,7 +20,7 @@ from hookline.engine.calls import stashed
 from hookline.engine.checkpointing import recomputing
 from hookline.engine.failures import hook_error, nothing_there
 from hookline.engine.hook_actions import Edit, HookAction
-from hookline.engine.lenses import FIRST, Argument, Chain, First
+from hookline.engine.lenses import FIRST, Chain
 from hookline.engine.names import lens_of
 from hookline.engine.order import Kind
 from hookline.engine.points import HookPoint, Site
@@ -32,7 +32,7 @@ from hookline.engine.structures import NoTensorError, first_tensor, look, replac
 from hookline.engine.taps import Tap, tap_on
 from hookline.errors import InvalidHookError
 from hookline.hooks.context import HookContext
-from hookline.hooks.values import WHOLE, copied, is_as_it_was, needs_grad
+from hookline.hooks.values import WHOLE, arguments_of, copied, is_as_it_was, needs_grad
 
 if TYPE_CHECKING:
     from hookline.engine.callbacks import Caller
@@ -118,12 +118,15 @@ class ObjectEdit(Edit):
         super().__init__(point, hook, prepend=prepend)
         self.registration = _ObjectRegistration(hook)
         self.takes_call = hook.is_pre
-        if hook.is_pre or _is_own_output(point):
+        if hook.is_pre:
+            self.view = arguments_of(point.site.module)
+        elif _is_own_output(point):
             self.view = WHOLE
         self._must_fire = True
         # The arguments of the call that the output belongs to.
         site = point.site
-        self.before = _Arguments(site.module, Kind.INPUT, WHOLE) if site.kind is Kind.OUTPUT else None
+        is_output = site.kind is Kind.OUTPUT
+        self.before = _Arguments(site.module, Kind.INPUT, arguments_of(site.module)) if is_output else None
         if self.before is not None:
             self.needs = (*self.needs, self.before)
         if hook.on_error is not None:
@@ -268,19 +271,21 @@ class ObjectRead(ObjectEdit):
 def input_point_of(point: HookPoint, describe: Callable[[], str]) -> HookPoint:
     """The point at which a hook is called before a module runs, from the name of that module's input or output."""
     site = point.site
-    if site.kind is Kind.INPUT and isinstance(site.lens, Argument) and site.lens.key is None:
-        return point
     whole = lens_of(site.module, Kind.INPUT)
-    if site.kind is Kind.INPUT and isinstance(site.lens, Chain) and site.lens.lenses[0] == whole:
+    if site.kind is Kind.INPUT and site.lens == whole:
+        return point
+    first = whole.lenses if isinstance(whole, Chain) else (whole,)
+    if site.kind is Kind.INPUT and isinstance(site.lens, Chain) and site.lens.lenses[: len(first)] == first:
         return HookPoint.at_site(point.name, Site(site.module, Kind.INPUT, whole), point.permanent)
     names_module = not point.axes or point.name.lstrip("-").isdigit()
-    if site.kind is not Kind.OUTPUT or not isinstance(site.lens, First) or not names_module:
+    is_output = site.kind is Kind.OUTPUT and site.lens == lens_of(site.module, Kind.OUTPUT)
+    if not is_output or not names_module:
         raise InvalidHookError(
             f"{describe()} is to run before a module (PRE_FORWARD), but {point.name!r} is a value inside or at the end "
             f"of one: name a module or its input, or make it a FORWARD hook"
         )
     name = "input" if point.name == "output" else f"{point.name.removesuffix('.output')}.input"
-    return HookPoint.at_site(name, Site(site.module, Kind.INPUT, lens_of(site.module, Kind.INPUT)), point.permanent)
+    return HookPoint.at_site(name, Site(site.module, Kind.INPUT, whole), point.permanent)
 
 
 def _is_own_output(point: HookPoint) -> bool:

@@ -12,6 +12,7 @@ from hookline.engine.hooked import Hooked
 from hookline.engine.names import Points
 from hookline.engine.permanent import permanent_hooks_of
 from hookline.engine.points import HookPoint
+from hookline.engine.split_values import check_not_sharded
 from hookline.errors import HooklineError
 from hookline.hooks.registry import Registry
 
@@ -55,6 +56,7 @@ class HookedModule(Hooked, Delegate):
         return vars(self).get("_outer", self.module)
 
     def __getstate__(self) -> dict[str, Any]:
+        check_not_sharded(self._points.root, "copying or pickling")
         return {name: value for name, value in vars(self).items() if name not in ("_points", "_store")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -12,10 +12,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hookline.engine.names import lens_of
+from hookline.engine.lenses import Argument, Lens
 from hookline.engine.order import Kind
 from hookline.engine.signatures import parameters_of
 from hookline.engine.snapshots import Loan, is_as_lent
+from hookline.engine.split_values import completing
 from hookline.engine.structures import children, look, map_tensors, tensor_paths
 from hookline.errors import HooklineError
 
@@ -34,6 +35,33 @@ class Whole:
 
 
 WHOLE = Whole()
+
+
+@dataclass(frozen=True)
+class Completed:
+    """The arguments or the output of a module whose tensor is only this process's part: with the whole tensor in it."""
+
+    tensor: Lens
+    parts: Lens
+
+    def get(self, value: Any) -> Any:
+        """The value with the whole tensor."""
+        return self.tensor.put(value, self.parts.get(self.tensor.get(value)))
+
+    def put(self, value: Any, new: Any) -> Any:
+        """The new value with this process's part of its tensor."""
+        return self.tensor.put(new, self.parts.put(self.tensor.get(value), self.tensor.get(new)))
+
+
+def arguments_of(module: nn.Module) -> Whole | Completed:
+    """The lens for the arguments of a call, as hook objects get them."""
+    parts = completing(module, Kind.INPUT)
+    return Completed(_first_argument(module), *parts) if parts else WHOLE
+
+
+def _first_argument(module: nn.Module) -> Argument:
+    names, positional = parameters_of(module)
+    return Argument(names, None, (), positional)
 
 
 def copied(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -74,7 +102,7 @@ def out_of_order(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """New arguments for a call, from the result of a hook: all arguments in order, or the first tensor."""
     if isinstance(new, Tensor):
-        return lens_of(module, Kind.INPUT).put((args, dict(kwargs)), new)
+        return _first_argument(module).put((args, dict(kwargs)), new)
     names = _keywords(module, kwargs)
     if not isinstance(new, tuple | list) or len(new) != len(args) + len(names):
         what = f"{len(new)} values" if isinstance(new, tuple | list) else f"a {type(new).__name__}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -17,6 +18,7 @@ from hookline.engine.runs import Run
 from hookline.engine.schedule import active
 from hookline.engine.signatures import parameters_of
 from hookline.engine.snapshots import sharing
+from hookline.engine.split_values import processes
 from hookline.errors import HooklineError
 from hookline.rerun.batching import Budget, budget_for, make_batches
 from hookline.rerun.changes import (
@@ -95,7 +97,8 @@ class Baseline:
     @property
     def budget(self) -> Budget:
         """How many tokens run through the model at once."""
-        return budget_for(self._points.anatomy.blocks[0].module)
+        found, together = budget_for(self._points.anatomy.blocks[0].module), processes.get(self._points.root)
+        return found if together is None else replace(found, tokens=together.least(found.tokens))
 
     def _find_strategy(self) -> Strategy:
         """The fastest strategy that works, found once per model by running some variants with each."""

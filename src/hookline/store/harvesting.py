@@ -19,7 +19,7 @@ from hookline.engine.hooked import Hooked
 from hookline.engine.names import Filter
 from hookline.engine.points import HookPoint
 from hookline.engine.runs import Run
-from hookline.engine.split_values import before_runs
+from hookline.engine.split_values import processes
 from hookline.errors import HooklineError, StoreError, UnknownPointError, warn
 from hookline.model import HookedModel
 from hookline.store.examples import Example, Examples, as_sample, as_text
@@ -131,7 +131,7 @@ class Harvest:
         if not isinstance(model, Hooked):
             raise HooklineError(f"harvest takes a hooked model, hookline.hook(module), not a {type(model).__name__}")
         self.model, self.options = model, options
-        self.team = Team(before_runs.get(model._points.root))
+        self.team = Team(processes.get(model._points.root))
         self._fit = Fit("examples")
         self.points = model._points.select(points)
         self._asked = {model._points.canonical_name(point.name): point.name for point in self.points}

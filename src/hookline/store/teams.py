@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from hookline.errors import HooklineError, StoreError
-from hookline.transformer.sharded import Agreement
+from hookline.transformer.agreement import Agreement
 
 T = TypeVar("T")
 

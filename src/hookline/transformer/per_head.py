@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from hookline.engine.calls import stashed
 from hookline.engine.derived import Derived
 from hookline.engine.lenses import FIRST, Lens
+from hookline.engine.own_parts import Spans, own_site
 from hookline.engine.points import Site
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, UnavailablePointError
 from hookline.transformer.norms import Normalized, NormScale, norm_of
 from hookline.transformer.shard_lenses import whole_parameter
 
@@ -39,16 +40,47 @@ class HeadResult(Derived):
     def of(self, z: Tensor) -> Tensor:
         """The projection of each head's `z` alone, without the bias."""
         heads = z.shape[-2]
-        weight = linear_weight(self.projection)
+        weight = self.weight()
         if weight is not None:
             return torch.einsum("...he,dhe->...hd", z, weight.unflatten(1, (heads, -1)))
         alone = torch.diag_embed(z.transpose(-1, -2)).movedim(-3, -1)  # [..., head, head, e], zero off the diagonal
         nothing = self.projection.forward(torch.zeros_like(z.flatten(-2)))
         return self.projection.forward(alone.flatten(-2)) - nothing.unsqueeze(-2)
 
+    def weight(self) -> Tensor | None:
+        """The weight of the projection; None if it is not a plain one."""
+        return linear_weight(self.projection)
+
     def changed(self, value: Any, before: Tensor, after: Tensor) -> Any:
         """Add the change, summed over heads, to the projection's output."""
         return FIRST.put(value, FIRST.get(value) + (after - before).sum(-2))
+
+    def own_part(self, rest: tuple[Lens, ...]) -> tuple[tuple[Lens, ...], Spans | None]:
+        """The lens for the heads that this process has, and their indices."""
+        z, spans = own_site(self.z)
+        if spans is None:
+            return (self, *rest), None
+        if not hasattr(self.projection.weight, "to_local"):
+            raise UnavailablePointError("the weight of the output projection is not a plain sharded one")
+        return (_OwnHeadResult(self.projection, z, self, spans[0]), *rest), spans
+
+
+@dataclass(frozen=True)
+class _OwnHeadResult(HeadResult):
+    """The results of the heads that this process has, as they are after edits of the results of all heads."""
+
+    whole: HeadResult
+    heads: range
+
+    def weight(self) -> Tensor | None:
+        """The columns of the weight for these heads."""
+        return self.projection.weight.to_local()  # type: ignore[operator, union-attr]
+
+    def get(self, value: Any) -> Tensor:
+        """The results of these heads."""
+        source = stashed.saved.get(self.whole.z)
+        edited = None if source is None else self.whole.edited(source)
+        return self.computed(value) if edited is None else edited[..., self.heads.start : self.heads.stop, :]
 
 
 def linear_weight(module: nn.Module) -> Tensor | None:

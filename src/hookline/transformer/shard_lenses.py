@@ -6,7 +6,7 @@ writing collects the parts, so that a metric or an edit that every process compu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -14,7 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hookline.errors import HooklineError
+from hookline.engine.derived import Keys, Unflatten
+from hookline.engine.own_parts import own_site
+from hookline.errors import HooklineError, UnavailablePointError
+from hookline.transformer.layout_lenses import Heads, HeadsFirst, Interleaved
 
 TIMEOUT = timedelta(seconds=60)
 """How long a process waits for the others."""
@@ -32,9 +35,15 @@ class Shards:
         """The number of this process among them."""
         return int(dist.get_rank(self.group))
 
+    @property
+    def span(self) -> range:
+        """The indices of this process."""
+        start = sum(self.sizes[: self.rank])
+        return range(start, start + self.sizes[self.rank])
+
     def own(self, x: Tensor, dim: int) -> Tensor:
         """The part of this process."""
-        return x.narrow(dim, sum(self.sizes[: self.rank]), self.sizes[self.rank])
+        return x.narrow(dim, self.span.start, len(self.span))
 
     def whole(self, x: Tensor, dim: int) -> Tensor:
         """The parts of all processes, one after the other. Called by all of them, in the same order."""
@@ -49,9 +58,24 @@ class Shards:
             first = torch.cat([first, first.new_zeros(most - first.shape[0], *first.shape[1:])])
         first = first.contiguous()
         parts = [torch.empty_like(first) for _ in self.sizes]
-        dist.all_gather(parts, first, group=self.group, async_op=True).wait(TIMEOUT)
+        try:
+            dist.all_gather(parts, first, group=self.group, async_op=True).wait(TIMEOUT)
+        except RuntimeError as error:
+            raise HooklineError(
+                f"the parts of an activation were not collected: another process has ended, or did not come to the "
+                f"same point within {TIMEOUT.seconds} s. On a sharded model every process must do the same thing"
+            ) from error
         whole = torch.cat([part[:size] for part, size in zip(parts, self.sizes, strict=True)])
         return whole.movedim(0, dim).contiguous()
+
+    def alone(self, x: Tensor, dim: int) -> Tensor:
+        """The part of this process, with zeros in place of those of the others."""
+        sizes = [*x.shape]
+        parts = [x]
+        for ranks in (slice(self.rank), slice(self.rank + 1, None)):
+            sizes[dim] = sum(self.sizes[ranks])
+            parts.append(x.new_zeros(sizes))
+        return torch.cat([parts[1], x, parts[2]], dim)
 
 
 class _Whole(torch.autograd.Function):
@@ -90,6 +114,29 @@ class Gathered:
         whole = [_Whole.apply(part, self.shards, self.dim) for part in parts]
         return whole[0] if self.blocks == 1 else torch.cat(whole, self.dim)
 
+    def own_part(self, rest: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[range, ...]]:
+        """The lenses behind this one on the part that this process has, and the indices of its heads or columns."""
+        width, own = sum(self.shards.sizes), self.shards.span
+        first = rest[0] if rest else None
+        if first is None or isinstance(first, Unflatten):
+            return rest, tuple(range(own.start + at, own.stop + at) for at in range(0, width * self.blocks, width))
+        if not isinstance(first, Heads | Interleaved) or self.blocks > 1:
+            raise UnavailablePointError("a fused layer is split between processes without regard to heads")
+        count = first.n if isinstance(first, Heads) else first.groups
+        each = width // count
+        if own.start % each or len(own) % each or not own:
+            raise UnavailablePointError(f"this process has {len(own)} of {width} columns, which are not whole heads")
+        groups = range(own.start // each, own.stop // each)
+        if isinstance(first, Heads):
+            return (Heads(len(groups)), *rest[1:]), (groups,)
+        per_group = first.heads // count
+        heads = range(groups.start * per_group, groups.stop * per_group)
+        return (replace(first, groups=len(groups), heads=len(heads)), *rest[1:]), (heads,)
+
+    def stand_in(self, value: Tensor) -> Tensor:
+        """What `put` of the next lens sees in place of the whole: only this process's part of its result is used."""
+        return torch.cat([self.shards.alone(part, self.dim) for part in value.chunk(self.blocks, self.dim)], self.dim)
+
     def put(self, value: Tensor, tensor: Tensor) -> Tensor:  # noqa: ARG002 (all of it is replaced)
         own = [_Own.apply(part, self.shards, self.dim) for part in tensor.chunk(self.blocks, self.dim)]
         return own[0] if self.blocks == 1 else torch.cat(own, self.dim)
@@ -104,6 +151,21 @@ class GatheredHeads:
     def get(self, value: Tensor) -> Tensor:
         return Gathered(self._shards(value), 1).get(value)
 
+    def own_part(self, rest: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[range, ...]]:
+        """The lenses behind this one on the heads that this process has, and their indices."""
+        first: HeadsFirst | Keys = rest[0]
+        rank, count = dist.get_rank(self.group), dist.get_world_size(self.group)
+        if isinstance(first, HeadsFirst):
+            own = first.n // count
+            lens: Any = HeadsFirst(own)
+        else:
+            own = first.heads // count
+            lens = Keys(own, None if first.keys is None else own_site(first.keys)[0])
+        return (lens, *rest[1:]), (range(rank * own, rank * own + own),)
+
+    def stand_in(self, value: Tensor) -> Tensor:
+        return Gathered(self._shards(value), 1).stand_in(value)
+
     def put(self, value: Tensor, tensor: Tensor) -> Tensor:
         return Gathered(self._shards(value), 1).put(value, tensor)
 
@@ -116,4 +178,18 @@ class GatheredHeads:
 def whole_parameter(parameter: Any) -> Tensor:
     """A parameter as a plain tensor; of a sharded one, the parts of all processes, which all must ask for."""
     full: Any = getattr(parameter, "full_tensor", None)
-    return parameter if full is None else full().detach()
+    if full is None:
+        return parameter
+    (place,) = parameter.placements
+    if type(place).__name__ != "Shard":  # replicated, or in several blocks
+        return full().detach()
+    group = parameter.device_mesh.get_group()
+    shards = Shards(group, part_sizes(parameter.shape[place.dim], group))
+    return shards.whole(parameter.to_local().detach(), place.dim)
+
+
+def part_sizes(width: int, group: Any) -> tuple[int, ...]:
+    """The widths of the parts of all processes; the last ones may be shorter, or empty."""
+    count = dist.get_world_size(group)
+    sizes = [len(part) for part in torch.arange(width).chunk(count)]
+    return (*sizes, *[0] * (count - len(sizes)))

@@ -6,22 +6,18 @@ only this process's part. `prepare_sharded` reads that plan, and tells the engin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import nn
 
-from hookline.engine.actions import PointAction
 from hookline.engine.order import Kind
-from hookline.engine.split_values import before_runs, complete, preparations, refuse
+from hookline.engine.split_values import complete, preparations, processes, refuse, refuse_items
 from hookline.errors import HooklineError
-from hookline.transformer.shard_lenses import TIMEOUT, Gathered, GatheredHeads, Shards
-
-if TYPE_CHECKING:
-    from hookline.engine.actions import Action
+from hookline.transformer import roles
+from hookline.transformer.agreement import Agreement
+from hookline.transformer.shard_lenses import Gathered, GatheredHeads, Shards, part_sizes
 
 WHOLE = frozenset({
     *("colwise_gather_output", "colwise_rep", "rowwise_split_input", "rowwise_rep", "all_reduce", "replicate"),
@@ -52,9 +48,10 @@ def prepare_sharded(module: nn.Module) -> None:
             "distributed_config=DistributedConfig(tp_plan='auto'); device_map='auto' spreads a model over devices "
             "within one process"
         )
-    if sharded is not None and module not in before_runs:
-        _gather(sharded, manager.get_mesh("tp").get_group())
-        before_runs[module] = before_runs[sharded] = Agreement(manager.get_mesh("tp").get_group())
+    if sharded is not None and module not in processes:
+        group = manager.get_mesh("tp").get_group()
+        _gather(sharded, group)
+        processes[module] = processes[sharded] = Agreement(group)
 
 
 preparations.append(prepare_sharded)
@@ -89,13 +86,16 @@ def _gather(model: nn.Module, group: Any) -> None:
     for module, style in styles.items():
         if style in SPLIT:
             kind, width, blocks = SPLIT[style]
-            complete(module, kind, Gathered(Shards(group, _sizes(getattr(module, width) // blocks, group)), -1, blocks))
+            shards = Shards(group, part_sizes(getattr(module, width) // blocks, group))
+            complete(module, kind, Gathered(shards, -1, blocks))
         elif style not in WHOLE:
             refuse(module, f"on a tensor-parallel model, points of layers of the style {style!r} are not available")
     for parent in model.modules():
         children = [styles.get(child, "") for child in parent.children()]
         if not any(SPLIT.get(style, (None,))[0] is Kind.OUTPUT for style in children):
             continue
+        _check_heads(parent, styles, group)
+        refuse_items(parent, f"on a tensor-parallel model, {type(parent).__name__} returns it for some heads only")
         for kind in INSIDE:
             complete(parent, kind, GatheredHeads(group))
         for child in parent.children():
@@ -108,6 +108,20 @@ def _gather(model: nn.Module, group: Any) -> None:
                     )
 
 
+def _check_heads(attn: nn.Module, styles: dict[nn.Module, str], group: Any) -> None:
+    """Raise if the processes would have parts of heads, with which attention fails."""
+    size = getattr(attn, "head_dim", None)
+    for names in (roles.QUERY, roles.KEY, roles.VALUE):
+        width = getattr(layer := roles.child(attn, names), "out_features", 0)
+        if not isinstance(size, int) or layer is None or styles.get(layer) != "colwise" or width % size:
+            continue
+        if any(part % size for part in part_sizes(width, group)):
+            raise HooklineError(
+                f"{type(attn).__name__} has {width // size} heads of {size} columns in one of its projections, which "
+                f"{dist.get_world_size(group)} processes cannot share: use a number of processes that divides it"
+            )
+
+
 def _styles(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
     """The modules that the plan of a model names, with their styles; found as transformers finds them."""
     from transformers.distributed.tensor_parallel import _get_parameter_plan
@@ -117,54 +131,3 @@ def _styles(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
         style = _get_parameter_plan(name, plan, is_weight=False)
         if style is not None:
             yield module, style
-
-
-def _sizes(width: int, group: Any) -> tuple[int, ...]:
-    """The widths of the parts of all processes; the last ones may be shorter, or empty."""
-    count = dist.get_world_size(group)
-    sizes = [len(part) for part in torch.arange(width).chunk(count)]
-    return (*sizes, *[0] * (count - len(sizes)))
-
-
-class Agreement:
-    """Before each run: all processes must hook the same points, as each takes part in collecting their values."""
-
-    def __init__(self, group: Any) -> None:
-        ranks = dist.get_process_group_ranks(group)
-        self._ranks = ranks
-        self._group = dist.new_group(ranks, backend="gloo", timeout=TIMEOUT, use_local_synchronization=True)
-
-    def __call__(self, actions: Sequence[Action]) -> None:
-        """Raise if the hooks of another process differ, or if it does not come within a minute."""
-        here = [each for each in actions if isinstance(each, PointAction)]
-        mine = [f"{each.point.name} ({type(each).__name__}, {each.dir})" for each in here]
-        summary = sha256("\n".join(mine).encode()).hexdigest()
-        for rank, (other, some) in zip(self._ranks, self.told((summary, mine[:10])), strict=True):
-            if other != summary:
-                theirs, ours = (", ".join(names) or "nothing" for names in (some, mine[:10]))
-                raise HooklineError(
-                    f"process {rank} hooks {theirs}, and this one {ours}: on a sharded model every process must run "
-                    "the same hooks in the same order"
-                )
-
-    @property
-    def size(self) -> int:
-        """The number of processes."""
-        return len(self._ranks)
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this is the first process."""
-        return dist.get_rank() == self._ranks[0]
-
-    def told(self, value: Any) -> list[Any]:
-        """The values of all processes; raises if one does not come within a minute."""
-        found: list[Any] = [None] * len(self._ranks)
-        try:
-            dist.all_gather_object(found, value, group=self._group)
-        except RuntimeError as error:
-            raise HooklineError(
-                f"another process did not begin the same run within {TIMEOUT.seconds} s: on a sharded model every "
-                "process must run the same hooks in the same order"
-            ) from error
-        return found

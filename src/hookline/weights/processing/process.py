@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hookline.engine import compiling
 from hookline.engine.blocks import UndoBlock, surely
-from hookline.engine.split_values import before_runs
+from hookline.engine.split_values import check_not_sharded
 from hookline.engine.taps import lock
 from hookline.errors import HooklineError
 from hookline.transformer.contexts import GradMode
@@ -109,8 +109,7 @@ class WeightProcessing:
             raise HooklineError(f"the weights are processed ({self.processing!r}): call restore_weights() first")
         swaps, left_out = Swaps(), {}
         root = self._points.root
-        if root in before_runs:
-            raise HooklineError("process_weights is not available on a model that is sharded over processes")
+        check_not_sharded(root, "process_weights")
         try:
             for name, is_wanted in wanted.items():
                 if is_wanted is not False and (why := self._step(name, swaps)) is not None:

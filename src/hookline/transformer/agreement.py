@@ -1,0 +1,237 @@
+"""What the processes of a sharded model compare, so that they do not compute different things unnoticed.
+
+At the beginning of a forward pass with hooks they compare the hooks and the inputs, and at the end of a run with hooks
+what each hook made of its activation. Each is one small collective, in a group of its own that has a time limit. Values
+are compared by sketches, so nothing large is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional as F
+
+from hookline.engine.actions import PointAction
+from hookline.engine.hook_actions import HookAction
+from hookline.engine.recorder import StopForward
+from hookline.engine.structures import tensors_in
+from hookline.errors import HooklineError
+from hookline.transformer import shard_lenses
+
+if TYPE_CHECKING:
+    from hookline.engine.actions import Action
+
+SKETCH = 16
+"""How many numbers a tensor is compared by."""
+SAME = 1e-5
+"""How much values may differ, relative to their norm: sums of floats in another order."""
+AMPLIFIED = 100
+"""How much more a hook's result may differ than what it was given: some GPU kernels round differently each time."""
+ALIKE = "on a sharded model every process must run the same hooks in the same order, on the same inputs"
+
+
+@lru_cache(64)
+def _signs(n: int, device: torch.device) -> Tensor:
+    """The same n random signs in every process."""
+    bits = torch.randint(2, (n,), generator=torch.Generator().manual_seed(n))
+    return (2.0 * bits - 1).to(device)
+
+
+@torch.no_grad()
+def sketch(x: Tensor) -> Tensor:
+    """Return a few numbers for a tensor, so that those of two tensors differ by about as much as the tensors do.
+
+    They are sums with random signs. What is not finite counts as 0.
+    """
+    x = x.detach().to(torch.float32)
+    x = torch.where(x.isfinite(), x, 0.0)
+    rows = x.reshape(-1, x.shape[-1]) if x.ndim else x.reshape(1, 1)
+    summed = (_signs(rows.shape[0], x.device) @ rows) * _signs(rows.shape[1], x.device)
+    return F.pad(summed, (0, -len(summed) % SKETCH)).view(-1, SKETCH).sum(0)
+
+
+class HookLog:
+    """What the hooks of this process did since the processes last compared it, by point."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, Tensor] = {}
+
+    def watching(self, action: HookAction) -> Callable[..., Any]:
+        """Return what calls a hook, and notes what the hook makes of what it is given."""
+        invoke, name = action.invoke, action.point.name
+
+        def call(given: Any, point: Any) -> Any:
+            before = _of_all(given)
+            result = invoke(given, point)
+            noted = torch.stack([before, _of_all(given if result is None else result)])
+            if (earlier := self._found.get(name)) is not None:
+                noted = noted + earlier.roll(1, -1)  # rolled, so that the order of the calls counts
+            self._found[name] = noted
+            return result
+
+        call.is_watching = True  # type: ignore[attr-defined]
+        return call
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._found = {}
+
+    def taken(self) -> dict[str, list[list[float]]]:
+        """Return everything as numbers, and forget it."""
+        found, self._found = self._found, {}
+        return {name: noted.tolist() for name, noted in found.items()}
+
+
+def _of_all(value: Any) -> Tensor:
+    """The sum of the sketches of all tensors in a value."""
+    found = [sketch(x) for x in tensors_in(value)]
+    return torch.stack([each.to(found[0].device) for each in found]).sum(0) if found else torch.zeros(SKETCH)
+
+
+def _difference(one: Sequence[float], other: Sequence[float]) -> float:
+    """How much two sketches differ, relative to the larger one."""
+    a, b = torch.tensor(one, dtype=torch.float64), torch.tensor(other, dtype=torch.float64)
+    return float((a - b).norm() / max(a.norm(), b.norm(), 1e-30))
+
+
+class Agreement:
+    """What the processes of one sharded model do together: see `engine/split_values.py`."""
+
+    def __init__(self, group: Any) -> None:
+        self._ranks = dist.get_process_group_ranks(group)
+        timeout = shard_lenses.TIMEOUT
+        self._group = dist.new_group(self._ranks, backend="gloo", timeout=timeout, use_local_synchronization=True)
+        self._log = HookLog()
+
+    def watch(self, actions: Sequence[Action]) -> None:
+        """Note what these hooks make of their activations."""
+        for each in actions:
+            if isinstance(each, HookAction) and not hasattr(each.invoke, "is_watching"):
+                each.invoke = self._log.watching(each)
+
+    def begin(self, actions: Sequence[Action]) -> None:
+        """Raise if the hooks of another process differ, or if it does not come within a minute."""
+        self._compare_hooks(self._exchange("begins to hook it", _hooks(actions)))
+
+    def enter(self, actions: Sequence[Action], given: Mapping[str, Any]) -> None:
+        """Raise if the hooks or the inputs of another process differ, or if it does not come within a minute."""
+        told = self._exchange("begins a forward pass", (_hooks(actions), _inputs(given)))
+        self._compare_hooks([hooks for hooks, _ in told])
+        mine = told[self._rank][1]
+        for rank, (_, inputs) in enumerate(told):
+            names = [name for name in {**mine, **inputs} if _differs(inputs.get(name), mine.get(name))]
+            if names:
+                raise HooklineError(
+                    f"the inputs of process {self._ranks[rank]} differ from those of this process in "
+                    f"{', '.join(names)}: {ALIKE}. If the tokens were sampled, seed all processes alike"
+                )
+
+    def end(self, actions: Sequence[Action], error: BaseException | None = None) -> None:
+        """Raise if a hook did something else in another process. After an error, explain it if processes are lost."""
+        if error is not None and not isinstance(error, StopForward):
+            self._log.clear()
+            if isinstance(error, dist.DistError) or _is_lost(error):
+                raise HooklineError(
+                    f"another process has ended, or did not come to the same layer in time: {ALIKE}"
+                ) from error
+        elif any(isinstance(each, HookAction) for each in actions):
+            told = self._exchange("ends a run", self._log.taken())
+            for rank, noted in enumerate(told):
+                self._compare_noted(self._ranks[rank], noted, told[self._rank])
+
+    @property
+    def size(self) -> int:
+        """The number of processes."""
+        return len(self._ranks)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the first process."""
+        return self._rank == 0
+
+    def told(self, value: Any) -> list[Any]:
+        """Return the values that the processes of a harvest pass."""
+        return self._exchange("goes on with a harvest", value)
+
+    def least(self, number: int) -> int:
+        """Return the smallest of the numbers that the processes pass."""
+        return min(self._exchange("plans its batches", number))
+
+    @property
+    def _rank(self) -> int:
+        return int(dist.get_rank(self._group))
+
+    def _exchange(self, doing: str, payload: Any) -> list[Any]:
+        """What each process passes; all must do the same thing."""
+        told: list[Any] = [None] * len(self._ranks)
+        try:
+            dist.all_gather_object(told, (doing, payload), group=self._group)
+        except RuntimeError as error:
+            raise HooklineError(
+                f"this process {doing}, but another one has ended, or did not do the same within "
+                f"{shard_lenses.TIMEOUT.seconds} s: {ALIKE}"
+            ) from error
+        for rank, (other, _) in zip(self._ranks, told, strict=True):
+            if other != doing:
+                raise HooklineError(
+                    f"process {rank} {other}, while this one {doing}; perhaps its last run failed: {ALIKE}"
+                )
+        return [each for _, each in told]
+
+    def _compare_hooks(self, told: list[tuple[str, list[str]]]) -> None:
+        summary, mine = told[self._rank]
+        for rank, (other, some) in zip(self._ranks, told, strict=True):
+            if other != summary:
+                theirs, ours = (", ".join(names) or "nothing" for names in (some, mine))
+                raise HooklineError(f"process {rank} hooks {theirs}, and this one {ours}: {ALIKE}")
+
+    def _compare_noted(self, rank: int, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
+        for name in {**ours, **theirs}:
+            if name not in theirs or name not in ours:
+                where = f"process {rank}" if name not in theirs else "this process"
+                raise HooklineError(f"a hook at {name!r} was not called in {where}, but in another one: {ALIKE}")
+            given, returned = (_difference(*each) for each in zip(theirs[name], ours[name], strict=True))
+            if returned > SAME + AMPLIFIED * given:
+                raise HooklineError(
+                    f"a hook at {name!r} made something else of the same activation in process {rank} than in this "
+                    "one, so the output of this run is wrong. What a hook computes must not depend on the process: "
+                    "seed random numbers alike in all of them"
+                )
+
+
+def _hooks(actions: Sequence[Action]) -> tuple[str, list[str]]:
+    """A checksum of the hooks of a run, and the first few of them."""
+    here = [each for each in actions if isinstance(each, PointAction)]
+    here = [each for each in here if not isinstance(each, HookAction) or each.registration.is_enabled()]
+    mine = [f"{each.point.name} ({type(each).__name__}, {each.dir})" for each in here]
+    return sha256("\n".join(mine).encode()).hexdigest(), mine[:10]
+
+
+def _inputs(given: Mapping[str, Any]) -> dict[str, tuple[str, list[float]]]:
+    """For each tensor among the inputs of a model: its shape, with a checksum of integers, and a sketch of floats."""
+    found: dict[str, tuple[str, list[float]]] = {}
+    for name, x in given.items():
+        if isinstance(x, Tensor):
+            about, is_exact = f"{x.dtype} {list(x.shape)}", not (x.is_floating_point() or x.is_complex())
+            checksum = sha256(x.detach().cpu().contiguous().numpy().tobytes()).hexdigest() if is_exact else ""
+            found[name] = about + checksum, [] if is_exact else sketch(x).tolist()
+    return found
+
+
+def _differs(one: tuple[str, list[float]] | None, other: tuple[str, list[float]] | None) -> bool:
+    """Whether two inputs differ; None for one that was not given."""
+    if one is None or other is None or one[0] != other[0]:
+        return one is not other
+    return _difference(one[1], other[1]) > SAME
+
+
+def _is_lost(error: BaseException) -> bool:
+    """Whether an error of a collective says that another process is gone, or did not come."""
+    said = str(error)
+    return isinstance(error, RuntimeError) and any(word in said for word in ("gloo", "Connection closed", "imed out"))
