@@ -22,6 +22,7 @@ from hookline.engine.names import original
 from hookline.engine.order import Kind
 from hookline.engine.permanent import PermanentHooks
 from hookline.engine.points import HookPoint, hook_action
+from hookline.engine.runs import attached_modules
 from hookline.errors import HooklineError, UnavailablePointError
 from hookline.transformer.anatomy import Anatomy
 from hookline.transformer.index import ModelPoints
@@ -41,6 +42,7 @@ class LensPoints(ModelPoints):
         self.own: dict[str, HookPoint] = {}
         """The points of the model itself, by their usual names."""
         super().__init__(*args)
+        attached_modules[self.root] = self.attached
 
     def _walk(self, module: nn.Module, path: str) -> Iterator[tuple[nn.Module, Kind]]:
         yield from super()._walk(module, path)

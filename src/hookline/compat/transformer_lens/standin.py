@@ -20,6 +20,9 @@ PACKAGE = f"hookline.compat.{NAME}"
 VERSION = "3.5.1+hookline"
 """The release whose interface this is, as `importlib.metadata.version("transformer-lens")` returns it."""
 
+REMOVED = {"huggingface_hub.constants": {"HF_HUB_ENABLE_HF_TRANSFER": False}}
+"""Names that current releases of other packages no longer have, and that circuit-tracer 0.5 imports."""
+
 
 def install() -> Callable[[], None]:
     """Make `import transformer_lens` import this package, in this process. Returns the function that undoes it.
@@ -29,7 +32,8 @@ def install() -> Callable[[], None]:
         from sae_lens import HookedSAETransformer          # imports transformer_lens, and gets hookline's
 
     Every submodule is the same object under both names. Installing twice has no further effect. Processes that this
-    one starts do not inherit it, unless they are forked: install `packages/transformer-lens` for those.
+    one starts do not inherit it, unless they are forked: install `packages/transformer-lens` for those. Names that
+    these libraries import from other packages, and that are gone there (`REMOVED`), are put back.
     """
     there = sys.modules.get(NAME)
     package = importlib.import_module(PACKAGE)
@@ -44,6 +48,8 @@ def install() -> Callable[[], None]:
         # All at once: importing a submodule would set it as an attribute of the package, and hide a class of its name.
         if name == PACKAGE or name.startswith(f"{PACKAGE}."):
             sys.modules[name.removeprefix("hookline.compat.")] = module
+    for name, values in REMOVED.items():
+        vars(importlib.import_module(name)).update({key: values[key] for key in values if key not in vars(sys.modules[name])})
     return uninstall
 
 

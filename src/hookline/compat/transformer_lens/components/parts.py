@@ -160,6 +160,21 @@ class Attention(Part):
         return read_only(repeated, own.why if isinstance(own, ReadOnlyTensor) else why)
 
     @property
+    def attn_type(self) -> str:
+        """`local` for a sliding window, else `global`."""
+        kinds = self._model.cfg.attn_types
+        return kinds[self._layer] if kinds else "global"
+
+    @property
+    def mask(self) -> Tensor:
+        """An empty tensor, as in TransformerLens 3.5: the model makes its own mask for each input."""
+        return torch.empty(0, 0, dtype=torch.bool, device=self._model._device)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "mask" or not torch.equal(value, self.mask):
+            super().__setattr__(name, value)
+
+    @property
     def OV(self) -> Any:  # noqa: N802
         """The OV circuit of each head."""
         return self._model.OV[self._layer]
