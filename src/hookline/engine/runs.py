@@ -36,8 +36,8 @@ from hookline.engine.split_values import before_runs
 from hookline.engine.taps import Tap, has_foreign_hooks, lock
 from hookline.errors import HookError, HooklineError
 
-attached_modules: WeakKeyDictionary[nn.Module, Mapping[str, nn.Module]] = WeakKeyDictionary()
-"""Modules that a model calls without having them as submodules, by path."""
+attached_modules: WeakKeyDictionary[nn.Module, Callable[[], Mapping[str, nn.Module] | None]] = WeakKeyDictionary()
+"""Returns the modules that a model calls without having them as submodules, by path. They may refer to the model."""
 
 
 class Run(Schedule, UndoBlock):
@@ -216,7 +216,8 @@ class Run(Schedule, UndoBlock):
         """Warn of hooks that have fired, but whose module has been replaced since."""
         if self.is_one_pass:
             return
-        beside = attached_modules.get(self.root, {}).values()
+        attached = attached_modules.get(self.root, dict)() or {}
+        beside = attached.values()
         there = {module for each in (self.root, *beside) for module in each.modules()}
         gone = [each for each in self.actions if isinstance(each, HookAction) and each.fired]
         gone = [each for each in gone if each.module not in there]

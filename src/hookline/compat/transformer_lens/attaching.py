@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
+from weakref import ref
 
 from torch import Tensor, nn
 
@@ -30,11 +31,15 @@ from hookline.transformer.index import ModelPoints
 _COMPONENT = re.compile(r"embed|pos_embed|ln_final|unembed|blocks|blocks\.\d+|blocks\.\d+\.(attn|mlp|ln[12](_post)?)")
 
 
+class _Paths(dict[str, nn.Module]):
+    """Modules by path; unlike a dict, it can be referred to weakly."""
+
+
 class LensPoints(ModelPoints):
     """The points of the model, and those in attached modules."""
 
     def __init__(self, *args: Any) -> None:
-        self.attached: dict[str, nn.Module] = {}
+        self.attached: _Paths = _Paths()
         self.adopted: dict[str, HookPoint] = {}
         """Points that a user has made, and that are now points of the model."""
         self.placed: set[str] = set()
@@ -42,7 +47,11 @@ class LensPoints(ModelPoints):
         self.own: dict[str, HookPoint] = {}
         """The points of the model itself, by their usual names."""
         super().__init__(*args)
-        attached_modules[self.root] = self.attached
+        attached_modules[self.root] = ref(self.attached)
+
+    def outdate(self) -> None:
+        """Find the points again before they are next used."""
+        self._children_then = []
 
     def _walk(self, module: nn.Module, path: str) -> Iterator[tuple[nn.Module, Kind]]:
         yield from super()._walk(module, path)
@@ -73,6 +82,10 @@ class LensPoints(ModelPoints):
         }
         self.placed = {*placed, *self.adopted}
         return listed | placed
+
+    def is_on_request(self, name: str) -> bool:
+        """Whether a point is recorded only if requested by name; one that a user has placed is always recorded."""
+        return name not in self.placed and super().is_on_request(name)
 
     def _translate(self, name: str) -> HookPoint | None:
         if name in self.placed and name in self.hook_dict:
@@ -127,7 +140,10 @@ class Attached:
         else:
             self.modules[path] = value
             self._reroute(path) if _is_component(path) else self._splice(path, value)
-        points.refresh()
+            for name, each in value.named_modules(prefix=path):
+                if isinstance(each, HookPoint):  # from now on, its hooks are hooks of the model
+                    each.join(name, points.permanent)
+        points.outdate()
 
     def remove(self, path: str) -> None:
         """Remove what is attached there; the model's own point or component is back in its place."""
@@ -137,7 +153,7 @@ class Attached:
         self._splices.remove(lambda hook: hook.hook.path == path)
         if _is_component(path):
             self._reroute(path)
-        self._points.refresh()
+        self._points.outdate()
 
     def kept(self) -> dict[str, Any]:
         """What is attached, for a copy of the model."""

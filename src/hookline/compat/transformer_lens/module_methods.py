@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from hookline.compat.transformer_lens.attaching import Attached, LensPoints, module_at
 from hookline.compat.transformer_lens.components.parts import parts_of
 from hookline.engine.delegate import Delegate
+from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError
 from hookline.model import HookedModel
 
@@ -37,6 +38,12 @@ class LensModule(HookedModel):
         empty = vars(nn.Module())
         vars(self).update({name: empty[name] for name in OWN_STATE}, _attached=Attached(self._points))
 
+    @property
+    def hook_dict(self) -> dict[str, HookPoint]:
+        """All points by name, in the order in which they fire."""
+        self._points._keep_up()
+        return super().hook_dict
+
     def setup(self) -> None:
         """Find the points again, after modules were attached. TransformerLens requires this call, hookline does not.
 
@@ -47,7 +54,7 @@ class LensModule(HookedModel):
                 if module is not None:
                     self._points.attached.setdefault(f"{name}.{child}", module)
                     self._points.adopted.setdefault(name, point)
-        self._points.refresh()
+        self._points.outdate()
 
     def __getattr__(self, name: str) -> Any:
         own = vars(self)
