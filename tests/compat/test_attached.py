@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_models import causal_lm
 from torch import nn
 
 from hookline.compat.transformer_lens import HookedRootModule, HookedTransformer, HookedTransformerConfig, HookPoint
 from hookline.errors import HooklineError
-from tiny_models import causal_lm
 
 TOKENS = torch.tensor([[1, 2, 3, 4, 5, 6]])
 

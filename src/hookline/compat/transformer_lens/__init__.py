@@ -29,7 +29,7 @@ from hookline.compat.transformer_lens.kv_cache import TransformerLensKeyValueCac
 from hookline.compat.transformer_lens.kv_cache import (
     TransformerLensKeyValueCacheEntry as TransformerLensKeyValueCacheEntry,
 )
-from hookline.compat.transformer_lens.standin import VERSION as __version__  # noqa: F401
+from hookline.compat.transformer_lens.standin import VERSION as __version__  # noqa: F401, N811
 from hookline.compat.transformer_lens.standin import install as install
 
 __getattr__ = refusing("transformer_lens")

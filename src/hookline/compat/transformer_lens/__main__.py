@@ -1,7 +1,7 @@
 """Run a program with hookline in the place of TransformerLens.
 
-    python -m hookline.compat.transformer_lens script.py --its-options
-    python -m hookline.compat.transformer_lens -m pytest tests
+python -m hookline.compat.transformer_lens script.py --its-options
+python -m hookline.compat.transformer_lens -m pytest tests
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 from weakref import ref
 
 from torch import Tensor, nn
@@ -243,7 +243,7 @@ def module_at(anatomy: Anatomy, path: str) -> nn.Module | None:
     return getattr(anatomy.blocks[int(layer)], name) if int(layer) in range(len(anatomy.blocks)) else None
 
 
-def is_new(value: nn.Module) -> bool:
+def is_new(value: nn.Module) -> TypeGuard[HookPoint]:
     """Whether this is a point that nobody uses yet."""
     if type(value) is not HookPoint or value._site is not None or value._modules:
         return False

@@ -124,7 +124,9 @@ class LensModule(HookedModel):
                 yield name, point
         for path, module in self._others():
             seen: set[nn.Module] = set()
-            yield from ((name, each) for name, each in module.named_modules(seen, path) if not isinstance(each, Delegate))
+            yield from (
+                (name, each) for name, each in module.named_modules(seen, path) if not isinstance(each, Delegate)
+            )
 
     def _component_paths(self) -> dict[str, str]:
         """The names of components of TransformerLens, by the names of their modules in the transformers model."""

@@ -141,9 +141,7 @@ class Pretrained(LensWeights):
         prepends = anatomy.config.model_type not in cls._no_bos if default_prepend_bos is None else default_prepend_bos
         name = model_name.rpartition("/")[2]
         cfg = described(module, anatomy, model_name=name, default_prepend_bos=prepends)
-        model = cls._of_loaded(
-            module, cfg, tokenizer, move_to_device=False, default_padding_side=default_padding_side
-        )
+        model = cls._of_loaded(module, cfg, tokenizer, move_to_device=False, default_padding_side=default_padding_side)
         if tokenizer is not None:
             model.cfg.tokenizer_name = tokenizer.name_or_path
         model.process_weights_(

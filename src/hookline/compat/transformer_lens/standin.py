@@ -49,7 +49,9 @@ def install() -> Callable[[], None]:
         if name == PACKAGE or name.startswith(f"{PACKAGE}."):
             sys.modules[name.removeprefix("hookline.compat.")] = module
     for name, values in REMOVED.items():
-        vars(importlib.import_module(name)).update({key: values[key] for key in values if key not in vars(sys.modules[name])})
+        vars(importlib.import_module(name)).update(
+            {key: values[key] for key in values if key not in vars(sys.modules[name])}
+        )
     return uninstall
 
 
@@ -79,13 +81,13 @@ class _Finder(DistributionFinder):
         real = f"hookline.compat.{fullname}"
         if importlib.util.find_spec(real) is None:
             raise ModuleNotFoundError(
-                f"{fullname} is not in hookline's stand-in for TransformerLens: docs/from-transformerlens.md lists what "
-                f"is not available",
+                f"{fullname} is not in hookline's stand-in for TransformerLens: docs/from-transformerlens.md lists "
+                f"what is not available",
                 name=fullname,
             )
         return ModuleSpec(fullname, _Same(real), is_package=hasattr(importlib.import_module(real), "__path__"))
 
-    def find_distributions(self, context: Any = None) -> Iterator[Distribution]:  # type: ignore[override]
+    def find_distributions(self, context: Any = None) -> Iterator[Distribution]:
         """The distribution `transformer-lens`, unless others are asked for."""
         name = getattr(context, "name", None)
         if name is None or name.lower().replace("_", "-") == "transformer-lens":
