@@ -120,17 +120,18 @@ class Edit(HookAction):
     def __init__(self, point: HookPoint, hook: Callable[..., Any], *, prepend: bool = False) -> None:
         super().__init__(point, hook, prepend=prepend)
         self.view: Any = self.lens
+        self.lend: Callable[[Any], Loan] = self._lend_again if point.permanent.raises_own else lend
         self.has_edited = self.has_passed_on = False
         if hasattr(hook, "where"):
             self.only_at(hook)
 
-    def lend(self, x: Any) -> Loan:
+    def _lend_again(self, x: Any) -> Loan:
         """A snapshot for the hook, and what `is_as_lent` needs to detect writes to it.
 
         If an earlier hook of this event keeps its snapshot in the graph, a TransformerLens model gets the same one: its
         hooks expect one tensor, through which the gradients of all uses pass.
         """
-        before = getattr(x, "_hookline_given", None) if self.point.permanent.raises_own else None
+        before = getattr(x, "_hookline_given", None)
         if before is not None and (given := before()) is not None and is_as_lent(given, x):
             return given, x
         return lend(x)
