@@ -68,6 +68,7 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
     """
 
     _points: ModelPoints
+    _points_class: type[ModelPoints] = ModelPoints
     _cache_class = ModelCache
     tokenizer: Any
     processor: Any
@@ -77,7 +78,7 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
         super().__init__(module)
         # Not by attribute: that would write to the model's own attribute of that name.
         vars(self).update(tokenizer=tokenizer, processor=processor, _last_inputs=None)
-        self._points = ModelPoints(module, permanent_hooks_of(module), anatomy)
+        self._points = self._points_class(module, permanent_hooks_of(module), anatomy)
         self._tell_tokenizer()
 
     def _tell_tokenizer(self) -> None:
@@ -134,7 +135,7 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
         vars(self).update(state, _last_inputs=None)
         anatomy = find_anatomy(self.module)
         assert anatomy is not None  # it had one before
-        self._points = ModelPoints(self.module, permanent_hooks_of(self.module), anatomy)
+        self._points = self._points_class(self.module, permanent_hooks_of(self.module), anatomy)
         self._tell_tokenizer()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -116,6 +116,7 @@ def copy_of(x: Tensor, given: Tensor) -> Tensor:
     """Return a snapshot of `given`, which is `x` unedited. In-place writes to it are meant for `x`."""
     copy = snapshot(given)
     copy._hookline_original = getattr(x, "_hookline_original", None) or ref(x)  # type: ignore[attr-defined]
+    copy._hookline_given = ref(given)  # type: ignore[attr-defined]
     return copy
 
 

@@ -20,7 +20,7 @@ from hookline.engine.order import Kind, Phase
 from hookline.engine.registration import Registration
 from hookline.engine.results import fit
 from hookline.engine.schedule import Step
-from hookline.engine.snapshots import is_as_lent, lend
+from hookline.engine.snapshots import Loan, is_as_lent, lend
 from hookline.errors import HookError, HooklineError, NeverFiredWarning, describe
 
 if TYPE_CHECKING:
@@ -114,16 +114,27 @@ class Edit(HookAction):
     """A forward hook: reads the activation, changes it in place, or returns another one."""
 
     phase = Phase.EDIT
-    lend = staticmethod(lend)
     fitted_result = fit  # as a method: (result, x, given)
     _has_warned = False
 
     def __init__(self, point: HookPoint, hook: Callable[..., Any], *, prepend: bool = False) -> None:
         super().__init__(point, hook, prepend=prepend)
         self.view: Any = self.lens
+        self.lend: Callable[[Any], Loan] = self._lend_again if point.permanent.raises_own else lend
         self.has_edited = self.has_passed_on = False
         if hasattr(hook, "where"):
             self.only_at(hook)
+
+    def _lend_again(self, x: Any) -> Loan:
+        """A snapshot for the hook, and what `is_as_lent` needs to detect writes to it.
+
+        If an earlier hook of this event keeps its snapshot in the graph, a TransformerLens model gets the same one: its
+        hooks expect one tensor, through which the gradients of all uses pass.
+        """
+        before = getattr(x, "_hookline_given", None)
+        if before is not None and (given := before()) is not None and is_as_lent(given, x):
+            return given, x
+        return lend(x)
 
     def extend(self, steps: list[Step], *, is_replay: bool = False) -> None:
         """Append the step of this edit."""
@@ -139,8 +150,10 @@ class Edit(HookAction):
             return bool(given.requires_grad)
         if given.retains_grad or given._backward_hooks:
             return True
-        # The hook kept it, perhaps for later. But passing it on must not separate the model's tensors from each other.
-        return sys.getrefcount(given) > _OURS and not (self.tap.kind is Kind.OUTPUT and is_passed_through(x))
+        # The hook kept it, perhaps for later. But passing it on must not separate the model's tensors from each other,
+        # except at a placed point, which is for this and always returns its argument.
+        has_own_output = self.point.is_placed or self.tap.kind is not Kind.OUTPUT or not is_passed_through(x)
+        return sys.getrefcount(given) > _OURS and has_own_output
 
     def passed_on(self, value: Any, x: Any, given: Any) -> Any:
         """The value with the tensor that the hook saw. A checkpoint counts saved tensors, so this is replayed."""

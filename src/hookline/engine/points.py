@@ -119,6 +119,11 @@ class HookPoint(nn.Module):
         return self._site or Site(self, Kind.OUTPUT)
 
     @property
+    def is_placed(self) -> bool:
+        """Whether it is a module that somebody has put into a model."""
+        return isinstance(self.site.module, HookPoint)
+
+    @property
     def permanent(self) -> PermanentHooks:
         """The added hooks of its model; its own, before it is in a model."""
         return self._permanent

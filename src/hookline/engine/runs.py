@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Self
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import nn
@@ -35,6 +35,9 @@ from hookline.engine.snapshots import Held, stop_sharing
 from hookline.engine.split_values import processes
 from hookline.engine.taps import Tap, has_foreign_hooks, lock
 from hookline.errors import HookError, HooklineError
+
+attached_modules: WeakKeyDictionary[nn.Module, Callable[[], Mapping[str, nn.Module] | None]] = WeakKeyDictionary()
+"""Returns the modules that a model calls without having them as submodules, by path. They may refer to the model."""
 
 
 class Run(Schedule, UndoBlock):
@@ -220,7 +223,9 @@ class Run(Schedule, UndoBlock):
         """Warn of hooks that have fired, but whose module has been replaced since."""
         if self.is_one_pass:
             return
-        there = set(self.root.modules())
+        attached = attached_modules.get(self.root, dict)() or {}
+        beside = attached.values()
+        there = {module for each in (self.root, *beside) for module in each.modules()}
         gone = [each for each in self.actions if isinstance(each, HookAction) and each.fired]
         gone = [each for each in gone if each.module not in there]
         report_silent(gone, has_run=True, why={each: not_current(each) for each in gone})

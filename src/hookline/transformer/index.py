@@ -118,7 +118,7 @@ class ModelPoints(Points):
                 return chosen
         if not found:
             raise no_match(asked, self.hook_dict)
-        meant = [name for name, match in found.items() if not self._specs[name].is_on_request or _names(asked, match)]
+        meant = [name for name, match in found.items() if not self.is_on_request(name) or _names(asked, match)]
         if not meant:  # nothing but points on request: these are meant
             return [self.hook_dict[name] for name in found]
         if not isinstance(asked, str):

@@ -1,4 +1,7 @@
 # ruff: noqa: N999
 """`HookedTransformer` at the module path of TransformerLens."""
 
+from hookline.compat.transformer_lens.hook_points import HookedRootModule as HookedRootModule
 from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer as HookedTransformer
+from hookline.compat.transformer_lens.hooked_transformer import Loss as Loss
+from hookline.compat.transformer_lens.hooked_transformer import Output as Output

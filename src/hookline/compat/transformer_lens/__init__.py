@@ -4,6 +4,7 @@
 
     model = HookedTransformer.from_pretrained("gpt2")
 
+For libraries that import `transformer_lens` themselves, `install()` puts this package in its place.
 docs/from-transformerlens.md lists what differs and what is not available.
 """
 
@@ -28,5 +29,7 @@ from hookline.compat.transformer_lens.kv_cache import TransformerLensKeyValueCac
 from hookline.compat.transformer_lens.kv_cache import (
     TransformerLensKeyValueCacheEntry as TransformerLensKeyValueCacheEntry,
 )
+from hookline.compat.transformer_lens.standin import VERSION as __version__  # noqa: F401, N811
+from hookline.compat.transformer_lens.standin import install as install
 
 __getattr__ = refusing("transformer_lens")

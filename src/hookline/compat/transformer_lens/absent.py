@@ -11,7 +11,6 @@ _WRAP = "hookline.hook(model) wraps that kind of model, with encoder.… and dec
 _INIT = "use torch.nn.init, or HookedTransformerConfig(init_mode=…) for a toy model"
 _TRAIN = 'write the loop: model(tokens, return_type="loss").backward(), and an optimizer of torch'
 _SWEEP = "hookline.experiments.patching.sweep patches any point"
-_BOS = "to_tokens(…, prepend_bos=False) omits the BOS token"
 
 ABSENT: dict[str, dict[str, str]] = {
     "transformer_lens": {
@@ -30,7 +29,6 @@ ABSENT: dict[str, dict[str, str]] = {
         **dict.fromkeys(("init_xavier_uniform_", "init_xavier_normal_"), _INIT),
         **dict.fromkeys(("init_kaiming_uniform_", "init_kaiming_normal_", "calc_fan_in_and_fan_out"), _INIT),
         **dict.fromkeys(("get_nested_attr", "set_nested_attr"), "operator.attrgetter, and setattr"),
-        **dict.fromkeys(("get_input_with_manually_prepended_bos", "get_tokens_with_bos_removed"), _BOS),
         "override_or_use_default_value": "`default if value is None else value`",
         "check_structure": "compare the tensors themselves",
     },

@@ -68,7 +68,9 @@ class LensFlags(Hooked):
         return [name for name in found if self._is_usual(name)] or found or names
 
     def _is_usual(self, name: str) -> bool:
-        """Whether TransformerLens has this point with the current flags."""
+        """Whether TransformerLens has this point with the current flags, or a user has placed it."""
+        if name in getattr(self._points, "placed", ()):
+            return True
         flag = next((flag for ending, flag in _FLAGS.items() if name.endswith(ending)), None)
         if flag is not None:
             return getattr(self.cfg, flag)

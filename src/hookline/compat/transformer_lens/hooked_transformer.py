@@ -10,11 +10,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hookline.compat.transformer_lens.cache import ActivationCache
-from hookline.compat.transformer_lens.components import parts_of
 from hookline.compat.transformer_lens.flags import LensFlags
 from hookline.compat.transformer_lens.generation import LensGeneration
 from hookline.compat.transformer_lens.hooks import LensHooks
 from hookline.compat.transformer_lens.kv_cache import HookedTransformerKeyValueCache
+from hookline.compat.transformer_lens.module_methods import OWN_STATE
 from hookline.compat.transformer_lens.pretrained import Pretrained
 from hookline.compat.transformer_lens.slices import Columns, Slice, SliceInput
 from hookline.compat.transformer_lens.tl_config import HookedTransformerConfig, to_native
@@ -28,6 +28,7 @@ from hookline.compat.transformer_lens.tokens import (
 from hookline.compat.transformer_lens.utils import lm_cross_entropy_loss
 from hookline.engine.names import Filter
 from hookline.errors import HooklineError
+from hookline.model import HookedModel
 from hookline.text.loss import lm_loss
 from hookline.text.tokenizer import Side
 
@@ -43,6 +44,9 @@ NOT_HERE = {
     "get_residual": "model(tokens, stop_at_layer=0) is the stream that enters the first layer",
 }
 """Methods of TransformerLens that are not available, and what to use instead."""
+
+
+_MADE_AGAIN = (*OWN_STATE, "_attached", "_points", "_last_inputs", "_text", "_refactored")
 
 
 class Output(NamedTuple):
@@ -70,6 +74,10 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
         move_to_device: bool = True,
         default_padding_side: Side | None = None,
     ) -> None:
+        if (loaded := self._take_loaded(cfg)) is not None:
+            self._wrap(loaded, cfg)  # type: ignore[arg-type]
+            self._take_tokenizer(tokenizer, default_padding_side)
+            return
         from hookline.compat.transformer_lens.native import NativeTransformer
 
         cfg = HookedTransformerConfig.unwrap(cfg)
@@ -105,23 +113,22 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
         self._tell_tokenizer()
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("embed", "pos_embed", "blocks", "ln_final", "unembed") and "_points" in vars(self):
-            parts = parts_of(self)
-            if name not in parts:
-                raise AttributeError(f"this model has no {name}")
-            return parts[name]
         if name in NOT_HERE:
             raise AttributeError(f"{name} is not available: {NOT_HERE[name]}")
         return super().__getattr__(name)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "cfg": self.cfg}
+        own = {name: value for name, value in vars(self).items() if name not in _MADE_AGAIN}
+        return {**own, **super().__getstate__(), "_kept": self._attached.kept()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        kept = state.pop("_kept")
         super().__setstate__(state)
+        self._begin_state()
         self._points.permanent.raises_own = True
+        self._attached.restore(kept)
 
-    def __call__(
+    def forward(  # type: ignore[override]
         self,
         input: str | Sequence[str] | Tensor | None = None,
         return_type: Literal["logits", "loss", "both"] | None = "logits",
@@ -157,11 +164,11 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
         kwargs |= {"return_type": "logits" if stop_at_layer is not None else return_type}
         kwargs |= {"attention_mask": attention_mask, "loss_per_token": loss_per_token}
         if past_kv_cache is None:
-            found = super().__call__(given, **kwargs)
+            found = HookedModel.__call__(self, given, **kwargs)
         else:
             mask = torch.ones_like(given) if attention_mask is None else attention_mask.to(given.device)
             with past_kv_cache.resumed(self.module.config, mask) as resumed:
-                found = super().__call__(given, **(kwargs | resumed))
+                found = HookedModel.__call__(self, given, **(kwargs | resumed))
         return Output(*found) if kwargs["return_type"] == "both" else found
 
     def _loss(self, logits: Tensor, inputs: dict[str, Any], per_token: bool) -> Tensor:
@@ -176,10 +183,6 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
             token, known = int(tokens[:, 1:].max()), logits.shape[-1]
             raise HooklineError(f"no loss: there are logits for {known} tokens, but the prompt has token {token}")
         return lm_loss(logits, tokens, inputs.get("attention_mask"), per_token=per_token)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The same as calling the model."""
-        return self(*args, **kwargs)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "forward":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -20,6 +21,7 @@ from hookline.errors import HooklineError, warn
 from hookline.load import load
 from hookline.model import HookedModel
 from hookline.text.tokenizer import Side
+from hookline.transformer.anatomy import Anatomy
 from hookline.transformer.find_anatomy import find_anatomy, unknown_anatomy
 from hookline.transformer.hub import EMBEDDED, as_hookline_error, find_model
 from hookline.weights.processing.swaps import Swaps
@@ -29,23 +31,63 @@ _PROCESSING = (
 )
 
 
+_RESERVED = ("module", "_points", "_anatomy", "_attached", "_forward", "_run", "_run_module", "weights")
+"""Names that a subclass must leave alone."""
+
+_loaded: ContextVar[tuple[HookedTransformerConfig, nn.Module] | None] = ContextVar("hookline_lens_loaded", default=None)
+"""The module for the model that `from_pretrained` is making, with its config."""
+
+
+def _anatomy_of(module: nn.Module) -> Anatomy:
+    anatomy = find_anatomy(module)
+    if anatomy is None:
+        raise HooklineError(unknown_anatomy(module))
+    if anatomy.is_encoder_decoder or anatomy.main.name != "blocks":
+        raise HooklineError(f"HookedTransformer needs a causal language model: {anatomy.kind} needs hookline.hook")
+    return anatomy
+
+
 class Pretrained(LensWeights):
     """Constructors of HookedTransformer and weight processing. A mixin."""
 
     _refactored: Swaps | None = None
     _no_bos: ClassVar[frozenset[str]] = NO_BOS
 
-    def _wrap(self, module: nn.Module, cfg: HookedTransformerConfig | None = None, **known: Any) -> None:
-        anatomy = find_anatomy(module)
-        if anatomy is None:
-            raise HooklineError(unknown_anatomy(module))
-        if anatomy.is_encoder_decoder or anatomy.main.name != "blocks":
-            raise HooklineError(f"HookedTransformer needs a causal language model: {anatomy.kind} needs hookline.hook")
-        HookedModel.__init__(self, module, None, anatomy)
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        taken = [name for name in _RESERVED if name in vars(cls)]
+        if taken and not cls.__module__.startswith("hookline."):
+            raise HooklineError(f"{cls.__name__} defines {', '.join(taken)}, which HookedTransformer needs: rename it")
+
+    def _wrap(self, module: nn.Module, cfg: HookedTransformerConfig) -> None:
+        HookedModel.__init__(self, module, None, _anatomy_of(module))
+        self._begin_state()
         self._points.permanent.raises_own = True
-        known.setdefault("default_prepend_bos", anatomy.config.model_type not in self._no_bos)
-        vars(self)["cfg"] = described(module, anatomy, **known) if cfg is None else cfg
+        vars(self)["cfg"] = cfg
         self.cfg.device = self._device
+
+    def _take_loaded(self, cfg: Any) -> nn.Module | None:
+        """The module that `from_pretrained` has loaded for this model; None for a new toy model."""
+        pending = _loaded.get()
+        if pending is None:
+            return None
+        if cfg is not pending[0]:
+            name = type(self).__name__
+            raise HooklineError(f"{name}.__init__ must pass the cfg that it gets to HookedTransformer.__init__, itself")
+        _loaded.set(None)
+        return pending[1]
+
+    @classmethod
+    def _of_loaded(cls, module: nn.Module, cfg: HookedTransformerConfig, *args: Any, **kwargs: Any) -> Any:
+        """A model around this module, made by the `__init__` of the class, as in TransformerLens."""
+        _loaded.set((cfg, module))
+        try:
+            model = cls(cfg, *args, **kwargs)  # type: ignore[arg-type]
+            if _loaded.get() is not None:
+                raise HooklineError(f"{cls.__name__}.__init__ must call HookedTransformer.__init__")
+        finally:
+            _loaded.set(None)
+        return model
 
     @classmethod
     def from_pretrained(
@@ -95,10 +137,11 @@ class Pretrained(LensWeights):
             where = (device or get_device()) if is_placed else None
             module, found = _from_name(model_name, where, wanted, **options)
             tokenizer = found if tokenizer is None else tokenizer
-        model: Any = cls.__new__(cls)
-        known = {} if default_prepend_bos is None else {"default_prepend_bos": default_prepend_bos}
-        model._wrap(module, model_name=model_name.rpartition("/")[2], **known)
-        model._take_tokenizer(tokenizer, default_padding_side)
+        anatomy = _anatomy_of(module)
+        prepends = anatomy.config.model_type not in cls._no_bos if default_prepend_bos is None else default_prepend_bos
+        name = model_name.rpartition("/")[2]
+        cfg = described(module, anatomy, model_name=name, default_prepend_bos=prepends)
+        model = cls._of_loaded(module, cfg, tokenizer, move_to_device=False, default_padding_side=default_padding_side)
         if tokenizer is not None:
             model.cfg.tokenizer_name = tokenizer.name_or_path
         model.process_weights_(

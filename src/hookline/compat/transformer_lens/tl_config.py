@@ -210,6 +210,7 @@ def to_native(cfg: HookedTransformerConfig) -> NativeConfig:
         rotary_dim=cfg.rotary_dim,
         rotary_base=float(cfg.rotary_base),
         rotary_adjacent_pairs=cfg.rotary_adjacent_pairs,
+        rotary_by_parts=_by_parts(cfg) if cfg.use_NTK_by_parts_rope else None,
         is_causal=cfg.attention_dir == "causal",
         layer_types=[_LAYER_TYPES[kind] for kind in _attn_types(cfg)],
         sliding_window=cfg.window_size if "local" in _attn_types(cfg) else None,
@@ -228,13 +229,13 @@ def to_native(cfg: HookedTransformerConfig) -> NativeConfig:
 
 _LAYER_TYPES = {"global": "full_attention", "local": "sliding_attention"}
 
-_ROTARY = "its rotary positions have only rotary_dim, rotary_base and rotary_adjacent_pairs"
+_ROTARY = "its rotary positions have only rotary_dim, rotary_base, rotary_adjacent_pairs and NTK by parts"
 _RELATIVE = "it has no relative positions"
 _REFUSED: dict[str, str] = {
     **dict.fromkeys(("num_experts", "experts_per_token", "norm_topk_prob"), "it has no mixture of experts"),
     "load_in_4bit": "its weights are not quantized",
     "n_devices": "it is on one device",
-    **dict.fromkeys(("use_NTK_by_parts_rope", "use_yarn_rope", "rotary_scaling_factor", "rotary_base_local"), _ROTARY),
+    **dict.fromkeys(("use_yarn_rope", "rotary_scaling_factor", "rotary_base_local"), _ROTARY),
     **dict.fromkeys(("relative_attention_max_distance", "relative_attention_num_buckets"), _RELATIVE),
     "decoder_start_token_id": "it has no encoder",
     "ungroup_grouped_query_attention": "it has n_key_value_heads keys and values: omit that instead",
@@ -245,6 +246,11 @@ _REFUSED: dict[str, str] = {
 
 _OWN_ARITHMETIC = ("Olmo2ForCausalLM", "Olmo3ForCausalLM", "OlmoeForCausalLM", "GptOssForCausalLM")
 """Architectures that TransformerLens computes differently from what the rest of the config says."""
+
+
+def _by_parts(cfg: HookedTransformerConfig) -> list[float]:
+    slowed, kept = cfg.NTK_by_parts_low_freq_factor, cfg.NTK_by_parts_high_freq_factor
+    return [float(each) for each in (cfg.NTK_by_parts_factor, slowed, kept, cfg.NTK_original_ctx_len)]
 
 
 def _attn_types(cfg: HookedTransformerConfig) -> list[str]:

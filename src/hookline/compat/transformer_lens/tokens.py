@@ -48,6 +48,21 @@ def get_attention_mask(
     return 1 - begins
 
 
+def get_tokens_with_bos_removed(tokenizer: Any, tokens: Int[Tensor, "batch pos"]) -> Int[Tensor, "batch pos-1"]:
+    """The tokens without the BOS token of each row, which follows the padding on the left if there is any."""
+    if tokenizer.padding_side == "right":
+        return tokens[..., 1:]
+    rows = tokens.reshape(-1, tokens.shape[-1])
+    first = (get_attention_mask(tokenizer, rows, prepend_bos=True, side="left") != 0).long().argmax(1)
+    kept = torch.arange(rows.shape[1], device=tokens.device) != first[:, None]
+    return rows[kept].reshape(*tokens.shape[:-1], -1)
+
+
+def get_input_with_manually_prepended_bos(bos_token: str, input: str | list[str]) -> str | list[str]:
+    """The text or texts with this BOS token before each."""
+    return bos_token + input if isinstance(input, str) else [bos_token + text for text in input]
+
+
 class LensText(Text):
     """A tokenizer that prepends BOS by default, and accepts empty text."""
 

@@ -25,6 +25,10 @@ from hookline.compat.transformer_lens.slices import Slice as Slice
 from hookline.compat.transformer_lens.slices import SliceInput as SliceInput
 from hookline.compat.transformer_lens.tokens import USE_DEFAULT_VALUE as USE_DEFAULT_VALUE
 from hookline.compat.transformer_lens.tokens import get_attention_mask as get_attention_mask
+from hookline.compat.transformer_lens.tokens import (
+    get_input_with_manually_prepended_bos as get_input_with_manually_prepended_bos,
+)
+from hookline.compat.transformer_lens.tokens import get_tokens_with_bos_removed as get_tokens_with_bos_removed
 from hookline.errors import HooklineError
 from hookline.text.loss import lm_loss
 from hookline.weights.factored import FactoredMatrix

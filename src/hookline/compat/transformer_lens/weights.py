@@ -10,9 +10,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hookline.compat.transformer_lens import entries
+from hookline.compat.transformer_lens.module_methods import LensModule
 from hookline.compat.transformer_lens.tl_config import HookedTransformerConfig
 from hookline.errors import HooklineError
-from hookline.model import HookedModel
 from hookline.weights.matrices import Weights
 
 
@@ -49,7 +49,7 @@ class LensMatrices(Weights):
         return super().tokens_to_residual_directions(tokens.reshape(()) if is_one else tokens)  # type: ignore[union-attr]
 
 
-class LensWeights(HookedModel):
+class LensWeights(LensModule):
     """The weights and state dict of a HookedTransformer. A mixin."""
 
     cfg: HookedTransformerConfig = None  # type: ignore[assignment]  # set for each model
@@ -83,28 +83,38 @@ class LensWeights(HookedModel):
             return self.module.state_dict(*args, **kwargs)
         if args or kwargs:
             raise HooklineError("state_dict takes no arguments here: use model.module.state_dict(…)")
-        return {name: entry.value.detach() for name, entry in entries.weights_of(self).items()}  # type: ignore[arg-type]
+        found = {name: entry.value.detach() for name, entry in entries.weights_of(self).items()}  # type: ignore[arg-type]
+        return found | {name: each.detach() for name, each in self._other_state().items()}
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], strict: bool = True, assign: bool = False) -> Any:
         """Load weights with TransformerLens's names."""
         if assign:
             raise HooklineError("assign=True is not supported for views of weights: omit it")
-        missing, unexpected = entries.load(self, state_dict, strict=strict)  # type: ignore[arg-type]
+        others = self._other_state()
+        given = {name: value for name, value in state_dict.items() if name not in others}
+        absent = [name for name in others if name not in state_dict]
+        if strict and absent:
+            raise HooklineError(f"weights of attached modules are missing: {absent}")
+        missing, unexpected = entries.load(self, given, strict=strict)  # type: ignore[arg-type]
+        with torch.no_grad():
+            for name in set(others) & set(state_dict):
+                others[name].copy_(state_dict[name])
+        missing += absent
         return nn.modules.module._IncompatibleKeys(missing, unexpected)
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """The model's own parameters, under TransformerLens's names where the layout is the same."""
         if args or kwargs:
             raise HooklineError("named_parameters takes no arguments here: use model.module.named_parameters(…)")
-        return entries.named_parameters(self)  # type: ignore[arg-type]
+        yield from entries.named_parameters(self)  # type: ignore[arg-type]
+        yield from self._other_parameters().items()
 
-    def to(  # type: ignore[override]
-        self,
-        device_or_dtype: torch.device | str | torch.dtype,
-        print_details: bool = True,  # noqa: ARG002
-    ) -> Self:
-        """Move the model, or change its dtype."""
-        self.module.to(device_or_dtype)
+    def to(self, *args: Any, print_details: bool = True, **kwargs: Any) -> Self:  # noqa: ARG002
+        """Move the model, or change its dtype; the arguments are those of `nn.Module.to`."""
+        args = args[:-1] if len(args) == 2 and isinstance(args[1], bool) else args  # TransformerLens's print_details
+        self.module.to(*args, **kwargs)
+        for _, module in self._others():
+            module.to(*args, **kwargs)
         parameter = next(self.module.parameters())
         self.cfg.device, self.cfg.dtype = self._device, parameter.dtype
         return self

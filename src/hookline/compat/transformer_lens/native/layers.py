@@ -5,6 +5,7 @@ Attention goes through transformers' attention interface.
 
 from __future__ import annotations
 
+import math
 from typing import Any, TypeAlias
 
 import torch
@@ -27,7 +28,12 @@ def rotation(config: NativeConfig, position_ids: Int[Tensor, "batch pos"], dtype
     assert config.rotary_dim is not None  # set by the config
     wide = torch.promote_types(dtype, torch.float32)
     pair = torch.arange(0, config.rotary_dim, 2, device=position_ids.device, dtype=wide)
-    angles = position_ids[..., None].to(wide) * config.rotary_base ** (-pair / config.rotary_dim)
+    frequency = config.rotary_base ** (-pair / config.rotary_dim)
+    if config.rotary_by_parts is not None:
+        factor, low, high, context = config.rotary_by_parts
+        kept = ((frequency * context / (2 * math.pi) - low) / (high - low)).clamp(0, 1)  # by turns in the old context
+        frequency = frequency * (kept + (1 - kept) / factor)
+    angles = position_ids[..., None].to(wide) * frequency
     angles = angles.repeat_interleave(2, -1) if config.rotary_adjacent_pairs else torch.cat([angles, angles], -1)
     return angles.cos().to(dtype), angles.sin().to(dtype)
 

@@ -52,6 +52,8 @@ class NativeConfig(PreTrainedConfig):
         norms_after: The outputs of attention and MLP are normalized before they are added.
         positions: `standard`: learned, added to the stream; `shortformer`: learned, read by queries and keys only.
         rotary_adjacent_pairs: Rotary pairs are adjacent; otherwise each pair has one entry in either half.
+        rotary_by_parts: Slower rotations for longer contexts, as in Llama 3.1: the factor, the numbers of turns in the
+            old context up to which rotations are slowed down and from which they are not, and the old context.
         layer_types: `full_attention` or `sliding_attention` (the last `sliding_window` positions), one per layer.
         attention_scale: The divisor of scores; by default sqrt(head_dim).
         scale_attn_by_inverse_layer_idx: Scores are also divided by the layer number, counted from 1.
@@ -87,6 +89,7 @@ class NativeConfig(PreTrainedConfig):
     rotary_dim: int | None = None
     rotary_base: float = 10000.0
     rotary_adjacent_pairs: bool = False
+    rotary_by_parts: list[float] | None = None
 
     is_causal: bool = True
     layer_types: list[str] | None = None

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hookline.compat.transformer_lens.entries import find_entry
+from hookline.engine.delegate import Delegate
 from hookline.errors import HooklineError
 from hookline.transformer.norms import norm_of
 from hookline.weights.attribute_access import follow
@@ -20,18 +21,33 @@ if TYPE_CHECKING:
     from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer
 
 
-class Part:
-    """A component of the model: its points and weights are attributes, and it can be called on its own."""
+class Part(Delegate):
+    """A component of the model: its points and weights are attributes, and it can be called on its own.
+
+    It is an nn.Module that shares all state with the module of the model that it stands for. Modules can be attached
+    to it: see `attaching.py`.
+    """
+
+    _model: HookedTransformer
 
     def __init__(self, model: HookedTransformer, path: str, module: nn.Module | None = None) -> None:
+        super().__init__(nn.Module() if module is None else module)
         vars(self).update(_model=model, _path=path, _module=module)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        attached = self._model._attached
+        if (found := attached.get(f"{self._path}.{name}")) is not None:
+            return found
         if name.startswith("hook_"):
             return follow(self._model._points, f"{self._path}.{name}")
-        return self._weight(name)
+        if name[:2] in ("W_", "b_", "_W", "_b") or name in ("w", "b"):
+            return self._weight(name)
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            raise AttributeError(f"{self._path} has no {name!r}") from None
 
     def _weight(self, name: str) -> Tensor:
         """A view of the model's parameter; if that is impossible, a read-only copy that says how to change it."""
@@ -44,8 +60,11 @@ class Part:
             return entry.own
         return read_only(entry.value, f"the model has it in another form; assign it instead: {self._short}.{name} = …")
 
-    def __setattr__(self, name: str, value: Tensor) -> None:
-        """Overwrite a weight."""
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Overwrite a weight, attach a module, or replace `forward`."""
+        if isinstance(value, nn.Module) or name == "forward":
+            self._model._attached.put(f"{self._path}.{name}", value)
+            return
         entry = find_entry(self._model, f"{self._path}.{name}")
         grouped = find_entry(self._model, f"{self._path}._{name}")
         if grouped is not None:
@@ -54,6 +73,15 @@ class Part:
         if entry is None:
             raise HooklineError(f"{self._path}.{name} is not a weight of this model and cannot be assigned")
         entry.write(f"{self._path}.{name}", value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+    def __delattr__(self, name: str) -> None:
+        self._model._attached.remove(f"{self._path}.{name}")
 
     @property
     def _short(self) -> str:
@@ -64,11 +92,16 @@ class Part:
     def _layer(self) -> int:
         return int(self._path.split(".")[1])
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """The output of the module for `x`, with hooks."""
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The output of the component, with hooks."""
+        forward = self._model._attached.forwards.get(self._path, self.forward)
+        return forward(*args, **kwargs)
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        """The output of the module for `x`, with hooks; of its own code, if another module is in its place."""
         if self._module is None:
             raise HooklineError(f"no single module of this model corresponds to {self._path}: it cannot be called")
-        return self._module(x)
+        return self._model._attached.own_forward(self._module)(x)
 
     def __repr__(self) -> str:
         return f"{self._path} ({type(self._module).__name__})"
@@ -77,10 +110,10 @@ class Part:
 class Embed(Part):
     """The token embedding."""
 
-    def __call__(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
+    def forward(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:  # type: ignore[override]
         """The embeddings of these tokens, as they enter the stream."""
         stack = self._model._anatomy.main
-        found = super().__call__(tokens)
+        found = super().forward(tokens)
         found = found if stack.embed_norm is None else stack.embed_norm(found)
         return found * stack.architecture.embedding_factor
 
@@ -88,7 +121,7 @@ class Embed(Part):
 class PosEmbed(Part):
     """The position embedding, if it is added to the stream."""
 
-    def __call__(
+    def forward(  # type: ignore[override]
         self, tokens: Int[Tensor, "batch pos"], past_kv_pos_offset: int = 0, attention_mask: Tensor | None = None
     ) -> Float[Tensor, "batch pos d_model"]:
         """The position embeddings of these tokens; left padding does not count."""
@@ -96,6 +129,10 @@ class PosEmbed(Part):
         if attention_mask is not None:
             places = (attention_mask.cumsum(1) - 1).clamp(min=0)[:, past_kv_pos_offset:]
         return self.W_pos[places.to(self.W_pos.device)]
+
+
+class Unembed(Part):
+    """The unembedding."""
 
 
 class LayerNorm(Part):
@@ -123,6 +160,21 @@ class Attention(Part):
         return read_only(repeated, own.why if isinstance(own, ReadOnlyTensor) else why)
 
     @property
+    def attn_type(self) -> str:
+        """`local` for a sliding window, else `global`."""
+        kinds = self._model.cfg.attn_types
+        return kinds[self._layer] if kinds else "global"
+
+    @property
+    def mask(self) -> Tensor:
+        """An empty tensor, as in TransformerLens 3.5: the model makes its own mask for each input."""
+        return torch.empty(0, 0, dtype=torch.bool, device=self._model._device)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "mask" or not torch.equal(value, self.mask):
+            super().__setattr__(name, value)
+
+    @property
     def OV(self) -> Any:  # noqa: N802
         """The OV circuit of each head."""
         return self._model.OV[self._layer]
@@ -132,7 +184,7 @@ class Attention(Part):
         """The QK circuit of each head."""
         return self._model.QK[self._layer]
 
-    def __call__(  # type: ignore[override]
+    def forward(  # type: ignore[override]
         self, query_input: Tensor, key_input: Tensor, value_input: Tensor, *, attention_mask: Tensor | None = None
     ) -> Float[Tensor, "batch pos d_model"]:
         """The output of attention for normalized inputs, shared by all heads or one per head."""
@@ -159,12 +211,12 @@ class Attention(Part):
 class MLP(Part):
     """The MLP of a layer."""
 
-    def __call__(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+    def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         """The output for the normalized stream."""
         kind = self._model._anatomy.kind
         if self._model._anatomy.architecture.residual_in_mlp:
             raise HooklineError(f"the MLP of {kind} adds the residual itself, and cannot be called on its own")
-        return super().__call__(x)
+        return super().forward(x)
 
 
 _OF_BLOCK: dict[str, type[Part]] = {
@@ -173,17 +225,25 @@ _OF_BLOCK: dict[str, type[Part]] = {
 }
 
 
-class Block(Part):
+class TransformerBlock(Part):
     """A layer."""
 
     def __getattr__(self, name: str) -> Any:
-        block = self._model._anatomy.blocks[self._layer]
-        module = getattr(block, name) if name in _OF_BLOCK else None
-        if module is not None or (name == "mlp" and block.mlp_out is not None):
-            return _OF_BLOCK[name](self._model, f"{self._path}.{name}", module)
+        if (found := self._model._attached.get(f"{self._path}.{name}")) is not None:
+            return found
+        if name in _OF_BLOCK:
+            return self.part(name)
         return super().__getattr__(name)
 
-    def __call__(self, resid_pre: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    def part(self, name: str) -> Part:
+        """The component of that name, even if another module is in its place."""
+        block = self._model._anatomy.blocks[self._layer]
+        module = getattr(block, name)
+        if module is None and not (name == "mlp" and block.mlp_out is not None):
+            raise AttributeError(f"{self._path} has no {name!r}")
+        return _OF_BLOCK[name](self._model, f"{self._path}.{name}", module)
+
+    def forward(self, resid_pre: Tensor, attention_mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
         """The output stream of the layer for an input stream."""
         layers = {"start_at_layer": self._layer, "stop_at_layer": self._layer + 1}
         return self._model(resid_pre, attention_mask=attention_mask, **layers)
@@ -196,8 +256,12 @@ def parts_of(model: HookedTransformer) -> dict[str, Any]:
         "embed": (Embed, anatomy.main.embed),
         "pos_embed": (PosEmbed, anatomy.main.pos_embed),
         "ln_final": (LayerNorm, anatomy.main.ln_final),
-        "unembed": (Part, anatomy.unembed),
+        "unembed": (Unembed, anatomy.unembed),
     }
     parts = {name: kind(model, name, module) for name, (kind, module) in modules.items() if module is not None}
     layers = enumerate(anatomy.blocks)
-    return parts | {"blocks": [Block(model, model._points.layer(layer), block.module) for layer, block in layers]}
+    return parts | {
+        "blocks": nn.ModuleList(
+            TransformerBlock(model, model._points.layer(layer), block.module) for layer, block in layers
+        )
+    }

@@ -1,0 +1,1 @@
+"""MLPs at the module path of TransformerLens."""

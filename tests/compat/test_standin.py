@@ -1,0 +1,97 @@
+"""hookline in the place of `transformer_lens`: imports, programs, metadata. Each test has a process of its own."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[2] / "src"
+SHIM = Path(__file__).parents[2] / "packages" / "transformer-lens" / "src"
+RUN = (sys.executable, "-m", "hookline.compat.transformer_lens")
+INSTALL = "from hookline.compat.transformer_lens import install; install()\n"
+
+
+def run(*command: str, path: tuple[Path, ...] = (SRC,)) -> subprocess.CompletedProcess:
+    env = {"PYTHONPATH": ":".join(map(str, path)), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=120, check=False)
+
+
+def ok(code: str, *, path: tuple[Path, ...] = (SRC,)) -> str:
+    done = run(sys.executable, "-c", code, path=path)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+CHECKS = """
+import importlib.metadata as metadata
+import transformer_lens, transformer_lens.utils as u
+from transformer_lens.hook_points import HookPoint
+from transformer_lens.HookedTransformer import HookedRootModule, HookedTransformer, Loss, Output
+from transformer_lens.components.mlps.can_be_used_as_mlp import CanBeUsedAsMLP
+import hookline.compat.transformer_lens as ours
+import hookline.compat.transformer_lens.hook_points as points
+assert transformer_lens is ours and u is ours.utils and HookPoint is points.HookPoint
+assert transformer_lens.HookedTransformer is HookedTransformer, "the class, not the module"
+assert metadata.version("transformer-lens").startswith("3.5.1"), metadata.version("transformer-lens")
+assert metadata.version("transformer_lens") == transformer_lens.__version__
+assert ours.__spec__.name == "hookline.compat.transformer_lens"
+"""
+
+
+def test_every_path_gives_the_same_objects() -> None:
+    ok(INSTALL + CHECKS + "install()\n" + CHECKS)
+
+
+def test_the_distribution_in_packages_does_the_same() -> None:
+    ok(CHECKS, path=(SHIM, SRC))
+    ok(INSTALL + CHECKS, path=(SHIM, SRC))
+
+
+def test_uninstalling_restores_the_imports() -> None:
+    ok(
+        "from hookline.compat.transformer_lens import install\nundo = install()\nimport transformer_lens\nundo()\n"
+        "import importlib.util\nassert importlib.util.find_spec('transformer_lens') is None"
+    )
+
+
+def test_it_refuses_if_another_transformer_lens_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "transformer_lens.py").write_text("")
+    done = run(sys.executable, "-c", "import transformer_lens\n" + INSTALL, path=(tmp_path, SRC))
+    assert done.returncode == 1
+    assert "HooklineError" in done.stderr
+    assert str(tmp_path) in done.stderr
+    ok(INSTALL + CHECKS, path=(tmp_path, SRC))  # installed on disk only, it is hidden
+
+
+def test_a_module_that_we_do_not_have_is_not_found() -> None:
+    done = run(sys.executable, "-c", INSTALL + "import transformer_lens.loading_from_pretrained")
+    assert "ModuleNotFoundError" in done.stderr
+    assert "hookline" in done.stderr
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    (tmp_path / "beside.py").write_text("import transformer_lens\nNAME = transformer_lens.__name__\n")
+    path = tmp_path / "program.py"
+    path.write_text("import sys, beside\nprint(__name__, sys.argv[1:], beside.NAME)\nsys.exit(int(sys.argv[1]))\n")
+    return path
+
+
+def test_a_script_runs_with_its_arguments_and_exit_code(script: Path) -> None:
+    done = run(*RUN, str(script), "3", "--flag")
+    assert done.returncode == 3, done.stderr
+    assert done.stdout.strip() == "__main__ ['3', '--flag'] hookline.compat.transformer_lens"
+
+
+def test_a_module_runs_with_its_arguments_and_exit_code(script: Path) -> None:
+    done = run(*RUN, "-m", "program", "4", path=(SRC, script.parent))
+    assert done.returncode == 4, done.stderr
+    assert done.stdout.strip() == "__main__ ['4'] hookline.compat.transformer_lens"
+
+
+@pytest.mark.parametrize("arguments", [(), ("-m",), ("-x",), ("missing.py",)])
+def test_bad_arguments_end_with_a_message(arguments: tuple[str, ...]) -> None:
+    done = run(*RUN, *arguments)
+    assert done.returncode == 2
+    assert done.stderr
