@@ -461,7 +461,6 @@ def test_flags_for_more_points_change_nothing_since_they_are_there() -> None:
         ({"num_experts": 2, "experts_per_token": 1}, "num_experts=2"),
         ({"load_in_4bit": True}, "load_in_4bit"),
         ({"n_devices": 2}, "n_devices"),
-        ({"use_NTK_by_parts_rope": True}, "use_NTK_by_parts_rope"),
         ({"use_yarn_rope": True}, "use_yarn_rope"),
         ({"rotary_base_local": 5.0}, "rotary_base_local"),
         ({"rotary_scaling_factor": 2.0}, "rotary_scaling_factor"),

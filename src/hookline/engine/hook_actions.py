@@ -115,12 +115,14 @@ class Edit(HookAction):
 
     phase = Phase.EDIT
     fitted_result = fit  # as a method: (result, x, given)
+    lend = staticmethod(lend)
     _has_warned = False
 
     def __init__(self, point: HookPoint, hook: Callable[..., Any], *, prepend: bool = False) -> None:
         super().__init__(point, hook, prepend=prepend)
         self.view: Any = self.lens
-        self.lend: Callable[[Any], Loan] = self._lend_again if point.permanent.raises_own else lend
+        if point.permanent.raises_own and type(self).lend is Edit.lend:
+            self.lend = self._lend_again
         self.has_edited = self.has_passed_on = False
         if hasattr(hook, "where"):
             self.only_at(hook)

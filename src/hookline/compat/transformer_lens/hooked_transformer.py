@@ -128,7 +128,7 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
         self._points.permanent.raises_own = True
         self._attached.restore(kept)
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         input: str | Sequence[str] | Tensor | None = None,
         return_type: Literal["logits", "loss", "both"] | None = "logits",

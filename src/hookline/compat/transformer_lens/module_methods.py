@@ -120,7 +120,7 @@ class LensModule(HookedModel):
             is_part = not tail and (name in _PARTS or module_at(anatomy, name) is module or name.startswith("blocks."))
             yield name, (self._component(name) if is_part else module)
         for name, point in self._points.hook_dict.items():
-            if self._is_usual(name) and name not in self._points.placed:  # type: ignore[attr-defined]
+            if self._is_usual(name) and name not in self._points.placed:
                 yield name, point
         for path, module in self._others():
             seen: set[nn.Module] = set()
@@ -154,7 +154,7 @@ class LensModule(HookedModel):
         """`named_children` without names."""
         yield from (module for _, module in self.named_children())
 
-    def modules(self) -> Iterator[nn.Module]:
+    def modules(self) -> Iterator[nn.Module]:  # type: ignore[override]
         """`named_modules` without names."""
         yield from (module for _, module in self.named_modules())
 
@@ -169,22 +169,25 @@ class LensModule(HookedModel):
         """All parameters: of the transformers model, and of attached modules."""
         seen: set[int] = set()
         others = [each.parameters() for _, each in self._others()] if recurse else []
-        for each in (self.module.parameters(recurse), self._parameters.values(), *others):
+        for each in (self.module.parameters(recurse), self._own_parameters().values(), *others):
             for parameter in each:
                 if id(parameter) not in seen:
                     seen.add(id(parameter))
                     yield parameter
 
+    def _own_parameters(self) -> dict[str, nn.Parameter]:
+        return {name: each for name, each in self._parameters.items() if each is not None}
+
     def _other_parameters(self) -> dict[str, nn.Parameter]:
         """Parameters of attached modules by path."""
         own = {id(parameter) for parameter in self.module.parameters()}
         found = {f"{path}.{name}": each for path, module in self._others() for name, each in module.named_parameters()}
-        return {name: each for name, each in {**self._parameters, **found}.items() if id(each) not in own}
+        return {name: each for name, each in (self._own_parameters() | found).items() if id(each) not in own}
 
     def _other_state(self) -> dict[str, Tensor]:
         """Parameters and persistent buffers of attached modules by path."""
         inside = {id(each) for each in self.module.state_dict(keep_vars=True).values()}
-        found: dict[str, Tensor] = dict(self._parameters)
+        found: dict[str, Tensor] = {**self._own_parameters()}
         for path, module in self._others():
             found |= {f"{path}.{name}": each for name, each in module.state_dict(keep_vars=True).items()}
         return {name: each for name, each in found.items() if isinstance(each, Tensor) and id(each) not in inside}
@@ -227,7 +230,7 @@ class LensModule(HookedModel):
         return self._run_module(*args, **kwargs)
 
     def _call_arguments(self) -> frozenset[str]:
-        return super()._call_arguments() | _arguments_of_forward(type(self))
+        return super()._call_arguments() | _arguments_of_forward(type(self))  # type: ignore[arg-type]
 
     def _replicate_for_data_parallel(self) -> Any:
         return Delegate._replicate_for_data_parallel(self)

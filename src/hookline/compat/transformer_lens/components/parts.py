@@ -97,7 +97,7 @@ class Part(Delegate):
         forward = self._model._attached.forwards.get(self._path, self.forward)
         return forward(*args, **kwargs)
 
-    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor) -> Tensor:
         """The output of the module for `x`, with hooks; of its own code, if another module is in its place."""
         if self._module is None:
             raise HooklineError(f"no single module of this model corresponds to {self._path}: it cannot be called")
@@ -110,7 +110,7 @@ class Part(Delegate):
 class Embed(Part):
     """The token embedding."""
 
-    def forward(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:  # type: ignore[override]
+    def forward(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
         """The embeddings of these tokens, as they enter the stream."""
         stack = self._model._anatomy.main
         found = super().forward(tokens)
@@ -121,7 +121,7 @@ class Embed(Part):
 class PosEmbed(Part):
     """The position embedding, if it is added to the stream."""
 
-    def forward(  # type: ignore[override]
+    def forward(
         self, tokens: Int[Tensor, "batch pos"], past_kv_pos_offset: int = 0, attention_mask: Tensor | None = None
     ) -> Float[Tensor, "batch pos d_model"]:
         """The position embeddings of these tokens; left padding does not count."""
@@ -243,7 +243,7 @@ class TransformerBlock(Part):
             raise AttributeError(f"{self._path} has no {name!r}")
         return _OF_BLOCK[name](self._model, f"{self._path}.{name}", module)
 
-    def forward(self, resid_pre: Tensor, attention_mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
+    def forward(self, resid_pre: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """The output stream of the layer for an input stream."""
         layers = {"start_at_layer": self._layer, "stop_at_layer": self._layer + 1}
         return self._model(resid_pre, attention_mask=attention_mask, **layers)
