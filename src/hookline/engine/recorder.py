@@ -21,6 +21,7 @@ from hookline.engine.structures import map_tensors
 from hookline.errors import HooklineError, NeverFiredWarning
 
 if TYPE_CHECKING:
+    from hookline.engine.actions import Record
     from hookline.engine.points import HookPoint
 
 
@@ -88,9 +89,10 @@ class Recorder:
         finally:
             self._awaited = awaited
 
-    def add(self, name: str, x: Deferred) -> None:
-        """Keep an activation that is deferred."""
-        self._values.setdefault(name, []).append(x)
+    def add(self, action: Record, x: Tensor | Deferred) -> None:
+        """Keep an activation that is deferred, or a snapshot."""
+        action.fired = True
+        self._values.setdefault(action.point.name, []).append(x)
 
     def _note_padding(self, point: HookPoint, kept: Tensor | Deferred) -> None:
         span = self.forward_pass.span_at(point.stream)

@@ -68,7 +68,7 @@ class Run(Schedule, UndoBlock):
         self._backward = [action for action in self.actions if action.dir == "bwd"]
         self._modules = {action.tap: action.module for action in self.actions}
         self.root = root
-        self._elsewhere: dict[Tap, str] = {}
+        self._elsewhere: dict[nn.Module, str] = {}
         self._holders: set[int] = set()
         self._on_exit = on_exit
         self._depth = self._hooks = 0
@@ -166,17 +166,25 @@ class Run(Schedule, UndoBlock):
         with compiling.tracing_lock(), lock:
             self._holders.add(id(holder))
             compiling.pause(self)
-            for tap, module in self._modules.items():
-                tap.acquire(module, self)
+            self.attach()
 
     def release(self, holder: object) -> None:
         """Undo `retain`; without holders every module is as it was."""
         with compiling.tracing_lock(), lock:
             self._holders.discard(id(holder))
             if not self._holders:
-                for tap, module in self._modules.items():
-                    tap.release(module, self)
+                self.detach()
                 compiling.resume(self)
+
+    def attach(self) -> None:
+        """Attach the taps to the modules."""
+        for tap, module in self._modules.items():
+            tap.acquire(module, self)
+
+    def detach(self) -> None:
+        """Undo `attach`. Safe to call twice."""
+        for tap, module in self._modules.items():
+            tap.release(module, self)
 
     def note(self, failure: HookError) -> None:
         """A hook has failed in the forward pass going on."""
@@ -196,15 +204,16 @@ class Run(Schedule, UndoBlock):
         for action in self._backward:
             action.end_pass()
 
-    def note_elsewhere(self, tap: Tap) -> None:
+    def note_elsewhere(self, where: nn.Module | Tap) -> None:
         """A module was called in a thread that does not have this run, in no forward pass of the whole model there."""
-        self._elsewhere[tap] = threading.current_thread().name
+        module = self._modules[where] if isinstance(where, Tap) else where
+        self._elsewhere[module] = threading.current_thread().name
 
     def _report(self) -> None:
         for action in self.actions:
             action.settle()
         if self._elsewhere:
-            report_elsewhere({self._modules[tap]: thread for tap, thread in self._elsewhere.items()}, self.root)
+            report_elsewhere(self._elsewhere, self.root)
             self._elsewhere = {}
         silent = [each for each in self.actions if not each.fired and isinstance(each, PointAction) and each.must_fire]
         if silent:
