@@ -61,7 +61,7 @@ def capture_of(recorder: Recorder, actions: Sequence[Record | Stash]) -> Capture
                 entry = Deferred(function, entry)
             if entry is same and not is_one:
                 entry = Deferred(_same, same)
-            recorder.add(action, entry)
+            recorder.add(action, entry)  # type: ignore[arg-type]
         return None
 
     return capture if recorder.defers or is_one else one_by_one

@@ -28,6 +28,8 @@ class FunctionInterceptor(TorchFunctionMode):
     """The inner events that it reports."""
     ignored: ClassVar[frozenset[str]] = frozenset()
     """The names of children in which nothing is intercepted."""
+    plain: ClassVar[frozenset[type[nn.Module]]] = frozenset()
+    """Classes of children that call none of the functions that are intercepted."""
 
     def __init__(self, module: nn.Module, taps: Mapping[Kind, Tap]) -> None:
         super().__init__()

@@ -188,6 +188,8 @@ def _note_padding(x: Tensor, span: Any, axes: str) -> None:
 
 def _numbered(values: dict[str, list[Any]]) -> dict[str, Any]:
     """Give each tensor a name: `fc`, or `fc#0`, `fc#1`, … if a module ran several times."""
+    if all(len(tensors) == 1 for tensors in values.values()):
+        return {name: tensors[0] for name, tensors in values.items()}
     names: dict[str, Any] = {}
     for name, tensors in values.items():
         new = {name: tensors[0]} if len(tensors) == 1 else {f"{name}#{call}": x for call, x in enumerate(tensors)}

@@ -57,17 +57,33 @@ class RecordingRun(Run):
         around = None if inner is None else inner.around(module)
         detour, itself = detour_of(module), ref(self)
 
+        def record(given: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
+            if into is not None:
+                into(given)
+            output = detour.go_on(*given[0], **given[1])
+            if out is not None:
+                out(output)
+            return output
+
+        def record_inside(given: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
+            """The same while torch functions are intercepted, in this module or in one that calls it."""
+            if into is not None:
+                unintercepted(into, given) if stack.interceptors else into(given)
+            call = detour.go_on
+            output = call(*given[0], **given[1]) if around is None else around(call, *given)
+            if out is not None:
+                unintercepted(out, output) if stack.interceptors else out(output)
+            return output
+
         def way(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             is_usual = not (module._forward_hooks or module._forward_pre_hooks) and len(active.get()) == 1
             if not is_usual or _C._current_graph_task_id() != -1:
                 return itself()._with_hooks(module, args, kwargs)  # type: ignore[union-attr]
-            if into is not None:
-                unintercepted(into, (args, kwargs)) if stack.interceptors else into((args, kwargs))
-            call = detour.go_on
-            output = call(*args, **kwargs) if around is None else around(call, args, kwargs)
-            if out is not None:
-                unintercepted(out, output) if stack.interceptors else out(output)
-            return output
+            if not stack.interceptors:
+                return (record if around is None else record_inside)((args, kwargs))
+            if type(module) in stack.interceptors[-1].plain:
+                return unintercepted(record, (args, kwargs))
+            return record_inside((args, kwargs))
 
         return way
 

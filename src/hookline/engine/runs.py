@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Self
 from weakref import ref
@@ -78,15 +78,21 @@ class Run(Schedule, UndoBlock):
             action.owner = itself
         self._share_errors()
 
+    def set(self, actions: Sequence[Action]) -> None:
+        """Replace all actions."""
+        super().set(actions)
+        self._at_points = [each for each in actions if isinstance(each, PointAction)]
+        self._hook_actions = [each for each in self._at_points if isinstance(each, HookAction)]
+        self._settling = [each for each in actions if type(each).settle is not Action.settle]
+
     def __enter__(self) -> Self:
         if self.is_open:
             raise HooklineError("this context is open already: make another one with hooks(…)")
         if self.errors:  # of an earlier use, whose caller may hold the list
             self.errors = []
             self._share_errors()
-        for action in self.actions:
-            if isinstance(action, HookAction):
-                action.registration.check_place(action)
+        for hook in self._hook_actions:
+            hook.registration.check_place(hook)
         for action in self.actions:
             action.begin()
         if self._others is not None and not self.is_one_pass:  # a single pass compares them when it begins
@@ -99,9 +105,8 @@ class Run(Schedule, UndoBlock):
         return self.begin()
 
     def _share_errors(self) -> None:
-        for action in self.actions:
-            if isinstance(action, HookAction):
-                action.errors = self.errors
+        for action in self._hook_actions:
+            action.errors = self.errors
 
     @covered
     def __exit__(
@@ -210,16 +215,16 @@ class Run(Schedule, UndoBlock):
         self._elsewhere[module] = threading.current_thread().name
 
     def _report(self) -> None:
-        for action in self.actions:
+        for action in self._settling:
             action.settle()
         if self._elsewhere:
             report_elsewhere(self._elsewhere, self.root)
             self._elsewhere = {}
-        silent = [each for each in self.actions if not each.fired and isinstance(each, PointAction) and each.must_fire]
+        silent = [each for each in self._at_points if not each.fired and each.must_fire]
         if silent:
             report_silent(silent, has_run=not self._bounds or self._bounds[0].fired)
         self._report_replaced()
-        missed = missed_by([each for each in self.actions if isinstance(each, HookAction) and each.reach is not None])
+        missed = missed_by([each for each in self._hook_actions if each.reach is not None])
         if not self.is_one_pass and self._is_outermost():
             missed += permanent_hooks_of(self.root).missed()
         if missed:
@@ -230,8 +235,7 @@ class Run(Schedule, UndoBlock):
         if self.is_one_pass:
             return
         there = set(self.root.modules())
-        gone = [each for each in self.actions if isinstance(each, HookAction) and each.fired]
-        gone = [each for each in gone if each.module not in there]
+        gone = [each for each in self._hook_actions if each.fired and each.module not in there]
         report_silent(gone, has_run=True, why={each: not_current(each) for each in gone})
 
     def _is_outermost(self) -> bool:
@@ -253,6 +257,7 @@ def clear_state() -> None:
     if not open_runs() and not running.hooks:
         stashed.saved.clear()
         stashed.memo.clear()
+        stashed.has_edits = False
         current.forward_pass = None
         call_arguments.sent.clear()
         stop_sharing()

@@ -35,7 +35,7 @@ Held: TypeAlias = list[dict[str, Any]]
 """The dictionaries in which modules hold their tensors."""
 
 
-_use_count = torch._C._storage_Use_Count  # type: ignore[attr-defined]
+_use_count = torch._C._storage_Use_Count
 _one = torch.empty(0)
 _ONE_TENSOR: int = _use_count(_one.untyped_storage()._cdata)
 """The references to memory that only one tensor has, and no view of it."""
@@ -60,7 +60,7 @@ class _Outside:
         """Find the tensors in it, once per pass."""
         root = self._root()
         held = self._held if self._held is not None else [] if root is None else held_in(root)
-        tensors: list[Tensor | None] = tensors_in(self.inputs)
+        tensors: list[Tensor | None] = [*tensors_in(self.inputs)]
         for each in held:
             if each:
                 tensors += each.values()
