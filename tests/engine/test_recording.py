@@ -32,7 +32,8 @@ def test_a_run_is_used_again(net, x, names) -> None:
     first = net.run_with_cache(x, names_filter=names)[1]
     runs = ready(net)
     second = net.run_with_cache(x + 1, names_filter=names)[1]
-    assert ready(net) == runs and len(runs) == 1
+    assert ready(net) == runs
+    assert len(runs) == 1
     assert list(first) == list(second)
     fresh = hookline.hook(net.module).run_with_cache(x + 1, names_filter=names)[1]
     assert all(torch.equal(second[name], fresh[name]) for name in fresh)
@@ -132,10 +133,13 @@ def test_which_calls_a_detour_leads() -> None:
         def __call__(self, *args, **kwargs):
             return self._call_impl(*args, **kwargs)
 
-    assert leads(nn.Linear(1, 1)) and leads(Around(1, 1)) and not leads(Past(1, 1))
+    assert leads(nn.Linear(1, 1))
+    assert leads(Around(1, 1))
+    assert not leads(Past(1, 1))
     for make in (Around, Past):
         cache = hookline.hook(nn.Sequential(make(4, 4))).run_with_cache(torch.ones(1, 4))[1]
-        assert "0" in cache and "0.input" in cache
+        assert "0" in cache
+        assert "0.input" in cache
 
 
 def test_views_of_inputs_and_buffers_are_copied() -> None:
