@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn, overrides
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from hookline.engine import blocks, compiling, interception, schedule, skipping, taps
+from hookline.engine import blocks, compiling, detours, interception, schedule, taps
 from hookline.engine.calls import running
 
 _PLACES = (
@@ -36,7 +36,7 @@ def state_of(module: nn.Module) -> dict[str, Any]:
         "active runs": schedule.active.get(),
         "open blocks": dict(blocks._open),
         "users of the compiler": set(compiling._users),
-        "skipped modules": dict(skipping._skipped.modules),
+        "skipped modules": dict(detours.here.skipped),
         "watches": list(interception.stack.interceptors),
         "hooks that are running": running.hooks,
         # One that is over does nothing: torch may push it again when the traceback is freed.

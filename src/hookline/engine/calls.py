@@ -42,6 +42,7 @@ class _Stashed(threading.local):
     def __init__(self) -> None:
         self.saved: dict[Any, Any] = {}  # by site; by lens, for an edit of a derived tensor
         self.memo: dict[Any, Any] = {}  # what was computed from it since
+        self.has_edits = False  # whether a derived tensor may have been edited
 
 
 stashed = _Stashed()

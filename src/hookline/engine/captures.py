@@ -1,13 +1,13 @@
-"""Captures: all records of a full cache at one event, taken at once.
+"""Captures: all records of a recording run at one event, taken at once.
 
 A run that only records, and is the only one in its thread, has nothing to arrange at an event: one snapshot of the
-value serves all points there, and what a lens computes from it is deferred.
+value serves all points there. In a full cache, what a lens computes from it is deferred.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
@@ -22,57 +22,59 @@ from hookline.engine.schedule import Schedule
 from hookline.engine.structures import NoTensorError
 from hookline.engine.taps import Tap
 
+Capture: TypeAlias = Callable[[Any], None]
+"""Keeps the activations in the value at an event."""
 
-class Capture:
-    """What a full cache keeps at one event of one module."""
 
-    def __init__(self, recorder: Recorder, actions: Sequence[Record | Stash]) -> None:
-        self._recorder, self._actions = recorder, actions
-        self._lens = next((each for each in map(_root, actions) if each is not None), None)
-        self._sites = [each.site for each in actions if isinstance(each, Stash) and each.site.lens == self._lens]
-        """The sites of which the tensor is saved for points at later events."""
-        self._ways = [self._way(action) for action in actions if getattr(action, "site", None) not in self._sites]
+def capture_of(recorder: Recorder, actions: Sequence[Record | Stash]) -> Capture:
+    """Return what takes all actions at one event of a module."""
+    lens = next((each for each in map(_root, actions) if each is not None), None)
+    # The sites of which the tensor is saved for points at later events.
+    sites = [each.site for each in actions if isinstance(each, Stash) and each.site.lens == lens]
+    ways = [(each, _functions(each, lens)) for each in actions if getattr(each, "site", None) not in sites]
+    is_one = not sites and len(ways) == 1 and ways[0][1] == []
+    """Whether there is one record, of the tensor as it is: nobody else needs the snapshot."""
 
-    def _way(self, action: Record | Stash) -> Callable[[Any, Tensor | None], None]:
-        """Return what takes one action."""
-        name, recorder = action.point.name if isinstance(action, Record) else "", self._recorder
-        functions = _functions(action, self._lens)
-        later = action.later if isinstance(action, Record) else None
+    def one_by_one(value: Any) -> None:
+        for action in actions:
+            action(value)
 
-        def add(value: Any, same: Tensor | None) -> None:  # noqa: ARG001
-            entry = Deferred(functions[0], same)  # type: ignore[index]
-            for function in functions[1:]:  # type: ignore[index]
-                entry = Deferred(function, entry)
-            recorder.add(name, entry)
-
-        def add_later(value: Any, same: Tensor | None) -> None:  # noqa: ARG001
-            entry = None if later is None else later(value)
-            if entry is None:
-                action(value)  # computes it now, unless there is nothing
-            else:
-                recorder.add(name, entry)
-
-        return add if functions is not None else add_later
-
-    def __call__(self, value: Any) -> None:
-        """Keep the activations in `value`."""
-        x = same = None
-        is_usual = self._recorder.forward_pass is current.forward_pass and not self._recorder.is_padded
-        if is_usual and self._lens is not None:
+    def capture(value: Any) -> None:
+        same = None
+        if recorder.forward_pass is not current.forward_pass or recorder.is_padded:
+            return one_by_one(value)
+        if lens is not None:
             try:
-                x = self._lens.get(value)
-            except NoTensorError:  # a full cache leaves it out
-                return
-            same = kept(x)
-            is_usual = same is not None
-        if not is_usual:
-            for action in self._actions:
-                action(value)
-            return
-        for site in self._sites:
-            stashed.saved[site], stashed.memo[site] = x, {"kept": same}
-        for way in self._ways:
-            way(value, same)
+                x = lens.get(value)
+            except NoTensorError:
+                return None if recorder.skips_missing else one_by_one(value)
+            if (same := kept(x)) is None:
+                return one_by_one(value)
+            for site in sites:
+                stashed.saved[site], stashed.memo[site] = x, {"kept": same}
+        for action, functions in ways:
+            if functions is None:
+                _take(action, value)
+                continue
+            entry: Any = same
+            for function in functions:
+                entry = Deferred(function, entry)
+            if entry is same and not is_one:
+                entry = Deferred(_same, same)
+            recorder.add(action, entry)  # type: ignore[arg-type]
+        return None
+
+    return capture if recorder.defers or is_one else one_by_one
+
+
+def _take(action: Record | Stash, value: Any) -> None:
+    """Take an action that needs more than one tensor of the event: later if it can wait, else now."""
+    later = action.later if isinstance(action, Record) else None
+    entry = None if later is None else later(value)
+    if entry is None:
+        action(value)
+    else:
+        action.recorder.add(action, entry)  # type: ignore[union-attr,arg-type]
 
 
 def _same(x: Tensor) -> Tensor:
@@ -91,7 +93,7 @@ def _functions(action: Record | Stash, root: Lens | None) -> list[Callable[[Tens
     if not isinstance(action, Record) or _root(action) != root or root is None:
         return None
     rest = action.lens.lenses[1:] if isinstance(action.lens, Chain) else ()
-    return ([each.get for each in rest] or [_same]) if all(map(is_pure, rest)) else None
+    return [each.get for each in rest] if all(map(is_pure, rest)) else None
 
 
 def captures_in(run: Schedule, recorder: Recorder) -> dict[Tap, Capture]:
@@ -99,8 +101,10 @@ def captures_in(run: Schedule, recorder: Recorder) -> dict[Tap, Capture]:
     found: dict[Tap, Capture] = {}
     for tap, steps in run.steps.items():
         actions: Iterable[Any] = steps
-        if all(_is_simple(action, tap) for action in actions):
-            found[tap] = Capture(recorder, [*actions])
+        # Inside a module, a value that is computed for the records only is not computed if they can wait.
+        can_capture = recorder.defers or not tap.kind.is_inner
+        if can_capture and all(_is_simple(action, tap) for action in actions):
+            found[tap] = capture_of(recorder, [*actions])
     return found
 
 

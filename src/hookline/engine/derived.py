@@ -220,11 +220,13 @@ class Derived:
     def put(self, value: Any, tensor: Tensor) -> Any:
         """Return the value at the event after an edit, which is remembered."""
         new = self.changed(value, self.get(value), tensor)
-        stashed.saved[self] = self.source(value), tensor
+        stashed.saved[self], stashed.has_edits = (self.source(value), tensor), True
         return new
 
     def edited(self, source: Tensor) -> Tensor | None:
         """The tensor after an edit; None if there was none for this source."""
+        if not stashed.has_edits:
+            return None
         origin, tensor = stashed.saved.get(self, (None, None))
         return tensor if origin is source else None
 

@@ -8,13 +8,13 @@ from typing import Any, Literal, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from hookline.engine.actions import Action, Record
 from hookline.engine.added_hooks import run_and_report
 from hookline.engine.blocks import end_all
 from hookline.engine.cache import ActivationCache
 from hookline.engine.callbacks import HookFunction, HookObject, OnError, check_on_error, hook_pairs
-from hookline.engine.captures import captures_in
 from hookline.engine.deferred import is_replayable
 from hookline.engine.gradients import GradientRecord
 from hookline.engine.hook_actions import HookAction
@@ -25,6 +25,7 @@ from hookline.engine.permanent import keep
 from hookline.engine.plan import Plan, make_plan
 from hookline.engine.points import Direction, HookPoint, check_direction, hook_action
 from hookline.engine.recorder import Recorder, StopForward, loss_of
+from hookline.engine.recording import RecordingRun
 from hookline.engine.runs import Run, open_runs
 from hookline.engine.signatures import parameters_of
 from hookline.engine.snapshots import begin_sharing, end_sharing
@@ -40,6 +41,8 @@ class Hooked:
     module: nn.Module
     _points: Points
     _cache_class: type[ActivationCache] = ActivationCache
+    _graphs: Any = None
+    """What runs the model in compiled graphs, if it is compiled."""
 
     @property
     def hook_dict(self) -> dict[str, HookPoint]:
@@ -189,9 +192,11 @@ class Hooked:
         is_full = names_filter is None
         spans = dict(own_points(points, skips=is_full)) if local else {}
         actions: list[Action] = [*self._actions(fwd_hooks, bwd_hooks, on_error)]
-        is_plain = is_full and not (actions or incl_bwd or local) and (device, dtype, pos_slice) == (None, None, None)
-        if is_plain:
-            recorder, run = self._full_run(points)
+        run: Run | None = None
+        if not (actions or incl_bwd or local) and (device, dtype, pos_slice) == (None, None, None):
+            run = self._recording_run(points, is_full=is_full)
+        if isinstance(run, RecordingRun):
+            recorder = run.recorder
         else:
             recorder = Recorder(
                 points, device, dtype, pos_slice, skips_missing=is_full, defers=is_full and not incl_bwd
@@ -210,23 +215,24 @@ class Hooked:
         cache = self._cache(recorder, tensors, LocalCache if local else None, remove_batch_dim=remove_batch_dim)
         if isinstance(cache, LocalCache):
             cache.spans = {point.name: own for point, own in spans.items()}
-        if is_plain:
-            self._points.last_run.full = points, recorder, run
+        if isinstance(run, RecordingRun):
+            self._points.ready_runs.keep(points, run)
         return output, cache
 
-    def _full_run(self, points: list[HookPoint]) -> tuple[Recorder, Run]:
-        """Return a run that records all points: that of the last full cache in this thread, if it still fits."""
-        is_alone = not (open_runs() or is_replayable() or any(point.site.tap.permanent for point in points))
-        last = self._points.last_run
-        ready, last.full = getattr(last, "full", None), None  # until this run has ended, normally
-        if ready is not None and ready[0] is points and is_alone and ready[2].captures and ready[2].is_alone():
-            _, recorder, run = ready
+    def _recording_run(self, points: list[HookPoint], *, is_full: bool) -> RecordingRun | None:
+        """Return a run that only records these points, of the last one in this thread if possible.
+
+        None if something else acts on the model too.
+        """
+        if open_runs() or is_replayable() or self._graphs is not None or _has_any_global_hook():
+            return None
+        run = self._points.ready_runs.take(points, is_full=is_full)
+        if run is not None:
             run.count.forget()
-            return recorder, run
-        recorder = Recorder(points, skips_missing=True, defers=True)
-        run = self._one_pass([Record(point, recorder, is_alone=is_alone) for point in points])
-        run.captures = captures_in(run, recorder) if is_alone and run.is_alone() else {}
-        return recorder, run
+        else:
+            recorder = Recorder(points, skips_missing=is_full, defers=is_full)
+            run = RecordingRun(self._points.root, points, recorder)
+        return run if run.is_ready() else None
 
     def cache(
         self,

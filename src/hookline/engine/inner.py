@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
@@ -33,6 +34,28 @@ class InnerTap(Tap):
         if self._scope is not None:
             self._scope.release((self, user))
 
+    def ignored_in(self, module: nn.Module) -> frozenset[str]:
+        """The names of the children of the module in which nothing is intercepted."""
+        return self.interceptor.ignored & module._modules.keys()
+
+    def around(self, module: nn.Module) -> Callable[..., Any]:
+        """Return a function that calls the module with interception, as its scope would; no child may be ignored."""
+        make, taps = self.interceptor, _taps_in(module, type(self))
+
+        def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            depth = len(interception.stack.interceptors)
+            interception.start(make(module, taps))
+            try:
+                return function(*args, **kwargs)
+            finally:
+                interception.stop(depth)
+
+        return call
+
+
+def _taps_in(module: nn.Module, tap_type: type[InnerTap]) -> dict[Kind, Tap]:
+    return {kind: tap_on(module, kind, make=tap_type) for kind in tap_type.interceptor.kinds}
+
 
 class InterceptScope:
     """Torch hooks before and after a module's call, between which torch functions are intercepted."""
@@ -50,8 +73,7 @@ class InterceptScope:
         self._take_off()
         children = [module.get_submodule(name) for name in tap_type.interceptor.ignored & module._modules.keys()]
         make = tap_type.interceptor
-        taps = {kind: tap_on(module, kind, make=tap_type) for kind in make.kinds}
-        enter, muted, back = partial(_enter, make, taps), partial(_mute, 1), partial(_mute, -1)
+        enter, muted, back = partial(_enter, make, _taps_in(module, tap_type)), partial(_mute, 1), partial(_mute, -1)
         # Noted before they are attached, so that after an interrupt `release` finds all of them.
         self._hooks = [(module, enter), (module, _leave)]
         self._hooks += [(child, hook) for child in children for hook in (muted, back)]

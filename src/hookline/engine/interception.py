@@ -28,6 +28,8 @@ class FunctionInterceptor(TorchFunctionMode):
     """The inner events that it reports."""
     ignored: ClassVar[frozenset[str]] = frozenset()
     """The names of children in which nothing is intercepted."""
+    plain: ClassVar[frozenset[type[nn.Module]]] = frozenset()
+    """Classes of children that call none of the functions that are intercepted."""
 
     def __init__(self, module: nn.Module, taps: Mapping[Kind, Tap]) -> None:
         super().__init__()
@@ -59,7 +61,10 @@ def stop(depth: int) -> None:
         # Torch removes a mode from its stack while calling it; an interrupt at that moment restores the mode late, when
         # the traceback is freed. It must do nothing then.
         interceptor.is_over, interceptor.muted = True, 1
-        remove_ended()
+        if is_on_top(interceptor):
+            _C._pop_torch_function_stack()
+        else:
+            remove_ended()
         stack.interceptors.pop()
 
 
@@ -76,10 +81,15 @@ def mute(more: int) -> None:
         stack.interceptors[-1].muted += more
 
 
+def is_on_top(interceptor: FunctionInterceptor) -> bool:
+    """Whether torch would call it first."""
+    depth = _C._len_torch_function_stack()
+    return depth > 0 and _C._get_function_stack_at(depth - 1) is interceptor
+
+
 def unintercepted(function: Callable[[Any], Any], value: Any) -> Any:
     """Call `function` without interception: what hooks compute is not part of the model."""
-    depth = _C._len_torch_function_stack()
-    if not depth or _C._get_function_stack_at(depth - 1) is not stack.interceptors[-1]:
+    if not is_on_top(stack.interceptors[-1]):
         return function(value)  # in a nested hook, or under another mode
     mode = _C._pop_torch_function_stack()
     try:

@@ -34,6 +34,8 @@ class First:
     """The value itself if it is a tensor, else the first tensor in it."""
 
     def get(self, value: Any) -> Tensor:
+        if type(value) is tuple and value and isinstance(value[0], Tensor):
+            return value[0]
         return value if isinstance(value, Tensor) else look(value, first_tensor(value))
 
     def put(self, value: Any, tensor: Tensor) -> Any:

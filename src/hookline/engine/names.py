@@ -30,6 +30,7 @@ from hookline.engine.order import Kind
 from hookline.engine.passes import Stream
 from hookline.engine.permanent import PermanentHooks
 from hookline.engine.points import HookPoint, Site
+from hookline.engine.recording import ReadyRuns
 from hookline.engine.signatures import parameters_of
 from hookline.engine.snapshots import Held, held_in
 from hookline.engine.split_values import check_items, completing, preparations, why_refused
@@ -57,7 +58,7 @@ class Points:
         """Returns the last sentence of the error about an unknown name."""
         self._first_paths: dict[nn.Module, str] = {}
         self.last_run = threading.local()
-        """`errors` of the last run in each thread; `full`, the last run of a full cache, to be used again."""
+        """`errors` of the last run in each thread."""
         self.refresh()
 
     def refresh(self) -> None:
@@ -68,6 +69,7 @@ class Points:
         self._points: dict[tuple[nn.Module, Kind], HookPoint] = {}
         self._asked: dict[str, HookPoint] = {}
         self._selected: dict[str | None, list[HookPoint]] = {}
+        self.ready_runs = ReadyRuns()
         events = [*self._walk(self.root, "")]
         self._children_then = [dict(children) for children in self._children]
         self._held = held_in(self.root)

@@ -21,6 +21,7 @@ from hookline.engine.structures import map_tensors
 from hookline.errors import HooklineError, NeverFiredWarning
 
 if TYPE_CHECKING:
+    from hookline.engine.actions import Record
     from hookline.engine.points import HookPoint
 
 
@@ -88,9 +89,10 @@ class Recorder:
         finally:
             self._awaited = awaited
 
-    def add(self, name: str, x: Deferred) -> None:
-        """Keep an activation that is deferred."""
-        self._values.setdefault(name, []).append(x)
+    def add(self, action: Record, x: Tensor | Deferred) -> None:
+        """Keep an activation that is deferred, or a snapshot."""
+        action.fired = True
+        self._values.setdefault(action.point.name, []).append(x)
 
     def _note_padding(self, point: HookPoint, kept: Tensor | Deferred) -> None:
         span = self.forward_pass.span_at(point.stream)
@@ -186,6 +188,8 @@ def _note_padding(x: Tensor, span: Any, axes: str) -> None:
 
 def _numbered(values: dict[str, list[Any]]) -> dict[str, Any]:
     """Give each tensor a name: `fc`, or `fc#0`, `fc#1`, … if a module ran several times."""
+    if all(len(tensors) == 1 for tensors in values.values()):
+        return {name: tensors[0] for name, tensors in values.items()}
     names: dict[str, Any] = {}
     for name, tensors in values.items():
         new = {name: tensors[0]} if len(tensors) == 1 else {f"{name}#{call}": x for call, x in enumerate(tensors)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 from weakref import WeakKeyDictionary, ref
@@ -71,7 +71,7 @@ class Run(Schedule, UndoBlock):
         self._backward = [action for action in self.actions if action.dir == "bwd"]
         self._modules = {action.tap: action.module for action in self.actions}
         self.root = root
-        self._elsewhere: dict[Tap, str] = {}
+        self._elsewhere: dict[nn.Module, str] = {}
         self._holders: set[int] = set()
         self._on_exit = on_exit
         self._depth = self._hooks = 0
@@ -81,15 +81,21 @@ class Run(Schedule, UndoBlock):
             action.owner = itself
         self._share_errors()
 
+    def set(self, actions: Sequence[Action]) -> None:
+        """Replace all actions."""
+        super().set(actions)
+        self._at_points = [each for each in actions if isinstance(each, PointAction)]
+        self._hook_actions = [each for each in self._at_points if isinstance(each, HookAction)]
+        self._settling = [each for each in actions if type(each).settle is not Action.settle]
+
     def __enter__(self) -> Self:
         if self.is_open:
             raise HooklineError("this context is open already: make another one with hooks(…)")
         if self.errors:  # of an earlier use, whose caller may hold the list
             self.errors = []
             self._share_errors()
-        for action in self.actions:
-            if isinstance(action, HookAction):
-                action.registration.check_place(action)
+        for hook in self._hook_actions:
+            hook.registration.check_place(hook)
         for action in self.actions:
             action.begin()
         if self._others is not None and not self.is_one_pass:  # a single pass compares them when it begins
@@ -102,9 +108,8 @@ class Run(Schedule, UndoBlock):
         return self.begin()
 
     def _share_errors(self) -> None:
-        for action in self.actions:
-            if isinstance(action, HookAction):
-                action.errors = self.errors
+        for action in self._hook_actions:
+            action.errors = self.errors
 
     @covered
     def __exit__(
@@ -169,17 +174,25 @@ class Run(Schedule, UndoBlock):
         with compiling.tracing_lock(), lock:
             self._holders.add(id(holder))
             compiling.pause(self)
-            for tap, module in self._modules.items():
-                tap.acquire(module, self)
+            self.attach()
 
     def release(self, holder: object) -> None:
         """Undo `retain`; without holders every module is as it was."""
         with compiling.tracing_lock(), lock:
             self._holders.discard(id(holder))
             if not self._holders:
-                for tap, module in self._modules.items():
-                    tap.release(module, self)
+                self.detach()
                 compiling.resume(self)
+
+    def attach(self) -> None:
+        """Attach the taps to the modules."""
+        for tap, module in self._modules.items():
+            tap.acquire(module, self)
+
+    def detach(self) -> None:
+        """Undo `attach`. Safe to call twice."""
+        for tap, module in self._modules.items():
+            tap.release(module, self)
 
     def note(self, failure: HookError) -> None:
         """A hook has failed in the forward pass going on."""
@@ -199,21 +212,22 @@ class Run(Schedule, UndoBlock):
         for action in self._backward:
             action.end_pass()
 
-    def note_elsewhere(self, tap: Tap) -> None:
+    def note_elsewhere(self, where: nn.Module | Tap) -> None:
         """A module was called in a thread that does not have this run, in no forward pass of the whole model there."""
-        self._elsewhere[tap] = threading.current_thread().name
+        module = self._modules[where] if isinstance(where, Tap) else where
+        self._elsewhere[module] = threading.current_thread().name
 
     def _report(self) -> None:
-        for action in self.actions:
+        for action in self._settling:
             action.settle()
         if self._elsewhere:
-            report_elsewhere({self._modules[tap]: thread for tap, thread in self._elsewhere.items()}, self.root)
+            report_elsewhere(self._elsewhere, self.root)
             self._elsewhere = {}
-        silent = [each for each in self.actions if not each.fired and isinstance(each, PointAction) and each.must_fire]
+        silent = [each for each in self._at_points if not each.fired and each.must_fire]
         if silent:
             report_silent(silent, has_run=not self._bounds or self._bounds[0].fired)
         self._report_replaced()
-        missed = missed_by([each for each in self.actions if isinstance(each, HookAction) and each.reach is not None])
+        missed = missed_by([each for each in self._hook_actions if each.reach is not None])
         if not self.is_one_pass and self._is_outermost():
             missed += permanent_hooks_of(self.root).missed()
         if missed:
@@ -224,10 +238,8 @@ class Run(Schedule, UndoBlock):
         if self.is_one_pass:
             return
         attached = attached_modules.get(self.root, dict)() or {}
-        beside = attached.values()
-        there = {module for each in (self.root, *beside) for module in each.modules()}
-        gone = [each for each in self.actions if isinstance(each, HookAction) and each.fired]
-        gone = [each for each in gone if each.module not in there]
+        there = {module for each in (self.root, *attached.values()) for module in each.modules()}
+        gone = [each for each in self._hook_actions if each.fired and each.module not in there]
         report_silent(gone, has_run=True, why={each: not_current(each) for each in gone})
 
     def _is_outermost(self) -> bool:
@@ -249,6 +261,7 @@ def clear_state() -> None:
     if not open_runs() and not running.hooks:
         stashed.saved.clear()
         stashed.memo.clear()
+        stashed.has_edits = False
         current.forward_pass = None
         call_arguments.sent.clear()
         stop_sharing()

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from torch import _C
+from torch import _C, nn
 
 from hookline.engine.calls import Count
 from hookline.engine.order import arrange
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 Step: TypeAlias = Callable[[Any], Any]
 """Takes the value at an event, and returns the value to continue with."""
 
+Way: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+"""Takes the arguments of a module's call, and returns its value."""
+
 
 class Schedule:
     """The actions of one run, or the permanent hooks of a model, by the tap that they wait at."""
@@ -29,6 +32,8 @@ class Schedule:
     """Whether it lasts for a single forward pass."""
     captures: Mapping[Tap, Callable[[Any], None]] = MappingProxyType({})
     """What it does at taps where it only records, if no other schedule acts there: see `captures.py`."""
+    ways: Mapping[nn.Module, Way] = MappingProxyType({})
+    """What it does with calls of modules that it leads: see `detours.py`."""
 
     def __init__(self, actions: Sequence[Action] = ()) -> None:
         self.actions: Sequence[Action] = ()

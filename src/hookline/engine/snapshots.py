@@ -35,6 +35,12 @@ Held: TypeAlias = list[dict[str, Any]]
 """The dictionaries in which modules hold their tensors."""
 
 
+_use_count = torch._C._storage_Use_Count
+_one = torch.empty(0)
+_ONE_TENSOR: int = _use_count(_one.untyped_storage()._cdata)
+"""The references to memory that only one tensor has, and no view of it."""
+
+
 class _Outside:
     """The memory that existed before a forward pass began."""
 
@@ -42,21 +48,29 @@ class _Outside:
         self._root, self.inputs, self._held = ref(root), inputs, held
         self.storages: dict[int, UntypedStorage] | None = None
         """By `id`; None until first needed."""
+        self.tensors: dict[int, Tensor | None] | None = None
+        """Those that hold it, also by `id`."""
 
     @property
     def root(self) -> nn.Module | None:
         """The whole model, held weakly: torch does not report the end of a pass that was interrupted."""
         return self._root()
 
-    def find(self) -> dict[int, UntypedStorage]:
-        """Find it, once per pass."""
+    def find_tensors(self) -> dict[int, Tensor | None]:
+        """Find the tensors in it, once per pass."""
         root = self._root()
         held = self._held if self._held is not None else [] if root is None else held_in(root)
         tensors: list[Tensor | None] = [*tensors_in(self.inputs)]
         for each in held:
-            tensors += each.values()
+            if each:
+                tensors += each.values()
+        self.tensors = dict(zip(map(id, tensors), tensors, strict=True))
+        return self.tensors
+
+    def find(self) -> dict[int, UntypedStorage]:
+        """Find it, once per pass."""
         found: dict[int, UntypedStorage] = {}
-        for tensor in tensors:
+        for tensor in (self.tensors or self.find_tensors()).values():
             if tensor is not None:
                 try:
                     storage = tensor.untyped_storage()
@@ -224,7 +238,13 @@ def shared(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False) ->
     if not is_ours:
         some = _passes.outside.get(running.hooks)  # as `last` does, without a call
         outside = some[-1] if some else None
-        is_known = outside is not None and id(storage) not in (outside.storages or outside.find())
+        if outside is None:
+            is_known = False
+        elif outside.storages is None and _use_count(storage._cdata) == _ONE_TENSOR:
+            # No other tensor has this memory. To look at the memory of all parameters would take long.
+            is_known = id(x) not in (outside.tensors or outside.find_tensors())
+        else:
+            is_known = id(storage) not in (outside.storages or outside.find())
         if not is_known and not torch._C._is_cow_tensor(x):  # type: ignore[attr-defined]
             return None
     if not (_sharing.acquire(False) or _sharing.acquire(timeout=0.01)):

@@ -21,7 +21,8 @@ from hookline.engine.actions import Action
 from hookline.engine.order import Kind, Turn
 from hookline.engine.points import HookPoint, Site, hook_action
 from hookline.engine.runs import Run
-from hookline.engine.skipping import Give, Skipping
+from hookline.engine.schedule import Way
+from hookline.engine.skipping import Skipping
 from hookline.engine.snapshots import sharing
 from hookline.rerun.changes import RowChange, write_all
 from hookline.rerun.image_inputs import in_one_row
@@ -58,7 +59,7 @@ class JoinedRun:
     inputs: dict[str, Any]
     read: list[int]
     """The positions, counted from the start of `span`, that need to be correct."""
-    skipped: Mapping[nn.Module, Give]
+    skipped: Mapping[nn.Module, Way]
     """Modules that are not run: their output is known."""
 
     @property
@@ -120,7 +121,7 @@ def _is_looked_into(points: ModelPoints, changes: Mapping[str, list[RowChange]])
     return any(name.startswith(last) and "attn" not in name for name in changes)
 
 
-def _only_at(mlp: nn.Module, read: list[int]) -> Give:
+def _only_at(mlp: nn.Module, read: list[int]) -> Way:
     """Run the last MLP only at the positions that are read; it acts on each position separately. Zeros elsewhere."""
 
     def give(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

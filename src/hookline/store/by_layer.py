@@ -27,7 +27,8 @@ from hookline.engine.names import Filter
 from hookline.engine.points import HookPoint
 from hookline.engine.recorder import Recorder, StopForward
 from hookline.engine.runs import Run
-from hookline.engine.skipping import Give, Skipping
+from hookline.engine.schedule import Way
+from hookline.engine.skipping import Skipping
 from hookline.errors import HooklineError, StoreError, UnavailablePointError, shown_bytes
 from hookline.load import load
 from hookline.model import HookedModel
@@ -234,10 +235,10 @@ class LayerHarvest(Harvest):
         }
         return values, kept[0] if kept else None
 
-    def _gives(self, stage: Stage, stream: Tensor | None, kept: list[Tensor]) -> dict[nn.Module, Give]:
+    def _gives(self, stage: Stage, stream: Tensor | None, kept: list[Tensor]) -> dict[nn.Module, Way]:
         """What the modules return that do not run in this stage."""
         anatomy = self.model._anatomy
-        blocks, gives = [block.module for block in anatomy.blocks], dict[nn.Module, Give]()
+        blocks, gives = [block.module for block in anatomy.blocks], dict[nn.Module, Way]()
 
         def enter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             kept.append(args[0] if args else kwargs["hidden_states"])
@@ -347,7 +348,7 @@ def _check(points: ModelPoints) -> None:
         raise HooklineError(f"by_layer=True is not available for {anatomy.kind}: {why}. Harvest without by_layer")
 
 
-def _nothing(embed: nn.Module, device: torch.device) -> Give:
+def _nothing(embed: nn.Module, device: torch.device) -> Way:
     """What skipped embeddings return: NaN, in the shape and dtype of embeddings."""
     weight: Any = embed.weight
 

@@ -121,6 +121,7 @@ class AttentionInterceptor(FunctionInterceptor):
 
     kinds = Kind.QUERY, Kind.KEY, Kind.SCORES, Kind.PATTERN
     ignored = frozenset({"indexer", "compressor"})
+    plain = frozenset({nn.Linear})
 
     def __init__(self, module: nn.Module, taps: Mapping[Kind, Tap]) -> None:
         super().__init__(module, taps)
@@ -151,7 +152,7 @@ class AttentionInterceptor(FunctionInterceptor):
         return func(*args, **kwargs)
 
     def _fused(self, call: FusedCall) -> Tensor:
-        query, key, scores_at, pattern_at = (self.taps[kind] for kind in self.kinds)
+        query, key, scores_at, pattern_at = self.taps.values()  # in the order of `kinds`
         output: Tensor | None = None
         if (captures := self._captures()) is not None:
             output = self._fused_output(call)
@@ -178,7 +179,7 @@ class AttentionInterceptor(FunctionInterceptor):
         runs = active.get()
         if len(runs) != 1:
             return None
-        found = [runs[0].capture_at(self.taps[kind]) for kind in self.kinds]
+        found = [runs[0].capture_at(tap) for tap in self.taps.values()]
         return None if None in found else found  # type: ignore[return-value]
 
     def _defer(self, call: FusedCall, waiting: list[Any]) -> bool:

@@ -39,7 +39,10 @@ class Norm:
     def epsilon(self) -> float:
         """The number that is added to the mean square now."""
         own = vars(self.module)
-        return next((float(own[name]) for name in _EPSILON if own.get(name) is not None), self.guess)
+        for name in _EPSILON:
+            if own.get(name) is not None:
+                return float(own[name])
+        return self.guess
 
     @property
     def gain(self) -> Tensor | float:
@@ -161,7 +164,8 @@ class NormScale(_InNorm):
 
     def later(self, value: Any) -> Deferred | None:
         """Defer the denominator, unless it was edited."""
-        return self.part_later(0) if self.edited(self.source(value)) is None else None
+        is_edited = stashed.has_edits and self.edited(self.source(value)) is not None
+        return None if is_edited else self.part_later(0)
 
     def changed(self, value: Tensor, before: Tensor, after: Tensor) -> Tensor:
         """The output of the norm with another denominator."""
@@ -182,9 +186,11 @@ class Normalized(_InNorm):
 
     def later(self, value: Any) -> Deferred | None:
         """Defer the normalized activation, unless it or the denominator was edited."""
-        x = self.source(value)
-        is_edited = self.edited(x) is not None or NormScale(self.norm, self.input).edited(x) is not None
-        return None if is_edited else self.part_later(1)
+        if stashed.has_edits:
+            x = self.source(value)
+            if self.edited(x) is not None or NormScale(self.norm, self.input).edited(x) is not None:
+                return None
+        return self.part_later(1)
 
     def changed(self, value: Tensor, before: Tensor, after: Tensor) -> Tensor:
         """The output of the norm with another normalized activation."""

@@ -14,8 +14,8 @@ from hookline.engine.order import Turn
 from hookline.engine.points import Site, hook_action
 from hookline.engine.recorder import Recorder, StopForward
 from hookline.engine.runs import Run
-from hookline.engine.schedule import active
-from hookline.engine.skipping import Give, Skipping
+from hookline.engine.schedule import Way, active
+from hookline.engine.skipping import Skipping
 from hookline.errors import HooklineError
 from hookline.text.image_tokens import image_token_id
 from hookline.transformer.anatomy import Anatomy
@@ -82,7 +82,7 @@ def _checked(stream: object, width: int) -> Tensor:
     return stream[None] if stream.ndim == 2 else stream
 
 
-def pass_through(anatomy: Anatomy, stream: Tensor | None = None) -> Give:
+def pass_through(anatomy: Anatomy, stream: Tensor | None = None) -> Way:
     """What a skipped layer returns: the stream that is given here, or else its own input."""
     returns_tuple = anatomy.architecture.returns_tuple
 

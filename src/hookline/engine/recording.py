@@ -1,0 +1,155 @@
+"""Recording runs: runs that only record, alone in their thread.
+
+The modules are called through detours, which cost less than torch's hooks, and there is nothing to arrange at an event:
+see `captures.py`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+from torch import _C, nn
+
+from hookline.engine.actions import Record
+from hookline.engine.captures import Capture, captures_in
+from hookline.engine.detours import detour_of, leads
+from hookline.engine.inner import InnerTap
+from hookline.engine.interception import stack, unintercepted
+from hookline.engine.order import Kind
+from hookline.engine.recorder import Recorder
+from hookline.engine.runs import Run
+from hookline.engine.schedule import Way, active
+from hookline.engine.taps import Tap, lock
+
+if TYPE_CHECKING:
+    from hookline.engine.points import HookPoint
+
+
+class RecordingRun(Run):
+    """Records points in one forward pass. It can be used again."""
+
+    def __init__(self, root: nn.Module, points: Sequence[HookPoint], recorder: Recorder) -> None:
+        super().__init__(root, [Record(each, recorder, is_alone=recorder.defers) for each in points], is_one_pass=True)
+        self.recorder = recorder
+        captures = captures_in(self, recorder)
+        taps: dict[nn.Module, list[Tap]] = {}
+        for tap, module in self._modules.items():
+            taps.setdefault(module, []).append(tap)
+        led = {module: some for module, some in taps.items() if _can_lead(module, some, captures)}
+        self._tapped = {tap: module for tap, module in self._modules.items() if module not in led}
+        self.ways = {module: self._way(module, some, captures) for module, some in led.items()}
+        self._detours = [detour_of(module) for module in led]
+        # Outside the modules, these taps are not attached, and act on nothing even if another run attaches them.
+        self._outer = {
+            m: {tap: self.steps.pop(tap) for tap in some if not tap.kind.is_inner} for m, some in led.items()
+        }
+        self._taps, self._hooked = led, dict[nn.Module, None]()
+        self.captures = {tap: capture for tap, capture in captures.items() if tap in self.steps}
+
+    def _way(self, module: nn.Module, taps: list[Tap], captures: dict[Tap, Capture]) -> Way:
+        """What the calls of a module do instead of calling it."""
+        at = {tap.kind: captures[tap] for tap in taps}
+        into, out = at.get(Kind.INPUT), at.get(Kind.OUTPUT)
+        inner = next((tap for tap in taps if isinstance(tap, InnerTap)), None)
+        around = None if inner is None else inner.around(module)
+        detour, itself = detour_of(module), ref(self)
+
+        def record(given: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
+            if into is not None:
+                into(given)
+            output = detour.go_on(*given[0], **given[1])
+            if out is not None:
+                out(output)
+            return output
+
+        def record_inside(given: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
+            """The same while torch functions are intercepted, in this module or in one that calls it."""
+            if into is not None:
+                unintercepted(into, given) if stack.interceptors else into(given)
+            call = detour.go_on
+            output = call(*given[0], **given[1]) if around is None else around(call, *given)
+            if out is not None:
+                unintercepted(out, output) if stack.interceptors else out(output)
+            return output
+
+        def way(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            is_usual = not (module._forward_hooks or module._forward_pre_hooks) and len(active.get()) == 1
+            if not is_usual or _C._current_graph_task_id() != -1:
+                return itself()._with_hooks(module, args, kwargs)  # type: ignore[union-attr]
+            if not stack.interceptors:
+                return (record if around is None else record_inside)((args, kwargs))
+            if type(module) in stack.interceptors[-1].plain:
+                return unintercepted(record, (args, kwargs))
+            return record_inside((args, kwargs))
+
+        return way
+
+    def _with_hooks(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a module that somebody else has hooked meanwhile: its taps know what to do then."""
+        call = detour_of(module).go_on
+        if module in self._hooked:  # a module that calls itself
+            return call(*args, **kwargs)
+        try:
+            with lock:
+                self._hooked[module] = None
+                self.steps.update(self._outer[module])
+                for tap in self._taps[module]:
+                    tap.acquire(module, self)
+            return call(*args, **kwargs)
+        finally:
+            with lock:
+                self._unhook(module)
+
+    def _unhook(self, module: nn.Module) -> None:
+        for tap in self._taps[module]:
+            tap.release(module, self)
+        for tap in self._outer[module]:
+            self.steps.pop(tap, None)
+        self._hooked.pop(module, None)
+
+    def attach(self) -> None:
+        """Lead the calls of modules, and attach taps where that does not suffice."""
+        for tap, module in self._tapped.items():
+            tap.acquire(module, self)
+        for detour in self._detours:
+            detour.acquire(self)
+
+    def detach(self) -> None:
+        """Undo `attach`. Safe to call twice."""
+        for detour in self._detours:
+            detour.release(self)
+        for tap, module in self._tapped.items():
+            tap.release(module, self)
+        for module in list(self._hooked):
+            self._unhook(module)
+
+    def is_ready(self) -> bool:
+        """Whether it can be used now: nobody else acts on its modules."""
+        return not any(tap.permanent for tap in self._modules) and self.is_alone()
+
+
+def _can_lead(module: nn.Module, taps: list[Tap], captures: dict[Tap, Capture]) -> bool:
+    """Whether calling the module through a detour is enough to record all that happens at its taps."""
+    is_muted = any(isinstance(tap, InnerTap) and tap.ignored_in(module) for tap in taps)
+    return leads(module) and not is_muted and all(tap in captures for tap in taps)
+
+
+class ReadyRuns(threading.local):
+    """The last recording runs of this thread, to be used again: planning a run costs more than its records."""
+
+    def __init__(self) -> None:
+        self._runs: list[tuple[Sequence[HookPoint], RecordingRun]] = []
+
+    def take(self, points: Sequence[HookPoint], *, is_full: bool) -> RecordingRun | None:
+        """Return a run that records these points, if there is one; it is kept again when it has ended normally."""
+        for index, (some, run) in enumerate(self._runs):
+            if some == points and run.recorder.skips_missing == is_full:
+                return self._runs.pop(index)[1]
+        return None
+
+    def keep(self, points: Sequence[HookPoint], run: RecordingRun) -> None:
+        """Keep a run that has ended."""
+        self._runs = [(points, run), *self._runs[:3]]

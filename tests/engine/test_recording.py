@@ -1,0 +1,161 @@
+"""Runs that only record: led through detours, and used again."""
+
+import gc
+import threading
+from weakref import ref
+
+import pytest
+import torch
+from networks import MLP
+from torch import nn
+
+import hookline
+from hookline.engine.detours import PLACE, leads
+
+
+@pytest.fixture
+def net():
+    return hookline.hook(MLP())
+
+
+@pytest.fixture
+def x():
+    return torch.randn(2, 4)
+
+
+def ready(net):
+    return [run for _, run in net._points.ready_runs._runs]
+
+
+@pytest.mark.parametrize("names", [None, "fc*", ["fc1", "fc2"]])
+def test_a_run_is_used_again(net, x, names) -> None:
+    first = net.run_with_cache(x, names_filter=names)[1]
+    runs = ready(net)
+    second = net.run_with_cache(x + 1, names_filter=names)[1]
+    assert ready(net) == runs
+    assert len(runs) == 1
+    assert list(first) == list(second)
+    fresh = hookline.hook(net.module).run_with_cache(x + 1, names_filter=names)[1]
+    assert all(torch.equal(second[name], fresh[name]) for name in fresh)
+    assert not any(torch.equal(first[name], second[name]) for name in first)
+    assert not any(PLACE in vars(module) for module in net.module.modules())
+
+
+def test_a_run_that_can_be_used_again_keeps_no_activation(net, x) -> None:
+    for names in (None, "fc1"):
+        cache = net.run_with_cache(x, names_filter=names)[1]
+        kept = ref(cache["fc1"])
+        del cache
+        gc.collect()
+        assert kept() is None
+
+
+def test_a_replaced_module_is_recorded(net, x) -> None:
+    net.run_with_cache(x)
+    net.module.fc1 = nn.Linear(4, 8)
+    cache = net.run_with_cache(x)[1]
+    assert torch.equal(cache["fc1"], net.module.fc1(x))
+    assert len(ready(net)) == 1
+
+
+def test_hooks_between_two_caches_count(net, x) -> None:
+    plain = net.run_with_cache(x)[1]
+    remove = net.add_hook("fc1", torch.zeros_like)
+    assert not net.run_with_cache(x)[1]["fc1"].any()
+    remove()
+    handle = net.module.fc1.register_forward_hook(lambda *_: torch.ones_like(plain["fc1"]))
+    assert net.run_with_cache(x)[1]["fc1"].eq(1).all()
+    handle.remove()
+    with net.hooks(fwd_hooks=[("fc1", torch.zeros_like)]):
+        assert not net.run_with_cache(x)[1]["fc1"].any()
+    pre = nn.modules.module.register_module_forward_pre_hook(lambda module, args: (args[0] * 0,))
+    try:
+        assert not net.run_with_cache(x)[1]["fc1.input"].any()
+    finally:
+        pre.remove()
+    assert torch.equal(net.run_with_cache(x)[1]["fc1"], plain["fc1"])
+
+
+def test_a_run_that_failed_is_not_used_again(net, x) -> None:
+    net.run_with_cache(x)
+    with pytest.raises(RuntimeError):
+        net.run_with_cache(torch.randn(2, 5))
+    assert len(net.run_with_cache(x)[1]) == len(hookline.hook(net.module).run_with_cache(x)[1])
+
+
+def test_a_module_that_is_hooked_by_another_thread_meanwhile() -> None:
+    """Its taps are on the module then, and see the run of this thread too: each activation is recorded once."""
+
+    class Waits(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.meanwhile = lambda: None
+
+        def forward(self, x):
+            x = self.first(x)
+            self.meanwhile()
+            return self.second(x)
+
+    module, x = Waits(), torch.randn(2, 4)
+    net = hookline.hook(module)
+    plain = net.run_with_cache(x)[1]
+    started, done = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with hookline.hook(module).hooks(fwd_hooks=[("second", torch.zeros_like)]):
+            started.set()
+            done.wait(10)
+            assert not module.second(x).any()
+
+    thread = threading.Thread(target=other)
+
+    def meanwhile() -> None:
+        thread.start()
+        started.wait(10)
+
+    module.meanwhile = meanwhile
+    try:
+        cache = net.run_with_cache(x)[1]
+    finally:
+        done.set()
+        thread.join()
+    assert list(cache) == list(plain)
+    assert all(torch.equal(cache[name], plain[name]) for name in plain)
+
+
+def test_which_calls_a_detour_leads() -> None:
+    class Around(nn.Linear):
+        def __call__(self, *args, **kwargs):
+            return super().__call__(*args, **kwargs)
+
+    class Past(nn.Linear):
+        def __call__(self, *args, **kwargs):
+            return self._call_impl(*args, **kwargs)
+
+    assert leads(nn.Linear(1, 1))
+    assert leads(Around(1, 1))
+    assert not leads(Past(1, 1))
+    for make in (Around, Past):
+        cache = hookline.hook(nn.Sequential(make(4, 4))).run_with_cache(torch.ones(1, 4))[1]
+        assert "0" in cache
+        assert "0.input" in cache
+
+
+def test_views_of_inputs_and_buffers_are_copied() -> None:
+    """Others may write to them without torch knowing: what is cached must not share their memory."""
+
+    class Gives(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("table", torch.randn(4))
+            self.same, self.part, self.own = nn.Identity(), nn.Identity(), nn.Identity()
+
+        def forward(self, x):
+            return self.same(x) + self.part(x[:1]) + self.own(self.table)
+
+    module, x = Gives(), torch.randn(2, 4)
+    cache = hookline.hook(module).run_with_cache(x, names_filter=["same", "part", "own"])[1]
+    for name, source in (("same", x), ("part", x), ("own", module.table)):
+        assert not torch._C._is_cow_tensor(cache[name]), name
+        assert not torch._C._is_cow_tensor(source), name
