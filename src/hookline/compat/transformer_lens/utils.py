@@ -23,6 +23,7 @@ from hookline.compat.transformer_lens.aliases import get_official_model_name as 
 from hookline.compat.transformer_lens.pretrained import get_device as get_device
 from hookline.compat.transformer_lens.slices import Slice as Slice
 from hookline.compat.transformer_lens.slices import SliceInput as SliceInput
+from hookline.compat.transformer_lens.small_utils import *  # noqa: F403
 from hookline.compat.transformer_lens.tokens import USE_DEFAULT_VALUE as USE_DEFAULT_VALUE
 from hookline.compat.transformer_lens.tokens import get_attention_mask as get_attention_mask
 from hookline.compat.transformer_lens.tokens import (
