@@ -135,11 +135,11 @@ def of_bert(folder: Path, library: str) -> Iterator[tuple[str, Tensor]]:
     for name in ("pooler.hook_pooler_out", "nsp_head.hook_nsp_out", "blocks.1.hook_normalized_resid_post"):
         yield f"bert sentences {name}", cache[name]
 
-    def halve(x: Tensor, hook: Any) -> Tensor:  # noqa: ARG001
-        return x / 2
+    def shift(x: Tensor, hook: Any) -> Tensor:  # noqa: ARG001
+        return x + torch.arange(x.shape[-1])  # norms undo a factor, but not this
 
     for name in ("blocks.0.hook_resid_mid", "blocks.1.hook_resid_post", "embed.hook_token_type_embed"):
-        edited = model.run_with_hooks(TOKENS, **inputs, fwd_hooks=[(name, halve)])
+        edited = model.run_with_hooks(TOKENS, **inputs, fwd_hooks=[(name, shift)])
         yield f"bert edit of {name}", edited.log_softmax(-1)
 
 

@@ -165,8 +165,8 @@ def test_flags_say_what_is_cached_unasked(model, grouped) -> None:
     model.set_use_hook_mlp_in(True)
     assert model.cfg.use_hook_mlp_in
     model.set_ungroup_grouped_query_attention(True)
-    with pytest.raises(HooklineError, match="groups of heads"):
-        grouped.set_ungroup_grouped_query_attention(True)
+    grouped.set_ungroup_grouped_query_attention(True)
+    assert grouped.cfg.ungroup_grouped_query_attention
     grouped.set_ungroup_grouped_query_attention(False)
 
 

@@ -11,9 +11,9 @@ _AUDIO = "hookline.hook(model) wraps audio encoders, with encoder.… points"
 _SWEEP = "hookline.experiments.patching.sweep patches any point"
 _PATHS = "hookline.experiments.paths patches paths between heads"
 _CONFIG = "use HookedTransformerConfig, or the config of the transformers model"
-_TABLE = "results of hookline.experiments have labels, and to_pandas()"
+_TABLE = "results of hookline.experiments have labels, and to_dataframe()"
 _PARTS = "the model runs transformers' own modules: model.blocks[0].attn, .mlp and .ln1 have its weights and points"
-_DEVICES = 'pass device_map="auto" to from_pretrained, or load the model with tp_plan="auto" and pass hf_model'
+DEVICES = 'pass device_map="auto"; or load a tensor parallel model with transformers, and pass it as hf_model'
 _LOADING = "from_pretrained loads and describes a model; model.cfg is its config"
 _TYPES = "it is a type alias: write the type"
 
@@ -31,7 +31,7 @@ ABSENT: dict[str, dict[str, str]] = {
         **dict.fromkeys(("SingleLoss", "LossPerToken", "T"), _TYPES),
         "DTYPE_FROM_STRING": "getattr(torch, name)",
     },
-    "transformer_lens.FactoredMatrix": {"TensorLike": _TYPES},
+    "transformer_lens.FactoredMatrix": {"TensorLike": _TYPES, "upcast_for_linalg": "x.float()"},
     **{f"transformer_lens.{name}": {"T": _TYPES} for name in ("HookedEncoder", "HookedEncoderDecoder")},
     "transformer_lens.config": dict.fromkeys(("TransformerBridgeConfig", "TransformerLensConfig"), _CONFIG),
     "transformer_lens.evals": {"MMLU_SUBJECTS": 'datasets.get_dataset_config_names("cais/mmlu")'},
@@ -63,9 +63,11 @@ ABSENT: dict[str, dict[str, str]] = {
                 *("get_best_available_device", "get_device_for_block_index", "resolve_device_map"),
                 "sort_devices_based_on_available_memory",
             ),
-            _DEVICES,
+            DEVICES,
         ),
     },
+    "transformer_lens.head_detector": {"CACHE_WITH_SEQ_LIST_ERR": "the message of an error"},
+    "transformer_lens.tools": {"model_registry": "any model of transformers can be tried, and verify() proves it"},
     "transformer_lens.hook_points": {
         "LensHandle": "add_hook(…) returns the function that removes the hook, and reset_hooks() removes all",
         "NamesFilter": "a names_filter is a name, a list of names or a predicate",
@@ -115,7 +117,7 @@ ABSENT: dict[str, dict[str, str]] = {
     },
     "transformer_lens.tools.analysis": {
         **dict.fromkeys(("get_act_patch_direct_path", "get_act_patch_direct_path_all_sources"), _PATHS),
-        **dict.fromkeys(("TokenInput", "AnswerTokens"), _TYPES),
+        **dict.fromkeys(("TokenInput", "AnswerTokens", "Unit"), _TYPES),
         **dict.fromkeys(
             ("EdgeAttributionConfig", "FaithfulnessConfig", "Node", "attribution_patch", "faithfulness"),
             "hookline.experiments.edges and .attribution",
@@ -137,7 +139,7 @@ ABSENT: dict[str, dict[str, str]] = {
         ),
         **dict.fromkeys(
             ("JacobianLens", "solve_coordinate_patch", "JSpaceDecomposition", "get_sparse_decomposition"),
-            "hookline.experiments.jacobian, where there",
+            "run_with_cache(…, incl_bwd=True) has gradients at points; there is no lens made of them",
         ),
         **dict.fromkeys(
             (
@@ -153,6 +155,33 @@ ABSENT: dict[str, dict[str, str]] = {
     },
     "transformer_lens.tools.training": {"TrainConfig": "train.HookedTransformerTrainConfig"},
 }
+
+_LAYERS = "model.cfg.attn_types, and the points that a layer has: model.points()"
+METHODS: dict[str, dict[str, str]] = {
+    "ActivationCache": dict.fromkeys(
+        ("ssm_layers", "compute_ssm_effective_attention", "compute_ssm_state"),
+        "layers without softmax attention have the points of their modules, by native names",
+    ),
+    "HookedTransformer": {
+        "get_pos_offset": "past_kv_cache.previous_attention_mask.shape[1]",
+        "move_model_modules_to_device": DEVICES,
+        "fill_missing_keys": "load_state_dict(…, strict=False)",
+    },
+    "HookedTransformerKeyValueCacheEntry": {"append": "runs with past_kv_cache add to the whole cache"},
+    "HookPoint": {"enable_reshape": "points have one layout; reshape in the hook"},
+    "TransformerBridge": {
+        "boot_native": "HookedTransformer(cfg)",
+        "clear_hook_registry": "reset_hooks()",
+        **dict.fromkeys(("blocks_with", "stack_params_for", "layer_types", "block_hooks", "block_submodules"), _LAYERS),
+        **dict.fromkeys(("QK_for_attn_layers", "OV_for_attn_layers", "composition_layer_indices"), "model.QK and .OV"),
+        "attn_head_labels": "all_head_labels()",
+        "prepare_multimodal_inputs": "hookline.hook(model).to_inputs(text, images)",
+        **dict.fromkeys(("to_sentence_pair_tokens", "predict_next_sentence"), "BertNextSentencePrediction"),
+        "encoder_output": "HookedEncoder has it",
+        "diffusion_generate": "hookline.hook(model) wraps such a model; its own code generates",
+    },
+}
+"""Methods of classes that are not available, and what to use instead."""
 
 
 class AbsentNameError(HooklineError, ImportError):

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from tqdm.auto import tqdm
 
+from hookline.compat.transformer_lens.absent import refusing
 from hookline.compat.transformer_lens.lens_errors import LensValueError
 from hookline.compat.transformer_lens.utils import lm_cross_entropy_loss, tokenize_and_concatenate
 from hookline.errors import HooklineError
@@ -181,8 +182,10 @@ def _batches(dataset: Any, size: int) -> list[list[dict[str, Tensor]]]:
 
 
 def _differences(model: Any, batch: list[dict[str, Tensor]]) -> Iterator[float]:
-    prompts = torch.nn.utils.rnn.pad_sequence([sample["prompt"] for sample in batch], batch_first=True)
-    for logits, sample in zip(model(prompts), batch, strict=True):
+    rows = [sample["prompt"] for sample in batch]
+    pad = partial(torch.nn.utils.rnn.pad_sequence, batch_first=True)
+    found = model(pad(rows).to(model.cfg.device), attention_mask=pad([torch.ones_like(row) for row in rows]))
+    for logits, sample in zip(found, batch, strict=True):
         right, wrong = sample["IO"], sample["S"]
         length = min(len(right), len(wrong))
         first = int((right[:length] != wrong[:length]).nonzero()[0])
@@ -234,3 +237,6 @@ def mmlu_eval(
     right, total = sum(sum(each) for each in results.values()), sum(len(each) for each in results.values())
     scores = {subject: sum(each) / len(each) for subject, each in results.items()}
     return {"accuracy": right / total, "num_correct": right, "num_total": total, "subject_scores": scores}
+
+
+__getattr__ = refusing("transformer_lens.evals")

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from hookline.compat.transformer_lens.absent import refusing
 from hookline.compat.transformer_lens.cache import ActivationCache
 from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer
 from hookline.compat.transformer_lens.lens_errors import check
@@ -119,3 +120,6 @@ def compute_head_attention_similarity_score(
     distance = (attention_pattern - detection_pattern).abs()
     check(not bool(distance.triu(1).any()), "the attention or the pattern reaches later tokens")
     return 1 - round(float((distance * is_scored).mean()) * len(distance), 3)
+
+
+__getattr__ = refusing("transformer_lens.head_detector")

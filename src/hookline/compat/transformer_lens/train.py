@@ -56,7 +56,8 @@ def train(model: Any, config: HookedTransformerTrainConfig, dataset: Any) -> Any
     if config.device is not None:
         model.to(config.device)
     optimizer = _optimizer(config, model.parameters())
-    warm = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / max(1, config.warmup_steps)))
+    rate = (lambda step: min(1.0, step / config.warmup_steps)) if config.warmup_steps else (lambda _: 1.0)
+    warm = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
     for epoch in range(1, config.num_epochs + 1):
         for step, batch in enumerate(DataLoader(dataset, batch_size=config.batch_size, shuffle=True)):
             loss = model(batch["tokens"].to(model.cfg.device), return_type="loss")
@@ -64,8 +65,7 @@ def train(model: Any, config: HookedTransformerTrainConfig, dataset: Any) -> Any
             if config.max_grad_norm is not None:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
             optimizer.step()
-            if config.warmup_steps:
-                warm.step()
+            warm.step()
             optimizer.zero_grad()
             if config.print_every is not None and step % config.print_every == 0:
                 print(f"Epoch {epoch} Step {step} Loss {loss.item()}")

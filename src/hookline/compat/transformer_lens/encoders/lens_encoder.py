@@ -13,6 +13,7 @@ from hookline.compat.transformer_lens.describe import described
 from hookline.compat.transformer_lens.encoders.encoder_points import LensEncoderPoints
 from hookline.compat.transformer_lens.flags import LensFlags
 from hookline.compat.transformer_lens.hooks import LensHooks
+from hookline.compat.transformer_lens.lens_errors import check
 from hookline.compat.transformer_lens.pretrained import get_device, refuse
 from hookline.compat.transformer_lens.tl_config import HookedTransformerConfig
 from hookline.engine.names import Filter
@@ -102,8 +103,7 @@ class LensEncoder(LensFlags, LensHooks, HookedModel):
 
             tokenizer = AutoTokenizer.from_pretrained(cfg.tokenizer_name)
         if cfg.d_vocab == -1:
-            if tokenizer is None:
-                raise HooklineError("pass cfg.d_vocab, or a tokenizer")
+            check(tokenizer is not None, "pass cfg.d_vocab, or a tokenizer")
             cfg.d_vocab = max(tokenizer.get_vocab().values()) + 1
             cfg.d_vocab_out = cfg.d_vocab if cfg.d_vocab_out == -1 else cfg.d_vocab_out
         return cfg, tokenizer
@@ -147,6 +147,18 @@ class LensEncoder(LensFlags, LensHooks, HookedModel):
         self.module.to(device_or_dtype)
         self.cfg.device, self.cfg.dtype = self._device, next(self.module.parameters()).dtype
         return self
+
+    def cuda(self, device: int | str | torch.device | None = None) -> Self:
+        """Move the model to the GPU."""
+        return self.to(f"cuda:{device}" if isinstance(device, int) else device or "cuda")
+
+    def cpu(self) -> Self:
+        """Move the model to the CPU."""
+        return self.to("cpu")
+
+    def mps(self) -> Self:
+        """Move the model to Apple's GPU."""
+        return self.to("mps")
 
     def __repr__(self) -> str:
         cfg = self.cfg
