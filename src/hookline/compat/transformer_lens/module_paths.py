@@ -80,7 +80,7 @@ def make_modules() -> None:
     for path, (source, names) in PATHS.items():
         module = ModuleType(f"{PACKAGE}.{path}", f"`transformer_lens.{path}`: names of `{source}`.")
         module.__spec__ = ModuleSpec(module.__name__, None, is_package=True)
-        module.__path__ = []  # type: ignore[attr-defined]  # it may have submodules of the table
+        module.__path__ = []  # it may have submodules of the table
         found = vars(import_module(f"{PACKAGE}.{source}"))
         wanted = names.split() or [name for name in found if not name.startswith("_")]
         vars(module).update({name: found[name] for name in wanted if name in found})
