@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hookline.compat.transformer_lens.encoders.lens_encoder import LensEncoder
+from hookline.compat.transformer_lens.lens_errors import LensValueError
 from hookline.compat.transformer_lens.tl_config import HookedTransformerConfig
 from hookline.errors import HooklineError
 
@@ -151,7 +152,7 @@ class BertNextSentencePrediction:
     ) -> tuple[Tokens, Tokens, Tokens]:
         """The tokens of two sentences, their token types, and the attention mask."""
         if len(input) != 2:
-            raise HooklineError(f"next sentence prediction needs two sentences, as a list, not {len(input)}")
+            raise LensValueError(f"next sentence prediction needs two sentences, as a list, not {len(input)}")
         found = self.model._encoded(*input, move_to_device=move_to_device, truncate=truncate)
         return found["input_ids"], found["token_type_ids"], found["attention_mask"]
 
@@ -173,7 +174,7 @@ class BertNextSentencePrediction:
             tokens, own_types, own_mask = self.to_tokens(input)
             return tokens, own_types if types is None else types, own_mask if mask is None else mask
         if types is None:
-            raise HooklineError(
+            raise LensValueError(
                 "tokens of two sentences need token_type_ids, 0 for the first and 1 for the second: pass them, or text"
             )
         return input, types, mask
