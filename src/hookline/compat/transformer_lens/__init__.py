@@ -39,9 +39,9 @@ from hookline.compat.transformer_lens.kv_cache import (
 )
 from hookline.compat.transformer_lens.model_bridge import TransformerBridge as TransformerBridge
 from hookline.compat.transformer_lens.module_paths import make_modules
-from hookline.compat.transformer_lens.svd_interpreter import SVDInterpreter as SVDInterpreter
 from hookline.compat.transformer_lens.standin import VERSION as __version__  # noqa: F401, N811
 from hookline.compat.transformer_lens.standin import install as install
+from hookline.compat.transformer_lens.svd_interpreter import SVDInterpreter as SVDInterpreter
 
 make_modules()
 __getattr__ = refusing("transformer_lens")

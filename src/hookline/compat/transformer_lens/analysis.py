@@ -9,7 +9,6 @@ from typing import Any, Literal, get_args
 from torch import Tensor
 
 from hookline.compat.transformer_lens.absent import refusing
-from hookline.compat.transformer_lens.cache import ActivationCache
 from hookline.compat.transformer_lens.lens_errors import LensValueError
 from hookline.compat.transformer_lens.slices import SliceInput
 
@@ -39,7 +38,7 @@ def direct_logit_attribution(
     *,
     unit: Unit = "component",
     pos: SliceInput = -1,
-    cache: ActivationCache | None = None,
+    cache: Any = None,
 ) -> DirectLogitAttribution:
     """How much each component, layer or head contributes to the logit of the answer, or to its lead over another token.
 

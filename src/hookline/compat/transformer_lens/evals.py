@@ -9,12 +9,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from hookline.compat.transformer_lens.absent import refusing
 from hookline.compat.transformer_lens.lens_errors import LensValueError
@@ -35,7 +36,7 @@ def sanity_check(model: Any) -> Tensor:
 
 def _load(*names: str, split: str) -> Any:
     try:
-        from datasets import load_dataset
+        load_dataset = import_module("datasets").load_dataset
     except ImportError as error:
         raise HooklineError("this evaluation downloads a dataset: pip install datasets") from error
     return load_dataset(*names, split=split)
@@ -197,9 +198,8 @@ def make_mmlu_data_loader(
     subjects: str | list[str] | None = None, split: str = "test", num_samples: int | None = None
 ) -> list[dict[str, Any]]:
     """Questions with four choices and the index of the answer, of some or all subjects."""
-    from datasets import get_dataset_config_names
-
-    known = [name for name in get_dataset_config_names("cais/mmlu") if name not in ("all", "auxiliary_train")]
+    names = import_module("datasets").get_dataset_config_names("cais/mmlu")
+    known = [name for name in names if name not in ("all", "auxiliary_train")]
     wanted = known if subjects is None else [subjects] if isinstance(subjects, str) else list(subjects)
     if unknown := [name for name in wanted if name not in known]:
         raise LensValueError(f"Invalid subject(s) {unknown}: MMLU has {', '.join(known)}")

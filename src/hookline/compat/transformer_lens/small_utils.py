@@ -6,19 +6,15 @@ import inspect
 import operator
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from hookline.compat.transformer_lens.lens_errors import LensValueError
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
 __all__ = [
     "calc_fan_in_and_fan_out",
-    "get_input_with_manually_prepended_bos",
     "get_matrix_corner",
     "get_nested_attr",
     "get_rotary_pct_from_config",
@@ -62,11 +58,6 @@ def is_library_available(name: str) -> bool:
     return find_spec(name) is not None
 
 
-def get_input_with_manually_prepended_bos(bos_token: str, input: str | list[str]) -> str | list[str]:
-    """Text, or each of several texts, after the BOS token."""
-    return bos_token + input if isinstance(input, str) else [bos_token + text for text in input]
-
-
 def get_rotary_pct_from_config(config: Any) -> float:
     """The share of each head that rotary positions rotate, from a config of transformers."""
     own = getattr(config, "rotary_pct", None)
@@ -80,9 +71,9 @@ def get_matrix_corner(tensor: Any, n: int = 3) -> Tensor:
     return corner.AB if hasattr(corner, "AB") else corner
 
 
-def logits_to_df(logits: Float[Tensor, " d_vocab"], tokenizer: Any = None, top_k: int | None = None) -> DataFrame:
+def logits_to_df(logits: Float[Tensor, " d_vocab"], tokenizer: Any = None, top_k: int | None = None) -> Any:
     """Tokens with their logits and probabilities, the most likely first, as a table of pandas."""
-    from pandas import DataFrame
+    from pandas import DataFrame  # type: ignore[import-untyped]  # has no types
 
     log_probs = logits.detach().float().log_softmax(-1).cpu()
     order = log_probs.argsort(descending=True)[:top_k]

@@ -40,16 +40,16 @@ class HookedEncoder(LensEncoder):
         cfg, tokenizer = self._made(cfg, tokenizer)
         if cfg.n_heads * cfg.d_head != cfg.d_model:
             raise HooklineError(f"BERT has n_heads * d_head = d_model, not {cfg.n_heads} * {cfg.d_head}")
+        options: dict[str, Any] = {"intermediate_size": cfg.d_mlp, "hidden_act": cfg.act_fn}
         config = BertConfig(
             vocab_size=cfg.d_vocab,
             hidden_size=cfg.d_model,
             num_hidden_layers=cfg.n_layers,
             num_attention_heads=cfg.n_heads,
-            intermediate_size=cfg.d_mlp,
-            hidden_act=cfg.act_fn,
             max_position_embeddings=cfg.n_ctx,
             layer_norm_eps=cfg.eps,
             tie_word_embeddings=cfg.tie_word_embeddings,
+            **options,
         )
         module = BertForPreTraining(config).eval().to(cfg.dtype)
         self._wrap(module.to(cfg.device) if move_to_device else module, tokenizer, cfg)
@@ -72,9 +72,10 @@ class HookedEncoder(LensEncoder):
         return super().__getattr__(name)
 
     def _part(self, name: str) -> nn.Module:
-        bert, head = self.module.bert, self.module.cls
-        parts = {"embed": bert.embeddings, "pooler": bert.pooler, "mlm_head": head.predictions.transform}  # type: ignore[union-attr]
-        parts |= {"unembed": head.predictions.decoder, "nsp_head": getattr(head, "seq_relationship", None)}  # type: ignore[union-attr]
+        module: Any = self.module
+        head = module.cls
+        parts = {"embed": module.bert.embeddings, "pooler": module.bert.pooler, "mlm_head": head.predictions.transform}
+        parts |= {"unembed": head.predictions.decoder, "nsp_head": getattr(head, "seq_relationship", None)}
         if parts[name] is None:
             raise AttributeError(f"{type(self.module).__name__} has no {name}: load BertForPreTraining")
         return parts[name]
@@ -189,7 +190,7 @@ class BertNextSentencePrediction:
     ) -> tuple[Any, Any]:
         """What a call returns, and the activations; options are those of `HookedEncoder.run_with_cache`."""
         tokens, types, mask = self._inputs(input, token_type_ids, one_zero_attention_mask)
-        inputs = {"token_type_ids": types, "one_zero_attention_mask": mask}
+        inputs: dict[str, Any] = {"token_type_ids": types, "one_zero_attention_mask": mask}
         found: list[Tensor] = []
         head = self.model._part("nsp_head")
         with self.model.hooks([(head, lambda x: found.append(x))]):

@@ -17,7 +17,6 @@ from hookline.compat.transformer_lens.lens_errors import check
 from hookline.compat.transformer_lens.pretrained import get_device, refuse
 from hookline.compat.transformer_lens.tl_config import HookedTransformerConfig
 from hookline.engine.names import Filter
-from hookline.engine.permanent import permanent_hooks_of
 from hookline.engine.schedule import active
 from hookline.errors import HooklineError
 from hookline.model import HookedModel
@@ -30,7 +29,8 @@ class LensEncoder(LensFlags, LensHooks, HookedModel):
     """A transformers model under the names of TransformerLens, with its weights unchanged."""
 
     cfg: HookedTransformerConfig = None  # type: ignore[assignment]  # set for each model
-    _cache_class = ActivationCache
+    _cache_class: type[ActivationCache] = ActivationCache
+    _points_class = LensEncoderPoints
     _kind: ClassVar[str]
     """The models that the class is for, in words."""
 
@@ -41,7 +41,6 @@ class LensEncoder(LensFlags, LensHooks, HookedModel):
         if not self._fits(module):
             raise HooklineError(f"{type(self).__name__} is for {self._kind}: hookline.hook(model) wraps {anatomy.kind}")
         super().__init__(module, tokenizer, anatomy)
-        self._points = LensEncoderPoints(module, permanent_hooks_of(module), anatomy)
         self._points.permanent.raises_own = True
         vars(self)["cfg"] = described(module, anatomy, **known) if cfg is None else cfg
         self.cfg.device = self._device
@@ -139,7 +138,7 @@ class LensEncoder(LensFlags, LensHooks, HookedModel):
         output, cache = super().run_with_cache(*model_args, names_filter=chosen, **kwargs)
         if chosen is None:
             for key in [key for key in cache if not self._is_usual(key.removesuffix("_grad").partition("#")[0])]:
-                del cache._tensors[key]  # type: ignore[attr-defined]
+                del cache._tensors[key]
         return output, cache if return_cache_object else dict(cache)
 
     def to(self, device_or_dtype: Any, print_details: bool = True) -> Self:  # type: ignore[override]  # noqa: ARG002

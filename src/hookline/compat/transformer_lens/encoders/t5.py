@@ -43,19 +43,18 @@ class HookedEncoderDecoder(LensEncoder):
         from transformers import T5Config, T5ForConditionalGeneration
 
         cfg, tokenizer = self._made(cfg, tokenizer)
+        options: dict[str, Any] = {"tie_word_embeddings": cfg.tie_word_embeddings, "d_ff": cfg.d_mlp}
         config = T5Config(
             vocab_size=cfg.d_vocab,
             d_model=cfg.d_model,
             d_kv=cfg.d_head,
-            d_ff=cfg.d_mlp,
             num_layers=cfg.n_layers,
             num_heads=cfg.n_heads,
             relative_attention_num_buckets=cfg.relative_attention_num_buckets or 32,
             relative_attention_max_distance=cfg.relative_attention_max_distance or 128,
             layer_norm_epsilon=cfg.eps,
             feed_forward_proj=f"{'gated-' if cfg.gated_mlp else ''}{cfg.act_fn}",
-            tie_word_embeddings=cfg.tie_word_embeddings,
-            decoder_start_token_id=cfg.decoder_start_token_id or 0,
+            **options | {"decoder_start_token_id": cfg.decoder_start_token_id or 0},
         )
         module = T5ForConditionalGeneration(config).eval().to(cfg.dtype)
         self._wrap(module.to(cfg.device) if move_to_device else module, tokenizer, cfg)
