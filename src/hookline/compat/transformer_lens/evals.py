@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
-from tqdm import tqdm
+from tqdm import tqdm  # type: ignore[import-untyped]  # has no types
 
 from hookline.compat.transformer_lens.absent import refusing
 from hookline.compat.transformer_lens.lens_errors import LensValueError
