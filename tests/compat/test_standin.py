@@ -65,7 +65,7 @@ def test_it_refuses_if_another_transformer_lens_is_loaded(tmp_path: Path) -> Non
 
 
 def test_a_module_that_we_do_not_have_is_not_found() -> None:
-    done = run(sys.executable, "-c", INSTALL + "import transformer_lens.loading_from_pretrained")
+    done = run(sys.executable, "-c", INSTALL + "import transformer_lens.lit")
     assert "ModuleNotFoundError" in done.stderr
     assert "hookline" in done.stderr
 

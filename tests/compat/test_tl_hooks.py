@@ -165,8 +165,8 @@ def test_flags_say_what_is_cached_unasked(model, grouped) -> None:
     model.set_use_hook_mlp_in(True)
     assert model.cfg.use_hook_mlp_in
     model.set_ungroup_grouped_query_attention(True)
-    with pytest.raises(HooklineError, match="groups of heads"):
-        grouped.set_ungroup_grouped_query_attention(True)
+    grouped.set_ungroup_grouped_query_attention(True)
+    assert grouped.cfg.ungroup_grouped_query_attention
     grouped.set_ungroup_grouped_query_attention(False)
 
 
@@ -352,3 +352,21 @@ def test_a_model_of_ones_own() -> None:
     with net.hooks([("hook_mid", lambda x, hook: -x)]) as same:
         assert torch.equal(same(x), (-net.fc(x)).relu())
     assert torch.equal(net(x), output)
+
+
+def test_hooks_of_a_point_by_direction_level_and_permanence() -> None:
+    point = HookPoint()
+    hooks = [lambda x, hook: None, lambda x, hook: None]
+    point.add_hook(hooks[0], level=1)
+    point.add_hook(hooks[1], "bwd", is_permanent=True)
+    assert point.has_hooks("fwd")
+    assert not point.has_hooks("bwd", including_permanent=False)
+    assert point.has_hooks(level=1)
+    assert not point.has_hooks(level=2)
+    point.remove_hooks("both", level=2)
+    assert point.has_hooks("fwd")
+    point.remove_hooks("both", level=1)
+    assert not point.has_hooks("fwd")
+    assert point.has_hooks("bwd")
+    with pytest.raises(HooklineError, match="direction"):
+        point.has_hooks("up")

@@ -333,8 +333,8 @@ def test_files_memory_and_names(tmp_path, capsys) -> None:
 @pytest.mark.parametrize(
     ("module", "name", "instead"),
     [
-        ("", "HookedEncoder", "hookline.hook"),
-        ("", "SVDInterpreter", "svd"),
+        ("", "HookedAudioEncoder", "hookline.hook"),
+        (".utilities.multi_gpu", "resolve_device_map", "device_map"),
         (".utils", "get_dataset", "load_dataset"),
         (".hook_points", "LensHandle", "reset_hooks"),
         (".patching", "generic_activation_patch", "sweep"),

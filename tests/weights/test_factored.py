@@ -95,3 +95,28 @@ def test_new_axes_and_half_precision() -> None:
     assert torch.allclose(half.S, matrix.S, atol=2e-2)
     assert torch.equal(matrix.V, matrix.Vh.mT)
     assert half.eigenvalues.shape == (3, 2)
+
+
+def test_products_keep_the_smallest_inner_axis() -> None:
+    wide = FactoredMatrix(torch.randn(2, 6), torch.randn(6, 3))
+    for product, full in (
+        (wide @ torch.randn(3, 5), 3),
+        (torch.randn(5, 2) @ wide, 2),
+        (wide @ FactoredMatrix(torch.randn(3, 7), torch.randn(7, 4)), 3),
+    ):
+        assert product.mdim == full
+    other = FactoredMatrix(torch.randn(3, 7), torch.randn(7, 4))
+    assert torch.allclose((wide @ other).AB, wide.AB @ other.AB, atol=1e-5)
+
+
+def test_a_factor_is_a_number_or_one_for_each_matrix() -> None:
+    batch = FactoredMatrix(torch.randn(4, 2, 3), torch.randn(4, 3, 2))
+    factors = torch.randn(4, 1, 1)
+    assert batch.has_leading_dims
+    assert torch.allclose((batch * factors).AB, batch.AB * factors, atol=1e-6)
+    for bad in (torch.randn(3), torch.randn(2, 2)):
+        with pytest.raises(HooklineError, match="a factor is a number"):
+            batch * bad
+    for bad in (torch.randn(5), torch.randn(5, 2)):
+        with pytest.raises(AssertionError, match="no product"):
+            batch @ bad

@@ -188,27 +188,38 @@ class HookPoint(nn.Module):
         dir: Direction = "fwd",
         *,
         is_permanent: bool = False,
+        level: int | None = None,
         prepend: bool = False,
     ) -> Callable[[], None]:
         """Add a hook here until it is removed or reset; a permanent one survives a reset.
+
+        `level` is the depth of nested contexts that the hook belongs to, for `remove_hooks` and `has_hooks`.
 
         Returns the function that removes it.
         """
         action = hook_action(self, hook, dir, prepend=prepend)
         action.registration.is_permanent = is_permanent
+        if level is not None:
+            action.registration.level = level
         return keep([(self, action)])
 
     def add_perma_hook(self, hook: Callable[..., Any], dir: Direction = "fwd") -> Callable[[], None]:
         """`add_hook` with `is_permanent=True`."""
         return self.add_hook(hook, dir, is_permanent=True)
 
-    def remove_hooks(self, dir: Literal["fwd", "bwd", "both"] = "fwd", *, including_permanent: bool = False) -> None:
-        """Remove the hooks that were added here."""
+    def remove_hooks(
+        self,
+        dir: Literal["fwd", "bwd", "both"] = "fwd",
+        *,
+        including_permanent: bool = False,
+        level: int | None = None,
+    ) -> None:
+        """Remove the hooks that were added here; with `level`, those of that level."""
         check_direction(dir, "fwd", "bwd", "both")
 
         def is_meant(action: HookAction) -> bool:
             is_here = action.point.site == self.site and dir in (action.dir, "both")
-            return is_here and (including_permanent or not action.registration.is_permanent)
+            return is_here and _is_chosen(action, including_permanent, level)
 
         self._permanent.remove(is_meant)
         remove_from_contexts(is_meant)
@@ -224,14 +235,26 @@ class HookPoint(nn.Module):
         return self._hooks("bwd")
 
     def _hooks(self, dir: Direction) -> list[Callable[..., Any]]:
+        return [each.hook for each in self._hook_actions(dir)]
+
+    def _hook_actions(self, dir: Direction) -> list[HookAction]:
         of_contexts = [each for run in active.get() if run.is_open for each in run.actions]
         found = [each for each in (*self._permanent.hooks(), *of_contexts) if isinstance(each, HookAction)]
         here = [each for each in found if each.dir == dir and each.point.site == self.site]
-        return [each.hook for each in sorted(here, key=lambda each: each.order)]
+        return sorted(here, key=lambda each: each.order)
 
-    def has_hooks(self) -> bool:
-        """Whether there is any hook here."""
-        return bool(self.fwd_hooks or self.bwd_hooks)
+    def has_hooks(
+        self,
+        dir: Literal["fwd", "bwd", "both"] = "both",
+        *,
+        including_permanent: bool = True,
+        level: int | None = None,
+    ) -> bool:
+        """Whether there is any hook here, in that direction and of that level."""
+        check_direction(dir, "fwd", "bwd", "both")
+        directions: tuple[Direction, ...] = ("fwd", "bwd") if dir == "both" else (dir,)
+        found = [action for each in directions for action in self._hook_actions(each)]
+        return any(_is_chosen(action, including_permanent, level) for action in found)
 
     def clear_context(self) -> None:
         """Empty `ctx`."""
@@ -248,6 +271,11 @@ class HookPoint(nn.Module):
     def extra_repr(self) -> str:
         """What `repr` shows between the brackets."""
         return repr(self.name) if self.name else ""
+
+
+def _is_chosen(action: HookAction, including_permanent: bool, level: int | None) -> bool:
+    registration = action.registration
+    return (including_permanent or not registration.is_permanent) and level in (None, registration.level)
 
 
 def check_direction(given: str, *allowed: str) -> None:

@@ -28,7 +28,7 @@ _NORMS = ("scale", "normalized")
 _PARTS = {"a": "attn", "attention": "attn", "m": "mlp", "b": None, "block": None, "blocks": None}
 """The parts of a layer that a shorthand may name."""
 
-_OF_MODEL = ("hook_tokens", "hook_embed", "hook_pos_embed")
+_OF_MODEL = ("hook_tokens", "hook_embed", "hook_pos_embed", "unembed.hook_out")
 _ROLES_OF_MODEL = {
     "lm.norm": "ln_final.hook_out",
     "vision.norm": "vision.ln_final.hook_out",

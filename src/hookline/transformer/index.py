@@ -14,6 +14,7 @@ from hookline.engine.permanent import PermanentHooks
 from hookline.engine.points import HookPoint, Site
 from hookline.errors import UnavailablePointError, no_match, warn
 from hookline.transformer.anatomy import Anatomy
+from hookline.transformer.bridge_modules import module_event
 from hookline.transformer.dialects import advice, classic_name, other_names
 from hookline.transformer.find_anatomy import find_anatomy, image_modules
 from hookline.transformer.listing import classic_points
@@ -30,11 +31,15 @@ class ModelPoints(Points):
 
     def refresh(self) -> None:
         """Find the points again after the model's modules changed."""
-        self.anatomy = find_anatomy(self.root) or self.anatomy
+        self.anatomy = self._find()
         self._of_images = image_modules(self.root, self.anatomy)
         self._specs: dict[str, PointSpec] = {spec.name: spec for spec in classic_points(self.anatomy)}
         self._stacks = {stack.name: len(stack.blocks) for stack in self.anatomy.every_stack}
         super().refresh()
+
+    def _find(self) -> Anatomy:
+        """The modules by role, as they are now."""
+        return find_anatomy(self.root) or self.anatomy
 
     def _list(self) -> dict[str, HookPoint]:
         """The points with classic names."""
@@ -63,12 +68,15 @@ class ModelPoints(Points):
     def _translate(self, name: str) -> HookPoint | None:
         base, call = self._without_call(name)
         classic = base if base in self._specs else classic_name(base, self._stacks)
+        if base.endswith(".mlp.in.hook_out") and (linear := f"{classic}_linear") in self.hook_dict:
+            classic = linear  # of a gated MLP
         if classic in self.hook_dict:
             point = self.hook_dict[classic]
             return point.alias(name, int(call) if call else point.only)
         if classic in self._specs:
             raise UnavailablePointError(f"{name!r} is not available on this model: {self._specs[classic].why}")
-        return None
+        event = module_event(self.anatomy, base)
+        return None if event is None else self._point(*event).alias(name, int(call) if call else None)
 
     def _shorthand(self, asked: object) -> str | None:
         """The name of a point given as a tuple, `("q", 5)`, or as the index of a block."""

@@ -45,17 +45,17 @@ def _rows() -> Iterator[PointRow]:
         PointRow("hook_embed", "b p d", ("embed",), ("embed.hook_out",)),
         PointRow("hook_pos_embed", "b p d", ("pos_embed",), ("pos_embed.hook_out",)),
         PointRow("hook_resid_pre", "b p d", ("resid_pre",), ("hook_in",), "layer.pre"),
-        PointRow("hook_attn_in", "b p h d", ("attn_in",), on_request=True),
-        PointRow("hook_q_input", "b p h d", ("q_input",), on_request=True),
-        PointRow("hook_k_input", "b p g d", ("k_input",), on_request=True),
-        PointRow("hook_v_input", "b p g d", ("v_input",), on_request=True),
+        PointRow("hook_attn_in", "b p h d", ("attn_in",), ("attn.hook_attn_in",), on_request=True),
+        PointRow("hook_q_input", "b p h d", ("q_input",), ("attn.hook_q_input",), on_request=True),
+        PointRow("hook_k_input", "b p g d", ("k_input",), ("attn.hook_k_input",), on_request=True),
+        PointRow("hook_v_input", "b p g d", ("v_input",), ("attn.hook_v_input",), on_request=True),
     )
     for norm in ("ln1", "ln1_post", "ln_cross", "ln_cross_post", "ln2", "ln2_post", "ln_final", "ln_pre"):
         yield PointRow(f"{norm}.hook_scale", "b p 1", ("scale",))
         yield PointRow(f"{norm}.hook_normalized", "b p d", ("normalized",))
     yield from _attention_rows()
     yield from (
-        PointRow("hook_attn_out", "b p d", ("attn_out",), ("attn.hook_out",), "attn.out"),
+        PointRow("hook_attn_out", "b p d", ("attn_out",), ("attn.hook_out", "attn.hook_hidden_states"), "attn.out"),
         PointRow("hook_resid_mid", "b p d", ("resid_mid",)),
         PointRow("hook_cross_attn_out", "b p d", ("cross_attn_out",), ("cross_attn.hook_out",)),
         PointRow("hook_resid_mid_cross", "b p d", ("resid_mid_cross",)),
@@ -72,7 +72,7 @@ def _rows() -> Iterator[PointRow]:
         PointRow("ln_final.hook_in", "b p d"),
         PointRow("ln_final.hook_out", "b p d"),
         PointRow("unembed.hook_in", "b p d"),
-        PointRow("unembed.hook_out", "b p V"),
+        PointRow("unembed.hook_out", "b p V", (), ("hook_unembed",)),
         PointRow("projector.hook_in", "b p d"),
         PointRow("projector.hook_out", "b p d"),
     )
@@ -89,7 +89,7 @@ def _attention_rows() -> Iterator[PointRow]:
         PointRow("attn.hook_rot_k", "b k g e", ("rot_k",)),
         PointRow("attn.hook_attn_scores", "b h p k", ("attn_scores", "attn_logits"), (), "attn.scores"),
         PointRow("attn.hook_pattern", "b h p k", ("pattern", "attn"), (), "attn.pattern"),
-        PointRow("attn.hook_z", "b p h e", ("z",), (), "attn.z"),
+        PointRow("attn.hook_z", "b p h e", ("z",), ("attn.o.hook_in",), "attn.z"),
         PointRow("attn.hook_result", "b p h d", ("result",), on_request=True),
     )
     for row in rows:

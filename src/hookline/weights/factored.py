@@ -13,6 +13,14 @@ from hookline.errors import HooklineError
 from hookline.transformer.norms import upcast
 
 
+class _ShapeError(HooklineError, AssertionError):
+    """Also an AssertionError, which TransformerLens raises for the same mistakes."""
+
+
+def _no_product(left: torch.Size, right: torch.Size) -> _ShapeError:
+    return _ShapeError(f"matrices of shapes {list(left)} and {list(right)} have no product")
+
+
 class FactoredMatrix:
     """The product `A @ B` of two thin matrices, which is not computed unless requested as `.AB`.
 
@@ -24,7 +32,7 @@ class FactoredMatrix:
 
     def __init__(self, A: Tensor, B: Tensor) -> None:  # noqa: N803
         if A.ndim < 2 or B.ndim < 2 or A.shape[-1] != B.shape[-2]:
-            raise HooklineError(f"matrices of shapes {list(A.shape)} and {list(B.shape)} have no product")
+            raise _no_product(A.shape, B.shape)
         batch = torch.broadcast_shapes(A.shape[:-2], B.shape[:-2])
         self.A, self.B = A.expand(*batch, *A.shape[-2:]), B.expand(*batch, *B.shape[-2:])
 
@@ -37,6 +45,11 @@ class FactoredMatrix:
     def ndim(self) -> int:
         """The number of axes of the product."""
         return self.A.ndim
+
+    @property
+    def has_leading_dims(self) -> bool:
+        """Whether it is a batch of matrices."""
+        return self.ndim > 2
 
     @property
     def ldim(self) -> int:
@@ -77,22 +90,30 @@ class FactoredMatrix:
 
     def __matmul__(self, other: Tensor | FactoredMatrix) -> Any:
         """The product with a vector is a vector; with a matrix it is a FactoredMatrix."""
+        if other.shape[0 if other.ndim == 1 else -2] != self.rdim:
+            raise _no_product(self.shape, other.shape)
         if isinstance(other, FactoredMatrix):
+            if self.rdim < min(self.mdim, other.mdim):
+                return FactoredMatrix(self.AB, other.AB)
             middle = self.B @ other.A  # small: between the two thin sides
             if self.mdim <= other.mdim:
                 return FactoredMatrix(self.A, middle @ other.B)
             return FactoredMatrix(self.A @ middle, other.B)
         if other.ndim == 1:
             return (self.A @ (self.B @ other[:, None])).squeeze(-1)
-        return FactoredMatrix(self.A, self.B @ other)
+        return FactoredMatrix(self.AB, other) if self.rdim < self.mdim else FactoredMatrix(self.A, self.B @ other)
 
     def __rmatmul__(self, other: Tensor) -> Any:
+        if other.shape[-1] != self.ldim:
+            raise _no_product(other.shape, self.shape)
         if other.ndim == 1:
             return (other[None] @ self.A @ self.B).squeeze(-2)
-        return FactoredMatrix(other @ self.A, self.B)
+        return FactoredMatrix(other, self.AB) if self.ldim < self.mdim else FactoredMatrix(other @ self.A, self.B)
 
     def __mul__(self, factor: float | Tensor) -> FactoredMatrix:
-        """The product with a number."""
+        """The product with a number, or with one for each matrix of the batch, as [batch, 1, 1]."""
+        if isinstance(factor, Tensor) and factor.numel() > 1 and factor.shape[-2:] != (1, 1):
+            raise _ShapeError(f"a factor is a number, or has shape [*batch, 1, 1], not {list(factor.shape)}")
         return FactoredMatrix(self.A * factor, self.B)
 
     __rmul__ = __mul__

@@ -54,6 +54,9 @@ PYTHIA_SIZES = {"19m": "70m", "125m": "160m", "350m": "410m", "800m": "1b", "1.3
                 "6.7b": "6.9b", "13b": "12b"}  # fmt: skip
 """Former sizes in the names of Pythia models."""
 
+PYTHIA_STEPS = [0, *(2**power for power in range(10)), *range(1000, 143001, 1000)]
+"""The training steps at which Pythia models were saved."""
+
 NOT_TRANSFORMERS = ("attn-only-", "gelu-", "solu-", "redwood_attn_2l", "othello-gpt", "neel")
 """Models that were published in TransformerLens's own format, or under other names."""
 
@@ -83,11 +86,12 @@ def get_official_model_name(name: str) -> str:
 def checkpoint_revision(name: str, value: int | None, index: int | None) -> str:
     """The revision of a training checkpoint."""
     if "pythia" in name:
-        steps = [0, *(2**power for power in range(10)), *range(1000, 143001, 1000)]
         if index is not None:
-            value = steps[index] if index in range(-len(steps), len(steps)) else None
-        if value not in steps:
-            raise HooklineError(f"{name} has checkpoints 0, 1, 2, 4 … 512, 1000, 2000 … 143000, {len(steps)} in all")
+            value = PYTHIA_STEPS[index] if index in range(-len(PYTHIA_STEPS), len(PYTHIA_STEPS)) else None
+        if value not in PYTHIA_STEPS:
+            raise HooklineError(
+                f"{name} has checkpoints 0, 1, 2, 4 … 512, 1000, 2000 … 143000, {len(PYTHIA_STEPS)} in all"
+            )
         return f"step{value}"
     if name.startswith("stanford-crfm/") and value is not None:
         return f"checkpoint-{value}"

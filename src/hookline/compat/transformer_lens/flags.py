@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import nn
 
+from hookline.compat.transformer_lens.ungrouping import Ungrouped
 from hookline.engine.callbacks import HookObject
 from hookline.engine.hooked import Hooked
 from hookline.engine.names import Filter
 from hookline.engine.points import HookPoint
-from hookline.errors import HooklineError
 
 _FLAGS = {
     "attn.hook_result": "use_attn_result",
@@ -49,12 +49,16 @@ class LensFlags(Hooked):
         self.cfg.use_hook_mlp_in = use_hook_mlp_in
 
     def set_ungroup_grouped_query_attention(self, ungroup_grouped_query_attention: bool) -> None:
-        """Raises if heads share keys and values, which are computed once per group."""
-        if ungroup_grouped_query_attention and self.cfg.n_key_value_heads is not None:
-            raise HooklineError(
-                f"{self.cfg.n_key_value_heads} groups of heads share keys and values, and hook_k and hook_v have a row "
-                f"for each: to change one head, hook its row of hook_attn_scores, hook_pattern or hook_z"
-            )
+        """Give each head its own keys and values, as rows of `hook_k` and `hook_v`; False puts the groups back.
+
+        Meanwhile the weights of keys and values are copies, one per head.
+        """
+        ungrouped: Ungrouped | None = vars(self).get("_ungrouped")
+        if ungroup_grouped_query_attention and ungrouped is None and self.cfg.n_key_value_heads is not None:
+            vars(self)["_ungrouped"] = Ungrouped(self)  # type: ignore[arg-type]
+        elif not ungroup_grouped_query_attention and ungrouped is not None:
+            ungrouped.undo()
+            vars(self)["_ungrouped"] = None
         self.cfg.ungroup_grouped_query_attention = ungroup_grouped_query_attention
 
     def _meant(self, names: Filter) -> Filter:

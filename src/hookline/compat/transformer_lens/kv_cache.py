@@ -22,6 +22,13 @@ class HookedTransformerKeyValueCacheEntry:
     past_keys: Float[Tensor, "batch pos head d_head"]
     past_values: Float[Tensor, "batch pos head d_head"]
 
+    @classmethod
+    def init_cache_entry(cls, cfg: Any, device: torch.device | str | None, batch_size: int = 1) -> Self:
+        """An entry without positions."""
+        heads = cfg.n_key_value_heads or cfg.n_heads
+        empty = torch.empty(batch_size, 0, heads, cfg.d_head, device=device, dtype=cfg.dtype)
+        return cls(empty, empty.clone())
+
 
 class HookedTransformerKeyValueCache:
     """Keys and values of all layers, so that a run can continue where an earlier one ended.
@@ -62,9 +69,7 @@ class HookedTransformerKeyValueCache:
 
     def __getitem__(self, layer: int) -> HookedTransformerKeyValueCacheEntry:
         if self._kept is None:
-            heads = self.cfg.n_key_value_heads or self.cfg.n_heads
-            empty = torch.empty(self.batch_size, 0, heads, self.cfg.d_head, device=self.device, dtype=self.cfg.dtype)
-            return HookedTransformerKeyValueCacheEntry(empty, empty)
+            return HookedTransformerKeyValueCacheEntry.init_cache_entry(self.cfg, self.device, self.batch_size)
         kept = self._kept.layers[layer]
         return HookedTransformerKeyValueCacheEntry(kept.keys.transpose(1, 2), kept.values.transpose(1, 2))
 

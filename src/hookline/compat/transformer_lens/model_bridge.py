@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from hookline.compat.transformer_lens.absent import METHODS, refusing
 from hookline.compat.transformer_lens.describe import NO_BOS_IN_BRIDGE
 from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer
 from hookline.compat.transformer_lens.pretrained import refuse
+from hookline.engine.points import HookPoint
+from hookline.errors import UnknownPointError
+from hookline.model import HookedModel
 
 _OPTIONS = {"hf_model", "device_map", "revision", "checkpoint_index", "checkpoint_value"}
 
@@ -57,6 +62,32 @@ class TransformerBridge(HookedTransformer):
         """The transformers model inside."""
         return self.module
 
+    def tl_parameters(self) -> dict[str, Tensor]:
+        """The weights by TransformerLens's names and in its layout; views of the model's own where possible."""
+        return self.state_dict()
+
+    get_params = tl_parameters
+
+    def tl_named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """The weights and their names, one after the other."""
+        yield from self.tl_parameters().items()
+
+    def get_hook_point(self, hook_name: str) -> HookPoint | None:
+        """The point with that name, in either naming scheme; None if there is none."""
+        try:
+            return self.point(hook_name)
+        except UnknownPointError:
+            return None
+
+    def hf_generate(self, input: Any = "", max_new_tokens: int = 10, **kwargs: Any) -> Any:
+        """Text or tokens from the `generate` of the transformers model, with its options; hooks fire."""
+        return HookedModel.generate(self, input, max_new_tokens, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in METHODS["TransformerBridge"]:
+            raise AttributeError(f"{name} is not available: {METHODS['TransformerBridge'][name]}")
+        return super().__getattr__(name)
+
     def enable_compatibility_mode(
         self,
         disable_warnings: bool = False,  # noqa: ARG002
@@ -67,3 +98,6 @@ class TransformerBridge(HookedTransformer):
         self.compatibility_mode = True
         if not no_processing:
             self.process_weights_(**processing)
+
+
+__getattr__ = refusing("transformer_lens.model_bridge")

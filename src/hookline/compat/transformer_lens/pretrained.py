@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from hookline.compat.transformer_lens.absent import DEVICES
 from hookline.compat.transformer_lens.aliases import checkpoint_revision, get_official_model_name
 from hookline.compat.transformer_lens.describe import NO_BOS, described, normalization
 from hookline.compat.transformer_lens.refactoring import refactor
@@ -119,7 +120,7 @@ class Pretrained(LensWeights):
         `hf_model` is wrapped, not copied, unless its dtype differs.
         """
         refuse(
-            n_devices='pass device_map="auto", as transformers takes it' if n_devices != 1 else None,
+            n_devices=DEVICES if n_devices != 1 else None,
             n_ctx="the model's own context is used; shorter prompts need nothing" if n_ctx is not None else None,
             checkpoint_label=None
             if None in (checkpoint_label, checkpoint_value)

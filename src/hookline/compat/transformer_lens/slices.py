@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from hookline.compat.transformer_lens.lens_errors import LensValueError
 from hookline.errors import HooklineError
 from hookline.text.forward_pass import ForwardPass, Span
 from hookline.text.token_positions import Meaning
@@ -55,7 +56,7 @@ class Slice:
         if self.mode == "int":
             return np.array([self.slice], dtype=np.int64)
         if max_ctx is None:
-            raise HooklineError(f"{self!r} needs the length of the axis: indices(max_ctx)")
+            raise LensValueError(f"{self!r} needs the length of the axis: indices(max_ctx)")
         return np.arange(max_ctx, dtype=np.int64)[self.slice]
 
     @classmethod

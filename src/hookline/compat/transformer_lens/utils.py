@@ -20,9 +20,11 @@ from torch.nn import functional as F
 from hookline.compat.transformer_lens.absent import refusing
 from hookline.compat.transformer_lens.aliases import IRREGULAR
 from hookline.compat.transformer_lens.aliases import get_official_model_name as get_official_model_name
+from hookline.compat.transformer_lens.lens_errors import LensValueError
 from hookline.compat.transformer_lens.pretrained import get_device as get_device
 from hookline.compat.transformer_lens.slices import Slice as Slice
 from hookline.compat.transformer_lens.slices import SliceInput as SliceInput
+from hookline.compat.transformer_lens.small_utils import *  # noqa: F403
 from hookline.compat.transformer_lens.tokens import USE_DEFAULT_VALUE as USE_DEFAULT_VALUE
 from hookline.compat.transformer_lens.tokens import get_attention_mask as get_attention_mask
 from hookline.compat.transformer_lens.tokens import (
@@ -70,7 +72,7 @@ def to_numpy(tensor: Any) -> np.ndarray:
         return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
     if isinstance(tensor, np.ndarray | list | tuple | int | float | bool | str):
         return np.asarray(tensor)
-    raise HooklineError(f"to_numpy takes tensors, lists, numbers and arrays, not a {type(tensor).__name__}")
+    raise LensValueError(f"to_numpy takes tensors, lists, numbers and arrays, not a {type(tensor).__name__}")
 
 
 def get_corner(tensor: Any, n: int = 3) -> Tensor:

@@ -1,0 +1,1 @@
+"""HookedEncoder, HookedEncoderDecoder and BertNextSentencePrediction: BERT and T5 by TransformerLens's names."""
