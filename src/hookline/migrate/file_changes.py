@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hookline.migrate.differences import Uses
-from hookline.migrate.import_changes import LIBRARIES, Insertion, SourceLines, import_insertions, inserted, parsed
+from hookline.migrate.import_changes import (
+    LIBRARIES,
+    Insertion,
+    SourceLines,
+    import_insertions,
+    inserted,
+    parsed,
+    spliced,
+)
 from hookline.migrate.notebook_cells import CodeCell, code_cells, without_magics
 
 SUFFIXES = (".py", ".ipynb")
@@ -162,9 +170,7 @@ def _notebook(report: FileReport, raw: str) -> tuple[FileReport, str]:
             codes.append(_Code(cell, lines, tree, [*import_insertions(tree, lines)]))
         left += _unchanged(cell, lines, tree)
     tokens = [token for code in codes if code.cell for token in code.cell.new_tokens(raw, code.insertions)]
-    for (start, end), token in sorted(tokens, reverse=True):
-        raw = raw[:start] + token + raw[end:]
-    return _reported(report, codes, left), raw
+    return _reported(report, codes, left), spliced(raw, tokens)
 
 
 def _tree(cell: CodeCell) -> ast.Module | None:

@@ -78,6 +78,13 @@ def import_insertions(tree: ast.Module, lines: SourceLines) -> Iterator[Insertio
 
 def inserted(text: str, insertions: list[Insertion]) -> str:
     """Return the text with all insertions made."""
-    for at, new in sorted(insertions, reverse=True):
-        text = text[:at] + new + text[at:]
-    return text
+    return spliced(text, [((at, at), new) for at, new in insertions])
+
+
+def spliced(text: str, parts: list[tuple[tuple[int, int], str]]) -> str:
+    """Return the text with new parts in the place of the given spans."""
+    pieces, at = [], 0
+    for (start, end), new in sorted(parts):
+        pieces += [text[at:start], new]
+        at = end
+    return "".join([*pieces, text[at:]])
