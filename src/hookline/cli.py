@@ -102,6 +102,7 @@ def doctor(
 
     with _errors_in_one_line():
         loaded = load(model)
+        typer.echo(f"verifying {len(loaded.hook_dict)} points of {model}, with a run for each …", err=True)
         with _few_threads(loaded):
             found = diagnose(loaded)
     typer.echo(json.dumps(found.to_json(), indent=1) if as_json else found)
