@@ -92,6 +92,45 @@ def plan(
 
 
 @app.command()
+def doctor(
+    model: Annotated[str, typer.Argument(help="A hub id, a local folder, or a model of the package.")] = "tinyworld",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Print versions, devices, whether each device computes what the CPU does, and what is proved on a model."""
+    from hookline import load
+    from hookline.doctor import diagnose
+
+    with _errors_in_one_line():
+        loaded = load(model)
+        typer.echo(f"verifying {len(loaded.hook_dict)} points of {model}, with a run for each …", err=True)
+        with _few_threads(loaded):
+            found = diagnose(loaded)
+    typer.echo(json.dumps(found.to_json(), indent=1) if as_json else found)
+    if found.problems():
+        raise typer.Exit(1)
+
+
+@app.command()
+def migrate(
+    paths: Annotated[list[Path], typer.Argument(help="Scripts, notebooks, or folders of them.")],
+    write: Annotated[bool, typer.Option("--write", help="Change the files; otherwise, only show the changes.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the changes and differences as JSON.")] = False,
+) -> None:
+    """Change imports of transformer_lens, mi_crow and vlm_spectra to hookline's, and list what will differ."""
+    from hookline.migrate import migrate as migrations
+    from hookline.migrate import summary
+
+    reports = []
+    for report in migrations(paths, write=write):
+        reports.append(report)
+        if not as_json and (report.changes or report.differences or report.error):
+            typer.echo(f"{report}\n")
+    typer.echo(json.dumps([report.to_json() for report in reports], indent=1) if as_json else summary(reports))
+    if any(report.error for report in reports):
+        raise typer.Exit(1)
+
+
+@app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="The folder that the page is written to.")] = Path("out"),
 ) -> None:

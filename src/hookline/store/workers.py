@@ -14,7 +14,7 @@ from hookline.errors import HooklineError
 class HarvestWorker:
     """One of many processes that harvest into one store: `harvest(…, shard=HarvestWorker(rank, world, lease=300))`.
 
-    `rank` and `world` say with which units of work it begins; it goes on with those that nobody else does. A unit has
+    `rank` and `world` say with which units of work it begins; it then does those that nobody else does. A unit has
     `unit` batches: by default a 64th of the data set, at most 32, and 32 if its length is unknown. A worker whose
     `lease` has not been renewed for that many seconds is taken for dead.
     """

@@ -157,7 +157,7 @@ class Agreement:
 
     def told(self, value: Any) -> list[Any]:
         """Return the values that the processes of a harvest pass."""
-        return self._exchange("goes on with a harvest", value)
+        return self._exchange("continues a harvest", value)
 
     def least(self, number: int) -> int:
         """Return the smallest of the numbers that the processes pass."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Part(Delegate):
     """A component of the model: its points and weights are attributes, and it can be called on its own.
 
-    It is an nn.Module that shares all state with the module of the model that it stands for. Modules can be attached
+    It is an nn.Module that shares all state with the module of the model that it wraps. Modules can be attached
     to it: see `attaching.py`.
     """
 
