@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakValueDictionary
 
+import torch
 from torch import nn
 
-from hookline.engine import blocks
+from hookline.engine import blocks, compiling
 from hookline.engine.calls import callers, is_call_of
 from hookline.engine.schedule import Way, active
 from hookline.engine.taps import lock
@@ -64,6 +65,8 @@ class Detour:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Called by torch instead of the module and its hooks."""
+        if torch.compiler.is_compiling() and compiling.is_traced():
+            return self.go_on(*args, **kwargs)  # another thread leads the calls while this one compiles the module
         way = here.skipped.get(self.module) if here.skipped else None
         for run in active.get() if way is None else ():
             if run.is_open and (way := run.ways.get(self.module)) is not None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
+from hookline.engine import compiling
 from hookline.engine.blocks import UndoBlock
 from hookline.engine.detours import PLACE, Detour, detour_of, here
 from hookline.engine.schedule import Way
@@ -24,7 +25,7 @@ class Skipping(UndoBlock):
 
     def open(self) -> None:
         """Skip them in this thread."""
-        with lock:
+        with compiling.tracing_lock(), lock:
             for detour in self._detours:
                 detour.acquire(self)
         self._before = here.skipped
@@ -34,7 +35,7 @@ class Skipping(UndoBlock):
         """Run them again."""
         if self.is_here:
             here.skipped = self._before
-        with lock:
+        with compiling.tracing_lock(), lock:
             for detour in self._detours:
                 detour.release(self)
 
