@@ -190,7 +190,7 @@ class Experiments:
         module = build(args.shape, args.device)
         self.models = hookline.hook(module), hookline.hook(module)
         options = {name: value for name in ("backend", "mode") if (value := getattr(args, name)) is not None}
-        self.runs = self.models[1].compile(**options)
+        self.runs = self.models[1].compile(**options, patience=0)
         size = args.pairs, args.length
         self.clean, self.corrupted = (torch.randint(3, VOCAB[args.shape], size, device=args.device) for _ in range(2))
         self.data = torch.randint(3, VOCAB[args.shape], (args.batches * args.harvest_batch, args.harvest_length))

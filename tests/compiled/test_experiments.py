@@ -304,7 +304,7 @@ def test_interrupts_leave_nothing(model) -> None:
 
 
 def test_places_are_for_shapes_that_come_again() -> None:
-    repeats = Repeats(2)
+    repeats = Repeats(2, patience=0)
     assert "come once" in repeats.why_not("a")
     assert repeats.why_not("a") is None
     assert "come once" in repeats.why_not("b")
@@ -316,3 +316,17 @@ def test_places_are_for_shapes_that_come_again() -> None:
         assert repeats.why_not("b") is None
     assert repeats.why_not("c") is None, "the place of a shape that has not come for long"
     assert "in use" in repeats.why_not("d")
+
+
+def test_a_shape_is_compiled_when_it_has_taken_as_long_as_a_graph(monkeypatch) -> None:
+    clock = iter([0.0, 3.0, 4.0, 5.0, 11.0, 12.0, 100.0, 101.0])
+    monkeypatch.setattr("hookline.compiled.repeats.time.perf_counter", lambda: next(clock))
+    repeats = Repeats(places=4, patience=7.0)
+    assert "come once" in repeats.why_not("a")
+    assert "has not taken 7 s" in repeats.why_not("a"), "3 s"
+    assert "come once" in repeats.why_not("b"), "a: 4 s"
+    assert "has not taken 7 s" in repeats.why_not("b"), "1 s"
+    assert "has not taken 7 s" in repeats.why_not("a"), "b: 1 + 5 s, as a long pause counts no more"
+    assert "has not taken 7 s" in repeats.why_not("a"), "5 s"
+    assert repeats.why_not("a") is None, "10 s"
+    assert "has not taken 7 s" in repeats.why_not("b"), "still 6 s: a is compiled now"

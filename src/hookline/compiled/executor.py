@@ -53,7 +53,7 @@ class CompiledRuns:
         self._lock = threading.RLock()
         self._past = 0
         self._traced: dict[Any, list[Any]] = {}
-        self.repeats = Repeats(options.limit)
+        self.repeats = Repeats(options.limit, options.seconds)
         self._computes_in = self._place()
 
     def _place(self) -> tuple[Any, ...]:
@@ -66,7 +66,7 @@ class CompiledRuns:
             with self._lock:
                 self._past, self._computes_in = self.graphs, self._place()
                 self._variants, self._idle, self._features = [], {}, {}
-                self.repeats = Repeats(self.options.limit)
+                self.repeats = Repeats(self.options.limit, self.options.seconds)
 
     @property
     def dtype(self) -> torch.dtype:

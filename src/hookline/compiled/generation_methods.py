@@ -37,8 +37,10 @@ class GenerationMethods(ModelInputs):
                 model.generate("The weather is")
 
         Options: `backend`, `mode` and `options`, as of `torch.compile` (the default is inductor, with CUDA graphs on a
-        GPU); `points`, a filter for points that will be edited; `limit`, how many graphs are kept. Returns an object
-        that prints what was compiled, and what ran uncompiled and why; its `close()` frees the graphs and ends this.
+        GPU); `points`, a filter for points that will be edited; `limit`, how many graphs are kept; `patience`, the
+        seconds that a shape of batches in experiments and harvests takes uncompiled before it is compiled (20 with
+        inductor, which takes about as long). Returns an object that prints what was compiled, and what ran uncompiled
+        and why; its `close()` frees the graphs and ends this.
         """
         # By its name: it imports torch's compiler, which takes a second.
         executor = import_module("hookline.compiled.executor")

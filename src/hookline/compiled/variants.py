@@ -53,6 +53,13 @@ class CompileOptions:
     """A filter for points that may be edited, with any edit as data; by default those that are."""
     limit: int = 8
     """How many variants are kept."""
+    patience: float | None = None
+    """How many seconds a shape of batches in experiments and harvests takes uncompiled before it is compiled."""
+
+    @property
+    def seconds(self) -> float:
+        """The patience; by default, what the default backend takes to compile, and none for any other backend."""
+        return self.patience if self.patience is not None else 20.0 if self.backend == "inductor" else 0.0
 
     def __str__(self) -> str:
         name = self.backend if isinstance(self.backend, str) else type(self.backend).__qualname__
