@@ -22,6 +22,8 @@ from hookline.store.stage_files import StageFiles
 from hookline.transformer.empty import from_pretrained_empty
 from hookline.transformer.hub import find_model
 
+pytestmark = pytest.mark.on_cpu(reason="it compares layers on the CPU with a plain harvest, bit for bit")
+
 TOKENS = [[5, 17, 42, 7, 9, 11, 3], [8, 9, 10], [12, 13, 14, 15, 16, 17, 18], [6]]
 OPTIONS = {"batch_size": 3, "progress": False}
 POINTS = [

@@ -11,6 +11,8 @@ from sharded_models import CLOSE, pair, run
 import hookline
 from hookline.store import HarvestWorker, LocalStore
 
+pytestmark = pytest.mark.on_cpu(reason="its processes are on the CPU")
+
 POINTS = ["blocks.0.hook_resid_post", "blocks.1.attn.hook_z", "blocks.1.mlp.hook_post"]
 DATA = [[5, 17, 42, 7, 3][: 1 + number % 5] for number in range(24)]
 

@@ -14,6 +14,8 @@ from hookline import HooklineError
 from hookline.cli import app
 from hookline.transformer.memory import kv_bytes
 
+pytestmark = pytest.mark.on_cpu(reason="it compares with the CPU's allocator")
+
 KINDS = ["llama", "gpt2", "gemma2", "gemma3_text", "qwen3", "phi3", "falcon", "bloom", "mamba", "gpt_neox"]
 TOKENS = torch.arange(3 * 24).view(3, 24) % 60 + 3
 

@@ -24,6 +24,8 @@ from hookline.experiments import ablation, attribution, metrics, patching
 from hookline.hooks import Hook, HookType
 from hookline.transformer import shard_lenses
 
+pytestmark = pytest.mark.on_cpu(reason="its processes are on the CPU")
+
 
 def short_path(folder: str) -> dict[str, object]:
     """What one process of two finds on one model: `test_a_tensor_parallel_model` says what it must be."""
