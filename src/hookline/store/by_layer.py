@@ -37,7 +37,7 @@ from hookline.store.examples import Examples
 from hookline.store.folders import LocalFolder
 from hookline.store.harvesting import Computed, Harvest, as_rows
 from hookline.store.identity import identity
-from hookline.store.layer_weights import EMBED, HEAD, REST, LayerWeights, device_of
+from hookline.store.layer_weights import EMBED, HEAD, REST, LayerWeights, layers_device
 from hookline.store.manifest import Manifest, Progress
 from hookline.store.selection import Batch, HarvestOptions
 from hookline.store.stage_files import StageFiles, batch_in, batch_record
@@ -91,7 +91,7 @@ class LayerHarvest(Harvest):
             what = f"a {type(hooked).__name__}"
             raise HooklineError(f"by_layer=True takes the folder of a language model of transformers, not {what}")
         _check(hooked._points)
-        self.device = device_of(device)
+        self.device = layers_device(device)
         self.weights = LayerWeights(hooked, self.device)
         super().__init__(hooked, points, options)
         layers = len(hooked._anatomy.blocks)

@@ -130,7 +130,7 @@ class LayerWeights:
         return chain(self._module.named_parameters(), self._module.named_buffers())
 
 
-def device_of(by_layer: Any) -> torch.device:
+def layers_device(by_layer: Any) -> torch.device:
     """The device that the layers run on: `by_layer`, or the CPU if it is True."""
     try:
         device = torch.device("cpu" if by_layer is True else by_layer)
