@@ -144,13 +144,13 @@ class Harvest:
 
     def _switch(self) -> Any:
         """The value of what a run may change in the model for good."""
-        model = self.model
-        name = model._anatomy.architecture.switches if isinstance(model, HookedModel) else None
-        return next((vars(part)[name] for part in model.module.modules() if name in vars(part)), None)
+        name = self.model._anatomy.architecture.switches if isinstance(self.model, HookedModel) else None
+        parts = () if name is None else self.model.module.modules()
+        return next((getattr(part, name or "") for part in parts if name in vars(part)), None)
 
     def check_switch(self) -> None:
         """Raise if the last run changed the model for good: the rows would depend on the runs before."""
-        if (now := self._switch()) != self._was:
+        if isinstance(self.model, HookedModel) and (now := self._switch()) != self._was:
             name = self.model._anatomy.architecture.switches
             why = "for all later texts, so that rows would depend on the order of texts"
             raise HooklineError(f"a short text changed {name} of the model, {why}: load it with {name}={now!r}")
