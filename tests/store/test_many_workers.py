@@ -7,13 +7,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import objects
 import pytest
 import torch
-from stores import POINTS, files, harvested, same_rows, texts
+from stores import POINTS, edit_manifest, files, harvested, same_rows, texts
 
 import hookline
 from hookline.errors import HooklineError, StoreError
@@ -21,6 +22,7 @@ from hookline.store import HarvestWorker, LocalStore, leases, many_workers, open
 from hookline.store.folders import LocalFolder
 from hookline.store.harvesting import Harvest
 from hookline.store.leases import Leases
+from hookline.store.units import recorded_units
 from hookline.store.workers import environment, worker_of
 
 COUNT = 40
@@ -460,3 +462,57 @@ def test_a_data_set_is_divided_by_its_length() -> None:
     assert [worker.batches_per_unit(total, 10) for total in (None, 5, 700, 6400, 10**6)] == [32, 1, 1, 10, 32]
     assert HarvestWorker(0, 2, unit=3).batches_per_unit(10**6, 10) == 3
     assert HarvestWorker(0, 2).lease > many_workers.LONGEST_WAIT
+
+
+class ReadOnce:
+    """Not an iterator, but empty when it is read a second time."""
+
+    def __init__(self, data: list[str]) -> None:
+        self._left = iter(data)
+
+    def __iter__(self) -> Iterator[str]:
+        return self._left
+
+
+class Reversing:
+    """In another order each time."""
+
+    def __init__(self, data: list[str]) -> None:
+        self._data = data
+
+    def __iter__(self) -> Iterator[str]:
+        self._data = self._data[::-1]
+        return iter(self._data)
+
+
+@pytest.mark.parametrize("kind", [ReadOnce, Reversing])
+def test_data_that_changes_when_it_is_read_again(kind, models, tmp_path) -> None:
+    worker = HarvestWorker(0, 2, unit=2, lease=1)
+    with pytest.raises(StoreError, match="a data set that changes: from example 0 on"):
+        hookline.harvest(models[0], kind(texts(COUNT)), POINTS, tmp_path, shard=worker, batch_size=3, progress=False)
+
+
+@pytest.mark.parametrize("lease", [0, -1, float("nan"), float("inf"), 1e12, 10**400, "60", None])
+def test_the_time_of_a_lease_is_checked(lease) -> None:
+    with pytest.raises(HooklineError, match="lease a positive number of seconds"):
+        HarvestWorker(0, 1, lease=lease)
+
+
+@pytest.mark.parametrize("unit", [0, -1, True, 2.0, "abc", [1], 10**30])
+def test_a_manifest_with_impossible_units(unit, models, tmp_path) -> None:
+    part_of(models[0], tmp_path, shard=HarvestWorker(0, 2, unit=2))
+    edit_manifest(tmp_path, lambda fields: fields["options"].update(unit=unit))
+    with pytest.raises(StoreError, match=r"a unit of work has .* batches"):
+        harvested(models[0], tmp_path, COUNT)
+
+
+@pytest.mark.parametrize("name", ["000001.lease", "000001.json"])
+def test_a_folder_in_place_of_a_file(name, models, tmp_path) -> None:
+    (tmp_path / name).mkdir()
+    warned = pytest.warns(match="unit 1 is done again") if name.endswith("json") else nullcontext()
+    with warned, pytest.raises(StoreError, match="cannot be written to"):
+        harvested(models[0], tmp_path, COUNT, shard=HarvestWorker(0, 2, unit=2, lease=1))
+
+
+def test_only_the_names_of_records_are_records() -> None:
+    assert recorded_units(["000001.json", "1000000.json", "0000002.json", "٠٠٠٠٠٣.json", "4.json"]) == [1, 1_000_000]

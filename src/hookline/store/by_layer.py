@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from hookline.store.examples import Examples
 from hookline.store.folders import LocalFolder
 from hookline.store.harvesting import Computed, Harvest, as_rows
 from hookline.store.identity import identity
-from hookline.store.layer_weights import EMBED, HEAD, REST, LayerWeights
+from hookline.store.layer_weights import EMBED, HEAD, REST, LayerWeights, layers_device
 from hookline.store.manifest import Manifest, Progress
 from hookline.store.selection import Batch, HarvestOptions
 from hookline.store.stage_files import StageFiles, batch_in, batch_record
@@ -90,7 +91,7 @@ class LayerHarvest(Harvest):
             what = f"a {type(hooked).__name__}"
             raise HooklineError(f"by_layer=True takes the folder of a language model of transformers, not {what}")
         _check(hooked._points)
-        self.device = torch.device("cpu" if device is True else device)
+        self.device = layers_device(device)
         self.weights = LayerWeights(hooked, self.device)
         super().__init__(hooked, points, options)
         layers = len(hooked._anatomy.blocks)
@@ -129,18 +130,20 @@ class LayerHarvest(Harvest):
         files = self._files
         if files.stage > 0:
             seen = Progress(*files.notes["progress"])
-            for _ in zip(range(seen.examples - examples.progress.examples), examples, strict=False):
+            for _ in islice(examples, seen.examples - examples.progress.examples):
                 pass
-            if examples.progress != seen:
-                raise StoreError(f"{store.path} was made from other data: harvest into another store")
+            if examples.progress != seen or (not files.notes["is_cut"] and any(True for _ in examples)):
+                raise StoreError(
+                    f"{store.path} was made from other data: pass the same data set, or harvest into another store"
+                )
             return
         tokens = rows = 0
         for before, batch in self.batches(examples, manifest.rows):
             files.append(BATCHES, *batch_record(batch, before, examples.progress))
-            files.count()
             tokens, rows = tokens + batch.shape[0] * batch.shape[1], rows + batch.rows
-        end = examples.progress
-        files.notes.update(progress=[end.examples, end.sum], tokens=tokens, rows=rows)
+        end, limit = examples.progress, self.options.max_rows
+        is_cut = limit is not None and manifest.rows + rows >= limit
+        files.notes.update(progress=[end.examples, end.sum], tokens=tokens, rows=rows, is_cut=is_cut)
         files.finish(1)
 
     def _run_stages(self, stages: Sequence[Stage], progress: bool) -> None:
@@ -154,8 +157,8 @@ class LayerHarvest(Harvest):
             for stage in left:
                 with self.weights.holding(*(part for part in stage.parts if part not in self._always)):
                     self._run_stage(stage, is_last=stage is stages[-1])
-                files.finish(stage.number + 1)
-                files.drop(Stage(stage.number - 1, 0, 0).stream)
+                self.weights.check_unchanged()
+                files.finish(stage.number + 1, unneeded=Stage(stage.number - 1, 0, 0).stream)
                 bar.update()
 
     @property
@@ -226,6 +229,7 @@ class LayerHarvest(Harvest):
         root = model._points.root
         with Skipping(root, gives), Run(root, actions, is_one_pass=True), suppress(StopForward):
             model(return_type=None, **inputs)
+        self.check_switch()
         if 0 <= stage.layer < stage.n_layers:
             kept = [*leaving.values().values()]
         axes = {point.name: point.axes for point in points}
@@ -286,7 +290,7 @@ class LayerHarvest(Harvest):
     def _assembled(self, stages: Sequence[Stage], manifest: Manifest) -> Iterator[Computed]:
         """Every batch that is not stored yet, with its rows."""
         files = self._files
-        logs = [files.records(stage.points) for stage in stages if (files.folder / stage.points).exists()]
+        logs = [files.records(stage.points) for stage in stages if files.has(stage.points)]
         for record, note in files.records(BATCHES) if files.notes["rows"] else ():
             found = [next(log) for log in logs]
             sources = {name: tensors[name] for tensors, names in found for name in names}

@@ -136,10 +136,24 @@ class Harvest:
         self.points = model._points.select(points)
         self._asked = {model._points.canonical_name(point.name): point.name for point in self.points}
         _check_steady(model.module)
+        self._was = self._switch()
         if isinstance(model, HookedModel):
             _check_points(model, self.points)
         elif options.positions is not None or options.max_tokens is not None or options.prepend_bos is not None:
             raise HooklineError("positions, max_tokens and prepend_bos apply to texts; here a row is a whole sample")
+
+    def _switch(self) -> Any:
+        """The value of what a run may change in the model for good."""
+        name = self.model._anatomy.architecture.switches if isinstance(self.model, HookedModel) else None
+        parts = () if name is None else self.model.module.modules()
+        return next((getattr(part, name or "") for part in parts if name in vars(part)), None)
+
+    def check_switch(self) -> None:
+        """Raise if the last run changed the model for good: the rows would depend on the runs before."""
+        if isinstance(self.model, HookedModel) and (now := self._switch()) != self._was:
+            name = self.model._anatomy.architecture.switches
+            why = "for all later texts, so that rows would depend on the order of texts"
+            raise HooklineError(f"a short text changed {name} of the model, {why}: load it with {name}={now!r}")
 
     def context(self) -> Run | nullcontext[None]:
         """One run around all passes if there are permanent hooks, so that unreached positions are reported once."""
@@ -249,7 +263,9 @@ class Harvest:
 
     def activations(self, batch: Batch) -> dict[str, Tensor]:
         """The activations at each point as [row, …], with a row for each token or sample of the batch."""
-        return _run_batch(self.model, self.points, batch, self._fit)
+        found = _run_batch(self.model, self.points, batch, self._fit)
+        self.check_switch()
+        return found
 
     def batch(self, items: list[Example], first: int) -> Batch:
         """The examples from number `first` on as inputs of the model."""

@@ -37,6 +37,7 @@ class LayerWeights:
         self._checkpoint = _checkpoint_of(model)
         if self._checkpoint.loading.hf_quantizer is not None:
             raise HooklineError("by_layer=True does not read quantized weights: harvest without it")
+        self._stamp = self.stamp
         self._empty = dict(_named(self._module))
         self._aliases: dict[int, list[str]] = {}
         for name, x in self._empty.items():
@@ -75,6 +76,14 @@ class LayerWeights:
             (Path(file).name, (stat := Path(file).stat()).st_size, stat.st_mtime_ns) for file in self._checkpoint.files
         ]
         return hashlib.blake2b(repr(stats).encode(), digest_size=16).hexdigest()
+
+    def check_unchanged(self) -> None:
+        """Raise if the files of the weights are not those of the start."""
+        if self.stamp != self._stamp:
+            raise HooklineError(
+                f"the files of the weights changed during the harvest: {self._checkpoint.files[0]}, … The layers so "
+                f"far have the earlier weights: harvest again into another store"
+            )
 
     def nbytes(self, *parts: Part) -> int:
         """The size of these parts in memory."""
@@ -119,6 +128,21 @@ class LayerWeights:
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         return chain(self._module.named_parameters(), self._module.named_buffers())
+
+
+def layers_device(by_layer: Any) -> torch.device:
+    """The device that the layers run on: `by_layer`, or the CPU if it is True."""
+    try:
+        device = torch.device("cpu" if by_layer is True else by_layer)
+        if torch.zeros(1, device=device).is_meta:
+            raise ValueError("there are no weights on the meta device")
+    except (RuntimeError, TypeError, ValueError, AssertionError) as error:
+        why = str(error).partition("\n")[0]
+        raise HooklineError(
+            f"by_layer={by_layer!r} is not a device that layers can run on: {why}. Pass True for the CPU, or a device "
+            f"such as 'cuda'"
+        ) from error
+    return device
 
 
 def _checkpoint_of(model: HookedModel) -> Checkpoint:

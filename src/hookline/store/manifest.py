@@ -72,7 +72,10 @@ class About:
         points = {name: Column.from_json(each) for name, each in given["points"].items()}
         if not isinstance(given["model"], dict) or not isinstance(given["options"], dict):
             raise ValueError("model and options are not objects with fields")
-        return cls(given["model"], given["options"], points)
+        found = cls(given["model"], given["options"], points)
+        if found.unit is not None and not (_is_size(found.unit) and found.unit):
+            raise ValueError(f"a unit of work has {_short(found.unit)} batches")
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """Returns JSON values."""

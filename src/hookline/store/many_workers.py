@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -92,6 +92,8 @@ class SharedHarvest:
         self._records: dict[int, Manifest] = {}
         self._count, self._end = 0, Progress()
         """The number of units, and the end of the last one, once the data set has been read."""
+        self._ends = dict[int, Progress]()
+        """Where each unit ends, as it was first read."""
         self._empty = dict[int, Span]()
         """The units without rows that are not written yet, because no worker knows the columns."""
 
@@ -142,6 +144,7 @@ class SharedHarvest:
         """Go over the data set once, and do the wanted units that no other worker is doing."""
         examples, options = self._read(), self._work.options
         left: float = math.inf if options.max_rows is None else options.max_rows
+        count, after = 0, Progress()
         with tqdm(total=examples.total, disable=not progress, delay=2, leave=False, unit=" examples") as bar:
             for unit in units_of(examples, options.batch_size, self._plan.about.unit or 1):
                 self._check_data(unit)
@@ -153,13 +156,18 @@ class SharedHarvest:
                 else:
                     rows, after = 0, unit.after
                 left -= rows
-                self._count, self._end = unit.number + 1, after
+                count = unit.number + 1
                 bar.update(after.examples - bar.n)
                 if left <= 0:
-                    return
+                    break
+        if count < self._count:
+            raise StoreError(_changing(self._store.path, after.examples))
+        self._count, self._end = count, after
 
     def _check_data(self, unit: Unit) -> None:
-        """Raise if another worker did this unit on other data."""
+        """Raise if another worker did this unit on other data, or the data was different when it was first read."""
+        if self._ends.setdefault(unit.number, unit.after) != unit.after:
+            raise StoreError(_changing(self._store.path, unit.before.examples))
         if unit.number not in self._done:
             return
         before, after, is_last = self._done[unit.number]
@@ -231,10 +239,11 @@ class SharedHarvest:
         self._write_empty()
         if self._writer is not None:
             self._writer.drain()
-        missing = self._missing()
+        with writing(self._folder, 0):
+            missing = self._missing()
+            free = [unit for unit in missing if self._leases.is_free(unit_name(unit)) and unit not in self._empty]
         if not missing:
             return None
-        free = [unit for unit in missing if self._leases.is_free(unit_name(unit)) and unit not in self._empty]
         if free and not self._is_readable_once:
             self._waits = FIRST_WAIT
             return free
@@ -308,7 +317,16 @@ class SharedHarvest:
         # Other workers may be about to write this manifest as well; shards and leases are of no use to them any more.
         unfinished = [name for name in self._folder.names(unfinished=True) if SUFFIX in name]
         for name in (*unfinished, *(name for name in self._folder.names() if name.endswith(LEASE))):
-            self._folder.delete(name)
+            with suppress(OSError):  # the store is complete
+                self._folder.delete(name)
+
+
+def _changing(where: str, example: int) -> str:
+    return (
+        f"{where} is not complete, and cannot be completed from a data set that changes: from example {example} on, it "
+        f"was different when it was read a second time. Pass a list, an iterator, or a data set that has the same "
+        f"examples in the same order whenever it is read"
+    )
 
 
 def _check_independent(module: nn.Module) -> None:

@@ -7,27 +7,32 @@ import os
 import shutil
 import struct
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic
 from typing import Any
+from zlib import crc32
 
 import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from hookline.engine.tensorfile import BAD_CONTENT
+from hookline.engine.tensorfile import BAD_CONTENT, reason
 from hookline.errors import StoreError
-from hookline.store.manifest import Progress, differences
+from hookline.store.manifest import Progress, differences, manifest_checksum
 from hookline.store.selection import Batch
 
 _STATE = "state.json"
 _NOTE = "@note"
+_HEAD = struct.Struct("<QI")
+"""What comes before each record: its length and its checksum."""
 
 
 class StageFiles:
     """A folder with one log per stage, and a file that says how much of them is complete.
 
-    What is noted as complete has been synced to disk before. After a kill, anything longer than that is cut off.
+    What is noted as complete has been synced to disk before. After a kill, anything longer than that is cut off. Every
+    record and the state have checksums: a folder that is damaged is refused.
     """
 
     def __init__(self, folder: Path, about: Mapping[str, Any], flush_every: float) -> None:
@@ -38,26 +43,48 @@ class StageFiles:
         self._open()
 
     def _open(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        with self._writing():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if (self.folder / _STATE).exists():
+                self._state = self._found()
+            sizes = self._state["sizes"]
+            for name, size in sizes.items():
+                file = self.folder / name
+                if not file.is_file() or file.stat().st_size < size:
+                    raise self._damaged(name)
+                os.truncate(file, size)
+            for file in self.folder.iterdir():
+                if file.name != _STATE and file.name not in sizes:
+                    file.unlink()
+
+    def _found(self) -> dict[str, Any]:
+        """The state that an earlier process saved; StoreError if it is damaged, or of a different harvest."""
         try:
             found = json.loads((self.folder / _STATE).read_text())
-            if found["about"] != self._state["about"]:
-                different = differences(self._state["about"], found["about"])
-                raise StoreError(
-                    f"{self.folder} has the unfinished layers of a different harvest: {'; '.join(different)}. Delete "
-                    f"it, or harvest into another store"
-                )
-            self._state = found
-        except FileNotFoundError:
-            pass
+            if found.pop("sum") != manifest_checksum(json.dumps(found).encode()):
+                raise self._damaged(_STATE)
         except BAD_CONTENT as error:
-            raise StoreError(f"{self.folder / _STATE} is damaged: delete {self.folder}, and harvest again") from error
-        for file in self.folder.iterdir():
-            size = self._state["sizes"].get(file.name, 0)
-            if file.name != _STATE and size:
-                os.truncate(file, size)
-            elif file.name != _STATE:
-                file.unlink()
+            raise self._damaged(_STATE) from error
+        if different := differences(self._state["about"], found["about"]):
+            raise StoreError(
+                f"{self.folder} has the unfinished layers of a different harvest: {'; '.join(different)}. Delete "
+                f"it, or harvest into another store"
+            )
+        return found
+
+    def _damaged(self, name: str) -> StoreError:
+        return StoreError(f"{self.folder / name} is damaged or missing: delete {self.folder}, and harvest again")
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Raise a StoreError if the disk is full or cannot be written to."""
+        try:
+            yield
+        except OSError as error:
+            raise StoreError(
+                f"{self.folder} cannot be written to: {reason(error)}. The batches that were saved there are kept, and "
+                f"the same harvest continues with them"
+            ) from error
 
     @property
     def stage(self) -> int:
@@ -74,14 +101,19 @@ class StageFiles:
         """Values to be kept until the harvest ends; saved with the next batches."""
         return self._state.setdefault("notes", {})
 
+    def has(self, log: str) -> bool:
+        """Whether a log has records that count."""
+        return log in self._state["sizes"]
+
     def append(self, log: str, tensors: Mapping[str, Tensor], note: Any = None) -> None:
         """Add a record to a log."""
-        if log not in self._logs:
-            self._logs[log] = open(self.folder / log, "ab")  # noqa: SIM115 - see `close`
         note_bytes = torch.frombuffer(bytearray(json.dumps(note).encode()), dtype=torch.uint8)
         raw = save({**{name: _own(x) for name, x in tensors.items()}, _NOTE: note_bytes})
-        self._logs[log].write(struct.pack("<Q", len(raw)))
-        self._logs[log].write(raw)
+        with self._writing():
+            if log not in self._logs:
+                self._logs[log] = open(self.folder / log, "ab")  # noqa: SIM115 - see `close`
+            self._logs[log].write(_HEAD.pack(len(raw), crc32(raw)))
+            self._logs[log].write(raw)
 
     def count(self) -> None:
         """Count a batch of the current stage as done; now and then this is saved."""
@@ -90,43 +122,49 @@ class StageFiles:
         if monotonic() - self._saved >= self._flush_every:
             self.save()
 
-    def finish(self, stage: int) -> None:
-        """End the current stage, and begin this one."""
+    def finish(self, stage: int, unneeded: str = "") -> None:
+        """End the current stage, and begin this one. Deletes a log that is no longer needed."""
         self._state |= {"stage": stage, "done": 0}
+        self._state["sizes"] |= {name: file.tell() for name, file in self._logs.items()}
+        self._state["sizes"].pop(unneeded, None)
         self.save()
         self.close()
+        if unneeded:
+            with self._writing():
+                (self.folder / unneeded).unlink(missing_ok=True)
 
     def save(self) -> None:
         """Sync the logs, and note that everything so far is complete."""
-        for file in self._logs.values():
-            file.flush()
-            os.fsync(file.fileno())
-        part = self.folder / f"{_STATE}.part"
-        with open(part, "w") as file:
-            json.dump(self._state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, self.folder / _STATE)
+        with self._writing():
+            for file in self._logs.values():
+                file.flush()
+                os.fsync(file.fileno())
+            part = self.folder / f"{_STATE}.part"
+            with open(part, "w") as file:
+                json.dump({"sum": manifest_checksum(json.dumps(self._state).encode()), **self._state}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, self.folder / _STATE)
         self._saved = monotonic()
 
     def records(self, log: str) -> Iterator[tuple[dict[str, Tensor], Any]]:
         """The records of a log in order, each with its note."""
         with open(self.folder / log, "rb") as file:
-            while head := file.read(8):
-                found = load(file.read(struct.unpack("<Q", head)[0]))
+            while head := file.read(_HEAD.size):
+                length, checksum = _HEAD.unpack(head) if len(head) == _HEAD.size else (0, None)
+                raw = file.read(min(length, self._state["sizes"][log]))
+                if crc32(raw) != checksum:
+                    raise self._damaged(log)
+                found = load(raw)
                 tensors = {name: x.clone() for name, x in found.items()}  # aligned, as kernels round by alignment
                 yield tensors, json.loads(bytes(tensors.pop(_NOTE).tolist()))
 
-    def drop(self, log: str) -> None:
-        """Delete a log that is no longer needed."""
-        self._state["sizes"].pop(log, None)
-        (self.folder / log).unlink(missing_ok=True)
-
     def close(self) -> None:
         """Close the files, as they are."""
-        for file in self._logs.values():
-            file.close()
-        self._logs = {}
+        logs, self._logs = self._logs, {}
+        for file in logs.values():
+            with suppress(OSError):  # what was not saved does not count
+                file.close()
 
     def delete(self) -> None:
         """Delete the folder."""

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count, islice
 from threading import Lock
 
 from torch import Tensor
@@ -73,7 +73,9 @@ def record_name(unit: int) -> str:
 
 def recorded_units(names: list[str]) -> list[int]:
     """The units that have records among these files."""
-    return sorted(int(name.removesuffix(".json")) for name in names if re.fullmatch(r"\d{6,}\.json", name))
+    return sorted(
+        int(name.removesuffix(".json")) for name in names if re.fullmatch(r"([1-9]\d*)?\d{6}\.json", name, re.A)
+    )
 
 
 def read_records(folder: Folder) -> tuple[dict[int, Manifest], dict[int, str]]:
@@ -135,8 +137,8 @@ def missing_units(folder: Folder) -> str:
     """Which units of an unfinished store are missing, in words."""
     records, _ = read_records(folder)
     last = max(records, default=-1)
-    gaps = [str(unit) for unit in range(last) if unit not in records]
-    shown = [*gaps[:8], f"… ({len(gaps)} of them)"] if len(gaps) > 8 else gaps
+    gaps = [str(unit) for unit in islice((unit for unit in range(last) if unit not in records), 9)]
+    shown = [*gaps[:8], f"… ({last + 1 - len(records)} of them)"] if len(gaps) > 8 else gaps
     if last < 0 or not records[last].is_complete:
         shown.append(f"all from {last + 1} on" if last >= 0 else "all")
     return f"missing units: {', '.join(shown)}" if shown else "all units are done, but not merged"

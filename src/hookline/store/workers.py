@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from threading import TIMEOUT_MAX
 from typing import Any
 
 from hookline.errors import HooklineError
@@ -28,7 +29,8 @@ class HarvestWorker:
         numbers = [self.rank, self.world, 1 if self.unit is None else self.unit]
         if not all(isinstance(each, int) and not isinstance(each, bool) for each in numbers):
             raise HooklineError(f"shard=(rank, world) takes two integers, and unit is an integer, not {self}")
-        if not 0 <= self.rank < self.world or numbers[2] < 1 or not self.lease > 0:
+        is_time = isinstance(self.lease, int | float) and 0 < self.lease <= TIMEOUT_MAX
+        if not 0 <= self.rank < self.world or numbers[2] < 1 or not is_time:
             raise HooklineError(
                 f"shard=(rank, world) needs 0 <= rank < world, unit a positive number of batches, and lease a positive "
                 f"number of seconds, not {self}"

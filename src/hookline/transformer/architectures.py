@@ -53,6 +53,8 @@ class Architecture:
     """Layers pass on more than the stream, so a run cannot start in the middle."""
     rereads_embeddings: bool = False
     """Some later layers read the embeddings again."""
+    switches: str | None = None
+    """An attribute of the model that a run on short texts changes for good."""
     vision_first: bool = False
     """The vision tower runs before the tokens are embedded; by default it runs after."""
     separate_tiles: bool = False
@@ -78,6 +80,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "bamba": Architecture(returns_tuple=True),
     "bart": Architecture(post_norm=True),
     "beam": Architecture(gated_values=True),
+    "big_bird": Architecture(switches="attention_type"),
     "bitnet": Architecture(gated_values=True),
     "blenderbot-small": Architecture(post_norm=True),
     "bloom": Architecture(

@@ -172,6 +172,21 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint, files: Mapping[str, s
     finally:
         for each in opened.values():
             each.__exit__(None, None, None)
+    _finish_loading(model)
+
+
+def _finish_loading(model: Any) -> None:
+    """Call transformers' initialization of modules whose parameters were read, as `from_pretrained` does in the end.
+
+    It leaves parameters alone that were read, but for what an architecture always sets (a padding embedding to zero).
+    """
+    for module in model.modules():
+        own = [each for each in module.parameters(recurse=False) if not each.is_meta]
+        for each in own:
+            each._is_hf_initialized = True
+        if own:
+            module._is_hf_initialized = False
+    model.initialize_weights()
 
 
 @contextmanager
