@@ -79,6 +79,19 @@ class Stage:
         )
 
 
+def _usable(device: Any) -> torch.device:
+    """Return the device that layers run on; raises if torch cannot put a tensor there."""
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        why = str(error).strip().partition("\n")[0]
+        raise HooklineError(
+            f"by_layer={device!r} is not a device that torch can use here ({why}): pass True for the CPU, or 'cuda'"
+        ) from error
+    return found
+
+
 class LayerHarvest(Harvest):
     """A harvest whose model is on the meta device, and whose layers come into memory one after the other."""
 
@@ -90,7 +103,7 @@ class LayerHarvest(Harvest):
             what = f"a {type(hooked).__name__}"
             raise HooklineError(f"by_layer=True takes the folder of a language model of transformers, not {what}")
         _check(hooked._points)
-        self.device = torch.device("cpu" if device is True else device)
+        self.device = _usable("cpu" if device is True else device)
         self.weights = LayerWeights(hooked, self.device)
         super().__init__(hooked, points, options)
         layers = len(hooked._anatomy.blocks)
