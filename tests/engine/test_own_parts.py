@@ -1,5 +1,7 @@
 """Local caches on models that are not sharded; those that are: tests/transformer/test_sharded.py."""
 
+import copy
+
 import pytest
 import torch
 from networks import MLP
@@ -24,7 +26,9 @@ def test_a_model_in_one_process_has_everything(model) -> None:
     assert torch.equal(logits, same)
     assert list(local) == list(whole)
     assert all(torch.equal(local[name], whole[name]) for name in whole)
-    assert not hasattr(local, "decompose_resid")
+    with pytest.raises(AttributeError, match=r"no 'decompose_resid': .* without local=True"):
+        local.decompose_resid()
+    assert list(copy.copy(local)) == list(local)
 
 
 @torch.no_grad()

@@ -147,6 +147,13 @@ def test_models_with_an_encoder_or_a_vision_tower_are_refused(tmp_path) -> None:
             hookline.harvest(hooked, TOKENS, "blocks.*.hook_resid_post", tmp_path / "store", by_layer=True)
 
 
+@pytest.mark.parametrize("device", ["gpu", "cuda:99"])
+def test_a_device_that_torch_cannot_use(device, tmp_path) -> None:
+    with pytest.raises(HooklineError, match=f"by_layer='{device}' is not a device that torch can use"):
+        hookline.harvest(TINYWORLD, texts(), POINTS, tmp_path / "layers", by_layer=device, **OPTIONS)
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_folder_with_texts(tmp_path) -> None:
     plain = hookline.load(TINYWORLD)
     hookline.harvest(plain, texts(), POINTS, tmp_path / "plain", **OPTIONS)

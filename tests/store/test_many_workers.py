@@ -175,6 +175,8 @@ def test_another_number_of_workers_goes_on(models, plain, tmp_path) -> None:
     assert found.is_sound
     assert "missing units: 0" in str(found)
     assert "comes after a missing unit" in str(found)
+    header, first, *_ = str(found).splitlines()
+    assert header.index(" state") == first.index(" sound"), "columns are as wide as the longest name"
     assert together(models, tmp_path, shard=None) == [None] * 3  # a process without rank goes on as well
     assert same_rows(tmp_path, plain)
     assert harvested(models[0], tmp_path, COUNT).is_complete  # once more

@@ -97,6 +97,8 @@ def test_several_devices_have_their_parts_of_the_weights() -> None:
     assert half.points == whole.points
     with pytest.raises(HooklineError, match="no tensor-parallel plan"):
         _ = empty("gpt2").plan(0, input=TOKENS, devices=2).memory
+    with pytest.raises(HooklineError, match=r"4 heads of .* 3 processes cannot share"):  # as loading it does
+        _ = model.plan(0, input=TOKENS, devices=3).memory
 
 
 def test_what_is_not_known() -> None:

@@ -50,6 +50,7 @@ def short_path(folder: str) -> dict[str, object]:
     found["copied"] = _said(lambda: copy.deepcopy(sharded)) + _said(lambda: pickle.dumps(sharded))
     found |= disagreements(sharded)
     found["other hooks"] = _said(lambda: _hook_by_rank(sharded))
+    found["late hooks"] = _said(lambda: _late_hook_by_rank(sharded))
     sharded.add_hook(f"blocks.{dist.get_rank()}.hook_resid_post", lambda x, hook: x)
     found["other permanent hooks"] = _said(lambda: sharded(IDS))
     sharded.reset_hooks()
@@ -95,6 +96,12 @@ def _hook_by_rank(model) -> None:
     model.run_with_hooks(IDS, fwd_hooks=[(f"blocks.{dist.get_rank()}.hook_resid_post", lambda x, hook: x)])
 
 
+def _late_hook_by_rank(model) -> None:
+    """All processes hook the same points first, and then each another layer."""
+    same = [(MID, lambda x, hook: x)] * 20
+    model.run_with_hooks(IDS, fwd_hooks=[*same, (f"blocks.{dist.get_rank()}.hook_resid_pre", lambda x, hook: x)])
+
+
 def _said(act) -> str:
     try:
         act()
@@ -113,6 +120,7 @@ def test_a_tensor_parallel_model(tmp_path) -> None:
         assert "blocks.0.hook_resid_post" in found["other hooks"]
         assert "blocks.1.hook_resid_post" in found["other hooks"]
         assert "blocks.1.hook_resid_post" in found["other permanent hooks"]
+        assert re.search(r"hooks blocks\.[01]\.hook_resid_pre .* after 20 hooks that both have", found["late hooks"])
         assert found["goes on"] is True
         assert found["copied"].count("copying or pickling is not available on a model that is sharded") == 2
         for what in ("noise", "only in one", "gradients", "permanent"):

@@ -79,6 +79,12 @@ class LocalCache(ActivationCache):
         heads = next((place - len(axes) for place, letter in enumerate(axes) if letter in "hg"), -1)
         return torch.arange(x.shape[heads])
 
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"a local cache has no {name!r}: methods that need all heads and neurons are those of a cache without "
+            f"local=True"
+        )
+
     def save(self, path: Any) -> NoReturn:  # noqa: ARG002
         """Raise: the file would not say which part of each activation it has."""
         raise HooklineError(

@@ -41,19 +41,21 @@ class Verification:
         return not self.problems
 
     def __str__(self) -> str:
-        lines = [f"{'file':<20} {'rows':>12} {'examples':>21} {'bytes':>15}  state", *map(_line, self.findings)]
+        wide = max(20, *(len(finding.name) for finding in self.findings), 0)
+        lines = [f"{'file':<{wide}} {'rows':>12} {'examples':>21} {'bytes':>15}  state"]
+        lines += [_line(finding, wide) for finding in self.findings]
         rows, examples = (self.manifest.rows, self.manifest.examples) if self.manifest is not None else (0, 0)
         state = "complete" if self.manifest is not None and self.manifest.is_complete else "not complete"
         found = f"{len(self.problems)} problems" if self.problems else "sound"
         return "\n".join([*lines, f"{self.path}: {rows:,} rows of {examples:,} examples, {state}; {found}"])
 
 
-def _line(finding: Finding) -> str:
+def _line(finding: Finding, wide: int) -> str:
     state, shard = finding.problem or finding.note or "sound", finding.shard
     if shard is None:
-        return f"{finding.name:<20} {'':>12} {'':>21} {'':>15}  {state}"
+        return f"{finding.name:<{wide}} {'':>12} {'':>21} {'':>15}  {state}"
     examples = f"{shard.first_example:,} – {shard.stop_example - 1:,}"
-    return f"{finding.name:<20} {shard.rows:>12,} {examples:>21} {shard.bytes:>15,}  {state}"
+    return f"{finding.name:<{wide}} {shard.rows:>12,} {examples:>21} {shard.bytes:>15,}  {state}"
 
 
 def verify(folder: Folder) -> Verification:

@@ -21,7 +21,7 @@ from hookline.engine.actions import PointAction
 from hookline.engine.hook_actions import HookAction
 from hookline.engine.recorder import StopForward
 from hookline.engine.structures import tensors_in
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, how_many
 from hookline.transformer import shard_lenses
 
 if TYPE_CHECKING:
@@ -117,12 +117,14 @@ class Agreement:
 
     def begin(self, actions: Sequence[Action]) -> None:
         """Raise if the hooks of another process differ, or if it does not come within a minute."""
-        self._compare_hooks(self._exchange("begins to hook it", _hooks(actions)))
+        mine = _hooks(actions)
+        self._compare_hooks(self._exchange("begins to hook it", _checksum(mine)), mine)
 
     def enter(self, actions: Sequence[Action], given: Mapping[str, Any]) -> None:
         """Raise if the hooks or the inputs of another process differ, or if it does not come within a minute."""
-        told = self._exchange("begins a forward pass", (_hooks(actions), _inputs(given)))
-        self._compare_hooks([hooks for hooks, _ in told])
+        hooks = _hooks(actions)
+        told = self._exchange("begins a forward pass", (_checksum(hooks), _inputs(given)))
+        self._compare_hooks([checksum for checksum, _ in told], hooks)
         mine = told[self._rank][1]
         for rank, (_, inputs) in enumerate(told):
             names = [name for name in {**mine, **inputs} if _differs(inputs.get(name), mine.get(name))]
@@ -184,12 +186,17 @@ class Agreement:
                 )
         return [each for _, each in told]
 
-    def _compare_hooks(self, told: list[tuple[str, list[str]]]) -> None:
-        summary, mine = told[self._rank]
-        for rank, (other, some) in zip(self._ranks, told, strict=True):
-            if other != summary:
-                theirs, ours = (", ".join(names) or "nothing" for names in (some, mine))
-                raise HooklineError(f"process {rank} hooks {theirs}, and this one {ours}: {ALIKE}")
+    def _compare_hooks(self, checksums: list[str], mine: list[str]) -> None:
+        if len(set(checksums)) == 1:
+            return
+        for rank, names in zip(self._ranks, self._exchange("compares its hooks", mine), strict=True):
+            if names != mine:
+                same = next(
+                    (i for i, (a, b) in enumerate(zip(names, mine, strict=False)) if a != b), min(len(names), len(mine))
+                )
+                theirs, ours = (_some(each[same:]) for each in (names, mine))
+                first = f" after {how_many(same, 'hook')} that both have" if same else ""
+                raise HooklineError(f"process {rank} hooks {theirs}, and this one {ours}{first}: {ALIKE}")
 
     def _compare_noted(self, rank: int, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
         for name in {**ours, **theirs}:
@@ -205,12 +212,20 @@ class Agreement:
                 )
 
 
-def _hooks(actions: Sequence[Action]) -> tuple[str, list[str]]:
-    """A checksum of the hooks of a run, and the first few of them."""
+def _hooks(actions: Sequence[Action]) -> list[str]:
+    """The hooks of a run, in words."""
     here = [each for each in actions if isinstance(each, PointAction)]
     here = [each for each in here if not isinstance(each, HookAction) or each.registration.is_enabled()]
-    mine = [f"{each.point.name} ({type(each).__name__}, {each.dir})" for each in here]
-    return sha256("\n".join(mine).encode()).hexdigest(), mine[:10]
+    return [f"{each.point.name} ({type(each).__name__}, {each.dir})" for each in here]
+
+
+def _checksum(hooks: list[str]) -> str:
+    return sha256("\n".join(hooks).encode()).hexdigest()
+
+
+def _some(hooks: list[str]) -> str:
+    """The first few hooks."""
+    return ", ".join([*hooks[:5], *["…"] * (len(hooks) > 5)]) or "nothing"
 
 
 def _inputs(given: Mapping[str, Any]) -> dict[str, tuple[str, list[float]]]:

@@ -14,6 +14,7 @@ from hookline.engine.halving import free_bytes
 from hookline.engine.live_bytes import pass_without_data
 from hookline.engine.plan import Plan
 from hookline.errors import HooklineError, how_many, shown_bytes
+from hookline.transformer.sharded import check_processes
 
 _ROW = 16
 """Bytes of a row of a store beside its activations: the numbers of its example, position and token."""
@@ -98,6 +99,8 @@ def run_memory(
         ) from error
     device, free = _free_here(root)
     style = split_styles(root) if devices > 1 else {}
+    if style:
+        check_processes(root, devices)
     stored = sum(row.nbytes for row in plan if row.use == "cache") // (batch * length) + _ROW
     return Memory(
         weights=weight_bytes(root, devices, style),

@@ -184,12 +184,11 @@ def whole_parameter(parameter: Any) -> Tensor:
     if type(place).__name__ != "Shard":  # replicated, or in several blocks
         return full().detach()
     group = parameter.device_mesh.get_group()
-    shards = Shards(group, part_sizes(parameter.shape[place.dim], group))
+    shards = Shards(group, part_sizes(parameter.shape[place.dim], dist.get_world_size(group)))
     return shards.whole(parameter.to_local().detach(), place.dim)
 
 
-def part_sizes(width: int, group: Any) -> tuple[int, ...]:
+def part_sizes(width: int, count: int) -> tuple[int, ...]:
     """The widths of the parts of all processes; the last ones may be shorter, or empty."""
-    count = dist.get_world_size(group)
     sizes = [len(part) for part in torch.arange(width).chunk(count)]
     return (*sizes, *[0] * (count - len(sizes)))

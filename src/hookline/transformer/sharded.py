@@ -86,7 +86,7 @@ def _gather(model: nn.Module, group: Any) -> None:
     for module, style in styles.items():
         if style in SPLIT:
             kind, width, blocks = SPLIT[style]
-            shards = Shards(group, part_sizes(getattr(module, width) // blocks, group))
+            shards = Shards(group, part_sizes(getattr(module, width) // blocks, dist.get_world_size(group)))
             complete(module, kind, Gathered(shards, -1, blocks))
         elif style not in WHOLE:
             refuse(module, f"on a tensor-parallel model, points of layers of the style {style!r} are not available")
@@ -94,7 +94,7 @@ def _gather(model: nn.Module, group: Any) -> None:
         children = [styles.get(child, "") for child in parent.children()]
         if not any(SPLIT.get(style, (None,))[0] is Kind.OUTPUT for style in children):
             continue
-        _check_heads(parent, styles, group)
+        _check_heads(parent, styles, dist.get_world_size(group))
         refuse_items(parent, f"on a tensor-parallel model, {type(parent).__name__} returns it for some heads only")
         for kind in INSIDE:
             complete(parent, kind, GatheredHeads(group))
@@ -108,17 +108,24 @@ def _gather(model: nn.Module, group: Any) -> None:
                     )
 
 
-def _check_heads(attn: nn.Module, styles: dict[nn.Module, str], group: Any) -> None:
+def check_processes(model: nn.Module, count: int) -> None:
+    """Raise if that many processes cannot share the heads of a model that has a tensor-parallel plan."""
+    styles = dict(_styles(model))
+    for module in model.modules():
+        _check_heads(module, styles, count)
+
+
+def _check_heads(attn: nn.Module, styles: dict[nn.Module, str], count: int) -> None:
     """Raise if the processes would have parts of heads, with which attention fails."""
     size = getattr(attn, "head_dim", None)
     for names in (roles.QUERY, roles.KEY, roles.VALUE):
         width = getattr(layer := roles.child(attn, names), "out_features", 0)
         if not isinstance(size, int) or layer is None or styles.get(layer) != "colwise" or width % size:
             continue
-        if any(part % size for part in part_sizes(width, group)):
+        if any(part % size for part in part_sizes(width, count)):
             raise HooklineError(
                 f"{type(attn).__name__} has {width // size} heads of {size} columns in one of its projections, which "
-                f"{dist.get_world_size(group)} processes cannot share: use a number of processes that divides it"
+                f"{count} processes cannot share: use a number of processes that divides it"
             )
 
 
