@@ -60,6 +60,14 @@ def test_a_replaced_module_is_recorded(net, x) -> None:
     assert len(ready(net)) == 1
 
 
+def test_a_call_that_is_replaced_between_two_caches(net, x, monkeypatch) -> None:
+    expected = list(net.run_with_cache(x)[1])
+    with monkeypatch.context() as patch:
+        patch.setattr(nn.Module, "__call__", lambda self, *args, **kwargs: self._call_impl(*args, **kwargs))
+        assert list(net.run_with_cache(x)[1]) == expected
+    assert list(net.run_with_cache(x)[1]) == expected
+
+
 def test_hooks_between_two_caches_count(net, x) -> None:
     plain = net.run_with_cache(x)[1]
     remove = net.add_hook("fc1", torch.zeros_like)

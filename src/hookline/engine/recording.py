@@ -49,6 +49,7 @@ class RecordingRun(Run):
         self._outer = {
             m: {tap: self.steps.pop(tap) for tap in some if not tap.kind.is_inner} for m, some in led.items()
         }
+        self._calls = [(module, type(module).__call__) for module in led]
         self._taps, self._hooked = led, dict[nn.Module, None]()
         self.captures = {tap: capture for tap, capture in captures.items() if tap in self.steps}
 
@@ -130,8 +131,9 @@ class RecordingRun(Run):
             self._unhook(module)
 
     def is_ready(self) -> bool:
-        """Whether it can be used now: nobody else acts on its modules."""
-        return not any(tap.permanent for tap in self._modules) and self.is_alone()
+        """Whether it can be used now: nobody else acts on its modules, and they are called as when it was made."""
+        is_led = all(type(module).__call__ is call for module, call in self._calls)
+        return is_led and not any(tap.permanent for tap in self._modules) and self.is_alone()
 
 
 def _can_lead(module: nn.Module, taps: list[Tap], captures: dict[Tap, Capture]) -> bool:
