@@ -76,8 +76,8 @@ class Detour:
         if way is not None:
             return way(args, kwargs)
         tell_other_threads(self._users, self.module)
-        called = sys._getframe(1).f_locals.get("self")
-        if called is not self.module and isinstance(called, nn.Module) and self._own is None:
+        called: Any = sys._getframe(1).f_locals.get("self")
+        if called is not self.module and self._own is None and getattr(called, PLACE, None) is self:
             return called._call_impl(*args, **kwargs)  # a replica, which has the attributes of the module
         return self.go_on(*args, **kwargs)
 
