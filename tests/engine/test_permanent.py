@@ -11,6 +11,7 @@ from torch import nn
 
 import hookline
 from hookline import HooklineError, NeverFiredWarning
+from hookline.engine.calls import Count
 
 
 def test_standing_and_permanent_hooks(net, x) -> None:
@@ -26,6 +27,13 @@ def test_standing_and_permanent_hooks(net, x) -> None:
     assert net(x).eq(2).all()
     net.remove_all_hook_fns(including_permanent=True)
     assert hook_count(net.module) == 0
+
+
+def test_a_hook_that_is_removed_while_torch_calls_it(net, x, monkeypatch) -> None:
+    """As another thread may do at any moment."""
+    expected, undo = net(x), net.add_hook("fc1", zero)
+    monkeypatch.setattr(Count, "next", lambda *_: undo())
+    assert torch.equal(net(x), expected)
 
 
 def test_undo_removes_just_that_hook(net, x) -> None:

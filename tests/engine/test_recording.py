@@ -1,5 +1,6 @@
 """Runs that only record: led through detours, and used again."""
 
+import copy
 import gc
 import threading
 from weakref import ref
@@ -8,6 +9,7 @@ import pytest
 import torch
 from networks import MLP
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import hookline
 from hookline.engine.detours import PLACE, leads
@@ -56,6 +58,14 @@ def test_a_replaced_module_is_recorded(net, x) -> None:
     cache = net.run_with_cache(x)[1]
     assert torch.equal(cache["fc1"], net.module.fc1(x))
     assert len(ready(net)) == 1
+
+
+def test_a_call_that_is_replaced_between_two_caches(net, x, monkeypatch) -> None:
+    expected = list(net.run_with_cache(x)[1])
+    with monkeypatch.context() as patch:
+        patch.setattr(nn.Module, "__call__", lambda self, *args, **kwargs: self._call_impl(*args, **kwargs))
+        assert list(net.run_with_cache(x)[1]) == expected
+    assert list(net.run_with_cache(x)[1]) == expected
 
 
 def test_hooks_between_two_caches_count(net, x) -> None:
@@ -133,10 +143,15 @@ def test_which_calls_a_detour_leads() -> None:
         def __call__(self, *args, **kwargs):
             return self._call_impl(*args, **kwargs)
 
+    class Below(Past):
+        def __call__(self, *args, **kwargs):
+            return super().__call__(*args, **kwargs)
+
     assert leads(nn.Linear(1, 1))
     assert leads(Around(1, 1))
     assert not leads(Past(1, 1))
-    for make in (Around, Past):
+    assert not leads(Below(1, 1))
+    for make in (Around, Past, Below):
         cache = hookline.hook(nn.Sequential(make(4, 4))).run_with_cache(torch.ones(1, 4))[1]
         assert "0" in cache
         assert "0.input" in cache
@@ -159,3 +174,94 @@ def test_views_of_inputs_and_buffers_are_copied() -> None:
     for name, source in (("same", x), ("part", x), ("own", module.table)):
         assert not torch._C._is_cow_tensor(cache[name]), name
         assert not torch._C._is_cow_tensor(source), name
+
+
+@pytest.mark.parametrize("names", [None, "*.linear1", "*.self_attn"])
+def test_a_layer_that_looks_for_hooks_calls_its_children(names) -> None:
+    """In eval mode without gradients, torch's layer is one fused call unless a module in it has torch hooks."""
+    module = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)).eval()
+    net, x = hookline.hook(module), torch.randn(2, 3, 8)
+    with torch.no_grad():
+        cache = net.run_with_cache(x, names_filter=names)[1]
+        expected = net.run_with_cache(x, names_filter=names, fwd_hooks=[("0.linear1", lambda x: None)])[1]
+    assert len(expected) >= 1
+    assert list(cache) == list(expected)
+    assert all(torch.equal(cache[name], expected[name]) for name in expected)
+
+
+class Calls(nn.Module):
+    """Calls a function in the middle of its forward."""
+
+    def __init__(self, meanwhile, child=None) -> None:
+        super().__init__()
+        self.fc, self.meanwhile = child or nn.Linear(4, 4), meanwhile
+
+    def forward(self, x):
+        self.meanwhile(self, x)
+        return self.fc(x)
+
+
+def in_thread(function) -> None:
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+
+
+def test_global_hooks_that_a_forward_adds(x) -> None:
+    handles = []
+
+    def add(*_) -> None:
+        handles.append(nn.modules.module.register_module_forward_pre_hook(lambda module, args: (args[0] * 0,)))
+
+    try:
+        assert not hookline.hook(Calls(add)).run_with_cache(x)[1]["fc.input"].any()
+    finally:
+        handles[0].remove()
+
+
+def test_a_replica_has_its_own_weights(x) -> None:
+    """`nn.DataParallel` calls shallow copies of modules in other threads."""
+    seen = []
+
+    def replicate(module, x) -> None:
+        replica = module.fc._replicate_for_data_parallel()
+        replica.weight, replica.bias = torch.zeros(4, 4), torch.ones(4)
+        in_thread(lambda: seen.append(replica(x)))
+
+    with pytest.warns(hookline.NeverFiredWarning, match="in another thread"):
+        hookline.hook(Calls(replicate)).run_with_cache(x)
+    assert seen[0].eq(1).all()
+
+
+def test_a_copy_that_is_made_meanwhile_has_no_detour(x) -> None:
+    class OwnState(nn.Linear):
+        def __getstate__(self):
+            return dict(self.__dict__)
+
+    copies = []
+    net = hookline.hook(Calls(lambda module, _: copies.append(copy.deepcopy(module.fc)), OwnState(4, 4)))
+    net.run_with_cache(x)
+    assert vars(copies[0])[PLACE] is None
+    assert torch.equal(copies[0](x), net.module.fc(x))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.filterwarnings("error")
+def test_another_thread_trains_the_model_meanwhile(x, reentrant) -> None:
+    """Its own passes, and what a checkpoint recomputes for it, are no calls that the run misses."""
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.waits = True
+
+        def forward(self, x):
+            if self.waits:
+                self.waits = False
+                in_thread(lambda: self(x).sum().backward())
+            return checkpoint(self.second, self.first(x), use_reentrant=reentrant)
+
+    module = Checkpointed()
+    assert "second" in hookline.hook(module).run_with_cache(x)[1]
+    assert module.second.weight.grad is not None

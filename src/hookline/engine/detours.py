@@ -7,18 +7,20 @@ hooks. Modules are skipped that way (`skipping.py`), and recorded at a lower cos
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Mapping
+from functools import lru_cache
+from types import CodeType
 from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
 
-from hookline.engine import blocks, compiling
-from hookline.engine.calls import callers, is_call_of
+from hookline.engine import compiling
 from hookline.engine.schedule import Way, active
-from hookline.engine.taps import lock
+from hookline.engine.taps import lock, tell_other_threads
 
 PLACE = "_compiled_call_impl"
 """The attribute that torch calls instead of a module and its hooks, if it is not None."""
@@ -73,7 +75,10 @@ class Detour:
                 break
         if way is not None:
             return way(args, kwargs)
-        self._tell_other_threads()
+        tell_other_threads(self._users, self.module)
+        called: Any = sys._getframe(1).f_locals.get("self")
+        if called is not self.module and self._own is None and getattr(called, PLACE, None) is self:
+            return called._call_impl(*args, **kwargs)  # a replica, which has the attributes of the module
         return self.go_on(*args, **kwargs)
 
     @property
@@ -81,11 +86,13 @@ class Detour:
         """The module's own call, with its hooks."""
         return self._own or self.module._call_impl
 
-    def _tell_other_threads(self) -> None:
-        """If the model started this thread, a run of another one misses a call."""
-        for run in [each for user in list(self._users) if (each := blocks.find(user)) is not None]:
-            if not run.is_here and not any(is_call_of(frame, run.root) for frame in callers()):
-                run.note_elsewhere(self.module)
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A copy of the module has no detour."""
+        return _nothing, ()
+
+
+def _nothing() -> None:
+    pass
 
 
 _detours: WeakValueDictionary[int, Detour] = WeakValueDictionary()
@@ -103,6 +110,32 @@ def detour_of(module: nn.Module) -> Detour:
 
 def leads(module: nn.Module) -> bool:
     """Whether every call of the module that fires its hooks takes its detour."""
-    call = type(module).__call__
+    return all(map(_leads, _defined(module, "__call__")))
+
+
+def _leads(call: Any) -> bool:
     names = getattr(getattr(call, "__code__", None), "co_names", ())
-    return call is nn.Module.__call__ or ("__call__" in names and "_call_impl" not in names)
+    return call is nn.Module._wrapped_call_impl or ("__call__" in names and "_call_impl" not in names)
+
+
+def called_if_hooked(root: nn.Module) -> set[nn.Module]:
+    """The modules that need torch hooks to be called: `nn.TransformerEncoderLayer` looks for those of its children."""
+    parents = [
+        module
+        for module in root.modules()
+        if any(_looks_for_hooks(getattr(each, "__code__", None)) for each in _defined(module, "forward"))
+    ]
+    return {module for parent in parents for module in parent.modules() if module is not parent}
+
+
+def _defined(module: nn.Module, name: str) -> list[Any]:
+    """What the classes of a module define as `name`."""
+    return [vars(each)[name] for each in type(module).__mro__ if name in vars(each)]
+
+
+@lru_cache(maxsize=512)
+def _looks_for_hooks(code: Any) -> bool:
+    """Whether a function, or one inside it, mentions the attribute in which torch keeps hooks."""
+    if not isinstance(code, CodeType):
+        return False
+    return "_forward_hooks" in (*code.co_names, *code.co_consts) or any(map(_looks_for_hooks, code.co_consts))

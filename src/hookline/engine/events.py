@@ -77,7 +77,8 @@ class Listener:
             for run in here:
                 run.count.next(self)
         is_usual = len(here) == 1 and not is_replay
-        for step in here[0].steps[self] if is_usual else arrange(self.actions(here), is_replay=is_replay):
+        # Another thread may have removed a permanent hook since.
+        for step in here[0].steps.get(self, ()) if is_usual else arrange(self.actions(here), is_replay=is_replay):
             value = step(value)
         return value
 

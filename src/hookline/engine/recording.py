@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from torch import _C, nn
+from torch.nn.modules.module import _global_forward_hooks as _after_all
+from torch.nn.modules.module import _global_forward_pre_hooks as _before_all
 
 from hookline.engine.actions import Record
 from hookline.engine.captures import Capture, captures_in
-from hookline.engine.detours import detour_of, leads
+from hookline.engine.detours import called_if_hooked, detour_of, leads
 from hookline.engine.inner import InnerTap
 from hookline.engine.interception import stack, unintercepted
 from hookline.engine.order import Kind
@@ -38,7 +40,8 @@ class RecordingRun(Run):
         taps: dict[nn.Module, list[Tap]] = {}
         for tap, module in self._modules.items():
             taps.setdefault(module, []).append(tap)
-        led = {module: some for module, some in taps.items() if _can_lead(module, some, captures)}
+        hooked = called_if_hooked(root)
+        led = {m: some for m, some in taps.items() if m not in hooked and _can_lead(m, some, captures)}
         self._tapped = {tap: module for tap, module in self._modules.items() if module not in led}
         self.ways = {module: self._way(module, some, captures) for module, some in led.items()}
         self._detours = [detour_of(module) for module in led]
@@ -46,6 +49,7 @@ class RecordingRun(Run):
         self._outer = {
             m: {tap: self.steps.pop(tap) for tap in some if not tap.kind.is_inner} for m, some in led.items()
         }
+        self._calls = [(module, type(module).__call__) for module in led]
         self._taps, self._hooked = led, dict[nn.Module, None]()
         self.captures = {tap: capture for tap, capture in captures.items() if tap in self.steps}
 
@@ -76,8 +80,8 @@ class RecordingRun(Run):
             return output
 
         def way(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            is_usual = not (module._forward_hooks or module._forward_pre_hooks) and len(active.get()) == 1
-            if not is_usual or _C._current_graph_task_id() != -1:
+            is_hooked = module._forward_hooks or module._forward_pre_hooks or _before_all or _after_all
+            if is_hooked or len(active.get()) != 1 or _C._current_graph_task_id() != -1:
                 return itself()._with_hooks(module, args, kwargs)  # type: ignore[union-attr]
             if not stack.interceptors:
                 return (record if around is None else record_inside)((args, kwargs))
@@ -127,8 +131,9 @@ class RecordingRun(Run):
             self._unhook(module)
 
     def is_ready(self) -> bool:
-        """Whether it can be used now: nobody else acts on its modules."""
-        return not any(tap.permanent for tap in self._modules) and self.is_alone()
+        """Whether it can be used now: nobody else acts on its modules, and they are called as when it was made."""
+        is_led = all(type(module).__call__ is call for module, call in self._calls)
+        return is_led and not any(tap.permanent for tap in self._modules) and self.is_alone()
 
 
 def _can_lead(module: nn.Module, taps: list[Tap], captures: dict[Tap, Capture]) -> bool:

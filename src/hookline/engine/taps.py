@@ -11,10 +11,10 @@ from collections import OrderedDict
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from torch import nn
+from torch import _C, nn
 from torch.utils.hooks import RemovableHandle
 
-from hookline.engine import blocks
+from hookline.engine import blocks, checkpointing
 from hookline.engine.calls import callers, is_call_of
 from hookline.engine.events import Listener
 from hookline.engine.order import Kind
@@ -33,10 +33,8 @@ class Tap(Listener):
         self.key = RemovableHandle(OrderedDict()).id  # a number that torch assigns to no other hook
 
     def tell_other_threads(self) -> None:
-        """No run of this thread listens here. If the model started this thread, a run of another one misses a call."""
-        for run in [each for user in list(self.users) if (each := blocks.find(user)) is not None]:
-            if not run.is_here and not any(is_call_of(frame, run.root) for frame in callers()):
-                run.note_elsewhere(self)
+        """No run of this thread listens here."""
+        tell_other_threads(self.users, self)
 
     def acquire(self, module: nn.Module, user: object) -> None:
         """Attach to `module` for `user`."""
@@ -75,6 +73,16 @@ class Tap(Listener):
             "a model cannot be copied or pickled while hooks are on it: leave the context, or call "
             "reset_hooks(including_permanent=True), first"
         )
+
+
+def tell_other_threads(users: set[int], where: nn.Module | Tap) -> None:
+    """If the model started this thread, a run of another one misses a call."""
+    if _C._current_graph_task_id() != -1 and checkpointing.runs_in_second_run() is not None:
+        return  # a checkpointed region that recomputes
+    for run in [each for user in list(users) if (each := blocks.find(user)) is not None]:
+        is_in_pass = where is run.root or any(is_call_of(frame, run.root) for frame in callers())
+        if not run.is_here and not is_in_pass:
+            run.note_elsewhere(where)
 
 
 _taps: WeakKeyDictionary[nn.Module, WeakValueDictionary[tuple[Kind, bool], Tap]] = WeakKeyDictionary()
