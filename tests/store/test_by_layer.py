@@ -149,7 +149,7 @@ def test_models_with_an_encoder_or_a_vision_tower_are_refused(tmp_path) -> None:
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:99"])
 def test_a_device_that_torch_cannot_use(device, tmp_path) -> None:
-    with pytest.raises(HooklineError, match=f"by_layer='{device}' is not a device that torch can use"):
+    with pytest.raises(HooklineError, match=f"by_layer='{device}' is not a device that layers can run on"):
         hookline.harvest(TINYWORLD, texts(), POINTS, tmp_path / "layers", by_layer=device, **OPTIONS)
     assert not [*tmp_path.iterdir()]
 
