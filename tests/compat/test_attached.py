@@ -1,6 +1,7 @@
 """Modules attached to a HookedTransformer, by doubles that do it as sae-lens and circuit-tracer do."""
 
 import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -241,6 +242,88 @@ def test_a_copy_has_its_own_attached_modules() -> None:
         next(other.module.parameters()).zero_()
     assert not torch.allclose(model(TOKENS), other(TOKENS))
     assert other.blocks[1].mlp.old.module is not model.blocks[1].mlp.old.module
+
+
+def test_a_copy_has_the_parameters_and_buffers_that_were_set_on_the_model() -> None:
+    model = toy()
+    model.scale = nn.Parameter(torch.full((2,), 3.0))
+    model.register_buffer("mean", torch.ones(2))
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(other.scale, model.scale)
+        assert torch.equal(other.mean, model.mean)
+        assert other.scale is not model.scale
+        assert "scale" in dict(other.named_parameters())
+
+
+def test_a_model_with_modules_at_its_points_says_that_it_cannot_be_copied() -> None:
+    model = toy()
+    model.blocks[0].hook_mlp_out = Sae()
+    with pytest.raises(HooklineError, match=r"blocks\.0\.hook_mlp_out"):
+        copy.deepcopy(model)
+    model.blocks[0].hook_mlp_out = HookPoint()
+    assert torch.equal(copy.deepcopy(model)(TOKENS), model(TOKENS))
+
+
+def test_parameters_and_buffers_set_on_the_model_are_treated_as_its_own() -> None:
+    model = toy()
+    model.scale = nn.Parameter(torch.ones(2))
+    model.register_buffer("mean", torch.ones(2))
+    model.register_buffer("passing", torch.ones(2), persistent=False)
+    model.scale.sum().backward()
+    model.zero_grad()
+    assert model.scale.grad is None
+    model.to(torch.float64)
+    assert model.scale.dtype is model.mean.dtype is torch.float64
+    model.float()
+    assert model.mean.dtype is torch.float32
+    assert not model.requires_grad_(False).scale.requires_grad
+    model.mean = torch.zeros(2)
+    assert torch.equal(model.state_dict()["mean"], torch.zeros(2))
+    assert "passing" not in model.state_dict()
+    assert {"mean", "passing"} <= set(dict(model.named_buffers()))
+    del model.scale, model.mean
+    assert not {"scale", "mean"} & set(model.state_dict())
+
+
+@pytest.mark.parametrize("name", ["float", "double", "half", "bfloat16"])
+def test_attached_modules_follow_a_change_of_dtype(name: str) -> None:
+    model = toy().to(torch.float64 if name == "float" else torch.float32)
+    model.blocks[0].hook_mlp_out = Sae()
+    dtype = getattr(nn.Linear(1, 1), name)().weight.dtype
+    assert getattr(model, name)() is model
+    assert model.cfg.dtype is dtype
+    assert {each.dtype for each in model.parameters()} == {dtype}
+    assert model(TOKENS).dtype is dtype
+
+
+class Parent(nn.Module):
+    """A module with a HookedTransformer inside, to which modules are attached."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.model, self.head = toy(seed=seed), nn.Linear(20, 2)
+        self.model.blocks[0].hook_mlp_out = Sae()
+        self.model.scale = nn.Parameter(torch.full((2,), float(seed)))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.model(tokens))
+
+
+def test_the_state_dict_of_a_parent_module_loads_the_model_and_what_is_attached() -> None:
+    one, other = Parent(1), Parent(2)
+    assert not torch.equal(one(TOKENS), other(TOKENS))
+    state = one.state_dict()
+    other.load_state_dict(state)
+    assert torch.equal(one(TOKENS), other(TOKENS))
+    assert torch.equal(one.model.scale, other.model.scale)
+    assert {id(each) for each in one.model.parameters()} < {id(each) for each in one.parameters()}
+    for name in state:
+        with pytest.raises(RuntimeError, match="Missing key"):
+            other.load_state_dict({each: value for each, value in state.items() if each != name})
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        other.load_state_dict({**state, "model.extra": torch.zeros(1)})
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        other.load_state_dict({name: torch.zeros(3, 3, 3) for name in state})
 
 
 def test_rotary_positions_by_parts() -> None:

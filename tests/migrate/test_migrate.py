@@ -239,6 +239,11 @@ def test_the_command(tmp_path) -> None:
     assert second["error"]
 
 
+@pytest.mark.parametrize("name", ["absent.py", "absent"])
+def test_a_path_that_does_not_exist(tmp_path, name: str) -> None:
+    assert only(tmp_path / name).error == "there is no such file or folder"
+
+
 def test_a_migrated_script_runs(tmp_path) -> None:
     path = tmp_path / "a.py"
     path.write_text(

@@ -136,6 +136,8 @@ def _is_own(folder: Path) -> bool:
 def _migrated(path: Path, write: bool) -> FileReport:
     report = FileReport(path)
     try:
+        if not path.exists():
+            raise ValueError("there is no such file or folder")
         if path.suffix not in SUFFIXES:
             raise ValueError("neither a script (.py) nor a notebook (.ipynb)")
         if not stat.S_ISREG(path.stat().st_mode):

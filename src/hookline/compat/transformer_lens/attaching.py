@@ -156,7 +156,12 @@ class Attached:
         self._points.outdate()
 
     def kept(self) -> dict[str, Any]:
-        """What is attached, for a copy of the model."""
+        """What is attached, for a copy of the model; raises if a module is in the place of a point."""
+        if at_points := [path for path in self.modules if path in self._points.own]:
+            raise HooklineError(
+                f"a model cannot be copied or pickled while modules are attached at its points "
+                f"({', '.join(at_points)}): assign HookPoint() there first, and attach them to the copy"
+            )
         return {**self.modules, **{f"{path}.forward": each for path, each in self.forwards.items()}}
 
     def restore(self, kept: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from hookline.compat.transformer_lens.flags import LensFlags
 from hookline.compat.transformer_lens.generation import LensGeneration
 from hookline.compat.transformer_lens.hooks import LensHooks
 from hookline.compat.transformer_lens.kv_cache import HookedTransformerKeyValueCache
-from hookline.compat.transformer_lens.module_methods import OWN_STATE
+from hookline.compat.transformer_lens.module_methods import OWN_STATE, OWN_TENSORS
 from hookline.compat.transformer_lens.pretrained import Pretrained
 from hookline.compat.transformer_lens.slices import Columns, Slice, SliceInput
 from hookline.compat.transformer_lens.tl_config import HookedTransformerConfig, to_native
@@ -119,12 +119,14 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
 
     def __getstate__(self) -> dict[str, Any]:
         own = {name: value for name, value in vars(self).items() if name not in _MADE_AGAIN}
-        return {**own, **super().__getstate__(), "_kept": self._attached.kept()}
+        tensors = {name: vars(self)[name] for name in OWN_TENSORS}
+        return {**own, **super().__getstate__(), "_kept": self._attached.kept(), "_tensors": tensors}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        kept = state.pop("_kept")
+        kept, tensors = state.pop("_kept"), state.pop("_tensors")
         super().__setstate__(state)
         self._begin_state()
+        vars(self).update(tensors)
         self._points.permanent.raises_own = True
         self._attached.restore(kept)
 

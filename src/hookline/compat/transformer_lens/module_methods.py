@@ -12,6 +12,7 @@ from functools import cache
 from types import FunctionType
 from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 
 from hookline.compat.transformer_lens.attaching import Attached, LensPoints, module_at
@@ -24,6 +25,8 @@ from hookline.model import HookedModel
 _PARTS = ("embed", "pos_embed", "blocks", "ln_final", "unembed")
 OWN_STATE = tuple(name for name in vars(nn.Module()) if name != "training")
 """Attributes of an nn.Module that the model has beside those of the transformers model."""
+OWN_TENSORS = ("_parameters", "_buffers", "_non_persistent_buffers_set")
+"""Those of them that hold the parameters and buffers that a user has set on the model itself."""
 
 
 class LensModule(HookedModel):
@@ -78,6 +81,8 @@ class LensModule(HookedModel):
             self._attached.put(name, value)
         elif isinstance(value, nn.Parameter):
             self._parameters[name] = value
+        elif name in self._buffers and (value is None or isinstance(value, Tensor)):
+            self._buffers[name] = value
         elif name in self._attached.modules:
             raise HooklineError(f"{name} is an attached module: delete it first (del model.{name})")
         else:
@@ -86,6 +91,11 @@ class LensModule(HookedModel):
     def __delattr__(self, name: str) -> None:
         if "_attached" in vars(self) and self._attached.get(name) is not None:
             self._attached.remove(name)
+        elif name in vars(self).get("_parameters", ()):
+            del self._parameters[name]
+        elif name in vars(self).get("_buffers", ()):
+            del self._buffers[name]
+            self._non_persistent_buffers_set.discard(name)
         else:
             super().__delattr__(name)
 
@@ -99,6 +109,12 @@ class LensModule(HookedModel):
         """Attached modules by path."""
         yield from self._attached.modules.items()
 
+    def _own_tensors(self) -> nn.Module:
+        """A module with the parameters and buffers that were set on the model itself; it shares their dicts."""
+        holder = nn.Module()
+        vars(holder).update({name: vars(self)[name] for name in OWN_TENSORS})
+        return holder
+
     def named_modules(
         self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Module]]:
@@ -107,7 +123,10 @@ class LensModule(HookedModel):
         Inside a parent module, the modules of the transformers model by their own names, as for `hookline.hook`.
         """
         if memo is not None or prefix:
+            memo = set() if memo is None else memo
             yield from super().named_modules(memo, prefix, remove_duplicate)
+            for path, module in self._others():
+                yield from module.named_modules(memo, f"{prefix}.{path}" if prefix else path, remove_duplicate)
             return
         yield "", self
         paths, anatomy = self._component_paths(), self._anatomy
@@ -185,12 +204,48 @@ class LensModule(HookedModel):
         return {name: each for name, each in (self._own_parameters() | found).items() if id(each) not in own}
 
     def _other_state(self) -> dict[str, Tensor]:
-        """Parameters and persistent buffers of attached modules by path."""
+        """Parameters and persistent buffers of attached modules by path, and those set on the model itself."""
         inside = {id(each) for each in self.module.state_dict(keep_vars=True).values()}
-        found: dict[str, Tensor] = {**self._own_parameters()}
+        found: dict[str, Tensor] = self._own_tensors().state_dict(keep_vars=True)
         for path, module in self._others():
             found |= {f"{path}.{name}": each for name, each in module.state_dict(keep_vars=True).items()}
         return {name: each for name, each in found.items() if isinstance(each, Tensor) and id(each) not in inside}
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        """All buffers by name: of the transformers model by its own names, and of attached modules."""
+        start = f"{prefix}." if prefix else ""
+        yield from self.module.named_buffers(prefix, recurse, remove_duplicate)
+        inside = {id(each) for each in self.module.buffers()}
+        parts = [(prefix, self._own_tensors()), *((f"{start}{path}", each) for path, each in self._others() if recurse)]
+        for path, module in parts:
+            found = module.named_buffers(path, recurse, remove_duplicate)
+            yield from ((name, each) for name, each in found if id(each) not in inside)
+
+    def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
+        """`named_buffers` without names."""
+        yield from (each for _, each in self.named_buffers(recurse=recurse))
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: dict[str, Any], strict: bool,  # noqa: ARG002
+        missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
+    ) -> None:  # fmt: skip
+        """Load everything from the `state_dict` of a parent module: torch finds no submodules here by itself."""
+        given = {name.removeprefix(prefix): each for name, each in state_dict.items() if name.startswith(prefix)}
+        others = self._other_state()
+        try:
+            assign = local_metadata.get("assign_to_params_buffers", False)
+            inside = {name: each for name, each in given.items() if name not in others}
+            missing, unexpected = self.module.load_state_dict(inside, strict=False, assign=assign)
+            with torch.no_grad():
+                for name in set(others) & set(given):
+                    others[name].copy_(given[name])
+        except RuntimeError as error:
+            error_msgs.append(str(error))
+            return
+        missing_keys += [f"{prefix}{name}" for name in (*missing, *(name for name in others if name not in given))]
+        unexpected_keys += [f"{prefix}{name}" for name in unexpected]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients of all parameters."""
@@ -218,6 +273,8 @@ class LensModule(HookedModel):
     def _on_all(self, method: str, *args: Any) -> Self:
         """Call a method of the transformers model and of attached modules."""
         getattr(self.module, method)(*args)
+        if method != "apply":
+            getattr(self._own_tensors(), method)(*args)
         for _, module in self._others():
             getattr(module, method)(*args)
         return self

@@ -80,7 +80,10 @@ class LensWeights(LensModule):
         all weights have their own names, by which torch loads them.
         """
         if kwargs.get("destination") is not None:
-            return self.module.state_dict(*args, **kwargs)
+            found = self.module.state_dict(*args, **kwargs)
+            for name, each in self._other_state().items():
+                found[f"{kwargs.get('prefix', '')}{name}"] = each if kwargs.get("keep_vars") else each.detach()
+            return found
         if args or kwargs:
             raise HooklineError("state_dict takes no arguments here: use model.module.state_dict(…)")
         found = {name: entry.value.detach() for name, entry in entries.weights_of(self).items()}  # type: ignore[arg-type]
@@ -113,6 +116,7 @@ class LensWeights(LensModule):
         """Move the model, or change its dtype; the arguments are those of `nn.Module.to`."""
         args = args[:-1] if len(args) == 2 and isinstance(args[1], bool) else args  # TransformerLens's print_details
         self.module.to(*args, **kwargs)
+        self._own_tensors().to(*args, **kwargs)
         for _, module in self._others():
             module.to(*args, **kwargs)
         parameter = next(self.module.parameters())
@@ -122,6 +126,22 @@ class LensWeights(LensModule):
     def cuda(self, device: int | str | torch.device | None = None) -> Self:
         """Move the model to the GPU."""
         return self.to(f"cuda:{device}" if isinstance(device, int) else device or "cuda")
+
+    def float(self) -> Self:
+        """Change the dtype to float32."""
+        return self.to(torch.float32)
+
+    def double(self) -> Self:
+        """Change the dtype to float64."""
+        return self.to(torch.float64)
+
+    def half(self) -> Self:
+        """Change the dtype to float16."""
+        return self.to(torch.float16)
+
+    def bfloat16(self) -> Self:
+        """Change the dtype to bfloat16."""
+        return self.to(torch.bfloat16)
 
     def cpu(self) -> Self:
         """Move the model to the CPU."""
