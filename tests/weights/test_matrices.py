@@ -248,3 +248,13 @@ def test_offloaded_weights_are_refused() -> None:
     for name in ("W_Q", "W_O", "W_in", "W_U", "W_E"):
         with pytest.raises(HooklineError, match="offloaded by accelerate"):
             getattr(model, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("W_Q", r"W\[:\]"), ("hook_z", "use a hook"), ("anything", "change nothing")]
+)
+def test_assigning_to_a_path_raises(name, said) -> None:
+    """It would be kept by the path alone, and the model would not see it."""
+    model = hookline.hook(tiny_models.causal_lm("gpt2"))
+    with pytest.raises(AttributeError, match=said):
+        setattr(model.blocks[0].attn, name, torch.zeros(1))

@@ -27,6 +27,16 @@ class PointPath:
             return self._weight(name)
         return follow(self._points, f"{self._path}.{name}")
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_"):
+            what = (
+                "write into it, as in W[:] = …"
+                if name.startswith(("W_", "b_"))
+                else "use a hook to change what is there"
+            )
+            raise AttributeError(f"{self._path}.{name} cannot be assigned, as that would change nothing: {what}")
+        super().__setattr__(name, value)
+
     def _weight(self, name: str) -> Tensor:
         """`model.blocks[5].attn.W_Q`: see `matrices.weight`."""
         stack, _, layer = self._path.removesuffix(".attn").removesuffix(".mlp").partition(".")
