@@ -24,7 +24,7 @@ from hookline.engine.own_parts import LocalCache, OwnRecord, own_points
 from hookline.engine.permanent import keep
 from hookline.engine.plan import Plan, make_plan
 from hookline.engine.points import Direction, HookPoint, check_direction, hook_action
-from hookline.engine.recorder import Recorder, StopForward, loss_of
+from hookline.engine.recorder import Recorder, StopForward, check_backward, loss_of
 from hookline.engine.recording import RecordingRun
 from hookline.engine.runs import Run, open_runs
 from hookline.engine.signatures import parameters_of
@@ -182,21 +182,16 @@ class Hooked:
         is sharded over processes, the cache has only the heads and neurons of this process: see `LocalCache`.
         """
         self._check_options(kwargs)
-        if loss_fn is not None and not incl_bwd:
-            raise HooklineError("loss_fn says what to differentiate: pass incl_bwd=True with it")
-        if incl_bwd and not torch.is_grad_enabled():
-            raise HooklineError(
-                "incl_bwd=True needs gradients, but they are switched off: leave torch.no_grad() or inference_mode()"
-            )
+        check_backward(incl_bwd, loss_fn)
         points = self._points.select(names_filter)
         is_full = names_filter is None
         spans = dict(own_points(points, skips=is_full)) if local else {}
         actions: list[Action] = [*self._actions(fwd_hooks, bwd_hooks, on_error)]
-        run: Run | None = None
-        if not (actions or incl_bwd or local) and (device, dtype, pos_slice) == (None, None, None):
-            run = self._recording_run(points, is_full=is_full)
-        if isinstance(run, RecordingRun):
-            recorder = run.recorder
+        is_plain = not (actions or incl_bwd or local) and (device, dtype, pos_slice) == (None, None, None)
+        ready = self._recording_run(points, is_full=is_full) if is_plain else None
+        run: Run
+        if ready is not None:
+            recorder, run = ready.recorder, ready
         else:
             recorder = Recorder(
                 points, device, dtype, pos_slice, skips_missing=is_full, defers=is_full and not incl_bwd
@@ -215,8 +210,8 @@ class Hooked:
         cache = self._cache(recorder, tensors, LocalCache if local else None, remove_batch_dim=remove_batch_dim)
         if isinstance(cache, LocalCache):
             cache.spans = {point.name: own for point, own in spans.items()}
-        if isinstance(run, RecordingRun):
-            self._points.ready_runs.keep(points, run)
+        if ready is not None:
+            self._points.ready_runs.keep(points, ready)
         return output, cache
 
     def _recording_run(self, points: list[HookPoint], *, is_full: bool) -> RecordingRun | None:

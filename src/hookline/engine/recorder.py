@@ -154,6 +154,16 @@ class Recorder:
         return snapshot(x, is_for_reading=True) if moved is x else moved
 
 
+def check_backward(incl_bwd: bool, loss_fn: Any) -> None:
+    """Raise if there can be no gradients, or a loss without gradients."""
+    if loss_fn is not None and not incl_bwd:
+        raise HooklineError("loss_fn says what to differentiate: pass incl_bwd=True with it")
+    if incl_bwd and not torch.is_grad_enabled():
+        raise HooklineError(
+            "incl_bwd=True needs gradients, but they are switched off: leave torch.no_grad() or inference_mode()"
+        )
+
+
 def loss_of(output: Any, loss_fn: Callable[[Any], Tensor] | None) -> Tensor:
     """Return the number to differentiate: `loss_fn(output)`, or the output or its `loss`."""
     loss: Any

@@ -81,35 +81,35 @@ def harvest(
     harvest resumes at the first row that is not stored, and ends with the same rows in the same order as without the
     interruption. With other arguments, another model or other edits it refuses to resume. Functions, as hooks or as
     `positions`, are not compared: `hooks_tag` names their version, and a harvest with functions but no tag cannot be
-    resumed. Memory: two shards (`shard_bytes` each, or `shard_rows`) besides the model's own, at most five if the model
-    is faster than the disk.
+    resumed. Memory: two shards (`shard_bytes` each, or `shard_rows`), at most five if the model outruns the disk.
 
-    With `by_layer=True` the model is a folder of safetensors files, or `hookline.load(folder, device="meta")`, and may
-    be larger than memory: all texts go through one layer, then through the next one, and only that layer's weights are
-    in memory. `by_layer="cuda"` runs the layers there. The store is the same as without it.
-
-    Many processes can harvest into one store: `shard` is (rank, world), taken from the environment of torchrun or Slurm
-    by default, or a `store.HarvestWorker` with further options. Each does whole units of work, and takes over those of
-    workers that died; the rows are those of one process, in the same order. The processes of a sharded model are one
-    worker.
+    With `by_layer` (True or a device) the model is a folder, or `hookline.load(folder, device="meta")`, and one layer's
+    weights at a time are in memory. Many processes can harvest into one store: `shard` is (rank, world), by default
+    that of torchrun or Slurm, or a `store.HarvestWorker`. The rows are the same.
     """
     options = HarvestOptions(
         *(positions, dtype, batch_size, max_rows, sample, seed),
         *(max_tokens, prepend_bos, shard_rows, shard_bytes, flush_every, hooks_tag),
     )
     where, work = open_store(store), _work(model, points, options, by_layer)
-    convert = as_text if isinstance(work.model, HookedModel) else as_sample
-    if by_layer is False:
-        worker = worker_of(shard, work.team.size) or only_worker(where.folder, work.team)
-    elif worker := worker_of(shard or (0, 1)):
-        raise HooklineError(f"by_layer={by_layer!r} is a harvest of one process, and shard={shard!r} one of many")
+    worker = _worker(work, where, shard, by_layer)
+    examples = partial(Examples, dataset, column, as_text if isinstance(work.model, HookedModel) else as_sample)
     with torch.no_grad(), work.context():
         if worker is not None:
-            SharedHarvest(work, dataset, partial(Examples, dataset, column, convert), where, worker).run(progress)
+            SharedHarvest(work, dataset, examples, where, worker).run(progress)
         else:
-            work.alone(Examples(dataset, column, convert), where, progress)
+            work.alone(examples(), where, progress)
     where.refresh()
     return where
+
+
+def _worker(work: Harvest, store: Store, shard: Any, by_layer: Any) -> HarvestWorker | None:
+    """Which worker this process is; None for a harvest of one process."""
+    if by_layer is False:
+        return worker_of(shard, work.team.size) or only_worker(store.folder, work.team)
+    if worker_of(shard or (0, 1)) is not None:
+        raise HooklineError(f"by_layer={by_layer!r} is a harvest of one process, and shard={shard!r} one of many")
+    return None
 
 
 def _work(model: Hooked | str | Path, points: Filter, options: HarvestOptions, by_layer: Any) -> Harvest:

@@ -28,16 +28,10 @@ class HookedEncoder(LensEncoder):
 
     _kind: ClassVar[str] = "BertForPreTraining and BertForMaskedLM"
 
-    def __init__(
-        self,
-        cfg: HookedTransformerConfig | dict[str, Any],
-        tokenizer: Any = None,
-        move_to_device: bool = True,
-        **kwargs: Any,  # noqa: ARG002
-    ) -> None:
+    @staticmethod
+    def _new(cfg: HookedTransformerConfig) -> nn.Module:
         from transformers import BertConfig, BertForPreTraining
 
-        cfg, tokenizer = self._made(cfg, tokenizer)
         if cfg.n_heads * cfg.d_head != cfg.d_model:
             raise HooklineError(f"BERT has n_heads * d_head = d_model, not {cfg.n_heads} * {cfg.d_head}")
         options: dict[str, Any] = {"intermediate_size": cfg.d_mlp, "hidden_act": cfg.act_fn}
@@ -51,8 +45,7 @@ class HookedEncoder(LensEncoder):
             tie_word_embeddings=cfg.tie_word_embeddings,
             **options,
         )
-        module = BertForPreTraining(config).eval().to(cfg.dtype)
-        self._wrap(module.to(cfg.device) if move_to_device else module, tokenizer, cfg)
+        return BertForPreTraining(config)
 
     @staticmethod
     def _fits(module: nn.Module) -> bool:

@@ -34,6 +34,13 @@ class LensEncoder(LensFlags, LensHooks, HookedModel):
     _kind: ClassVar[str]
     """The models that the class is for, in words."""
 
+    def __init__(
+        self, cfg: HookedTransformerConfig | dict[str, Any], tokenizer: Any = None, move_to_device: bool = True
+    ) -> None:
+        cfg, tokenizer = self._made(cfg, tokenizer)
+        module = self._new(cfg).eval().to(cfg.dtype)
+        self._wrap(module.to(cfg.device) if move_to_device else module, tokenizer, cfg)
+
     def _wrap(self, module: nn.Module, tokenizer: Any, cfg: HookedTransformerConfig | None, **known: Any) -> None:
         anatomy = find_anatomy(module)
         if anatomy is None:
@@ -44,6 +51,11 @@ class LensEncoder(LensFlags, LensHooks, HookedModel):
         self._points.permanent.raises_own = True
         vars(self)["cfg"] = described(module, anatomy, **known) if cfg is None else cfg
         self.cfg.device = self._device
+
+    @staticmethod
+    def _new(cfg: HookedTransformerConfig) -> nn.Module:
+        """A new transformers model, with its initial weights."""
+        raise NotImplementedError
 
     @staticmethod
     def _fits(module: nn.Module) -> bool:

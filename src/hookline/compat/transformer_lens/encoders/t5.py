@@ -33,16 +33,10 @@ class HookedEncoderDecoder(LensEncoder):
 
     _kind: ClassVar[str] = "T5ForConditionalGeneration"
 
-    def __init__(
-        self,
-        cfg: HookedTransformerConfig | dict[str, Any],
-        tokenizer: Any = None,
-        move_to_device: bool = True,
-        **kwargs: Any,  # noqa: ARG002
-    ) -> None:
+    @staticmethod
+    def _new(cfg: HookedTransformerConfig) -> nn.Module:
         from transformers import T5Config, T5ForConditionalGeneration
 
-        cfg, tokenizer = self._made(cfg, tokenizer)
         options: dict[str, Any] = {"tie_word_embeddings": cfg.tie_word_embeddings, "d_ff": cfg.d_mlp}
         config = T5Config(
             vocab_size=cfg.d_vocab,
@@ -56,8 +50,7 @@ class HookedEncoderDecoder(LensEncoder):
             feed_forward_proj=f"{'gated-' if cfg.gated_mlp else ''}{cfg.act_fn}",
             **options | {"decoder_start_token_id": cfg.decoder_start_token_id or 0},
         )
-        module = T5ForConditionalGeneration(config).eval().to(cfg.dtype)
-        self._wrap(module.to(cfg.device) if move_to_device else module, tokenizer, cfg)
+        return T5ForConditionalGeneration(config)
 
     @staticmethod
     def _fits(module: nn.Module) -> bool:
