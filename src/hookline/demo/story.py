@@ -9,8 +9,8 @@ from textwrap import dedent
 from typing import Any
 
 from hookline.demo.chapters import ASKED, PROMPT, SWAPPED, TWICE, Change, Findings, Grid, Head
-from hookline.experiments.core.labels import table
 from hookline.explore.saved import Step
+from hookline.pages.text_tables import table
 
 
 def story(found: Findings) -> list[tuple[Step, str]]:

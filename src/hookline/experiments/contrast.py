@@ -14,7 +14,7 @@ from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError
 from hookline.experiments.ablation import Components, Selection
 from hookline.experiments.core.continuations import continued
-from hookline.experiments.core.labels import Label, about, number_text, said_points, table
+from hookline.experiments.core.labels import Label, about, number_text, said_points
 from hookline.experiments.core.measure import Options, measured
 from hookline.experiments.core.prompts import Prompt, Prompts, prompts_of, warn_of_dropout
 from hookline.experiments.core.replacements import Method, Replacement
@@ -22,6 +22,7 @@ from hookline.experiments.core.sweep import Grid, SweepPoints, axis_index, sweep
 from hookline.experiments.metrics import Accuracy
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
+from hookline.pages.text_tables import table
 from hookline.text.outliers import Outliers
 from hookline.text.token_positions import Meaning, Positions, is_one_per_row, last
 

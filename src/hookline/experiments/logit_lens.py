@@ -12,10 +12,11 @@ from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.experiments.core.answers import Answers, answer_ids, beside, checked_text, laid_out, layer_labels
-from hookline.experiments.core.labels import Label, about, html_table, table
+from hookline.experiments.core.labels import Label, about
 from hookline.experiments.core.prompts import Prompt, Prompts
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
+from hookline.pages.text_tables import html_table, table
 from hookline.rerun.strategy import stream_names
 from hookline.residual import ModelCache
 

@@ -11,8 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hookline.errors import HooklineError
-from hookline.experiments.core.labels import html_table, table
 from hookline.model import HookedModel
+from hookline.pages.text_tables import html_table, table
 from hookline.sae.autoencoder import SparseAutoencoder
 from hookline.sae.sae_config import check_count
 from hookline.sae.splice import check_feature

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from difflib import get_close_matches
-from html import escape
 from importlib import import_module
 from operator import index
 from typing import Any, TypeAlias
@@ -184,18 +183,3 @@ def listed(names: Iterable[Any]) -> str:
 
 def _some(labels: list[Label]) -> str:
     return listed(labels) if len(labels) <= 8 else f"{listed(labels[:4])}, … {listed(labels[-2:])}"
-
-
-def table(rows: Sequence[Sequence[str]], align: str = "<") -> str:
-    """Rows of cells as text with aligned columns: the first to the left, the others by `align`, "<" or ">"."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    sides = ["<", *[align] * len(widths)]
-    lines = ("  ".join(f"{x:{side}{n}}" for x, side, n in zip(row, sides, widths, strict=False)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def html_table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of cells as an HTML table; the first row is its head."""
-    kinds = ["th", *["td"] * len(rows)]
-    lines = ("".join(f"<{kind}>{escape(x)}</{kind}>" for x in row) for kind, row in zip(kinds, rows, strict=False))
-    return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"

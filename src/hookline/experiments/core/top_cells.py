@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from hookline.experiments.core.labels import Label, html_table, number_text, table
+from hookline.experiments.core.labels import Label, number_text
+from hookline.pages.text_tables import html_table, table
 
 
 class Cell(NamedTuple):
