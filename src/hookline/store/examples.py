@@ -146,6 +146,8 @@ def as_text(item: Any) -> str | Tokens:
     given = item if isinstance(item, Mapping) else {"input_ids": item}
     row = {name: value for name, value in given.items() if value is not None and name != "labels"}
     ids, mask = _ids(row.pop("input_ids", item)), row.pop("attention_mask", None)
+    if mask is None and not row:
+        return Tokens(ids.clone())  # a data set may reuse its memory for the next example
     real = torch.ones(len(ids), dtype=torch.bool) if mask is None else _checked_mask(ids, mask)
     columns = {name: _numbers(value) for name, value in row.items()}
     fit = {name: x for name, x in columns.items() if x is not None and x.shape == ids.shape and _is_whole(x)}

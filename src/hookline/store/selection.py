@@ -20,6 +20,7 @@ from hookline.store.examples import Example, Tokens
 from hookline.store.identity import tensor_checksum
 from hookline.text.given_texts import columns_in
 from hookline.text.token_positions import Positions, canonical, new_tokens
+from hookline.text.tokenizer import Text
 
 Chosen = Positions | Callable[[Tensor], Tensor]
 
@@ -146,7 +147,8 @@ class Batch:
 
 def text_batch(model: HookedModel, examples: Sequence[Example], first: int, options: HarvestOptions) -> Batch:
     """A batch of texts or tokens, padded on the right; padding is never a row."""
-    texts = [_ids(model, example, first + number, options) for number, example in enumerate(examples)]
+    text = model._text
+    texts = [_ids(text, example, first + number, options) for number, example in enumerate(examples)]
     ids = pad_sequence(texts, batch_first=True, padding_value=_pad(model))
     real = torch.arange(ids.shape[1]) < torch.tensor([[len(text)] for text in texts])
     _warn_of_padding(model, examples, texts, first, options.warned)
@@ -187,18 +189,18 @@ def sample_batch(examples: Sequence[Example], first: int, options: HarvestOption
     return Batch((torch.stack(samples),), {}, (len(samples),), index, number + first, none, none)
 
 
-def _ids(model: HookedModel, example: Example, number: int, options: HarvestOptions) -> Tensor:
+def _ids(text: Text, example: Example, number: int, options: HarvestOptions) -> Tensor:
     ids = example.ids if isinstance(example, Tokens) else torch.empty(0, dtype=torch.long)
     try:
         if isinstance(example, Tokens) and options.prepend_bos is not None:
             raise HooklineError("prepend_bos applies to text; token ids are used as they are")
         if isinstance(example, str) and example:
-            ids = torch.tensor(model._text.ids(example, options.prepend_bos), dtype=torch.long)
+            ids = torch.tensor(text.ids(example, options.prepend_bos), dtype=torch.long)
         ids = ids[: options.max_tokens]
         if len(ids):
-            model._text.check_ids(ids)
+            text.check_ids(ids)
     except HooklineError as error:
-        room = model._text.n_ctx
+        room = text.n_ctx
         hint = f"; max_tokens={room} cuts long texts" if room is not None and len(ids) > room else ""
         raise HooklineError(f"example {number}: {error}{hint}") from error
     return ids
@@ -263,8 +265,10 @@ def _warn_of_padding(
 ) -> None:
     """Warn once per harvest if token ids without a mask look padded: they are stored as they are."""
     bare = [row for row, each in enumerate(examples) if isinstance(each, Tokens) and not each.is_masked]
-    suspects = [row for row in bare if _looks_padded(model, texts[row])] or _padded_in_batch(model, bare, texts)
-    if suspects and "padding" not in warned:
+    if not bare or "padding" in warned:
+        return
+    suspects = _look_padded(model, bare, texts) or _padded_in_batch(model, bare, texts)
+    if suspects:
         warned.add("padding")
         warn(
             f"example {first + suspects[0]} looks padded, and its padding is stored as if it were text: pass examples "
@@ -272,15 +276,16 @@ def _warn_of_padding(
         )
 
 
-def _looks_padded(model: HookedModel, ids: Tensor) -> bool:
-    """Whether it begins or ends with padding. If the padding token also ends texts, it must appear twice."""
+def _look_padded(model: HookedModel, rows: Sequence[int], texts: Sequence[Tensor]) -> list[int]:
+    """The rows that begin or end with padding. If the padding token also ends texts, it must appear twice."""
     tokenizer = model.tokenizer
     pad = tokenizer.pad_token_id if tokenizer is not None else getattr(model.module.config, "pad_token_id", None)
-    if pad is None or not len(ids):
-        return False
+    if pad is None:
+        return []
     is_for_padding_only = tokenizer is not None and pad not in (tokenizer.eos_token_id, tokenizer.bos_token_id)
     least = 1 if is_for_padding_only else 2
-    return any(part == [pad] * least for part in (ids[:least].tolist(), ids[-least:].tolist()))
+    ends = {row: (texts[row][:least].tolist(), texts[row][-least:].tolist()) for row in rows}
+    return [row for row in rows if [pad] * least in ends[row]]
 
 
 def _padded_in_batch(model: HookedModel, bare: list[int], texts: Sequence[Tensor]) -> list[int]:
@@ -303,7 +308,7 @@ def _extra_columns(
     for row, example in enumerate(examples):
         if len(texts[row]):
             given[row] = example.extra if isinstance(example, Tokens) else {}
-        if row in given and isinstance(example, Tokens):
+        if row in given and isinstance(example, Tokens) and (example.extra or example.others):
             _check_columns(model, example, takes, first + row)
     found: dict[str, Tensor] = {}
     for name in sorted(takes & {name for extra in given.values() for name in extra}):
