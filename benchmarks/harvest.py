@@ -6,6 +6,7 @@
 
 Four points of the residual stream are stored as bf16. The plain forward pass and the harvest alternate, for several
 rounds. A harvest does not compute logits, so there is a second, stricter ratio: to the forward pass without the head.
+With `batch_size="auto"` a harvest makes larger passes of short texts than the plain model is given here.
 The first harvest of a process is reported separately, because on a GPU it pins memory. Deleting files is not timed.
 What a harvest costs once (comparing the weights, writing the last shard) is reported too: the time for one batch.
 
@@ -23,6 +24,7 @@ import tempfile
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 import transformers
@@ -113,12 +115,12 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
     tokens = torch.randint(0, 1000, (options.batches * options.batch, options.length))
     names = iter(range(10**6))
 
-    def harvest(data: Tensor = tokens) -> None:
+    def harvest(data: Tensor = tokens, batch_size: int | Literal["auto"] = options.batch) -> None:
         hookline.harvest(
             *(model, data, points, folder / str(next(names))),
             **{
                 "dtype": torch.bfloat16,
-                "batch_size": options.batch,
+                "batch_size": batch_size,
                 "shard_bytes": options.shard_mb * 2**20,
                 "progress": False,
             },
@@ -137,7 +139,7 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
 
     bare(tokens[: options.batch])
     base = _status("VmRSS")
-    works = {"bare": bare, "no head": headless, "harvest": harvest}
+    works = {"bare": bare, "no head": headless, "harvest": harvest, "auto": partial(harvest, batch_size="auto")}
     first = {name: timed(work) for name, work in works.items()}
     times = [{name: timed(work) for name, work in works.items()} for _ in range(options.rounds)]
     harvested = statistics.median(each["harvest"] for each in times)
@@ -147,8 +149,12 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
     print(f"{options.shape}, {size}, torch {torch.__version__}, {threads}; {len(points)} points as bf16")
     rates = f"{tokens.numel() / harvested:,.0f} tokens/s, {stored / harvested / 1e9:.2f} GB/s"
     print(f"harvest                        {rates}")
-    for name, what in (("bare", "the plain forward pass"), ("no head", "the forward pass without the head")):
-        found = sorted(each[name] / each["harvest"] for each in times)
+    ratios = [
+        *(("bare", "harvest", "the plain forward pass"), ("no head", "harvest", "the forward pass without the head")),
+        ("bare", "auto", "the first, with batch_size='auto'"),
+    ]
+    for name, over, what in ratios:
+        found = sorted(each[name] / each[over] for each in times)
         print(f"relative to {what:<34} {statistics.median(found):5.2f}   (rounds: {found[0]:.2f} to {found[-1]:.2f})")
     once = statistics.median(timed(partial(harvest, tokens[: options.batch])) for _ in range(options.rounds))
     print(f"{'a harvest of one batch, which is mostly what a harvest costs once':<66} {1e3 * once:,.0f} ms")

@@ -319,6 +319,7 @@ def test_a_time_to_flush_that_is_none(model, tmp_path, seconds) -> None:
 
 @settings(max_examples=10, deadline=None)
 @example(stops=[4], batch=1, rows=1)
+@example(stops=[4, 9], batch="auto", rows=20)
 @given(stops=st.lists(st.integers(0, 14), max_size=3), batch=st.integers(1, 9), rows=st.integers(1, 90))
 def test_any_interrupts_come_to_the_same(stops, batch, rows) -> None:
     model, options = tinyworld(), {**OPTIONS, "batch_size": batch, "shard_rows": rows, "sample": 0.7}

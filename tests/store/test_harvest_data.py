@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from tiny_models import causal_lm, encoder, seq2seq
 import hookline
 from hookline import HooklineError
 from hookline.errors import HooklineWarning
+from hookline.store.examples import Examples, as_text
 
 POINT = "blocks.1.hook_resid_post"
 TEXTS = ["Mary went to the garden.", "John", "Mary gave the ball to John."]
@@ -181,3 +183,42 @@ def test_it_runs_as_a_module() -> None:
     done = subprocess.run([sys.executable, "-m", "hookline", "--help"], capture_output=True, text=True)
     assert done.returncode == 0
     assert "store" in done.stdout
+
+
+def batches_of(data: Any, size: Any = "auto", max_tokens: int | None = None) -> list[tuple[int, int, int]]:
+    """The first example of each batch, how many it has, and how many have been counted when it is yielded."""
+    examples = Examples(data, None, as_text)
+    return [
+        (before.examples, len(some), examples.progress.examples) for before, some in examples.batches(size, max_tokens)
+    ]
+
+
+def test_automatic_batches_have_about_as_many_tokens() -> None:
+    assert batches_of(torch.zeros(70, 128, dtype=torch.long)) == [(0, 64, 64), (64, 6, 70)]
+    texts = ["a" * 40] * 300 + ["a" * 8000] * 3 + ["b"] * 2 + ["a" * 40000] * 2
+    assert batches_of(texts) == [
+        (0, 256, 256),
+        (256, 44, 300),
+        (300, 4, 304),
+        (304, 1, 305),
+        (305, 1, 306),
+        (306, 1, 307),
+    ]
+    assert batches_of(texts, max_tokens=100) == [(0, 256, 256), (256, 51, 307)]
+    assert batches_of(iter(["a", "b", "c"]), 2) == [(0, 2, 2), (2, 1, 3)]
+    assert batches_of([]) == []
+
+
+def test_a_full_batch_does_not_wait_for_the_next_example() -> None:
+    def stream():
+        yield from ("a", "b")
+        raise AssertionError("read too far")
+
+    examples = Examples(stream(), None, as_text)
+    assert len(next(examples.batches(2))[1]) == 2
+
+
+@pytest.mark.parametrize("size", [None, "all", 0, 1.5])
+def test_a_batch_size_that_is_none(model, tmp_path, size) -> None:
+    with pytest.raises(HooklineError, match="batch_size"):
+        hookline.harvest(model, TEXTS, POINT, tmp_path, **{**OPTIONS, "batch_size": size})

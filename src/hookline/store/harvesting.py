@@ -22,7 +22,7 @@ from hookline.engine.runs import Run
 from hookline.engine.split_values import processes
 from hookline.errors import HooklineError, StoreError, UnknownPointError, warn
 from hookline.model import HookedModel
-from hookline.store.examples import Example, Examples, as_sample, as_text
+from hookline.store.examples import BatchSize, Example, Examples, as_sample, as_text
 from hookline.store.identity import check_same, code_in, identity, input_device
 from hookline.store.integrity import with_unlisted
 from hookline.store.manifest import MANIFEST, About, Column, Manifest, Progress, differences, shard_names, versions
@@ -50,7 +50,7 @@ def harvest(
     column: str | int | None = None,
     positions: Chosen = None,
     dtype: torch.dtype | None = None,
-    batch_size: int = 16,
+    batch_size: BatchSize = "auto",
     max_rows: int | None = None,
     sample: float = 1.0,
     seed: int = 0,
@@ -74,7 +74,8 @@ def harvest(
     position], or a function from a text's tokens to a mask. A position that a text does not have gives no row; neither
     do padding and empty texts. `sample` keeps a random fraction of the rows, determined by `seed` and the example's
     number; `max_rows` ends the harvest. Floats are stored as `dtype`. Texts longer than the model's context raise,
-    unless `max_tokens` truncates them.
+    unless `max_tokens` truncates them. `batch_size` is the number of texts in one forward pass; "auto" takes as many as
+    have about 8,192 tokens.
 
     On Ctrl-C, or any exception, the rows of each finished batch are stored. Rows are also written `flush_every` seconds
     after they were computed, so a killed process loses little more than that. Called again with the same arguments, a
@@ -252,7 +253,7 @@ class Harvest:
         left = math.inf if self.options.max_rows is None else self.options.max_rows - rows
         if left <= 0:
             return
-        for before, items in examples.batches(self.options.batch_size):
+        for before, items in examples.batches(self.options.batch_size, self.options.max_tokens):
             batch = self.batch(items, before.examples)
             batch = batch if batch.rows <= left else batch.first(int(left))
             if batch.rows:

@@ -146,7 +146,7 @@ class SharedHarvest:
         left: float = math.inf if options.max_rows is None else options.max_rows
         count, after = 0, Progress()
         with tqdm(total=examples.total, disable=not progress, delay=2, leave=False, unit=" examples") as bar:
-            for unit in units_of(examples, options.batch_size, self._plan.about.unit or 1):
+            for unit in units_of(examples, options, self._plan.about.unit or 1):
                 self._check_data(unit)
                 if is_wanted(unit.number) and self._team.decided(partial(self._take, unit.number), unit.after):
                     rows, after = self._do(unit, left)

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from hookline.engine.signatures import parameters_of
 from hookline.errors import HooklineError, warn
 from hookline.model import HookedModel
-from hookline.store.examples import Example, Tokens
+from hookline.store.examples import BatchSize, Example, Tokens
 from hookline.store.identity import tensor_checksum
 from hookline.text.given_texts import columns_in
 from hookline.text.token_positions import Positions, canonical, new_tokens
@@ -35,7 +35,7 @@ class HarvestOptions:
 
     positions: Chosen = None
     dtype: torch.dtype | None = None
-    batch_size: int = 16
+    batch_size: BatchSize = "auto"
     max_rows: int | None = None
     sample: float = 1.0
     seed: int = 0
@@ -49,7 +49,10 @@ class HarvestOptions:
     """What this harvest has already warned about."""
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "max_rows", "max_tokens", "shard_rows", "shard_bytes"):
+        if self.batch_size is None or (isinstance(self.batch_size, str) and self.batch_size != "auto"):
+            raise HooklineError(f"batch_size is a number of examples per pass or 'auto', not {self.batch_size!r}")
+        counts = ("max_rows", "max_tokens", "shard_rows", "shard_bytes")
+        for name in counts if self.batch_size == "auto" else ("batch_size", *counts):
             object.__setattr__(self, name, _count(name, getattr(self, name)))
         object.__setattr__(self, "positions", _canonical_positions(self.positions))
         if not 0 < self.sample <= 1:

@@ -49,10 +49,10 @@ class Unit:
         return self.batches[-1][2]
 
 
-def units_of(examples: Examples, batch_size: int, length: int) -> Iterator[Unit]:
+def units_of(examples: Examples, options: HarvestOptions, length: int) -> Iterator[Unit]:
     """Divide a data set into units of `length` batches."""
     number, found = 0, list[tuple[Progress, list[Example], Progress]]()
-    for before, items in examples.batches(batch_size):
+    for before, items in examples.batches(options.batch_size, options.max_tokens):
         if len(found) == length:
             yield Unit(number, found, is_last=False)
             number, found = number + 1, []

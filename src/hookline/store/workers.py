@@ -9,6 +9,7 @@ from threading import TIMEOUT_MAX
 from typing import Any
 
 from hookline.errors import HooklineError
+from hookline.store.examples import PASS_TOKENS, BatchSize
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,12 @@ class HarvestWorker:
                 f"number of seconds, not {self}"
             )
 
-    def batches_per_unit(self, examples: int | None, batch_size: int) -> int:
+    def batches_per_unit(self, examples: int | None, batch_size: BatchSize) -> int:
         """How many batches a unit has, for a new store."""
         if self.unit is not None:
             return self.unit
-        return MOST if examples is None else min(MOST, max(1, examples // batch_size // UNITS))
+        size = PASS_TOKENS // 128 if batch_size == "auto" else batch_size  # about as many texts of a paragraph
+        return MOST if examples is None else min(MOST, max(1, examples // size // UNITS))
 
 
 MOST, UNITS = 32, 64
