@@ -57,7 +57,7 @@ def _identity(probe: Probe, names: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _effect(probe: Probe, names: list[str]) -> Iterator[tuple[str, str]]:
-    for name in names:
+    for name in probe.unchanged_by_zeroing(names):
         if torch.equal(probe.run(fwd_hooks=[(name, torch.zeros_like)]), probe.logits):
             yield name, "a zeroing edit has no effect"
 

@@ -116,6 +116,26 @@ class Probe:
         with torch.no_grad():
             return self.cache([name for name in names if name.endswith(ends)])[1]
 
+    def unchanged_by_zeroing(self, names: list[str]) -> list[str]:
+        """The points that have no effect when zeroed in one row of a batch, or that cannot be tested in this way.
+
+        Each of many equal rows has another point zeroed, in one run. A last row without edits shows whether rows depend
+        on each other; then none of the points is tested.
+        """
+        if not {*self.inputs} <= _BY_ROW:
+            return names
+        whole = {name: x[:1].expand(_ROWS + 1, *x.shape[1:]) for name, x in self.inputs.items()}
+        rest = list[str]()
+        for start in range(0, len(names), _ROWS):
+            some = names[start : start + _ROWS]
+            hooks = [(name, partial(_zero_row, row)) for row, name in enumerate(some)]
+            with torch.no_grad():  # the run before also has hooks: an edit of patterns changes the kernel of attention
+                before = self.model.run_with_hooks(**whole, fwd_hooks=[(name, torch.clone) for name in some])
+                after = self.model.run_with_hooks(**whole, fwd_hooks=hooks)
+            is_changed = [not torch.equal(a, b) for a, b in zip(before, after, strict=True)]
+            rest += [name for name, changed in zip(some, is_changed, strict=False) if not changed or is_changed[-1]]
+        return rest
+
     def observe(self, points: list[HookPoint], edits: list[tuple[Any, Any]] | None = None) -> list[Tensor]:
         """The values at points, which need no name, in a run with edits."""
         if not points:
@@ -161,6 +181,18 @@ class Probe:
             self.model.module(**self.inputs)
         ((args, kwargs),) = calls
         return _reported(self.model.module, tower, args, kwargs)
+
+
+_ROWS = 15
+_BY_ROW = {"input_ids", "attention_mask", "decoder_input_ids", "token_type_ids"}
+"""Inputs whose first axis counts texts."""
+
+
+def _zero_row(row: int, x: Tensor) -> Tensor:
+    """Zero one row, if the first axis counts texts."""
+    if x.ndim < 2 or x.shape[0] != _ROWS + 1:
+        return x
+    return x.index_fill(0, torch.tensor([row], device=x.device), 0)
 
 
 def _reported(model: Any, part: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
