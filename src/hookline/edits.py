@@ -6,11 +6,24 @@
 Every edit takes `pos=`, `head=`, `neuron=` and `mask=`. See docs/hook-objects.md.
 """
 
-from hookline.hooks.data_edits import DataEdit, add, freeze, mean, noise, project_out, replace, scale, zero
+from hookline.hooks.data_edits import DataEdit, add, freeze, mean, noise, project_out, reflect, replace, scale, zero
 from hookline.hooks.editfile import load_edits as load
 from hookline.hooks.editfile import save
 
-__all__ = ["zero", "mean", "replace", "add", "scale", "noise", "freeze", "project_out", "save", "load", "DataEdit"]
+__all__ = [
+    "zero",
+    "mean",
+    "replace",
+    "add",
+    "scale",
+    "noise",
+    "freeze",
+    "project_out",
+    "reflect",
+    "save",
+    "load",
+    "DataEdit",
+]
 
 
 def __dir__() -> list[str]:

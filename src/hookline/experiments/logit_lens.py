@@ -51,8 +51,8 @@ def logit_lens(
     `tokens` defaults to the model's own final prediction at each position. `measure` is its "prob", "log_prob", "logit"
     or "rank" (0 is the most likely token). `pos` counts within each prompt; None is all positions.
     """
-    if measure not in _MEASURES:
-        raise HooklineError(f"measure is one of {', '.join(map(repr, _MEASURES))}, got {measure!r}")
+    if measure not in MEASURES:
+        raise HooklineError(f"measure is one of {', '.join(map(repr, MEASURES))}, got {measure!r}")
     text = checked_text(model, prompts, pos)
     cache = lens_cache(model, text, pos)
     assert cache.logits is not None
@@ -62,7 +62,7 @@ def logit_lens(
     found = []
     for logits in lens_logits(cache, None if pos is not None else range(text.width)):
         some = every[:, start : start + logits.shape[2]]
-        found.append(_MEASURES[measure](logits, some.expand(logits.shape[:-1])[..., None]))
+        found.append(MEASURES[measure](logits, some.expand(logits.shape[:-1])[..., None]))
         start += logits.shape[2]
     values = torch.cat(found, -1)
     places: dict[str, list[Label]] = {} if pos is not None else {"pos": [*text.labels(model)]}
@@ -142,16 +142,17 @@ def top_tokens(
         raise HooklineError(f"top is the number of tokens to keep, from 1 to {model.cfg.d_vocab}, got {top!r}")
     found = [(each[list(layers)] if layers else each)[:, 0].softmax(-1).topk(top) for each in logits]
     ids = torch.cat([each.indices for each in found], 1).tolist()
-    texts = {token: _shown(model, token) for layer in ids for here in layer for token in here}
+    texts = {token: shown_token(model, token) for layer in ids for here in layer for token in here}
     tokens = [[[texts[token] for token in here] for here in layer] for layer in ids]
     return tokens, torch.cat([each.values for each in found], 1).cpu()
 
 
-def _shown(model: HookedModel, token: int) -> str:
+def shown_token(model: HookedModel, token: int) -> str:
+    """A token as text, or its id without a tokenizer."""
     return str(token) if model.tokenizer is None else model.to_string([token])
 
 
-_MEASURES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+MEASURES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "prob": lambda logits, ids: logits.softmax(-1).gather(-1, ids)[..., 0],
     "log_prob": lambda logits, ids: logits.log_softmax(-1).gather(-1, ids)[..., 0],
     "logit": lambda logits, ids: logits.gather(-1, ids)[..., 0],

@@ -283,14 +283,12 @@ class Noise(DataEdit):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ProjectOut(DataEdit):
-    """Remove the component of the activation along a direction: the result is orthogonal to it.
+class _Along(DataEdit):
+    """Base of edits along a direction, a vector along the last axis; its length and sign do not matter."""
 
-    The direction is a vector along the last axis; its length and sign do not matter.
-    """
-
-    kind = "project_out"
     direction: Tensor = edit_field(check.tensor)
+    times: ClassVar[float]
+    """How often the component along the direction is subtracted."""
 
     def __post_init__(self) -> None:
         given = self.direction
@@ -306,7 +304,7 @@ class ProjectOut(DataEdit):
         check_float(self.kind, x, hook)
         if x.shape[-1:] != self.direction.shape:
             raise HooklineError(
-                f"project_out: the direction has {len(self.direction)} components, but {hook.name!r} has the shape "
+                f"{self.kind}: the direction has {len(self.direction)} components, but {hook.name!r} has the shape "
                 f"{list(x.shape)}: its last axis must be as long"
             )
         wide = torch.promote_types(x.dtype, torch.float32)
@@ -314,8 +312,30 @@ class ProjectOut(DataEdit):
         unit = unit / unit.abs().max()  # so that no square overflows or vanishes
         unit = (unit / unit.norm()).to(wide)
         upcast = x.to(wide)
-        return (upcast - (upcast @ unit)[..., None] * unit).to(x.dtype)
+        return (upcast - self.times * (upcast @ unit)[..., None] * unit).to(x.dtype)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ProjectOut(_Along):
+    """Remove the component of the activation along a direction: the result is orthogonal to it.
+
+    The direction is a vector along the last axis; its length and sign do not matter.
+    """
+
+    kind = "project_out"
+    times = 1.0
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Reflect(_Along):
+    """Reverse the component of the activation along a direction.
+
+    Along the difference of two vectors of the same length, it exchanges what the activation has of the two.
+    """
+
+    kind = "reflect"
+    times = 2.0
 
 
 zero, mean, replace, add, scale, noise, freeze = Zero, Mean, Replace, Add, Scale, Noise, Freeze
-project_out = ProjectOut
+project_out, reflect = ProjectOut, Reflect

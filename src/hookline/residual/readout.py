@@ -65,9 +65,13 @@ class Readout(StreamCache):
     def logit_lens(self, layer: int | None = None, *, pos_slice: Positions = None, return_labels: bool = False) -> Any:
         """The logits that the final norm and the unembedding compute from the stream at the input of each layer."""
         stack, labels = self.accumulated_resid(layer, pos_slice=pos_slice, return_labels=True)  # type: ignore[attr-defined]
-        normed = self.apply_ln_to_stack(stack, recompute_ln=True)
-        logits = self._finish()(self._weights._head().forward(normed * self._factor_before()))
+        logits = self.stack_logits(stack)
         return (logits, labels) if return_labels else logits
+
+    def stack_logits(self, residual_stack: Float[Tensor, "*part d_model"]) -> Float[Tensor, "*part d_vocab"]:
+        """The logits that the final norm and the unembedding compute from each vector, as from the final stream."""
+        normed = self.apply_ln_to_stack(residual_stack, recompute_ln=True)
+        return self._finish()(self._weights._head().forward(normed * self._factor_before()))
 
     def _direction(self, tokens: Any, places: torch.Size) -> Float[Tensor, "*place d_model"]:
         """The unembedding of each token, with axes for the rows and positions of the stack."""

@@ -105,28 +105,30 @@ class Line:
 
     def _traced(self, rows: Sequence[int], watch: Sequence[str], added: Values, *, with_grad: bool) -> Traced:
         """Run some of the prompts, with gradients at the points in `watch`, and with values `added` at points."""
-        if torch.is_inference_mode_enabled():
-            raise HooklineError(
-                "attribution needs gradients, which torch.inference_mode() disables: use torch.no_grad() instead"
-            )
-        found: dict[str, Tensor] = {}
-
-        def note(x: Tensor, hook: HookPoint) -> None:
-            if hook.name in found:
-                raise HooklineError(
-                    f"{hook.name!r} fires more than once per forward pass, so its gradient is ambiguous"
-                )
-            found[hook.name] = x.requires_grad_() if with_grad and not x.requires_grad else x
-
-        hooks: list[Any] = [(name, _adding(x[list(rows)])) for name, x in added.items()]
-        hooks += [(name, note) for name in watch]
-        with torch.set_grad_enabled(with_grad), drawn_once(len(rows)), left_out("attribution needs gradients"):
-            inputs = self.prompts.part(rows).call(self.model)
-            return self.model.run_with_hooks(**inputs, fwd_hooks=hooks), found
+        first: list[Any] = [(name, _adding(x[list(rows)])) for name, x in added.items()]
+        return traced_run(self.model, self.prompts.part(rows), watch, first, with_grad=with_grad)
 
     def _by_prompt(self, x: Tensor, name: str) -> Tensor:
         """An activation, with the images of a prompt in one row."""
         return in_one_row(x, self.model._points.find(name)) if name in self._in_tower else x
+
+
+def traced_run(
+    model: HookedModel, prompts: Prompts, watch: Sequence[str], hooks: Sequence[Any] = (), *, with_grad: bool = True
+) -> Traced:
+    """The logits of a run with these hooks, and its activations at the points in `watch`, of which gradients exist."""
+    if torch.is_inference_mode_enabled():
+        raise HooklineError("gradients are needed, which torch.inference_mode() disables: use torch.no_grad() instead")
+    found: dict[str, Tensor] = {}
+
+    def note(x: Tensor, hook: HookPoint) -> None:
+        if hook.name in found:
+            raise HooklineError(f"{hook.name!r} fires more than once per forward pass, so its gradient is ambiguous")
+        found[hook.name] = x.requires_grad_() if with_grad and not x.requires_grad else x
+
+    every = [*hooks, *((name, note) for name in watch)]
+    with torch.set_grad_enabled(with_grad), drawn_once(len(prompts)), left_out("gradients are needed"):
+        return model.run_with_hooks(**prompts.call(model), fwd_hooks=every), found
 
 
 def _adding(x: Tensor) -> Callable[[Tensor], Tensor]:

@@ -1,0 +1,128 @@
+"""Cotangents: rows of the Jacobian of the final residual stream, many at a time from one forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from hookline.engine.halving import Fit, is_out_of_memory
+from hookline.errors import HooklineError
+from hookline.experiments.core.integration import traced_run
+from hookline.experiments.core.prompts import Prompts
+from hookline.model import HookedModel
+
+_TOKENS = {"cpu": 4096, "cuda": 65536}
+"""How many positions a backward pass covers, over all of its cotangents."""
+
+
+@dataclass(eq=False)
+class Rows:
+    """How many cotangents go through a model at once, and whether they can share one forward pass."""
+
+    most: int | None = None
+    """The number of cotangents, as the user set it."""
+    shares: bool = True
+    """Whether backward passes can be batched; otherwise the text is repeated, once for each cotangent."""
+    fit: Fit = field(default_factory=lambda: Fit("cotangents"))
+
+    def limit(self, device: torch.device, length: int) -> None:
+        """Set the size of the first batches, unless memory has run out before."""
+        if self.fit.most is None:
+            self.fit.most = self.most or max(1, _TOKENS.get(device.type, _TOKENS["cpu"]) // length)
+
+
+class Pullback:
+    """One text and the streams of its run, from which cotangents of the final stream are pulled back.
+
+    `counts` are the positions of the text that are summed over, as targets.
+    """
+
+    def __init__(
+        self,
+        model: HookedModel,
+        text: Prompts,
+        names: Sequence[str],
+        last: str,
+        counts: Bool[Tensor, " pos"],
+        how: Rows,
+    ) -> None:
+        self._model, self._text, self._names, self._last, self._how = model, text, list(names), last, how
+        self._copies, self.streams = 0, dict[str, Tensor]()
+        self._run(1)
+        how.limit(self.target.device, text.width)
+        self._counts = counts.to(self.target.device)
+
+    @property
+    def target(self) -> Float[Tensor, "copy pos d_model"]:
+        """The final stream."""
+        return self.streams[self._last]
+
+    def _run(self, copies: int) -> None:
+        if copies == self._copies:
+            return
+        self.streams = {}  # before the next run, so that only one is in memory
+        rows = [self._text.row(0)[0]] * copies
+        names = dict.fromkeys([*self._names, self._last])
+        self.streams = traced_run(self._model, Prompts.of_rows(rows), list(names))[1]
+        self._copies = copies
+
+    def rows(
+        self, vectors: Float[Tensor, "vector d_model"], weights: Sequence[Float[Tensor, " pos"]]
+    ) -> list[Float[Tensor, "vector d_model"]]:
+        """The gradient of each vector's product with the final stream, in each stream, summed over weighted positions.
+
+        The products are summed over the positions that count.
+        """
+        found: list[list[Tensor]] = []
+        for _, part in self._how.fit.parts(range(len(vectors)), lambda some: self._part(vectors[list(some)])):
+            summed = [
+                torch.einsum("vpd,p->vd", x.to(weight.dtype), weight.to(x.device)).cpu()
+                for x, weight in zip(part, weights, strict=True)
+            ]
+            found.append(summed)
+        return [torch.cat(each) for each in zip(*found, strict=True)]
+
+    def _part(self, vectors: Float[Tensor, "vector d_model"]) -> list[Float[Tensor, "vector pos d_model"]]:
+        """The gradients for some vectors, from one backward pass."""
+        if self._how.shares:
+            try:
+                seeds = self._seeds(vectors)[:, None]
+                return [x[:, 0] for x in self._pulled(seeds, is_batched=True)]
+            except RuntimeError as error:  # an operation of the model cannot be batched
+                if is_out_of_memory(error):
+                    raise
+                self._how.shares = False
+        self._run(max(self._copies, len(vectors)))  # a last, smaller part does not need another run
+        missing = self._copies - len(vectors)
+        seeds = torch.nn.functional.pad(self._seeds(vectors), (0, 0, 0, 0, 0, missing))
+        return [x[: len(vectors)] for x in self._pulled(seeds, is_batched=False)]
+
+    def _seeds(self, vectors: Tensor) -> Float[Tensor, "vector pos d_model"]:
+        return vectors.to(self.target)[:, None] * self._counts[:, None].to(self.target)
+
+    def _pulled(self, seeds: Tensor, *, is_batched: bool) -> list[Tensor]:
+        sources = [self.streams[name] for name in self._names]
+        found = torch.autograd.grad(
+            self.target, sources, seeds, retain_graph=True, is_grads_batched=is_batched, allow_unused=True
+        )
+        for name, x in zip(self._names, found, strict=True):
+            if x is None:
+                raise HooklineError(f"the final stream of {self._model.cfg.architecture} does not depend on {name!r}")
+        return list(found)
+
+    def check_causal(self) -> None:
+        """Raise if the stream at the first position depends on later positions: sums would include earlier targets."""
+        self._run(max(1, self._copies))
+        seeds = torch.zeros_like(self.target)
+        seeds[:, 0] = torch.randn(seeds.shape[-1], generator=torch.Generator().manual_seed(0)).to(seeds)
+        for name, x in zip(self._names, self._pulled(seeds, is_batched=False), strict=True):
+            if bool(x[:, 1:].any()):
+                raise HooklineError(
+                    f"a Jacobian lens sums over positions at and after each position, but in "
+                    f"{self._model.cfg.architecture} earlier positions depend on later ones at {name!r}: use a causal "
+                    f"language model"
+                )
