@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self, TypeAlias
@@ -22,8 +22,9 @@ from hookline.experiments.core.cotangents import Pullback, Rows
 from hookline.experiments.core.labels import Label, about
 from hookline.experiments.core.mean_jacobian import MeanJacobian
 from hookline.experiments.core.measure import Options
-from hookline.experiments.core.prompts import Prompt, Prompts, prompt_positions, prompts_of, warn_of_dropout
+from hookline.experiments.core.prompts import Prompt, Prompts, prompt_positions, warn_of_dropout
 from hookline.experiments.core.sweep import sweep_points
+from hookline.experiments.core.windows import windows_of
 from hookline.experiments.logit_lens import MEASURES, LensTokens, Measure, shown_token, top_tokens
 from hookline.experiments.result import Result
 from hookline.hooks.data_edits import DataEdit
@@ -290,7 +291,7 @@ def fit(
     """
     how, by_layer = Options.of(options, "per_example", "resume"), _checked(model, layers)
     (final,) = stream_points(model, [-1]).values()
-    rows = _windows(model, texts, window)
+    rows = windows_of(model, texts, window)
     _check_rank(rank, len(rows), model.cfg.d_model)
     wide = torch.promote_types(model.cfg.dtype, torch.float32)
     mean = MeanJacobian(len(by_layer), model.cfg.d_model, wide, finds_basis=rank is not None)
@@ -332,43 +333,6 @@ def _checked(model: HookedModel, layers: Sequence[int] | None) -> dict[int, str]
         raise HooklineError(f"a Jacobian lens needs a decoder-only language model, not {model.cfg.architecture}")
     warn_of_dropout(model)
     return stream_points(model, layers)
-
-
-def _windows(model: HookedModel, texts: Prompt, window: int | None) -> list[Prompts]:
-    """The texts, or all windows of that many tokens, one by one."""
-    if isinstance(texts, Mapping) or (isinstance(texts, list | tuple) and any(isinstance(x, Mapping) for x in texts)):
-        raise HooklineError("a Jacobian lens is fitted on texts or token ids, without images")
-    if isinstance(texts, list | tuple) and not texts:
-        raise HooklineError("a Jacobian lens needs texts to be fitted on: the list is empty")
-    if window is None:
-        text = prompts_of(model, texts)
-        return [text.only(row) for row in range(len(text))]
-    if isinstance(window, bool) or not isinstance(window, int) or window < 1:
-        raise HooklineError(f"window is a number of tokens, at least 1, or None for whole texts, got {window!r}")
-    model._text.check_length(window)
-    found = []
-    for number, ids in enumerate(_token_rows(model, texts)):
-        if len(ids) < window:
-            raise HooklineError(
-                f"text {number} has {len(ids)} tokens, fewer than window={window}: leave it out, or use shorter windows"
-            )
-        found += [ids[start : start + window] for start in range(0, len(ids) - window + 1, window)]
-    return [Prompts.of_rows([each]) for each in found]
-
-
-def _token_rows(model: HookedModel, texts: Any) -> list[Tensor]:
-    """The token ids of each text, however long it is."""
-    given = [texts] if isinstance(texts, str) else texts
-    if isinstance(given, list | tuple) and all(isinstance(each, str) for each in given):
-        return [torch.tensor(model._text.ids(each, None), device=model._device) for each in given]
-    if isinstance(given, Tensor):
-        model._text.check_ids(given)
-        return list(torch.atleast_2d(given.to(model._device)))
-    rows = given if given and isinstance(given[0], list | tuple) else [given]
-    found = [torch.tensor(each, device=model._device) for each in rows]
-    for each in found:
-        model._text.check_ids(each)
-    return found
 
 
 def _check_rank(rank: Any, n_texts: int, width: int) -> None:

@@ -1,0 +1,50 @@
+"""Windows: texts as rows of tokens to be averaged over, whole or cut into parts of one length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline.errors import HooklineError
+from hookline.experiments.core.prompts import Prompt, Prompts, prompts_of
+from hookline.model import HookedModel
+
+
+def windows_of(model: HookedModel, texts: Prompt, window: int | None) -> list[Prompts]:
+    """The texts, or all windows of that many tokens, one by one."""
+    if isinstance(texts, Mapping) or (isinstance(texts, list | tuple) and any(isinstance(x, Mapping) for x in texts)):
+        raise HooklineError("a Jacobian lens is fitted on texts or token ids, without images")
+    if isinstance(texts, list | tuple) and not texts:
+        raise HooklineError("a Jacobian lens needs texts to be fitted on: the list is empty")
+    if window is None:
+        text = prompts_of(model, texts)
+        return [text.only(row) for row in range(len(text))]
+    if isinstance(window, bool) or not isinstance(window, int) or window < 1:
+        raise HooklineError(f"window is a number of tokens, at least 1, or None for whole texts, got {window!r}")
+    model._text.check_length(window)
+    found = []
+    for number, ids in enumerate(_token_rows(model, texts)):
+        if len(ids) < window:
+            raise HooklineError(
+                f"text {number} has {len(ids)} tokens, fewer than window={window}: leave it out, or use shorter windows"
+            )
+        found += [ids[start : start + window] for start in range(0, len(ids) - window + 1, window)]
+    return [Prompts.of_rows([each]) for each in found]
+
+
+def _token_rows(model: HookedModel, texts: Any) -> list[Tensor]:
+    """The token ids of each text, however long it is."""
+    given = [texts] if isinstance(texts, str) else texts
+    if isinstance(given, list | tuple) and all(isinstance(each, str) for each in given):
+        return [torch.tensor(model._text.ids(each, None), device=model._device) for each in given]
+    if isinstance(given, Tensor):
+        model._text.check_ids(given)
+        return list(torch.atleast_2d(given.to(model._device)))
+    rows = given if given and isinstance(given[0], list | tuple) else [given]
+    found = [torch.tensor(each, device=model._device) for each in rows]
+    for each in found:
+        model._text.check_ids(each)
+    return found
