@@ -6,8 +6,9 @@ import sys
 import hookline.experiments
 
 MODULES = (
-    *("ablation", "attribution", "contrast", "edges", "figures", "head_detectors", "images", "logit_attribution"),
-    *("logit_lens", "metrics", "patching", "paths", "steering", "tracing"),
+    *("ablation", "attribution", "contrast", "edges", "figures", "head_detectors", "images", "jacobian"),
+    "logit_attribution",
+    *("logit_lens", "metrics", "patching", "paths", "reading", "steering", "tracing"),
 )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import hookline
 from hookline import HookError, HooklineError, NeverFiredWarning, UnknownPointError, at, last, token
-from hookline.edits import add, freeze, mean, noise, project_out, replace, scale, zero
+from hookline.edits import add, freeze, mean, noise, project_out, reflect, replace, scale, zero
 from hookline.edits import load as load_edits
 from hookline.edits import save as save_edits
 from hookline.errors import InvalidHookError
@@ -45,6 +45,7 @@ def test_each_kind(model) -> None:
         replace(0.5): lambda h: torch.full_like(h, 0.5),
         mean(vector): lambda h: vector.expand(h.shape),
         project_out(vector): lambda h: h - (h @ vector)[..., None] * vector / (vector @ vector),
+        reflect(vector): lambda h: h - 2 * (h @ vector)[..., None] * vector / (vector @ vector),
     }.items():
         after, before = run(model, RESID, edit)
         assert torch.allclose(after, by_hand(before)), edit
@@ -320,7 +321,7 @@ WHERE = {
 EDITS = st.one_of(
     st.builds(zero, **WHERE),
     st.builds(scale, NUMBERS, **WHERE),
-    st.builds(project_out, DTYPES.map(lambda dtype: torch.randn(4).to(dtype)), **WHERE),
+    *(st.builds(kind, DTYPES.map(lambda x: torch.randn(4).to(x)), **WHERE) for kind in (project_out, reflect)),
     st.builds(noise, st.floats(0, 10), st.integers(0, 2**40), **WHERE),
     st.builds(add, st.one_of(TENSORS, NUMBERS), NUMBERS, **WHERE),
     *(st.builds(kind, st.one_of(TENSORS, NUMBERS), **WHERE) for kind in (mean, replace, freeze)),

@@ -4,9 +4,9 @@
     result = hookline.experiments.patching.sweep(model, clean, corrupted, metric)
 
 `patching`, `attribution`, `edges` and `paths` compare a clean and a corrupted run; `ablation` and `tracing` remove or
-restore activations; `logit_attribution`, `logit_lens` and `head_detectors` read a run as it is; `steering` and
-`contrast` compare kinds of prompts; `images` is for vision-language models. `metrics` are what they all measure.
-`figures` shows attention and values over a text.
+restore activations; `logit_attribution`, `logit_lens` and `head_detectors` read a run as it is; `jacobian` and
+`reading` translate activations into tokens; `steering` and `contrast` compare kinds of prompts; `images` is for
+vision-language models. `metrics` are what they all measure. `figures` shows attention and values over a text.
 """
 
 from importlib import import_module
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         metrics,
         patching,
         paths,
+        reading,
         steering,
         tracing,
     )
@@ -45,6 +46,7 @@ __all__ = [
     "metrics",
     "patching",
     "paths",
+    "reading",
     "steering",
     "tracing",
 ]
