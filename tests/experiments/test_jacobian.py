@@ -122,6 +122,12 @@ def test_batches_of_cotangents_and_repeated_texts_agree(models, monkeypatch) -> 
     torch.testing.assert_close(jacobian.fit(model, TOKENS, batch_size=5).matrices, whole.matrices)
 
 
+def test_products_in_bfloat16_are_close(models) -> None:
+    exact, fast = (jacobian.fit(models["llama"], TOKENS, [0], dtype=each).matrix(0) for each in (None, torch.bfloat16))
+    assert fast.dtype == torch.float32
+    assert 0 < float((fast - exact).norm() / exact.norm()) < 0.02
+
+
 def test_the_mean_is_over_all_positions_of_all_texts(models) -> None:
     model, short = models["gpt2"], TOKENS[:, :3]
     both = jacobian.fit(model, [TOKENS[0].tolist(), short[0].tolist()], layers=[1])
@@ -305,6 +311,7 @@ def test_a_lens_of_another_model_is_refused(tmp_path) -> None:
         ([PROMPT] * 5, {"rank": 128}, "from 1 to 127"),
         (PROMPT, {"pos": 40}, "pos=40"),
         (PROMPT, {"outliers": 0.5}, "outliers"),
+        (PROMPT, {"dtype": torch.int8}, "dtype"),
         (PROMPT, {"batch_size": 0}, "batch_size"),
         (PROMPT, {"per_example": True}, "per_example"),
     ],

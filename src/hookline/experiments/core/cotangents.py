@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -20,14 +22,26 @@ _TOKENS = {"cpu": 4096, "cuda": 65536}
 
 
 @dataclass(eq=False)
-class Rows:
+class CotangentBatches:
     """How many cotangents go through a model at once, and whether they can share one forward pass."""
 
     most: int | None = None
     """The number of cotangents, as the user set it."""
+    dtype: torch.dtype | None = None
+    """The dtype of matrix products, if not the model's own."""
     shares: bool = True
     """Whether backward passes can be batched; otherwise the text is repeated, once for each cotangent."""
     fit: Fit = field(default_factory=lambda: Fit("cotangents"))
+
+    def __post_init__(self) -> None:
+        if self.dtype not in (None, torch.bfloat16, torch.float16):
+            raise HooklineError(
+                f"dtype is torch.bfloat16, torch.float16, or None for the model's own, got {self.dtype!r}"
+            )
+
+    def autocast(self, device: torch.device) -> AbstractContextManager[Any]:
+        """The context in which forward passes run; backward passes use the same dtypes."""
+        return nullcontext() if self.dtype is None else torch.autocast(device.type, self.dtype)
 
     def limit(self, device: torch.device, length: int) -> None:
         """Set the size of the first batches, unless memory has run out before."""
@@ -48,7 +62,7 @@ class Pullback:
         names: Sequence[str],
         last: str,
         counts: Bool[Tensor, " pos"],
-        how: Rows,
+        how: CotangentBatches,
     ) -> None:
         self._model, self._text, self._names, self._last, self._how = model, text, list(names), last, how
         self._copies, self.streams = 0, dict[str, Tensor]()
@@ -67,7 +81,8 @@ class Pullback:
         self.streams = {}  # before the next run, so that only one is in memory
         rows = [self._text.row(0)[0]] * copies
         names = dict.fromkeys([*self._names, self._last])
-        self.streams = traced_run(self._model, Prompts.of_rows(rows), list(names))[1]
+        with self._how.autocast(self._model._device):
+            self.streams = traced_run(self._model, Prompts.of_rows(rows), list(names))[1]
         self._copies = copies
 
     def rows(
