@@ -36,7 +36,7 @@ MODULES = {
     "tools.analysis._model_state": "internal",
     "tools.analysis.attribution_patching": "`hookline.experiments.edges` and `.attribution`",
     "tools.analysis.interchange": "write the intervention as a hook; `hookline.store` collects activations",
-    "tools.analysis.jacobian_lens": "`run_with_cache(…, incl_bwd=True)` has gradients at points; there is no such lens",
+    "tools.analysis.jacobian_lens": "`hookline.experiments.jacobian`",
     "tools.analysis.logit_lens": "`hookline.experiments.logit_lens`",
     "tools.analysis.projection_kernel": "`model.OV` and `model.QK` are factored matrices: `torch.linalg` has the rest",
     "tools.analysis.sparse_probing": "collect activations with `hookline.store`, and fit with scikit-learn",

@@ -139,7 +139,7 @@ ABSENT: dict[str, dict[str, str]] = {
         ),
         **dict.fromkeys(
             ("JacobianLens", "solve_coordinate_patch", "JSpaceDecomposition", "get_sparse_decomposition"),
-            "run_with_cache(…, incl_bwd=True) has gradients at points; there is no lens made of them",
+            "hookline.experiments.jacobian has the lens, its reads and its edits",
         ),
         **dict.fromkeys(
             (
