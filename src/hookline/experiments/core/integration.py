@@ -54,6 +54,8 @@ class Line:
         self._fit.most = 1 if self._in_tower else None
         self._start: Traced | None = None
         """The run at the start, if its gradients are needed and all prompts fit."""
+        self.info: dict[str, Any] = {}
+        """What is known about the gradients once they are computed."""
 
     def start(self, *, with_grad: bool = True) -> tuple[Tensor, Values]:
         """The logits of the run at the start, and its activations at the points."""
@@ -93,7 +95,7 @@ class Line:
             logits, found = here or self._traced(rows, points, added, with_grad=True)
             if not is_whole:
                 logits = torch.cat(known).index_copy(0, torch.tensor(rows, device=logits.device), logits)
-            every = {name: _gradients_of(metric, name, logits, found) for name, metric in metrics.items()}
+            every = {name: self._of_metric(metric, name, logits, found) for name, metric in metrics.items()}
             return {name: {key: self._by_prompt(x, key) for key, x in each.items()} for name, each in every.items()}
 
         found = self._in_groups(run)
@@ -121,8 +123,17 @@ class Line:
         hooks: list[Any] = [(name, _adding(x[list(rows)])) for name, x in added.items()]
         hooks += [(name, note) for name in watch]
         with torch.set_grad_enabled(with_grad), drawn_once(len(rows)), left_out("attribution needs gradients"):
-            inputs = self.prompts.part(rows).call(self.model)
-            return self.model.run_with_hooks(**inputs, fwd_hooks=hooks), found
+            return self._ran(rows, hooks, with_grad=with_grad), found
+
+    def _ran(self, rows: Sequence[int], hooks: list[Any], *, with_grad: bool) -> Float[Tensor, "batch pos vocab"]:  # noqa: ARG002
+        """The logits of a run of some of the prompts."""
+        return self.model.run_with_hooks(**self.prompts.part(rows).call(self.model), fwd_hooks=hooks)
+
+    def _of_metric(
+        self, metric: Callable[[Tensor], Any], name: str, logits: Tensor, found: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """The gradient of a metric at each point of a run."""
+        return gradients_of(metric, name, logits, found)
 
     def _by_prompt(self, x: Tensor, name: str) -> Tensor:
         """An activation, with the images of a prompt in one row."""
@@ -133,7 +144,7 @@ def _adding(x: Tensor) -> Callable[[Tensor], Tensor]:
     return lambda there: there + x.reshape(there.shape)
 
 
-def _gradients_of(
+def gradients_of(
     metric: Callable[[Tensor], Any], name: str, logits: Tensor, found: dict[str, Tensor]
 ) -> dict[str, Tensor]:
     """The gradient of a metric, summed over prompts, at each point; zeros where it does not depend on the point."""
