@@ -6,7 +6,7 @@ import sys
 import hookline.experiments
 
 MODULES = (
-    *("ablation", "attribution", "contrast", "edges", "figures", "head_detectors", "images", "logit_attribution"),
+    *("ablation", "attribution", "circuits", "contrast", "edges", "figures", "head_detectors", "images", "logit_attribution"),
     *("logit_lens", "metrics", "patching", "paths", "relevance", "steering", "tracing"),
 )
 

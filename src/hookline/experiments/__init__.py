@@ -5,7 +5,7 @@
 
 `patching`, `attribution`, `relevance`, `edges` and `paths` compare a clean and a corrupted run; `ablation` and
 `tracing` remove or restore activations; `logit_attribution`, `logit_lens` and `head_detectors` read a run as it is;
-`steering` and `contrast` compare kinds of prompts; `images` is for vision-language models. `metrics` are what they all
+`circuits` measures how much some edges account for. `steering` and `contrast` compare kinds of prompts; `images` is for vision-language models. `metrics` are what they all
 measure. `figures` shows attention and values over a text.
 """
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hookline.experiments import (
         ablation,
         attribution,
+        circuits,
         contrast,
         edges,
         figures,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ablation",
     "attribution",
+    "circuits",
     "contrast",
     "edges",
     "figures",
