@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import heapq
-import json
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from hookline.engine.tensorfile import write_bytes
 from hookline.errors import HooklineError
+from hookline.experiments.core.circuit_edges import By, Circuit, Method, edge_order
+from hookline.experiments.core.circuit_files import load_circuit, save_circuit
 from hookline.experiments.core.continuations import prompt_pair
 from hookline.experiments.core.labels import about
 from hookline.experiments.core.masked_runs import MaskedRuns
@@ -29,9 +25,9 @@ from hookline.model import HookedModel
 __all__ = ["Circuit", "circuit", "faithfulness", "load", "save"]
 
 SIZES = (0.0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-Method: TypeAlias = Literal["top", "greedy"]
-By: TypeAlias = Literal["abs", "value"]
 Scores: TypeAlias = EdgeScores | Result | Sequence[Result]
+Mask: TypeAlias = Bool[Tensor, "receiver sender pos"]
+save, load = save_circuit, load_circuit
 
 
 def __dir__() -> list[str]:
@@ -87,7 +83,9 @@ def faithfulness(
     info: dict[str, Any] = {"direction": "denoise", "counts": counts, "method": method, "by": by}
     for key, each in zip(("clean", "corrupted"), logits, strict=True):
         info[key] = packed(metric_values(found, each).cpu(), {}, list(found), **shown)
-    info |= about(model, "circuits of the best edges" if isinstance(scores, EdgeScores) else "circuits of the best nodes")
+    info |= about(
+        model, "circuits of the best edges" if isinstance(scores, EdgeScores) else "circuits of the best nodes"
+    )
     curve = packed(values, {"size": asked}, list(found), **shown, info=info).normalized
     return _with_areas(curve)
 
@@ -134,12 +132,11 @@ def _measured(
     by_prompt = []
     for row, (run, span) in enumerate(zip(runs, prompts.spans, strict=True)):
         own = [mask if mask.shape[-1] == 1 else mask[..., span.start : span.stop] for mask in masks]
-        got = {n: x for some, logits in run.logits(own, reader.positions[row]) for n, x in zip(some, logits, strict=True)}
+        got = {
+            n: x for some, logits in run.logits(own, reader.positions[row]) for n, x in zip(some, logits, strict=True)
+        }
         by_prompt.append([got[number] for number in range(len(masks))])
     return torch.stack([reader.value(each) for each in zip(*by_prompt, strict=True)], 1).cpu()
-
-
-Mask: TypeAlias = Bool[Tensor, "receiver sender pos"]
 
 
 def _masks(
@@ -150,18 +147,19 @@ def _masks(
     if isinstance(scores, EdgeScores):
         known = {(u, v) for v in receivers for u in run.senders[: run.seen_by[v]]}
         _check_edges(scores, known, model)
-        order = _order(scores, method, by)
-        at = [(receivers.index(v), run.senders.index(u)) for u, v in zip(scores.senders, scores.receivers, strict=True)]
+        order = edge_order(scores, method, by)
+        rows, others = ({name: at for at, name in enumerate(each)} for each in (receivers, run.senders))
+        at = [(rows[v], others[u]) for u, v in zip(scores.senders, scores.receivers, strict=True)]
         places = scores.positions
         shape = (len(receivers), len(run.senders), 1 if places is None else prompts.width)
-        columns = None if places is None else _columns(model, places, prompts)
-        found = []
-        for size in sizes:
+        columns = [0] * len(at) if places is None else _columns(model, places, prompts)
+        index = torch.cat([torch.tensor(at), torch.tensor(columns)[:, None]], 1)[order]
+        counts, found = [round(size * len(order)) for size in sizes], []
+        for count in counts:
             mask = torch.zeros(shape, dtype=torch.bool)
-            for number in order[: round(size * len(order))].tolist():
-                mask[(*at[number], 0 if columns is None else columns[number])] = True
+            mask[tuple(index[:count].T)] = True
             found.append(mask)
-        return found, [round(size * len(order)) for size in sizes]
+        return found, counts
     if method == "greedy":
         raise HooklineError("method='greedy' follows edges: use it with the scores of edges, or method='top' for nodes")
     return _node_masks(model, scores, sizes, run, by, prompts)
@@ -171,7 +169,9 @@ def _columns(model: HookedModel, places: Sequence[Any], prompts: Prompts) -> lis
     labels = prompts.labels(model)
     wrong = next((each for each in places if each not in labels), None)
     if wrong is not None:
-        raise HooklineError(f"the scores have the position {wrong!r}, but the prompts have {labels[0]!r} to {labels[-1]!r}")
+        raise HooklineError(
+            f"the scores have the position {wrong!r}, but the prompts have {labels[0]!r} to {labels[-1]!r}"
+        )
     number = {label: at for at, label in enumerate(labels)}
     return [number[each] for each in places]
 
@@ -195,7 +195,9 @@ def _node_masks(
 ) -> tuple[list[Mask], list[int]]:
     each = [scores] if isinstance(scores, Result) else list(scores)
     if not each or not all(isinstance(result, Result) for result in each):
-        raise HooklineError(f"scores are EdgeScores, a Result over layers and heads, or a list of these, got {scores!r}")
+        raise HooklineError(
+            f"scores are EdgeScores, a Result over layers and heads, or a list of these, got {scores!r}"
+        )
     nodes: dict[tuple[str, Any], float] = {}
     for result in each:
         nodes |= _node_values(result)
@@ -236,157 +238,11 @@ def _node_values(result: Result) -> dict[tuple[str, Any], float]:
     return found
 
 
-def _order(scores: EdgeScores, method: Method, by: By) -> Int[Tensor, " edge"]:
-    """The edges from the first to the last that a circuit gets."""
-    sizes = scores.values.abs() if by == "abs" else scores.values
-    order = sizes.argsort(descending=True, stable=True)
-    if method == "top":
-        return order
-    rank = order.argsort().tolist()
-    into: dict[str, list[int]] = {}
-    groups = _group_size(scores.senders, scores.receivers)
-    for number, receiver in enumerate(scores.receivers):
-        for node in _nodes_of(receiver, groups):
-            into.setdefault(node, []).append(rank[number])
-    waiting, reached, found = list(into["logits"]), {"logits"}, []
-    heapq.heapify(waiting)
-    taken: set[int] = set()
-    while waiting:
-        best = heapq.heappop(waiting)
-        number = int(order[best])
-        if number in taken:
-            continue
-        taken.add(number)
-        found.append(number)
-        sender = scores.senders[number]
-        if sender not in reached:
-            reached.add(sender)
-            for each in into.get(sender, ()):
-                heapq.heappush(waiting, each)
-    return torch.tensor(found)
-
-
-def _group_size(senders: Sequence[str], receivers: Sequence[str]) -> int:
-    """How many heads share keys and values."""
-    heads = {each for each in senders if each.startswith("L0H")}
-    shared = {each for each in receivers if each.startswith("L0KV") and each.endswith(".k")}
-    return len(heads) // len(shared) if shared else 1
-
-
-def _nodes_of(receiver: str, group: int) -> list[str]:
-    """The senders that a receiver is a part of."""
-    found = re.fullmatch(r"L(\d+)(H|KV)(\d+)\.[qkv]", receiver)
-    if found is None:
-        return [receiver]
-    layer, kind, number = found[1], found[2], int(found[3])
-    return [f"L{layer}H{head}" for head in (range(number * group, (number + 1) * group) if kind == "KV" else [number])]
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Circuit:
-    """Some of the edges of a model, with the scores of all."""
-
-    scores: EdgeScores
-    included: Bool[Tensor, " edge"]
-
-    def __len__(self) -> int:
-        return int(self.included.sum())
-
-    @property
-    def edges(self) -> EdgeScores:
-        """The scores of the edges of the circuit."""
-        return self.scores._picked(self.included.nonzero().flatten().tolist())
-
-    @property
-    def nodes(self) -> list[str]:
-        """The senders and receivers of the circuit, without duplicates."""
-        edges, group = self.edges, _group_size(self.scores.senders, self.scores.receivers)
-        ends = [node for each in edges.receivers for node in _nodes_of(each, group)]
-        known = set(edges.senders) | set(ends)
-        return [each for each in (*dict.fromkeys(self.scores.senders), "logits") if each in known]
-
-    def __repr__(self) -> str:
-        return f"Circuit: {len(self)} of {len(self.scores)} edges, {len(self.nodes)} nodes\n{self.edges.top(5)!r}"
-
-
 def circuit(scores: EdgeScores, size: float, *, method: Method = "top", by: By = "abs") -> Circuit:
     """The circuit of the best edges: a share of all edges."""
     _check_choice(method, by)
     (share,) = _checked_sizes([size])
-    order = _order(scores, method, by)
+    order = edge_order(scores, method, by)
     included = torch.zeros(len(scores), dtype=torch.bool)
     included[order[: round(share * len(order))]] = True
     return Circuit(scores, included)
-
-
-def save(found: Circuit | EdgeScores, path: str | Path, model: HookedModel) -> Path:
-    """Write the scores of all edges, and which are in the circuit, as the JSON file of MIB; positions are added up.
-
-    Heads that share keys and values get equal parts of the score.
-    """
-    scores = found.scores if isinstance(found, Circuit) else found
-    inside = found.included.tolist() if isinstance(found, Circuit) else [True] * len(scores)
-    group = _group_size(scores.senders, scores.receivers)
-    edges: dict[str, dict[str, Any]] = {}
-    rows = zip(scores.senders, scores.receivers, scores.values.tolist(), inside, strict=True)
-    for sender, receiver, value, is_in in rows:
-        ends = _nodes_of(receiver, group) if re.search(r"\.[kv]$", receiver) else _nodes_of(receiver, 1)
-        for node in ends:
-            kind = f"<{receiver[-1]}>" if receiver[-2:-1] == "." else ""
-            entry = edges.setdefault(f"{_to_mib(sender)}->{_to_mib(node)}{kind}", {"score": 0.0, "in_graph": False})
-            entry["score"] += value / len(ends)
-            entry["in_graph"] |= is_in
-    used = set(Circuit(scores, torch.tensor(inside)).nodes)
-    names = [*dict.fromkeys(scores.senders), "logits"]
-    parallel = ("L0H0", "mlp0") not in set(zip(scores.senders, scores.receivers, strict=True))
-    cfg = model.cfg
-    head = {"n_layers": cfg.n_layers, "n_heads": cfg.n_heads, "parallel_attn_mlp": parallel, "d_model": cfg.d_model}
-    head |= {"n_key_value_heads": cfg.n_kv_heads, "model_name": cfg.model_name}
-    content = {"cfg": head, "nodes": {_to_mib(each): {"in_graph": each in used} for each in names}, "edges": edges}
-    write_bytes(Path(path), json.dumps(content).encode(), "the circuit")
-    return Path(path)
-
-
-def load(path: str | Path, model: HookedModel | None = None) -> Circuit:
-    """Read a circuit from a JSON file of MIB, or of `save`; with a model, raises unless it has the same shape."""
-    try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-        cfg, edges = content["cfg"], content["edges"]
-        rows = [(name, float(each["score"]), bool(each["in_graph"])) for name, each in edges.items()]
-        shape = {key: int(cfg[key]) for key in ("n_layers", "n_heads", "d_model")}
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise HooklineError(f"{path} is not a circuit file: it needs cfg, nodes and edges, as MIB writes them") from error
-    if model is not None:
-        wrong = next((key for key, value in shape.items() if getattr(model.cfg, key) != value), None)
-        if wrong is not None:
-            raise HooklineError(
-                f"{path} is a circuit of another model: its {wrong} is {shape[wrong]}, not {getattr(model.cfg, wrong)}"
-            )
-    n_kv = model.cfg.n_kv_heads if model is not None else int(cfg.get("n_key_value_heads") or shape["n_heads"])
-    found: dict[tuple[str, str], list[float]] = {}
-    for name, score, is_in in rows:
-        entry = found.setdefault(_from_mib(name, shape["n_heads"] // n_kv, path), [0.0, 0.0])
-        entry[0] += score
-        entry[1] = max(entry[1], float(is_in))
-    values = torch.tensor([score for score, _ in found.values()])
-    scores = EdgeScores(values, [u for u, _ in found], [v for _, v in found], "score", {"file": Path(path).name})
-    return Circuit(scores, torch.tensor([is_in > 0 for _, is_in in found.values()]))
-
-
-def _to_mib(node: str) -> str:
-    names: Mapping[str, str] = {"embed": "input", "logits": "logits"}
-    return names.get(node) or re.sub(r"L(\d+)H(\d+)", r"a\1.h\2", node).replace("mlp", "m")
-
-
-def _from_mib(name: str, group: int, path: str | Path) -> tuple[str, str]:
-    """The sender and the receiver of an edge by its name, `input->a0.h1<q>`."""
-    node = r"input|m\d+|a\d+\.h\d+|logits"
-    found = re.fullmatch(rf"({node})->({node})(?:<([qkv])>)?", name)
-    if found is None or (found[3] is None) != (found[2][0] != "a"):
-        raise HooklineError(f"{path} has an edge {name!r}: edges are named as in 'input->a0.h1<q>' or 'm0->logits'")
-    sender, end = ({"input": "embed"}.get(x) or re.sub(r"a(\d+)\.h(\d+)", r"L\1H\2", x) for x in found.group(1, 2))
-    sender, end = (re.sub(r"^m(\d+)$", r"mlp\1", x) for x in (sender, end))
-    if found[3] in ("k", "v") and group > 1:
-        layer, _, head = end.partition("H")
-        end = f"{layer}KV{int(head) // group}"
-    return sender, end if found[3] is None else f"{end}.{found[3]}"

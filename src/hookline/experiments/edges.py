@@ -73,7 +73,9 @@ def edges(
     gradients = _gradients(model, pair[source], pair[target], receivers, found, steps)
     rows = 1 if is_one_for_all(next(iter(found.values())), runs[0][0]) else len(pair[0])
     senders, every = list(changes), torch.stack(list(changes.values()))
-    matrix = torch.stack([torch.einsum("sbpd,bpd->sp", every, _of_head(gradients, each)) for each in receivers], 1) / rows
+    matrix = (
+        torch.stack([torch.einsum("sbpd,bpd->sp", every, _of_head(gradients, each)) for each in receivers], 1) / rows
+    )
     matrix = matrix if by_position else matrix.sum(-1, keepdim=True)
     turns = [(to.layer, to.turn) for to in receivers]
     pairs = [(u, v) for u, name in enumerate(senders) for v, turn in enumerate(turns) if sender_turn(name) < turn]
@@ -90,7 +92,9 @@ def edges(
         if places is not None:
             labels = [each | {"pos": places[at]} for each, (_, _, at) in zip(labels, chosen, strict=True)]
         sent = [_at_place(changes[senders[u]], place if by_position else None) for u, _, place in chosen]
-        true = _true(model, pair[target], found, list(zip(sent, (receivers[v] for _, v, _ in chosen), strict=True)), how)
+        true = _true(
+            model, pair[target], found, list(zip(sent, (receivers[v] for _, v, _ in chosen), strict=True)), how
+        )
         info |= agreement(values[None, cells], true, n_top, labels, list(found))
     else:
         warn_of_dropout(model)
