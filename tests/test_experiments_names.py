@@ -6,8 +6,8 @@ import sys
 import hookline.experiments
 
 MODULES = (
-    *("ablation", "attribution", "circuits", "contrast", "edges", "figures", "head_detectors", "images", "logit_attribution"),
-    *("logit_lens", "metrics", "patching", "paths", "relevance", "steering", "tracing"),
+    *("ablation", "attribution", "circuits", "contrast", "edges", "figures", "head_detectors", "images"),
+    *("logit_attribution", "logit_lens", "metrics", "patching", "paths", "relevance", "steering", "tracing"),
 )
 
 

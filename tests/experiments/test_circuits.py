@@ -23,7 +23,7 @@ CORRUPTED = "When Mary and John went to the store, Mary gave a drink to"
 
 @torch.no_grad()
 def reference(model, clean, corrupted, runs, mask):
-    """One masked run: receivers get fixed inputs, which are computed from the senders of the run before, until none change."""
+    """One masked run: receivers get inputs computed from the senders of the run before, until nothing changes."""
     _, far, streams = sender_outputs(model, Prompts.of_rows([corrupted[0]]), [x.point.name for x in runs.receivers])
     names = [f"blocks.{layer}.{kind}" for layer in range(4) for kind in ("attn.hook_z", "ln1_post.hook_scale")]
     names += [f"blocks.{layer}.hook_mlp_out" for layer in range(4)] + ["blocks.0.hook_resid_pre"]

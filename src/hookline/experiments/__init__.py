@@ -4,8 +4,9 @@
     result = hookline.experiments.patching.sweep(model, clean, corrupted, metric)
 
 `patching`, `attribution`, `relevance`, `edges` and `paths` compare a clean and a corrupted run; `ablation` and
-`tracing` remove or restore activations; `logit_attribution`, `logit_lens` and `head_detectors` read a run as it is;
-`circuits` measures how much some edges account for. `steering` and `contrast` compare kinds of prompts; `images` is for vision-language models. `metrics` are what they all
+`tracing` remove or restore activations; `circuits` measures how much some edges account for; `logit_attribution`,
+`logit_lens` and `head_detectors` read a run as it is;
+`steering` and `contrast` compare kinds of prompts; `images` is for vision-language models. `metrics` are what they all
 measure. `figures` shows attention and values over a text.
 """
 

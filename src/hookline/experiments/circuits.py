@@ -26,7 +26,7 @@ __all__ = ["Circuit", "circuit", "faithfulness", "load", "save"]
 
 SIZES = (0.0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 Scores: TypeAlias = EdgeScores | Result | Sequence[Result]
-Mask: TypeAlias = Bool[Tensor, "receiver sender pos"]
+Mask: TypeAlias = Bool[Tensor, "receiver sender place"]
 save, load = save_circuit, load_circuit
 
 
@@ -46,7 +46,7 @@ def faithfulness(
     by: By = "abs",
     **options: Any,
 ) -> Result:
-    """The metric when only the best edges carry the clean run, for circuits of several sizes: 1 as clean, 0 as corrupted.
+    """The metric of circuits of several sizes, between that of the corrupted run (0) and of the clean run (1).
 
         scores = edges.edges(model, clean, corrupted, metric, steps=5)
         curve = circuits.faithfulness(model, clean, corrupted, metric, scores)
@@ -54,8 +54,8 @@ def faithfulness(
 
     `sizes` are shares of all edges, from 0 to 1. The edges of a circuit carry what their senders compute in it; every
     other edge carries what its sender computed in the corrupted run. All sizes run as rows of a batch, and are exact: 0
-    is the corrupted run, 1 the clean run. `method` "top" takes the edges with the largest scores; "greedy" goes from the
-    logits to the input, and takes only edges to receivers that are already reached. `by` is "abs" or "value".
+    is the corrupted run, 1 the clean run. `method` "top" takes the edges with the largest scores; "greedy" goes from
+    the logits to the input, and takes only edges to receivers that are already reached. `by` is "abs" or "value".
 
     Instead of edges, `scores` may be of nodes: a result over layers and heads, over layers (MLPs), or a list of both,
     each perhaps with positions. A node outside the circuit is replaced for all receivers; what has no score stays.
@@ -185,8 +185,8 @@ def _check_edges(scores: EdgeScores, known: set[tuple[str, str]], model: HookedM
         )
     if missing := sorted(known - given):
         raise HooklineError(
-            f"the scores have {len(given)} of the {len(known)} edges of this model, not the one from {missing[0][0]} to "
-            f"{missing[0][1]}: use all of them, as edges.edges(model, …) returns them"
+            f"the scores have {len(given)} of the {len(known)} edges of this model, not the one from {missing[0][0]} "
+            f"to {missing[0][1]}: use all of them, as edges.edges(model, …) returns them"
         )
 
 

@@ -46,7 +46,7 @@ def save_circuit(found: Circuit | EdgeScores, path: str | Path, model: HookedMod
 
 
 def load_circuit(path: str | Path, model: HookedModel | None = None) -> Circuit:
-    """Read a circuit from a JSON file of MIB, or of `circuits.save`; with a model, raises unless it has the same shape."""
+    """Read a circuit from a JSON file of MIB, or of `circuits.save`; raises if it is of another shape than `model`."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
         cfg, edges = content["cfg"], content["edges"]

@@ -1,8 +1,9 @@
 """Runs in which only some edges carry what a run computes; all others carry what the corrupted run computed.
 
-An edge goes from a sender (the embeddings, a head, an MLP) to a receiver (queries, keys or values of a head, an MLP, the
-logits). Every row of a batch is one text with its own edges. A receiver reads the stream of the corrupted run, plus for
-each of its edges the difference between the sender's output in this row and in the corrupted run.
+An edge goes from a sender (the embeddings, a head, an MLP) to a receiver (queries, keys or values of a head, an MLP,
+the logits). Every row of a batch is one text with its own edges, at each position (`place`) or at all. A receiver reads
+the stream of the corrupted run, plus for each of its edges the difference between the sender's output in this row and
+in the corrupted run.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class MaskedRuns:
         return sum(sender_turn(name) < (to.layer, to.turn) for name in self.senders)
 
     def logits(
-        self, masks: Sequence[Bool[Tensor, "receiver sender pos"]], positions: Sequence[int]
+        self, masks: Sequence[Bool[Tensor, "receiver sender place"]], positions: Sequence[int]
     ) -> Iterator[tuple[Sequence[int], Float[Tensor, "row pos vocab"]]]:
         """Numbers of some masks, with the logits of their runs at these positions."""
         width, d_model = self.prompt.width, next(iter(self._parts.values())).shape[-1]
@@ -56,7 +57,7 @@ class MaskedRuns:
         yield from fit.parts(range(len(masks)), run, weight=width)
 
     @torch.no_grad()
-    def _run(self, masks: Bool[Tensor, "row receiver sender pos"]) -> Float[Tensor, "row pos vocab"]:
+    def _run(self, masks: Bool[Tensor, "row receiver sender place"]) -> Float[Tensor, "row pos vocab"]:
         rows, first = len(masks), next(iter(self._parts.values()))
         changes = first.new_zeros(rows, self.prompt.width, len(self.senders), first.shape[-1])
         hooks = [*self._writers(changes), *self._readers(changes, masks.to(first.device))]
