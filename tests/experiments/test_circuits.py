@@ -113,12 +113,13 @@ def planted():
         module.lm_head.weight[:, junk] = 0
         for layer, block in enumerate(module.transformer.h):
             block.mlp.c_proj.weight[:, signal] = 0
+            block.mlp.c_proj.weight[:, junk] *= 0.2
             heads = block.attn.c_proj.weight.view(4, 8, 32)
             for head in range(4):
                 in_circuit = (layer, head) in ((0, 1), (1, 2))
                 heads[head] = 0
                 where = signal if in_circuit else junk
-                heads[head][:, where] = torch.randn(8, 16) * (1.0 if in_circuit else 0.3)
+                heads[head][:, where] = torch.randn(8, 16) * (1.0 if in_circuit else 0.05)
                 if in_circuit:
                     value = block.attn.c_attn.weight[:, 64 + 8 * head : 72 + 8 * head]
                     value.normal_()
@@ -143,9 +144,9 @@ def test_a_planted_circuit_comes_first() -> None:
     given = model, tokens(0, rows=4), tokens(1, rows=4), METRIC
     scores = edges.edges(*given, steps=5, check=0)
     assert auroc(scores, true) >= 0.95
-    share = len(true) / len(scores)
-    curve = circuits.faithfulness(*given, scores, [0, share, 1])
+    curve = circuits.faithfulness(*given, scores, [0, len(true) / len(scores), 1])
     assert curve.values[1].item() == pytest.approx(1, abs=0.1)
+    assert set(circuits.circuit(scores, 0.02).nodes) >= {"embed", "L0H1", "L1H2", "logits"}
 
 
 def test_positions_make_circuits_smaller(tinyworld) -> None:

@@ -73,7 +73,7 @@ def faithfulness(
     masks, counts = _masks(model, scores, asked, runs[0], method, by, pair[0])
     bases = [baselines(model, each) for each in pair]
     logits = [each.padded([base.logits for base in some]) for each, some in zip(pair, bases, strict=True)]
-    found = as_metric(metric, model, *logits, pair[0].tokens, pair[0].mask)
+    found = as_metric(metric, model, logits[0], logits[1], pair[0].tokens, pair[0].mask)
     if how.per_example:
         check_per_example(found, logits[0])
     values = _measured(Reader(bases[0], pair[0], found), runs, masks, pair[0])
@@ -86,7 +86,7 @@ def faithfulness(
     info |= about(
         model, "circuits of the best edges" if isinstance(scores, EdgeScores) else "circuits of the best nodes"
     )
-    curve = packed(values, {"size": asked}, list(found), **shown, info=info).normalized
+    curve = packed(values, {"size": [*asked]}, list(found), **shown, info=info).normalized
     return _with_areas(curve)
 
 

@@ -144,7 +144,7 @@ class EdgeScores:
 
     def _picked(self, at: Sequence[int]) -> EdgeScores:
         """Some of the edges."""
-        names = [[each[n] for n in at] for each in (self.senders, self.receivers)]
+        names = [self.senders[n] for n in at], [self.receivers[n] for n in at]
         places = None if self.positions is None else [self.positions[n] for n in at]
         return EdgeScores(self.values[list(at)], *names, self.name, self.info, places)
 
@@ -153,8 +153,8 @@ class EdgeScores:
         found = TopCells()
         for cell in Result(self.values, ("edge",), {"edge": list(range(len(self)))}).top(k, by):
             at = int(cell.labels["edge"])
-            place = {} if self.positions is None else {"pos": self.positions[at]}
-            found.append(cell._replace(labels={"sender": self.senders[at], "receiver": self.receivers[at]} | place))
+            place: dict[str, Label] = {} if self.positions is None else {"pos": self.positions[at]}
+            found.append(cell._replace(labels={"sender": self.senders[at], "receiver": self.receivers[at], **place}))
         return found
 
     @property

@@ -38,7 +38,12 @@ def save_circuit(found: Circuit | EdgeScores, path: str | Path, model: HookedMod
     names = [*dict.fromkeys(scores.senders), "logits"]
     parallel = ("L0H0", "mlp0") not in set(zip(scores.senders, scores.receivers, strict=True))
     cfg = model.cfg
-    head = {"n_layers": cfg.n_layers, "n_heads": cfg.n_heads, "parallel_attn_mlp": parallel, "d_model": cfg.d_model}
+    head: dict[str, Any] = {
+        "n_layers": cfg.n_layers,
+        "n_heads": cfg.n_heads,
+        "parallel_attn_mlp": parallel,
+        "d_model": cfg.d_model,
+    }
     head |= {"n_key_value_heads": cfg.n_kv_heads, "model_name": cfg.model_name}
     content = {"cfg": head, "nodes": {_to_mib(each): {"in_graph": each in used} for each in names}, "edges": edges}
     write_bytes(Path(path), json.dumps(content).encode(), "the circuit")

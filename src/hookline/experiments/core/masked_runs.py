@@ -61,13 +61,15 @@ class MaskedRuns:
         rows, first = len(masks), next(iter(self._parts.values()))
         changes = first.new_zeros(rows, self.prompt.width, len(self.senders), first.shape[-1])
         hooks = [*self._writers(changes), *self._readers(changes, masks.to(first.device))]
-        tokens = {"input": self.prompt.tokens.expand(rows, -1)}
+        tokens = self.prompt.tokens.expand(rows, -1)
         with drawn_once(rows), left_out("its edges are masked"):
-            return self.model.run_with_hooks(**tokens, fwd_hooks=hooks)
+            return self.model.run_with_hooks(tokens, fwd_hooks=hooks)
 
     def _writers(self, changes: Tensor) -> list[Any]:
         """Hooks that note how far the output of each sender is from that of the corrupted run."""
-        points, seen, hooks = self.model._points, {}, []  # type: ignore[var-annotated]
+        points = self.model._points
+        seen: dict[str, Tensor] = {}
+        hooks: list[Any] = []
 
         def put(name: str, x: Tensor) -> None:
             changes[:, :, self.senders.index(name)] = x - self._parts[name]
