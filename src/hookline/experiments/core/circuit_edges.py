@@ -101,16 +101,19 @@ class Circuit:
         most = float(edges.values.abs().max()) if len(edges) else 1.0
         for sender, receiver, value in zip(edges.senders, edges.receivers, edges.values.tolist(), strict=True):
             for node in nodes_of(receiver, group):
-                (x, y), (to_x, to_y) = places[sender], places[node]
                 share = abs(value) / (most or 1.0)
                 color = "tab:blue" if value >= 0 else "tab:red"
-                ax.plot([x, to_x], [y, to_y], color=color, lw=0.4 + 4 * share, alpha=0.25 + 0.6 * share, zorder=1)
+                line = {"color": color, "lw": 0.5 + 4 * share, "alpha": 0.3 + 0.6 * share, "arrowstyle": "-"}
+                curve = {"connectionstyle": "arc3,rad=0.2", "zorder": 1}
+                ax.annotate("", places[node], places[sender], arrowprops=line | curve)
         for node, (x, y) in places.items():
             box = {"boxstyle": "round", "fc": "white", "ec": "0.4"}
             ax.text(x, y, node, ha="center", va="center", fontsize=8, bbox=box, zorder=2)
         ax.set_title(
             f"{len(self)} of {len(self.scores)} edges: blue raises {self.scores.name}, red lowers it", fontsize=9
         )
+        xs, ys = zip(*places.values(), strict=True) if places else ((0,), (0,))
+        ax.set(xlim=(min(xs) - 1, max(xs) + 1), ylim=(min(ys) - 0.5, max(ys) + 0.5))
         ax.axis("off")
         return ax
 
@@ -119,9 +122,12 @@ class Circuit:
 
 
 def _places(nodes: Sequence[str], depth: int) -> dict[str, tuple[float, float]]:
-    """Where each node is drawn: later layers above earlier ones, the MLP of a layer above its heads."""
-    rows: dict[float, list[str]] = {}
+    """Where each node is drawn: later layers above earlier ones, MLPs in a column beside the heads."""
+    heads = [int(node.partition("H")[2]) for node in nodes if node.startswith("L")]
+    columns = {head: at for at, head in enumerate(sorted(set(heads)))}
+    found = {}
     for node in nodes:
         layer, turn = (depth, 0) if node == "logits" else sender_turn(node)
-        rows.setdefault(layer + 0.5 * turn, []).append(node)
-    return {node: (at - (len(row) - 1) / 2, y) for y, row in rows.items() for at, node in enumerate(row)}
+        x = columns[int(node.partition("H")[2])] if node.startswith("L") else len(columns) + 0.5 * (node[:3] == "mlp")
+        found[node] = (x, layer + 0.4 * turn)
+    return found
