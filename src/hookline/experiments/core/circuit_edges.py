@@ -104,11 +104,10 @@ class Circuit:
                 share = abs(value) / (most or 1.0)
                 color = "tab:blue" if value >= 0 else "tab:red"
                 line = {"color": color, "lw": 0.5 + 4 * share, "alpha": 0.3 + 0.6 * share, "arrowstyle": "-"}
-                curve = {"connectionstyle": "arc3,rad=0.2", "zorder": 1}
-                ax.annotate("", places[node], places[sender], arrowprops=line | curve)
+                ax.annotate("", places[node], places[sender], arrowprops=line | {"connectionstyle": "arc3,rad=0.2"})
         for node, (x, y) in places.items():
             box = {"boxstyle": "round", "fc": "white", "ec": "0.4"}
-            ax.text(x, y, node, ha="center", va="center", fontsize=8, bbox=box, zorder=2)
+            ax.text(x, y, node, ha="center", va="center", fontsize=8, bbox=box, zorder=5)
         ax.set_title(
             f"{len(self)} of {len(self.scores)} edges: blue raises {self.scores.name}, red lowers it", fontsize=9
         )
