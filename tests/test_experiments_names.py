@@ -6,9 +6,8 @@ import sys
 import hookline.experiments
 
 MODULES = (
-    *("ablation", "attribution", "contrast", "edges", "figures", "head_detectors", "images", "jacobian"),
-    "logit_attribution",
-    *("logit_lens", "metrics", "patching", "paths", "reading", "steering", "tracing"),
+    *("ablation", "attribution", "circuits", "contrast", "edges", "figures", "head_detectors", "images", "jacobian"),
+    *("logit_attribution", "logit_lens", "metrics", "patching", "paths", "reading", "relevance", "steering", "tracing"),
 )
 
 

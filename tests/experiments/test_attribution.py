@@ -230,3 +230,10 @@ def test_a_gradient_that_says_nothing_is_refused() -> None:
         attribution_patching(model, clean, corrupted, clamped)
     with torch.inference_mode(), pytest.raises(HooklineError, match="inference_mode"):
         attribution_patching(model, clean, corrupted, clamped)
+
+
+def test_masked_scores_do_not_change(tinyworld) -> None:
+    metric = metrics.logit_diff(" Mary", " John")
+    found = attribution_patching(tinyworld, CLEAN, CORRUPTED, metric, points="attn_scores", over=("layer", "head"))
+    assert bool(found.values.isfinite().all())
+    assert found.info["top_correlation"] > 0.5

@@ -3,10 +3,11 @@
     import hookline
     result = hookline.experiments.patching.sweep(model, clean, corrupted, metric)
 
-`patching`, `attribution`, `edges` and `paths` compare a clean and a corrupted run; `ablation` and `tracing` remove or
-restore activations; `logit_attribution`, `logit_lens` and `head_detectors` read a run as it is; `jacobian` and
-`reading` translate activations into tokens; `steering` and `contrast` compare kinds of prompts; `images` is for
-vision-language models. `metrics` are what they all measure. `figures` shows attention and values over a text.
+`patching`, `attribution`, `relevance`, `edges` and `paths` compare a clean and a corrupted run; `circuits` measures how
+much some edges account for; `ablation` and `tracing` remove or restore activations; `logit_attribution`, `logit_lens`
+and `head_detectors` read a run as it is; `jacobian` and `reading` translate activations into tokens; `steering` and
+`contrast` compare kinds of prompts; `images` is for vision-language models. `metrics` are what they all measure.
+`figures` shows attention and values over a text.
 """
 
 from importlib import import_module
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from hookline.experiments import (
         ablation,
         attribution,
+        circuits,
         contrast,
         edges,
         figures,
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
         patching,
         paths,
         reading,
+        relevance,
         steering,
         tracing,
     )
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ablation",
     "attribution",
+    "circuits",
     "contrast",
     "edges",
     "figures",
@@ -47,6 +51,7 @@ __all__ = [
     "patching",
     "paths",
     "reading",
+    "relevance",
     "steering",
     "tracing",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from hookline.experiments.core.prompts import Prompt, Prompts, baselines, warn_o
 from hookline.experiments.core.sweep import CellBuilder, SweepPoints, Values, axis_index, make_cells, sweep_points
 from hookline.experiments.metrics import as_metric
 from hookline.experiments.patching import Direction, check_patch_direction, into
-from hookline.experiments.result import Result
+from hookline.experiments.result import BASELINES, Result
 from hookline.model import HookedModel
 
 __all__ = ["attribution_patching"]
@@ -71,33 +72,58 @@ def attribution_patching(
     """
     how, where = checked_options(direction, steps, along, check, options), sweep_points(model, points, over, layers)
     metric, pair = prompt_pair(model, clean, corrupted, metric)
-    source, target = (0, 1) if direction == "denoise" else (1, 0)
-    line, logits = Line(model, pair[target], where.names, steps, along), {}
-    logits[source], given = ran(model, pair[source], line.names)
-    logits[target], there = line.start()
-    found = as_metric(metric, model, logits[0], logits[1], pair[0].tokens, pair[0].mask)
-    _check_shapes(given, there)
-    changes = {name: given[name].float() - there[name].float() for name in where.names}
-    values = [metric_values(found, logits[each]) for each in (0, 1)]
-    gradients = line.gradients(found, given, there)
-    _check_gradients(gradients, values, steps)
-    effects = torch.stack([_effects(where, changes, gradients[name], pair[target]) for name in found])
-    _add_up(effects, found, logits[0], per_example=how.per_example)
-    names = pair[0].labels(model)
-    coords = where.labels(dict(zip(where.over, effects.shape[1:-1], strict=True)), names)
-    estimates = effects + values[target].reshape(len(found), *(1 for _ in coords), -1)
-    shown: dict[str, Any] = {"axis": "example" if how.per_example else None, "copies": pair[0].copies}
-    info = {key: packed(x, {}, list(found), **shown) for key, x in zip(("clean", "corrupted"), values, strict=True)}
-    info |= about(model, f"{said_points(points)} patched, {into(direction)}, estimated from gradients")
-    info |= {"direction": direction} | ({} if steps is None else {"steps": steps, "along": along})
-    if check:
-        is_changed = _effects(where, changes, changes, pair[target]).ne(0).any(-1)
-        cells, n_top = sampled(effects[0].mean(-1), is_changed, check, seed)
-        true, labels = _true(model, where, pair[target], found, given, cells, names, how)
-        info |= agreement(estimates.mean(-1).flatten(1)[:, cells], true, n_top, labels, list(found))
-    else:
-        warn_of_dropout(model)
-    return packed(estimates, coords, list(found), **shown, info=info)
+    line = Line(model, pair[1 if direction == "denoise" else 0], where.names, steps, along)
+    found: dict[str, Any] = {"direction": direction} | ({} if steps is None else {"steps": steps, "along": along})
+    said = about(model, f"{said_points(points)} patched, {into(direction)}, estimated from gradients")
+    return Estimate(line, where, pair, direction, how, check, seed).result(metric, said | found)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """An estimate of a patching sweep: changes of activations times the gradients of a line, with a check."""
+
+    line: Line
+    where: SweepPoints
+    pair: Sequence[Prompts]
+    direction: Direction
+    how: Options
+    check: int
+    seed: int
+
+    def result(self, metric: Any, about: dict[str, Any]) -> Result:
+        """Run both prompts, and estimate every cell; `about` is what `info` says besides."""
+        where, pair, line, how = self.where, self.pair, self.line, self.how
+        model, logits = line.model, {}
+        source, target = (0, 1) if self.direction == "denoise" else (1, 0)
+        logits[source], given = ran(model, pair[source], line.names)
+        logits[target], there = line.start()
+        found = as_metric(metric, model, logits[0], logits[1], pair[0].tokens, pair[0].mask)
+        _check_shapes(given, there)
+        changes = {name: _change(given[name].float(), there[name].float()) for name in where.names}
+        values = [metric_values(found, logits[each]) for each in (0, 1)]
+        gradients = line.gradients(found, given, there)
+        _check_gradients(gradients, values, line.steps)
+        effects = torch.stack([_effects(where, changes, gradients[name], pair[target]) for name in found])
+        _add_up(effects, found, logits[0], per_example=how.per_example)
+        names = pair[0].labels(model)
+        coords = where.labels(dict(zip(where.over, effects.shape[1:-1], strict=True)), names)
+        estimates = effects + values[target].reshape(len(found), *(1 for _ in coords), -1)
+        shown: dict[str, Any] = {"axis": "example" if how.per_example else None, "copies": pair[0].copies}
+        info = {key: packed(x, {}, list(found), **shown) for key, x in zip(BASELINES, values, strict=True)}
+        info |= about | line.info
+        if self.check:
+            is_changed = _effects(where, changes, changes, pair[target]).ne(0).any(-1)
+            cells, n_top = sampled(effects[0].mean(-1), is_changed, self.check, self.seed)
+            true, labels = _true(model, where, pair[target], found, given, cells, names, how)
+            info |= agreement(estimates.mean(-1).flatten(1)[:, cells], true, n_top, labels, list(found))
+        else:
+            warn_of_dropout(model)
+        return packed(estimates, coords, list(found), **shown, info=info)
+
+
+def _change(given: Tensor, there: Tensor) -> Tensor:
+    """The difference, which is 0 where scores are masked in both runs."""
+    return torch.where(given == there, 0.0, given - there)
 
 
 def _add_up(effects: Tensor, metrics: Metrics, logits: Tensor, *, per_example: bool) -> None:

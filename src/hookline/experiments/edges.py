@@ -41,6 +41,7 @@ def edges(
     *,
     direction: Direction = "denoise",
     steps: int | None = None,
+    by_position: bool = False,
     check: int = 32,
     seed: int = 0,
     **options: Any,
@@ -53,7 +54,8 @@ def edges(
     Senders are the embeddings (`embed`), heads (`L2H3`) and MLPs (`mlp2`); receivers the queries, keys and values of
     heads (`L3H4.q`; `L3KV1.k` where heads share them), MLPs and `logits`. A score is the change of the metric if
     only the receiver got the sender's output of the clean run ("denoise"). `steps` averages the gradient over that many
-    points on the line between the inputs of the two runs, at least 2. `check` edges are actually patched, half of them
+    points on the line between the inputs of the two runs, at least 2. `by_position` has a score for each position at
+    which the receiver reads the sender, instead of their sum. `check` edges are actually patched, half of them
     those with the largest scores, half drawn at random from the others, and `info` reports the agreement of each half:
     see `attribution.attribution_patching`. Options: batch_size, progress.
     """
@@ -61,8 +63,8 @@ def edges(
     how = checked_options(direction, steps, along, check, options, "per_example")
     metric, pair = prompt_pair(model, clean, corrupted, metric)
     source, target = (0, 1) if direction == "denoise" else (1, 0)
-    receivers = _receivers(model)
-    runs = [_decomposed(model, prompts) for prompts in pair]
+    receivers = edge_receivers(model)
+    runs = [sender_outputs(model, prompts) for prompts in pair]
     found = as_metric(metric, model, runs[0][0], runs[1][0], pair[0].tokens, pair[0].mask)
     if len(found) > 1:
         raise HooklineError(f"edges needs one metric, got {len(found)}: {', '.join(found)}")
@@ -70,25 +72,34 @@ def edges(
     changes = {name: x.float() * pair[0].mask[..., None] for name, x in changes.items()}
     gradients = _gradients(model, pair[source], pair[target], receivers, found, steps)
     rows = 1 if is_one_for_all(next(iter(found.values())), runs[0][0]) else len(pair[0])
-    senders, every = list(changes), torch.stack(list(changes.values())).flatten(1)
-    matrix = torch.stack([every @ _of_head(gradients, each).flatten() for each in receivers], 1) / rows
+    senders, every = list(changes), torch.stack(list(changes.values()))
+    matrix = (
+        torch.stack([torch.einsum("sbpd,bpd->sp", every, _of_head(gradients, each)) for each in receivers], 1) / rows
+    )
+    matrix = matrix if by_position else matrix.sum(-1, keepdim=True)
     turns = [(to.layer, to.turn) for to in receivers]
-    at = [(u, v) for u, name in enumerate(senders) for v, turn in enumerate(turns) if _turn(name) < turn]
-    values = matrix[tuple(torch.tensor(at).T)]
+    pairs = [(u, v) for u, name in enumerate(senders) for v, turn in enumerate(turns) if sender_turn(name) < turn]
+    at = [(u, v, place) for u, v in pairs for place in range(matrix.shape[-1])]
+    values, places = matrix[tuple(torch.tensor(at).T)], pair[0].labels(model) if by_position else None
     info: dict[str, Any] = {"direction": direction, **({} if steps is None else {"steps": steps})}
     info |= about(model, f"edge attribution, {into(direction)}")
-    for key, (logits, _) in zip(("clean", "corrupted"), runs, strict=True):
+    for key, (logits, *_) in zip(("clean", "corrupted"), runs, strict=True):
         info[key] = float(metric_values(found, logits).mean())
     if check:
         cells, n_top = sampled(values, values != 0, check, seed)
         chosen = [at[cell] for cell in cells]
-        labels: list[dict[str, Label]] = [{"sender": senders[u], "receiver": receivers[v].label} for u, v in chosen]
-        true = _true(model, pair[target], found, [(changes[senders[u]], receivers[v]) for u, v in chosen], how)
+        labels: list[dict[str, Label]] = [{"sender": senders[u], "receiver": receivers[v].label} for u, v, _ in chosen]
+        if places is not None:
+            labels = [each | {"pos": places[at]} for each, (_, _, at) in zip(labels, chosen, strict=True)]
+        sent = [_at_place(changes[senders[u]], place if by_position else None) for u, _, place in chosen]
+        true = _true(
+            model, pair[target], found, list(zip(sent, (receivers[v] for _, v, _ in chosen), strict=True)), how
+        )
         info |= agreement(values[None, cells], true, n_top, labels, list(found))
     else:
         warn_of_dropout(model)
-    names = [senders[u] for u, _ in at], [receivers[v].label for _, v in at]
-    return EdgeScores(values, *names, next(iter(found)), info)
+    names = [senders[u] for u, _, _ in at], [receivers[v].label for _, v, _ in at]
+    return EdgeScores(values, *names, next(iter(found)), info, None if places is None else [places[x] for *_, x in at])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -107,6 +118,8 @@ class EdgeScores:
     receivers: Sequence[str]
     name: str = "value"
     info: dict[str, Any] = field(default_factory=dict)
+    positions: Sequence[Label] | None = None
+    """The position of each edge, if edges are scored at each position."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "values", self.values.detach().cpu())
@@ -125,27 +138,32 @@ class EdgeScores:
         at = [n for n, (u, v) in pairs if sender in (None, u) and to in (None, v)]
         if not at:
             raise HooklineError(f"there is no edge from {sender} to {to}: {to} comes before {sender}")
-        if sender is not None and to is not None:
+        if sender is not None and to is not None and self.positions is None:
             return float(self.values[at[0]])
-        return EdgeScores(
-            self.values[at], [self.senders[n] for n in at], [self.receivers[n] for n in at], self.name, self.info
-        )
+        return self._picked(at)
+
+    def _picked(self, at: Sequence[int]) -> EdgeScores:
+        """Some of the edges."""
+        names = [self.senders[n] for n in at], [self.receivers[n] for n in at]
+        places = None if self.positions is None else [self.positions[n] for n in at]
+        return EdgeScores(self.values[list(at)], *names, self.name, self.info, places)
 
     def top(self, k: int = 10, by: Literal["abs", "value", "lowest"] = "abs") -> TopCells:
         """The `k` edges of largest size, largest value or lowest value, in order."""
         found = TopCells()
         for cell in Result(self.values, ("edge",), {"edge": list(range(len(self)))}).top(k, by):
             at = int(cell.labels["edge"])
-            found.append(cell._replace(labels={"sender": self.senders[at], "receiver": self.receivers[at]}))
+            place: dict[str, Label] = {} if self.positions is None else {"pos": self.positions[at]}
+            found.append(cell._replace(labels={"sender": self.senders[at], "receiver": self.receivers[at], **place}))
         return found
 
     @property
     def matrix(self) -> Result:
-        """The scores as a Result over senders and receivers; 0 where a receiver comes before a sender."""
+        """The scores as a Result over senders and receivers, summed over positions; 0 where there is no edge."""
         rows, columns = (list(dict.fromkeys(each)) for each in (self.senders, self.receivers))
         values = torch.zeros(len(rows), len(columns))
         where = [[rows.index(each) for each in self.senders], [columns.index(each) for each in self.receivers]]
-        values[where[0], where[1]] = self.values.float()
+        values.index_put_(tuple(map(torch.tensor, where)), self.values.float(), accumulate=True)
         # The scores are changes of the metric, so a plot of them is centered on 0, not on a run's value.
         info = {key: value for key, value in self.info.items() if key not in BASELINES}
         return Result(values, ("sender", "receiver"), {"sender": [*rows], "receiver": [*columns]}, self.name, info)
@@ -155,6 +173,8 @@ class EdgeScores:
         cells = Result(self.values, ("edge",), {"edge": list(range(len(self)))}).to_dataframe()
         cells.insert(0, "sender", list(self.senders))
         cells.insert(1, "receiver", list(self.receivers))
+        if self.positions is not None:
+            cells.insert(2, "pos", list(self.positions))
         return cells.drop(columns="edge")
 
     def __repr__(self) -> str:
@@ -163,7 +183,7 @@ class EdgeScores:
         return f"EdgeScores {self.name}: {len(self)} edges\n  {about}\n{self.top(5)!r}"
 
 
-def _receivers(model: HookedModel) -> list[Node]:
+def edge_receivers(model: HookedModel) -> list[Node]:
     """Everything that reads the stream, in order; an error if the model does not have these points.
 
     A receiver reads everything that is written before its layer and turn.
@@ -184,7 +204,7 @@ def _receivers(model: HookedModel) -> list[Node]:
     return [*found, Node("logits", n_layers, 0, last)]
 
 
-def _turn(sender: str) -> tuple[int, int]:
+def sender_turn(sender: str) -> tuple[int, int]:
     """The layer and turn at which a sender writes to the stream."""
     if sender == "embed":
         return (-1, 0)
@@ -193,12 +213,14 @@ def _turn(sender: str) -> tuple[int, int]:
 
 
 @torch.no_grad()
-def _decomposed(model: HookedModel, prompts: Prompts) -> tuple[Tensor, dict[str, Float[Tensor, "batch pos d_model"]]]:
-    """The logits, and what every sender writes to the stream."""
+def sender_outputs(
+    model: HookedModel, prompts: Prompts, more: Sequence[str] = ()
+) -> tuple[Tensor, dict[str, Float[Tensor, "batch pos d_model"]], dict[str, Tensor]]:
+    """The logits, what every sender writes to the stream, and the activations at `more` points."""
     wanted = ("hook_embed", "hook_pos_embed", "resid_pre", "attn.hook_z", "attn_out", "mlp_out", "hook_scale", "_post")
     names = [name for name in model.hook_dict if name.endswith(wanted)]
     with drawn_once(len(prompts)):
-        logits, cache = model.run_with_cache(**prompts.call(model), names_filter=names)
+        logits, cache = model.run_with_cache(**prompts.call(model), names_filter=[*dict.fromkeys([*names, *more])])
     stacked, labels = cache.get_full_resid_decomposition(expand_neurons=False, return_labels=True)
     parts: dict[str, Tensor] = {}
     for label, part in zip(labels, stacked, strict=True):
@@ -206,7 +228,7 @@ def _decomposed(model: HookedModel, prompts: Prompts) -> tuple[Tensor, dict[str,
         name = "embed" if "embed" in label else f"{kind.removesuffix('_out')}{layer}" if kind else label
         parts[name] = parts[name] + part if name in parts else part
     parts.pop("bias", None)
-    return logits, {name: parts[name] for name in sorted(parts, key=_turn)}
+    return logits, {name: parts[name] for name in sorted(parts, key=sender_turn)}, {name: cache[name] for name in more}
 
 
 def _gradients(
@@ -218,6 +240,11 @@ def _gradients(
     _, start = line.start()
     end = {} if steps is None else ran(model, source, list(line.moved))[1]
     return next(iter(line.gradients(metrics, end, start).values()))
+
+
+def _at_place(change: Tensor, place: int | None) -> Float[Tensor, "batch pos d_model"]:
+    """A change at one position only."""
+    return change if place is None else change * (torch.arange(change.shape[1], device=change.device) == place)[:, None]
 
 
 def _of_head(gradients: dict[str, Tensor], receiver: Node) -> Float[Tensor, "batch pos d_model"]:

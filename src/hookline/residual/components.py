@@ -120,6 +120,10 @@ class ComponentCache(StreamCache):
             parts["remainder"] = self._at(self._stream(last), where) - sum(parts.values())
         return self._given(parts, last, apply_ln=apply_ln, mlp_input=False, where=where, labels=labels)
 
+    def head_parts(self, layer: int) -> dict[str, Float[Tensor, "*place d_model"]]:
+        """The contribution of each head of a layer to the stream, by its label; needs only `z`, and a norm after it."""
+        return self._heads([layer], None)
+
     def _heads(self, layers: Iterable[int], where: Positions) -> dict[str, Tensor]:
         """The contribution of each head of some layers; none of a layer without heads."""
         found: dict[str, Tensor] = {}

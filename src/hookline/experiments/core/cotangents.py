@@ -82,7 +82,9 @@ class Pullback:
         rows = [self._text.row(0)[0]] * copies
         names = dict.fromkeys([*self._names, self._last])
         with self._how.autocast(self._model._device):
-            self.streams = traced_run(self._model, Prompts.of_rows(rows), list(names))[1]
+            call = Prompts.of_rows(rows).call(self._model)
+            run = lambda hooks: self._model.run_with_hooks(**call, fwd_hooks=hooks)  # noqa: E731
+            self.streams = traced_run(run, copies, list(names))[1]
         self._copies = copies
 
     def rows(

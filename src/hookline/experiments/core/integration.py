@@ -7,6 +7,7 @@ smaller groups.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -54,6 +55,8 @@ class Line:
         self._fit.most = 1 if self._in_tower else None
         self._start: Traced | None = None
         """The run at the start, if its gradients are needed and all prompts fit."""
+        self.info: dict[str, Any] = {}
+        """What is known about the gradients once they are computed."""
 
     def start(self, *, with_grad: bool = True) -> tuple[Tensor, Values]:
         """The logits of the run at the start, and its activations at the points."""
@@ -93,7 +96,7 @@ class Line:
             logits, found = here or self._traced(rows, points, added, with_grad=True)
             if not is_whole:
                 logits = torch.cat(known).index_copy(0, torch.tensor(rows, device=logits.device), logits)
-            every = {name: _gradients_of(metric, name, logits, found) for name, metric in metrics.items()}
+            every = {name: self._of_metric(metric, name, logits, found) for name, metric in metrics.items()}
             return {name: {key: self._by_prompt(x, key) for key, x in each.items()} for name, each in every.items()}
 
         found = self._in_groups(run)
@@ -106,7 +109,18 @@ class Line:
     def _traced(self, rows: Sequence[int], watch: Sequence[str], added: Values, *, with_grad: bool) -> Traced:
         """Run some of the prompts, with gradients at the points in `watch`, and with values `added` at points."""
         first: list[Any] = [(name, _adding(x[list(rows)])) for name, x in added.items()]
-        return traced_run(self.model, self.prompts.part(rows), watch, first, with_grad=with_grad)
+        run = partial(self._ran, rows, with_grad=with_grad)
+        return traced_run(run, len(rows), watch, first, with_grad=with_grad)
+
+    def _ran(self, rows: Sequence[int], hooks: list[Any], *, with_grad: bool) -> Float[Tensor, "batch pos vocab"]:  # noqa: ARG002
+        """The logits of a run of some of the prompts."""
+        return self.model.run_with_hooks(**self.prompts.part(rows).call(self.model), fwd_hooks=hooks)
+
+    def _of_metric(
+        self, metric: Callable[[Tensor], Any], name: str, logits: Tensor, found: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """The gradient of a metric at each point of a run."""
+        return gradients_of(metric, name, logits, found)
 
     def _by_prompt(self, x: Tensor, name: str) -> Tensor:
         """An activation, with the images of a prompt in one row."""
@@ -114,9 +128,14 @@ class Line:
 
 
 def traced_run(
-    model: HookedModel, prompts: Prompts, watch: Sequence[str], hooks: Sequence[Any] = (), *, with_grad: bool = True
+    run: Callable[[list[Any]], Tensor],
+    n_rows: int,
+    watch: Sequence[str],
+    hooks: Sequence[Any] = (),
+    *,
+    with_grad: bool = True,
 ) -> Traced:
-    """The logits of a run with these hooks, and its activations at the points in `watch`, of which gradients exist."""
+    """The logits that `run` returns for these hooks, and its activations at the points in `watch`, with gradients."""
     if torch.is_inference_mode_enabled():
         raise HooklineError("gradients are needed, which torch.inference_mode() disables: use torch.no_grad() instead")
     found: dict[str, Tensor] = {}
@@ -127,15 +146,15 @@ def traced_run(
         found[hook.name] = x.requires_grad_() if with_grad and not x.requires_grad else x
 
     every = [*hooks, *((name, note) for name in watch)]
-    with torch.set_grad_enabled(with_grad), drawn_once(len(prompts)), left_out("gradients are needed"):
-        return model.run_with_hooks(**prompts.call(model), fwd_hooks=every), found
+    with torch.set_grad_enabled(with_grad), drawn_once(n_rows), left_out("gradients are needed"):
+        return run(every), found
 
 
 def _adding(x: Tensor) -> Callable[[Tensor], Tensor]:
     return lambda there: there + x.reshape(there.shape)
 
 
-def _gradients_of(
+def gradients_of(
     metric: Callable[[Tensor], Any], name: str, logits: Tensor, found: dict[str, Tensor]
 ) -> dict[str, Tensor]:
     """The gradient of a metric, summed over prompts, at each point; zeros where it does not depend on the point."""

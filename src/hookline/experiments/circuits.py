@@ -1,0 +1,248 @@
+"""Circuits: the edges or nodes with the largest scores, and how much of the model's behavior they account for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from hookline.errors import HooklineError
+from hookline.experiments.core.circuit_edges import By, Circuit, Method, edge_order
+from hookline.experiments.core.circuit_files import load_circuit, save_circuit
+from hookline.experiments.core.continuations import prompt_pair
+from hookline.experiments.core.labels import about
+from hookline.experiments.core.masked_runs import MaskedRuns
+from hookline.experiments.core.measure import Options, Reader, check_per_example, metric_values, packed
+from hookline.experiments.core.prompts import Prompt, Prompts, baselines
+from hookline.experiments.edges import EdgeScores
+from hookline.experiments.metrics import as_metric
+from hookline.experiments.result import Result
+from hookline.model import HookedModel
+
+__all__ = ["Circuit", "circuit", "faithfulness", "load", "save"]
+
+SIZES = (0.0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+Scores: TypeAlias = EdgeScores | Result | Sequence[Result]
+Mask: TypeAlias = Bool[Tensor, "receiver sender place"]
+save, load = save_circuit, load_circuit
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+def faithfulness(
+    model: HookedModel,
+    clean: Prompt,
+    corrupted: Prompt,
+    metric: Any,
+    scores: Scores,
+    sizes: Sequence[float] | None = None,
+    *,
+    method: Method = "top",
+    by: By = "abs",
+    **options: Any,
+) -> Result:
+    """The metric of circuits of several sizes, between that of the corrupted run (0) and of the clean run (1).
+
+        scores = edges.edges(model, clean, corrupted, metric, steps=5)
+        curve = circuits.faithfulness(model, clean, corrupted, metric, scores)
+        curve.info["cpr"], curve.info["cmd"]
+
+    `sizes` are shares of all edges, from 0 to 1. The edges of a circuit carry what their senders compute in it; every
+    other edge carries what its sender computed in the corrupted run. All sizes run as rows of a batch, and are exact: 0
+    is the corrupted run, 1 the clean run. `method` "top" takes the edges with the largest scores; "greedy" goes from
+    the logits to the input, and takes only edges to receivers that are already reached. `by` is "abs" or "value".
+
+    Instead of edges, `scores` may be of nodes: a result over layers and heads, over layers (MLPs), or a list of both,
+    each perhaps with positions. A node outside the circuit is replaced for all receivers; what has no score stays.
+
+    `info` has `cpr`, the area under the curve, `cmd`, the area between the curve and 1, both over the range of the
+    sizes, and `counts`, the number of edges or nodes at each size. Options: per_example, batch_size, progress.
+    """
+    how = Options.of(options, "resume")
+    asked = _checked_sizes(SIZES if sizes is None else sizes)
+    _check_choice(method, by)
+    metric, pair = prompt_pair(model, clean, corrupted, metric)
+    if pair[0].more:
+        raise HooklineError("faithfulness supports prompts of text, not of images")
+    runs = [MaskedRuns(model, *(_alone(each, row) for each in pair)) for row in range(len(pair[0]))]
+    masks, counts = _masks(model, scores, asked, runs[0], method, by, pair[0])
+    bases = [baselines(model, each) for each in pair]
+    logits = [each.padded([base.logits for base in some]) for each, some in zip(pair, bases, strict=True)]
+    found = as_metric(metric, model, logits[0], logits[1], pair[0].tokens, pair[0].mask)
+    if how.per_example:
+        check_per_example(found, logits[0])
+    values = _measured(Reader(bases[0], pair[0], found), runs, masks, pair[0])
+    if bool(values.isnan().any()):  # a metric that reads other positions when edges are masked
+        values = _measured(Reader(bases[0], pair[0], found, all_read=True), runs, masks, pair[0])
+    shown: dict[str, Any] = {"axis": "example" if how.per_example else None, "copies": pair[0].copies}
+    info: dict[str, Any] = {"direction": "denoise", "counts": counts, "method": method, "by": by}
+    for key, each in zip(("clean", "corrupted"), logits, strict=True):
+        info[key] = packed(metric_values(found, each).cpu(), {}, list(found), **shown)
+    info |= about(
+        model, "circuits of the best edges" if isinstance(scores, EdgeScores) else "circuits of the best nodes"
+    )
+    curve = packed(values, {"size": [*asked]}, list(found), **shown, info=info).normalized
+    return _with_areas(curve)
+
+
+def _with_areas(curve: Result) -> Result:
+    """The curve, with the areas under it and between it and 1 in `info`."""
+    at = torch.tensor(curve.coords["size"], dtype=torch.float64)
+    along = curve.values.double().movedim(curve.axes.index("size"), -1)
+    if len(at) > 1:
+        axes = tuple(axis for axis in curve.axes if axis != "size")
+        coords = {axis: curve.coords[axis] for axis in axes}
+        for key, x in (("cpr", along), ("cmd", (1 - along).abs())):
+            area = torch.trapezoid(x, at)
+            curve.info[key] = Result(area, axes, coords, key) if axes else float(area)
+    return curve
+
+
+def _checked_sizes(sizes: Any) -> list[float]:
+    if isinstance(sizes, str | int | float) or not len(list(sizes)):
+        raise HooklineError(f"sizes are shares of all edges, such as [0, 0.01, 0.1, 1], got {sizes!r}")
+    found = [each if isinstance(each, bool) else float(each) for each in sizes]
+    for each in found:
+        if isinstance(each, bool) or not 0 <= each <= 1:
+            raise HooklineError(f"size {each!r} is out of range: a size is a share of all edges, from 0 to 1")
+    if found != sorted(set(found)):
+        raise HooklineError(f"sizes must be in increasing order, without duplicates, got {found}")
+    return found
+
+
+def _check_choice(method: str, by: str) -> None:
+    for name, given, known in (("method", method, ("top", "greedy")), ("by", by, ("abs", "value"))):
+        if given not in known:
+            raise HooklineError(f"{name} is {' or '.join(map(repr, known))}, got {given!r}")
+
+
+def _alone(prompts: Prompts, row: int) -> Prompts:
+    """One prompt without its padding."""
+    return Prompts.of_rows([prompts.row(row)[0]])
+
+
+def _measured(
+    reader: Reader, runs: Sequence[MaskedRuns], masks: Sequence[Tensor], prompts: Prompts
+) -> Float[Tensor, "metric size example"]:
+    by_prompt = []
+    for row, (run, span) in enumerate(zip(runs, prompts.spans, strict=True)):
+        own = [mask if mask.shape[-1] == 1 else mask[..., span.start : span.stop] for mask in masks]
+        got = {
+            n: x for some, logits in run.logits(own, reader.positions[row]) for n, x in zip(some, logits, strict=True)
+        }
+        by_prompt.append([got[number] for number in range(len(masks))])
+    return torch.stack([reader.value(each) for each in zip(*by_prompt, strict=True)], 1).cpu()
+
+
+def _masks(
+    model: HookedModel, scores: Scores, sizes: list[float], run: MaskedRuns, method: Method, by: By, prompts: Prompts
+) -> tuple[list[Mask], list[int]]:
+    """The edges of the circuit of each size, and how many edges or nodes it has."""
+    receivers = [each.label for each in run.receivers]
+    if isinstance(scores, EdgeScores):
+        known = {(u, v) for v in receivers for u in run.senders[: run.seen_by[v]]}
+        _check_edges(scores, known, model)
+        order = edge_order(scores, method, by)
+        rows, others = ({name: at for at, name in enumerate(each)} for each in (receivers, run.senders))
+        at = [(rows[v], others[u]) for u, v in zip(scores.senders, scores.receivers, strict=True)]
+        places = scores.positions
+        shape = (len(receivers), len(run.senders), 1 if places is None else prompts.width)
+        columns = [0] * len(at) if places is None else _columns(model, places, prompts)
+        index = torch.cat([torch.tensor(at), torch.tensor(columns)[:, None]], 1)[order]
+        counts, found = [round(size * len(order)) for size in sizes], []
+        for count in counts:
+            mask = torch.zeros(shape, dtype=torch.bool)
+            mask[tuple(index[:count].T)] = True
+            found.append(mask)
+        return found, counts
+    if method == "greedy":
+        raise HooklineError("method='greedy' follows edges: use it with the scores of edges, or method='top' for nodes")
+    return _node_masks(model, scores, sizes, run, by, prompts)
+
+
+def _columns(model: HookedModel, places: Sequence[Any], prompts: Prompts) -> list[int]:
+    labels = prompts.labels(model)
+    wrong = next((each for each in places if each not in labels), None)
+    if wrong is not None:
+        raise HooklineError(
+            f"the scores have the position {wrong!r}, but the prompts have {labels[0]!r} to {labels[-1]!r}"
+        )
+    number = {label: at for at, label in enumerate(labels)}
+    return [number[each] for each in places]
+
+
+def _check_edges(scores: EdgeScores, known: set[tuple[str, str]], model: HookedModel) -> None:
+    given = set(zip(scores.senders, scores.receivers, strict=True))
+    if wrong := sorted(given - known):
+        raise HooklineError(
+            f"the scores have an edge from {wrong[0][0]} to {wrong[0][1]}, which {model.cfg.model_name} does not have: "
+            f"they are of another model. Compute them with edges.edges(model, …)"
+        )
+    if missing := sorted(known - given):
+        raise HooklineError(
+            f"the scores have {len(given)} of the {len(known)} edges of this model, not the one from {missing[0][0]} "
+            f"to {missing[0][1]}: use all of them, as edges.edges(model, …) returns them"
+        )
+
+
+def _node_masks(
+    model: HookedModel, scores: Result | Sequence[Result], sizes: list[float], run: MaskedRuns, by: By, prompts: Prompts
+) -> tuple[list[Mask], list[int]]:
+    each = [scores] if isinstance(scores, Result) else list(scores)
+    if not each or not all(isinstance(result, Result) for result in each):
+        raise HooklineError(
+            f"scores are EdgeScores, a Result over layers and heads, or a list of these, got {scores!r}"
+        )
+    nodes: dict[tuple[str, Any], float] = {}
+    for result in each:
+        nodes |= _node_values(result)
+    for label, _ in nodes:
+        if label not in run.senders:
+            raise HooklineError(
+                f"the scores have {label}, which {model.cfg.model_name} does not have: they are of another model"
+            )
+    values = torch.tensor(list(nodes.values()))
+    order = (values.abs() if by == "abs" else values).argsort(descending=True, stable=True).tolist()
+    has_positions = any(place is not None for _, place in nodes)
+    columns = _columns(model, [place for _, place in nodes], prompts) if has_positions else [0] * len(nodes)
+    at = [(run.senders.index(label), column) for (label, _), column in zip(nodes, columns, strict=True)]
+    counts = [round(size * len(order)) for size in sizes]
+    found = []
+    for count in counts:
+        kept = torch.ones(len(run.senders), prompts.width if has_positions else 1, dtype=torch.bool)
+        for number in order[count:]:
+            kept[at[number]] = False
+        found.append(kept.expand(len(run.receivers), -1, -1))
+    return found, counts
+
+
+def _node_values(result: Result) -> dict[tuple[str, Any], float]:
+    """The effect of each node, by its label and position; a result over layers without heads is of MLPs."""
+    if not {"layer"} <= set(result.axes) <= {"layer", "head", "pos"}:
+        raise HooklineError(
+            f"scores of nodes are over ('layer', 'head') for heads or 'layer' for MLPs, each perhaps with 'pos', got "
+            f"{result.axes}"
+        )
+    if not result.complete:
+        raise HooklineError("the scores are of an interrupted experiment: finish it with resume=…")
+    effects = result if result.info.get("clean") is None else result - result.info[result._origin()]
+    found = {}
+    for cell in effects.top(effects.values.numel(), by="value"):
+        layer, head = cell.labels["layer"], cell.labels.get("head")
+        found[(f"mlp{layer}" if head is None else f"L{layer}H{head}", cell.labels.get("pos"))] = cell.value
+    return found
+
+
+def circuit(scores: EdgeScores, size: float, *, method: Method = "top", by: By = "abs") -> Circuit:
+    """The circuit of the best edges: a share of all edges."""
+    _check_choice(method, by)
+    (share,) = _checked_sizes([size])
+    order = edge_order(scores, method, by)
+    included = torch.zeros(len(scores), dtype=torch.bool)
+    included[order[: round(share * len(order))]] = True
+    return Circuit(scores, included)

@@ -1,0 +1,97 @@
+"""Files of circuits: JSON as the MIB benchmark writes it, with the names of edges translated."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hookline.engine.tensorfile import write_bytes
+from hookline.errors import HooklineError
+from hookline.experiments.core.circuit_edges import Circuit, group_size, nodes_of
+from hookline.experiments.edges import EdgeScores
+from hookline.model import HookedModel
+
+
+def save_circuit(found: Circuit | EdgeScores, path: str | Path, model: HookedModel) -> Path:
+    """Write the scores of all edges, and which are in the circuit, as the JSON file of MIB; positions are added up.
+
+    Heads that share keys and values get equal parts of the score.
+    """
+    scores = found.scores if isinstance(found, Circuit) else found
+    inside = found.included.tolist() if isinstance(found, Circuit) else [True] * len(scores)
+    group = group_size(scores.senders, scores.receivers)
+    edges: dict[str, dict[str, Any]] = {}
+    rows = zip(scores.senders, scores.receivers, scores.values.tolist(), inside, strict=True)
+    for sender, receiver, value, is_in in rows:
+        ends = nodes_of(receiver, group) if re.search(r"\.[kv]$", receiver) else nodes_of(receiver, 1)
+        for node in ends:
+            kind = f"<{receiver[-1]}>" if receiver[-2:-1] == "." else ""
+            entry = edges.setdefault(f"{_to_mib(sender)}->{_to_mib(node)}{kind}", {"score": 0.0, "in_graph": False})
+            entry["score"] += value / len(ends)
+            entry["in_graph"] |= is_in
+    used = set(Circuit(scores, torch.tensor(inside)).nodes)
+    names = [*dict.fromkeys(scores.senders), "logits"]
+    parallel = ("L0H0", "mlp0") not in set(zip(scores.senders, scores.receivers, strict=True))
+    cfg = model.cfg
+    head: dict[str, Any] = {
+        "n_layers": cfg.n_layers,
+        "n_heads": cfg.n_heads,
+        "parallel_attn_mlp": parallel,
+        "d_model": cfg.d_model,
+    }
+    head |= {"n_key_value_heads": cfg.n_kv_heads, "model_name": cfg.model_name}
+    content = {"cfg": head, "nodes": {_to_mib(each): {"in_graph": each in used} for each in names}, "edges": edges}
+    write_bytes(Path(path), json.dumps(content).encode(), "the circuit")
+    return Path(path)
+
+
+def load_circuit(path: str | Path, model: HookedModel | None = None) -> Circuit:
+    """Read a circuit from a JSON file of MIB, or of `circuits.save`; raises if it is of another shape than `model`."""
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        cfg, edges = content["cfg"], content["edges"]
+        rows = [(name, float(each["score"]), bool(each["in_graph"])) for name, each in edges.items()]
+        shape = {key: int(cfg[key]) for key in ("n_layers", "n_heads", "d_model")}
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise HooklineError(
+            f"{path} is not a circuit file: it needs cfg, nodes and edges, as MIB writes them"
+        ) from error
+    if model is not None:
+        wrong = next((key for key, value in shape.items() if getattr(model.cfg, key) != value), None)
+        if wrong is not None:
+            raise HooklineError(
+                f"{path} is a circuit of another model: its {wrong} is {shape[wrong]}, not {getattr(model.cfg, wrong)}"
+            )
+    n_kv = model.cfg.n_kv_heads if model is not None else int(cfg.get("n_key_value_heads") or shape["n_heads"])
+    found: dict[tuple[str, str], list[float]] = {}
+    for name, score, is_in in rows:
+        entry = found.setdefault(_from_mib(name, shape["n_heads"] // n_kv, path), [0.0, 0.0])
+        entry[0] += score
+        entry[1] = max(entry[1], float(is_in))
+    values = torch.tensor([score for score, _ in found.values()])
+    scores = EdgeScores(values, [u for u, _ in found], [v for _, v in found], "score", {"file": Path(path).name})
+    return Circuit(scores, torch.tensor([is_in > 0 for _, is_in in found.values()]))
+
+
+def _to_mib(node: str) -> str:
+    names: Mapping[str, str] = {"embed": "input", "logits": "logits"}
+    return names.get(node) or re.sub(r"L(\d+)H(\d+)", r"a\1.h\2", node).replace("mlp", "m")
+
+
+def _from_mib(name: str, group: int, path: str | Path) -> tuple[str, str]:
+    """The sender and the receiver of an edge by its name, `input->a0.h1<q>`."""
+    node = r"input|m\d+|a\d+\.h\d+|logits"
+    found = re.fullmatch(rf"({node})->({node})(?:<([qkv])>)?", name)
+    if found is None or (found[3] is None) != (found[2][0] != "a"):
+        raise HooklineError(f"{path} has an edge {name!r}: edges are named as in 'input->a0.h1<q>' or 'm0->logits'")
+    sender, end = ({"input": "embed"}.get(x) or re.sub(r"a(\d+)\.h(\d+)", r"L\1H\2", x) for x in found.group(1, 2))
+    sender, end = (re.sub(r"^m(\d+)$", r"mlp\1", x) for x in (sender, end))
+    if found[3] in ("k", "v") and group > 1:
+        layer, _, head = end.partition("H")
+        end = f"{layer}KV{int(head) // group}"
+    return sender, end if found[3] is None else f"{end}.{found[3]}"

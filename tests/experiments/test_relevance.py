@@ -1,0 +1,159 @@
+"""Relevance: it is conserved, equals a linear model written by hand, and is refused where no rule applies."""
+
+import pytest
+import torch
+from experiment_models import lead, tokens
+from torch import nn
+from torch.nn import functional as F
+
+import hookline
+from hookline import HooklineError
+from hookline.experiments import attribution, metrics, patching
+from hookline.experiments.core.relevance_rules import Rules
+from hookline.experiments.relevance import relevance
+
+METRIC = metrics.logit_diff(5, 7)
+NAMES = metrics.logit_diff(" Mary", " John")
+KINDS = ("gpt2", "llama", "gemma2", "mixtral", "gptj", "granite", "bloom", "opt", "gpt_oss", "qwen3", "phi3", "bert")
+CLEAN = "When Mary and John went to the store, John gave a drink to"
+CORRUPTED = "When Mary and John went to the store, Mary gave a drink to"
+
+
+@pytest.mark.parametrize("attention", ["frozen", "split"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_relevance_is_conserved(models, kind, attention) -> None:
+    found = relevance(models[kind], tokens(0), tokens(1), METRIC, attention=attention, check=0)
+    assert found.info["conservation"] < 1e-5
+    assert found.shape == (4, 7)
+
+
+def test_without_constants_the_metric_is_shared_among_positions(models) -> None:
+    """Llama has no biases: from a stream of zeros, patching in all of the stream has the relevance of the metric."""
+    model, text = models["llama"], tokens(1)
+    found = relevance(model, tokens(0), text, METRIC, check=0)
+    assert found.info["constants"] == pytest.approx(0, abs=1e-6)
+    names = [f"blocks.{layer}.hook_resid_pre" for layer in range(4)]
+    _, clean = model.run_with_cache(tokens(0), names_filter=names)
+    _, own = model.run_with_cache(text, names_filter=names)
+    rules, seen = Rules(), {}
+
+    def note(x, hook):
+        seen[hook.name] = x.requires_grad_()
+
+    with rules:
+        logits = model.run_with_hooks(text, fwd_hooks=[*rules.hooks(model.module), *((name, note) for name in names)])
+    value = lead(logits).sum()
+    for layer, (name, gradient) in enumerate(zip(names, torch.autograd.grad(value, list(seen.values())), strict=True)):
+        assert (own[name] * gradient).sum().item() == pytest.approx(value.item(), rel=1e-4)
+        expected = value + ((clean[name] - own[name]) * gradient).sum(-1)[0]
+        torch.testing.assert_close(found.values[layer], expected.detach(), atol=1e-5, rtol=1e-4)
+
+
+def test_the_rules_of_a_gated_mlp_are_those_written_by_hand() -> None:
+    """A norm divides by a constant, an activation multiplies by one, and a gate and a value get half each."""
+    torch.manual_seed(0)
+    x, up, gate, down = torch.randn(3, 8), torch.randn(8, 20), torch.randn(8, 20), torch.randn(20, 8)
+
+    def mlp(x):
+        normed = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return (F.silu(normed @ gate) * (normed @ up)) @ down
+
+    given, own = x.clone().requires_grad_(), x.clone().requires_grad_()
+    with Rules():
+        value = mlp(given)
+    torch.testing.assert_close(value, mlp(x), rtol=0, atol=0)
+    normed = own * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+    a, b = normed @ gate, normed @ up
+    halves = 0.5 * a * a.sigmoid().detach() * b.detach() + 0.5 * F.silu(a).detach() * b
+    to = torch.randn(3, 8)
+    found, expected = (torch.autograd.grad(y, z, to)[0] for y, z in ((value, given), (halves @ down, own)))
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(F.relu, F.gelu, F.silu, torch.tanh, F.elu, lambda x: F.relu(x).square(), lambda x: x**3, F.hardswish),
+        *(lambda x: x * torch.sigmoid(x), lambda x: F.layer_norm(x, [8]), lambda x: F.rms_norm(x, [8])),
+        *(lambda x: F.layer_norm(x, [8], torch.arange(8.0)), lambda x: F.normalize(x, dim=-1), lambda x: x / x.std()),
+        *(lambda x: x.softmax(-1) * x, lambda x: (x @ x.T).softmax(-1) @ x, lambda x: torch.einsum("ij,ij->i", x, x)),
+        lambda x: F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None], is_causal=True),
+        lambda x: x.gather(-1, x.topk(2).indices),
+    ],
+)
+def test_each_rule_conserves_relevance(function) -> None:
+    """The gradient times the input is the output, of functions without a constant; the value stays the same."""
+    x = torch.randn(5, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    with Rules():
+        y = function(x)
+    torch.testing.assert_close(y, function(x), rtol=0, atol=0)
+    to = torch.randn(y.shape, generator=torch.Generator().manual_seed(1))
+    (gradient,) = torch.autograd.grad(y, x, to)
+    assert (gradient * x).sum().item() == pytest.approx((y * to).sum().item(), rel=1e-4)
+
+
+def test_estimates_come_closer_to_patching_than_gradients(tinyworld) -> None:
+    given = (tinyworld, CLEAN, CORRUPTED, NAMES)
+    true = patching.sweep(*given, points="mlp_out").values.flatten()
+    found = {
+        name: torch.corrcoef(torch.stack([estimate(*given, points="mlp_out", check=0).values.flatten(), true]))[0, 1]
+        for name, estimate in (("gradients", attribution.attribution_patching), ("relevance", relevance))
+    }
+    assert found["relevance"] > 0.99 > found["gradients"]
+    checked = relevance(*given, points="mlp_out", check=8)
+    assert checked.info["checked"] == 8
+    assert checked.info["correlation"] > 0.95
+    assert checked.info["attention"] == "frozen"
+
+
+def test_queries_and_keys_need_the_split(tinyworld) -> None:
+    given = (tinyworld, CLEAN, CORRUPTED, NAMES)
+    for points in ("q", "k", "attn_scores"):
+        with pytest.raises(HooklineError, match="split"):
+            relevance(*given, points=points, over="layer", check=0)
+        assert relevance(*given, points=points, over="layer", check=0, attention="split").values.var() > 0
+    assert relevance(*given, points="pattern", over="layer", check=0).values.var() > 0
+
+
+def test_several_prompts_are_averaged(tinyworld) -> None:
+    clean = [CLEAN, "So, when Alice and Bob went to the park, Bob gave a book to"]
+    corrupted = [CORRUPTED, "So, when Alice and Bob went to the park, Alice gave a book to"]
+    metric = metrics.logit_diff([" Mary", " Alice"], [" John", " Bob"])
+    how = {"points": "z", "over": ("layer", "head"), "check": 0}
+    both = relevance(tinyworld, clean, corrupted, metric, per_example=True, **how)
+    one = relevance(tinyworld, clean[0], corrupted[0], NAMES, **how)
+    torch.testing.assert_close(both.isel(example=0).values, one.values, atol=1e-4, rtol=1e-4)
+    assert both.info["conservation"] < 1e-5
+
+
+class Swirl(nn.Module):
+    """An activation function that mixes its inputs, of no known kind."""
+
+    def forward(self, x):
+        return x + 3 * x.roll(1, -1).sinc()
+
+
+def test_a_model_that_no_rule_covers_is_refused_with_the_place() -> None:
+    import tiny_models
+
+    module = tiny_models.causal_lm("gpt2")
+    module.transformer.h[2].mlp.act = Swirl()
+    with pytest.raises(HooklineError, match=r"between blocks\.2\.hook_resid_mid and blocks\.2\.hook_resid_post"):
+        relevance(hookline.hook(module), tokens(0), tokens(1), METRIC)
+
+
+def test_bad_input(tinyworld) -> None:
+    given = (tinyworld, CLEAN, CORRUPTED)
+    with pytest.raises(HooklineError, match="frozen"):
+        relevance(*given, NAMES, attention="loose")
+    with pytest.raises(HooklineError, match="steps"):
+        relevance(*given, NAMES, steps=3)
+    with pytest.raises(HooklineError, match="resid_pre"):
+        relevance(*given, NAMES, points="hook_embed", over="pos")
+    with pytest.raises(HooklineError, match="differentiable"):
+        relevance(*given, metrics.rank(" Mary"))
+    with pytest.raises(HooklineError, match="gradient"):
+        relevance(*given, lambda logits: torch.tensor(1.0))
+    with pytest.raises(HooklineError, match="same number"):
+        relevance(tinyworld, CLEAN, "Mary", NAMES)
+    assert torch.overrides._get_current_function_mode() is None
