@@ -56,7 +56,7 @@ def build(where: Path, name: str) -> None:
     if where.exists():
         return
     subprocess.run([sys.executable, "-m", "venv", where], check=True)
-    pip = [where / "bin" / "pip", "install", "-q"]
+    pip = [where / "bin" / "pip", "install", "-q", "-c", ROOT / "constraints.txt"]
     subprocess.run([*pip, *ENVIRONMENTS[name], *SHARED], check=True)
     subprocess.run([*pip, "--no-deps", *LIBRARIES], check=True)
     if name == "there":

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from hookline.compat.transformer_lens.absent import METHODS, refusing
+from hookline.compat.transformer_lens.bridge_registry import HookRegistry, bridge_names
 from hookline.compat.transformer_lens.describe import NO_BOS_IN_BRIDGE
 from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer
 from hookline.compat.transformer_lens.pretrained import refuse
@@ -29,6 +30,7 @@ class TransformerBridge(HookedTransformer):
 
     _no_bos = NO_BOS_IN_BRIDGE
     compatibility_mode = False
+    hook_aliases: ClassVar[dict[str, str]] = {}
 
     @classmethod
     def boot_transformers(
@@ -78,6 +80,15 @@ class TransformerBridge(HookedTransformer):
             return self.point(hook_name)
         except UnknownPointError:
             return None
+
+    @property
+    def _hook_registry(self) -> HookRegistry:
+        """The points by their Bridge names, and what is attached there. SAELens reads and writes it."""
+        return HookRegistry(self)
+
+    def _collect_hook_aliases_from_registry(self) -> dict[str, str]:
+        """The Bridge names of points by their usual names. SAELens calls it."""
+        return bridge_names(self._points)
 
     def hf_generate(self, input: Any = "", max_new_tokens: int = 10, **kwargs: Any) -> Any:
         """Text or tokens from the `generate` of the transformers model, with its options; hooks fire."""
