@@ -64,6 +64,15 @@ class TransformerBridge(HookedTransformer):
         """The transformers model inside."""
         return self.module
 
+    @property
+    def _hook_registry(self) -> HookRegistry:
+        """The points by their Bridge names, and what is attached there. SAELens reads and writes it."""
+        return HookRegistry(self)
+
+    def _collect_hook_aliases_from_registry(self) -> dict[str, str]:
+        """The Bridge names of points by their usual names. SAELens calls it."""
+        return bridge_names(self._points)
+
     def tl_parameters(self) -> dict[str, Tensor]:
         """The weights by TransformerLens's names and in its layout; views of the model's own where possible."""
         return self.state_dict()
@@ -80,15 +89,6 @@ class TransformerBridge(HookedTransformer):
             return self.point(hook_name)
         except UnknownPointError:
             return None
-
-    @property
-    def _hook_registry(self) -> HookRegistry:
-        """The points by their Bridge names, and what is attached there. SAELens reads and writes it."""
-        return HookRegistry(self)
-
-    def _collect_hook_aliases_from_registry(self) -> dict[str, str]:
-        """The Bridge names of points by their usual names. SAELens calls it."""
-        return bridge_names(self._points)
 
     def hf_generate(self, input: Any = "", max_new_tokens: int = 10, **kwargs: Any) -> Any:
         """Text or tokens from the `generate` of the transformers model, with its options; hooks fire."""
