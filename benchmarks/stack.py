@@ -78,7 +78,7 @@ def run(folder: Path, name: str, program: list[str], **options: object) -> subpr
 def passed(folder: Path, name: str, suite: str, checkout: Path) -> set[str]:
     """The tests of a suite that pass in an environment."""
     report = folder / f"{suite}-{name}.xml"
-    flags = ["-q", "-p", "no:cacheprovider", "--timeout=120", "--continue-on-collection-errors", f"--junitxml={report}"]
+    flags = ["-q", "-p", "no:cacheprovider", "--timeout=600", "--continue-on-collection-errors", f"--junitxml={report}"]
     with report.with_suffix(".log").open("w", encoding="utf-8") as log:
         run(folder, name, ["-m", "pytest", "tests", *flags], cwd=checkout, stdout=log, stderr=log)
     cases = ElementTree.parse(report).iter("testcase")

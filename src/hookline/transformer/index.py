@@ -67,7 +67,7 @@ class ModelPoints(Points):
 
     def _translate(self, name: str) -> HookPoint | None:
         base, call = self._without_call(name)
-        classic = self._classic(base)
+        classic = self._classic_of(base)
         if classic in self.hook_dict:
             point = self.hook_dict[classic]
             return point.alias(name, int(call) if call else point.only)
@@ -76,7 +76,7 @@ class ModelPoints(Points):
         event = module_event(self.anatomy, base)
         return None if event is None else self._point(*event).alias(name, int(call) if call else None)
 
-    def _classic(self, name: str) -> str | None:
+    def _classic_of(self, name: str) -> str | None:
         """The classic name of a name in any dialect; None if it is in none."""
         classic = name if name in self._specs else classic_name(name, self._stacks)
         linear = self._specs.get(f"{classic}_linear") if name.endswith(".mlp.in.hook_out") else None

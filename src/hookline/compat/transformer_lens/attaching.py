@@ -89,7 +89,7 @@ class LensPoints(ModelPoints):
         """The usual name of the model's own point that a path means in any dialect; if it is none, the path itself."""
         if path in self.own or not path.rpartition(".")[2].startswith("hook_"):
             return path
-        name = self.replaced.get(path) or (None if _is_under_any(path, self.attached) else self._classic(path))
+        name = self.replaced.get(path) or (None if _is_under_any(path, self.attached) else self._classic_of(path))
         return name if name in self.own else path
 
     def is_on_request(self, name: str) -> bool:

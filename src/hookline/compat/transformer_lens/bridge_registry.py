@@ -56,7 +56,7 @@ class HookRegistry(MutableMapping[str, nn.Module]):
 def bridge_name(points: LensPoints, name: str) -> str:
     """The Bridge name of a point: `blocks.0.hook_in` for `blocks.0.hook_resid_pre`. Many have only one name."""
     others = (other for other in other_names(name, points._stacks) if other.rpartition(".")[2].startswith("hook_"))
-    return next((other for other in others if points._classic(other) == name), name)
+    return next((other for other in others if points._classic_of(other) == name), name)
 
 
 def bridge_names(points: LensPoints) -> dict[str, str]:

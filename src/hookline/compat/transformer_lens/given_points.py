@@ -64,7 +64,7 @@ class GivenDicts(_HookedRootModule):
             vars(self)["_hookline"] = PlacedPoints(self, self._points.permanent, only_placed=True)
 
     @property
-    def hook_dict(self) -> dict[str, HookPoint]:  # type: ignore[override]
+    def hook_dict(self) -> dict[str, HookPoint]:
         """All points by name: those of the dict that was assigned, or those placed in the model."""
         if (given := vars(self).get("_given")) is not None:
             return given
@@ -79,7 +79,7 @@ class GivenDicts(_HookedRootModule):
         vars(self).pop("_hookline", None)
 
     @property
-    def mod_dict(self) -> dict[str, Any]:  # type: ignore[override]
+    def mod_dict(self) -> dict[str, Any]:
         """All modules by their paths; or the dict that was assigned."""
         given = vars(self).get("_given_modules")
         return {**dict(self.named_modules()), **self.hook_dict} if given is None else given
