@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hookline.compat.transformer_lens.model_bridge import TransformerBridge
 
 
-class HookRegistry(MutableMapping[str, nn.Module]):
+class BridgePoints(MutableMapping[str, nn.Module]):
     """The points of a bridge by their Bridge names, and the modules attached in their places.
 
     To assign a module attaches it. To delete one removes it. Points inside an attached module are listed too.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hookline.compat.transformer_lens.absent import METHODS, refusing
-from hookline.compat.transformer_lens.bridge_registry import HookRegistry, bridge_names
+from hookline.compat.transformer_lens.bridge_registry import BridgePoints, bridge_names
 from hookline.compat.transformer_lens.describe import NO_BOS_IN_BRIDGE
 from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer
 from hookline.compat.transformer_lens.pretrained import refuse
@@ -65,9 +65,9 @@ class TransformerBridge(HookedTransformer):
         return self.module
 
     @property
-    def _hook_registry(self) -> HookRegistry:
+    def _hook_registry(self) -> BridgePoints:
         """The points by their Bridge names, and what is attached there. SAELens reads and writes it."""
-        return HookRegistry(self)
+        return BridgePoints(self)
 
     def _collect_hook_aliases_from_registry(self) -> dict[str, str]:
         """The Bridge names of points by their usual names. SAELens calls it."""
