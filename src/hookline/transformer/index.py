@@ -67,9 +67,7 @@ class ModelPoints(Points):
 
     def _translate(self, name: str) -> HookPoint | None:
         base, call = self._without_call(name)
-        classic = base if base in self._specs else classic_name(base, self._stacks)
-        if base.endswith(".mlp.in.hook_out") and (linear := f"{classic}_linear") in self.hook_dict:
-            classic = linear  # of a gated MLP
+        classic = self._classic_of(base)
         if classic in self.hook_dict:
             point = self.hook_dict[classic]
             return point.alias(name, int(call) if call else point.only)
@@ -77,6 +75,12 @@ class ModelPoints(Points):
             raise UnavailablePointError(f"{name!r} is not available on this model: {self._specs[classic].why}")
         event = module_event(self.anatomy, base)
         return None if event is None else self._point(*event).alias(name, int(call) if call else None)
+
+    def _classic_of(self, name: str) -> str | None:
+        """The classic name of a name in any dialect; None if it is in none."""
+        classic = name if name in self._specs else classic_name(name, self._stacks)
+        linear = self._specs.get(f"{classic}_linear") if name.endswith(".mlp.in.hook_out") else None
+        return linear.name if linear is not None and linear.site is not None else classic  # of a gated MLP
 
     def _shorthand(self, asked: object) -> str | None:
         """The name of a point given as a tuple, `("q", 5)`, or as the index of a block."""

@@ -11,7 +11,7 @@ own module gets a `forward` that calls the attached one, until that is removed.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, TypeGuard
 from weakref import ref
@@ -44,6 +44,8 @@ class LensPoints(ModelPoints):
         """Points that a user has made, and that are now points of the model."""
         self.placed: set[str] = set()
         """Names of points that a user has placed."""
+        self.replaced: dict[str, str] = {}
+        """The usual names of the points in whose place modules are attached, by the path of each module."""
         self.own: dict[str, HookPoint] = {}
         """The points of the model itself, by their usual names."""
         super().__init__(*args)
@@ -74,14 +76,21 @@ class LensPoints(ModelPoints):
                 self._moved[name] = f"{prefixes[path]}{name[len(path) :]}"
                 listed[self._moved[name]] = point.alias(self._moved[name])
         for path in self.attached:
-            listed.pop(path, None)
+            listed.pop(self.replaced.get(path, path), None)
         placed = {
             name: point
             for name, point in self._native.items()
-            if isinstance(point.site.module, HookPoint) and any(_is_under(name, path) for path in self.attached)
+            if isinstance(point.site.module, HookPoint) and _is_under_any(name, self.attached)
         }
         self.placed = {*placed, *self.adopted}
         return listed | placed
+
+    def own_name(self, path: str) -> str:
+        """The usual name of the model's own point that a path means in any dialect; if it is none, the path itself."""
+        if path in self.own or not path.rpartition(".")[2].startswith("hook_"):
+            return path
+        name = self.replaced.get(path) or (None if _is_under_any(path, self.attached) else self._classic_of(path))
+        return name if name in self.own else path
 
     def is_on_request(self, name: str) -> bool:
         """Whether a point is recorded only if requested by name; one that a user has placed is always recorded."""
@@ -114,7 +123,15 @@ class Attached:
 
     def get(self, path: str) -> nn.Module | HookPoint | None:
         """What is attached at that path, or the model's own point there if a user has made it."""
-        return self.modules.get(path) or self._points.adopted.get(path)
+        found = self.modules.get(path) or self._points.adopted.get(path)
+        if found is None and (self._points.replaced or self._points.adopted):
+            name = self._points.own_name(path)
+            found = self.modules.get(self._path_of(name)) or self._points.adopted.get(name)
+        return found
+
+    def _path_of(self, name: str) -> str:
+        """The path of the module in the place of this point, which may be another name of the point."""
+        return next((path for path, replaced in self._points.replaced.items() if replaced == name), name)
 
     def put(self, path: str, value: Any) -> None:
         """Attach a module; the model's own point or component at that path restores it."""
@@ -129,17 +146,18 @@ class Attached:
             raise HooklineError(f"{path} takes a module, not {type(value).__name__}")
         if path in points.specs and points.specs[path].site is None:
             raise UnavailablePointError(f"{path!r} is not available on this model: {points.specs[path].why}")
-        is_own = getattr(value, "_path", None) == path or value is points.own.get(path)
+        name = points.own_name(path)
+        is_own = getattr(value, "_path", None) == path or value is points.own.get(name)
         if _is_component(path) and not is_own:
             self._check_component(path)
         self.remove(path)
         if is_own:
             return
-        if path in points.own and is_new(value):
-            points.adopted[path] = adopt(value, points.own[path])
+        if name in points.own and is_new(value):
+            points.adopted[name] = adopt(value, points.own[name])
         else:
             self.modules[path] = value
-            self._reroute(path) if _is_component(path) else self._splice(path, value)
+            self._reroute(path) if _is_component(path) else self._splice(path, name, value)
             for name, each in value.named_modules(prefix=path):
                 if isinstance(each, HookPoint):  # from now on, its hooks are hooks of the model
                     each.join(name, points.permanent)
@@ -147,7 +165,10 @@ class Attached:
 
     def remove(self, path: str) -> None:
         """Remove what is attached there; the model's own point or component is back in its place."""
-        self._points.adopted.pop(path, None)
+        name = self._points.own_name(path)
+        path = self._path_of(name) if name in self._points.own else path
+        self._points.adopted.pop(name, None)
+        self._points.replaced.pop(path, None)
         if self.modules.pop(path, None) is None:
             return
         self._splices.remove(lambda hook: hook.hook.path == path)
@@ -157,7 +178,7 @@ class Attached:
 
     def kept(self) -> dict[str, Any]:
         """What is attached, for a copy of the model; raises if a module is in the place of a point."""
-        if at_points := [path for path in self.modules if path in self._points.own]:
+        if at_points := list(self._points.replaced):
             raise HooklineError(
                 f"a model cannot be copied or pickled while modules are attached at its points "
                 f"({', '.join(at_points)}): assign HookPoint() there first, and attach them to the copy"
@@ -177,10 +198,11 @@ class Attached:
         """The module; if another is called in its place, its own `forward`."""
         return self._replaced.get(module, module)
 
-    def _splice(self, path: str, module: nn.Module) -> None:
-        if path not in self._points.own:
+    def _splice(self, path: str, name: str, module: nn.Module) -> None:
+        if name not in self._points.own:
             return
-        action = hook_action(self._points.own[path], Splice(path, module), "fwd")
+        self._points.replaced[path] = name
+        action = hook_action(self._points.own[name], Splice(path, module), "fwd")
         action.must_fire = False  # a run may stop before it
         action.registration.is_permanent = True
         self._splices.add(action)
@@ -223,6 +245,8 @@ class Splice:
 
     def __call__(self, x: Tensor) -> Tensor:
         """The module's output for the activation."""
+        if self.path.endswith("attn.o.hook_in"):  # in TransformerLens, the heads side by side, unlike hook_z
+            return self.module(x.flatten(2)).view_as(x)
         return self.module(x)
 
 
@@ -276,3 +300,7 @@ def _inside(module: nn.Module, path: str) -> str | None:
 
 def _is_under(name: str, path: str) -> bool:
     return name == path or name.startswith(f"{path}.")
+
+
+def _is_under_any(name: str, paths: Iterable[str]) -> bool:
+    return any(_is_under(name, path) for path in paths)

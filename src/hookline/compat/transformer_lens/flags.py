@@ -68,7 +68,8 @@ class LensFlags(Hooked):
         """
         if not callable(names) or isinstance(names, nn.Module | Hooked | HookObject):
             return names
-        found = [name for name in self.hook_dict if names(name)]
+        self._points._keep_up()
+        found = [name for name in self._points.hook_dict if names(name)]
         return [name for name in found if self._is_usual(name)] or found or names
 
     def _is_usual(self, name: str) -> bool:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from hookline.compat.transformer_lens.absent import refusing
+from hookline.compat.transformer_lens.given_points import GivenDicts
 from hookline.compat.transformer_lens.hooks import LensHooks
 from hookline.engine.points import HookPoint as HookPoint
-from hookline.hooks.hooked_module import HookedRootModule as _HookedRootModule
 
 
-class HookedRootModule(LensHooks, _HookedRootModule):
+class HookedRootModule(GivenDicts, LensHooks):
     """Base class for your own model with `HookPoint`s; call `self.setup()` after creating them."""
 
     def setup(self) -> None:

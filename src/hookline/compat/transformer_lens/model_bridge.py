@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from hookline.compat.transformer_lens.absent import METHODS, refusing
+from hookline.compat.transformer_lens.bridge_registry import BridgePoints, bridge_names
 from hookline.compat.transformer_lens.describe import NO_BOS_IN_BRIDGE
 from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer
 from hookline.compat.transformer_lens.pretrained import refuse
@@ -29,6 +30,7 @@ class TransformerBridge(HookedTransformer):
 
     _no_bos = NO_BOS_IN_BRIDGE
     compatibility_mode = False
+    hook_aliases: ClassVar[dict[str, str]] = {}
 
     @classmethod
     def boot_transformers(
@@ -61,6 +63,15 @@ class TransformerBridge(HookedTransformer):
     def original_model(self) -> nn.Module:
         """The transformers model inside."""
         return self.module
+
+    @property
+    def _hook_registry(self) -> BridgePoints:
+        """The points by their Bridge names, and what is attached there. SAELens reads and writes it."""
+        return BridgePoints(self)
+
+    def _collect_hook_aliases_from_registry(self) -> dict[str, str]:
+        """The Bridge names of points by their usual names. SAELens calls it."""
+        return bridge_names(self._points)
 
     def tl_parameters(self) -> dict[str, Tensor]:
         """The weights by TransformerLens's names and in its layout; views of the model's own where possible."""
