@@ -58,9 +58,12 @@ class TopKSae(Controller, Detector):
     @property
     def context(self) -> AutoencoderContext:
         """Its settings; `lm` is the language model that it is registered on."""
-        if self._about.lm is None and self._context is not None:
-            self._about.lm = getattr(self._context, "language_model", None)
         return self._about
+
+    def attached(self, model: Any) -> None:
+        """Note that it is about to be used on `model`."""
+        super().attached(model)
+        self._about.lm = getattr(self._context, "language_model", None)
 
     @property
     def k(self) -> int | None:
@@ -76,7 +79,7 @@ class TopKSae(Controller, Detector):
         return self.sae_engine.encode(x)
 
     def decode(self, features: Tensor) -> Tensor:
-        """The activations that features stand for."""
+        """The reconstruction of activations from features."""
         return self.sae_engine.decode(features)
 
     def forward(self, x: Tensor) -> Tensor:
