@@ -5,10 +5,12 @@
 FOLDER gets two environments: `there` with TransformerLens 3.5.1, `here` with hookline in its place. Both have the same
 transformers and the same libraries. A suite is a checkout of a library, with its tests in `tests`. Tests that need a
 model from the hub fail in both, unless HF_HOME has it. The last column is what matters: of the tests that pass with
-TransformerLens, how many pass with hookline.
+TransformerLens, how many pass with hookline. EAP-IG is not on PyPI: its scores are compared if PYTHONPATH has the `src`
+of a checkout.
 """
 
 import argparse
+import importlib.util
 import os
 import subprocess
 import sys
@@ -85,7 +87,7 @@ def passed(folder: Path, name: str, suite: str, checkout: Path) -> set[str]:
 def results(name: str, path: Path) -> None:
     """Compute everything in this environment; the second one loads the first one's weights and prints differences."""
     stored = {} if name == "there" else torch.load(path)
-    for what, compute in {"splice": splice_loss, "attribution": attribution}.items():
+    for what, compute in {"splice": splice_loss, "attribution": attribution, "edges": edge_scores}.items():
         weights, values = compute(stored.get(what, {}).get("weights"))
         if name == "there":
             stored[what] = {"weights": weights, "values": values}
@@ -154,6 +156,40 @@ def attribution(weights: dict | None) -> tuple[dict, dict]:
     graph = attribute(prompt, model, verbose=False)
     logits, _ = model.feature_intervention(prompt, [(0, 3, 5, 2.0), (1, 4, 6, 3.0)])
     return weights, {"matrix": graph.adjacency_matrix, "logits after a change": logits}
+
+
+def edge_scores(weights: dict | None) -> tuple[dict, dict]:
+    """EAP-IG's scores of edges and nodes, by each of its methods, and the faithfulness of a circuit."""
+    if importlib.util.find_spec("eap") is None:
+        return {}, {}
+    from eap.attribute import attribute as score_edges
+    from eap.attribute_node import attribute_node
+    from eap.evaluate import evaluate_graph
+    from eap.graph import Graph
+    from transformer_lens import HookedTransformer
+
+    zeros = torch.zeros  # EAP-IG writes device="cuda" in the code
+    torch.zeros = lambda *size, device=None, **kw: zeros(*size, device=None if device == "cuda" else device, **kw)
+    model, values = HookedTransformer(_config()), {}
+    weights = _weights(model, weights)
+    for name in ("attn_result", "split_qkv_input", "hook_mlp_in"):
+        getattr(model, f"set_use_{name}")(True)
+    texts = [f"When Mary and John went to the store, {name} gave a drink to" for name in ("John", "Mary")]
+    data = [([texts[0]], [texts[1]], torch.tensor([[5335, 1757]]))]
+
+    def difference(logits: torch.Tensor, _clean: object, lengths: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return logits[0, lengths[0] - 1, labels[0]].diff().mean()
+
+    for method in ("EAP", "EAP-IG-inputs", "EAP-IG-activations", "clean-corrupted", "information-flow-routes"):
+        graph, steps = Graph.from_model(model), {"ig_steps": 4} if "IG" in method else {}
+        score_edges(model, graph, data, difference, method=method, quiet=True, **steps)
+        values[method] = graph.scores.clone()
+    graph.apply_topn(60, True)
+    values["a circuit"] = evaluate_graph(model, graph, data, lambda *given: difference(*given)[None], quiet=True)
+    graph = Graph.from_model(model, node_scores=True)
+    attribute_node(model, graph, data, difference, method="EAP", quiet=True)
+    torch.zeros = zeros
+    return weights, values | {"nodes": graph.nodes_scores.clone()}
 
 
 if __name__ == "__main__":
