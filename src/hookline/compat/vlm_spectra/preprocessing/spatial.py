@@ -78,8 +78,8 @@ class ImageInfo:
         if (low >= high).any():
             return CorrectedBbox((0.0, 0.0, 0.0, 0.0), clipped=True)
         scale = np.array(self.processed_size) / (last - first)
-        left, top, right, bottom = [*((low - first) * scale).tolist(), *((high - first) * scale).tolist()]
-        return CorrectedBbox((left, top, right, bottom), clipped)
+        corners = np.concatenate([(low - first) * scale, (high - first) * scale])
+        return CorrectedBbox((float(corners[0]), float(corners[1]), float(corners[2]), float(corners[3])), clipped)
 
     def correct_seg(self, mask: NDArray[np.bool_]) -> CorrectedSeg:
         """A mask of the original image in the processed one, by the nearest pixel."""
