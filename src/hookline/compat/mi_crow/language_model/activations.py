@@ -65,6 +65,5 @@ class LanguageModelActivations:
         options |= {"dtype": None if dtype is None else str(dtype), "save_attention_mask": save_attention_mask}
         layers, names = [str(each) for each in signatures], [lm.hooked.point(each).name for each in points]
         about = {"run_name": name, "model": lm.model_id, "layer_signatures": layers, "points": names}
-        about["options"] = options
-        store.put_run_metadata(name, about)
+        store.put_run_metadata(name, about | {"options": options})
         return name

@@ -74,7 +74,11 @@ class SaeTrainer:
         training = train(
             data,
             store.point_of(run_id, layer_signature),
-            **{"d_sae": about.n_latents, "kind": "topk", "k": config.k, "steps": steps, "lr": config.lr},
+            d_sae=about.n_latents,
+            kind="topk",
+            k=config.k,
+            steps=steps,
+            lr=config.lr,
             batch_size=config.batch_size,
             log_every=max(1, steps // config.epochs),
             device=config.device,

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from hookline.compat.mi_crow.mechanistic.sae.autoencoder_context import AutoencoderContext
 from hookline.compat.mi_crow.mechanistic.sae.concepts.autoencoder_concepts import AutoencoderConcepts
 from hookline.compat.mi_crow.mechanistic.sae.concepts.concept_dictionary import ConceptDictionary
-from hookline.compat.mi_crow.mechanistic.sae.sae_trainer import SaeTrainer, TopKSaeTrainingConfig
+from hookline.compat.mi_crow.mechanistic.sae.sae_trainer import SaeTrainer as SaeTrainer
+from hookline.compat.mi_crow.mechanistic.sae.sae_trainer import TopKSaeTrainingConfig as TopKSaeTrainingConfig
 from hookline.errors import HooklineError
 from hookline.hooks import Controller, Detector
 from hookline.sae import SAEConfig, SparseAutoencoder
