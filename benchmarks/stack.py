@@ -6,7 +6,8 @@ FOLDER gets two environments: `there` with TransformerLens 3.5.1, `here` with ho
 transformers and the same libraries. A suite is a folder with `tests` in it. If the library is beside them, as in a
 checkout, its own code is tested, else the installed release. Models and texts that the tests load from the hub are
 random: see `stack_hub.py`; with HF_HOME set, they are those of that folder. The last column is what matters: of the
-tests that pass with TransformerLens, how many pass with hookline.
+tests that pass with TransformerLens, how many pass with hookline. EAP-IG is not on PyPI: its
+scores are compared if PYTHONPATH has the `src` of a checkout.
 """
 
 import argparse

@@ -6,6 +6,7 @@
 `benchmarks/stack.py` runs both, each in its own environment.
 """
 
+import importlib.util
 import json
 import sys
 import tempfile
@@ -191,12 +192,45 @@ def attribution(model: Any) -> Values:
     }
 
 
+def edge_scores(model: Any) -> Values:
+    """EAP-IG's scores of edges and nodes, by each of its methods, and the faithfulness of a circuit."""
+    if importlib.util.find_spec("eap") is None:
+        return {}
+    from eap.attribute import attribute as score_edges
+    from eap.attribute_node import attribute_node
+    from eap.evaluate import evaluate_graph
+    from eap.graph import Graph
+
+    zeros = torch.zeros  # EAP-IG writes device="cuda" in the code
+    torch.zeros = lambda *size, device=None, **kw: zeros(*size, device=None if device == "cuda" else device, **kw)
+    values: Values = {}
+    for name in ("attn_result", "split_qkv_input", "hook_mlp_in"):
+        getattr(model, f"set_use_{name}")(True)
+    texts = [f"When Mary and John went to the store, {name} gave a drink to" for name in ("John", "Mary")]
+    data = [([texts[0]], [texts[1]], torch.tensor([[5335, 1757]]))]
+
+    def difference(logits: torch.Tensor, _clean: object, lengths: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return logits[0, lengths[0] - 1, labels[0]].diff().mean()
+
+    for method in ("EAP", "EAP-IG-inputs", "EAP-IG-activations", "clean-corrupted", "information-flow-routes"):
+        graph, steps = Graph.from_model(model), {"ig_steps": 4} if "IG" in method else {}
+        score_edges(model, graph, data, difference, method=method, quiet=True, **steps)
+        values[method] = graph.scores.clone()
+    graph.apply_topn(60, True)
+    values["a circuit"] = evaluate_graph(model, graph, data, lambda *given: difference(*given)[None], quiet=True)
+    graph = Graph.from_model(model, node_scores=True)
+    attribute_node(model, graph, data, difference, method="EAP", quiet=True)
+    torch.zeros = zeros
+    return values | {"nodes": graph.nodes_scores.clone()}
+
+
 COMPUTED: dict[str, tuple[Callable[[], Any], Callable[[Any], Values]]] = {
     "splice": (_with_autoencoders, splice),
     "store": (_plain, store),
     "evaluation": (_plain, evaluation),
     "training": (_plain, training),
     "attribution": (_replacement, attribution),
+    "edges": (_plain, edge_scores),
 }
 """What is computed, by its name in the table: a function that makes the model, and one that uses it."""
 

@@ -13,11 +13,13 @@ import tiny_models
 import tiny_vision
 import torch
 from torch import nn
-from transformers import AutoModel, AutoModelForSequenceClassification
+from transformers import AutoModel, AutoModelForSequenceClassification, BertConfig, BertForPreTraining
+from transformers.utils import ModelOutput
 
 import hookline
 from hookline import HookedModel, HooklineError, NeverFiredWarning, UnknownPointError
 from hookline.engine import interception
+from hookline.transformer.verify.probe import outcome
 from hookline.transformer.verify.report import verify_model
 
 IDS = torch.tensor([[5, 17, 42, 7, 3, 9, 22], [6, 7, 8, 9, 10, 11, 12]])
@@ -592,3 +594,13 @@ def test_lora_on_a_model_that_sees() -> None:
     model = hookline.hook(get_peft_model(tiny_vision.module_of("llava"), config).eval())
     assert {"vision.blocks.0.attn.hook_q", "blocks.0.attn.hook_q", "projector.hook_out"} <= set(model.hook_dict)
     assert verify_model(model, tiny_vision.inputs_of("llava")).failed() == []
+
+
+def test_a_model_with_two_heads_returns_the_logits_of_its_tokens() -> None:
+    sizes = {"vocab_size": 50, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
+    model = BertForPreTraining(BertConfig(**sizes, num_hidden_layers=1)).eval()
+    ids = torch.tensor([[1, 2, 3]])
+    with torch.no_grad():
+        assert torch.equal(hookline.hook(model)(ids), model(ids).prediction_logits)
+    with pytest.raises(HooklineError, match="has loss, none of which"):
+        outcome(ModelOutput(loss=torch.zeros(())))

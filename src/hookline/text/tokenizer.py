@@ -34,7 +34,7 @@ class Text:
         side: Side = padding_side or self._needed().padding_side
         if side not in ("left", "right"):
             raise HooklineError(f'padding_side must be "left" or "right", not {side!r}')
-        return self._padded(rows, width, side)
+        return self.padded(rows, side)
 
     def ids(self, text: str, prepend_bos: bool | None) -> list[int]:
         """The token ids of one text."""
@@ -48,7 +48,9 @@ class Text:
             raise HooklineError(f"the prompt {text!r} has no tokens")
         return ids
 
-    def _padded(self, rows: list[list[int]], width: int, side: Side) -> tuple[Tensor, Tensor]:
+    def padded(self, rows: list[list[int]], side: Side) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch pos"]]:
+        """Rows of token ids as one tensor, and its mask."""
+        width = max(map(len, rows))
         ids = torch.full((len(rows), width), self._pad_id(rows), dtype=torch.long)
         mask = torch.zeros_like(ids)
         for index, row in enumerate(rows):

@@ -87,7 +87,7 @@ class LensText(Text):
             raise HooklineError(f'padding_side must be "left" or "right", not {side!r}')
         rows = [self.ids(each, prepend_bos) for each in texts]
         rows = [self._cut(row) for row in rows] if truncate else rows
-        return self._padded(rows, max(map(len, rows)), side)
+        return self.padded(rows, side)
 
     def ids(self, text: str, prepend_bos: bool | None) -> list[int]:
         """The token ids of one text, after BOS by default."""

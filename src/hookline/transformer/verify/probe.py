@@ -15,6 +15,7 @@ from hookline.engine.names import lens_of
 from hookline.engine.order import Kind
 from hookline.engine.points import HookPoint, Site
 from hookline.engine.torch_hooks import TorchHooks
+from hookline.errors import HooklineError
 from hookline.transformer.anatomy import Block, Stack
 from hookline.transformer.architectures import Architecture, architecture
 from hookline.transformer.contexts import EagerAttention
@@ -204,8 +205,15 @@ def _reported(model: Any, part: Any, args: tuple[Any, ...], kwargs: dict[str, An
     return reported | {name: value for name, value in attentions.items() if name.endswith("attentions")}
 
 
+_OUTCOMES = ("logits", "prediction_logits", "logits_per_image", "last_hidden_state")
+
+
 def outcome(output: Any) -> Tensor:
     """The logits; image-text similarities of CLIP-like models; else the last hidden state."""
     if isinstance(output, Tensor):  # a wrapped model inside another wrapper, such as peft
         return output
-    return next(output[name] for name in ("logits", "logits_per_image", "last_hidden_state") if name in output)
+    for name in _OUTCOMES:
+        if name in output:
+            return output[name]
+    found = f"a {type(output).__name__} has {', '.join(output)}"
+    raise HooklineError(f"{found}, none of which is the output of a language model: call model.module instead")

@@ -41,15 +41,19 @@ class LanguageModelActivations:
         column: str | int | None = None,
         dtype: torch.dtype | None = None,
         max_length: int | None = None,
+        autocast: bool = False,
+        save_attention_mask: bool = False,
         verbose: bool = False,
     ) -> str:
         """Save the activations of one or several layers at every token except padding; returns the run's name.
 
         The data set is a list of texts, or has columns, one of which is `column`. An interrupted run is resumed when
-        this is called again with the same arguments.
+        this is called again with the same arguments. With `save_attention_mask`, the batches of the run have the mask.
         """
         from hookline.store import harvest
 
+        if autocast:
+            raise HooklineError("activations are saved in the dtype of the model: load it in another, or pass dtype=")
         lm, store = self._lm, self._lm.needed_store()
         name = run_name if run_name is not None else f"run_{datetime.now():%Y%m%d_%H%M%S_%f}"
         signatures = layer_signature if isinstance(layer_signature, list) else [layer_signature]
@@ -58,8 +62,8 @@ class LanguageModelActivations:
         points = [lm.layers.resolved(each) for each in signatures]
         options: dict[str, Any] = {"batch_size": batch_size, "column": column, "dtype": dtype, "max_tokens": max_length}
         harvest(lm.hooked, dataset, points, store.run_path(name) / "activations", progress=verbose, **options)
-        options["dtype"] = None if dtype is None else str(dtype)
-        layers = [str(each) for each in signatures]
-        about = {"run_name": name, "model": lm.model_id, "layer_signatures": layers, "options": options}
-        store.put_run_metadata(name, about)
+        options |= {"dtype": None if dtype is None else str(dtype), "save_attention_mask": save_attention_mask}
+        layers, names = [str(each) for each in signatures], [lm.hooked.point(each).name for each in points]
+        about = {"run_name": name, "model": lm.model_id, "layer_signatures": layers, "points": names}
+        store.put_run_metadata(name, about | {"options": options})
         return name

@@ -30,7 +30,15 @@ class LanguageModelContext:
     tokenizer = property(attrgetter("language_model.tokenizer"), doc="The tokenizer.")
     model_id = property(attrgetter("language_model.model_id"), doc="The name of the model.")
     layers = property(attrgetter("language_model.layers"), doc="The registry of hooks, by layer.")
-    store = property(attrgetter("language_model.store"), doc="The store, or None.")
+
+    @property
+    def store(self) -> Any:
+        """The store, or None."""
+        return self.language_model.store
+
+    @store.setter
+    def store(self, store: Any) -> None:
+        self.language_model.store = store
 
     @property
     def device(self) -> str:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from datetime import datetime
+from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from hookline.engine.recorder import StopForward
 from hookline.errors import HooklineError
@@ -50,6 +53,7 @@ class InferenceEngine:
         if autocast_dtype is not None and not autocast:
             raise HooklineError("autocast_dtype needs autocast=True")
         encodings = self._encodings(texts, tok_kwargs or {})
+        self.lm.get_input_tracker().set_current_texts(texts, encodings)
         device = next(iter(encodings.values())).device
         casting = torch.autocast(device.type, dtype=autocast_dtype) if autocast else nullcontext()
         with torch.inference_mode(), casting, self._controllers(with_controllers), EvalMode(self.lm.model):
@@ -57,17 +61,85 @@ class InferenceEngine:
                 return self._up_to(stop_after_layer, encodings), encodings
             return HookedModule.__call__(self.lm.hooked, **encodings), encodings
 
+    def infer_texts(
+        self,
+        texts: Sequence[str],
+        run_name: str | None = None,
+        batch_size: int | None = None,
+        *,
+        clear_detectors_before: bool = False,
+        save_in_batches: bool = True,
+        verbose: bool = False,
+        **options: Any,
+    ) -> tuple[Any, Any]:
+        """`execute_inference` in batches; returns the output and the encodings, or lists of them for several batches.
+
+        With `run_name`, what registered detectors recorded is saved to the store after each batch.
+        """
+        if clear_detectors_before:
+            self.lm.clear_detectors()
+        batches = tqdm(_batches(texts, batch_size), disable=not verbose)
+        found = [self._saving(batch, run_name, i, save_in_batches, options) for i, batch in enumerate(batches)]
+        if run_name is not None:
+            self._describe(run_name, batch_size or len(texts), options)
+        if len(found) == 1:
+            return found[0]
+        return [output for output, _ in found], [encodings for _, encodings in found]
+
+    def infer_dataset(
+        self,
+        dataset: Any,
+        run_name: str | None = None,
+        batch_size: int = 32,
+        *,
+        clear_detectors_before: bool = False,
+        save_in_batches: bool = True,
+        verbose: bool = False,
+        **options: Any,
+    ) -> str:
+        """`execute_inference` on all texts; saves what registered detectors recorded, and returns the run's name."""
+        self.lm.needed_store()
+        if clear_detectors_before:
+            self.lm.clear_detectors()
+        name = run_name if run_name is not None else f"run_{datetime.now():%Y%m%d_%H%M%S_%f}"
+        texts = iter(dataset)
+        for number in tqdm(count(), disable=not verbose):
+            if not (batch := list(islice(texts, batch_size))):
+                break
+            self._saving(batch, name, number, save_in_batches, options)
+        self._describe(name, batch_size, options)
+        return name
+
+    def _saving(
+        self, texts: Sequence[str], run_name: str | None, number: int, in_batches: bool, options: dict[str, Any]
+    ) -> tuple[Any, dict[str, Tensor]]:
+        """Run a batch, and save what detectors recorded if the run has a name."""
+        found = self.execute_inference(texts, **options)
+        if run_name is not None:
+            self.lm.save_detector_metadata(run_name, number, unified=not in_batches)
+        return found
+
+    def _describe(self, run_name: str, batch_size: int, options: dict[str, Any]) -> None:
+        about = {"batch_size": batch_size, "max_length": (options.get("tok_kwargs") or {}).get("max_length")}
+        meta = {"run_name": run_name, "model": self.lm.model_id, "options": about}
+        self.lm.needed_store().put_run_metadata(run_name, meta)
+
     def _encodings(self, texts: Sequence[str], options: dict[str, Any]) -> dict[str, Tensor]:
-        if isinstance(texts, str) or not texts:
-            raise HooklineError(f"texts must be a nonempty list of texts, not {texts!r}")
+        (texts,) = _batches(texts, None)
         hooked = self.lm.hooked
         if options:
-            encoded = self.lm.tokenize(list(texts), **{"padding": True, "return_tensors": "pt", **options})
-            ids, mask = encoded["input_ids"], encoded["attention_mask"]
+            ids, mask = self._tokenized(list(texts), {"padding": True, **options})
             hooked._text.check_ids(ids)
         else:
             ids, mask = hooked._text.encode(list(texts))
         return {"input_ids": ids.to(hooked._device), "attention_mask": mask.to(hooked._device)}
+
+    def _tokenized(self, texts: list[str], options: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        if options["padding"] is True and self.lm.tokenizer.pad_token is None:
+            rows = self.lm.tokenize(texts, **options | {"padding": False, "return_tensors": None})["input_ids"]
+            return self.lm.hooked._text.padded(rows, self.lm.tokenizer.padding_side)  # any token: the mask hides it
+        encoded = self.lm.tokenize(texts, **{"return_tensors": "pt", **options})
+        return encoded["input_ids"], encoded["attention_mask"]
 
     def _up_to(self, layer: str | int, encodings: dict[str, Tensor]) -> Any:
         stop = _Stop()
@@ -96,3 +168,12 @@ class InferenceEngine:
         if not isinstance(logits, Tensor):
             raise HooklineError(f"a {type(output).__name__} has no logits")
         return logits
+
+
+def _batches(texts: Sequence[str], batch_size: int | None) -> list[Sequence[str]]:
+    if isinstance(texts, str) or not texts:
+        raise HooklineError(f"texts must be a nonempty list of texts, not {texts!r}")
+    if batch_size is not None and batch_size < 1:
+        raise HooklineError(f"batch_size must be a positive integer, not {batch_size!r}")
+    size = batch_size or len(texts)
+    return [texts[start : start + size] for start in range(0, len(texts), size)]

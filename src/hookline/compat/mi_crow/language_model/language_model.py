@@ -13,6 +13,7 @@ from hookline.compat.mi_crow.language_model.activations import LanguageModelActi
 from hookline.compat.mi_crow.language_model.context import LanguageModelContext
 from hookline.compat.mi_crow.language_model.inference import InferenceEngine
 from hookline.compat.mi_crow.language_model.layers import LanguageModelLayers
+from hookline.compat.mi_crow.mechanistic.sae.concepts.input_tracker import InputTracker
 from hookline.compat.mi_crow.store.local_store import LocalStore
 from hookline.errors import HooklineError
 from hookline.hooks import Controller, Detector
@@ -39,7 +40,9 @@ class LanguageModel:
             raise HooklineError(f"{type(model).__name__} is not a supported language model")
         self.hooked = hooked
         self.store = LocalStore(store) if isinstance(store, str | Path) else store
-        self.model_id: str = model_id or str(getattr(model.config, "name_or_path", "") or type(model).__name__)
+        name = model_id or str(getattr(model.config, "name_or_path", "") or type(model).__name__)
+        self.model_id = name.replace("/", "_")  # usable as the name of a folder
+        self._tracker = InputTracker()
         self.context = LanguageModelContext(self)
         self.layers = LanguageModelLayers(self)
         self.inference = InferenceEngine(self)
@@ -110,11 +113,14 @@ class LanguageModel:
 
     def save_model(self, path: str | Path | None = None) -> Path:
         """Write the model and its tokenizer to a folder, by default in the store, for `from_local`."""
-        name = self.model_id.replace("/", "_")
-        folder = Path(path) if path is not None else self.needed_store().base_path / "models" / name
+        folder = Path(path) if path is not None else self.needed_store().base_path / "models" / self.model_id
         self.model.save_pretrained(folder)  # type: ignore[operator]
         self.tokenizer.save_pretrained(folder)
         return folder
+
+    def get_input_tracker(self) -> InputTracker:
+        """The texts of the current inference, once it is enabled."""
+        return self._tracker
 
     def tokenize(self, texts: list[str], **kwargs: Any) -> Any:
         """The tokenizer's output for these texts."""

@@ -35,6 +35,10 @@ class LanguageModelLayers(Registry):
         super().__init__(lm.hooked)
         contexts[lm.hooked._points.root] = lm.context
         self.store = lm.store
+        self.name_to_layer = {name: module for name, _, module in self._flattened()}
+
+    name_to_layer: dict[str, nn.Module]
+    """The modules by mi-crow's names. Other names for modules may be added."""
 
     def register_hook(
         self, layer_signature: Filter, hook: HookFunction, hook_type: HookType | str | None = None, **options: Any
@@ -66,18 +70,17 @@ class LanguageModelLayers(Registry):
             return layer_signature
         if match := _NUMBERED.fullmatch(layer_signature):
             return int(match[1])
-        return {name: path for name, path, _ in self._flattened()}.get(layer_signature, layer_signature)
+        if layer_signature not in self.name_to_layer:
+            return layer_signature
+        module, root = self.name_to_layer[layer_signature], self._model._points.root
+        paths = [path for name, path, each in self._flattened() if name == layer_signature or each is module]
+        return "output" if module is root else next(iter(paths), layer_signature)
 
     def _flattened(self) -> list[tuple[str, str, nn.Module]]:
         """All modules in mi-crow's order, each as (mi-crow's name, path, module)."""
         root = self._model._points.root
         prefix, modules = type(root).__name__.lower(), root.named_modules(remove_duplicate=False)
         return [(f"{prefix}_{path}".replace(".", "_"), path, module) for path, module in modules if path]
-
-    @property
-    def name_to_layer(self) -> dict[str, nn.Module]:
-        """The modules by mi-crow's names."""
-        return {name: module for name, _, module in self._flattened()}
 
     @property
     def idx_to_layer(self) -> dict[int, nn.Module]:

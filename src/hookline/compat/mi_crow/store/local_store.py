@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from hookline.compat.mi_crow.store.saved_batches import SavedBatches
 from hookline.engine.tensorfile import make_folder, read_json, read_tensors, taking_apart, write_bytes, write_tensors
 from hookline.errors import StoreError
 
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from hookline import store as stores
 
 TensorMetadata = dict[str, dict[str, Tensor]]
+_PLAIN = "tensors"
+"""The layer under which plain tensors are kept."""
 
 
 class LocalStore:
@@ -112,9 +116,15 @@ class LocalStore:
         return str(folder)
 
     def get_detector_metadata(self, run_id: str, batch_index: int) -> tuple[dict[str, Any], TensorMetadata]:
-        """The recordings of detectors in one batch: the metadata and the tensors, each by layer."""
+        """The recordings of detectors in one batch: the metadata and the tensors, each by layer.
+
+        Of a run of `lm.activations`, the activations of the batch, padded with 0.
+        """
         folder = self._batch(run_id, batch_index)
         if not os.path.exists(folder / "metadata.json"):
+            saved = self._saved(run_id)
+            if saved is not None and batch_index < len(saved):
+                return {layer: {} for layer in saved.points}, saved.tensors(batch_index)
             raise StoreError(f"run {run_id!r} has no batch {batch_index}; it has {self.list_run_batches(run_id)}")
         table, path = read_json(folder / "metadata.json"), folder / "tensors.safetensors"
         tensors, _ = read_tensors(path, "detectors", called="recordings of detectors", writer=None)
@@ -133,9 +143,48 @@ class LocalStore:
         return tensors[layer][key]
 
     def list_run_batches(self, run_id: str) -> list[int]:
-        """The numbers of the batches with recordings of detectors."""
+        """The numbers of the batches of recordings, activations or tensors."""
         parts = (name.partition("batch_") for name in _folders_in(self.run_path(run_id)))
-        return sorted(int(number) for before, _, number in parts if not before and number.isdecimal())
+        numbers = {int(number) for before, _, number in parts if not before and number.isdecimal()}
+        return sorted(numbers | set(range(len(self._saved(run_id) or ()))))
+
+    def get_run_batch(self, run_id: str, batch_index: int) -> dict[str, Tensor]:
+        """The tensors of a batch: of one layer as "activations", of several with the layer after that."""
+        _, tensors = self.get_detector_metadata(run_id, batch_index)
+        if _PLAIN in tensors:
+            return tensors[_PLAIN]
+        layers = {layer: some["activations"] for layer, some in tensors.items() if "activations" in some}
+        one = len(layers) == 1
+        return {"activations" if one else f"activations_{layer}": value for layer, value in layers.items()}
+
+    def put_run_batch(self, run_id: str, batch_index: int, tensors: dict[str, Tensor] | list[Tensor]) -> str:
+        """Write tensors as a batch of a run; a list gets the names item_0, item_1, …"""
+        named = tensors if isinstance(tensors, dict) else {f"item_{i}": each for i, each in enumerate(tensors)}
+        return self.put_detector_metadata(run_id, batch_index, {}, {_PLAIN: named})
+
+    def iter_run_batches(self, run_id: str) -> Iterator[dict[str, Tensor]]:
+        """All batches of a run, one after another."""
+        return self.iter_run_batch_range(run_id)
+
+    def iter_run_batch_range(
+        self, run_id: str, start: int = 0, stop: int | None = None, step: int = 1
+    ) -> Iterator[dict[str, Tensor]]:
+        """Some batches of a run, one after another."""
+        return (self.get_run_batch(run_id, number) for number in self.list_run_batches(run_id)[start:stop:step])
+
+    def point_of(self, run_id: str, layer_signature: str | int) -> str:
+        """The stored point of a layer whose activations were saved in a run."""
+        saved = self._saved(run_id)
+        points = {} if saved is None else saved.points
+        if str(layer_signature) not in points:
+            raise StoreError(f"run {run_id!r} has no activations of {layer_signature!r}; it has {list(points)}")
+        return points[str(layer_signature)]
+
+    def _saved(self, run_id: str) -> SavedBatches | None:
+        """The activations saved in a run, as batches."""
+        about = self.get_run_metadata(run_id)
+        is_saved = "points" in about and os.path.isdir(self.run_path(run_id) / "activations")
+        return SavedBatches(self.open_run(run_id), about) if is_saved else None
 
     def _batch(self, run_id: str, index: int) -> Path:
         if not isinstance(index, int) or index < 0:

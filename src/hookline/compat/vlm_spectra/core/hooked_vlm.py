@@ -173,7 +173,7 @@ class HookedVLM:
     ) -> Any:
         """The inputs of several chats, each with its image; padded on the left."""
         if len(tasks) != len(images):
-            raise InputsError(f"got {len(tasks)} tasks but {len(images)} images: pass one image per task")
+            raise InputsError(f"the number of tasks, {len(tasks)}, must match the number of images, {len(images)}")
         inputs, texts = self._prepared(tasks, images, self.prompt, append_text, assistant_prefill)
         return (inputs, texts) if return_text else inputs
 

@@ -12,7 +12,10 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from torch import Tensor
+
 from hookline.compat.vlm_spectra.core.activation_cache import ActivationCache, Key
+from hookline.compat.vlm_spectra.core.attention_masks import MaskHook
 from hookline.engine.actions import Record
 from hookline.engine.callbacks import HookObject, refuse_class
 from hookline.engine.hook_actions import HookAction
@@ -47,6 +50,9 @@ _NEWER = {"attn.hook_head_out": "attn.hook_result", "attn.hook_scores": "attn.ho
 
 _ROLE = re.compile(r"((?:lm|vision)\.(?:layer|attn|mlp))\.([a-z]+)")
 _BLOCK = re.compile(r"lm\.blocks\.(\d+|\*)\.(.+)")
+_MASK = re.compile(r"lm\.blocks\.(\d+|\*)\.attn\.hook_mask")
+_FLAT = (".attn.hook_q", ".attn.hook_k", ".attn.hook_v", ".attn.hook_z")
+"""Points whose heads are side by side in vlm-spectra's hooks; in its cache they are not."""
 _MODULES = {"hook_attn_out": "o", "hook_mlp_out": "mlp"}
 
 
@@ -127,6 +133,15 @@ class _Called(Hook):
         return describe(self.hook)
 
 
+class _CalledFlat(_Called):
+    """Calls a function with heads side by side, [batch, pos, heads * d_head], as a projection returns them."""
+
+    def __call__(self, module: Any, args: Any, kwargs: Any, output: Any) -> Any:
+        """Call the function; it may return either shape."""
+        new = self.hook(module, args, kwargs, output.flatten(2))
+        return new.view(output.shape) if isinstance(new, Tensor) and new.shape == output.flatten(2).shape else new
+
+
 class _Keeper(Recorder):
     """Records the value of a point in a cache; a later pass overwrites it."""
 
@@ -162,7 +177,10 @@ def _placed(given: Any, points: ModelPoints) -> tuple[HookObject, list[HookPoint
     """A hook and its point, declared by the hook itself or given as a name."""
     if isinstance(given, tuple) and len(given) == 2:
         name, hook = given
-        return _as_object(hook), places_of(name, points)
+        if match := _MASK.fullmatch(str(name)):
+            return MaskHook(_callable(hook)), places_of(f"lm.blocks.{match[1]}.attn.hook_in", points)
+        is_flat = str(name).endswith(_FLAT) and _BLOCK.fullmatch(str(name)) and not isinstance(hook, HookObject)
+        return _CalledFlat(_callable(hook)) if is_flat else _as_object(hook), places_of(name, points)
     hook = _as_object(given)
     if isinstance(hook, _Called):
         if not isinstance(getattr(given, "layer", None), int):
@@ -174,7 +192,11 @@ def _placed(given: Any, points: ModelPoints) -> tuple[HookObject, list[HookPoint
 def _as_object(hook: Any) -> HookObject:
     if isinstance(hook, HookObject):
         return hook
+    return _Called(_callable(hook))
+
+
+def _callable(hook: Any) -> Any:
     refuse_class(hook)
     if not callable(hook):
         raise InvalidHookError(f"{hook!r} is not callable: a hook is called as hook(module, args, kwargs, output)")
-    return _Called(hook)
+    return hook

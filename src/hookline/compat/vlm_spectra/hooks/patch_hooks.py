@@ -38,7 +38,7 @@ class Patch(Hook):
 
     def __init__(
         self,
-        layer: int,
+        layer: int | None,
         replacement: Tensor,
         token_idx: Positions,
         *,
@@ -93,8 +93,11 @@ class Patch(Hook):
                 value = (value if is_spread or value.ndim < 2 else value[..., None, :]).expand(x.shape)
         except RuntimeError:
             raise self._misfit(x, "") from None
-        if self.batch_idx is not None:
-            value = torch.where(chosen("batch_idx", self.batch_idx, x, 0), value, x)
+        new = self.combined(x, value)
+        return new if self.batch_idx is None else torch.where(chosen("batch_idx", self.batch_idx, x, 0), new, x)
+
+    def combined(self, x: Tensor, value: Tensor) -> Tensor:  # noqa: ARG002
+        """The new activation, from the current one and the replacement in its shape: the replacement."""
         return value
 
     def _spread(self, value: Tensor, x: Tensor, hook: HookPoint) -> Tensor:

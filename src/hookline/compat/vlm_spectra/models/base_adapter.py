@@ -17,6 +17,14 @@ def _size(name: str, doc: str) -> property:
 class ModelAdapter:
     """The modules and sizes of any model that hookline supports; one adapter serves all of them."""
 
+    SUPPORTED_MODELS = (
+        *(f"HuggingFaceTB/SmolVLM-{size}Instruct" for size in ("", "256M-", "500M-")),
+        *(f"Qwen/Qwen2.5-VL-{size}-Instruct" for size in ("3B", "7B", "72B")),
+        *("Qwen/Qwen3-VL-8B-Instruct", "ByteDance-Seed/UI-TARS-1.5-7B"),
+        *("llava-hf/llava-1.5-7b-hf", "llava-hf/llava-1.5-13b-hf"),
+    )
+    """The models that vlm-spectra names."""
+
     def __init__(self, hooked: HookedModel) -> None:
         self._hooked = hooked
 

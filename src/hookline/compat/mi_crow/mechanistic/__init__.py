@@ -1,0 +1,1 @@
+"""Sparse autoencoders as hooks, under mi-crow's path."""

@@ -1,0 +1,1 @@
+"""Sparse autoencoders as hooks: hookline's own, with mi-crow's methods."""

@@ -1,0 +1,1 @@
+"""Images and their patches, under vlm-spectra's path."""
