@@ -7,7 +7,7 @@ import hookline.experiments
 
 MODULES = (
     *("ablation", "attribution", "contrast", "edges", "figures", "head_detectors", "images", "logit_attribution"),
-    *("logit_lens", "metrics", "patching", "paths", "steering", "tracing"),
+    *("logit_lens", "metrics", "patching", "paths", "probes", "steering", "tracing"),
 )
 
 

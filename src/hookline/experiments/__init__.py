@@ -4,9 +4,9 @@
     result = hookline.experiments.patching.sweep(model, clean, corrupted, metric)
 
 `patching`, `attribution`, `edges` and `paths` compare a clean and a corrupted run; `ablation` and `tracing` remove or
-restore activations; `logit_attribution`, `logit_lens` and `head_detectors` read a run as it is; `steering` and
-`contrast` compare kinds of prompts; `images` is for vision-language models. `metrics` are what they all measure.
-`figures` shows attention and values over a text.
+restore activations; `logit_attribution`, `logit_lens` and `head_detectors` read a run as it is; `steering`,
+`contrast` and `probes` compare kinds of prompts; `images` is for vision-language models. `metrics` are what they all
+measure. `figures` shows attention and values over a text.
 """
 
 from importlib import import_module
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         metrics,
         patching,
         paths,
+        probes,
         steering,
         tracing,
     )
@@ -43,6 +44,7 @@ __all__ = [
     "metrics",
     "patching",
     "paths",
+    "probes",
     "steering",
     "tracing",
 ]
