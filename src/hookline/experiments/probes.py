@@ -150,7 +150,8 @@ class Probes(Result):
         with taking_apart(str(path)):
             head: dict[str, Any] = json.loads(metadata["content"])
             inner = {key: Result(tensors.pop(f"info.{key}"), **each) for key, each in head.pop("results").items()}
-            return cls(**tensors, **head | {"info": head["info"] | inner})
+            fields: dict[str, Any] = {**tensors, **head, "info": head["info"] | inner}
+            return cls(**fields)
 
     def _layer(self, layer: int) -> int:
         if layer not in self.layers:

@@ -57,7 +57,7 @@ def _of_texts(
 ) -> ProbeRows:
     if isinstance(texts, str):
         raise HooklineError(f"texts must be a list of texts, one for each label; got the text {texts!r:.60}")
-    work = Harvest(model, list(points), HarvestOptions(pos, batch_size=batch_size))  # type: ignore[arg-type]
+    work = Harvest(model, list(points), HarvestOptions(pos, batch_size=batch_size))
     examples, numbers = Examples(texts, None, as_text), list[Tensor]()
     found: dict[str, list[Tensor]] = {point.canonical_name: [] for point in points}
     tokens: list[bytes] = []
@@ -143,7 +143,7 @@ def _chosen(
     every = torch.ones(len(example), dtype=torch.bool)
     options = store.manifest.about.options
     stored, sample = options.get("positions"), options.get("sample", 1.0)
-    wanted = HarvestOptions(pos).recorded()["positions"]  # type: ignore[arg-type]
+    wanted = HarvestOptions(pos).recorded()["positions"]
     if pos is None or (stored == wanted and sample == 1):
         return every
     if not _has_all(store):
