@@ -8,7 +8,8 @@ from hookline.sae.quality import Quality, evaluate
 from hookline.sae.sae_config import SAEConfig
 from hookline.sae.splice import FeatureDetector, Splice, run_with_features
 from hookline.sae.top_contexts import Contexts, Profile, profile, top_contexts
-from hookline.sae.train import Metrics, Training, train
+from hookline.sae.train import Training, train, train_many
+from hookline.sae.training_plan import Metrics
 
 __all__ = [
     "SparseAutoencoder",
@@ -17,6 +18,7 @@ __all__ = [
     "FeatureDetector",
     "run_with_features",
     "train",
+    "train_many",
     "Training",
     "Metrics",
     "evaluate",
