@@ -117,11 +117,10 @@ class Points:
             if isinstance(module, HookPoint):
                 point = module.join(name, self.permanent)
             else:
-                point = self._inside(module, kind) if kind.is_inner else None
-                if point is None:
-                    site = Site(module, kind, lens_of(module, kind), stream=self._stream_of(module))
-                    site = replace(site, tap_type=PlainAttentionTap) if kind.is_inner else site
-                    point = HookPoint.at_site(name, site, self.permanent)
+                site = Site(module, kind, lens_of(module, kind), stream=self._stream_of(module))
+                site = replace(site, tap_type=PlainAttentionTap) if kind.is_inner else site
+                listed = self._inside(module, kind) if kind.is_inner else None
+                point = listed or HookPoint.at_site(name, site, self.permanent)
             self._points[module, kind] = point
         return self._points[module, kind]
 

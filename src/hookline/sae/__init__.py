@@ -4,6 +4,9 @@ See docs/sae.md.
 """
 
 from hookline.sae.autoencoder import SparseAutoencoder
+from hookline.sae.dashboard import dashboard
+from hookline.sae.position_quality import PositionQuality, QualityByPosition, evaluate_by_position
+from hookline.sae.published import published, releases
 from hookline.sae.quality import Quality, evaluate
 from hookline.sae.sae_config import SAEConfig
 from hookline.sae.splice import FeatureDetector, Splice, run_with_features
@@ -23,6 +26,12 @@ __all__ = [
     "Metrics",
     "evaluate",
     "Quality",
+    "evaluate_by_position",
+    "QualityByPosition",
+    "PositionQuality",
+    "published",
+    "releases",
+    "dashboard",
     "profile",
     "Profile",
     "top_contexts",

@@ -75,7 +75,9 @@ class TrainedKind:
 class TopK(TrainedKind):
     """Keeps the k largest features of each row."""
 
-    name, architecture, options = "topk", "topk", ("k",)
+    name: ClassVar[str] = "topk"
+    architecture: ClassVar[Architecture] = "topk"
+    options: ClassVar[tuple[str, ...]] = ("k",)
 
     def total(self, sae: SparseAutoencoder, x: Tensor, features: Tensor, error: Tensor, step: int) -> Tensor:  # noqa: ARG002
         """The squared error."""
@@ -85,7 +87,8 @@ class TopK(TrainedKind):
 class BatchTopK(TopK):
     """Keeps the largest features of a batch, k per row on average; after training, those above a threshold."""
 
-    name, architecture, options = "batchtopk", "jumprelu", ("k",)
+    name: ClassVar[str] = "batchtopk"
+    architecture: ClassVar[Architecture] = "jumprelu"
 
     def begin(self, sae: SparseAutoencoder) -> None:
         """The threshold is a running mean, and not trained."""
@@ -111,7 +114,8 @@ class Matryoshka(BatchTopK):
 
     def total(self, sae: SparseAutoencoder, x: Tensor, features: Tensor, error: Tensor, step: int) -> Tensor:  # noqa: ARG002
         """The mean over levels of the squared error of the features up to there."""
-        seen, start, total = sae.b_dec, 0, error
+        seen: Tensor = sae.b_dec
+        start, total = 0, error
         for level in self.plan.levels[:-1]:
             seen = seen + features[:, start:level] @ sae.W_dec[start:level]
             total, start = total + (seen - x).pow(2).sum(), level
@@ -131,7 +135,7 @@ class JumpReLU(TrainedKind):
     def loss(self, sae: SparseAutoencoder, x: Tensor, step: int) -> StepLoss:
         """The squared error, and the number of features, with estimated gradients of the threshold."""
         before = sae.projected(x) + sae.b_enc
-        features, is_active = _Jump.apply(before, sae.threshold)  # type: ignore[no-untyped-call]
+        features, is_active = _Jump.apply(before, sae.threshold)
         error = (sae.decode(features) - x).pow(2).sum()
         return StepLoss(features, error, error + self.plan.l0 * self.plan.warmed_up(step) * is_active.sum())
 
@@ -150,7 +154,7 @@ class _Jump(torch.autograd.Function):
         return before * is_active, is_active
 
     @staticmethod
-    def backward(ctx: Any, of_value: Tensor, of_count: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, of_value: Tensor, of_count: Tensor) -> tuple[Tensor, Tensor]:
         before, threshold, is_active = ctx.saved_tensors
         is_near = ((before - threshold).abs() < WIDTH / 2).to(before)
         moved = -(is_near / WIDTH * (threshold * of_value + of_count)).sum(0)

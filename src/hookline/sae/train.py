@@ -187,7 +187,7 @@ def _plan(
             raise HooklineError(
                 f'{name} does not apply to kind="{kind}", which has {" and ".join(KINDS[kind].options)}'
             )
-    l1, l0, k = (default if given[name] is None else given[name] for name, default in _DEFAULTS.items())
+    l1, l0, k = (default if given[name] is None else given[name] for name, default in _DEFAULTS)
     check_count("d_sae", d_sae)
     check_count("steps", steps)
     resampling = max(1, steps // 8) if resample_every is None else resample_every
@@ -203,7 +203,7 @@ def _plan(
     )
 
 
-_DEFAULTS = {"l1": L1, "l0": L0, "k": K}
+_DEFAULTS: tuple[tuple[str, Any], ...] = (("l1", L1), ("l0", L0), ("k", K))
 
 
 def _checkpoint(path: str | Path | None, every: int | None, steps: int) -> TrainingFile | None:
@@ -309,7 +309,7 @@ class Trainer:
         if not bool(loss.isfinite()):
             raise HooklineError(f"the loss is {loss.item()} at step {step}: lower lr, or check the activations")
         self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self._move(step)
         self.steps += 1
         with torch.no_grad():

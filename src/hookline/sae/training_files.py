@@ -35,7 +35,7 @@ class TrainingFile:
     def save(self, trainer: Trainer, batch: Tensor) -> None:
         """Write the state after a batch, whole or not at all."""
         parameters = dict(trainer.sae.named_parameters())
-        tensors = {f"sae.{name}": x for name, x in parameters.items()}
+        tensors: dict[str, Tensor] = {f"sae.{name}": x for name, x in parameters.items()}
         for name, x in parameters.items():
             state = trainer.optimizer.state.get(x, {})
             tensors |= {f"adam.{moment}.{name}": state[moment] for moment in _MOMENTS if moment in state}
