@@ -40,10 +40,10 @@ class Release:
 
 def releases(registry: str | Path | None = None) -> dict[str, Release]:
     """The releases of a registry, a YAML file in SAELens's format; by default that of an installed sae_lens."""
+    import yaml  # type: ignore[import-untyped]  # comes with transformers
+
     path = Path(registry) if registry is not None else _installed()
     try:
-        import yaml  # comes with transformers
-
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
         return {str(name): _release(str(name), given) for name, given in content.items()}
