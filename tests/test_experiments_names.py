@@ -6,8 +6,19 @@ import sys
 import hookline.experiments
 
 MODULES = (
-    *("ablation", "attribution", "circuits", "contrast", "edges", "figures", "head_detectors", "images", "jacobian"),
-    *("logit_attribution", "logit_lens", "metrics", "patching", "paths", "reading", "relevance", "steering", "tracing"),
+    *(
+        "ablation",
+        "attribution",
+        "circuits",
+        "contrast",
+        "edges",
+        "figures",
+        "head_detectors",
+        "images",
+        "jacobian",
+        "logit_attribution",
+    ),
+    *("logit_lens", "metrics", "patching", "paths", "probes", "reading", "relevance", "steering", "tracing"),
 )
 
 

@@ -351,7 +351,9 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
         mask = inputs.get("decoder_attention_mask" if self._anatomy.is_encoder_decoder else "attention_mask")
         return logits[torch.arange(len(logits), device=logits.device), last_columns(mask, logits)]
 
-    def verify(self, input: str | Tensor | Mapping[str, Any] | None = None, *, images: Images | None = None) -> Report:
+    def verify(  # type: ignore[override]
+        self, input: str | Tensor | Mapping[str, Any] | None = None, *, images: Images | None = None
+    ) -> Report:
         """Verify every point of this model: a table of what is verified, what is not available, and what fails.
 
         The input is text, tokens or keyword inputs; points of the vision tower are verified if it has `images`.

@@ -16,9 +16,9 @@ import hookline
 from hookline.edits import zero
 from hookline.engine import interception, taps
 from hookline.engine.blocks import UndoBlock, _entries, covered, end_all, surely
+from hookline.engine.modes import GradMode
 from hookline.engine.skipping import Skipping
 from hookline.experiments import patching
-from hookline.transformer.contexts import GradMode
 from hookline.weights.processing.swaps import Swaps
 
 

@@ -9,8 +9,9 @@ import hookline
 from hookline import HooklineError
 from hookline.errors import HooklineWarning
 from hookline.sae import SparseAutoencoder, Training, train
+from hookline.sae.dead_features import resample
 from hookline.sae.sources import source_of
-from hookline.sae.train import Trainer, TrainingPlan, resample
+from hookline.sae.train import Trainer, TrainingPlan
 
 POINT = "blocks.1.hook_resid_post"
 
@@ -179,7 +180,7 @@ def test_stored_dtypes_are_trained_on_in_full_precision(activations) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kind": "gated"}, 'kind must be "l1" or "topk", not \'gated\''),
+        ({"kind": "relu"}, "kind must be one of 'l1', .*'gated', not 'relu'"),
         ({"l1": 2.0}, 'l1 does not apply to kind="topk"'),
         ({"kind": "l1", "k": 3}, 'k does not apply to kind="l1"'),
         ({"k": 33}, "needs k from 1 to d_sae"),

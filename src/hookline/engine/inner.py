@@ -36,7 +36,7 @@ class InnerTap(Tap):
 
     def ignored_in(self, module: nn.Module) -> frozenset[str]:
         """The names of the children of the module in which nothing is intercepted."""
-        return self.interceptor.ignored & module._modules.keys()
+        return self.interceptor.ignored_in(module)
 
     def around(self, module: nn.Module) -> Callable[..., Any]:
         """Return a function that calls the module with interception, as its scope would; no child may be ignored."""
@@ -71,9 +71,10 @@ class InterceptScope:
         if self._is_whole:
             return
         self._take_off()
-        children = [module.get_submodule(name) for name in tap_type.interceptor.ignored & module._modules.keys()]
         make = tap_type.interceptor
-        enter, muted, back = partial(_enter, make, _taps_in(module, tap_type)), partial(_mute, 1), partial(_mute, -1)
+        children = [module.get_submodule(name) for name in make.ignored_in(module)]
+        enter = partial(_enter, make, _taps_in(module, tap_type))
+        muted, back = partial(_mute, module, 1), partial(_mute, module, -1)
         # Noted before they are attached, so that after an interrupt `release` finds all of them.
         self._hooks = [(module, enter), (module, _leave)]
         self._hooks += [(child, hook) for child in children for hook in (muted, back)]
@@ -105,8 +106,8 @@ def _leave(module: nn.Module, _args: Any, _output: Any) -> None:
     interception.stop_in(module)
 
 
-def _mute(more: int, *_: Any) -> None:
-    interception.mute(more)
+def _mute(module: nn.Module, more: int, *_: Any) -> None:
+    interception.mute(module, more)
 
 
 _scopes: WeakKeyDictionary[nn.Module, InterceptScope] = WeakKeyDictionary()

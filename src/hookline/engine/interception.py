@@ -1,7 +1,7 @@
 """Interception of torch functions inside a module while it runs.
 
 A module computes its intermediate values with a few torch functions. While a run looks into a module, the calls of
-those functions are intercepted, in this thread and this module only; `transformer/attention.py` and
+those functions are intercepted, in this thread and this module only; `attention.py` and
 `transformer/router.py` define what is intercepted.
 """
 
@@ -30,6 +30,11 @@ class FunctionInterceptor(TorchFunctionMode):
     """The names of children in which nothing is intercepted."""
     plain: ClassVar[frozenset[type[nn.Module]]] = frozenset()
     """Classes of children that call none of the functions that are intercepted."""
+
+    @classmethod
+    def ignored_in(cls, module: nn.Module) -> frozenset[str]:
+        """The names of the children of a module in which nothing is intercepted."""
+        return cls.ignored & module._modules.keys()
 
     def __init__(self, module: nn.Module, taps: Mapping[Kind, Tap]) -> None:
         super().__init__()
@@ -75,10 +80,12 @@ def stop_in(module: nn.Module) -> None:
         stop(mine[-1])
 
 
-def mute(more: int) -> None:
-    """Enter (1) or leave (-1) a child that is ignored."""
-    if stack.interceptors:
-        stack.interceptors[-1].muted += more
+def mute(module: nn.Module, more: int) -> None:
+    """Enter (1) or leave (-1) a child of `module` that is ignored."""
+    for interceptor in reversed(stack.interceptors):
+        if interceptor.module is module:
+            interceptor.muted += more
+            return
 
 
 def is_on_top(interceptor: FunctionInterceptor) -> bool:

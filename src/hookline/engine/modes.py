@@ -5,7 +5,8 @@ Torch calls a mode for every operation until it is removed from a stack, and an 
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import ContextDecorator
+from typing import Any, Self
 
 import torch
 from torch import overrides
@@ -56,3 +57,22 @@ def remove_ended() -> None:
 
 def _is_over(mode: TorchFunctionMode | TorchDispatchMode) -> bool:
     return bool(getattr(mode, "is_over", False))
+
+
+class GradMode(ContextDecorator, UndoBlock):
+    """`torch.set_grad_enabled` that restores the mode even if an interrupt arrives on exit."""
+
+    def __init__(self, is_on: bool) -> None:
+        self._wanted, self._before = is_on, torch.is_grad_enabled()
+
+    def _recreate_cm(self) -> Self:
+        """A new context for each call of a decorated function."""
+        return type(self)(self._wanted)
+
+    def open(self) -> None:
+        """Set the gradient mode."""
+        torch._C._set_grad_enabled(self._wanted)
+
+    def close(self) -> None:
+        """Restore the gradient mode."""
+        torch._C._set_grad_enabled(self._before)

@@ -7,8 +7,9 @@ The native dialect names the modules of any network by their paths:
     lstm[1][0]     a part of an output that is a tuple, list, dict or dataclass; without brackets, the first tensor
     cell#2         the third call of a module that is called several times in a forward pass
     input, output  of the network itself
+    attn.pattern   inside a module that computes attention: attn.q, attn.k, attn.scores, attn.pattern
 
-Where a module itself is called `input` or `output`, that name is the module's, and a colon asks for the event:
+Where a module itself is called `input`, `q` and so on, that name is the module's, and a colon asks for the event:
 `layer:output`.
 """
 
@@ -29,6 +30,7 @@ from hookline.engine.lenses import FIRST, Argument, Item, Lens, chained
 from hookline.engine.order import Kind
 from hookline.engine.passes import Stream
 from hookline.engine.permanent import PermanentHooks
+from hookline.engine.plain_attention import NAMES, HeadAxis, PlainAttentionTap, heads_of
 from hookline.engine.points import HookPoint, Site
 from hookline.engine.recording import ReadyRuns
 from hookline.engine.signatures import parameters_of
@@ -40,7 +42,9 @@ Filter: TypeAlias = (
     str | int | tuple[Any, ...] | nn.Module | re.Pattern[str] | Callable[[str], bool] | Iterable["Filter"] | None
 )
 
-_EVENT = re.compile(r"(?:(?P<path>.*)[.:]|:?)(?P<event>input|output)")
+_EVENT = re.compile(r"(?:(?P<path>.*)[.:]|:?)(?P<event>input|output|q|k|scores|pattern)")
+_KINDS = {"input": Kind.INPUT, "output": Kind.OUTPUT, **NAMES}
+_EVENTS = {kind: name for name, kind in _KINDS.items()}
 _NAME = re.compile(r"(?P<base>[^\[\]#]*)(?P<items>(?:\[[^\[\]]+\])*)(?:#(?P<call>\d+))?")
 
 
@@ -114,15 +118,23 @@ class Points:
                 point = module.join(name, self.permanent)
             else:
                 site = Site(module, kind, lens_of(module, kind), stream=self._stream_of(module))
-                point = HookPoint.at_site(name, site, self.permanent)
+                site = replace(site, tap_type=PlainAttentionTap) if kind.is_inner else site
+                listed = self._inside(module, kind) if kind.is_inner else None
+                point = listed or HookPoint.at_site(name, site, self.permanent)
             self._points[module, kind] = point
         return self._points[module, kind]
+
+    def _inside(self, module: nn.Module, kind: Kind) -> HookPoint | None:
+        """The listed point at an event inside a module, if there is one: that of a known architecture."""
+        listed = (point for point in self.hook_dict.values() if point.only is None)
+        return next((point for point in listed if point.site.module is module and point.site.kind is kind), None)
 
     def _native_name(self, path: str, kind: Kind) -> str:
         if kind is Kind.OUTPUT and path:
             return path
-        name = f"{path}.{kind.value}" if path else kind.value
-        return f"{path}:{kind.value}" if name in self._modules else name
+        event = _EVENTS[kind]
+        name = f"{path}.{event}" if path else event
+        return f"{path}:{event}" if name in self._modules else name
 
     def _stream_of(self, module: nn.Module) -> Stream:  # noqa: ARG002
         """The stream of the points at a module."""
@@ -186,7 +198,7 @@ class Points:
         if name in self._modules and name:
             path, kind = name, Kind.OUTPUT
         elif match is not None and (match["path"] or "") in self._modules:
-            path, kind = match["path"] or "", Kind(match["event"])
+            path, kind = match["path"] or "", _KINDS[match["event"]]
         else:
             return None
         module = self._modules[path]
@@ -354,7 +366,9 @@ def is_called(module: nn.Module) -> bool:
 def lens_of(module: nn.Module, kind: Kind, keys: tuple[int | str, ...] = ()) -> Lens:
     """The lens for an input or output of a module, or for a part of it."""
     lens: Lens = Item(keys) if keys else FIRST
-    if kind is Kind.INPUT:
+    if kind.is_inner:
+        lens = HeadAxis(heads_of(module)) if heads_of(module) > 1 else FIRST
+    elif kind is Kind.INPUT:
         names, positional = parameters_of(module)
         key, rest = (keys[0], keys[1:]) if keys else (None, ())
         lens = Argument(names, key, rest, positional)

@@ -5,8 +5,8 @@
 
 `patching`, `attribution`, `relevance`, `edges` and `paths` compare a clean and a corrupted run; `circuits` measures how
 much some edges account for; `ablation` and `tracing` remove or restore activations; `logit_attribution`, `logit_lens`
-and `head_detectors` read a run as it is; `jacobian` and `reading` translate activations into tokens; `steering` and
-`contrast` compare kinds of prompts; `images` is for vision-language models. `metrics` are what they all measure.
+and `head_detectors` read a run as it is; `jacobian` and `reading` translate activations into tokens; `steering`,
+`contrast` and `probes` compare kinds of prompts; `images` is for vision-language models. `metrics` are what they all measure.
 `figures` shows attention and values over a text.
 """
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         metrics,
         patching,
         paths,
+        probes,
         reading,
         relevance,
         steering,
@@ -50,6 +51,7 @@ __all__ = [
     "metrics",
     "patching",
     "paths",
+    "probes",
     "reading",
     "relevance",
     "steering",

@@ -14,6 +14,7 @@ from hookline.engine.permanent import permanent_hooks_of
 from hookline.engine.points import HookPoint
 from hookline.engine.split_values import check_not_sharded
 from hookline.errors import HooklineError
+from hookline.hooks.attention_check import AttentionReport, check_attention
 from hookline.hooks.registry import Registry
 
 
@@ -46,6 +47,14 @@ class HookedModule(Hooked, Delegate):
         if kwargs and _is_of_transformers(self.module):
             self._check_options(kwargs)
         return self._forward(*args, **kwargs)
+
+    def verify(self, *args: Any, **kwargs: Any) -> AttentionReport:
+        """Find the modules that compute attention on an input, and check the points inside it.
+
+        report = net.verify(image)
+        net.run_with_cache(image, names_filter=report.points)
+        """
+        return check_attention(self, args, kwargs)
 
     def _run_module(self, *args: Any, **kwargs: Any) -> Any:
         return self._run(self._called, args, kwargs)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hookline.engine.batch_index import drawn_once
 from hookline.engine.compiling import left_out
 from hookline.engine.halving import Fit
+from hookline.engine.modes import GradMode
 from hookline.engine.runs import Run
 from hookline.engine.schedule import active
 from hookline.engine.signatures import parameters_of
@@ -37,7 +38,6 @@ from hookline.rerun.joined import JoinedRun, change_action
 from hookline.rerun.prefix import empty_past, kept_pairs, prefix_cache
 from hookline.rerun.strategy import Strategy, fastest_strategy, is_close, stream_names
 from hookline.transformer.architectures import depends_on_length
-from hookline.transformer.contexts import GradMode
 from hookline.transformer.verify.probe import outcome
 
 if TYPE_CHECKING:

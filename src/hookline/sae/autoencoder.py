@@ -87,10 +87,7 @@ class SparseAutoencoder(nn.Module):
 
         An autoencoder over all heads (`hook_z`) also accepts [*place, head, d_head].
         """
-        inputs = self._normalized(self._cast(self.flattened(x)))
-        if self.cfg.apply_b_dec_to_input:
-            inputs = inputs - self.b_dec
-        found = inputs @ self.W_enc
+        found = self.projected(x)
         match self.cfg.architecture:
             case "gated":
                 return relu(found * self.r_mag.exp() + self.b_mag) * (found + self.b_gate > 0)
@@ -101,6 +98,13 @@ class SparseAutoencoder(nn.Module):
                 return self._largest(found + self.b_enc)
             case _:
                 return relu(found + self.b_enc)
+
+    def projected(self, x: Float[Tensor, "*any"]) -> Float[Tensor, "*place d_sae"]:
+        """Returns what the encoder directions find in activations, before biases and the nonlinearity."""
+        inputs = self._normalized(self._cast(self.flattened(x)))
+        if self.cfg.apply_b_dec_to_input:
+            inputs = inputs - self.b_dec
+        return inputs @ self.W_enc
 
     def decode(
         self, features: Float[Tensor, "*place d_sae"], x: Float[Tensor, "*place d_in"] | None = None

@@ -77,8 +77,8 @@ def evaluate(
     where = point_of(sae, point)
     losses = torch.zeros(4, dtype=torch.float64)
     active = torch.zeros(sae.d_sae, dtype=torch.float64)
-    ordinary, every, left_out = _Moments(sae), _Moments(sae), Outlying(factor=factor_of(outliers))
-    predicts = _predicts_next(model)
+    ordinary, every, left_out = Moments(sae), Moments(sae), Outlying(factor=factor_of(outliers))
+    predicts = predicts_next(model)
     for rows, ids, mask in text_batches(sae, model, texts, where, batch_size):
         x = rows[where]
         is_out, found = outlying(row_norms(x), outliers)
@@ -101,7 +101,7 @@ def evaluate(
     return Quality(l0, ordinary.explained, dead, loss, spliced, zeroed, every.explained, left_out)
 
 
-def _predicts_next(model: HookedModel) -> bool:
+def predicts_next(model: HookedModel) -> bool:
     """Whether the model predicts the next token of its input."""
     return model._anatomy.main.name != "encoder" and not model._anatomy.is_encoder_decoder
 
@@ -115,7 +115,7 @@ def _losses(model: HookedModel, ids: Tensor, mask: Tensor, spliced: list[Any], z
     return torch.tensor([*sums, int((mask[:, 1:] * mask[:, :-1]).sum())], dtype=torch.float64)
 
 
-class _Moments:
+class Moments:
     """Running sums over rows for the explained variance."""
 
     def __init__(self, sae: SparseAutoencoder) -> None:
@@ -132,4 +132,5 @@ class _Moments:
     @property
     def explained(self) -> float:
         """One minus the squared error as a fraction of the variance."""
-        return 1 - self.squared_error / (self.squares - float(self.sum.pow(2).sum()) / self.rows)
+        variance = self.squares - float(self.sum.pow(2).sum()) / self.rows
+        return 1 - self.squared_error / variance if variance > 0 else math.nan  # one row has none

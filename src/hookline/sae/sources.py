@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -19,6 +19,8 @@ from hookline.store import Rows, Store, open_store
 
 Data: TypeAlias = Store | str | Path | Tensor | ndarray | Iterable[Any]
 BATCH_SIZE = 1024
+Place: TypeAlias = tuple[int, int]
+"""The number of an epoch, and of a batch in it."""
 
 
 @dataclass(frozen=True)
@@ -34,25 +36,50 @@ class Source:
     is_of_heads: bool = False
     model_name: str | None = None
 
-    def batches(self) -> Iterator[Float[Tensor, "row d_in"]]:
-        """Yield batches, epoch after epoch."""
-        number = 0
-        while number == 0 or self.repeats:
-            is_empty = True
-            for batch in self.epoch(number):
-                if batch.numel():
-                    is_empty = False
-                    yield self._checked(batch)
-            if is_empty:
-                raise HooklineError("there are no activations to train on")
-            number += 1
-
-    def _checked(self, batch: Tensor) -> Tensor:
+    def checked(self, batch: Tensor) -> Float[Tensor, "row d_in"]:
+        """A batch as rows; an error if it has another width."""
         batch = batch.flatten(-2) if self.is_of_heads else batch
         if batch.shape[-1] != self.d_in:
             raise HooklineError(f"a batch has the width {batch.shape[-1]}, but earlier ones have {self.d_in}")
         batch = batch.detach().flatten(0, -2)
         return batch if batch.dtype == torch.float64 else batch.float()
+
+
+def placed_batches(
+    epoch: Callable[[int], Iterable[Mapping[str, Tensor]]], *, repeats: bool, start: Place | None = None
+) -> Iterator[tuple[Place, Mapping[str, Tensor]]]:
+    """Yield batches with their places, epoch after epoch; those before `start` are left out.
+
+    Epochs that repeat need not be read to be left out; batches that are given once are.
+    """
+    number = start[0] if start is not None and repeats else 0
+    while number == 0 or repeats:
+        is_empty, index = True, 0
+        for batch in epoch(number):
+            if all(x.numel() for x in batch.values()):
+                is_empty = False
+                if start is None or (number, index) >= start:
+                    yield (number, index), batch
+                index += 1
+        if is_empty:
+            raise HooklineError("there are no activations to train on")
+        number += 1
+
+
+def joint_source(
+    data: Store | str | Path, points: str | Sequence[str] | None, batch_size: int | None, seed: int
+) -> tuple[dict[str, Source], Callable[[int], Iterable[Mapping[str, Tensor]]]]:
+    """The source of each of several points of a store, and a function that reads the batches of an epoch at all."""
+    if not isinstance(data, Store | str | Path):
+        raise HooklineError(f"train_many takes a store, or its path, not a {type(data).__name__}")
+    store = open_store(data)
+    names, size = store.select(points), batch_size or BATCH_SIZE
+    sources = {name: source_of(store, name, batch_size, seed) for name in names}
+
+    def epoch(number: int) -> Iterator[Mapping[str, Tensor]]:
+        return (rows.activations for rows in store.batches(size, names, shuffle=True, seed=seed, epoch=number))
+
+    return sources, epoch
 
 
 def source_of(data: Data, point: str | None, batch_size: int | None, seed: int) -> Source:

@@ -1,10 +1,11 @@
-"""Train a sparse autoencoder on activations; the result has the autoencoder and its metrics."""
+"""Train sparse autoencoders on activations; the result has the autoencoder and its metrics."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -13,30 +14,16 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from hookline.errors import HooklineError, warn
 from hookline.sae.autoencoder import SparseAutoencoder
-from hookline.sae.sae_config import SAEConfig, check_count, is_count
-from hookline.sae.sources import Data, Source, source_of
+from hookline.sae.dead_features import DeadFeatures, resample
+from hookline.sae.kinds import KINDS
+from hookline.sae.sae_config import SAEConfig, check_count
+from hookline.sae.sources import Data, Place, Source, joint_source, placed_batches, source_of
+from hookline.sae.training_files import TrainingFile
+from hookline.sae.training_plan import L0, L1, K, Metrics, TrainingPlan
+from hookline.store import Store
 from hookline.text.outliers import Outliers, Outlying, factor_of, outlying, row_norms
 
-L1, K = 2.0, 16
-_Check: TypeAlias = tuple[Callable[[Any], bool], str]
-_LAST_RESAMPLING = 0.75
-"""The fraction of the steps after which no feature is resampled, so that the last ones can converge."""
-_SHARE = 0.2
-"""The norm of a resampled encoder direction, relative to the mean norm of those that are alive."""
-
-
-@dataclass(frozen=True)
-class Metrics:
-    """The metrics on the batches since the previous record."""
-
-    step: int
-    loss: float
-    l0: float
-    """The mean number of active features."""
-    explained_variance: float
-    """The fraction of the activations' variance that the reconstruction explains."""
-    dead: float
-    """The fraction of dead features."""
+KindName: TypeAlias = Literal["l1", "topk", "batchtopk", "matryoshka", "jumprelu", "gated"]
 
 
 @dataclass(frozen=True)
@@ -77,9 +64,11 @@ def train(
     point: str | None = None,
     *,
     d_sae: int,
-    kind: Literal["l1", "topk"] = "l1",
+    kind: KindName = "l1",
     l1: float | None = None,
+    l0: float | None = None,
     k: int | None = None,
+    levels: Sequence[int] | None = None,
     steps: int = 2000,
     batch_size: int | None = None,
     lr: float = 1e-3,
@@ -90,6 +79,8 @@ def train(
     log_every: int | None = None,
     outliers: Outliers = "exclude",
     seed: int = 0,
+    checkpoint: str | Path | None = None,
+    checkpoint_every: int | None = None,
     device: torch.device | str | None = None,
     progress: bool = True,
 ) -> Training:
@@ -100,15 +91,20 @@ def train(
         training.sae.save("my_sae")
 
     The data is a store (or its path), of which `point` selects the activations; a tensor or array [row, d_in]; or an
-    iterable of such batches. Each epoch has a new order, until `steps` is reached. "l1" is a ReLU autoencoder with an
-    L1 penalty of `l1` on the feature activations (for activations scaled to a mean norm of √d_in), "topk" keeps the `k`
-    largest features.
+    iterable of such batches. Each epoch has a new order, until `steps` is reached. Kinds: "l1" is a ReLU autoencoder
+    with an L1 penalty of `l1` on the feature activations (for activations scaled to a mean norm of √d_in), and "gated"
+    has the penalty on gates; "topk" keeps the `k` largest features, "batchtopk" those of a batch; "matryoshka" is a
+    "batchtopk" whose first features reconstruct by themselves, at each of `levels`; "jumprelu" has thresholds and a
+    penalty of `l0` on the number of features.
 
     `warm_up` and `decay` are the fractions of the steps in which the learning rate rises at the start and falls at the
-    end; `l1_warm_up` is the fraction in which the L1 penalty rises. Every `resample_every` steps (by default 8 times in
+    end; `l1_warm_up` is the fraction in which the penalty rises. Every `resample_every` steps (by default 8 times in
     all, 0 for never), features that were inactive since are resampled: pointed at poorly reconstructed inputs. Decoder
     directions have norm 1. The same seed gives the same autoencoder. Ctrl-C stops the training and returns the
     autoencoder so far.
+
+    With `checkpoint`, a file, the state is written every `checkpoint_every` steps (by default 10 times in all). Called
+    again with the same arguments, the training resumes there, and ends with the same bits as without interruption.
 
     Rows whose norm is over 10 times the median of their batch, such as attention sinks, are left out: they would decide
     the scale, the mean and the loss. `training.outlying` says how many they were. `outliers="include"` trains on all
@@ -116,182 +112,180 @@ def train(
 
     `device` is where it is trained: by default where a tensor of activations is, and the CPU for a store.
     """
-    plan = TrainingPlan(
-        *(kind, d_sae, L1 if l1 is None else l1, K if k is None else k, steps, lr, warm_up, decay, l1_warm_up),
-        *(max(1, steps // 8) if resample_every is None else resample_every, log_every or max(1, steps // 50), seed),
-    )
-    if (k if kind == "l1" else l1) is not None:
-        raise HooklineError(f'{"k" if kind == "l1" else "l1"} does not apply to kind="{kind}"')
+    given = {"l1": l1, "l0": l0, "k": k, "levels": levels}
+    schedule = (steps, lr, warm_up, decay, l1_warm_up, resample_every, log_every, seed)
+    plan = _plan(kind, d_sae, given, *schedule)
+    where = torch.device(device or (data.device if isinstance(data, Tensor) else "cpu"))
+    source, file = source_of(data, point, batch_size, seed), _checkpoint(checkpoint, checkpoint_every, steps)
     with torch.inference_mode(False), torch.enable_grad():  # whatever it is called in: training needs gradients
-        where = torch.device(device or (data.device if isinstance(data, Tensor) else "cpu"))
-        return Trainer(source_of(data, point, batch_size, seed), plan, where, outliers).run(progress)
+        trainer = Trainer(source, plan, where, outliers, file)
+        run = _Run({"": trainer}, lambda number: ({"": x} for x in source.epoch(number)))
+        return run.run(progress, repeats=source.repeats)[""]
 
 
-_NUMBER: _Check = (lambda x: math.isfinite(x) and x >= 0, "a nonnegative number")
-_FRACTION: _Check = (lambda x: 0 <= x <= 1, "a fraction of the steps, from 0 to 1")
-_VALID: dict[str, _Check] = {
-    "resample_every": (lambda x: x == 0 or is_count(x), "a number of steps, or 0 for never"),
-    **dict.fromkeys(("l1", "lr"), _NUMBER),
-    **dict.fromkeys(("warm_up", "decay", "l1_warm_up"), _FRACTION),
+def train_many(
+    data: Store | str | Path,
+    points: str | Sequence[str] | None = None,
+    *,
+    d_sae: int,
+    checkpoint: str | Path | None = None,
+    checkpoint_every: int | None = None,
+    outliers: Outliers = "exclude",
+    device: torch.device | str | None = None,
+    progress: bool = True,
+    **options: Any,
+) -> dict[str, Training]:
+    """Train an autoencoder at each of several points of a store, in one pass over it; returns them by point.
+
+        trained = hookline.sae.train_many(store, "blocks.*.hook_resid_post", d_sae=1024, kind="batchtopk")
+        trained["blocks.2.hook_resid_post"].sae
+
+    Each is the one that `train` gives at that point, with the same options. `checkpoint` is a folder, with a file for
+    each point.
+    """
+    known = {"l1": None, "l0": None, "k": None, "levels": None}
+    unknown = {*options} - {*known, *_SCHEDULE, "kind", "batch_size"}
+    if unknown:
+        raise HooklineError(f"train_many has no option {', '.join(sorted(unknown))}: it has those of train")
+    schedule = _SCHEDULE | {name: options[name] for name in _SCHEDULE if name in options}
+    given = {name: options.get(name) for name in known}
+    plan = _plan(options.get("kind", "l1"), d_sae, given, *schedule.values())
+    sources, epoch = joint_source(data, points, options.get("batch_size"), plan.seed)
+    trainers = {}
+    with torch.inference_mode(False), torch.enable_grad():
+        for name, source in sources.items():
+            path = None if checkpoint is None else Path(checkpoint) / f"{name}.safetensors"
+            file = _checkpoint(path, checkpoint_every, plan.steps)
+            trainers[name] = Trainer(source, plan, torch.device(device or "cpu"), outliers, file)
+        return _Run(trainers, epoch).run(progress, repeats=True)
+
+
+_SCHEDULE: dict[str, Any] = {
+    **{"steps": 2000, "lr": 1e-3, "warm_up": 0.05, "decay": 0.2, "l1_warm_up": 0.1},
+    **{"resample_every": None, "log_every": None, "seed": 0},
 }
+"""The defaults of `train`."""
 
 
-@dataclass(frozen=True)
-class TrainingPlan:
-    """The hyperparameters of a training run."""
-
-    kind: str
-    d_sae: int
-    l1: float
-    k: int
-    steps: int
-    lr: float
-    warm_up: float
-    decay: float
-    l1_warm_up: float
-    resample_every: int
-    log_every: int
-    seed: int
-
-    def __post_init__(self) -> None:
-        if self.kind not in ("l1", "topk"):
-            raise HooklineError(f'kind must be "l1" or "topk", not {self.kind!r}')
-        for name in ("d_sae", "k", "steps", "log_every"):
-            check_count(name, getattr(self, name))
-        for name, (is_valid, expected) in _VALID.items():
-            value = getattr(self, name)
-            if not is_valid(value):
-                raise HooklineError(f"{name} must be {expected}, not {value!r}")
-
-    def rate(self, step: int) -> float:
-        """The learning rate at a step: linear warm-up, constant, linear decay."""
-        rising = (step + 1) / max(1.0, self.warm_up * self.steps)
-        falling = (self.steps - step) / max(1.0, self.decay * self.steps)
-        return self.lr * min(1.0, rising, falling)
-
-    def l1_coefficient(self, step: int) -> float:
-        """The L1 coefficient at a step, with its warm-up."""
-        if self.kind == "topk":
-            return 0.0
-        return self.l1 * min(1.0, (step + 1) / max(1.0, self.l1_warm_up * self.steps))
-
-    def resamples(self, step: int) -> bool:
-        """Whether dead features are resampled after a step."""
-        every = self.resample_every
-        return bool(every) and (step + 1) % every == 0 and step + 1 <= _LAST_RESAMPLING * self.steps
-
-    @property
-    def patience(self) -> int:
-        """The number of inactive steps after which a feature counts as dead."""
-        return self.resample_every or max(1, self.steps // 8)
-
-    def config(self, source: Source) -> SAEConfig:
-        """The config of the autoencoder."""
-        return SAEConfig(
-            architecture="topk" if self.kind == "topk" else "standard",
-            d_in=source.d_in,
-            d_sae=self.d_sae,
-            k=self.k if self.kind == "topk" else None,
-            reshape_activations="hook_z" if source.is_of_heads else "none",
-            hook_name=source.hook_name,
-            metadata={"model_name": source.model_name, "trained_by": "hookline"},
-        )
+def _plan(
+    kind: Any,
+    d_sae: int,
+    given: Mapping[str, Any],
+    steps: int,
+    lr: float,
+    warm_up: float,
+    decay: float,
+    l1_warm_up: float,
+    resample_every: int | None,
+    log_every: int | None,
+    seed: int,
+) -> TrainingPlan:
+    if kind not in KINDS:
+        raise HooklineError(f"kind must be one of {', '.join(map(repr, KINDS))}, not {kind!r}")
+    for name, value in given.items():
+        if value is not None and name not in KINDS[kind].options:
+            raise HooklineError(
+                f'{name} does not apply to kind="{kind}", which has {" and ".join(KINDS[kind].options)}'
+            )
+    l1, l0, k = (default if given[name] is None else given[name] for name, default in _DEFAULTS)
+    check_count("d_sae", d_sae)
+    check_count("steps", steps)
+    resampling = max(1, steps // 8) if resample_every is None else resample_every
+    logging = log_every or max(1, steps // 50)
+    levels: tuple[int, ...] = ()
+    if kind == "matryoshka":
+        halves = sorted({max(1, d_sae // part) for part in (8, 4, 2, 1)})
+        levels = tuple(halves if given["levels"] is None else given["levels"])
+    if "k" in KINDS[kind].options and k > d_sae:
+        raise HooklineError(f'kind="{kind}" needs k from 1 to d_sae ({d_sae}), not {k!r}')
+    return TrainingPlan(
+        kind, d_sae, l1, k, steps, lr, warm_up, decay, l1_warm_up, resampling, logging, seed, l0=l0, levels=levels
+    )
 
 
-class DeadFeatures:
-    """Counts for how many steps each feature has been inactive."""
-
-    def __init__(self, d_sae: int, patience: int, device: torch.device) -> None:
-        self.steps = torch.zeros(d_sae, dtype=torch.long, device=device)
-        self.patience = patience
-
-    def update(self, features: Tensor) -> None:
-        """Count a batch."""
-        self.steps += 1
-        self.steps[(features > 0).any(0)] = 0
-
-    def indices(self) -> Tensor:
-        """The features that have been inactive for `patience` steps."""
-        return (self.steps >= self.patience).nonzero().flatten()
-
-    def share(self) -> float:
-        """The fraction of dead features."""
-        return len(self.indices()) / len(self.steps)
+_DEFAULTS: tuple[tuple[str, Any], ...] = (("l1", L1), ("l0", L0), ("k", K))
 
 
-@torch.no_grad()
-def resample(
-    sae: SparseAutoencoder, optimizer: torch.optim.Adam, dead_features: DeadFeatures, x: Tensor, random: torch.Generator
-) -> int:
-    """Point dead features at poorly reconstructed inputs, sampled by their error; returns how many were resampled."""
-    dead = dead_features.indices()
-    if not len(dead):
-        return 0
-    error = x - sae(x)
-    odds = error.pow(2).sum(1).pow(2).double().cpu() + 1e-30
-    chosen = torch.multinomial(odds, len(dead), replacement=len(dead) > len(x), generator=random)
-    directions = nn.functional.normalize(error[chosen.to(x.device)], dim=1)
-    alive = dead_features.steps < dead_features.patience
-    norm = sae.W_enc[:, alive].norm(dim=0).mean() if bool(alive.any()) else 1.0
-    sae.W_dec[dead] = directions
-    sae.W_enc[:, dead] = (directions * norm * _SHARE).T
-    sae.b_enc[dead] = 0
-    for parameter, axis in ((sae.W_dec, 0), (sae.W_enc, 1), (sae.b_enc, 0)):
-        for moment in ("exp_avg", "exp_avg_sq"):
-            if parameter in optimizer.state:
-                optimizer.state[parameter][moment].index_fill_(axis, dead, 0)
-    dead_features.steps[dead] = 0
-    return len(dead)
+def _checkpoint(path: str | Path | None, every: int | None, steps: int) -> TrainingFile | None:
+    if path is None:
+        if every is not None:
+            raise HooklineError("checkpoint_every needs checkpoint=, the file to write to")
+        return None
+    check_count("checkpoint_every", 1 if every is None else every)
+    return TrainingFile(Path(path), every or max(1, steps // 10))
+
+
+def config_of_plan(plan: TrainingPlan, source: Source) -> SAEConfig:
+    """The config of the autoencoder that a plan trains."""
+    architecture = KINDS[plan.kind].architecture
+    return SAEConfig(
+        architecture=architecture,
+        d_in=source.d_in,
+        d_sae=plan.d_sae,
+        k=plan.k if architecture == "topk" else None,
+        reshape_activations="hook_z" if source.is_of_heads else "none",
+        hook_name=source.hook_name,
+        metadata={"model_name": source.model_name, "trained_by": "hookline", "trained_as": plan.kind},
+    )
 
 
 class Trainer:
-    """One training run: the autoencoder, its optimizer, and its statistics."""
+    """The training of one autoencoder: its optimizer and its statistics."""
 
     def __init__(
-        self, source: Source, plan: TrainingPlan, device: torch.device, outliers: Outliers = "exclude"
+        self,
+        source: Source,
+        plan: TrainingPlan,
+        device: torch.device,
+        outliers: Outliers = "exclude",
+        checkpoint: TrainingFile | None = None,
     ) -> None:
-        self.source, self.plan, self.device = source, plan, device
+        self.source, self.plan, self.device, self.checkpoint = source, plan, torch.device(device), checkpoint
         self.outliers, self.outlying = outliers, Outlying(factor=factor_of(outliers))
-        self.sae = SparseAutoencoder(plan.config(source), seed=plan.seed).to(device)
+        self.kind = KINDS[plan.kind](plan)
+        self.sae = SparseAutoencoder(config_of_plan(plan, source), seed=plan.seed).to(device)
+        self.kind.begin(self.sae)
         self.optimizer = torch.optim.Adam(self.sae.parameters(), lr=plan.lr)
         self.random = torch.Generator().manual_seed(plan.seed)
-        self.dead_features = DeadFeatures(plan.d_sae, plan.patience, device)
+        self.dead_features = DeadFeatures(plan.d_sae, plan.patience, self.device)
         self.history: list[Metrics] = []
-        self.sums = torch.zeros(4, dtype=torch.float64, device=device)
-        self.scale, self.steps, self.resampled, self.is_interrupted = 1.0, 0, 0, False
+        self.sums = torch.zeros(4, dtype=torch.float64, device=self.device)
+        self.scale, self.steps, self.resampled = 1.0, 0, 0
+        self.place: Place | None = None
+        """The last batch that it was trained on."""
 
-    def run(self, progress: bool) -> Training:
-        """Run all steps; Ctrl-C stops early."""
-        batches = self.source.batches()
-        with tqdm(total=self.plan.steps, disable=not progress, delay=2, leave=False, unit=" steps") as bar:
-            try:
-                self._run(batches, bar)
-            except KeyboardInterrupt:
-                if not self.steps:
-                    raise
-                self.is_interrupted = True
-        if self.steps % self.plan.log_every:
+    @property
+    def is_done(self) -> bool:
+        """Whether all steps are done."""
+        return self.steps >= self.plan.steps
+
+    def feed(self, batch: Tensor, place: Place) -> None:
+        """Train on a batch, unless a checkpoint says that it was; then check that it is the same."""
+        batch = self.source.checked(batch)
+        if self.place is not None and place <= self.place:
+            if place == self.place and self.checkpoint is not None:
+                self.checkpoint.check_batch(batch)
+            return
+        if self.is_done:
+            return
+        x = self._ordinary(batch.to(device=self.device, dtype=torch.float32))
+        if not self.steps:
+            self._begin(x)
+        self._step(x * self.scale)
+        self.place = place
+        if self.steps % self.plan.log_every == 0:
             self._log()
-        if self.steps < self.plan.steps and not self.is_interrupted:
-            warn(
-                f"the batches ended after {self.steps} of {self.plan.steps} steps, so the learning rate did not "
-                f"decay: set steps to the number of batches",
-            )
-        self._unscale()
-        return Training(self.sae, tuple(self.history), self.steps, self.resampled, self.is_interrupted, self.outlying)
+        if self.checkpoint is not None and (self.steps % self.checkpoint.every == 0 or self.is_done):
+            self.checkpoint.save(self, batch)
 
-    def _run(self, batches: Iterator[Tensor], bar: Any) -> None:
-        for x in batches:
-            x = self._ordinary(x.to(device=self.device, dtype=torch.float32))
-            if not self.steps:
-                self._begin(x)
-            self._step(x * self.scale)
-            bar.update()
-            if self.steps % self.plan.log_every == 0:
-                self._log()
-                bar.set_postfix(loss=f"{self.history[-1].loss:.3g}", l0=f"{self.history[-1].l0:.3g}")
-            if self.steps == self.plan.steps:
-                return
+    def finished(self, *, is_interrupted: bool) -> Training:
+        """The autoencoder for activations as they are, with the metrics."""
+        if self.steps > (self.history[-1].step if self.history else 0):
+            self._log()
+        self._unscale()
+        self.sae.requires_grad_(True)
+        history = tuple(self.history)
+        return Training(self.sae, history, self.steps, self.resampled, is_interrupted, self.outlying)
 
     def _ordinary(self, x: Tensor) -> Tensor:
         """The rows of a batch that are not outlying."""
@@ -310,9 +304,8 @@ class Trainer:
 
     def _step(self, x: Tensor) -> None:
         sae, step = self.sae, self.steps
-        features = sae.encode(x)
-        mse = (sae.decode(features) - x).pow(2).sum()
-        loss = (mse + self.plan.l1_coefficient(step) * features.sum()) / len(x)
+        features, mse, total = self.kind.loss(sae, x, step)
+        loss = total / len(x)
         if not bool(loss.isfinite()):
             raise HooklineError(f"the loss is {loss.item()} at step {step}: lower lr, or check the activations")
         self.optimizer.zero_grad()
@@ -336,6 +329,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = self.plan.rate(step)
         self.optimizer.step()
+        self.kind.settle(self.sae)
         self._normalize()
 
     def _normalize(self) -> None:
@@ -351,7 +345,52 @@ class Trainer:
 
     @torch.no_grad()
     def _unscale(self) -> None:
-        """Fold the scale into the weights: the encoder is homogeneous, so only the biases change."""
+        """Fold the scale into the weights: the encoder is homogeneous, so only biases and thresholds change."""
         self._normalize()  # Ctrl-C may have interrupted a step
-        self.sae.b_enc.div_(self.scale)
-        self.sae.b_dec.div_(self.scale)
+        for name, each in self.sae.named_parameters():
+            if each.ndim == 1 and name != "r_mag":  # a factor
+                each.div_(self.scale)
+
+
+class _Run:
+    """Trainers that get the same batches, each at its own point."""
+
+    def __init__(self, trainers: Mapping[str, Trainer], epoch: Callable[[int], Iterable[Mapping[str, Tensor]]]) -> None:
+        self.trainers, self.epoch = trainers, epoch
+
+    def run(self, progress: bool, *, repeats: bool) -> dict[str, Training]:
+        """Run all steps; Ctrl-C stops early."""
+        for trainer in self.trainers.values():
+            if trainer.checkpoint is not None:
+                trainer.checkpoint.restore(trainer)
+        first = next(iter(self.trainers.values()))
+        is_interrupted, total = False, first.plan.steps
+        with tqdm(total=total, disable=not progress, delay=2, leave=False, unit=" steps") as bar:
+            try:
+                self._run(repeats, bar)
+            except KeyboardInterrupt:
+                if not all(trainer.steps for trainer in self.trainers.values()):
+                    raise
+                is_interrupted = True
+        if not first.is_done and not is_interrupted:
+            warn(
+                f"the batches ended after {first.steps} of {total} steps, so the learning rate did not "
+                f"decay: set steps to the number of batches",
+            )
+        return {name: each.finished(is_interrupted=is_interrupted) for name, each in self.trainers.items()}
+
+    def _run(self, repeats: bool, bar: Any) -> None:
+        if all(trainer.is_done for trainer in self.trainers.values()):
+            return
+        places = [trainer.place for trainer in self.trainers.values()]
+        start = min((each for each in places if each is not None), default=None) if None not in places else None
+        for place, batch in placed_batches(self.epoch, repeats=repeats, start=start):
+            for name, trainer in self.trainers.items():
+                trainer.feed(batch[name], place)
+            steps = max(trainer.steps for trainer in self.trainers.values())
+            bar.update(steps - bar.n)
+            last = next(iter(self.trainers.values())).history[-1:]
+            if last and last[0].step == steps:
+                bar.set_postfix(loss=f"{last[0].loss:.3g}", l0=f"{last[0].l0:.3g}")
+            if all(trainer.is_done for trainer in self.trainers.values()):
+                return

@@ -1,11 +1,9 @@
-"""Context managers that change a model's mode and restore it: eval mode, eager attention, gradients."""
+"""Context managers that change a model's mode and restore it: eval mode, eager attention."""
 
 from __future__ import annotations
 
-from contextlib import ContextDecorator
-from typing import Any, Self
+from typing import Any
 
-import torch
 from torch import nn
 
 from hookline.engine.blocks import UndoBlock
@@ -44,22 +42,3 @@ class EagerAttention(UndoBlock):
     def close(self) -> None:
         """Restore the attention implementation of each submodel."""
         self._model.set_attn_implementation(self._own)
-
-
-class GradMode(ContextDecorator, UndoBlock):
-    """`torch.set_grad_enabled` that restores the mode even if an interrupt arrives on exit."""
-
-    def __init__(self, is_on: bool) -> None:
-        self._wanted, self._before = is_on, torch.is_grad_enabled()
-
-    def _recreate_cm(self) -> Self:
-        """A new context for each call of a decorated function."""
-        return type(self)(self._wanted)
-
-    def open(self) -> None:
-        """Set the gradient mode."""
-        torch._C._set_grad_enabled(self._wanted)
-
-    def close(self) -> None:
-        """Restore the gradient mode."""
-        torch._C._set_grad_enabled(self._before)

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from torch import nn
 
+from hookline.engine.attention import AttentionTap
 from hookline.engine.derived import Added, Difference, ExpandBatch, Keys, MergeTiles, Unflatten
 from hookline.engine.lenses import FIRST, Lens, chained
 from hookline.engine.names import lens_of
@@ -17,7 +18,6 @@ from hookline.engine.split_values import completing
 from hookline.transformer import roles
 from hookline.transformer.anatomy import Block, Stack
 from hookline.transformer.architectures import architecture
-from hookline.transformer.attention import AttentionTap
 from hookline.transformer.layout_lenses import Heads, HeadsFirst, Interleaved, Slice, Times, TimesParameter
 from hookline.transformer.norms import norm_of, norm_sites
 from hookline.transformer.per_head import HeadResult, ThroughNorm, per_head_inputs

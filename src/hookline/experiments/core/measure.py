@@ -14,6 +14,7 @@ from torch import Tensor
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from hookline.engine.halving import Fit
+from hookline.engine.modes import GradMode
 from hookline.engine.snapshots import snapshot
 from hookline.errors import HooklineError
 from hookline.experiments.core.labels import Label
@@ -25,7 +26,6 @@ from hookline.experiments.result import Result
 from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.changes import Variant
-from hookline.transformer.contexts import GradMode
 
 Metrics: TypeAlias = Mapping[str, Callable[[Tensor], Any]]
 

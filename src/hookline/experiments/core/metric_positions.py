@@ -13,10 +13,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hookline.engine.modes import Modes
+from hookline.engine.modes import GradMode, Modes
 from hookline.engine.torch_hooks import TorchHooks
 from hookline.experiments.metrics import MetricFunction, checked_value
-from hookline.transformer.contexts import GradMode
 from hookline.transformer.norms import upcast
 
 # Operations that pass NaN on from their inputs to their outputs, where an index or a condition is constant. All others

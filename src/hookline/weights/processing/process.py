@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from hookline.engine import compiling
 from hookline.engine.blocks import UndoBlock, surely
+from hookline.engine.modes import GradMode
 from hookline.engine.split_values import check_not_sharded
 from hookline.engine.taps import lock
 from hookline.errors import HooklineError
-from hookline.transformer.contexts import GradMode
 from hookline.transformer.verify.probe import outcome
 from hookline.weights.processing.centering import center_unembed, center_writers
 from hookline.weights.processing.folding import fold_norms

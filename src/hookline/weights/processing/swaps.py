@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from hookline.engine.modes import GradMode
 from hookline.errors import HooklineError
-from hookline.transformer.contexts import GradMode
 
 
 class Swaps:

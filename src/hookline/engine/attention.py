@@ -18,10 +18,10 @@ from torch.nn import functional as F
 from hookline.engine.deferred import Deferred, kept
 from hookline.engine.inner import InnerTap
 from hookline.engine.interception import FunctionInterceptor
+from hookline.engine.modes import GradMode
 from hookline.engine.order import Kind
 from hookline.engine.schedule import active
 from hookline.engine.taps import Tap
-from hookline.transformer.contexts import GradMode
 
 _FUSED = F.scaled_dot_product_attention
 _SOFTMAX = frozenset({torch.softmax, F.softmax, Tensor.softmax, torch._softmax})

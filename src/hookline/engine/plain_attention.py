@@ -1,0 +1,113 @@
+"""Attention in any module: queries, keys, scores and patterns, wherever torch functions compute them.
+
+A module computes attention by `scaled_dot_product_attention`, by `multi_head_attention_forward` (in
+nn.MultiheadAttention), or by a softmax of a product of two activations. The functions are intercepted only while
+somebody looks, and only those that the module calls itself: children with parameters have points of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hookline.engine.attention import AttentionInterceptor, AttentionTap
+from hookline.engine.order import Kind
+from hookline.engine.taps import Tap
+
+NAMES = {"q": Kind.QUERY, "k": Kind.KEY, "scores": Kind.SCORES, "pattern": Kind.PATTERN}
+"""The last part of the name of a point inside attention: `encoder.0.attn.pattern`."""
+
+_HEADS = ("num_heads", "heads", "n_heads", "num_attention_heads", "n_head", "nhead")
+_SOFTMAX = frozenset({torch.softmax, F.softmax, Tensor.softmax, torch._softmax})
+_PRODUCTS = frozenset({torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm, torch.baddbmm})
+_EINSUM = torch.functional.einsum
+_WHOLE = F.multi_head_attention_forward
+_OPENED = FunctionType(
+    _WHOLE.__code__, {**vars(F), "has_torch_function": lambda _tensors: False}, _WHOLE.__name__, _WHOLE.__defaults__
+)
+"""Torch's function, except that it does not pass itself on to interceptors: the functions that it calls reach them."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadAxis:
+    """A tensor with heads beside the batch, `(b h) p e`, read as `b h p e`; any other as it is."""
+
+    is_pure: ClassVar[bool] = True
+    heads: int
+
+    def get(self, value: Tensor) -> Tensor:
+        """The heads on an axis of their own."""
+        return value.unflatten(0, (-1, self.heads)) if self._is_flat(value) else value
+
+    def put(self, value: Tensor, tensor: Tensor) -> Tensor:
+        """The tensor as the module computes it."""
+        return tensor.flatten(0, 1) if self._is_flat(value) else tensor
+
+    def _is_flat(self, value: Tensor) -> bool:
+        return value.ndim == 3 and value.shape[0] % self.heads == 0
+
+
+def heads_of(module: nn.Module) -> int:
+    """The number of heads that a module says it has; 1 if it does not say."""
+    found = (vars(module).get(name) for name in _HEADS)
+    return next((each for each in found if isinstance(each, int) and not isinstance(each, bool) and each > 0), 1)
+
+
+class PlainAttentionInterceptor(AttentionInterceptor):
+    """Intercepts the attention of any module, as often as it computes it in one call."""
+
+    @classmethod
+    def ignored_in(cls, module: nn.Module) -> frozenset[str]:
+        """Children with parameters; a softmax or a product that is a module of its own belongs to its parent."""
+        found: set[str] = set()
+        for name, each in module.named_children():
+            if type(each).forward is nn.Module.forward and "forward" not in vars(each):  # a list of modules
+                found |= {f"{name}.{below}" for below in cls.ignored_in(each)}
+            elif type(each) not in cls.plain and next(each.parameters(), None) is not None:
+                found.add(name)
+        return frozenset(found)
+
+    def __init__(self, module: nn.Module, taps: Mapping[Kind, Tap]) -> None:
+        super().__init__(module, taps)
+        self.has_pattern = False  # whether the next product is that of a pattern and the values
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Called by torch instead of `func`."""
+        if self.muted:
+            return func(*args, **kwargs or {})
+        if func is _WHOLE:
+            with self:
+                return _OPENED(*args, **kwargs or {})
+        if func in _PRODUCTS or func is _EINSUM:
+            if self.has_pattern:
+                self.has_pattern = self.seen_qk = False
+                return func(*args, **kwargs or {})
+            if func is _EINSUM and not self.seen_qk:
+                return self._einsum(args)
+        if func in _SOFTMAX:
+            if not self.seen_qk:  # not of a product: a router, a gate, …
+                return func(*args, **kwargs or {})
+            self.has_pattern = True
+        return super().__torch_function__(func, types, args, kwargs)
+
+    def _einsum(self, args: tuple[Any, ...]) -> Any:
+        equation, *operands = args
+        if len(operands) != 2 or not all(isinstance(each, Tensor) and each.ndim >= 3 for each in operands):
+            return _EINSUM(*args)
+        self.seen_qk = True
+        query, key = operands
+        return _EINSUM(equation, self.taps[Kind.QUERY].flow(query), self.taps[Kind.KEY].flow(key))
+
+
+class PlainAttentionTap(AttentionTap):
+    """A tap inside any module that computes attention."""
+
+    interceptor = PlainAttentionInterceptor

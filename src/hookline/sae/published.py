@@ -1,0 +1,170 @@
+"""Published autoencoders by name: releases as SAELens's registry lists them, on the hub or in a local folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hookline.engine.tensorfile import BAD_CONTENT, reason
+from hookline.errors import HooklineError
+from hookline.sae.autoencoder import SparseAutoencoder
+from hookline.sae.sae_config import SAEConfig, shapes_of
+
+_FILE = "pretrained_saes.yaml"
+_FORMATS = (None, "sae_lens", "gemma_2")
+"""The formats that can be read: that of SAELens, and that of Gemma Scope."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """A release: where its autoencoders are, and their names."""
+
+    name: str
+    repo_id: str
+    model: str
+    paths: Mapping[str, str]
+    """The folder of each autoencoder in the repository, by its id."""
+    format: str | None = None
+    scales: Mapping[str, float] | None = None
+    """The factors by which activations were scaled in training, by id."""
+    overrides: Mapping[str, Any] | None = None
+
+
+def releases(registry: str | Path | None = None) -> dict[str, Release]:
+    """The releases of a registry, a YAML file in SAELens's format; by default that of an installed sae_lens."""
+    import yaml  # type: ignore[import-untyped]  # comes with transformers
+
+    path = Path(registry) if registry is not None else _installed()
+    try:
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
+        return {str(name): _release(str(name), given) for name, given in content.items()}
+    except (OSError, yaml.YAMLError, *BAD_CONTENT) as error:
+        raise HooklineError(f"{path} cannot be read as a registry of autoencoders: {reason(error)}") from error
+
+
+def _installed() -> Path:
+    found = find_spec("sae_lens")
+    if found is None or found.origin is None:
+        raise HooklineError(
+            f"release names are listed in SAELens's {_FILE}: pass registry=, the path of such a file, or install it "
+            f"with pip install sae-lens. A hub id (owner/name) and the folder in it need no registry"
+        )
+    return Path(found.origin).parent / _FILE
+
+
+def _release(name: str, given: Mapping[str, Any]) -> Release:
+    saes = given["saes"]
+    scales = {str(each["id"]): float(each["norm_scaling_factor"]) for each in saes if "norm_scaling_factor" in each}
+    paths = {str(each["id"]): str(each["path"]) for each in saes}
+    overrides = given.get("config_overrides")
+    return Release(name, given["repo_id"], given["model"], paths, given.get("conversion_func"), scales, overrides)
+
+
+def published(
+    release: str,
+    sae_id: str,
+    *,
+    registry: str | Path | None = None,
+    folder: str | Path | None = None,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+) -> SparseAutoencoder:
+    """Load a published autoencoder by the names under which SAELens lists it.
+
+        sae = hookline.sae.published("gpt2-small-res-jb", "blocks.8.hook_resid_pre")
+        sae = hookline.sae.published("jbloom/GPT2-Small-SAEs-Reformatted", "blocks.8.hook_resid_pre")   # a hub id
+
+    `release` is a name in the registry (see `releases`), or a hub id, and then `sae_id` is a folder in it. With
+    `folder`, a copy of the repository, nothing is downloaded. Formats: SAELens's own, and that of Gemma Scope.
+    """
+    known = Release(release, release, "", {sae_id: sae_id}) if "/" in release else _found(release, registry)
+    if sae_id not in known.paths:
+        near = get_close_matches(sae_id, list(known.paths), n=4, cutoff=0.3) or list(known.paths)[:4]
+        raise HooklineError(f"{release!r} has no autoencoder {sae_id!r}; it has {', '.join(map(repr, near))}, …")
+    if known.format not in _FORMATS:
+        raise HooklineError(
+            f"{release!r} has files in the format {known.format!r}, which hookline does not read: load it with "
+            f"sae_lens.SAE.from_pretrained, save it with save_model, and use SparseAutoencoder.load"
+        )
+    path = known.paths[sae_id]
+    where = Path(folder) / path if folder is not None else _downloaded(known.repo_id, path)
+    if known.format == "gemma_2":
+        sae = _of_gemma_scope(where, known, path)
+        return sae.to(device=device, dtype=dtype)
+    sae = SparseAutoencoder.load(
+        where, device=device, dtype=dtype, norm_scaling_factor=(known.scales or {}).get(sae_id)
+    )
+    sae.cfg = _overridden(sae.cfg, known.overrides or {})
+    return sae
+
+
+def _found(release: str, registry: str | Path | None) -> Release:
+    every = releases(registry)
+    if release not in every:
+        near = get_close_matches(release, list(every), n=4, cutoff=0.4)
+        hint = f"did you mean {', '.join(map(repr, near))}?" if near else "hookline.sae.releases() lists them"
+        raise HooklineError(f"there is no release {release!r}: {hint}")
+    return every[release]
+
+
+def _downloaded(repo_id: str, path: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(repo_id, allow_patterns=[f"{path}/*"])) / path
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise HooklineError(f"{repo_id!r} cannot be downloaded from the hub: {reason(error)}") from error
+
+
+def _overridden(cfg: SAEConfig, given: Mapping[str, Any]) -> SAEConfig:
+    """A config with what the registry says instead of the file; provenance only."""
+    ours = {each.name for each in fields(SAEConfig)} - {"metadata", "extra", "hook_name"}
+    if wrong := sorted(ours & given.keys()):
+        raise HooklineError(f"the registry changes {', '.join(wrong)} of the config, which is not supported")
+    rest = {name: value for name, value in given.items() if name != "hook_name"}
+    return replace(cfg, hook_name=given.get("hook_name", cfg.hook_name), metadata={**cfg.metadata, **rest})
+
+
+def _of_gemma_scope(where: Path, release: Release, path: str) -> SparseAutoencoder:
+    """An autoencoder of Gemma Scope: one array per weight in params.npz, and everything else in its path."""
+    try:
+        with np.load(where / "params.npz", allow_pickle=False) as arrays:
+            found = {f"W_{name[2:]}" if name.startswith("w_") else name: torch.tensor(x) for name, x in arrays.items()}
+    except (OSError, *BAD_CONTENT) as error:
+        raise HooklineError(f"{where / 'params.npz'} cannot be read: {reason(error)}") from error
+    d_in, d_sae = found["W_enc"].shape if "W_enc" in found else (0, 0)
+    layer = next((part.removeprefix("layer_") for part in path.split("/") if part.startswith("layer_")), None)
+    site = next((name for word, name in _SITES.items() if word in release.repo_id.split("-")), None)
+    if layer is None or site is None:
+        raise HooklineError(f"{release.repo_id}/{path} is not of the residual stream, MLP or attention of a layer")
+    cfg = SAEConfig(
+        *("jumprelu", d_in, d_sae),
+        apply_b_dec_to_input=False,
+        reshape_activations="hook_z" if site.endswith("hook_z") else "none",
+        hook_name=f"blocks.{layer}.{site}",
+        metadata={"model_name": release.model, "prepend_bos": True},
+    )
+    return _with_weights(cfg, found, where)
+
+
+_SITES = {"res": "hook_resid_post", "mlp": "hook_mlp_out", "att": "attn.hook_z"}
+
+
+def _with_weights(cfg: SAEConfig, found: dict[str, Tensor], where: Path) -> SparseAutoencoder:
+    wanted = shapes_of(cfg)
+    shapes = {name: tuple(x.shape) for name, x in found.items()}
+    if shapes != wanted:
+        raise HooklineError(f"{where / 'params.npz'} has the arrays {shapes}; expected {wanted}")
+    sae = SparseAutoencoder(cfg)
+    sae.load_state_dict({name: x.float() for name, x in found.items()})
+    return sae
