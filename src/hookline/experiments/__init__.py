@@ -7,7 +7,7 @@
 much some edges account for; `ablation` and `tracing` remove or restore activations; `logit_attribution`, `logit_lens`
 and `head_detectors` read a run as it is; `jacobian` and `reading` translate activations into tokens; `steering` and
 `contrast` compare kinds of prompts; `images` is for vision-language models. `metrics` are what they all measure.
-`figures` shows attention and values over a text.
+`figures` shows attention and values over a text, and `graphs` is how tokens lead to logits through features.
 """
 
 from importlib import import_module
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         contrast,
         edges,
         figures,
+        graphs,
         head_detectors,
         images,
         jacobian,
@@ -42,6 +43,7 @@ __all__ = [
     "contrast",
     "edges",
     "figures",
+    "graphs",
     "head_detectors",
     "images",
     "jacobian",
