@@ -64,9 +64,9 @@ def attribution_graph(
         transcoders = Transcoders.load(transcoders)
     if max_features is not None and (isinstance(max_features, bool) or max_features < 1):
         raise HooklineError(f"max_features must be a positive integer or None, got {max_features!r}")
+    text = _one_prompt(model, prompt)
     if transcoders is not None:
         transcoders.check_fit(model)
-    text = _one_prompt(model, prompt)
     warn_of_dropout(model)
     local = LocalModel(model, text.call(model), transcoders, _without_features(model, text, errors_only))
     ids = _targets(model, local.run.probabilities, target, max_logits, logit_share)
@@ -249,6 +249,8 @@ class AttributionGraph:
 
 
 def _one_prompt(model: HookedModel, prompt: Prompt) -> Prompts:
+    if not isinstance(model, HookedModel):
+        raise HooklineError(f"graphs are of language models with a known anatomy, not of {type(model).__name__}")
     text = prompts_of(model, prompt)
     if len(text) != 1:
         raise HooklineError(f"a graph is of one prompt, got {len(text)}: make one graph for each")
@@ -286,14 +288,15 @@ def _demeaned(ids: Tensor, n_vocab: int) -> Float[Tensor, "target vocab"]:
     return weights
 
 
+def _word(model: HookedModel, token: int) -> str:
+    return f"<{token}>" if model.tokenizer is None else model.tokenizer.decode([token])
+
+
 def _graph(
     model: HookedModel, text: Prompts, edges: Edges, found: Computed, ids: list[int], probabilities: list[float]
 ) -> AttributionGraph:
     """The graph of the rows that were computed."""
-    texts = [label.partition(": ")[2] for label in text.labels(model)] if model.tokenizer is None else [
-        model.tokenizer.decode([token]) for token in text.tokens[0].tolist()
-    ]  # fmt: skip
-    words = [str(token) if model.tokenizer is None else model.tokenizer.decode([token]) for token in ids]
+    texts, words = ([_word(model, token) for token in each] for each in (text.tokens[0].tolist(), ids))
     nodes = _nodes(model, text, edges, texts, list(zip(ids, words, probabilities, strict=True)))
     is_kept = torch.zeros(edges.n_nodes, dtype=torch.bool)
     is_kept[edges.n_units :] = True

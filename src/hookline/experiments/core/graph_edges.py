@@ -63,11 +63,14 @@ class LocalModel:
         skips: dict[int, Callable[[Tensor], Tensor]] = {}
         for each in transcoders or ():
             reads, writes = transcoders.points(model, each.layer)  # type: ignore[union-attr]
-            cuts[each.layer] = Cut(reads, writes, is_mlp=False)
+            cuts[each.layer] = Cut(reads, writes)
             if each.W_skip is not None:
                 skips[each.layer] = each.skip
         if not cuts:
-            raise HooklineError(f"no layer of {model.cfg.model_name} has an MLP whose output is a point (hook_mlp_out)")
+            raise HooklineError(
+                f"no layer of {model.cfg.architecture} has an MLP whose input and output are points: mlp.hook_in or "
+                f"hook_mlp_in, and hook_mlp_out"
+            )
         self.run = LinearRun(model, inputs, dict(sorted(cuts.items())), skips, watch)
         with torch.no_grad():
             self.features = {layer: self.active(layer, self.run.inputs) for layer in self.coded}

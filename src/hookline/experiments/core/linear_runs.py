@@ -23,6 +23,7 @@ from hookline.model import HookedModel
 EMBEDDING, LOGITS = -1, -2
 """In the place of a layer: the embeddings as a source, and the unembedding as a reader."""
 _FROZEN = (".hook_scale", ".hook_pattern")
+_READS = ("mlp.hook_in", "hook_mlp_in", "hook_resid_mid")
 _ROOM = 2**25
 """Numbers in the gradients that are computed together, at one point."""
 
@@ -39,18 +40,16 @@ class Cut:
 
     reads: str
     writes: str
-    is_mlp: bool = True
-    """Whether the MLP itself is the node, so that its derivative is needed."""
 
 
 def mlp_cuts(model: HookedModel) -> dict[int, Cut]:
     """The MLP of each layer that has one, with its input after the norm, or the stream if that is not a point."""
     cuts: dict[int, Cut] = {}
     for layer in range(model.cfg.n_layers):
-        names = {kind: f"{model._points.layer(layer)}.{kind}" for kind in ("mlp.hook_in", "hook_mlp_in", "hook_mlp_out")}
-        read = next((names[kind] for kind in ("mlp.hook_in", "hook_mlp_in") if names[kind] in model.hook_dict), None)
-        if names["hook_mlp_out"] in model.hook_dict and read is not None:
-            cuts[layer] = Cut(read, names["hook_mlp_out"])
+        prefix = model._points.layer(layer)
+        reads = [f"{prefix}.{kind}" for kind in _READS if f"{prefix}.{kind}" in model.hook_dict]
+        if reads and f"{prefix}.hook_mlp_out" in model.hook_dict:
+            cuts[layer] = Cut(reads[0], f"{prefix}.hook_mlp_out")
     return cuts
 
 
@@ -74,9 +73,8 @@ class LinearRun:
         self.outputs: ByLayer = {}
         """The output of each MLP, [pos, d_model]."""
         self._read: dict[Reader, Tensor] = {}  # inputs with their autograd graph
-        self._inner: ByLayer = {}  # leaves that the MLPs and the unembedding compute from
         self._leaves: ByLayer = {}  # zeros that are added to the sources
-        self._made: ByLayer = {}  # outputs of the MLPs and of the unembedding, computed from `_inner`
+        self._made: ByLayer = {}  # outputs of the MLPs and of the unembedding, with their autograd graph
         self._run()
 
     @property
@@ -95,13 +93,15 @@ class LinearRun:
         hooks += [(place, lambda x: positions.append(x.detach()[0]))] if place else []
         hooks += [(self.start, self._source(EMBEDDING))]
         for layer, cut in self.cuts.items():
-            hooks += [(cut.reads, self._reader(layer, cut.is_mlp)), (cut.writes, self._source(layer))]
-        hooks += [(name, self._reader(name, False)) for name in self.watch]
-        hooks += [("unembed.hook_in", self._reader(LOGITS, True)), ("unembed.hook_out", self._last)]
+            hooks += [(cut.reads, self._reader(layer)), (cut.writes, self._source(layer))]
+        hooks += [(name, self._reader(name)) for name in self.watch]
+        hooks += [("unembed.hook_in", self._reader(LOGITS)), ("unembed.hook_out", self._last)]
         with torch.enable_grad(), left_out("graphs need gradients"):
             logits = self.model.run_with_hooks(**self.call, fwd_hooks=hooks)
-        self.positions = positions[0] if positions else torch.zeros_like(self.outputs[EMBEDDING])
-        self.embedding = self.outputs.pop(EMBEDDING) - self.positions
+        started = self.outputs.pop(EMBEDDING)
+        is_added = bool(positions) and positions[0].shape == started.shape
+        self.positions = positions[0] if is_added else torch.zeros_like(started)
+        self.embedding = started - self.positions
         self.logits: Float[Tensor, " vocab"] = self._made[LOGITS].detach()
         """What the unembedding returns at the last position: the logits, before a soft cap if there is one."""
         self.probabilities = logits.detach()[0, -1].float().softmax(-1)
@@ -122,14 +122,10 @@ class LinearRun:
 
         return cut_off
 
-    def _reader(self, layer: Reader, is_cut: bool) -> Callable[[Tensor], Tensor | None]:
-        def read(x: Tensor) -> Tensor | None:
-            self._read[layer] = x.flatten(2)
-            self.inputs[layer] = self._read[layer].detach()[0]
-            if not is_cut or isinstance(layer, str):
-                return None
-            self._inner[layer] = x.detach().requires_grad_()
-            return self._inner[layer]
+    def _reader(self, reader: Reader) -> Callable[[Tensor], Tensor]:
+        def read(x: Tensor) -> Tensor:
+            self._read[reader], self.inputs[reader] = x, x.detach()[0].flatten(1)
+            return x
 
         return read
 
@@ -138,12 +134,12 @@ class LinearRun:
 
     def encoders(self, layer: int, towards: Float[Tensor, "pos d_model"]) -> Float[Tensor, "pos d"]:
         """The derivative of an MLP's output along a direction at each position, in its input at that position."""
-        return torch.autograd.grad(self._made[layer], self._inner[layer], towards[None], retain_graph=True)[0][0]
+        return torch.autograd.grad(self._made[layer], self._read[layer], towards[None], retain_graph=True)[0][0]
 
     def readouts(self, weights: Float[Tensor, "target vocab"]) -> Float[Tensor, "target d"]:
         """The derivative of weighted sums of the last position's logits in the input of the unembedding there."""
         found = torch.autograd.grad(
-            self._made[LOGITS], self._inner[LOGITS], weights, retain_graph=True, is_grads_batched=True
+            self._made[LOGITS], self._read[LOGITS], weights, retain_graph=True, is_grads_batched=True
         )
         return found[0][:, 0, -1]
 
@@ -152,13 +148,13 @@ class LinearRun:
     ) -> list[tuple[slice, dict[int, Float[Tensor, "some pos d_model"]]]]:
         """The gradients of vectors · the value at a reader's positions, in every source before it, in batches."""
         read = self._read[reader]
-        size = max(1, _ROOM // read[0].numel())
+        size = max(1, _ROOM // self.inputs[reader].numel())
         found = []
         for first in range(0, len(vectors), size):
             some = slice(first, min(first + size, len(vectors)))
-            given = torch.zeros(len(vectors[some]), *read.shape, dtype=read.dtype, device=read.device)
-            given[torch.arange(len(given)), 0, positions[some]] = vectors[some].to(given)
-            found.append((some, self._gradients(read, given)))
+            given = torch.zeros(len(vectors[some]), *self.inputs[reader].shape, dtype=read.dtype, device=read.device)
+            given[torch.arange(len(given)), positions[some]] = vectors[some].to(given)
+            found.append((some, self._gradients(read, given.reshape(len(given), *read.shape))))
         return found
 
     def _gradients(self, read: Tensor, given: Tensor) -> ByLayer:
