@@ -9,6 +9,8 @@ from hookline.sae.sae_config import SAEConfig
 from hookline.sae.splice import FeatureDetector, Splice, run_with_features
 from hookline.sae.top_contexts import Contexts, Profile, profile, top_contexts
 from hookline.sae.train import Metrics, Training, train
+from hookline.sae.transcoder_training import TranscoderTraining, train_transcoders
+from hookline.sae.transcoders import Transcoder, TranscoderOrigin, Transcoders
 
 __all__ = [
     "SparseAutoencoder",
@@ -25,6 +27,11 @@ __all__ = [
     "Profile",
     "top_contexts",
     "Contexts",
+    "Transcoder",
+    "Transcoders",
+    "TranscoderOrigin",
+    "train_transcoders",
+    "TranscoderTraining",
 ]
 
 

@@ -15,7 +15,6 @@ from torch.nn.functional import relu
 from hookline.errors import HooklineError
 from hookline.model import HookedModel
 from hookline.sae import transcoder_files
-from hookline.sae.sae_config import is_count
 from hookline.store.identity import weights_digest
 
 FileFormat: TypeAlias = Literal["circuit-tracer", "saelens"]
@@ -28,20 +27,17 @@ class Transcoder(nn.Module):
         transcoder.decode(features)                     # {layer: [*place, d_out]}, without biases and skip
 
     `W_enc[:, i]` is what feature i reads, `W_dec[i, n]` what it writes to the n-th of the layers in `writes`. A feature
-    is active if its pre-activation is over its `threshold` (0 without one) and, with `k`, among the k largest of its
-    position. `W_skip`, [d_out, d_in], maps the input linearly to the output of the same layer. `b_dec` is added to the
-    output of the layer, whoever writes there.
+    is active if its pre-activation is over its `threshold` (0 without one). `W_skip`, [d_out, d_in], maps the input
+    linearly to the output of the same layer. `b_dec` is added to the output of the layer, whoever writes there.
     """
 
     threshold: nn.Parameter | None
     W_skip: nn.Parameter | None
 
-    def __init__(
-        self, layer: int, weights: Mapping[str, Tensor], *, writes: Iterable[int] | None = None, k: int | None = None
-    ) -> None:
+    def __init__(self, layer: int, weights: Mapping[str, Tensor], *, writes: Iterable[int] | None = None) -> None:
         super().__init__()
-        self.layer, self.writes, self.k = layer, tuple(writes if writes is not None else (layer,)), k
-        given = {name: x.detach().clone() for name, x in weights.items()}
+        self.layer, self.writes = layer, tuple(writes if writes is not None else (layer,))
+        given = {name: x.detach().clone(memory_format=torch.contiguous_format) for name, x in weights.items()}
         if given["W_dec"].ndim == 2:
             given["W_dec"] = given["W_dec"][:, None]
         for name in ("W_enc", "b_enc", "W_dec", "b_dec", "threshold", "W_skip"):
@@ -63,8 +59,6 @@ class Transcoder(nn.Module):
                     f"{name} of the transcoder of layer {self.layer} has the shape {list(x.shape)}, expected "
                     f"{list(wanted[name])} for d_in={d_in}, d_sae={d_sae} and writing to {len(self.writes)} layers"
                 )
-        if self.k is not None and not (is_count(self.k) and self.k <= d_sae):
-            raise HooklineError(f"k must be from 1 to d_sae ({d_sae}), not {self.k!r}")
         if any(to < self.layer for to in self.writes):
             raise HooklineError(f"features of layer {self.layer} cannot write to earlier layers: {list(self.writes)}")
 
@@ -97,11 +91,7 @@ class Transcoder(nn.Module):
 
     def activate(self, pre: Float[Tensor, "*place d_sae"]) -> Float[Tensor, "*place d_sae"]:
         """The activations of features with these pre-activations."""
-        found = relu(pre) if self.threshold is None else relu(pre) * (pre > self.threshold)
-        if self.k is None:
-            return found
-        values, indices = found.topk(self.k, dim=-1, sorted=False)
-        return torch.zeros_like(found).scatter(-1, indices, values)
+        return relu(pre) if self.threshold is None else relu(pre) * (pre > self.threshold)
 
     def decode(self, features: Float[Tensor, "*place d_sae"]) -> dict[int, Float[Tensor, "*place d_out"]]:
         """What the features write to the MLP output of each layer."""
@@ -114,7 +104,7 @@ class Transcoder(nn.Module):
 
     def extra_repr(self) -> str:
         """The part in parentheses when the module is printed."""
-        kind = f"top {self.k}" if self.k else "relu" if self.threshold is None else "jumprelu"
+        kind = "relu" if self.threshold is None else "jumprelu"
         to = "" if self.writes == (self.layer,) else f" → layers {self.writes[0]} to {self.writes[-1]}"
         return f"layer {self.layer}{to}, {kind}, {self.d_in} → {self.d_sae}{', skip' if self.W_skip is not None else ''}"
 
