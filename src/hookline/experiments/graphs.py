@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hookline.errors import HooklineError
-from hookline.experiments.core import graph_files, graph_scores
+from hookline.experiments.core import graph_files, graph_runs, graph_scores
 from hookline.experiments.core.graph_edges import WHOLE, Computed, Edges, GraphNode, LocalModel
 from hookline.experiments.core.labels import about, number_text
 from hookline.experiments.core.prompts import Prompt, Prompts, prompts_of, warn_of_dropout
@@ -206,6 +206,71 @@ class AttributionGraph:
             info=self.info | {"pruned": [nodes, edges]},
         )
 
+    def intervene(self, changes: Mapping[str, float]) -> Result:
+        """The change of every pre-activation and logit if nodes get other activations: predicted, and measured twice.
+
+            graph.intervene({"2_31_4": 0.0}).sel(node=graph.of("logit")[0].id)
+
+        The run "predicted" follows all paths of the graph. "frozen" is measured in the model with frozen attention and
+        norms, in which features and MLPs are computed anew; it differs from the prediction where features that were off
+        turn on, and where an MLP that is a node is not linear. "model" is measured in the model itself: the only change is
+        what the nodes write. Of tokens and errors, the new activation is a factor.
+        """
+        factors = graph_runs.factors_of(self, changes)
+        edges = graph_runs.run_behind(self)
+        clamp = graph_runs.Clamp.of(self, factors)
+        rows = [graph_runs.predicted(self, factors)]
+        for is_frozen in (True, False):
+            found = graph_runs.measured(edges, clamp, is_frozen=is_frozen)
+            rows.append(torch.tensor([found[id] for id in self.ids], dtype=torch.float64))
+        at = self._is(lambda node: node.is_target)
+        ids = [node.id for node in self.nodes if node.is_target]
+        info = {"changes": ", ".join(f"{id} to {number_text(value)}" for id, value in changes.items())}
+        coords = {"run": [*graph_runs.RUNS], "node": [*ids]}
+        return Result(torch.stack(rows)[:, at], ("run", "node"), coords, "change", info)
+
+    def heads(self, source: str | GraphNode, target: str | GraphNode) -> Result:
+        """How much of an edge each head carries, from each key position to each query position.
+
+        The edge may pass several heads in turn, or none, so the values need not sum to it.
+        """
+        u, v = self._at(source), self._at(target)
+        values = graph_runs.through_heads(self, u, v)
+        coords = {axis: list(range(size)) for axis, size in zip(("layer", "head", "query", "key"), values.shape, strict=True)}
+        places = [f"{at}: {text}" for at, text in enumerate(self.tokens)]
+        info = {"edge": float(self.edges[v, u]), "source": self.ids[u], "target": self.ids[v]}
+        return Result(values, tuple(coords), {**coords, "query": [*places], "key": [*places]}, "share", info)
+
+    def qk(
+        self,
+        source: str | GraphNode,
+        target: str | GraphNode,
+        *,
+        layer: int | None = None,
+        head: int | None = None,
+        query: int | None = None,
+        key: int | None = None,
+    ) -> Result:
+        """Why a head attends where an edge needs it: its score as a sum over pairs of nodes, query side × key side.
+
+            graph.qk("E_567_4", "6_632_5").top(5)
+
+        The head and its positions are those that carry most of the edge, unless they are given. A cell is what the query
+        side's node adds to the query, times what the key side's adds to the key. The rows and columns "other" and "bias"
+        are what is not in the graph. The cells sum to the score before the softmax, `info["score"]`.
+        """
+        asked = {"layer": layer, "head": head, "query": query, "key": key}
+        found = self.heads(source, target)
+        some = found.isel(**{axis: [at] for axis, at in asked.items() if at is not None})
+        best = some.top(1, by="abs")
+        if not best or not best[0].value:
+            raise HooklineError(f"no head carries the edge from {found.info['source']} to {found.info['target']}: it is direct")
+        place = {axis: found.coords[axis].index(best[0].labels[axis]) for axis in found.axes}
+        parts = graph_runs.score_parts(self, *place.values())
+        names = [*self.ids, "other", "bias"]
+        info = {"score": parts.score, "scale": parts.scale, "share": best[0].value, **place}
+        return Result(parts.pairs, ("query_node", "key_node"), {"query_node": [*names], "key_node": [*names]}, "score", info)
+
     def save(self, path: str | Path, *, slug: str | None = None, scan: str | None = None) -> None:
         """Write the graph as JSON, which Neuronpedia and circuit-tracer read: metadata, qParams, nodes and links.
 
@@ -298,6 +363,7 @@ def _graph(
     """The graph of the rows that were computed."""
     texts, words = ([_word(model, token) for token in each] for each in (text.tokens[0].tolist(), ids))
     nodes = _nodes(model, text, edges, texts, list(zip(ids, words, probabilities, strict=True)))
+    edges.ids = [node.id for node in nodes]
     is_kept = torch.zeros(edges.n_nodes, dtype=torch.bool)
     is_kept[edges.n_units :] = True
     is_kept[found.into] = True

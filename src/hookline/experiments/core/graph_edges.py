@@ -74,7 +74,7 @@ class LocalModel:
         self.run = LinearRun(model, inputs, dict(sorted(cuts.items())), skips, watch)
         with torch.no_grad():
             self.features = {layer: self.active(layer, self.run.inputs) for layer in self.coded}
-            self.errors = {layer: x - self._coded(layer, self.run.inputs) for layer, x in self._outputs().items()}
+            self.errors = {layer: self.run.outputs[layer] - self.reconstructed(layer, self.run.inputs, self.features) for layer in self.coded}
         whole = {layer: x for layer, x in self.run.outputs.items() if layer not in self.features}
         self.directions = {layer: torch.nn.functional.normalize(x, dim=-1) for layer, x in whole.items()}
         self.encoders = {layer: self.run.encoders(layer, x) for layer, x in self.directions.items()}
@@ -84,9 +84,6 @@ class LocalModel:
         """The layers that have a transcoder."""
         return self.transcoders.layers if self.transcoders is not None else []
 
-    def _outputs(self) -> dict[int, Tensor]:
-        return {layer: self.run.outputs[layer] for layer in self.coded}
-
     def active(self, layer: int, inputs: Mapping[Reader, Tensor]) -> Float[Tensor, "pos d_sae"]:
         """The activations of a layer's features; 0 at positions that have an error only."""
         assert self.transcoders is not None
@@ -94,18 +91,20 @@ class LocalModel:
         found[self.errors_only] = 0
         return found
 
-    def constant(self, layer: int, inputs: Mapping[Reader, Tensor]) -> Float[Tensor, "pos d_model"]:
+    def constant(self, layer: int, inputs: Mapping[Reader, Tensor], _made: Any = None) -> Float[Tensor, "pos d_model"]:
         """What is written in the place of an MLP without any node: the bias and the skip connection of a transcoder."""
         if self.transcoders is None or layer not in self.transcoders:
             return torch.zeros_like(self.run.outputs[layer])
         return self.transcoders.constant(layer, inputs[layer]).to(self.run.outputs[layer])
 
-    def _coded(self, layer: int, inputs: Mapping[Reader, Tensor]) -> Float[Tensor, "pos d_model"]:
-        """What features write to a layer in the run, with the constant."""
+    def reconstructed(
+        self, layer: int, inputs: Mapping[Reader, Tensor], features: Mapping[int, Tensor]
+    ) -> Float[Tensor, "pos d_model"]:
+        """What features write to a layer's output, with the constant."""
         total = self.constant(layer, inputs)
         for each in self.transcoders or ():
             if layer in each.writes:
-                total = total + each.decode(self.features[each.layer])[layer].to(total)
+                total = total + each.decode(features[each.layer])[layer].to(total)
         return total
 
     @cached_property
@@ -140,6 +139,11 @@ class _Writers:
         """Nodes that write at a position in the place of a layer's MLP, or as embeddings."""
         self.parts.setdefault(layer, []).append((pos, columns, vectors))
 
+    def of(self, column: int) -> list[tuple[int, int, Float[Tensor, " d_model"]]]:
+        """What one node writes: layers, positions and vectors."""
+        every = ((layer, *part) for layer, parts in self.parts.items() for part in parts)
+        return [(layer, pos, x[columns == column][0]) for layer, pos, columns, x in every if bool((columns == column).any())]
+
     def contract(self, gradients: Mapping[int, Float[Tensor, "row pos d_model"]], rows: Float[Tensor, "row node"]) -> None:
         """Add, for each row, its gradient at every node's position times what the node writes there."""
         for layer, gradient in gradients.items():
@@ -151,8 +155,8 @@ class Edges:
     """The nodes of a prompt, and the edges into those that are selected."""
 
     def __init__(self, local: LocalModel, weights: Float[Tensor, "target vocab"], shares: Float[Tensor, " target"]) -> None:
-        self.local, self.weights, self.shares = local, weights, shares.double().cpu()
         run = local.run
+        self.local, self.weights, self.shares = local, weights.to(run.logits), shares.double().cpu()
         self.units: list[tuple[int, int, int]] = []
         """The layer, position and feature (or `WHOLE`) of each feature and MLP."""
         self.activations: list[float] = []
@@ -163,6 +167,8 @@ class Edges:
         self.first_error, self.first_token = self.n_units, self.n_units + n_errors
         self.first_logit = self.first_token + run.n_pos
         self.n_nodes = self.first_logit + len(weights)
+        self.ids: list[str] = []
+        """The ids of all nodes, once they have some."""
         self.writers = self._writers()
 
     def _add_units(self, layer: int) -> None:
@@ -209,33 +215,50 @@ class Edges:
 
     def _targets(self) -> Iterator[_Targets]:
         """The units that read at each point, in the order of layers."""
-        local, (inputs, _) = self.local, self.local.without_nodes
+        local = self.local
+        pre, bias = self.read(local.run.inputs, local.run.logits), self.read(*local.without_nodes)
         for layer, columns, positions, features in self._of_layer():
             at = positions.to(local.run.embedding.device)
-            values = local.run.inputs[layer], inputs[layer]
             if layer in local.features:
                 assert local.transcoders is not None
-                each, chosen = local.transcoders[layer], features.to(at)
-                vectors = each.W_enc.detach().T[chosen]
-                pre, bias = (each.pre_activations(x).detach()[at, chosen] for x in values)
+                vectors = local.transcoders[layer].W_enc.detach().T[features.to(at)]
             else:
                 vectors = local.encoders[layer][at]
-                pre, bias = ((vectors.float() * x[at].float()).sum(-1) for x in values)
-            yield _Targets(layer, columns, at, vectors, pre.cpu().double(), bias.cpu().double())
-
-    def _logits(self) -> _Targets:
-        run, count = self.local.run, len(self.weights)
-        pre, bias = ((self.weights.double() @ x.double()).cpu() for x in (run.logits, self.local.without_nodes[1]))
-        last = torch.full((count,), self.n_pos - 1, device=run.embedding.device)
+            yield _Targets(layer, columns, at, vectors, pre[columns], bias[columns])
+        last = torch.full((len(self.weights),), self.n_pos - 1, device=local.run.embedding.device)
         columns = torch.arange(self.first_logit, self.n_nodes)
-        return _Targets(LOGITS, columns, last, run.readouts(self.weights.to(run.logits)), pre, bias)
+        yield _Targets(LOGITS, columns, last, local.run.readouts(self.weights), pre[columns], bias[columns])
+
+    @torch.no_grad()
+    def read(self, inputs: Mapping[Reader, Tensor], logits: Float[Tensor, " vocab"]) -> Float[Tensor, " node"]:
+        """The pre-activation of every node in a run; 0 for errors and tokens, which have none."""
+        found = torch.zeros(self.n_nodes, dtype=torch.float64)
+        local = self.local
+        for layer, columns, positions, features in self._of_layer():
+            x, at = inputs[layer], positions.to(inputs[layer].device)
+            if layer in local.features:
+                assert local.transcoders is not None
+                values = local.transcoders[layer].pre_activations(x)[at, features.to(at)]
+            else:
+                values = (local.encoders[layer][at].float() * x[at].float()).sum(-1)
+            found[columns] = values.double().cpu()
+        found[self.first_logit :] = (self.weights.double() @ logits.double()).cpu()
+        return found
+
+    def reading(self, column: int) -> tuple[Reader, int, Float[Tensor, " d"]]:
+        """Where a node reads: the point, the position, and the vector."""
+        for targets in self._targets():
+            at = (targets.columns == column).nonzero()
+            if len(at):
+                return targets.reader, int(targets.positions[at[0, 0]]), targets.vectors[at[0, 0]]
+        raise HooklineError("only features, MLPs and logits read something")
 
     def compute(self, most: int | None, progress: bool = False) -> Computed:
         """The edges into the logits, and into all units or the `most` that matter most to them."""
-        targets = list(self._targets())
+        *targets, logits = self._targets()
         count = self.n_units if most is None else min(most, self.n_units)
         with tqdm(total=count, disable=not progress, delay=2, leave=False, unit=" nodes") as bar:
-            found = [self._into(self._logits(), bar)]
+            found = [self._into(logits, bar)]
             if count == self.n_units:
                 found += [self._into(each, bar) for each in targets]
             while (left := count - sum(len(each.into) for each in found[1:])) > 0:

@@ -30,8 +30,9 @@ _ROOM = 2**25
 Reader: TypeAlias = int | str
 """A layer, `LOGITS`, or the name of another point that is watched."""
 ByLayer: TypeAlias = dict[int, Tensor]
-Written: TypeAlias = Callable[[int, Mapping[Reader, Tensor]], Tensor]
-"""Returns what is written in place of a layer's MLP, [pos, d_model], given the inputs of the layers up to it."""
+Written: TypeAlias = Callable[[int, Mapping[Reader, Tensor], Tensor], Tensor]
+"""Returns what is written in place of a layer's MLP, [pos, d_model], given the inputs of the layers up to it, and the
+output that the MLP computes from its input."""
 
 
 @dataclass(frozen=True)
@@ -167,12 +168,24 @@ class LinearRun:
         )  # fmt: skip
         return {each: x[:, 0] for each, x in zip(leaves, gradients, strict=True) if x is not None}
 
+    def back_to(
+        self, reader: Reader, pos: int, vector: Float[Tensor, " d"], names: Sequence[str]
+    ) -> dict[str, Float[Tensor, "pos d"]]:
+        """The gradient of a vector · the value at a reader's position, at watched points that it depends on."""
+        read = self._read[reader]
+        given = torch.zeros_like(read)
+        given[0, pos] = vector.to(given).view(given.shape[2:])
+        points = [self._read[name] for name in names]
+        found = torch.autograd.grad(read, points, given, retain_graph=True, allow_unused=True)
+        return {name: x[0].flatten(1) for name, x in zip(names, found, strict=True) if x is not None}
+
     @torch.no_grad()
     def forward(
-        self, embedding: Float[Tensor, "pos d_model"], written: Written
+        self, embedding: Float[Tensor, "pos d_model"], written: Written, *, is_frozen: bool = True
     ) -> tuple[dict[Reader, Tensor], Float[Tensor, " vocab"]]:
         """Run the frozen model with other embeddings and MLP outputs; returns the values of its readers, and logits.
 
+        Without `is_frozen`, attention and norms are those of the model.
         This is a forward pass of the model itself, so comparing it with the gradients shows whether the map is linear.
         """
         inputs: dict[Reader, Tensor] = {}
@@ -182,9 +195,10 @@ class LinearRun:
             return lambda x: inputs.update({reader: x[0].flatten(1).clone()})
 
         def put(layer: int) -> Callable[[Tensor], Tensor]:
-            return lambda x: written(layer, inputs)[None].to(x)
+            return lambda x: written(layer, inputs, x[0])[None].to(x)
 
-        hooks: list[Any] = [(list(self.frozen), lambda _, hook: self.frozen[hook.name])] if self.frozen else []
+        frozen = list(self.frozen) if is_frozen else []
+        hooks: list[Any] = [(frozen, lambda _, hook: self.frozen[hook.name])] if frozen else []
         hooks += [(self.start, lambda x: (embedding + self.positions)[None].to(x))]
         for layer, cut in self.cuts.items():
             hooks += [(cut.reads, note(layer)), (cut.writes, put(layer))]
