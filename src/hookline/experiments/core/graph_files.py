@@ -22,7 +22,7 @@ from hookline.experiments.core.graph_edges import GraphNode, NodeKind
 from hookline.experiments.core.graph_scores import cumulative
 
 if TYPE_CHECKING:
-    from hookline.experiments.graphs import AttributionGraph
+    from hookline.experiments.core.node_graph import AttributionGraph
 
 _TYPES: dict[NodeKind, str] = {
     "feature": "cross layer transcoder",

@@ -15,7 +15,7 @@ from hookline.experiments.core.graph_edges import Edges, LocalModel
 from hookline.experiments.core.linear_runs import Reader
 
 if TYPE_CHECKING:
-    from hookline.experiments.graphs import AttributionGraph
+    from hookline.experiments.core.node_graph import AttributionGraph
 
 RUNS = ("predicted", "frozen", "model")
 """By the graph; in the model with attention and norms frozen and MLPs replaced; and in the model itself."""
