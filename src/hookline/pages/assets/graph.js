@@ -6,10 +6,9 @@ const KIND_OF = { "cross layer transcoder": "feature", "mlp": "mlp", "mlp recons
 
 // The nodes and edges of the file, with what is drawn of them.
 function readGraph(given) {
-  const { nodes, qParams } = given.file, [count] = [tensor(given.links).shape[1]], links = tensor(given.links);
-  const logits = nodes.filter((each) => each.feature_type === "logit");
+  const { nodes, qParams } = given.file, links = tensor(given.links), count = links.shape[1];
   const found = nodes.map((each, at) => {
-    const kind = KIND_OF[each.feature_type] ?? "feature", word = shown(given.tokens[each.ctx_idx]);
+    const kind = KIND_OF[each.feature_type] ?? "feature", word = shown(given.tokens[each.ctx_idx], true);
     const layer = kind === "token" ? -1 : kind === "logit" ? Infinity : Number(each.layer);
     const name = kind === "logit" ? each.clerp.replace(/^Output "([^]*)" \(p=(.*)\)$/, (_, text, p) => `${shown(text)} ${percent(Number(p))}`)
       : kind === "token" ? word : kind === "mlp" ? `MLP ${each.layer} · ${word}` : kind === "error" ? `error ${each.layer} · ${word}` : `L${each.layer} F${each.node_id.split("_")[1]} · ${word}`;
@@ -21,7 +20,7 @@ function readGraph(given) {
     link.source.outputs.push(link);
   }
   const layers = [...new Set(found.map((node) => node.layer))].sort((a, b) => a - b);
-  return { nodes: found, byId: new Map(found.map((node) => [node.id, node])), layers, qParams, logits };
+  return { nodes: found, byId: new Map(found.map((node) => [node.id, node])), layers, qParams };
 }
 
 // Red, green and blue are those of every page: orange adds to the target, blue takes away.
@@ -82,7 +81,7 @@ class GraphPage {
   paint() {
     setTheme(this.root, this.given.theme || (this.dark.matches ? "dark" : "light"));
     const facts = Object.entries(this.given.scores).map(([name, value]) => `${name} ${number(value)}`).join(", ");
-    const panel = (name, wide, ...parts) => el("section", { class: wide ? "panel wide" : "panel", "aria-label": name }, el("h2", {}, name), parts);
+    const panel = (name, wide, ...parts) => el("section", { class: wide ? "panel wide" : "panel", "aria-label": name }, el("h2", {}, name), ...parts.flat());
     this.root.replaceChildren(el("main", { class: "graph" },
       el("h1", { class: "wide" }, this.given.title),
       panel("Graph", true, this.controls(facts), this.drawing()),
@@ -92,7 +91,7 @@ class GraphPage {
 
   controls(facts) {
     const keys = [...new Set(this.graph.nodes.map((node) => node.kind))].map((kind) =>
-      el("span", {}, svg("svg", { viewBox: "-7 -7 14 14", width: 13, height: 13, class: `mark ${kind}` }, mark({ kind }, 4)), ` ${KINDS[kind]}`));
+      el("span", {}, svg("svg", { viewBox: "-7 -7 14 14", width: 13, height: 13, class: `node ${kind}` }, mark({ kind }, 4)), ` ${KINDS[kind]}`));
     return el("div", { class: "controls" },
       el("label", {}, "nodes with ", el("output", {}, percent(this.share)), " of the influence ", el("input", {
         type: "range", min: 0, max: 1, step: 0.01, value: this.share, "aria-label": "share of the influence that is shown",
@@ -107,12 +106,13 @@ class GraphPage {
       cells.set(key, [...(cells.get(key) ?? []), node]);
     }
     const most = (pos) => Math.max(1, ...layers.map((layer) => cells.get(`${layer} ${pos}`)?.length ?? 0));
-    const wide = tokens.map((text, pos) => Math.max(14 * Math.min(most(pos), 24) + 18, 8 * Math.min(12, shown(text).length) + 18));
-    const left = 52, starts = wide.map((_, pos) => left + wide.slice(0, pos).reduce((a, b) => a + b, 0));
+    const least = tokens.map((text, pos) => Math.max(14 * Math.min(most(pos), 24) + 18, 8 * Math.min(12, shown(text).length) + 18));
+    const left = 52, total = least.reduce((a, b) => a + b, 0), spread = Math.max(1, Math.min(2.5, (this.root.clientWidth - left - 90) / total));
+    const wide = least.map((each) => each * spread), starts = wide.map((_, pos) => left + wide.slice(0, pos).reduce((a, b) => a + b, 0));
     const room = Math.max(starts[starts.length - 1] + wide[wide.length - 1], 320), step = layers.length > 20 ? 22 : 34;
     const y = (layer) => 18 + (layers.length - 1 - layers.indexOf(layer)) * step, high = y(layers[0]) + 30;
     for (const [key, some] of cells) {
-      const pos = some[0].pos, gap = Math.min(14, (wide[pos] - 10) / some.length);
+      const pos = some[0].pos, gap = Math.min(20, (wide[pos] - 10) / some.length);
       some.sort((a, b) => (a.raw.influence ?? 0) - (b.raw.influence ?? 0));
       some.forEach((node, nth) => { node.x = starts[pos] + wide[pos] / 2 + (nth - (some.length - 1) / 2) * gap; node.y = y(node.layer); });
       cells.set(key, some);
@@ -138,7 +138,7 @@ class GraphPage {
     };
     const hide = () => { this.hovered = null; this.drawLines(); tip.hide(); };
     return svg("g", {
-      transform: `translate(${node.x.toFixed(1)} ${node.y})`, class: `mark ${node.kind}${isPinned ? " pinned" : ""}${node === this.clicked ? " clicked" : ""}`,
+      transform: `translate(${node.x.toFixed(1)} ${node.y})`, class: `node ${node.kind}${isPinned ? " pinned" : ""}${node === this.clicked ? " clicked" : ""}`,
       tabindex: 0, role: "button", "data-id": node.id, "aria-label": node.name, "aria-pressed": String(isPinned),
       onmouseenter: show, onmouseleave: hide, onfocus: show, onblur: hide,
       onclick: (event) => (event.shiftKey ? this.subgraph.toggle(node) : this.click(node)),
@@ -149,7 +149,7 @@ class GraphPage {
   said(node) {
     const { activation, pre_activation: pre, influence } = node.raw;
     return [el("b", {}, node.name), node.id, ...(activation ? [`activation ${number(activation, 4)}`] : []), ...(pre === undefined || pre === null ? [] : [`pre-activation ${number(pre, 4)}`]),
-      ...(influence === undefined || influence === null ? [] : [`within the first ${percent(influence)} of the influence`])];
+      ...(influence === undefined || influence === null || node.kind === "logit" ? [] : [`within the first ${percent(influence)} of the influence`])];
   }
 
   click(node) {
