@@ -3,8 +3,8 @@
     python benchmarks/graphs.py                 # needs circuit-tracer 0.5 and transformer-lens 3.5
     python benchmarks/graphs.py --shapes tiny_gpt2 --length 8
 
-The same random weights, transcoders and tokens go into both. The features, errors, tokens and logits must be the same, in
-the same order. circuit-tracer sets what the MLPs write at the first position to 0; hookline keeps it as an error, so
+The same random weights, transcoders and tokens go into both. The features, errors, tokens and logits must be the same,
+in the same order. circuit-tracer sets what the MLPs write at the first position to 0; hookline keeps it as an error, so
 these columns are not compared.
 """
 
@@ -114,15 +114,18 @@ def compared(name: str, length: int, d_sae: int, active: float, rounds: int, *, 
             return graphs.attribution_graph(model, tokens[None], own, errors_only=[0], progress=False)
 
         graph, other = ours(), attribute(tokens, theirs, batch_size=256)
-        times = {way: [seconds(way) for _ in range(rounds)] for way in (ours, lambda: attribute(tokens, theirs, batch_size=256))}
+        times = {
+            way: [seconds(way) for _ in range(rounds)]
+            for way in (ours, lambda: attribute(tokens, theirs, batch_size=256))
+        }
     features = [(node.layer, node.pos, node.feature) for node in graph.of("feature")]
     assert features == [tuple(each) for each in other.active_features.tolist()], "other features are active"
     keep = torch.tensor([node.kind != "error" or node.pos > 0 for node in graph.nodes])
     edges, wanted = graph.edges[:, keep], other.adjacency_matrix[:, keep]
     spent, peers = (statistics.median(each) for each in times.values())
-    kind = "cross-layer" if cross_layer else "per layer"
+    kind, off = "cross-layer" if cross_layer else "per layer", float((edges - wanted).abs().max())
     return (
-        f"{name:11} {kind:11} {len(features):6} {len(graph):6}   {apart:.1e}   {float((edges - wanted).abs().max()):.1e}"
+        f"{name:11} {kind:11} {len(features):6} {len(graph):6}   {apart:.1e}   {off:.1e}"
         f" of {float(wanted.abs().max()):5.2f}   {float(graph.check().values.max()):.1e}   {spent:7.2f}  {peers:7.2f}"
         f"  {peers / spent:5.2f}"
     )
@@ -137,7 +140,9 @@ def main() -> None:
     parser.add_argument("--active", type=float, default=0.005)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    print("model       transcoders features nodes   logits    largest difference    check     hookline  circuit-tracer (s), ratio")
+    print(
+        "model       transcoders features nodes   logits    largest difference    check     hookline  peer (s)  ratio"
+    )
     for name in options.shapes:
         for cross_layer in (False, True):
             args = (name, options.length, options.d_sae, options.active, options.rounds)

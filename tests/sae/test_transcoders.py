@@ -60,14 +60,16 @@ def test_files_hold_what_was_saved(tmp_path, format, options) -> None:
     found = Transcoders.load(tmp_path / "made")
     assert found.origin == made.origin
     for one, other in zip(found.state_dict().items(), made.state_dict().items(), strict=True):
-        assert one[0] == other[0] and one[1].equal(other[1])
+        assert one[0] == other[0]
+        assert one[1].equal(other[1])
 
 
 def test_files_of_cross_layer_transcoders_are_those_of_circuit_tracer(tmp_path) -> None:
     made = cross_layer(threshold=True)
     made.save(tmp_path / "made")
     config = yaml.safe_load((tmp_path / "made" / "config.yaml").read_text())
-    assert config["model_kind"] == "cross_layer_transcoder" and config["feature_input_hook"] == "mlp.hook_in"
+    assert config["model_kind"] == "cross_layer_transcoder"
+    assert config["feature_input_hook"] == "mlp.hook_in"
     encoder = load_file(tmp_path / "made" / "W_enc_1.safetensors")
     assert {name: tuple(x.shape) for name, x in encoder.items()} == {
         **{"W_enc_1": (F, D), "b_enc_1": (F,), "b_dec_1": (D,), "threshold_1": (F,)}
@@ -91,7 +93,8 @@ def test_files_of_others_without_checksums_are_read(tmp_path) -> None:
         given |= {"W_enc": given["W_enc"].T.contiguous(), "W_dec": given["W_dec"][:, 0].contiguous()}
         save_file(given, tmp_path / f"layer_{layer}.safetensors")
     found = Transcoders.load(tmp_path)
-    assert found.layers == [0, 1] and found.origin.model_name == "google/gemma"
+    assert found.layers == [0, 1]
+    assert found.origin.model_name == "google/gemma"
     assert found.origin.extra == {"scan": "gemma"}
     assert found[1].W_enc.equal(weights(1)["W_enc"])
 

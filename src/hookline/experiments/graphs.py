@@ -50,13 +50,13 @@ def attribution_graph(
 
     Nodes are the active features of `transcoders` (see `sae.Transcoders`; a path loads them) with an error for each of
     their MLPs, tokens, and logits at the last position. Layers without a transcoder have their MLP as one node for each
-    position. An edge is what its source writes to the stream, carried by frozen attention patterns and norm denominators
-    past all other MLPs, times what its target reads. Edges into a node sum, with its bias, to its pre-activation.
+    position. An edge is what its source writes to the stream, carried by frozen attention patterns and norm
+    denominators past all other MLPs, times what its target reads. Edges into a node sum, with its bias, to its pre-activation.
 
-    `target` are the tokens whose logits are nodes, by default the most likely ones: as many as have `logit_share` of the
-    probability together, up to `max_logits`. `max_features` keeps the features and MLPs that influence them most, which
-    are found on the way. Positions in `errors_only`, by default a first token that begins texts (BOS), have no features,
-    as transcoders do not reconstruct them. A model whose parts between the MLPs are not linear once attention and norms
+    `target` are the tokens whose logits are nodes, by default the most likely ones: as many as have `logit_share` of
+    the probability together, up to `max_logits`. `max_features` keeps the features and MLPs that influence them most, which
+    are found on the way. Positions in `errors_only`, by default a first token that begins texts (BOS), have no
+    features, as transcoders do not reconstruct them. A model whose parts between the MLPs are not linear once attention and norms
     are frozen is refused.
     """
     if transcoders is not None and not isinstance(transcoders, Transcoders):
@@ -144,7 +144,9 @@ def _graph(
     pre, bias, rest = torch.zeros(3, edges.n_nodes, dtype=torch.float64)
     pre[found.into], bias[found.into] = found.pre, found.bias
     rest[found.into] = found.rows[:, ~is_kept].double().sum(1)
-    sums = [replace(node, pre_activation=float(x)) if node.is_target else node for node, x in zip(nodes, pre, strict=True)]
+    sums = [
+        replace(node, pre_activation=float(x)) if node.is_target else node for node, x in zip(nodes, pre, strict=True)
+    ]
     return AttributionGraph(
         tuple(node for node, kept in zip(sums, is_kept.tolist(), strict=True) if kept),
         full[is_kept][:, is_kept],
@@ -171,7 +173,9 @@ def _nodes(
     for pos, token in enumerate(text.tokens[0].tolist()):
         nodes.append(GraphNode(f"E_{token}_{pos}", "token", pos, None, token, texts[pos]))
     top, last = model.cfg.n_layers + 1, edges.n_pos - 1
-    return nodes + [GraphNode(f"{top}_{id}_{last}", "logit", last, None, id, word, None, None, p) for id, word, p in logits]
+    return nodes + [
+        GraphNode(f"{top}_{token}_{last}", "logit", last, None, token, word, None, None, p) for token, word, p in logits
+    ]
 
 
 def _refuse_unless_linear(model: HookedModel, graph: AttributionGraph) -> None:
@@ -183,8 +187,8 @@ def _refuse_unless_linear(model: HookedModel, graph: AttributionGraph) -> None:
     whole = range(model.cfg.n_layers)
     missing = [at for at in whole if f"{model._points.layer(at)}.attn.hook_pattern" not in model.hook_dict]
     why = f"layers {missing} have no attention pattern to freeze" if missing else (
-        "its layers compute something else that is not linear, such as norms or gates inside attention, or a layer that "
-        "is not a sum of attention and MLP"
+        "its layers compute something else that is not linear, such as norms or gates inside attention, or a layer "
+        "that is not a sum of attention and MLP"
     )  # fmt: skip
     raise HooklineError(
         f"{model.cfg.architecture} is not linear between its MLPs when attention patterns and norm denominators are "

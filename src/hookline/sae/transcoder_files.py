@@ -114,7 +114,8 @@ def _write_circuit_tracer(folder: Path, transcoders: Sequence[Transcoder], origi
     layers = [each.layer for each in transcoders]
     if layers != list(range(len(layers))):
         raise HooklineError(
-            f'circuit-tracer\'s format needs a transcoder for every layer from 0 on, but there are {layers}: use format="saelens"'
+            f"circuit-tracer's format needs a transcoder for every layer from 0 on, but there are {layers}: use "
+            f'format="saelens"'
         )
     is_cross = any(each.writes != (each.layer,) for each in transcoders)
     for each in transcoders:
@@ -128,8 +129,8 @@ def _write_circuit_tracer(folder: Path, transcoders: Sequence[Transcoder], origi
             continue
         if each.writes != tuple(range(each.layer, len(layers))) or each.W_skip is not None:
             raise HooklineError(
-                "circuit-tracer's cross-layer format has features that write to their own and all later layers, without "
-                "skip connections"
+                "circuit-tracer's cross-layer format has features that write to their own and all later layers, "
+                "without skip connections"
             )
         decoder = {f"W_dec_{each.layer}": weights.pop("W_dec")}
         encoder = {f"{name}_{each.layer}": x for name, x in weights.items()}
@@ -219,4 +220,3 @@ def _tensors(path: Path, check: bool) -> dict[str, Tensor]:
 def _check(x: Tensor, what: str) -> None:
     if not x.is_floating_point() or not bool(x.isfinite().all()):
         raise HooklineError(f"{what} has values that are not finite floats")
-

@@ -1,4 +1,4 @@
-"""Train transcoders on a store with the inputs and outputs of MLPs: all layers in one pass, each alone or across layers."""
+"""Train transcoders on a store with the inputs and outputs of MLPs: all layers in one pass, alone or across layers."""
 
 from __future__ import annotations
 

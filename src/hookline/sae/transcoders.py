@@ -21,7 +21,7 @@ FileFormat: TypeAlias = Literal["circuit-tracer", "saelens"]
 
 
 class Transcoder(nn.Module):
-    """The features of one layer: what they read from the MLP's input, and what they write to one or more layers' outputs.
+    """The features of one layer: what they read from the MLP's input, and what they write to layers' outputs.
 
         features = transcoder.encode(mlp_input)         # [*place, d_sae], mostly 0
         transcoder.decode(features)                     # {layer: [*place, d_out]}, without biases and skip
@@ -31,6 +31,10 @@ class Transcoder(nn.Module):
     linearly to the output of the same layer. `b_dec` is added to the output of the layer, whoever writes there.
     """
 
+    W_enc: nn.Parameter
+    b_enc: nn.Parameter
+    W_dec: nn.Parameter
+    b_dec: nn.Parameter
     threshold: nn.Parameter | None
     W_skip: nn.Parameter | None
 
@@ -106,7 +110,9 @@ class Transcoder(nn.Module):
         """The part in parentheses when the module is printed."""
         kind = "relu" if self.threshold is None else "jumprelu"
         to = "" if self.writes == (self.layer,) else f" → layers {self.writes[0]} to {self.writes[-1]}"
-        return f"layer {self.layer}{to}, {kind}, {self.d_in} → {self.d_sae}{', skip' if self.W_skip is not None else ''}"
+        return (
+            f"layer {self.layer}{to}, {kind}, {self.d_in} → {self.d_sae}{', skip' if self.W_skip is not None else ''}"
+        )
 
 
 @dataclass(frozen=True)
@@ -224,7 +230,12 @@ class Transcoders(nn.Module):
 
     @classmethod
     def load(
-        cls, path: str | Path, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None, check: bool = True
+        cls,
+        path: str | Path,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+        check: bool = True,
     ) -> Self:
         """Load a folder in the format of circuit-tracer (a set, or a cross-layer transcoder) or of SAELens.
 
@@ -247,4 +258,3 @@ class Transcoders(nn.Module):
 
 def _short(name: str) -> str:
     return name.rstrip("/").rpartition("/")[2].lower()
-

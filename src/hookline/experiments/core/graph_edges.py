@@ -74,7 +74,10 @@ class LocalModel:
         self.run = LinearRun(model, inputs, dict(sorted(cuts.items())), skips, watch)
         with torch.no_grad():
             self.features = {layer: self.active(layer, self.run.inputs) for layer in self.coded}
-            self.errors = {layer: self.run.outputs[layer] - self.reconstructed(layer, self.run.inputs, self.features) for layer in self.coded}
+            self.errors = {
+                layer: self.run.outputs[layer] - self.reconstructed(layer, self.run.inputs, self.features)
+                for layer in self.coded
+            }
         whole = {layer: x for layer, x in self.run.outputs.items() if layer not in self.features}
         self.directions = {layer: torch.nn.functional.normalize(x, dim=-1) for layer, x in whole.items()}
         self.encoders = {layer: self.run.encoders(layer, x) for layer, x in self.directions.items()}
@@ -142,9 +145,13 @@ class _Writers:
     def of(self, column: int) -> list[tuple[int, int, Float[Tensor, " d_model"]]]:
         """What one node writes: layers, positions and vectors."""
         every = ((layer, *part) for layer, parts in self.parts.items() for part in parts)
-        return [(layer, pos, x[columns == column][0]) for layer, pos, columns, x in every if bool((columns == column).any())]
+        return [
+            (layer, pos, x[columns == column][0]) for layer, pos, columns, x in every if bool((columns == column).any())
+        ]
 
-    def contract(self, gradients: Mapping[int, Float[Tensor, "row pos d_model"]], rows: Float[Tensor, "row node"]) -> None:
+    def contract(
+        self, gradients: Mapping[int, Float[Tensor, "row pos d_model"]], rows: Float[Tensor, "row node"]
+    ) -> None:
         """Add, for each row, its gradient at every node's position times what the node writes there."""
         for layer, gradient in gradients.items():
             for pos, columns, vectors in self.parts.get(layer, ()):
@@ -154,7 +161,9 @@ class _Writers:
 class Edges:
     """The nodes of a prompt, and the edges into those that are selected."""
 
-    def __init__(self, local: LocalModel, weights: Float[Tensor, "target vocab"], shares: Float[Tensor, " target"]) -> None:
+    def __init__(
+        self, local: LocalModel, weights: Float[Tensor, "target vocab"], shares: Float[Tensor, " target"]
+    ) -> None:
         run = local.run
         self.local, self.weights, self.shares = local, weights.to(run.logits), shares.double().cpu()
         self.units: list[tuple[int, int, int]] = []

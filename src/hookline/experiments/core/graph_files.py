@@ -149,14 +149,14 @@ def _fields(path: Path, found: dict[str, Any]) -> dict[str, Any]:
 def _read(each: dict[str, Any], tokens: tuple[str, ...]) -> GraphNode:
     """A node of a file."""
     kind = _KINDS.get(each["feature_type"], "feature")
-    pos, id = int(each["ctx_idx"]), str(each["node_id"])
-    parts = id.split("_")
+    pos, name = int(each["ctx_idx"]), str(each["node_id"])
+    parts = name.split("_")
     layer = int(each["layer"]) if kind in ("feature", "mlp", "error") else None
     feature = int(parts[1]) if kind in ("feature", "token", "logit") and len(parts) == 3 else None
     word = re.fullmatch(r'Output "(.*)" \(p=.*\)', str(each.get("clerp") or ""), re.DOTALL)
     text = (word[1] if word else str(each.get("clerp") or "")) if kind == "logit" else tokens[pos]
     return GraphNode(
-        id,
+        name,
         kind,
         pos,
         layer,

@@ -1,4 +1,4 @@
-"""What a graph predicts beside what runs measure: interventions on nodes, and why heads attend where an edge needs them."""
+"""What a graph predicts beside what runs measure: interventions on nodes, and why heads attend."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def predicted(graph: AttributionGraph, factors: Mapping[int, float]) -> Float[Te
     edges = graph.edges.double()
     layers = sorted({node.layer for node in graph.nodes if node.layer is not None and node.is_target})
     for layer in layers:
-        at = [nth for nth, node in enumerate(graph.nodes) if node.is_target and node.layer == layer]
-        changes[at] = edges[at] @ written
-        for nth in at:
+        here = [nth for nth, node in enumerate(graph.nodes) if node.is_target and node.layer == layer]
+        changes[here] = edges[here] @ written
+        for nth in here:
             if nth not in factors:
                 written[nth] = _share(graph, nth, float(changes[nth]))
     last = [nth for nth, node in enumerate(graph.nodes) if node.kind == "logit"]
@@ -73,7 +73,7 @@ class Clamp:
     @classmethod
     def of(cls, graph: AttributionGraph, factors: Mapping[int, float]) -> Clamp:
         """The clamp of nodes of a graph."""
-        found: tuple[dict, dict, dict, dict] = ({}, {}, {}, {})  # type: ignore[type-arg]
+        found: tuple[dict, dict, dict, dict] = ({}, {}, {}, {})
         for at, factor in factors.items():
             node = graph.nodes[at]
             if node.kind == "feature":
@@ -189,14 +189,16 @@ def score_parts(graph: AttributionGraph, layer: int, head: int, query: int, key:
     prefix = model._points.layer(layer)
     names = [f"{prefix}.attn.hook_{kind}" for kind in ("rot_q", "rot_k")]
     with torch.no_grad():
-        cache = model.run_with_cache(**edges.local.run.call, names_filter=[*names, f"{prefix}.attn.hook_attn_scores"])[1]
+        cache = model.run_with_cache(**edges.local.run.call, names_filter=[*names, f"{prefix}.attn.hook_attn_scores"])[
+            1
+        ]
     q, k = (cache[name][0].double() for name in names)
     scores = cache[f"{prefix}.attn.hook_attn_scores"][0, head].double()
     group = head * k.shape[1] // q.shape[1]
     scale = _scale(scores, q[:, head] @ k[:, group].T, model.cfg.architecture, layer)
     local = LocalModel(model, edges.local.run.call, edges.local.transcoders, edges.local.errors_only, names)
     fresh = Edges(local, edges.weights, edges.shares)
-    chosen = [edges.ids.index(id) for id in graph.ids]
+    chosen = [edges.ids.index(each) for each in graph.ids]
     size = q.shape[2]
     sides = []
     for name, pos, nth, value in ((names[0], query, head, q[query, head]), (names[1], key, group, k[key, group])):
@@ -205,8 +207,8 @@ def score_parts(graph: AttributionGraph, layer: int, head: int, query: int, key:
         missed = float((rows.sum(1) + bias - value.cpu()).abs().max() / value.abs().max())
         if missed > 1e-3:
             raise HooklineError(
-                f"{name!r} is not linear in what nodes write (it misses by {missed:.2g}), probably because of a norm of "
-                f"queries and keys: its scores cannot be split"
+                f"{name!r} is not linear in what nodes write (it misses by {missed:.2g}), probably because queries "
+                f"and keys are normalized: its scores cannot be split"
             )
         other = rows.sum(1) - rows[:, chosen].sum(1)
         sides.append(torch.cat([rows[:, chosen], other[:, None], bias[:, None]], 1))
@@ -220,8 +222,8 @@ def _scale(scores: Tensor, products: Tensor, architecture: str, layer: int) -> f
     scale = float((x * y).sum() / (x * x).sum().clamp(min=1e-30))
     if float((y - scale * x).abs().max()) > 1e-3 * float(y.abs().max().clamp(min=1e-9)):
         raise HooklineError(
-            f"the attention scores of {architecture} (layer {layer}) are not proportional to query · key (a soft cap, or a "
-            f"bias for positions), so they cannot be split"
+            f"the attention scores of {architecture} (layer {layer}) are not proportional to query · key (a soft cap, or "
+            f"a bias for positions), so they cannot be split"
         )
     return scale
 
@@ -238,8 +240,8 @@ def factors_of(graph: AttributionGraph, changes: Mapping[str, float]) -> dict[in
     if not changes:
         raise HooklineError("intervene needs nodes with their new activations, as in {'3_120_5': 0.0}")
     found = {}
-    for id, value in changes.items():
-        node = graph.node(id)
+    for name, value in changes.items():
+        node = graph.node(name)
         if node.kind == "logit":
             raise HooklineError(f"{node.id} is a logit, which writes nothing: change a feature, MLP, error or token")
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < float("inf"):
@@ -249,4 +251,3 @@ def factors_of(graph: AttributionGraph, changes: Mapping[str, float]) -> dict[in
             raise HooklineError(f"{node.id} writes nothing, so it cannot be changed")
         found[graph.ids.index(node.id)] = value / old
     return found
-

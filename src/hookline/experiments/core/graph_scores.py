@@ -32,7 +32,9 @@ def influences(
         if not bool(step.any()):
             return total
         total = total + step
-    raise HooklineError("the edges have a cycle, so influences do not converge: edges go from earlier nodes to later ones")
+    raise HooklineError(
+        "the edges have a cycle, so influences do not converge: edges go from earlier nodes to later ones"
+    )
 
 
 def cumulative(scores: Float[Tensor, " node"]) -> Float[Tensor, " node"]:

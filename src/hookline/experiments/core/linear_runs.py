@@ -1,4 +1,4 @@
-"""A model on one prompt as a linear map: its attention patterns and norm denominators are frozen, and its MLPs are cut off.
+"""A model on one prompt as a linear map: attention patterns and norm denominators are frozen, and MLPs are cut off.
 
 What a layer's attention adds to the stream is then linear in the stream, so the input of every MLP and the logits are
 linear (plus a constant) in the embeddings and in what the MLPs wrote. Nothing here knows an architecture: the frozen
@@ -170,7 +170,7 @@ class LinearRun:
 
     def back_to(
         self, reader: Reader, pos: int, vector: Float[Tensor, " d"], names: Sequence[str]
-    ) -> dict[str, Float[Tensor, "pos d"]]:
+    ) -> dict[str, Float[Tensor, "pos _"]]:
         """The gradient of a vector · the value at a reader's position, at watched points that it depends on."""
         read = self._read[reader]
         given = torch.zeros_like(read)

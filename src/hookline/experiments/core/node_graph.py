@@ -15,7 +15,7 @@ from torch import Tensor
 from hookline.errors import HooklineError
 from hookline.experiments.core import graph_files, graph_runs, graph_scores
 from hookline.experiments.core.graph_edges import Edges, GraphNode
-from hookline.experiments.core.labels import number_text
+from hookline.experiments.core.labels import Label, number_text, token_labels
 from hookline.experiments.result import Result, TopCells
 from hookline.pages.html_page import HtmlPage, graph_page
 from hookline.pages.tensors import packed_tensor
@@ -62,7 +62,7 @@ class AttributionGraph:
     @cached_property
     def matrix(self) -> Result:
         """The edges as a Result, target × source: 0 where there is no edge."""
-        coords = {"target": [*self.ids], "source": [*self.ids]}
+        coords: dict[str, list[Label]] = {"target": [*self.ids], "source": [*self.ids]}
         return Result(self.edges, ("target", "source"), coords, "edge", dict(self.info))
 
     def node(self, id: str | GraphNode) -> GraphNode:
@@ -92,8 +92,8 @@ class AttributionGraph:
     def check(self) -> Result:
         """How far the edges into each node are from its pre-activation, relative to the sum of their absolute values.
 
-        Its bias, and what nodes outside the graph add, count as edges. The pre-activation is that of the model's own run,
-        and the bias that of a run without any node, so that a model that is not linear between its MLPs shows here.
+        Its bias, and what nodes outside the graph add, count as edges. The pre-activation is that of the model's own
+        run, and the bias that of a run without any node, so that a model that is not linear between its MLPs shows here.
         """
         at = self._is(lambda node: node.pre_activation is not None)
         pre = torch.tensor([node.pre_activation for node in self.nodes if node.pre_activation is not None])
@@ -112,8 +112,8 @@ class AttributionGraph:
     def scores(self) -> dict[str, float]:
         """The replacement and the completeness score, 1 if nothing goes through errors.
 
-        Replacement is the influence of tokens as a fraction of that of tokens and errors; completeness is the fraction of
-        incoming edges that are not from errors, averaged over nodes by their influence on the logits.
+        Replacement is the influence of tokens as a fraction of that of tokens and errors; completeness is the fraction
+        of incoming edges that are not from errors, averaged over nodes by their influence on the logits.
         """
         is_error, is_token = self._is(lambda node: node.kind == "error"), self._is(lambda node: node.kind == "token")
         return {
@@ -124,12 +124,14 @@ class AttributionGraph:
     def prune(self, nodes: float = 0.8, edges: float = 0.98) -> AttributionGraph:
         """The part of the graph with these fractions of the influence on the logits, without loose ends.
 
-        The influence of an edge is its absolute value as a fraction of all edges into its target, times the influence of
-        that target; logits are weighted by their probabilities. Tokens and logits stay.
+        The influence of an edge is its absolute value as a fraction of all edges into its target, times the influence
+        of that target; logits are weighted by their probabilities. Tokens and logits stay.
         """
         for name, value in (("nodes", nodes), ("edges", edges)):
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
-                raise HooklineError(f"{name} is the fraction of the influence that stays, over 0 up to 1, got {value!r}")
+                raise HooklineError(
+                    f"{name} is the fraction of the influence that stays, over 0 up to 1, got {value!r}"
+                )
         is_target = self._is(lambda node: node.is_target)
         is_fixed = self._is(lambda node: node.kind in ("token", "logit"))
         stays, links = graph_scores.kept(self.edges, self._weights, is_target, is_fixed, nodes, edges)
@@ -150,8 +152,8 @@ class AttributionGraph:
 
         The run "predicted" follows all paths of the graph. "frozen" is measured in the model with frozen attention and
         norms, in which features and MLPs are computed anew; it differs from the prediction where features that were off
-        turn on, and where an MLP that is a node is not linear. "model" is measured in the model itself: the only change is
-        what the nodes write. Of tokens and errors, the new activation is a factor.
+        turn on, and where an MLP that is a node is not linear. "model" is measured in the model itself: the only change
+        is what the nodes write. Of tokens and errors, the new activation is a factor.
         """
         factors = graph_runs.factors_of(self, changes)
         edges = graph_runs.run_behind(self)
@@ -159,11 +161,11 @@ class AttributionGraph:
         rows = [graph_runs.predicted(self, factors)]
         for is_frozen in (True, False):
             found = graph_runs.measured(edges, clamp, is_frozen=is_frozen)
-            rows.append(torch.tensor([found[id] for id in self.ids], dtype=torch.float64))
+            rows.append(torch.tensor([found[each] for each in self.ids], dtype=torch.float64))
         at = self._is(lambda node: node.is_target)
         ids = [node.id for node in self.nodes if node.is_target]
-        info = {"changes": ", ".join(f"{id} to {number_text(value)}" for id, value in changes.items())}
-        coords = {"run": [*graph_runs.RUNS], "node": [*ids]}
+        info = {"changes": ", ".join(f"{each} to {number_text(value)}" for each, value in changes.items())}
+        coords: dict[str, list[Label]] = {"run": [*graph_runs.RUNS], "node": [*ids]}
         return Result(torch.stack(rows)[:, at], ("run", "node"), coords, "change", info)
 
     def heads(self, source: str | GraphNode, target: str | GraphNode) -> Result:
@@ -173,10 +175,11 @@ class AttributionGraph:
         """
         u, v = self._at(source), self._at(target)
         values = graph_runs.through_heads(self, u, v)
-        coords = {axis: list(range(size)) for axis, size in zip(("layer", "head", "query", "key"), values.shape, strict=True)}
-        places = [f"{at}: {text}" for at, text in enumerate(self.tokens)]
+        places: list[Label] = [*token_labels(self.tokens)]
+        counts: list[list[Label]] = [[*range(size)] for size in values.shape[:2]]
+        coords = {"layer": counts[0], "head": counts[1], "query": places, "key": places}
         info = {"edge": float(self.edges[v, u]), "source": self.ids[u], "target": self.ids[v]}
-        return Result(values, tuple(coords), {**coords, "query": [*places], "key": [*places]}, "share", info)
+        return Result(values, tuple(coords), coords, "share", info)
 
     def qk(
         self,
@@ -192,21 +195,25 @@ class AttributionGraph:
 
             graph.qk("E_567_4", "6_632_5").top(5)
 
-        The head and its positions are those that carry most of the edge, unless they are given. A cell is what the query
-        side's node adds to the query, times what the key side's adds to the key. The rows and columns "other" and "bias"
-        are what is not in the graph. The cells sum to the score before the softmax, `info["score"]`.
+        The head and its positions are those that carry most of the edge, unless they are given. A cell is what the
+        query side's node adds to the query, times what the key side's adds to the key. The rows and columns "other" and
+        "bias" are what is not in the graph. The cells sum to the score before the softmax, `info["score"]`.
         """
         asked = {"layer": layer, "head": head, "query": query, "key": key}
         found = self.heads(source, target)
         some = found.isel(**{axis: [at] for axis, at in asked.items() if at is not None})
         best = some.top(1, by="abs")
         if not best or not best[0].value:
-            raise HooklineError(f"no head carries the edge from {found.info['source']} to {found.info['target']}: it is direct")
+            raise HooklineError(
+                f"no head carries the edge from {found.info['source']} to {found.info['target']}: it is direct"
+            )
         place = {axis: found.coords[axis].index(best[0].labels[axis]) for axis in found.axes}
         parts = graph_runs.score_parts(self, *place.values())
         names = [*self.ids, "other", "bias"]
         info = {"score": parts.score, "scale": parts.scale, "share": best[0].value, **place}
-        return Result(parts.pairs, ("query_node", "key_node"), {"query_node": [*names], "key_node": [*names]}, "score", info)
+        return Result(
+            parts.pairs, ("query_node", "key_node"), {"query_node": [*names], "key_node": [*names]}, "score", info
+        )
 
     def save(self, path: str | Path, *, slug: str | None = None, scan: str | None = None) -> None:
         """Write the graph as JSON, which Neuronpedia and circuit-tracer read: metadata, qParams, nodes and links.
@@ -255,15 +262,17 @@ class AttributionGraph:
         wanted = id.id if isinstance(id, GraphNode) else id
         if wanted not in self._places:
             some = ", ".join(self.ids[:8])
-            raise HooklineError(f"the graph has no node {wanted!r}: it has {len(self)}, such as {some}; see graph.nodes")
+            raise HooklineError(
+                f"the graph has no node {wanted!r}: it has {len(self)}, such as {some}; see graph.nodes"
+            )
         return self._places[wanted]
 
     @cached_property
     def _places(self) -> dict[str, int]:
-        return {id: at for at, id in enumerate(self.ids)}
+        return {each: at for at, each in enumerate(self.ids)}
 
     def _by_node(self, values: Tensor, chosen: Tensor, name: str, info: dict[str, Any] | None = None) -> Result:
-        ids = [id for id, is_chosen in zip(self.ids, chosen.tolist(), strict=True) if is_chosen]
+        ids = [each for each, is_chosen in zip(self.ids, chosen.tolist(), strict=True) if is_chosen]
         if not ids:
             raise HooklineError(f"no node has an {name}")
         shown = values if len(values) == len(ids) else values[chosen]
