@@ -139,7 +139,7 @@ def test_the_run_of_the_model_is_true_patching(models) -> None:
         model(tokens(3))[0, -1],
         model.run_with_hooks(tokens(3), fwd_hooks=[("blocks.2.hook_mlp_out", less)])[0, -1],
     )
-    wanted = (after[5] - after.mean()) - (before[5] - before.mean())
+    wanted = ((after[5] - after.mean()) - (before[5] - before.mean())).detach()
     assert float(found.sel(run="model", node=graph.of("logit")[0].id)) == pytest.approx(float(wanted), abs=1e-5)
 
 
@@ -247,7 +247,7 @@ def test_files_hold_the_graph(tmp_path, tinyworld) -> None:
     kinds = {"cross layer transcoder", "mlp reconstruction error", "embedding", "logit"}
     assert {node["feature_type"] for node in content["nodes"]} <= kinds
     assert len(content["links"]) == int((graph.edges != 0).sum())
-    found = graphs.load(tmp_path / "g.json")
+    found = graphs.AttributionGraph.load(tmp_path / "g.json")
     assert found.nodes == graph.nodes
     assert found.edges.equal(graph.edges)
     assert found.tokens == graph.tokens
@@ -260,24 +260,24 @@ def test_files_hold_the_graph(tmp_path, tinyworld) -> None:
 
 def test_files_that_cannot_be_used_say_why(tmp_path, tinyworld) -> None:
     with pytest.raises(HooklineError, match="no graph at"):
-        graphs.load(tmp_path / "none.json")
+        graphs.AttributionGraph.load(tmp_path / "none.json")
     (tmp_path / "a.json").write_text("{}")
     with pytest.raises(HooklineError, match="not an attribution graph"):
-        graphs.load(tmp_path / "a.json")
+        graphs.AttributionGraph.load(tmp_path / "a.json")
     graphs.attribution_graph(tinyworld, PROMPT, progress=False).save(tmp_path / "b.json")
     content = json.loads((tmp_path / "b.json").read_text())
     twice = content | {"nodes": [*content["nodes"], content["nodes"][0]]}
     (tmp_path / "c.json").write_text(json.dumps(twice))
     with pytest.raises(HooklineError, match="two nodes with the id"):
-        graphs.load(tmp_path / "c.json")
+        graphs.AttributionGraph.load(tmp_path / "c.json")
     content["links"][0]["source"] = "nobody"
     (tmp_path / "d.json").write_text(json.dumps(content))
     with pytest.raises(HooklineError, match="a link that cannot be used"):
-        graphs.load(tmp_path / "d.json")
+        graphs.AttributionGraph.load(tmp_path / "d.json")
     del content["nodes"][0]["layer"]
     (tmp_path / "e.json").write_text(json.dumps(content))
     with pytest.raises(HooklineError, match="damaged"):
-        graphs.load(tmp_path / "e.json")
+        graphs.AttributionGraph.load(tmp_path / "e.json")
 
 
 @pytest.mark.parametrize("kind", ["mamba", "deepseek_v3", "qwen3_next", "bert"])

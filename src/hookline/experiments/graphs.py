@@ -12,7 +12,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hookline.errors import HooklineError
-from hookline.experiments.core import graph_files
 from hookline.experiments.core.graph_edges import WHOLE, Computed, Edges, GraphNode, LocalModel
 from hookline.experiments.core.labels import about
 from hookline.experiments.core.node_graph import AttributionGraph
@@ -20,7 +19,7 @@ from hookline.experiments.core.prompts import Prompt, Prompts, prompts_of, warn_
 from hookline.model import HookedModel
 from hookline.sae.transcoders import Transcoders
 
-__all__ = ["AttributionGraph", "GraphNode", "attribution_graph", "load"]
+__all__ = ["AttributionGraph", "GraphNode", "attribution_graph"]
 
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 """How far sums may be off, relative to what is summed; in other dtypes 0.1."""
@@ -51,13 +50,14 @@ def attribution_graph(
     Nodes are the active features of `transcoders` (see `sae.Transcoders`; a path loads them) with an error for each of
     their MLPs, tokens, and logits at the last position. Layers without a transcoder have their MLP as one node for each
     position. An edge is what its source writes to the stream, carried by frozen attention patterns and norm
-    denominators past all other MLPs, times what its target reads. Edges into a node sum, with its bias, to its pre-activation.
+    denominators past all other MLPs, times what its target reads. Edges into a node sum, with its bias, to its
+    pre-activation.
 
     `target` are the tokens whose logits are nodes, by default the most likely ones: as many as have `logit_share` of
-    the probability together, up to `max_logits`. `max_features` keeps the features and MLPs that influence them most, which
-    are found on the way. Positions in `errors_only`, by default a first token that begins texts (BOS), have no
-    features, as transcoders do not reconstruct them. A model whose parts between the MLPs are not linear once attention and norms
-    are frozen is refused.
+    the probability together, up to `max_logits`. `max_features` keeps the features and MLPs that influence them most,
+    which are found on the way. Positions in `errors_only`, by default a first token that begins texts (BOS), have no
+    features, as transcoders do not reconstruct them. A model whose parts between the MLPs are not linear once attention
+    and norms are frozen is refused.
     """
     if transcoders is not None and not isinstance(transcoders, Transcoders):
         transcoders = Transcoders.load(transcoders)
@@ -75,14 +75,6 @@ def attribution_graph(
     graph = _graph(model, text, edges, found, ids.tolist(), probabilities.tolist())
     _refuse_unless_linear(model, graph)
     return graph
-
-
-def load(path: str | Path) -> AttributionGraph:
-    """Read a graph in the JSON of Neuronpedia and circuit-tracer, written by `AttributionGraph.save` or by others.
-
-    It has the edges that the file has. `intervene` and `heads` need the model, so they need a new graph.
-    """
-    return AttributionGraph(**graph_files.read(Path(path)))
 
 
 def _one_prompt(model: HookedModel, prompt: Prompt) -> Prompts:

@@ -38,7 +38,7 @@ Found: TypeAlias = list[tuple[int, dict[str, Tensor], dict[str, Any]]]
 """The layer, the weights and the other arguments of each transcoder."""
 
 
-def read(folder: Path, *, check: bool = True) -> tuple[Found, dict[str, Any]]:
+def read_transcoders(folder: Path, *, check: bool = True) -> tuple[Found, dict[str, Any]]:
     """The transcoders in a folder, and where they were trained: the fields of a `TranscoderOrigin`."""
     try:
         with taking_apart(str(folder)):
@@ -57,7 +57,7 @@ def read(folder: Path, *, check: bool = True) -> tuple[Found, dict[str, Any]]:
     )
 
 
-def write(folder: Path, transcoders: Sequence[Transcoder], origin: TranscoderOrigin, format: str) -> None:
+def write_transcoders(folder: Path, transcoders: Sequence[Transcoder], origin: TranscoderOrigin, format: str) -> None:
     """Write a folder in one of the formats; each file whole or not at all."""
     if format not in ("circuit-tracer", "saelens"):
         raise HooklineError(f'format is "circuit-tracer" or "saelens", got {format!r}')

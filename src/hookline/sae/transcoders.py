@@ -242,13 +242,13 @@ class Transcoders(nn.Module):
         In SAELens's format, the folder has one transcoder, or one folder for each layer. Weights that are not finite
         are refused; files that hookline wrote have checksums, which `check=False` ignores.
         """
-        found, origin = transcoder_files.read(Path(path), check=check)
+        found, origin = transcoder_files.read_transcoders(Path(path), check=check)
         each = [Transcoder(layer, weights, **options) for layer, weights, options in found]
         return cls(each, TranscoderOrigin(**origin)).to(device=device, dtype=dtype)
 
     def save(self, path: str | Path, format: FileFormat = "circuit-tracer") -> None:
         """Save to a folder, in the format of circuit-tracer, or of SAELens with one folder for each layer."""
-        transcoder_files.write(Path(path), list(self), self.origin, format)
+        transcoder_files.write_transcoders(Path(path), list(self), self.origin, format)
 
     def extra_repr(self) -> str:
         """The part in parentheses when the module is printed."""

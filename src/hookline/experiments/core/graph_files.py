@@ -19,7 +19,7 @@ import torch
 from hookline.engine.tensorfile import read_json, taking_apart, write_bytes
 from hookline.errors import HooklineError
 from hookline.experiments.core.graph_edges import GraphNode, NodeKind
-from hookline.experiments.core.graph_scores import cumulative
+from hookline.experiments.core.graph_scores import influence_shares
 
 if TYPE_CHECKING:
     from hookline.experiments.core.node_graph import AttributionGraph
@@ -34,16 +34,16 @@ _TYPES: dict[NodeKind, str] = {
 _KINDS: dict[str, NodeKind] = {text: kind for kind, text in _TYPES.items()}
 
 
-def write(path: Path, graph: AttributionGraph, slug: str | None = None, scan: str | None = None) -> None:
+def write_graph(path: Path, graph: AttributionGraph, slug: str | None = None, scan: str | None = None) -> None:
     """Write a graph, whole or not at all."""
-    write_bytes(path, json.dumps(content(graph, slug or path.stem, scan), allow_nan=False).encode(), "the graph")
+    write_bytes(path, json.dumps(graph_content(graph, slug or path.stem, scan), allow_nan=False).encode(), "the graph")
 
 
-def content(graph: AttributionGraph, slug: str, scan: str | None = None) -> dict[str, Any]:
+def graph_content(graph: AttributionGraph, slug: str, scan: str | None = None) -> dict[str, Any]:
     """The graph as plain lists, numbers and strings."""
     from hookline import __version__
 
-    shares = cumulative(graph.influence.values.double()).tolist()
+    shares = influence_shares(graph.influence.values.double()).tolist()
     last = max(node.layer or 0 for node in graph.nodes)
     into, out = graph.edges.nonzero(as_tuple=True)
     weights = graph.edges[into, out].tolist()
@@ -105,7 +105,7 @@ def _written(node: GraphNode, last: int, influence: float, bias: float, rest: fl
     }
 
 
-def read(path: Path) -> dict[str, Any]:
+def read_graph(path: Path) -> dict[str, Any]:
     """The fields of a graph in a file."""
     try:
         found = read_json(path)

@@ -21,7 +21,7 @@ RUNS = ("predicted", "frozen", "model")
 """By the graph; in the model with attention and norms frozen and MLPs replaced; and in the model itself."""
 
 
-def predicted(graph: AttributionGraph, factors: Mapping[int, float]) -> Float[Tensor, " node"]:
+def predicted_changes(graph: AttributionGraph, factors: Mapping[int, float]) -> Float[Tensor, " node"]:
     """The change of every pre-activation if nodes write `factors` times as much, along all paths of the graph.
 
     Features stay on their side of the threshold unless the change takes them over it; MLPs change to first order.
@@ -94,7 +94,7 @@ class Clamp:
 
 
 @torch.no_grad()
-def measured(edges: Edges, clamp: Clamp, *, is_frozen: bool) -> dict[str, float]:
+def measured_changes(edges: Edges, clamp: Clamp, *, is_frozen: bool) -> dict[str, float]:
     """The change of every node's pre-activation in a run with clamped nodes.
 
     If it `is_frozen`, attention and norms are, MLPs with a transcoder are replaced by features and their errors, and
@@ -222,8 +222,8 @@ def _scale(scores: Tensor, products: Tensor, architecture: str, layer: int) -> f
     scale = float((x * y).sum() / (x * x).sum().clamp(min=1e-30))
     if float((y - scale * x).abs().max()) > 1e-3 * float(y.abs().max().clamp(min=1e-9)):
         raise HooklineError(
-            f"the attention scores of {architecture} (layer {layer}) are not proportional to query · key (a soft cap, or "
-            f"a bias for positions), so they cannot be split"
+            f"the attention scores of {architecture} (layer {layer}) are not proportional to query · key (a soft cap, "
+            f"or a bias for positions), so they cannot be split"
         )
     return scale
 

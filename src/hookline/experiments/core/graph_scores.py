@@ -37,7 +37,7 @@ def influences(
     )
 
 
-def cumulative(scores: Float[Tensor, " node"]) -> Float[Tensor, " node"]:
+def influence_shares(scores: Float[Tensor, " node"]) -> Float[Tensor, " node"]:
     """For each node, the fraction of the total influence that it and all nodes with more of it have."""
     order = scores.argsort(descending=True, stable=True)
     found = torch.zeros_like(scores)
@@ -53,7 +53,7 @@ def _enough(scores: Tensor, fraction: float) -> Tensor:
     return scores >= ordered[at]
 
 
-def kept(
+def surviving(
     edges: Float[Tensor, "node node"],
     weights: Float[Tensor, " node"],
     is_target: Bool[Tensor, " node"],

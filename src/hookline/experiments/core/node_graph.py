@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from jaxtyping import Bool, Float
@@ -93,7 +93,7 @@ class AttributionGraph:
         """How far the edges into each node are from its pre-activation, relative to the sum of their absolute values.
 
         Its bias, and what nodes outside the graph add, count as edges. The pre-activation is that of the model's own
-        run, and the bias that of a run without any node, so that a model that is not linear between its MLPs shows here.
+        run, and the bias that of a run without any node, so a model that is not linear between its MLPs shows here.
         """
         at = self._is(lambda node: node.pre_activation is not None)
         pre = torch.tensor([node.pre_activation for node in self.nodes if node.pre_activation is not None])
@@ -134,7 +134,7 @@ class AttributionGraph:
                 )
         is_target = self._is(lambda node: node.is_target)
         is_fixed = self._is(lambda node: node.kind in ("token", "logit"))
-        stays, links = graph_scores.kept(self.edges, self._weights, is_target, is_fixed, nodes, edges)
+        stays, links = graph_scores.surviving(self.edges, self._weights, is_target, is_fixed, nodes, edges)
         gone = (self.edges * ~links).sum(1)
         return replace(
             self,
@@ -158,9 +158,9 @@ class AttributionGraph:
         factors = graph_runs.factors_of(self, changes)
         edges = graph_runs.run_behind(self)
         clamp = graph_runs.Clamp.of(self, factors)
-        rows = [graph_runs.predicted(self, factors)]
+        rows = [graph_runs.predicted_changes(self, factors)]
         for is_frozen in (True, False):
-            found = graph_runs.measured(edges, clamp, is_frozen=is_frozen)
+            found = graph_runs.measured_changes(edges, clamp, is_frozen=is_frozen)
             rows.append(torch.tensor([found[each] for each in self.ids], dtype=torch.float64))
         at = self._is(lambda node: node.is_target)
         ids = [node.id for node in self.nodes if node.is_target]
@@ -220,7 +220,15 @@ class AttributionGraph:
 
         `slug` is the name of the graph there, `scan` that of the model and its transcoders.
         """
-        graph_files.write(Path(path), self, slug, scan)
+        graph_files.write_graph(Path(path), self, slug, scan)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a graph in the JSON of Neuronpedia and circuit-tracer, written by `save` or by others.
+
+        It has the edges that the file has. `intervene`, `heads` and `qk` run the model, so they need a new graph.
+        """
+        return cls(**graph_files.read_graph(Path(path)))
 
     def plot_html(self, *, title: str | None = None, theme: Literal["light", "dark"] | None = None) -> HtmlPage:
         """The graph as a page that needs nothing else: nodes by token and layer, to look into, pin and group.
@@ -238,7 +246,7 @@ class AttributionGraph:
         into, out = self.edges.nonzero(as_tuple=True)
         places = packed_tensor(torch.stack([out.float(), into.float(), self.edges[into, out]]))
         scores = {} if not self.of("error") else self.scores
-        content = graph_files.content(self, "graph")
+        content = graph_files.graph_content(self, "graph")
         about = {"scores": scores, "links": places, "file": content | {"links": []}}
         return graph_page({**about, "title": shown, "tokens": list(self.tokens)}, theme)
 
