@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 import hookline
 from hookline import HooklineError
-from hookline.sae import Transcoder, TranscoderOrigin, Transcoders
+from hookline.sae import Transcoder, TranscoderOrigin, Transcoders, train_transcoders
 
 D, F, N = 32, 48, 4
 
@@ -157,3 +157,47 @@ def test_transcoders_of_another_model_layer_or_width_are_refused() -> None:
     other.without_weights().check_fit(model)
     with pytest.raises(hookline.UnknownPointError):
         Transcoders(per_layer(), TranscoderOrigin(reads="mlp.hook_nothing")).check_fit(model)
+
+
+@pytest.mark.parametrize(
+    "options", [{"kind": "topk", "k": 6}, {"kind": "l1", "l1": 0.1}, {"k": 6, "cross_layer": True}]
+)
+def test_training_on_a_store(tmp_path, options) -> None:
+    model = hookline.hook(tiny_models.causal_lm("llama"))
+    texts = torch.randint(3, 60, (24, 12), generator=torch.Generator().manual_seed(0))
+    points = ["blocks.*.mlp.hook_in", "blocks.*.hook_mlp_out"]
+    store = hookline.harvest(model, texts, points, tmp_path / "store", progress=False)
+    training = train_transcoders(store, d_sae=96, steps=60, batch_size=96, lr=1e-2, progress=False, **options)
+    made = training.transcoders
+    assert made.layers == [0, 1, 2, 3]
+    assert made.is_cross_layer == bool(options.get("cross_layer"))
+    made.check_fit(model)
+    assert made.origin.weights is not None
+    assert training.history[-1].explained_variance > training.history[0].explained_variance + 0.2
+    _, cache = model.run_with_cache(texts[:4], names_filter=points)
+    with torch.no_grad():
+        found = made.outputs({layer: cache[f"blocks.{layer}.mlp.hook_in"] for layer in range(N)})
+        for layer, y in found.items():
+            wanted = cache[f"blocks.{layer}.hook_mlp_out"]
+            spread = (wanted - wanted.mean((0, 1))).pow(2).sum()
+            share = 1 - float((y - wanted).pow(2).sum() / spread)
+            assert share == pytest.approx(training.explained[layer], abs=0.3)  # unscaled as it was trained
+        if options.get("kind") == "topk":
+            active = (made[1].encode(cache["blocks.1.mlp.hook_in"]) > 0).sum(-1).float().mean()
+            assert 3 < float(active) < 12
+    other = hookline.hook(tiny_models.causal_lm("llama"))
+    with torch.no_grad():
+        next(other.module.parameters()).mul_(1.1)
+    with pytest.raises(HooklineError, match="other weights"):
+        made.check_fit(other)
+
+
+def test_training_needs_both_points(tmp_path) -> None:
+    model = hookline.hook(tiny_models.causal_lm("llama"))
+    store = hookline.harvest(model, torch.full((2, 5), 7), "blocks.*.hook_mlp_out", tmp_path / "store", progress=False)
+    with pytest.raises(HooklineError, match=r"both mlp.hook_in and hook_mlp_out of layers \[\]"):
+        train_transcoders(store, d_sae=8, steps=2)
+    points = ["blocks.*.mlp.hook_in", "blocks.*.hook_mlp_out"]
+    both = hookline.harvest(model, torch.full((2, 5), 7), points, tmp_path / "both", progress=False)
+    with pytest.raises(HooklineError, match="does not apply"):
+        train_transcoders(both, d_sae=8, steps=2, kind="l1", k=3)

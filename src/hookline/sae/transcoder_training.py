@@ -22,8 +22,8 @@ from hookline.sae.transcoders import Transcoder, TranscoderOrigin, Transcoders
 from hookline.store import Store, open_store
 from hookline.text.outliers import Outliers, outlying, row_norms
 
-_MEMORY = 0.99
-"""How much of the average threshold is kept in each step."""
+_RECENT = 20
+"""Over about how many steps the threshold is averaged."""
 
 
 @dataclass(frozen=True)
@@ -208,8 +208,8 @@ class _Trainer:
         with torch.no_grad():
             scores = (found * sizes).flatten()
             least = scores.topk(min(self.plan.k * len(x), len(scores)), sorted=True).values[-1].clamp(min=1e-8)
-            is_first = not bool(self.threshold[nth])
-            self.threshold[nth] = least if is_first else _MEMORY * self.threshold[nth] + (1 - _MEMORY) * least
+            share = 1 / _RECENT if bool(self.threshold[nth]) else 1.0
+            self.threshold[nth] += share * (least - self.threshold[nth])
             mask = (scores >= least).view_as(found)
         return found * mask, torch.zeros((), device=self.device)
 
