@@ -6,7 +6,18 @@ import sys
 import hookline.experiments
 
 MODULES = (
-    *("ablation", "attribution", "circuits", "contrast", "edges", "figures", "head_detectors", "images", "jacobian"),
+    *(
+        "ablation",
+        "attribution",
+        "circuits",
+        "contrast",
+        "edges",
+        "figures",
+        "graphs",
+        "head_detectors",
+        "images",
+        "jacobian",
+    ),
     *("logit_attribution", "logit_lens", "metrics", "patching", "paths", "reading", "relevance", "steering", "tracing"),
 )
 
