@@ -13,12 +13,8 @@ MODULES = (
         "contrast",
         "edges",
         "figures",
-        "head_detectors",
-        "images",
-        "jacobian",
-        "logit_attribution",
-    ),
-    *("logit_lens", "metrics", "patching", "paths", "probes", "reading", "relevance", "steering", "tracing"),
+    *("graphs", "head_detectors", "images", "jacobian", "logit_attribution", "logit_lens", "metrics"),
+    *("patching", "paths", "probes", "reading", "relevance", "steering", "tracing"),
 )
 
 

@@ -5,9 +5,9 @@
 
 `patching`, `attribution`, `relevance`, `edges` and `paths` compare a clean and a corrupted run; `circuits` measures how
 much some edges account for; `ablation` and `tracing` remove or restore activations; `logit_attribution`, `logit_lens`
-and `head_detectors` read a run as it is; `jacobian` and `reading` translate activations into tokens; `steering`,
-`contrast` and `probes` compare kinds of prompts; `images` is for vision-language models. `metrics` are what they all measure.
-`figures` shows attention and values over a text.
+and `head_detectors` read a run as it is, and `graphs` what each feature adds to each other; `jacobian` and `reading`
+translate activations into tokens; `steering`, `contrast` and `probes` compare kinds of prompts; `images` is for
+vision-language models. `metrics` are what they all measure. `figures` shows attention and values over a text.
 """
 
 from importlib import import_module
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         contrast,
         edges,
         figures,
+        graphs,
         head_detectors,
         images,
         jacobian,
@@ -43,6 +44,7 @@ __all__ = [
     "contrast",
     "edges",
     "figures",
+    "graphs",
     "head_detectors",
     "images",
     "jacobian",

@@ -19,6 +19,8 @@ EXPLORER = (*APP, "start.js")
 """The scripts of the explorer: joined in this order, they are one ES module."""
 FIGURE = (*TOOLS, "figure.js")
 """The scripts of a figure, such as `Result.plot_html` returns."""
+GRAPH = ("data.js", "draw.js", "graph.js", "subgraph.js")
+"""The scripts of an attribution graph."""
 
 
 def document(data: dict[str, Any], scripts: tuple[str, ...] = EXPLORER, *, title: str = "hookline explorer") -> str:

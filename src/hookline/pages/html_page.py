@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from hookline.engine.tensorfile import write_bytes
 from hookline.errors import HooklineError
-from hookline.pages.document import FIGURE, document
+from hookline.pages.document import FIGURE, GRAPH, document
 
 _WIDTH = 860  # of a notebook's output, about
 _HIGHEST = 900
@@ -49,13 +49,22 @@ class HtmlPage:
 
 def figure(panels: list[dict[str, Any]], title: str, theme: Literal["light", "dark"] | None = None) -> HtmlPage:
     """A page with these panels, drawn by assets/figure.js; without a theme, it is light or dark as the system is."""
-    if theme not in ("light", "dark", None):
-        raise HooklineError(f'theme is "light", "dark", or None for that of the system, got {theme!r}')
-    data = {"title": title, "theme": theme or "", "panels": panels}
+    data = {"title": title, "theme": _theme(theme), "panels": panels}
     heights = [_height(panel) for panel in panels]
     per_row = 2 if panels[0].get("narrow") else 1
     rows = [max(heights[at : at + per_row]) for at in range(0, len(heights), per_row)]
     return HtmlPage(document(data, FIGURE, title=title or "hookline"), min(_HIGHEST, 70 + sum(rows)))
+
+
+def graph_page(data: dict[str, Any], theme: Literal["light", "dark"] | None = None) -> HtmlPage:
+    """A page with an attribution graph, drawn by assets/graph.js: see `AttributionGraph.plot_html`."""
+    return HtmlPage(document({**data, "theme": _theme(theme)}, GRAPH, title=data["title"] or "hookline"), _HIGHEST)
+
+
+def _theme(given: Any) -> str:
+    if given not in ("light", "dark", None):
+        raise HooklineError(f'theme is "light", "dark", or None for that of the system, got {given!r}')
+    return given or ""
 
 
 def _height(panel: dict[str, Any]) -> int:

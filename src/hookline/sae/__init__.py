@@ -13,6 +13,8 @@ from hookline.sae.splice import FeatureDetector, Splice, run_with_features
 from hookline.sae.top_contexts import Contexts, Profile, profile, top_contexts
 from hookline.sae.train import Training, train, train_many
 from hookline.sae.training_plan import Metrics
+from hookline.sae.transcoder_training import TranscoderTraining, train_transcoders
+from hookline.sae.transcoders import Transcoder, TranscoderOrigin, Transcoders
 
 __all__ = [
     "SparseAutoencoder",
@@ -36,6 +38,11 @@ __all__ = [
     "Profile",
     "top_contexts",
     "Contexts",
+    "Transcoder",
+    "Transcoders",
+    "TranscoderOrigin",
+    "train_transcoders",
+    "TranscoderTraining",
 ]
 
 
