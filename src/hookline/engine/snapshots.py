@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
+from operator import methodcaller
 from typing import Any, TypeAlias
 from weakref import ref
 
@@ -36,6 +38,10 @@ Held: TypeAlias = list[dict[str, Any]]
 
 
 _use_count = torch._C._storage_Use_Count
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_is_cow = torch._C._is_cow_tensor  # type: ignore[attr-defined]
+_data_address = torch._C._data_address  # type: ignore[attr-defined]
+_STRIDED = torch.strided
 _one = torch.empty(0)
 _ONE_TENSOR: int = _use_count(_one.untyped_storage()._cdata)
 """The references to memory that only one tensor has, and no view of it."""
@@ -46,39 +52,47 @@ class _Outside:
 
     def __init__(self, root: nn.Module, inputs: Any, held: Held | None) -> None:
         self._root, self.inputs, self._held = ref(root), inputs, held
-        self.storages: dict[int, UntypedStorage] | None = None
-        """By `id`; None until first needed."""
-        self.tensors: dict[int, Tensor | None] | None = None
-        """Those that hold it, also by `id`."""
+        self.storages: set[int] | None = None
+        """Their `id`s; None until first needed."""
+        self.tensors: set[int] | None = None
+        """The `id`s of those that hold it."""
+        self._alive: list[Any] = []
 
     @property
     def root(self) -> nn.Module | None:
         """The whole model, held weakly: torch does not report the end of a pass that was interrupted."""
         return self._root()
 
-    def find_tensors(self) -> dict[int, Tensor | None]:
+    def find_tensors(self) -> set[int]:
         """Find the tensors in it, once per pass."""
         root = self._root()
         held = self._held if self._held is not None else [] if root is None else held_in(root)
-        tensors: list[Tensor | None] = [*tensors_in(self.inputs)]
-        for each in held:
-            if each:
-                tensors += each.values()
-        self.tensors = dict(zip(map(id, tensors), tensors, strict=True))
+        self._alive = [*tensors_in(self.inputs), *chain.from_iterable(map(_values, held))]
+        self.tensors = set(map(id, self._alive))
         return self.tensors
 
-    def find(self) -> dict[int, UntypedStorage]:
+    def find(self) -> set[int]:
         """Find it, once per pass."""
-        found: dict[int, UntypedStorage] = {}
-        for tensor in (self.tensors or self.find_tensors()).values():
-            if tensor is not None:
-                try:
-                    storage = tensor.untyped_storage()
-                except (NotImplementedError, RuntimeError, ValueError):
-                    continue  # sparse, or not initialized yet: it has no memory to share
-                found[id(storage)] = storage
-        self.storages = found
-        return found
+        if self.tensors is None:
+            self.find_tensors()
+        tensors = [each for each in self._alive if each is not None]
+        try:
+            storages = [each.untyped_storage() for each in tensors]
+        except (NotImplementedError, RuntimeError, ValueError):
+            storages = [found for each in tensors if (found := _memory(each)) is not None]
+        self.storages = set(map(id, storages))
+        self._alive += storages  # an `id` is valid while its object is alive
+        return self.storages
+
+
+_values = methodcaller("values")
+
+
+def _memory(tensor: Tensor) -> UntypedStorage | None:
+    try:
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError, ValueError):
+        return None  # sparse, or not initialized yet: it has no memory to share
 
 
 def held_in(root: nn.Module) -> Held:
@@ -224,9 +238,9 @@ def shared(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False) ->
     is_plain = (  # as `_is_plain`, which would cost a call at each event; a parameter is held by others
         type(x) is Tensor
         and (x.is_cpu or x.is_cuda)
-        and x.layout is torch.strided
+        and x.layout is _STRIDED
         and not (x.is_nested or x.is_quantized)
-        and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+        and not _is_wrapped(x)
     )
     if not is_plain:
         return None
@@ -245,7 +259,7 @@ def shared(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False) ->
             is_known = id(x) not in (outside.tensors or outside.find_tensors())
         else:
             is_known = id(storage) not in (outside.storages or outside.find())
-        if not is_known and not torch._C._is_cow_tensor(x):  # type: ignore[attr-defined]
+        if not is_known and not _is_cow(x):
             return None
     if not (_sharing.acquire(False) or _sharing.acquire(timeout=0.01)):
         return None
@@ -270,7 +284,7 @@ def is_unchanged(snapshot: Tensor, x: Tensor) -> bool:
     """
     return (
         _is_plain(snapshot)
-        and torch._C._is_cow_tensor(snapshot)  # type: ignore[attr-defined]
+        and _is_cow(snapshot)
         and address(snapshot) == address(x)
         and snapshot.shape == x.shape
         and snapshot.stride() == x.stride()
@@ -300,9 +314,9 @@ def _is_plain(x: Tensor) -> bool:
     return (
         type(x) in _PLAIN
         and (x.is_cpu or x.is_cuda)
-        and x.layout is torch.strided
+        and x.layout is _STRIDED
         and not (x.is_nested or x.is_quantized)
-        and not torch._C._functorch.is_functorch_wrapped_tensor(x)  # inside vmap and the like
+        and not _is_wrapped(x)  # inside vmap and the like
     )
 
 
@@ -313,4 +327,4 @@ def _overlaps(x: Tensor) -> bool:
 
 def address(x: Tensor) -> int:
     """The address of the data of `x`. Unlike `data_ptr()`, it leaves shared memory shared."""
-    return torch._C._data_address(x) + x.storage_offset() * x.itemsize  # type: ignore[attr-defined]
+    return _data_address(x) + x.storage_offset() * x.itemsize
