@@ -6,7 +6,6 @@ see `captures.py`.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -142,19 +141,3 @@ def _can_lead(module: nn.Module, taps: list[Tap], captures: dict[Tap, Capture]) 
     return leads(module) and not is_muted and all(tap in captures for tap in taps)
 
 
-class ReadyRuns(threading.local):
-    """The last recording runs of this thread, to be used again: planning a run costs more than its records."""
-
-    def __init__(self) -> None:
-        self._runs: list[tuple[Sequence[HookPoint], RecordingRun]] = []
-
-    def take(self, points: Sequence[HookPoint], *, is_full: bool) -> RecordingRun | None:
-        """Return a run that records these points, if there is one; it is kept again when it has ended normally."""
-        for index, (some, run) in enumerate(self._runs):
-            if some == points and run.recorder.skips_missing == is_full:
-                return self._runs.pop(index)[1]
-        return None
-
-    def keep(self, points: Sequence[HookPoint], run: RecordingRun) -> None:
-        """Keep a run that has ended."""
-        self._runs = [(points, run), *self._runs[:3]]
