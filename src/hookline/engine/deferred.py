@@ -109,13 +109,23 @@ def is_replayable() -> bool:
 class Activations(MutableMapping[str, Tensor]):
     """Tensors by name. One that is deferred is computed when it is first read, and kept from then on."""
 
-    def __init__(self, found: dict[str, Tensor | Deferred]) -> None:
-        self.found = found
+    def __init__(self, found: dict[str, Any] | Callable[[], dict[str, Any]]) -> None:
+        self._found = found
+
+    @property
+    def found(self) -> dict[str, Any]:
+        """The tensors, and what computes the others; made when it is first needed."""
+        if isinstance(self._found, dict):
+            return self._found
+        with _lock:
+            if not isinstance(self._found, dict):
+                self._found = self._found()
+            return self._found
 
     def __getitem__(self, name: str) -> Tensor:
         x = self.found[name]
         if type(x) is not Deferred:
-            return x  # type: ignore[return-value]
+            return x  # type: ignore[no-any-return]
         computed = x.compute()
         with _lock:  # of two threads, both get the tensor of the first
             if self.found.get(name) is x:
