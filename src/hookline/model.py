@@ -215,7 +215,7 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
     def _run_to(self, inputs: dict[str, Any], layer: int | None, return_type: ReturnType, per_token: bool) -> Any:
         open_runs = active.get()
         if open_runs or self._points.permanent.steps:
-            begin_pass(self._points.root, inputs, is_only=all([run.is_one_pass for run in open_runs]))
+            begin_pass(self._points.root, inputs, is_only=False not in [run.is_one_pass for run in open_runs])
         if layer is not None:
             return stream_at(self._points, layer, lambda: self._output(inputs))
         output = self._output(inputs)

@@ -150,7 +150,7 @@ def _capture_of(recorder: Recorder, event: _Event, needed: set[Site]) -> Capture
             actions[0].fired = True
         if reads:
             more = [read() for read in reads]
-            if any([each is None for each in more]):
+            if True in [each is None for each in more]:
                 return one_by_one(value)
             recorder.log.append((recipe, same, *more))
         elif recipe is not None:

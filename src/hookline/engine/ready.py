@@ -62,7 +62,7 @@ class HookRun:
         """Drop the functions, which may hold anything. Returns whether the run can be used again."""
         if self.run.actions is not self._actions or self.run.is_held:
             return False  # hooks were removed from it, or a checkpoint may need it
-        if any([edit.choices is not None for edit in self._edits]):
+        if any(edit.choices is not None for edit in self._edits):
             return False  # an embedding may have got more tokens
         for edit in self._edits:
             edit.renew(None)

@@ -262,7 +262,7 @@ class Run(Schedule, UndoBlock):
 def open_runs() -> tuple[Schedule, ...]:
     """The open runs of this thread or task. Runs that were left in another thread are removed."""
     runs = active.get()
-    if all([run.is_open for run in runs]):
+    if False not in [run.is_open for run in runs]:
         return runs
     active.set(tuple(run for run in runs if run.is_open))
     return active.get()
