@@ -54,7 +54,7 @@ class _Event:
         self.sites = [each.site for each in actions if isinstance(each, Stash) and each.site.lens == self.lens]
         """Where that tensor is saved for points at later events."""
         self.reads: dict[Any, Callable[[], Any]] = {}
-        """What is read besides, by what asks for it."""
+        """What is read besides, at most one thing, by what asks for it."""
         self.makes: list[tuple[str, Make]] = []
         self.others: list[Record | Stash] = []
         """Those that take more than a snapshot: they are taken at once."""
@@ -87,23 +87,29 @@ class _Event:
             return _applying(functions)
         if formula is None or not all(map(self._is_known, formula.arguments)):
             return None
+        reads = {each: read for each in formula.arguments if (read := self._read(each)) is not None}
+        if len(self.reads | reads) > 1:
+            return None
+        self.reads |= reads
         return partial(_computed, formula.function, [self._place(each) for each in formula.arguments], functions)
 
     def _is_known(self, argument: Any) -> bool:
         is_tensor = isinstance(argument, Site | Lens)
         return not is_tensor or argument == self.lens or argument in self._recorder.places
 
-    def _place(self, argument: Any) -> Any:
+    def _is_own(self, argument: Any) -> bool:
+        """Whether it is the tensor of this event."""
+        return argument == self.lens or argument in self.sites
+
+    def _read(self, argument: Any) -> Callable[[], Any] | None:
+        """How an argument is read at the event; None for its own tensor, and for a number that never changes."""
+        if isinstance(argument, Site) and not self._is_own(argument):
+            return partial(self._recorder.saved.__getitem__, self._recorder.places[argument])
+        return argument if callable(argument) else None
+
+    def _place(self, argument: Any) -> int | tuple[Any]:
         """The number of an argument in the entry of the log; a number that never changes, in a tuple."""
-        if argument == self.lens or argument in self.sites:
-            return 0
-        if isinstance(argument, Site):
-            self.reads[argument] = partial(self._recorder.saved.__getitem__, self._recorder.places[argument])
-        elif callable(argument):
-            self.reads[argument] = argument
-        else:
-            return (argument,)
-        return 1 + [*self.reads].index(argument)
+        return 0 if self._is_own(argument) else 1 if argument in self.reads else (argument,)
 
     def needed(self) -> set[Site]:
         """The sites whose saved tensors its other actions take."""
@@ -114,7 +120,8 @@ class _Event:
 def _capture_of(recorder: Recorder, event: _Event, needed: set[Site]) -> Capture:
     """Return what takes all actions at an event; `needed` are the sites whose tensors are to be stashed too."""
     actions, others, saved, is_one = event.actions, event.others, recorder.saved, event.is_one
-    recipe, reads = Recipe(event.makes) if event.makes else None, [*event.reads.values()]
+    recipe: Any = event.makes[0][0] if is_one else Recipe(event.makes) if event.makes else None
+    read = next(iter(event.reads.values()), None)
     places = [recorder.places[site] for site in event.sites]
     stashes = [site for site in event.sites if site in needed]
     bases = [(site, recorder.places[site]) for site in event.reads if isinstance(site, Site)]
@@ -148,11 +155,11 @@ def _capture_of(recorder: Recorder, event: _Event, needed: set[Site]) -> Capture
                 stashed.saved[site], stashed.memo[site] = x, {"kept": same}
         if is_one:
             actions[0].fired = True
-        if reads:
-            more = [read() for read in reads]
-            if True in [each is None for each in more]:
+        if read is not None:
+            more = read()
+            if more is None:
                 return one_by_one(value)
-            recorder.log.append((recipe, same, *more))
+            recorder.log.append((recipe, same, more))
         elif recipe is not None:
             recorder.log.append((recipe, same))
         for action in others:

@@ -49,16 +49,24 @@ class RecordingRun(Run):
         self._outer = {
             m: {tap: self.steps.pop(tap) for tap in some if not tap.kind.is_inner} for m, some in led.items()
         }
-        self._calls = [(module, type(module).__call__) for module in led]
+        self._led, self._types = [*led], [type(module) for module in led]
+        self._calls = [(kind, kind.__call__) for kind in dict.fromkeys(self._types)]
         self._taps, self._hooked = led, dict[nn.Module, None]()
         self.captures = {tap: capture for tap, capture in captures.items() if tap in self.steps}
+        self._is_late = any(tap.late for tap in self._modules)
+        if recorder.skips_missing:
+            self._reported = self._at_points = []  # no record has to fire
+
+    def renew(self) -> None:
+        """Prepare for another use."""
+        self.count.forget()
 
     def _way(self, module: nn.Module, taps: list[Tap], captures: dict[Tap, Capture]) -> Way:
         """What the calls of a module do instead of calling it."""
         at = {tap.kind: captures[tap] for tap in taps}
         into, out = at.get(Kind.INPUT), at.get(Kind.OUTPUT)
         inner = next((tap for tap in taps if isinstance(tap, InnerTap)), None)
-        around = None if inner is None else inner.around(module)
+        around = None if inner is None else inner.around(module, {tap: captures[tap] for tap in taps})
         detour, itself = detour_of(module), ref(self)
 
         def record(given: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
@@ -148,11 +156,16 @@ class RecordingRun(Run):
 
     def is_ready(self) -> bool:
         """Whether it can be used now: nobody else acts on its modules, and they are called as when it was made."""
-        is_led = False not in [type(module).__call__ is call for module, call in self._calls]
-        return is_led and not any(map(_permanent, self._modules)) and self.is_alone()
+        if self._is_late or [*map(type, self._led)] != self._types or any(map(_permanent, self._modules)):
+            return False
+        if False in [kind.__call__ is call for kind, call in self._calls]:
+            return False
+        modules = self._modules.values()
+        return not (any(map(_hooks_before, modules)) or any(map(_hooks_after, modules))) or self.is_alone()
 
 
 _permanent = attrgetter("permanent")
+_hooks_before, _hooks_after = attrgetter("_forward_pre_hooks"), attrgetter("_forward_hooks")
 
 
 def _can_lead(module: nn.Module, taps: list[Tap], captures: dict[Tap, Capture]) -> bool:

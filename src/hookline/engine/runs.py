@@ -89,6 +89,7 @@ class Run(Schedule, UndoBlock):
         self._reaching = [each for each in self._hook_actions if each.reach is not None]
         self._beginning = [each for each in actions if type(each).begin is not Action.begin]
         self._settling = [each for each in actions if type(each).settle is not Action.settle]
+        self._reported = actions
 
     def __enter__(self) -> Self:
         if self.is_open:
@@ -98,7 +99,7 @@ class Run(Schedule, UndoBlock):
             self._share_errors()
         for hook in self._hook_actions:
             hook.registration.check_place(hook)
-        for action in self.actions:
+        for action in self._reported:
             action.fired = False
         for action in self._beginning:
             action.begin()

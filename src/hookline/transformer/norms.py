@@ -35,8 +35,7 @@ class Norm:
     guess: float
     """Added to the mean square, unless the module has its own epsilon."""
 
-    @property
-    def epsilon(self) -> float:
+    def current_epsilon(self) -> float:
         """The number that is added to the mean square now."""
         own = vars(self.module)
         for name in _EPSILON:
@@ -44,9 +43,10 @@ class Norm:
                 return float(own[name])
         return self.guess
 
-    def current_epsilon(self) -> float:
-        """The same, as a function."""
-        return self.epsilon
+    @property
+    def epsilon(self) -> float:
+        """The same, as an attribute."""
+        return self.current_epsilon()
 
     @property
     def gain(self) -> Tensor | float:
