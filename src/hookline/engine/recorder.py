@@ -204,8 +204,11 @@ def _note_padding(x: Tensor, span: Any, axes: str) -> None:
 def _by_name(log: list[tuple[Any, ...]]) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     for name, *kept in log:
-        for each, x in ((name, *kept),) if type(name) is str else name(*kept):
-            found.setdefault(each, []).append(x)
+        if type(name) is str:
+            found.setdefault(name, []).extend(kept)
+        else:
+            for each, x in name(*kept):
+                found.setdefault(each, []).append(x)
     return found
 
 

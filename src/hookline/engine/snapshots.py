@@ -75,11 +75,10 @@ class _Outside:
         """Find it, once per pass."""
         if self.tensors is None:
             self.find_tensors()
-        tensors = [each for each in self._alive if each is not None]
         try:
-            storages = [each.untyped_storage() for each in tensors]
+            storages = [each.untyped_storage() for each in self._alive if each is not None]
         except (NotImplementedError, RuntimeError, ValueError):
-            storages = [found for each in tensors if (found := _memory(each)) is not None]
+            storages = [found for each in self._alive if each is not None and (found := _memory(each)) is not None]
         self.storages = set(map(id, storages))
         self._alive += storages  # an `id` is valid while its object is alive
         return self.storages
