@@ -107,7 +107,7 @@ class Begin(Action):
         self.fired = True
         self.count.here().begin(self.tap, self.module)
         recomputing.starts_with_grad = torch.is_grad_enabled()
-        begin_sharing(self.module, value, None if self._held is None else self._held())
+        begin_sharing(self.module, value, self._held)
         passes.text().begin(self.module, _by_name(self.module, value))
         return value
 

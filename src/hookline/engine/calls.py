@@ -113,7 +113,7 @@ class Count:
     def here(self) -> Calls:
         """The calls of this thread."""
         if self._thread == threading.get_ident():
-            return self._home  # type: ignore[no-any-return]
+            return self._home
         if self._elsewhere is None:
             with _lock:
                 self._elsewhere = self._elsewhere or _Elsewhere(self._make)

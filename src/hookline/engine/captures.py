@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from sys import getrefcount
 from typing import Any, TypeAlias
 
 from torch import _C, Tensor
@@ -137,7 +138,9 @@ def _capture_of(recorder: Recorder, event: _Event, needed: set[Site]) -> Capture
             action(value)
 
     def capture(value: Any) -> None:
-        if recorder.forward_pass is not current.forward_pass or recorder.is_padded:
+        if recorder.forward_pass is not current.forward_pass:
+            recorder.note_pass()
+        if recorder.is_padded:
             return one_by_one(value)
         same = None if event.is_outer else value
         if lens is not None:
@@ -146,7 +149,8 @@ def _capture_of(recorder: Recorder, event: _Event, needed: set[Site]) -> Capture
             except NoTensorError:
                 return None if recorder.skips_missing else one_by_one(value)
             if is_one or not _C._is_any_autocast_enabled():  # what is computed under autocast is computed now
-                same = shared(x.detach() if x.requires_grad else x, is_for_reading=True)
+                fresh = _FRESH if x is value else 0
+                same = shared(x.detach() if x.requires_grad else x, is_for_reading=True, references=fresh)
             if same is None:
                 return one_by_one(value)
             for place in places:
@@ -167,6 +171,27 @@ def _capture_of(recorder: Recorder, event: _Event, needed: set[Site]) -> Capture
         return None
 
     return capture if recorder.defers or is_one else one_by_one
+
+
+def _references() -> int:
+    """The references to an output that only its event has, counted as in the functions that pass it on."""
+
+    def shared(x: Any, *, references: int = 0) -> int:  # noqa: ARG001
+        return getrefcount(x)
+
+    def capture(value: Any) -> int:
+        x = value if type(value) is object else None
+        return shared(None if x is None else x, references=0)
+
+    def way() -> tuple[int, Any]:
+        output = object()
+        found = capture(output)
+        return found, output
+
+    return way()[0]
+
+
+_FRESH = _references()
 
 
 def _take(action: Record | Stash, value: Any) -> None:
@@ -190,7 +215,7 @@ def _lenses(action: Record) -> tuple[Lens, ...]:
     return action.lens.lenses if isinstance(action.lens, Chain) else (action.lens,)
 
 
-def _applying(functions: list[Callable[[Tensor], Tensor]]) -> Make:
+def _applying(functions: Sequence[Callable[[Any], Tensor]]) -> Make:
     return partial(_applied, functions) if functions else _apart
 
 
@@ -202,7 +227,7 @@ def _apart(x: Tensor | Deferred, *_: Any) -> Deferred:
     return Deferred(_alone, x)
 
 
-def _applied(functions: list[Callable[[Tensor], Tensor]], x: Any, *_: Any) -> Any:
+def _applied(functions: Sequence[Callable[[Any], Tensor]], x: Any, *_: Any) -> Any:
     for function in functions:
         x = Deferred(function, x)
     return x

@@ -382,7 +382,7 @@ class Hooked:
         """Run the model, and report added hooks that did not fire."""
         if not open_runs():
             return run_and_report(self._points, forward, args, kwargs)
-        begun = begin_sharing(self._points.root, (args, kwargs), self._points.held())
+        begun = begin_sharing(self._points.root, (args, kwargs), self._points.held)
         try:
             return run_and_report(self._points, forward, args, kwargs)
         finally:

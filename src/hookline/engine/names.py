@@ -154,8 +154,7 @@ class Points:
 
     def held(self) -> Held:
         """The dictionaries in which the modules hold their parameters and buffers."""
-        self.keep_up()
-        return self._held
+        return self._held if self._children == self._children_then else held_in(self.root)
 
     def _named(self, name: str) -> HookPoint:
         if name not in self._asked:

@@ -63,14 +63,18 @@ class Recorder:
         self.saved: list[Tensor | None] = []
         self._watched: list[tuple[HookPoint, Tensor | GradientEdge, Handed]] = []
 
+    def note_pass(self) -> None:
+        """Another forward pass of a text has begun."""
+        self.forward_pass = current.forward_pass
+        has_text = self.forward_pass is not None and self.positions is None
+        self.is_padded = has_text and any(
+            self.forward_pass.span_at(stream).mask is not None for stream in ("text", "encoder")
+        )
+
     def keep(self, point: HookPoint, x: Tensor | Deferred) -> None:
         """Keep the current value of `x`."""
         if self.forward_pass is not current.forward_pass:
-            self.forward_pass = current.forward_pass
-            has_text = self.forward_pass is not None and self.positions is None
-            self.is_padded = has_text and any(
-                self.forward_pass.span_at(stream).mask is not None for stream in ("text", "encoder")
-            )
+            self.note_pass()
         kept = x if isinstance(x, Deferred) else self._kept(point, x.detach() if x.requires_grad else x)
         if self.is_padded:
             self._note_padding(point, kept)

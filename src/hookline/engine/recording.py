@@ -22,6 +22,7 @@ from hookline.engine.inner import InnerTap
 from hookline.engine.interception import stack, unintercepted
 from hookline.engine.order import Kind
 from hookline.engine.recorder import Recorder
+from hookline.engine.reports import report_compiled
 from hookline.engine.runs import Run
 from hookline.engine.schedule import Way
 from hookline.engine.taps import Tap, lock
@@ -53,6 +54,7 @@ class RecordingRun(Run):
         self._calls = [(kind, kind.__call__) for kind in dict.fromkeys(self._types)]
         self._taps, self._hooked = led, dict[nn.Module, None]()
         self.captures = {tap: capture for tap, capture in captures.items() if tap in self.steps}
+        self._compiled: list[nn.Module] = []  # modules that were compiled during the run
         self._is_late = any(tap.late for tap in self._modules)
         if recorder.skips_missing:
             self._reported = self._at_points = []  # no record has to fire
@@ -60,6 +62,12 @@ class RecordingRun(Run):
     def renew(self) -> None:
         """Prepare for another use."""
         self.count.forget()
+        self._compiled = []
+
+    def _report(self) -> None:
+        if self._compiled:
+            report_compiled(self._compiled, self.root)
+        super()._report()
 
     def _way(self, module: nn.Module, taps: list[Tap], captures: dict[Tap, Capture]) -> Way:
         """What the calls of a module do instead of calling it."""
@@ -144,7 +152,11 @@ class RecordingRun(Run):
         number = id(self)
         for detour, attributes in self._detours:
             detour.users.discard(number)
-            if not detour.users and attributes.get(PLACE) is detour:
+            now = attributes.get(PLACE)
+            if now is not detour:
+                if now is not None and now is not detour.own:
+                    self._compiled.append(detour.module)
+            elif not detour.users:
                 if detour.own is None:
                     del attributes[PLACE]
                 else:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from operator import methodcaller
+from sys import getrefcount
 from typing import Any, TypeAlias
 from weakref import ref
 
@@ -33,6 +34,9 @@ correct as sharing.
 """
 
 
+_SMALL, _FEW = 1 << 17, 2
+"""In each pass, a few tensors with few elements are copied rather than looked for among all parameters."""
+
 Held: TypeAlias = list[dict[str, Any]]
 """The dictionaries in which modules hold their tensors."""
 
@@ -50,13 +54,14 @@ _ONE_TENSOR: int = _use_count(_one.untyped_storage()._cdata)
 class _Outside:
     """The memory that existed before a forward pass began."""
 
-    def __init__(self, root: nn.Module, inputs: Any, held: Held | None) -> None:
+    def __init__(self, root: nn.Module, inputs: Any, held: Callable[[], Held] | None) -> None:
         self._root, self.inputs, self._held = ref(root), inputs, held
         self.storages: set[int] | None = None
         """Their `id`s; None until first needed."""
         self.tensors: set[int] | None = None
         """The `id`s of those that hold it."""
         self._alive: list[Any] = []
+        self.copies = 0
 
     @property
     def root(self) -> nn.Module | None:
@@ -66,7 +71,7 @@ class _Outside:
     def find_tensors(self) -> set[int]:
         """Find the tensors in it, once per pass."""
         root = self._root()
-        held = self._held if self._held is not None else [] if root is None else held_in(root)
+        held = self._held() if self._held is not None else [] if root is None else held_in(root)
         self._alive = [*tensors_in(self.inputs), *chain.from_iterable(map(_values, held))]
         self.tensors = set(map(id, self._alive))
         return self.tensors
@@ -127,10 +132,10 @@ class _Passes(threading.local):
 _passes = _Passes()
 
 
-def begin_sharing(root: nn.Module, inputs: Any, held: Held | None = None) -> int:
+def begin_sharing(root: nn.Module, inputs: Any, held: Callable[[], Held] | None = None) -> int:
     """Begin a forward pass of a whole model, whose tensors snapshots may share. Returns what `end_sharing` takes.
 
-    `held` is `held_in(root)`, from callers that know it already.
+    `held` returns `held_in(root)`, faster than a walk over all modules.
     """
     before = _passes.last() if is_in_pass() else None
     new = _Outside(root, inputs if before is None else (before.inputs, inputs), held)
@@ -232,8 +237,11 @@ def is_as_lent(given: Tensor, kept: Tensor | None) -> bool:
     return _has_same_bits(given, kept)
 
 
-def shared(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False) -> Tensor | None:
-    """Return a snapshot that shares memory; None if that is not safe."""
+def shared(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False, references: int = 0) -> Tensor | None:
+    """Return a snapshot that shares memory; None if that is not safe.
+
+    `references` is how many references to `x` there are here if the caller and those that called it have the only ones.
+    """
     is_plain = (  # as `_is_plain`, which would cost a call at each event; a parameter is held by others
         type(x) is Tensor
         and (x.is_cpu or x.is_cuda)
@@ -253,9 +261,12 @@ def shared(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False) ->
         outside = some[-1] if some else None
         if outside is None:
             is_known = False
+        elif not is_for_reading and outside.copies < _FEW and outside.tensors is None and x.numel() <= _SMALL:
+            outside.copies += 1
+            is_known = False  # a few copies cost less than to find out
         elif outside.storages is None and _use_count(storage._cdata) == _ONE_TENSOR:
             # No other tensor has this memory. To look at the memory of all parameters would take long.
-            is_known = id(x) not in (outside.tensors or outside.find_tensors())
+            is_known = getrefcount(x) <= references or id(x) not in (outside.tensors or outside.find_tensors())
         else:
             is_known = id(storage) not in (outside.storages or outside.find())
         if not is_known and not _is_cow(x):
