@@ -171,23 +171,22 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
         returns its last hidden state as logits. With `labels` the loss is the model's own, and by default the model's
         own output is returned, so that Trainer and peft can train the wrapper.
         """
-        self._check_options(kwargs)
+        if kwargs:
+            self._check_options(kwargs)
         has_loss, some_logits = return_type in ("loss", "both"), kwargs.get("logits_to_keep")
         some_logits = None if isinstance(some_logits, int) and some_logits == 0 else some_logits  # 0 means all
         stops, starts = stop_at_layer is not None, start_at_layer is not None
-        for is_wrong, error in (
-            (
-                return_type not in ("logits", "loss", "both", None),
-                HooklineError(f'return_type must be "logits", "loss", "both" or None, not {return_type!r}'),
-            ),
-            (stops and return_type != "logits", HooklineError("stop_at_layer returns a stream: leave out return_type")),
-            (has_loss and some_logits is not None, HooklineError("a loss needs all logits: leave out logits_to_keep")),
-            (kwargs.get("return_dict") is False, HooklineError("return_dict=False needs model.module(…)")),
-            (loss_per_token and not has_loss, HooklineError('loss_per_token needs return_type="loss" or "both"')),
-            (tokens is not None and not starts, HooklineError("tokens= needs start_at_layer: pass them as the input")),
+        if return_type not in ("logits", "loss", "both", None):
+            raise HooklineError(f'return_type must be "logits", "loss", "both" or None, not {return_type!r}')
+        for is_wrong, problem in (
+            (stops and return_type != "logits", "stop_at_layer returns a stream: leave out return_type"),
+            (has_loss and some_logits is not None, "a loss needs all logits: leave out logits_to_keep"),
+            (kwargs.get("return_dict") is False, "return_dict=False needs model.module(…)"),
+            (loss_per_token and not has_loss, 'loss_per_token needs return_type="loss" or "both"'),
+            (tokens is not None and not starts, "tokens= needs start_at_layer: pass them as the input"),
         ):
             if is_wrong:
-                raise error
+                raise HooklineError(problem)
         run: dict[str, Any] = {"layer": stop_at_layer, "return_type": return_type, "per_token": loss_per_token}
         if start_at_layer is None:
             inputs = self._prepared(input, kwargs, attention_mask, prepend_bos, padding_side, images)
@@ -214,8 +213,9 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
         return super()._call_arguments().union(*made)
 
     def _run_to(self, inputs: dict[str, Any], layer: int | None, return_type: ReturnType, per_token: bool) -> Any:
-        if active.get() or self._points.permanent.steps:
-            begin_pass(self._points.root, inputs, is_only=all(run.is_one_pass for run in active.get()))
+        open_runs = active.get()
+        if open_runs or self._points.permanent.steps:
+            begin_pass(self._points.root, inputs, is_only=False not in [run.is_one_pass for run in open_runs])
         if layer is not None:
             return stream_at(self._points, layer, lambda: self._output(inputs))
         output = self._output(inputs)
@@ -230,8 +230,8 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
 
     def _output(self, inputs: dict[str, Any]) -> Any:
         """The model's output, from a compiled graph if there is one."""
-        runs = self._graphs if self._called is self.module else None
-        compiled = None if runs is None else runs.forward(inputs)
+        runs = self._graphs
+        compiled = None if runs is None or self._called is not self.module else runs.forward(inputs)
         return self._forward(**inputs) if compiled is None else self._run(compiled.run, (), {})
 
     def _loss(self, logits: Tensor, inputs: dict[str, Any], per_token: bool) -> Tensor:

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from hookline.engine.recorder import Recorder
     from hookline.engine.runs import Run
 
-_numbers = count(1)
+numbers = count(1)
+"""Order actions by when they were made."""
 
 UNKNOWN = -1
 """The call of a module that was called several times, when a checkpointed region recomputes."""
@@ -56,7 +57,7 @@ class Action:
     count: Count
 
     def __init__(self, *, prepend: bool = False) -> None:
-        self.order = -next(_numbers) if prepend else next(_numbers)
+        self.order = -next(numbers) if prepend else next(numbers)
         self.fired = False
         self.why_not: str | None = None
         self.owner: ref[Run] | None = None  # a weak reference, because the run holds the action
@@ -106,7 +107,7 @@ class Begin(Action):
         self.fired = True
         self.count.here().begin(self.tap, self.module)
         recomputing.starts_with_grad = torch.is_grad_enabled()
-        begin_sharing(self.module, value, None if self._held is None else self._held())
+        begin_sharing(self.module, value, self._held)
         passes.text().begin(self.module, _by_name(self.module, value))
         return value
 

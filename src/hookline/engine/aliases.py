@@ -180,6 +180,14 @@ def write_through(old: Any, new: Any) -> bool:
 
 def _pairs(old: Any, new: Any) -> Iterator[tuple[Any, Any]]:
     """The leaves at the same places of two structures, where they differ."""
+    if type(old) is tuple and type(new) is tuple:
+        for part, other in zip(old, new, strict=False):
+            if part is not other:
+                yield from _pairs(part, other)
+        return
+    if isinstance(old, Tensor):
+        yield old, new
+        return
     parts = dict(children(old))
     if not parts:
         yield old, new

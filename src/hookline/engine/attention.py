@@ -154,7 +154,7 @@ class AttentionInterceptor(FunctionInterceptor):
     def _fused(self, call: FusedCall) -> Tensor:
         query, key, scores_at, pattern_at = self.taps.values()  # in the order of `kinds`
         output: Tensor | None = None
-        if (captures := self._captures()) is not None:
+        if (captures := self.captures) is not None and self._is_alone():
             output = self._fused_output(call)
             scores = call.scores_later(self.lengths)
             if scores is not None:
@@ -174,13 +174,11 @@ class AttentionInterceptor(FunctionInterceptor):
             output = self._stepwise(call, waiting, output)
         return self._fused_output(call) if output is None else output
 
-    def _captures(self) -> list[Callable[[Any], None]] | None:
-        """What a run that only records does at each of the taps; None if there is more to do than that."""
-        runs = active.get()
-        if len(runs) != 1:
-            return None
-        found = [runs[0].capture_at(tap) for tap in self.taps.values()]
-        return None if None in found else found  # type: ignore[return-value]
+    def _is_alone(self) -> bool:
+        """Whether one run acts at the taps."""
+        query, key, scores, pattern = self.taps.values()
+        is_free = not (query.permanent or key.permanent or scores.permanent or pattern.permanent)
+        return is_free and len(active.get()) == 1
 
     def _defer(self, call: FusedCall, waiting: list[Any]) -> bool:
         """Pass on what computes the scores and the pattern later. Returns whether everybody can wait for that."""

@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -113,7 +113,7 @@ class Count:
     def here(self) -> Calls:
         """The calls of this thread."""
         if self._thread == threading.get_ident():
-            return cast("Calls", self._home)
+            return self._home
         if self._elsewhere is None:
             with _lock:
                 self._elsewhere = self._elsewhere or _Elsewhere(self._make)

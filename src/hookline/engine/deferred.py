@@ -109,18 +109,28 @@ def is_replayable() -> bool:
 class Activations(MutableMapping[str, Tensor]):
     """Tensors by name. One that is deferred is computed when it is first read, and kept from then on."""
 
-    def __init__(self, found: dict[str, Tensor | Deferred]) -> None:
-        self.found = found
+    def __init__(self, found: dict[str, Any] | Callable[[], dict[str, Any]]) -> None:
+        self._found = found
+
+    @property
+    def found(self) -> dict[str, Any]:
+        """The tensors, and what computes the others; made when it is first needed."""
+        if isinstance(self._found, dict):
+            return self._found
+        with _lock:
+            if not isinstance(self._found, dict):
+                self._found = self._found()
+            return self._found
 
     def __getitem__(self, name: str) -> Tensor:
         x = self.found[name]
         if type(x) is not Deferred:
-            return x  # type: ignore[return-value]
+            return x
         computed = x.compute()
         with _lock:  # of two threads, both get the tensor of the first
             if self.found.get(name) is x:
                 self.found[name] = computed
-            return self.found.get(name, computed)  # type: ignore[return-value]
+            return self.found.get(name, computed)
 
     def __setitem__(self, name: str, x: Tensor) -> None:
         self.found[name] = x
@@ -156,13 +166,10 @@ def mapped(
     if not isinstance(tensors, Activations):
         return {name: change(x, name) for name, x in tensors.items()}
     if is_now:
-        return {
-            name: change(x.compute() if type(x) is Deferred else x, name)  # type: ignore[arg-type]
-            for name, x in tensors.found.items()
-        }
+        return {name: change(x.compute() if type(x) is Deferred else x, name) for name, x in tensors.found.items()}
     return Activations(
         {
-            name: Deferred(change, x, name) if type(x) is Deferred else change(x, name)  # type: ignore[arg-type]
+            name: Deferred(change, x, name) if type(x) is Deferred else change(x, name)
             for name, x in tensors.found.items()
         }
     )
@@ -179,7 +186,7 @@ def without_data(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Yield names and tensors that have at least a shape and a dtype; nothing is computed."""
     found = tensors.found if isinstance(tensors, Activations) else tensors
     for name, x in found.items():
-        yield name, x.like() if type(x) is Deferred else x  # type: ignore[misc]
+        yield name, x.like() if type(x) is Deferred else x
 
 
 def memory_of(tensors: Mapping[str, Tensor]) -> list[Tensor]:

@@ -6,9 +6,9 @@ point is at the later event, and its lens looks up what was saved at the earlier
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +51,28 @@ def kept_at(site: Site) -> Tensor | None:
     return found["kept"]
 
 
+class Formula(NamedTuple):
+    """How a derived tensor is computed from others."""
+
+    function: Callable[..., Tensor]
+    arguments: tuple[Any, ...]
+    """Sites, for what was saved there; lenses, for what they see in the value; functions that return a number now; and
+    numbers."""
+
+    def later(self, value: Any) -> Deferred | None:
+        """Defer it; None if one of the tensors cannot be shared."""
+        found = [_argument(each, value) for each in self.arguments]
+        return None if any(each is None for each in found) else Deferred(self.function, *found)
+
+
+def _argument(given: Any, value: Any) -> Any:
+    if isinstance(given, Lens):
+        return deferred(given, value)
+    if callable(given):
+        return given()
+    return given if isinstance(given, int | float) else kept_at(given)
+
+
 @dataclass(frozen=True)
 class Added:
     """The sum of a saved tensor and the one that `lens` sees; `put` changes the latter."""
@@ -62,10 +84,14 @@ class Added:
         """The sum."""
         return stashed.saved[self.base] + self.lens.get(value)
 
+    @property
+    def formula(self) -> Formula:
+        """The sum."""
+        return Formula(torch.add, (self.base, self.lens))
+
     def later(self, value: Any) -> Deferred | None:
         """Defer the sum."""
-        base, x = kept_at(self.base), deferred(self.lens, value)
-        return None if base is None or x is None else Deferred(torch.add, base, x)
+        return self.formula.later(value)
 
     def put(self, value: Any, tensor: Tensor) -> Any:
         """Put in what must be added to get `tensor`."""
@@ -83,10 +109,14 @@ class Difference:
         """The difference."""
         return self.lens.get(value) - stashed.saved[self.base]
 
+    @property
+    def formula(self) -> Formula:
+        """The difference."""
+        return Formula(torch.sub, (self.lens, self.base))
+
     def later(self, value: Any) -> Deferred | None:
         """Defer the difference."""
-        x, base = deferred(self.lens, value), kept_at(self.base)
-        return None if base is None or x is None else Deferred(torch.sub, x, base)
+        return self.formula.later(value)
 
     def put(self, value: Any, tensor: Tensor) -> Any:
         """Put in the saved tensor plus `tensor`."""

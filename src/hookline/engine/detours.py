@@ -16,12 +16,12 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
-from torch import nn
+from torch import _C, nn
 
-from hookline.engine import compiling
 from hookline.engine.schedule import Way, active
 from hookline.engine.taps import lock, tell_other_threads
 
+_is_traced = torch.compiler.is_dynamo_compiling
 PLACE = "_compiled_call_impl"
 """The attribute that torch calls instead of a module and its hooks, if it is not None."""
 
@@ -44,47 +44,49 @@ class Detour:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self._users: set[int] = set()
-        self._own: Any = None
+        self.users: set[int] = set()
+        self.own: Any = None
 
     def acquire(self, user: object) -> None:
         """Lead the calls of the module for `user`. The caller holds `taps.lock`."""
-        self._users.add(id(user))
+        self.users.add(id(user))
         attributes = self.module.__dict__
         own = attributes.get(PLACE)
         if own is not self:
-            self._own = own
+            self.own = own
             attributes[PLACE] = self
 
     def release(self, user: object) -> None:
         """Undo `acquire`. Safe to call twice."""
-        self._users.discard(id(user))
-        if not self._users and (attributes := self.module.__dict__).get(PLACE) is self:
-            if self._own is None:
+        self.users.discard(id(user))
+        if not self.users and (attributes := self.module.__dict__).get(PLACE) is self:
+            if self.own is None:
                 del attributes[PLACE]
             else:
-                attributes[PLACE] = self._own
+                attributes[PLACE] = self.own
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Called by torch instead of the module and its hooks."""
-        if torch.compiler.is_compiling() and compiling.is_traced():
+        if _is_traced() or torch.compiler.is_exporting():
             return self.go_on(*args, **kwargs)  # another thread leads the calls while this one compiles the module
-        way = here.skipped.get(self.module) if here.skipped else None
-        for run in active.get() if way is None else ():
-            if run.is_open and (way := run.ways.get(self.module)) is not None:
-                break
+        runs, way = active.get(), here.skipped.get(self.module) if here.skipped else None
         if way is not None:
             return way(args, kwargs)
-        tell_other_threads(self._users, self.module)
+        for run in runs:
+            if run.is_open and (way := run.ways.get(self.module)) is not None:
+                if len(runs) == 1 and _C._current_graph_task_id() == -1:
+                    return way(args, kwargs)
+                return run.with_hooks(self.module, args, kwargs)
+        tell_other_threads(self.users, self.module)
         called: Any = sys._getframe(1).f_locals.get("self")
-        if called is not self.module and self._own is None and getattr(called, PLACE, None) is self:
+        if called is not self.module and self.own is None and getattr(called, PLACE, None) is self:
             return called._call_impl(*args, **kwargs)  # a replica, which has the attributes of the module
         return self.go_on(*args, **kwargs)
 
     @property
     def go_on(self) -> Callable[..., Any]:
         """The module's own call, with its hooks."""
-        return self._own or self.module._call_impl
+        return self.own or self.module._call_impl
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """A copy of the module has no detour."""
@@ -119,7 +121,10 @@ def _leads(call: Any) -> bool:
 
 
 def called_if_hooked(root: nn.Module) -> set[nn.Module]:
-    """The modules that need torch hooks to be called: `nn.TransformerEncoderLayer` looks for those of its children."""
+    """The modules that need torch hooks: `nn.TransformerEncoderLayer` looks for those of its children.
+
+    So do those that are called by `_call_impl`, which takes no detour.
+    """
     parents = [
         module
         for module in root.modules()
@@ -135,7 +140,8 @@ def _defined(module: nn.Module, name: str) -> list[Any]:
 
 @lru_cache(maxsize=512)
 def _looks_for_hooks(code: Any) -> bool:
-    """Whether a function, or one inside it, mentions the attribute in which torch keeps hooks."""
+    """Whether a function, or one inside it, mentions the attribute in which torch keeps hooks, or torch's own call."""
     if not isinstance(code, CodeType):
         return False
-    return "_forward_hooks" in (*code.co_names, *code.co_consts) or any(map(_looks_for_hooks, code.co_consts))
+    is_found = any(name in (*code.co_names, *code.co_consts) for name in ("_forward_hooks", "_call_impl"))
+    return is_found or any(map(_looks_for_hooks, code.co_consts))

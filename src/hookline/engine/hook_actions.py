@@ -110,6 +110,10 @@ _OURS = _references_of_one()
 """References to a tensor that only `edit` and `wants_gradient` hold; Python versions count them differently."""
 
 
+def _no_hook(_activation: Any, _point: Any) -> None:
+    """In place of a hook, after its run."""
+
+
 class Edit(HookAction):
     """A forward hook: reads the activation, changes it in place, or returns another one."""
 
@@ -126,6 +130,12 @@ class Edit(HookAction):
         self.has_edited = self.has_passed_on = False
         if hasattr(hook, "where"):
             self.only_at(hook)
+
+    def renew(self, hook: Callable[..., Any] | None) -> None:
+        """Act for another function, as if made for it: see `ready.py`."""
+        self.hook, self.invoke = hook, _no_hook if hook is None else caller(hook)
+        self.has_edited = self.has_passed_on = self._has_warned = False
+        self.times = 0
 
     def _lend_again(self, x: Any) -> Loan:
         """A snapshot for the hook, and what `is_as_lent` needs to detect writes to it.

@@ -24,11 +24,13 @@ from hookline.engine.own_parts import LocalCache, OwnRecord, own_points
 from hookline.engine.permanent import keep
 from hookline.engine.plan import Plan, make_plan
 from hookline.engine.points import Direction, HookPoint, check_direction, hook_action
+from hookline.engine.ready import HookRun, hook_run, planned_from
 from hookline.engine.recorder import Recorder, StopForward, check_backward, loss_of
 from hookline.engine.recording import RecordingRun
 from hookline.engine.runs import Run, open_runs
 from hookline.engine.signatures import parameters_of
 from hookline.engine.snapshots import begin_sharing, end_sharing
+from hookline.engine.split_values import processes
 from hookline.errors import HookError, HooklineError
 
 HookList: TypeAlias = Iterable[tuple[Filter, HookFunction] | HookObject]
@@ -41,6 +43,8 @@ class Hooked:
     module: nn.Module
     _points: Points
     _cache_class: type[ActivationCache] = ActivationCache
+    _plans_once = True
+    """Whether the same hooks at the same names always mean the same points and actions."""
     _graphs: Any = None
     """What runs the model in compiled graphs, if it is compiled."""
 
@@ -143,14 +147,26 @@ class Hooked:
 
         With `on_error="skip"` a hook that fails has no effect, and the run continues: `net.last_errors` has the errors.
         """
-        self._check_options(kwargs)
-        actions = self._actions(fwd_hooks, bwd_hooks, on_error)
-        run = self._hook_context(actions, reset_hooks_end, clear_contexts, is_one_pass=True)
+        if kwargs:
+            self._check_options(kwargs)
+        is_plain = reset_hooks_end and on_error == "raise" and not (bwd_hooks or clear_contexts or processes)
+        planned = planned_from(fwd_hooks) if is_plain and self._plans_once else None
+        ready = None if planned is None else hook_run(self._points, planned, fwd_hooks)  # type: ignore[arg-type]
+        if ready is not None:
+            run: Run | _Stay = ready.run
+        else:
+            actions = self._actions(fwd_hooks, bwd_hooks, on_error)
+            run = self._hook_context(actions, reset_hooks_end, clear_contexts, is_one_pass=True)
+            if planned is not None:
+                ready = HookRun(run, fwd_hooks)  # type: ignore[arg-type]
         try:
             with run:
-                return self(*args, **kwargs)
+                output = self(*args, **kwargs)
         finally:
             self._points.last_run.errors = run.errors
+        if ready is not None and ready.empty():
+            self._points.ready_runs.keep(planned, ready)
+        return output
 
     def _one_pass(self, actions: Iterable[Action]) -> Run:
         return Run(self._points.root, actions, is_one_pass=True)
@@ -181,7 +197,8 @@ class Hooked:
         in the text; activations of images are kept whole, unless only those are selected. With `local`, on a model that
         is sharded over processes, the cache has only the heads and neurons of this process: see `LocalCache`.
         """
-        self._check_options(kwargs)
+        if kwargs:
+            self._check_options(kwargs)
         check_backward(incl_bwd, loss_fn)
         points = self._points.select(names_filter)
         is_full = names_filter is None
@@ -211,7 +228,7 @@ class Hooked:
         if isinstance(cache, LocalCache):
             cache.spans = {point.name: own for point, own in spans.items()}
         if ready is not None:
-            self._points.ready_runs.keep(points, ready)
+            self._points.ready_runs.keep((is_full, points), ready)
         return output, cache
 
     def _recording_run(self, points: list[HookPoint], *, is_full: bool) -> RecordingRun | None:
@@ -221,9 +238,9 @@ class Hooked:
         """
         if open_runs() or is_replayable() or self._graphs is not None or _has_any_global_hook():
             return None
-        run = self._points.ready_runs.take(points, is_full=is_full)
+        run: RecordingRun | None = self._points.ready_runs.take((is_full, points))
         if run is not None:
-            run.count.forget()
+            run.renew()
         else:
             recorder = Recorder(points, skips_missing=is_full, defers=is_full)
             run = RecordingRun(self._points.root, points, recorder)
@@ -365,7 +382,7 @@ class Hooked:
         """Run the model, and report added hooks that did not fire."""
         if not open_runs():
             return run_and_report(self._points, forward, args, kwargs)
-        begun = begin_sharing(self._points.root, (args, kwargs), self._points.held())
+        begun = begin_sharing(self._points.root, (args, kwargs), self._points.held)
         try:
             return run_and_report(self._points, forward, args, kwargs)
         finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
@@ -38,13 +38,19 @@ class InnerTap(Tap):
         """The names of the children of the module in which nothing is intercepted."""
         return self.interceptor.ignored_in(module)
 
-    def around(self, module: nn.Module) -> Callable[..., Any]:
-        """Return a function that calls the module with interception, as its scope would; no child may be ignored."""
+    def around(self, module: nn.Module, captures: Mapping[Tap, Callable[[Any], None]]) -> Callable[..., Any]:
+        """Return a function that calls the module with interception, as its scope would; no child may be ignored.
+
+        `captures` are what a run that is alone does at the taps.
+        """
         make, taps = self.interceptor, _taps_in(module, type(self))
+        all_captures = [captures[tap] for tap in taps.values()] if captures.keys() >= {*taps.values()} else None
 
         def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             depth = len(interception.stack.interceptors)
-            interception.start(make(module, taps))
+            interceptor = make(module, taps)
+            interceptor.captures = all_captures
+            interception.start(interceptor)
             try:
                 return function(*args, **kwargs)
             finally:

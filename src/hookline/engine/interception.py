@@ -8,7 +8,7 @@ those functions are intercepted, in this thread and this module only; `attention
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import _C, nn
@@ -28,6 +28,8 @@ class FunctionInterceptor(TorchFunctionMode):
     """The inner events that it reports."""
     ignored: ClassVar[frozenset[str]] = frozenset()
     """The names of children in which nothing is intercepted."""
+    captures: Sequence[Callable[[Any], None]] | None = None
+    """What a run that only records does at each of the events, if it was alone when the module was called."""
     plain: ClassVar[frozenset[type[nn.Module]]] = frozenset()
     """Classes of children that call none of the functions that are intercepted."""
 

@@ -75,6 +75,9 @@ class Argument:
         return look(value, self._path(value))
 
     def put(self, value: Any, tensor: Tensor) -> Any:
+        args, kwargs = value
+        if self.key is None and type(args) is tuple and args and isinstance(args[0], Tensor):  # nearly always
+            return (tensor, *args[1:]), kwargs
         return replaced(value, self._path(value), tensor)
 
     def _path(self, value: tuple[tuple[Any, ...], dict[str, Any]]) -> Path:

@@ -32,7 +32,7 @@ from hookline.engine.passes import Stream
 from hookline.engine.permanent import PermanentHooks
 from hookline.engine.plain_attention import NAMES, HeadAxis, PlainAttentionTap, heads_of
 from hookline.engine.points import HookPoint, Site
-from hookline.engine.recording import ReadyRuns
+from hookline.engine.ready import ReadyRuns
 from hookline.engine.signatures import parameters_of
 from hookline.engine.snapshots import Held, held_in
 from hookline.engine.split_values import check_items, completing, preparations, why_refused
@@ -144,18 +144,17 @@ class Points:
         """Return the point with that name; the error lists similar names."""
         if not isinstance(name, str):
             raise UnknownPointError(f"the name of a point must be a string, not {name!r}")
-        self._keep_up()
+        self.keep_up()
         return self._named(name)
 
-    def _keep_up(self) -> None:
+    def keep_up(self) -> None:
         """Read the tree again if any module was added, removed or replaced since."""
         if self._children != self._children_then:
             self.refresh()
 
     def held(self) -> Held:
         """The dictionaries in which the modules hold their parameters and buffers."""
-        self._keep_up()
-        return self._held
+        return self._held if self._children == self._children_then else held_in(self.root)
 
     def _named(self, name: str) -> HookPoint:
         if name not in self._asked:
@@ -242,7 +241,7 @@ class Points:
 
         People replace modules, and LoRA wraps one in another that takes over its name.
         """
-        self._keep_up()
+        self.keep_up()
         module = point.site.module
         if any(site.module not in self._paths for site in (point.site, *point.site.needs)):
             return False
@@ -275,7 +274,7 @@ class Points:
 
     def select(self, names: Filter) -> list[HookPoint]:
         """Return the points that match a name, glob, regex, predicate, point, module, or a list of these; None: all."""
-        self._keep_up()
+        self.keep_up()
         return self._select(names)
 
     def _select(self, names: Filter) -> list[HookPoint]:

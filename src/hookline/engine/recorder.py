@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +22,6 @@ from hookline.engine.structures import map_tensors
 from hookline.errors import HooklineError, NeverFiredWarning
 
 if TYPE_CHECKING:
-    from hookline.engine.actions import Record
     from hookline.engine.points import HookPoint
 
 
@@ -55,21 +55,30 @@ class Recorder:
         # Positions are those of the text, and activations of images are kept whole, unless there are only those.
         self._picks_patches = all(point.stream == "image" for point in points)
         self._awaited = {point.name for point in points} if stops else set()
-        self._values: dict[str, list[Any]] = {}  # tensors, or what computes them
+        self.log: list[tuple[Any, ...]] = []
+        """What was kept, in order: a name and a tensor, or what computes it; or a recipe of `captures.py` and what it
+        takes."""
+        self.places: dict[Any, int] = {}
+        """For captures: where the snapshots of sites are in `saved`."""
+        self.saved: list[Tensor | None] = []
         self._watched: list[tuple[HookPoint, Tensor | GradientEdge, Handed]] = []
+
+    def note_pass(self) -> None:
+        """Another forward pass of a text has begun."""
+        self.forward_pass = current.forward_pass
+        has_text = self.forward_pass is not None and self.positions is None
+        self.is_padded = has_text and any(
+            self.forward_pass.span_at(stream).mask is not None for stream in ("text", "encoder")
+        )
 
     def keep(self, point: HookPoint, x: Tensor | Deferred) -> None:
         """Keep the current value of `x`."""
         if self.forward_pass is not current.forward_pass:
-            self.forward_pass = current.forward_pass
-            has_text = self.forward_pass is not None and self.positions is None
-            self.is_padded = has_text and any(
-                self.forward_pass.span_at(stream).mask is not None for stream in ("text", "encoder")
-            )
+            self.note_pass()
         kept = x if isinstance(x, Deferred) else self._kept(point, x.detach() if x.requires_grad else x)
         if self.is_padded:
             self._note_padding(point, kept)
-        self._values.setdefault(point.name, []).append(kept)
+        self.log.append((point.name, kept))
         if self._awaited:
             self._awaited.discard(point.name)
             if not self._awaited:
@@ -88,11 +97,6 @@ class Recorder:
             yield
         finally:
             self._awaited = awaited
-
-    def add(self, action: Record, x: Tensor | Deferred) -> None:
-        """Keep an activation that is deferred, or a snapshot."""
-        action.fired = True
-        self._values.setdefault(action.point.name, []).append(x)
 
     def _note_padding(self, point: HookPoint, kept: Tensor | Deferred) -> None:
         span = self.forward_pass.span_at(point.stream)
@@ -128,22 +132,27 @@ class Recorder:
             elif gradient is not None:
                 gradients.setdefault(point.name, []).append(self._kept(point, gradient.detach()))
         named = {f"{name}_grad": gradient for name, gradient in _numbered(gradients).items()}
-        _check_apart(named, self._values)
+        _check_apart(named, self.by_point())
         return named
 
     def values(self) -> MutableMapping[str, Tensor]:
         """Return the kept activations by name, in the order in which the points fired."""
-        named = _numbered(self._values)
-        return Activations(named) if self.defers else named
+        if not self.defers:
+            return _numbered(_by_name(self.log))
+        log = self.log
+        if len(set(map(itemgetter(0), log))) == len(log):  # every name once
+            return Activations(lambda: _numbered(_by_name(log)))
+        return Activations(_numbered(_by_name(log)))
 
     def clear(self) -> None:
         """Release the tensors: a run and its actions refer to each other, and wait for the garbage collector."""
-        self._values, self._watched = {}, []
+        self.log, self._watched = [], []
+        self.saved[:] = [None] * len(self.saved)
         self.forward_pass, self.is_padded = None, False
 
     def by_point(self) -> dict[str, list[Tensor]]:
         """Return the kept activations of each point, one tensor per call."""
-        return self._values
+        return _by_name(self.log)
 
     def _kept(self, point: HookPoint, x: Tensor) -> Tensor:
         if self.positions is not None and (self._picks_patches or point.stream != "image"):
@@ -194,6 +203,17 @@ def _note_padding(x: Tensor, span: Any, axes: str) -> None:
     mask = every if x.shape[place] == every.shape[1] else every[:, span.positions.start :]
     if (x.shape[0], x.shape[place]) == tuple(mask.shape):
         x.padding_mask = mask  # type: ignore[attr-defined]
+
+
+def _by_name(log: list[tuple[Any, ...]]) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for name, *kept in log:
+        if type(name) is str:
+            found.setdefault(name, []).extend(kept)
+        else:
+            for each, x in name(*kept):
+                found.setdefault(each, []).append(x)
+    return found
 
 
 def _numbered(values: dict[str, list[Any]]) -> dict[str, Any]:

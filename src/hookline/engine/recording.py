@@ -6,24 +6,25 @@ see `captures.py`.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from torch import _C, nn
+from torch import nn
 from torch.nn.modules.module import _global_forward_hooks as _after_all
 from torch.nn.modules.module import _global_forward_pre_hooks as _before_all
 
 from hookline.engine.actions import Record
 from hookline.engine.captures import Capture, captures_in
-from hookline.engine.detours import called_if_hooked, detour_of, leads
+from hookline.engine.detours import PLACE, called_if_hooked, detour_of, leads
 from hookline.engine.inner import InnerTap
 from hookline.engine.interception import stack, unintercepted
 from hookline.engine.order import Kind
 from hookline.engine.recorder import Recorder
+from hookline.engine.reports import report_compiled
 from hookline.engine.runs import Run
-from hookline.engine.schedule import Way, active
+from hookline.engine.schedule import Way
 from hookline.engine.taps import Tap, lock
 
 if TYPE_CHECKING:
@@ -44,27 +45,42 @@ class RecordingRun(Run):
         led = {m: some for m, some in taps.items() if m not in hooked and _can_lead(m, some, captures)}
         self._tapped = {tap: module for tap, module in self._modules.items() if module not in led}
         self.ways = {module: self._way(module, some, captures) for module, some in led.items()}
-        self._detours = [detour_of(module) for module in led]
+        self._detours = [(detour_of(module), module.__dict__) for module in led]
         # Outside the modules, these taps are not attached, and act on nothing even if another run attaches them.
         self._outer = {
             m: {tap: self.steps.pop(tap) for tap in some if not tap.kind.is_inner} for m, some in led.items()
         }
-        self._calls = [(module, type(module).__call__) for module in led]
+        self._led, self._types = [*led], [type(module) for module in led]
+        self._calls = [(kind, kind.__call__) for kind in dict.fromkeys(self._types)]
         self._taps, self._hooked = led, dict[nn.Module, None]()
         self.captures = {tap: capture for tap, capture in captures.items() if tap in self.steps}
+        self._compiled: list[nn.Module] = []  # modules that were compiled during the run
+        self._is_late = any(tap.late for tap in self._modules)
+        if recorder.skips_missing:
+            self._reported = self._at_points = []  # no record has to fire
+
+    def renew(self) -> None:
+        """Prepare for another use."""
+        self.count.forget()
+        self._compiled = []
+
+    def _report(self) -> None:
+        if self._compiled:
+            report_compiled(self._compiled, self.root)
+        super()._report()
 
     def _way(self, module: nn.Module, taps: list[Tap], captures: dict[Tap, Capture]) -> Way:
         """What the calls of a module do instead of calling it."""
         at = {tap.kind: captures[tap] for tap in taps}
         into, out = at.get(Kind.INPUT), at.get(Kind.OUTPUT)
         inner = next((tap for tap in taps if isinstance(tap, InnerTap)), None)
-        around = None if inner is None else inner.around(module)
+        around = None if inner is None else inner.around(module, {tap: captures[tap] for tap in taps})
         detour, itself = detour_of(module), ref(self)
 
         def record(given: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
             if into is not None:
                 into(given)
-            output = detour.go_on(*given[0], **given[1])
+            output = (detour.own or module._call_impl)(*given[0], **given[1])
             if out is not None:
                 out(output)
             return output
@@ -73,25 +89,31 @@ class RecordingRun(Run):
             """The same while torch functions are intercepted, in this module or in one that calls it."""
             if into is not None:
                 unintercepted(into, given) if stack.interceptors else into(given)
-            call = detour.go_on
+            call = detour.own or module._call_impl
             output = call(*given[0], **given[1]) if around is None else around(call, *given)
             if out is not None:
                 unintercepted(out, output) if stack.interceptors else out(output)
             return output
 
         def way(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            is_hooked = module._forward_hooks or module._forward_pre_hooks or _before_all or _after_all
-            if is_hooked or len(active.get()) != 1 or _C._current_graph_task_id() != -1:
-                return itself()._with_hooks(module, args, kwargs)  # type: ignore[union-attr]
+            if module._forward_hooks or module._forward_pre_hooks or _before_all or _after_all:
+                return itself().with_hooks(module, args, kwargs)  # type: ignore[union-attr]
             if not stack.interceptors:
-                return (record if around is None else record_inside)((args, kwargs))
+                if around is not None:
+                    return record_inside((args, kwargs))
+                if into is not None:
+                    into((args, kwargs))
+                output = (detour.own or module._call_impl)(*args, **kwargs)
+                if out is not None:
+                    out(output)
+                return output
             if type(module) in stack.interceptors[-1].plain:
                 return unintercepted(record, (args, kwargs))
             return record_inside((args, kwargs))
 
         return way
 
-    def _with_hooks(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def with_hooks(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a module that somebody else has hooked meanwhile: its taps know what to do then."""
         call = detour_of(module).go_on
         if module in self._hooked:  # a module that calls itself
@@ -118,13 +140,27 @@ class RecordingRun(Run):
         """Lead the calls of modules, and attach taps where that does not suffice."""
         for tap, module in self._tapped.items():
             tap.acquire(module, self)
-        for detour in self._detours:
-            detour.acquire(self)
+        number = id(self)
+        for detour, attributes in self._detours:
+            detour.users.add(number)
+            if (own := attributes.get(PLACE)) is not detour:  # as `Detour.acquire`, without a call for each module
+                detour.own = own
+                attributes[PLACE] = detour
 
     def detach(self) -> None:
         """Undo `attach`. Safe to call twice."""
-        for detour in self._detours:
-            detour.release(self)
+        number = id(self)
+        for detour, attributes in self._detours:
+            detour.users.discard(number)
+            now = attributes.get(PLACE)
+            if now is not detour:
+                if now is not None and now is not detour.own:
+                    self._compiled.append(detour.module)
+            elif not detour.users:
+                if detour.own is None:
+                    del attributes[PLACE]
+                else:
+                    attributes[PLACE] = detour.own
         for tap, module in self._tapped.items():
             tap.release(module, self)
         for module in list(self._hooked):
@@ -132,29 +168,19 @@ class RecordingRun(Run):
 
     def is_ready(self) -> bool:
         """Whether it can be used now: nobody else acts on its modules, and they are called as when it was made."""
-        is_led = all(type(module).__call__ is call for module, call in self._calls)
-        return is_led and not any(tap.permanent for tap in self._modules) and self.is_alone()
+        if self._is_late or [*map(type, self._led)] != self._types or any(map(_permanent, self._modules)):
+            return False
+        if False in [kind.__call__ is call for kind, call in self._calls]:
+            return False
+        modules = self._modules.values()
+        return not (any(map(_hooks_before, modules)) or any(map(_hooks_after, modules))) or self.is_alone()
+
+
+_permanent = attrgetter("permanent")
+_hooks_before, _hooks_after = attrgetter("_forward_pre_hooks"), attrgetter("_forward_hooks")
 
 
 def _can_lead(module: nn.Module, taps: list[Tap], captures: dict[Tap, Capture]) -> bool:
     """Whether calling the module through a detour is enough to record all that happens at its taps."""
     is_muted = any(isinstance(tap, InnerTap) and tap.ignored_in(module) for tap in taps)
     return leads(module) and not is_muted and all(tap in captures for tap in taps)
-
-
-class ReadyRuns(threading.local):
-    """The last recording runs of this thread, to be used again: planning a run costs more than its records."""
-
-    def __init__(self) -> None:
-        self._runs: list[tuple[Sequence[HookPoint], RecordingRun]] = []
-
-    def take(self, points: Sequence[HookPoint], *, is_full: bool) -> RecordingRun | None:
-        """Return a run that records these points, if there is one; it is kept again when it has ended normally."""
-        for index, (some, run) in enumerate(self._runs):
-            if some == points and run.recorder.skips_missing == is_full:
-                return self._runs.pop(index)[1]
-        return None
-
-    def keep(self, points: Sequence[HookPoint], run: RecordingRun) -> None:
-        """Keep a run that has ended."""
-        self._runs = [(points, run), *self._runs[:3]]

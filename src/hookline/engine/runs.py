@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hookline.engine import compiling, interception
-from hookline.engine.actions import Action, Agree, PointAction, bounds
+from hookline.engine.actions import Action, Agree, PointAction, bounds, numbers
 from hookline.engine.blocks import UndoBlock, covered
 from hookline.engine.calls import call_arguments, running, stashed
 from hookline.engine.checkpointing import recomputing
@@ -86,7 +86,10 @@ class Run(Schedule, UndoBlock):
         super().set(actions)
         self._at_points = [each for each in actions if isinstance(each, PointAction)]
         self._hook_actions = [each for each in self._at_points if isinstance(each, HookAction)]
+        self._reaching = [each for each in self._hook_actions if each.reach is not None]
+        self._beginning = [each for each in actions if type(each).begin is not Action.begin]
         self._settling = [each for each in actions if type(each).settle is not Action.settle]
+        self._reported = actions
 
     def __enter__(self) -> Self:
         if self.is_open:
@@ -96,11 +99,13 @@ class Run(Schedule, UndoBlock):
             self._share_errors()
         for hook in self._hook_actions:
             hook.registration.check_place(hook)
-        for action in self.actions:
+        for action in self._reported:
+            action.fired = False
+        for action in self._beginning:
             action.begin()
         if self._others is not None and not self.is_one_pass:  # a single pass compares them when it begins
             self._others.begin(self.actions)
-        if self._is_outermost():
+        if not self.is_one_pass and self._is_outermost():
             permanent = permanent_hooks_of(self.root)
             permanent.settle()
             permanent.forget_missed()
@@ -130,7 +135,8 @@ class Run(Schedule, UndoBlock):
         if kind is None:
             if swallowed is not None:
                 raise swallowed
-            report_skipped(self.errors)
+            if self.errors:
+                report_skipped(self.errors)
             self._report()
 
     def is_alone(self) -> bool:
@@ -141,13 +147,24 @@ class Run(Schedule, UndoBlock):
                 return False
         return True
 
+    @property
+    def is_held(self) -> bool:
+        """Whether it is attached, or has to be attached again for a checkpoint."""
+        return bool(self._holders)
+
+    def renew(self) -> None:
+        """Prepare for another use, as if it had been made now."""
+        self.count.forget()
+        for action in self.actions:
+            action.order = next(numbers)
+
     def open(self) -> Self:
         """Attach everything."""
         if not interception.stack.interceptors and torch._C._len_torch_function_stack():
             remove_ended()
         self.retain(self)
         recomputing.starts_with_grad = torch.is_grad_enabled()
-        active.set((*(run for run in active.get() if run.is_open), self))
+        active.set((*[run for run in active.get() if run.is_open], self))
         self.count.open()
         self.is_open = True
         return self
@@ -160,10 +177,11 @@ class Run(Schedule, UndoBlock):
         """Detach everything. Safe to call twice."""
         self.is_open = False
         # Not a reset to what it was before: contexts may be left in another order than they were entered.
-        active.set(tuple(run for run in active.get() if run is not self))
-        if self.is_here:
+        active.set(tuple([run for run in active.get() if run is not self]))
+        if len(interception.stack.interceptors) > self._depth and self.is_here:
             interception.stop(self._depth)
-        self._end_pass()
+        for action in self._backward:
+            action.end_pass()
         self.release(self)
         clear_state()
         if self._on_exit is not None:
@@ -205,11 +223,7 @@ class Run(Schedule, UndoBlock):
         if has_succeeded and calls.failure is not None:
             self._swallowed = calls.failure
         calls.failure = None
-        if not self.count.here().is_on():
-            self._end_pass()
-
-    def _end_pass(self) -> None:
-        for action in self._backward:
+        for action in self._backward if not calls.passes_on else ():
             action.end_pass()
 
     def note_elsewhere(self, where: nn.Module | Tap) -> None:
@@ -226,31 +240,30 @@ class Run(Schedule, UndoBlock):
         silent = [each for each in self._at_points if not each.fired and each.must_fire]
         if silent:
             report_silent(silent, has_run=not self._bounds or self._bounds[0].fired)
-        self._report_replaced()
-        missed = missed_by([each for each in self._hook_actions if each.reach is not None])
-        if not self.is_one_pass and self._is_outermost():
-            missed += permanent_hooks_of(self.root).missed()
+        missed = missed_by(self._reaching) if self._reaching else []
+        if not self.is_one_pass:
+            self._report_replaced()
+            if self._is_outermost():
+                missed += permanent_hooks_of(self.root).missed()
         if missed:
             report_missed(missed)
 
     def _report_replaced(self) -> None:
         """Warn of hooks that have fired, but whose module has been replaced since."""
-        if self.is_one_pass:
-            return
         attached = attached_modules.get(self.root, dict)() or {}
         there = {module for each in (self.root, *attached.values()) for module in each.modules()}
         gone = [each for each in self._hook_actions if each.fired and each.module not in there]
         report_silent(gone, has_run=True, why={each: not_current(each) for each in gone})
 
     def _is_outermost(self) -> bool:
-        """Whether it is a context of several passes and in no other: it reports on permanent hooks when it ends."""
-        return not self.is_one_pass and all(run.is_one_pass for run in open_runs() if run is not self)
+        """Whether it, a context of several passes, is in no other: it reports on permanent hooks when it ends."""
+        return all(run.is_one_pass for run in open_runs() if run is not self)
 
 
 def open_runs() -> tuple[Schedule, ...]:
     """The open runs of this thread or task. Runs that were left in another thread are removed."""
     runs = active.get()
-    if all(run.is_open for run in runs):
+    if False not in [run.is_open for run in runs]:
         return runs
     active.set(tuple(run for run in runs if run.is_open))
     return active.get()

@@ -42,6 +42,10 @@ class Schedule:
         self.count = self.new_count()
         self.set(actions)
 
+    def with_hooks(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a module that it leads, at which others act too."""
+        raise NotImplementedError
+
     def capture_at(self, tap: Any) -> Callable[[Any], None] | None:
         """Return what it does at a tap if it only records there, and is the only one that acts there now."""
         capture = self.captures.get(tap)

@@ -22,9 +22,10 @@ def parameters_of(module: nn.Module) -> tuple[tuple[str, ...], int]:
 
 
 def _parameters(forward: Callable[..., Any]) -> tuple[tuple[str, ...], int]:
-    if forward not in _known:
-        _known[forward] = _read(forward)
-    return _known[forward]
+    found = _known.get(forward)
+    if found is None:
+        found = _known[forward] = _read(forward)
+    return found
 
 
 def _read(forward: Callable[..., Any]) -> tuple[tuple[str, ...], int]:

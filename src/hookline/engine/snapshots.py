@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
+from operator import methodcaller
+from sys import getrefcount
 from typing import Any, TypeAlias
 from weakref import ref
 
@@ -31,11 +34,18 @@ correct as sharing.
 """
 
 
+_SMALL, _FEW = 1 << 17, 2
+"""In each pass, a few tensors with few elements are copied rather than looked for among all parameters."""
+
 Held: TypeAlias = list[dict[str, Any]]
 """The dictionaries in which modules hold their tensors."""
 
 
 _use_count = torch._C._storage_Use_Count
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_is_cow = torch._C._is_cow_tensor  # type: ignore[attr-defined]
+_data_address = torch._C._data_address  # type: ignore[attr-defined]
+_STRIDED = torch.strided
 _one = torch.empty(0)
 _ONE_TENSOR: int = _use_count(_one.untyped_storage()._cdata)
 """The references to memory that only one tensor has, and no view of it."""
@@ -44,41 +54,49 @@ _ONE_TENSOR: int = _use_count(_one.untyped_storage()._cdata)
 class _Outside:
     """The memory that existed before a forward pass began."""
 
-    def __init__(self, root: nn.Module, inputs: Any, held: Held | None) -> None:
+    def __init__(self, root: nn.Module, inputs: Any, held: Callable[[], Held] | None) -> None:
         self._root, self.inputs, self._held = ref(root), inputs, held
-        self.storages: dict[int, UntypedStorage] | None = None
-        """By `id`; None until first needed."""
-        self.tensors: dict[int, Tensor | None] | None = None
-        """Those that hold it, also by `id`."""
+        self.storages: set[int] | None = None
+        """Their `id`s; None until first needed."""
+        self.tensors: set[int] | None = None
+        """The `id`s of those that hold it."""
+        self._alive: list[Any] = []
+        self.copies = 0
 
     @property
     def root(self) -> nn.Module | None:
         """The whole model, held weakly: torch does not report the end of a pass that was interrupted."""
         return self._root()
 
-    def find_tensors(self) -> dict[int, Tensor | None]:
+    def find_tensors(self) -> set[int]:
         """Find the tensors in it, once per pass."""
         root = self._root()
-        held = self._held if self._held is not None else [] if root is None else held_in(root)
-        tensors: list[Tensor | None] = [*tensors_in(self.inputs)]
-        for each in held:
-            if each:
-                tensors += each.values()
-        self.tensors = dict(zip(map(id, tensors), tensors, strict=True))
+        held = self._held() if self._held is not None else [] if root is None else held_in(root)
+        self._alive = [*tensors_in(self.inputs), *chain.from_iterable(map(_values, held))]
+        self.tensors = set(map(id, self._alive))
         return self.tensors
 
-    def find(self) -> dict[int, UntypedStorage]:
+    def find(self) -> set[int]:
         """Find it, once per pass."""
-        found: dict[int, UntypedStorage] = {}
-        for tensor in (self.tensors or self.find_tensors()).values():
-            if tensor is not None:
-                try:
-                    storage = tensor.untyped_storage()
-                except (NotImplementedError, RuntimeError, ValueError):
-                    continue  # sparse, or not initialized yet: it has no memory to share
-                found[id(storage)] = storage
-        self.storages = found
-        return found
+        if self.tensors is None:
+            self.find_tensors()
+        try:
+            storages = [each.untyped_storage() for each in self._alive if each is not None]
+        except (NotImplementedError, RuntimeError, ValueError):
+            storages = [found for each in self._alive if each is not None and (found := _memory(each)) is not None]
+        self.storages = set(map(id, storages))
+        self._alive += storages  # an `id` is valid while its object is alive
+        return self.storages
+
+
+_values = methodcaller("values")
+
+
+def _memory(tensor: Tensor) -> UntypedStorage | None:
+    try:
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError, ValueError):
+        return None  # sparse, or not initialized yet: it has no memory to share
 
 
 def held_in(root: nn.Module) -> Held:
@@ -114,10 +132,10 @@ class _Passes(threading.local):
 _passes = _Passes()
 
 
-def begin_sharing(root: nn.Module, inputs: Any, held: Held | None = None) -> int:
+def begin_sharing(root: nn.Module, inputs: Any, held: Callable[[], Held] | None = None) -> int:
     """Begin a forward pass of a whole model, whose tensors snapshots may share. Returns what `end_sharing` takes.
 
-    `held` is `held_in(root)`, from callers that know it already.
+    `held` returns `held_in(root)`, faster than a walk over all modules.
     """
     before = _passes.last() if is_in_pass() else None
     new = _Outside(root, inputs if before is None else (before.inputs, inputs), held)
@@ -219,14 +237,17 @@ def is_as_lent(given: Tensor, kept: Tensor | None) -> bool:
     return _has_same_bits(given, kept)
 
 
-def shared(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False) -> Tensor | None:
-    """Return a snapshot that shares memory; None if that is not safe."""
+def shared(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False, references: int = 0) -> Tensor | None:
+    """Return a snapshot that shares memory; None if that is not safe.
+
+    `references` is how many references to `x` there are here if the caller and those that called it have the only ones.
+    """
     is_plain = (  # as `_is_plain`, which would cost a call at each event; a parameter is held by others
         type(x) is Tensor
         and (x.is_cpu or x.is_cuda)
-        and x.layout is torch.strided
+        and x.layout is _STRIDED
         and not (x.is_nested or x.is_quantized)
-        and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+        and not _is_wrapped(x)
     )
     if not is_plain:
         return None
@@ -240,12 +261,15 @@ def shared(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False) ->
         outside = some[-1] if some else None
         if outside is None:
             is_known = False
+        elif not is_for_reading and outside.copies < _FEW and outside.tensors is None and x.numel() <= _SMALL:
+            outside.copies += 1
+            is_known = False  # a few copies cost less than to find out
         elif outside.storages is None and _use_count(storage._cdata) == _ONE_TENSOR:
             # No other tensor has this memory. To look at the memory of all parameters would take long.
-            is_known = id(x) not in (outside.tensors or outside.find_tensors())
+            is_known = getrefcount(x) <= references or id(x) not in (outside.tensors or outside.find_tensors())
         else:
             is_known = id(storage) not in (outside.storages or outside.find())
-        if not is_known and not torch._C._is_cow_tensor(x):  # type: ignore[attr-defined]
+        if not is_known and not _is_cow(x):
             return None
     if not (_sharing.acquire(False) or _sharing.acquire(timeout=0.01)):
         return None
@@ -270,7 +294,7 @@ def is_unchanged(snapshot: Tensor, x: Tensor) -> bool:
     """
     return (
         _is_plain(snapshot)
-        and torch._C._is_cow_tensor(snapshot)  # type: ignore[attr-defined]
+        and _is_cow(snapshot)
         and address(snapshot) == address(x)
         and snapshot.shape == x.shape
         and snapshot.stride() == x.stride()
@@ -300,9 +324,9 @@ def _is_plain(x: Tensor) -> bool:
     return (
         type(x) in _PLAIN
         and (x.is_cpu or x.is_cuda)
-        and x.layout is torch.strided
+        and x.layout is _STRIDED
         and not (x.is_nested or x.is_quantized)
-        and not torch._C._functorch.is_functorch_wrapped_tensor(x)  # inside vmap and the like
+        and not _is_wrapped(x)  # inside vmap and the like
     )
 
 
@@ -313,4 +337,4 @@ def _overlaps(x: Tensor) -> bool:
 
 def address(x: Tensor) -> int:
     """The address of the data of `x`. Unlike `data_ptr()`, it leaves shared memory shared."""
-    return torch._C._data_address(x) + x.storage_offset() * x.itemsize  # type: ignore[attr-defined]
+    return _data_address(x) + x.storage_offset() * x.itemsize

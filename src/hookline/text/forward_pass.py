@@ -206,13 +206,17 @@ def begin_pass(model: nn.Module, inputs: Mapping[str, Any], *, is_only: bool = F
         generation, refusal = None if is_only else generation_of(model), _packed(inputs)
     except HooklineError as error:
         generation, refusal = None, str(error)
-    passing = ForwardPass(None, span, encoder, ref(model), is_only, generation=generation, refusal=refusal)
-    passing = (
-        _in_loop(passing, before, kept) if generation is None else _in_generation(passing, generation, before, kept)
-    )
+    start, stop = span.positions.start, span.positions.stop
+    is_prompt = generation is None and not start  # outside `generate`, and nothing ran before it
+    step, prompt = (0, stop) if is_prompt else (None, 0)
+    passing = ForwardPass(step, span, encoder, ref(model), is_only, prompt, generation, refusal=refusal)
+    if generation is not None:
+        passing = _in_generation(passing, generation, before, kept)
+    elif start:
+        passing = _in_loop(passing, before, kept)
     current.forward_pass = passing
     if refusal is None:
-        text = (*passing.span.earlier, (span.positions.start, span.tokens))
+        text = (*passing.span.earlier, (start, span.tokens))
         _latest.progress.setdefault(model, {})[running.hooks] = PassProgress(passing, id(kept), text)
 
 
@@ -242,10 +246,8 @@ def _is_noted(span: Span, encoder: Span | None) -> bool:
 
 
 def _in_loop(passing: ForwardPass, before: PassProgress | None, kept: Any) -> ForwardPass:
-    """A pass outside `generate`: it is the next step if it starts where the last pass ended."""
+    """A pass outside `generate` after others: it is the next step if it starts where the last pass ended."""
     start = passing.span.positions.start
-    if not start:
-        return replace(passing, step=0, prompt=passing.span.positions.stop)
     if before is None or (before.stop != start and before.kept != id(kept)):
         return replace(passing, step=1, prompt=start)
     last = before.last
@@ -278,8 +280,10 @@ def _in_generation(passing: ForwardPass, generation: Generation, before: PassPro
 
 def _packed(inputs: Mapping[str, Any]) -> str | None:
     """Why positions are unknown if several texts are packed into one row, as continuous batching does."""
-    is_packed = any(inputs.get(name) is not None for name in ("cu_seq_lens_q", "block_table", "read_index"))
-    return "continuous batching packs several texts into one row" if is_packed else None
+    for name in ("cu_seq_lens_q", "block_table", "read_index"):
+        if inputs.get(name) is not None:
+            return "continuous batching packs several texts into one row"
+    return None
 
 
 def _span(inputs: Mapping[str, Any], prefix: str, start: int) -> Span | None:

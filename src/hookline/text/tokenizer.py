@@ -11,6 +11,9 @@ from torch import Tensor
 
 from hookline.errors import HooklineError
 
+_FEW = 1024
+"""Token ids that are checked on the host."""
+
 Side = Literal["left", "right"]
 
 
@@ -93,7 +96,11 @@ class Text:
         if ids.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8):
             raise HooklineError(f"token ids must be integers, not {ids.dtype}")
         self.check_length(ids.shape[-1])
-        low, high = torch.stack(torch.aminmax(ids)).tolist()  # one device synchronization, not two
+        if ids.numel() <= _FEW:  # one copy from the device, and no kernel
+            few = ids.flatten().tolist()
+            low, high = min(few, default=0), max(few, default=0)
+        else:
+            low, high = torch.stack(torch.aminmax(ids)).tolist()  # one device synchronization, not two
         if low < 0 or high >= self.n_ids:
             raise HooklineError(
                 f"token {low if low < 0 else high} is out of range: this model has 0 to {self.n_ids - 1}"
@@ -118,7 +125,7 @@ class Text:
 
 def check_no_mapping(prompt: Any) -> None:
     """Raise an error if keyword inputs were passed as the prompt."""
-    if isinstance(prompt, Mapping):
+    if not isinstance(prompt, Tensor) and isinstance(prompt, Mapping):
         raise HooklineError(
             f"these are keyword inputs ({', '.join(map(str, prompt))}), so pass them by keyword: model(**inputs), "
             "model.run_with_cache(**inputs), model.generate(**inputs)"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hookline.engine.calls import stashed
 from hookline.engine.deferred import Deferred
-from hookline.engine.derived import Derived, kept_at
+from hookline.engine.derived import Derived, Formula
 from hookline.engine.names import lens_of
 from hookline.engine.order import Kind
 from hookline.engine.points import Site
@@ -35,14 +35,18 @@ class Norm:
     guess: float
     """Added to the mean square, unless the module has its own epsilon."""
 
-    @property
-    def epsilon(self) -> float:
+    def current_epsilon(self) -> float:
         """The number that is added to the mean square now."""
         own = vars(self.module)
         for name in _EPSILON:
             if own.get(name) is not None:
                 return float(own[name])
         return self.guess
+
+    @property
+    def epsilon(self) -> float:
+        """The same, as an attribute."""
+        return self.current_epsilon()
 
     @property
     def gain(self) -> Tensor | float:
@@ -141,6 +145,7 @@ class _InNorm(Derived):
     """A point of a norm, derived at its output from its input."""
 
     ignores_value: ClassVar[bool] = True
+    index: ClassVar[int]
     norm: Norm
     input: Site
 
@@ -148,15 +153,17 @@ class _InNorm(Derived):
         """The input of the norm."""
         return stashed.saved[self.input]
 
-    def part_later(self, index: int) -> Deferred | None:
-        """Defer one of the parts of the norm; None if its input cannot be shared."""
-        x = kept_at(self.input)
-        return None if x is None else Deferred(_part, x, index, self.norm.subtracts_mean, self.norm.epsilon)
+    @property
+    def formula(self) -> Formula:
+        """One of the parts of the norm."""
+        return Formula(_part, (self.input, self.index, self.norm.subtracts_mean, self.norm.current_epsilon))
 
 
 @dataclass(frozen=True)
 class NormScale(_InNorm):
     """`hook_scale`, the denominator. `b p 1`."""
+
+    index = 0
 
     def computed(self, value: Any) -> Tensor:
         """The denominator, in the dtype of the stream."""
@@ -165,7 +172,7 @@ class NormScale(_InNorm):
     def later(self, value: Any) -> Deferred | None:
         """Defer the denominator, unless it was edited."""
         is_edited = stashed.has_edits and self.edited(self.source(value)) is not None
-        return None if is_edited else self.part_later(0)
+        return None if is_edited else self.formula.later(value)
 
     def changed(self, value: Tensor, before: Tensor, after: Tensor) -> Tensor:
         """The output of the norm with another denominator."""
@@ -176,6 +183,8 @@ class NormScale(_InNorm):
 @dataclass(frozen=True)
 class Normalized(_InNorm):
     """`hook_normalized`, the activation before weight and bias. `b p d`."""
+
+    index = 1
 
     def computed(self, value: Any) -> Tensor:
         """The normalized activation, after edits of `hook_scale`."""
@@ -190,7 +199,7 @@ class Normalized(_InNorm):
             x = self.source(value)
             if self.edited(x) is not None or NormScale(self.norm, self.input).edited(x) is not None:
                 return None
-        return self.part_later(1)
+        return self.formula.later(value)
 
     def changed(self, value: Tensor, before: Tensor, after: Tensor) -> Tensor:
         """The output of the norm with another normalized activation."""

@@ -139,6 +139,8 @@ class ImageMethods:
                 f"{type(self.module).__name__} takes images but no text: model(images=[…]), or model(pixel_values=…) "
                 "with the output of its image processor"
             )
+        if isinstance(prompt, Tensor) and prompt.ndim <= 2:
+            return  # token ids
         place = getattr(self.processor, "image_token", None)
         for each in (prompt if isinstance(prompt, list | tuple) else [prompt]) if self.takes_images else ():
             if type(each).__module__.startswith("PIL.") or getattr(each, "ndim", 0) > 2:  # an image, or several
@@ -268,8 +270,10 @@ class ImageMethods:
 
     def _remember(self, inputs: Mapping[str, Any]) -> None:
         """Keep what locates the images in these inputs, without the pixels."""
+        if "pixel_values" not in inputs:
+            return
         tensors = {name: x for name, x in inputs.items() if isinstance(x, Tensor)}
-        if "pixel_values" not in inputs or "input_ids" not in tensors:
+        if "input_ids" not in tensors:
             return
         kept = Inputs({name: x.detach().to("meta") if x.is_floating_point() else x for name, x in tensors.items()})
         last = self._last_inputs

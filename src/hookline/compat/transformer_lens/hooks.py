@@ -34,6 +34,7 @@ class LensHooks(Hooked):
     """
 
     is_caching = False
+    _plans_once = False  # the level of a hook is part of its action
 
     @property
     def context_level(self) -> int:

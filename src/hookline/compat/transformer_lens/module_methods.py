@@ -44,7 +44,7 @@ class LensModule(HookedModel):
     @property
     def hook_dict(self) -> dict[str, HookPoint]:
         """All points by name, in the order in which they fire."""
-        self._points._keep_up()
+        self._points.keep_up()
         return super().hook_dict
 
     def setup(self) -> None:

@@ -1,0 +1,239 @@
+"""Runs that are used again: every run is as if it had been planned anew."""
+
+import gc
+import warnings
+import weakref
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import hookline
+from hookline.errors import HookError, NeverFiredWarning
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc, self.relu, self.out = nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.fc(x)
+        if self.relu.inplace:
+            self.relu(h)
+            return self.out(h)
+        return self.out(self.relu(h))
+
+
+X = torch.linspace(-2, 2, 8).view(2, 4)
+
+
+@pytest.fixture
+def net():
+    return hookline.hook(Net().eval())
+
+
+def last_run(net):
+    """The run that would be used again."""
+    return net._points.ready_runs._runs[0][1]
+
+
+def test_another_function_takes_the_place(net):
+    factors = [2.0, 3.0, 5.0]
+    found = [net.run_with_hooks(X, fwd_hooks=[("out", lambda h, by=by: h * by)]) for by in factors]
+    first = last_run(net)
+    assert net.run_with_hooks(X, fwd_hooks=[("out", lambda h: h * 7)]) is not None
+    assert last_run(net) is first
+    for by, output in zip(factors, found, strict=True):
+        assert torch.equal(output, net(X) * by)
+
+
+def test_functions_that_take_the_point_too(net):
+    names = []
+    net.run_with_hooks(X, fwd_hooks=[("fc", lambda h: None)])
+    net.run_with_hooks(X, fwd_hooks=[("fc", lambda h, hook: names.append(hook.name))])
+    net.run_with_hooks(X, fwd_hooks=[("fc", lambda h: None)])
+    assert names == ["fc"]
+
+
+def test_a_function_at_several_points(net):
+    seen: list[str] = []
+    hooks = [("fc*", lambda h, hook: seen.append(hook.name)), ("out", lambda h, hook: seen.append("last"))]
+    for _ in range(3):
+        net.run_with_hooks(X, fwd_hooks=hooks)
+    assert seen == ["fc.input", "fc", "last"] * 3
+
+
+def test_the_functions_are_not_kept(net):
+    class Held:
+        pass
+
+    held = Held()
+    gone = weakref.ref(held)
+    net.run_with_hooks(X, fwd_hooks=[("fc", lambda h, held=held: None)])
+    del held
+    gc.collect()
+    assert gone() is None
+
+
+def test_hooks_added_since_come_first(net):
+    def run() -> Tensor:
+        return net.run_with_hooks(X, fwd_hooks=[("out", lambda h: h + 1)])
+
+    plain = run()
+    net.add_hook("out", lambda h: h * 2)
+    both = run()
+    net.reset_hooks()
+    assert torch.equal(both, net(X) * 2 + 1)
+    assert torch.equal(run(), plain)
+
+
+def test_a_module_that_works_in_place_since(net):
+    def run() -> Tensor:
+        return net.run_with_hooks(X, fwd_hooks=[("relu", lambda h: h * 3)])
+
+    before = run()
+    net.relu.inplace = True
+    assert torch.equal(run(), before)
+
+
+def test_a_module_replaced_since(net):
+    net.run_with_hooks(X, fwd_hooks=[("out", torch.zeros_like)])
+    net.run_with_hooks(X, fwd_hooks=[("out", lambda h: h * 0)])
+    net.out = nn.Linear(4, 4)
+    assert not net.run_with_hooks(X, fwd_hooks=[("out", lambda h: h * 0)]).any()
+
+
+def test_calls_are_counted_from_0(net):
+    calls = []
+    for _ in range(3):
+        net.run_with_hooks(X, fwd_hooks=[("fc", lambda h, hook: calls.append(hook.call))])
+    assert calls == [0, 0, 0]
+
+
+def test_warnings_come_every_time():
+    class Ignores(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.aside = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.aside(x)
+            return self.fc(x)
+
+    net = hookline.hook(Ignores())
+    for _ in range(3):
+        with pytest.warns(NeverFiredWarning, match="discards its return value"):
+            net.run_with_hooks(X, fwd_hooks=[("aside", lambda h: h * 2)])
+
+
+def test_after_an_error(net):
+    def fails(h: Tensor) -> Tensor:
+        raise ValueError("no")
+
+    for _ in range(2):
+        with pytest.raises(HookError, match="no"):
+            net.run_with_hooks(X, fwd_hooks=[("fc", fails)])
+        assert torch.equal(net.run_with_hooks(X, fwd_hooks=[("fc", lambda h: None)]), net(X))
+
+
+def test_a_hook_that_runs_the_same_hooks(net):
+    def calls(pair: type) -> int:
+        depths: list[int] = []
+
+        def hook(h: Tensor) -> Tensor:
+            depths.append(len(depths))
+            if len(depths) < 4:
+                net.run_with_hooks(X, fwd_hooks=[pair(("fc", hook))])
+            return h * 2
+
+        expected = net.run_with_hooks(X, fwd_hooks=[("fc", lambda h: h * 2)])
+        assert torch.equal(net.run_with_hooks(X, fwd_hooks=[pair(("fc", hook))]), expected)
+        return len(depths)
+
+    assert calls(tuple) == calls(list)  # a list is planned anew
+
+
+def test_a_checkpoint_keeps_its_run():
+    class Checkpointed(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(super().forward, x, use_reentrant=False)
+
+    def gradient(net: nn.Module, *factors: float) -> Tensor:
+        model, x = hookline.hook(net), X.clone().requires_grad_()
+        outputs = [model.run_with_hooks(x, fwd_hooks=[("fc", lambda h, by=by: h * by)]) for by in factors]
+        outputs[0].sum().backward()
+        assert x.grad is not None
+        return x.grad
+
+    assert torch.allclose(gradient(Checkpointed(), 3.0, 5.0), gradient(Net(), 3.0))
+
+
+class Returns(nn.Module):
+    """Returns a buffer, perhaps in a tuple."""
+
+    def __init__(self, *, is_wrapped: bool) -> None:
+        super().__init__()
+        self.register_buffer("held", torch.ones(4))
+        self.is_wrapped = is_wrapped
+
+    def forward(self, x: Tensor) -> object:
+        return (self.held, x) if self.is_wrapped else self.held
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_a_buffer_that_is_returned_is_copied(is_wrapped):
+    class Adds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = Returns(is_wrapped=is_wrapped)
+
+        def forward(self, x: Tensor) -> Tensor:
+            part = self.part(x)
+            return x + (part[0] if is_wrapped else part)
+
+    module = Adds()
+    net, pointer = hookline.hook(module), module.part.held.data_ptr()
+    for _ in range(3):
+        _, cache = net.run_with_cache(X, names_filter=["part"])
+        assert not torch._C._is_cow_tensor(module.part.held)
+    module.part.held.zero_()
+    assert module.part.held.data_ptr() == pointer
+    assert torch.equal(cache["part"], torch.ones(4))
+
+
+def test_a_module_that_is_called_without_its_call():
+    class Direct(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.fc._call_impl(x))
+
+    net = hookline.hook(Direct())
+    for names in (None, ["fc"]):
+        _, cache = net.run_with_cache(X, names_filter=names)
+        assert torch.equal(cache["fc"], net.fc(X))
+
+
+def test_a_module_that_is_compiled_during_the_run():
+    class Compiles(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                self.fc.compile(backend="eager")
+            return self.out(self.fc(x))
+
+    module = Compiles()
+    net = hookline.hook(module)
+    with pytest.warns(NeverFiredWarning, match=r"compiled during the run.*\n *'fc' \(Linear\)"):
+        net.run_with_cache(X)
+    module.eval()
+    _, cache = net.run_with_cache(X)
+    assert torch.equal(cache["fc"], net.fc(X))
+
+
+def test_no_warnings_in_quiet_runs(net):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            net.run_with_hooks(X, fwd_hooks=[("fc", lambda h: h * 2)])
+            net.run_with_cache(X)
