@@ -6,15 +6,9 @@ import sys
 import hookline.experiments
 
 MODULES = (
-    *(
-        "ablation",
-        "attribution",
-        "circuits",
-        "contrast",
-        "edges",
-        "figures",
-    *("graphs", "head_detectors", "images", "jacobian", "logit_attribution", "logit_lens", "metrics"),
-    *("patching", "paths", "probes", "reading", "relevance", "steering", "tracing"),
+    *("ablation", "attribution", "circuits", "contrast", "edges", "figures", "graphs", "head_detectors", "images"),
+    *("jacobian", "logit_attribution", "logit_lens", "metrics", "patching", "paths", "probes", "reading", "relevance"),
+    *("steering", "tracing"),
 )
 
 

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from hookline.engine.attention import FusedCall
 from hookline.errors import HooklineError
-from hookline.transformer.attention import FusedCall
 from hookline.transformer.norms import upcast
 
 Attention: TypeAlias = Literal["frozen", "split"]
