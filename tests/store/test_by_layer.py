@@ -52,7 +52,7 @@ REFUSED = {
     **dict.fromkeys(
         ("cpmant", "gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"), "more than the stream"
     ),
-    **dict.fromkeys(("glm_moe_dsa", "hy_v4", "reformer", "zaya"), "more than the stream"),
+    **dict.fromkeys(("glm_moe_dsa", "hy_v4", "prophetnet", "reformer", "zaya"), "more than the stream"),
     "got_ocr2": "it has a vision tower",
 }
 NOT_HARVESTED = {"blt", "hrm_text", "longcat_flash", "musicgen", "musicgen_melody", "xlm", "xlnet", "xlstm"}
