@@ -145,7 +145,7 @@ def test_the_run_of_the_model_is_true_patching(models) -> None:
 
 def test_targets_are_the_most_likely_tokens_or_those_given(tinyworld) -> None:
     graph = graphs.attribution_graph(tinyworld, PROMPT, progress=False)
-    logits = tinyworld(PROMPT)[0, -1]
+    logits = tinyworld(PROMPT)[0, -1].detach()
     assert [node.feature for node in graph.of("logit")] == [int(logits.argmax())]
     assert graph.of("logit")[0].text == " Rome"
     given = graphs.attribution_graph(tinyworld, PROMPT, target=[" Rome", " Paris"], progress=False)
