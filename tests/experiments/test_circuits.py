@@ -226,7 +226,7 @@ def test_a_greedy_circuit_is_connected(tinyworld) -> None:
     assert len(found) == 15
     assert "15 of 1519 edges" in repr(found)
     axes = found.plot()
-    assert {text.get_text() for text in axes.texts} - {""} == set(found.nodes)  # an arrow has no text
+    assert {text.get_text() for text in axes.texts} - {""} == set(found.nodes)
 
 
 def test_bad_input(tinyworld, models, tmp_path) -> None:
