@@ -110,7 +110,8 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
         self.tokenizer = prepared(tokenizer, default_padding_side)
         begins = self.tokenizer("")["input_ids"]
         self.cfg.tokenizer_prepends_bos = list(begins[:1]) == [self.tokenizer.bos_token_id]
-        self._tell_tokenizer()
+        if "module" in vars(self):  # a subclass may be without one, and only convert text
+            self._tell_tokenizer()
 
     def __getattr__(self, name: str) -> Any:
         if name in NOT_HERE:
@@ -243,8 +244,9 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
         chosen = self._to_cache(names_filter, kwargs.get("start_at_layer"), kwargs.get("stop_at_layer"))
         output, cache = super().run_with_cache(*model_args, names_filter=chosen, pos_slice=where, **kwargs)
         if chosen is None:
+            start, stop = kwargs.get("start_at_layer"), kwargs.get("stop_at_layer")
             for key in list(cache):
-                if not self._is_usual(key.removesuffix("_grad").partition("#")[0]):
+                if not self._is_in_cache(key.removesuffix("_grad").partition("#")[0], start, stop):
                     del cache._tensors[key]
         cache.model = self
         if clear_contexts:

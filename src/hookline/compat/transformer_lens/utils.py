@@ -73,7 +73,9 @@ def to_numpy(tensor: Any) -> np.ndarray:
         return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
     if isinstance(tensor, np.ndarray | list | tuple | int | float | bool | str):
         return np.asarray(tensor)
-    raise LensValueError(f"to_numpy takes tensors, lists, numbers and arrays, not a {type(tensor).__name__}")
+    raise LensValueError(
+        f"to_numpy got an invalid type, {type(tensor).__name__}: it takes tensors, lists, numbers and arrays"
+    )
 
 
 def get_corner(tensor: Any, n: int = 3) -> Tensor:
@@ -244,7 +246,7 @@ def get_tokenizer_with_bos(tokenizer: Any) -> Any:
 
     options = {
         key: value for key, value in tokenizer.init_kwargs.items() if key not in ("name_or_path", "add_bos_token")
-    }
+    } | {"padding_side": tokenizer.padding_side}
     new = AutoTokenizer.from_pretrained(tokenizer.name_or_path, add_bos_token=True, **options)
     if new("")["input_ids"][:1] != [new.bos_token_id]:
         raise HooklineError(f"{type(tokenizer).__name__} does not take add_bos_token: pass prepend_bos=True instead")

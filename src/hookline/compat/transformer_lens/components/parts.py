@@ -127,11 +127,12 @@ class PosEmbed(Part):
     def forward(
         self, tokens: Int[Tensor, "batch pos"], past_kv_pos_offset: int = 0, attention_mask: Tensor | None = None
     ) -> Float[Tensor, "batch pos d_model"]:
-        """The position embeddings of these tokens; left padding does not count."""
+        """The position embeddings of these tokens; padding does not count, and has zeros."""
         places = torch.arange(past_kv_pos_offset, past_kv_pos_offset + tokens.shape[1]).expand(tokens.shape)
-        if attention_mask is not None:
-            places = (attention_mask.cumsum(1) - 1).clamp(min=0)[:, past_kv_pos_offset:]
-        return self.W_pos[places.to(self.W_pos.device)]
+        if attention_mask is None:
+            return self.W_pos[places.to(self.W_pos.device)]
+        places = (attention_mask.cumsum(1) - 1).clamp(min=0)[:, past_kv_pos_offset:].to(self.W_pos.device)
+        return self.W_pos[places] * attention_mask[:, past_kv_pos_offset:, None].to(self.W_pos)
 
 
 class Unembed(Part):
@@ -200,9 +201,18 @@ class AbstractAttention(Part):
         return self._model.QK[self._layer]
 
     def forward(  # type: ignore[override]
-        self, query_input: Tensor, key_input: Tensor, value_input: Tensor, *, attention_mask: Tensor | None = None
+        self,
+        query_input: Tensor,
+        key_input: Tensor,
+        value_input: Tensor,
+        past_kv_cache_entry: None = None,
+        additive_attention_mask: None = None,
+        attention_mask: Tensor | None = None,
+        position_bias: None = None,
     ) -> Float[Tensor, "batch pos d_model"]:
         """The output of attention for normalized inputs, shared by all heads or one per head."""
+        if (past_kv_cache_entry, additive_attention_mask, position_bias) != (None, None, None):
+            raise HooklineError("a part of a model takes no cache, additive mask or bias: run the model with them")
         model, layer, found = self._model, self._layer, []
         inputs = {"q": query_input, "k": key_input, "v": value_input}
         own = {name: self._projected(name, x) for name, x in inputs.items()}
