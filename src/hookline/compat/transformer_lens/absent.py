@@ -21,7 +21,6 @@ ABSENT: dict[str, dict[str, str]] = {
         "HookedAudioEncoder": _AUDIO,
         "HookedSAETransformer": "hookline.sae has autoencoders, and runs the model with them",
         "TransformerBridgeConfig": _CONFIG,
-        "components": _PARTS,
         "conversion_utils": "weights are views of the model's own, and need no conversion",
         "factories": "transformers.activations.ACT2FN has activation functions by name",
         "lit": "model.explore() shows the model in a browser",
