@@ -24,7 +24,7 @@ BEGIN, END = "<!-- names: begin -->", "<!-- names: end -->"
 MODULES = {
     "HookedAudioEncoder": "`hookline.hook(model)` wraps audio encoders, with `encoder.…` points",
     "benchmarks": "compares TransformerLens with transformers; `model.verify()` proves every point on your model",
-    "components": "the modules are those of transformers: `model.blocks[0]` and its parts have their weights and points",
+    "components": "the modules are those of transformers: `model.blocks[0]` and its parts have weights and points",
     "config.transformer": "`HookedTransformerConfig`, or the config of the transformers model",
     "conversion_utils": "weights are views of the model's own, and need no conversion",
     "factories": "makes the parts of TransformerLens's own models; `transformers.activations.ACT2FN` has activations",

@@ -130,6 +130,17 @@ def test_entries_of_a_cache_are_what_the_next_run_reads() -> None:
     assert not torch.allclose(changed, model(torch.cat([TOKENS, tail], 1))[:, -1:])
 
 
+def test_a_compiled_model_respects_hooks() -> None:
+    model = toy(n_layers=1)
+    compiled, clean = torch.compile(model, backend="eager"), model(TOKENS)
+    assert torch.equal(compiled(TOKENS), clean)
+    model.add_hook("blocks.0.hook_resid_post", lambda x, hook: x * 0)
+    assert torch.equal(compiled(TOKENS), model(TOKENS))
+    assert not torch.equal(compiled(TOKENS), clean)
+    model.reset_hooks()
+    assert torch.equal(compiled(TOKENS), clean)
+
+
 def test_appending_to_an_entry() -> None:
     entry = HookedTransformerKeyValueCacheEntry.init_cache_entry(toy().cfg, "cpu", 2)
     new = torch.randn(2, 3, 3, 4)

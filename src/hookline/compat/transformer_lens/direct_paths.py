@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from tqdm.auto import tqdm
+from tqdm import tqdm  # type: ignore[import-untyped]
 
 from hookline.errors import warn
 
@@ -59,10 +59,22 @@ def get_act_patch_direct_path_all_sources(
     verbose: bool = True,
 ) -> Float[Tensor, "layer head layer head"]:
     """`get_act_patch_direct_path` for every source head: a pass of the model for each pair of heads."""
-    given = (model, corrupted_tokens, clean_cache, corrupted_cache, patching_metric)
     layers, heads = range(model.cfg.n_layers), range(model.cfg.n_heads)
     sources = tqdm([(layer, head) for layer in layers for head in heads], disable=not verbose)
-    found = [get_act_patch_direct_path(*given, *source, component, verbose=False) for source in sources]
+    found = [
+        get_act_patch_direct_path(
+            model,
+            corrupted_tokens,
+            clean_cache,
+            corrupted_cache,
+            patching_metric,
+            layer,
+            head,
+            component,
+            verbose=False,
+        )
+        for layer, head in sources
+    ]
     return torch.stack(found).unflatten(0, (len(layers), len(heads)))
 
 

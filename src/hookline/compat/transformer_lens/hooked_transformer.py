@@ -26,6 +26,7 @@ from hookline.compat.transformer_lens.tokens import (
     prepared,
 )
 from hookline.compat.transformer_lens.utils import lm_cross_entropy_loss
+from hookline.engine.compiling import untraced
 from hookline.engine.names import Filter
 from hookline.errors import HooklineError
 from hookline.model import HookedModel
@@ -161,7 +162,7 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
         if past_kv_cache is not None and not is_tokens:
             raise HooklineError("past_kv_cache needs text or tokens, and a run from the first layer")
         if is_tokens:
-            given, attention_mask, positions = self._masked(given, attention_mask, padding_side)
+            given, attention_mask, positions = untraced(self._masked)(given, attention_mask, padding_side)
             kwargs = positions | kwargs
         kwargs |= {"start_at_layer": start_at_layer, "stop_at_layer": stop_at_layer, "tokens": tokens}
         kwargs |= {"return_type": "logits" if stop_at_layer is not None else return_type}
