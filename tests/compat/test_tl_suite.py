@@ -130,6 +130,7 @@ def test_entries_of_a_cache_are_what_the_next_run_reads() -> None:
     assert not torch.allclose(changed, model(torch.cat([TOKENS, tail], 1))[:, -1:])
 
 
+@torch.no_grad()
 def test_a_compiled_model_respects_hooks() -> None:
     model = toy(n_layers=1)
     compiled, clean = torch.compile(model, backend="eager"), model(TOKENS)

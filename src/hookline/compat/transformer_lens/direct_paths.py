@@ -61,20 +61,8 @@ def get_act_patch_direct_path_all_sources(
     """`get_act_patch_direct_path` for every source head: a pass of the model for each pair of heads."""
     layers, heads = range(model.cfg.n_layers), range(model.cfg.n_heads)
     sources = tqdm([(layer, head) for layer in layers for head in heads], disable=not verbose)
-    found = [
-        get_act_patch_direct_path(
-            model,
-            corrupted_tokens,
-            clean_cache,
-            corrupted_cache,
-            patching_metric,
-            layer,
-            head,
-            component,
-            verbose=False,
-        )
-        for layer, head in sources
-    ]
+    shared: list[Any] = [model, corrupted_tokens, clean_cache, corrupted_cache, patching_metric]
+    found = [get_act_patch_direct_path(*shared, layer, head, component, False) for layer, head in sources]
     return torch.stack(found).unflatten(0, (len(layers), len(heads)))
 
 
