@@ -86,7 +86,7 @@ def untraced(function: _Function) -> _Function:
     frames = sys.modules.get("torch._dynamo.eval_frame")
     if frames is None or getattr(frames, "get_eval_frame_callback", lambda: True)() is None:
         return function
-    return torch.compiler.disable(function)  # type: ignore[no-any-return]
+    return torch.compiler.disable(function)
 
 
 def pause(user: object) -> None:

@@ -60,9 +60,9 @@ def get_act_patch_direct_path_all_sources(
 ) -> Float[Tensor, "layer head layer head"]:
     """`get_act_patch_direct_path` for every source head: a pass of the model for each pair of heads."""
     layers, heads = range(model.cfg.n_layers), range(model.cfg.n_heads)
-    sources = tqdm([(layer, head) for layer in layers for head in heads], disable=not verbose)
-    shared: list[Any] = [model, corrupted_tokens, clean_cache, corrupted_cache, patching_metric]
-    found = [get_act_patch_direct_path(*shared, layer, head, component, False) for layer, head in sources]
+    sources: Any = tqdm([(layer, head) for layer in layers for head in heads], disable=not verbose)
+    given = (model, corrupted_tokens, clean_cache, corrupted_cache, patching_metric)
+    found = [get_act_patch_direct_path(*given, *source, component, False) for source in sources]
     return torch.stack(found).unflatten(0, (len(layers), len(heads)))
 
 
