@@ -61,8 +61,8 @@ def get_act_patch_direct_path_all_sources(
     """`get_act_patch_direct_path` for every source head: a pass of the model for each pair of heads."""
     layers, heads = range(model.cfg.n_layers), range(model.cfg.n_heads)
     sources: Any = tqdm([(layer, head) for layer in layers for head in heads], disable=not verbose)
-    given = (model, corrupted_tokens, clean_cache, corrupted_cache, patching_metric)
-    found = [get_act_patch_direct_path(*given, *source, component, False) for source in sources]
+    given: Any = (model, corrupted_tokens, clean_cache, corrupted_cache, patching_metric)
+    found = [get_act_patch_direct_path(*(*given, *source, component, False)) for source in sources]
     return torch.stack(found).unflatten(0, (len(layers), len(heads)))
 
 

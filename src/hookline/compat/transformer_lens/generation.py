@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from hookline.compat.transformer_lens.lens_errors import check
+from hookline.compat.transformer_lens.lens_errors import LensAssertionError, check
 from hookline.compat.transformer_lens.tokens import USE_DEFAULT_VALUE
 from hookline.errors import HooklineError
 from hookline.model import HookedModel
@@ -59,7 +59,8 @@ def stopping(model: HookedModel, stop_at_eos: bool, eos_token_id: int | Sequence
     if not stop_at_eos:
         return {"eos_token_id": None, "pad_token_id": own if own is not None else 0}
     stops = own if eos_token_id is None else eos_token_id
-    check(stops is not None, "without a tokenizer, pass eos_token_id or stop_at_eos=False")
+    if stops is None:
+        raise LensAssertionError("without a tokenizer, pass eos_token_id or stop_at_eos=False")
     ends = [stops] if isinstance(stops, int) else list(stops)
     return {"eos_token_id": ends, "pad_token_id": own if own is not None else ends[0]}
 

@@ -29,8 +29,8 @@ class HookIntrospectionMixin:
     hook_dict: dict[str, HookPoint]
 
     def _listed(self, name_filter: Filter) -> dict[str, HookPoint]:
-        chosen = name_filter if callable(name_filter) else lambda name: name_filter is None or name in wanted
-        wanted = [name_filter] if isinstance(name_filter, str) else name_filter
+        wanted: Any = [name_filter] if isinstance(name_filter, str) else name_filter
+        chosen = wanted if callable(wanted) else lambda name: wanted is None or name in wanted
         return {name: point for name, point in self.hook_dict.items() if chosen(name)}
 
     def list_hooks(

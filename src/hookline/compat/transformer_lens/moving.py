@@ -13,7 +13,7 @@ from hookline.model import HookedModel
 class LensMoves(HookedModel):
     """`to` and the methods that are short for it. A mixin."""
 
-    cfg: HookedTransformerConfig
+    cfg: HookedTransformerConfig = None  # type: ignore[assignment]  # set for each model
 
     def to(self, *args: Any, print_details: bool = True, **kwargs: Any) -> Self:  # noqa: ARG002
         """Move the model, or change its dtype; the arguments are those of `nn.Module.to`."""

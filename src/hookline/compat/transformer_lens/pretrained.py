@@ -180,7 +180,7 @@ class Pretrained(LensWeights):
         cfg, state = load_published(name, dtype, first_n_layers)
         cfg.model_name, cfg.default_prepend_bos = name.rpartition("/")[2], prepend_bos is not False
         cfg.device = device or "cpu"
-        model: Self = cls(cfg, tokenizer, default_padding_side=padding_side)  # type: ignore[call-arg]
+        model: Self = cls(cfg, tokenizer, default_padding_side=padding_side)  # type: ignore[call-arg, arg-type]
         model.load_state_dict(state)
         return model
 
