@@ -24,7 +24,7 @@ BEGIN, END = "<!-- names: begin -->", "<!-- names: end -->"
 MODULES = {
     "HookedAudioEncoder": "`hookline.hook(model)` wraps audio encoders, with `encoder.…` points",
     "benchmarks": "compares TransformerLens with transformers; `model.verify()` proves every point on your model",
-    "components": "the model runs transformers' own modules: `model.blocks[0].attn` has its weights and points",
+    "components": "the modules are those of transformers: `model.blocks[0]` and its parts have weights and points",
     "config.transformer": "`HookedTransformerConfig`, or the config of the transformers model",
     "conversion_utils": "weights are views of the model's own, and need no conversion",
     "factories": "makes the parts of TransformerLens's own models; `transformers.activations.ACT2FN` has activations",
@@ -48,7 +48,6 @@ MODULES = {
     "utilities.attention": "internal",
     "utilities.attn_implementation": "attention is not forced to be eager",
     "utilities.bridge_components": "internal",
-    "utilities.cache": "internal",
     "utilities.heterogeneous_config": "internal",
     "utilities.hf_utils": "internal: retries and patches of transformers",
     "utilities.multi_gpu": "`device_map`, as transformers takes it",
@@ -59,13 +58,10 @@ MODULES = {
     "utilities.statistics": "`scipy.stats`",
     "utilities.tl_checkpoint_conversion": "`load_state_dict` takes TransformerLens's names",
     "utilities.tracr": "load the weights of a Tracr model with `load_state_dict`",
-    "utilities.typed_module_list": "`torch.nn.ModuleList`",
+    "utilities.typed_module_list": "internal",
     "weight_processing": "`process_weights_` on the model, and `restore_weights`",
 }
 """Reasons for names of a module, or of all modules with this beginning, that are not importable here."""
-
-OTHERWISE = {"components": ["CanBeUsedAsMLP"]}
-"""Modules whose names mean something else here, but for these."""
 
 CLASSES = {
     "ActivationCache.ActivationCache",
@@ -150,8 +146,6 @@ def defined(node: ast.stmt, *, is_package: bool) -> list[str]:
 def where(module: str, name: str) -> str:
     """Return "here", the reason why a name is not, or nothing."""
     whole = next((why for start, why in MODULES.items() if f"{module}.".startswith((f"{start}.", start))), "")
-    if module.split(".")[0] in OTHERWISE and name not in OTHERWISE[module.split(".")[0]]:
-        return whole
     try:
         owner = importlib.import_module(f"{PACKAGE}.{module}" if module else PACKAGE)
     except ModuleNotFoundError:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hookline.compiled.generation_methods import GenerationMethods
 from hookline.engine.cache import ActivationCache
+from hookline.engine.compiling import untraced
 from hookline.engine.hooked import HookList
 from hookline.engine.keywords import is_dropped
 from hookline.engine.names import Filter
@@ -189,7 +190,7 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
                 raise HooklineError(problem)
         run: dict[str, Any] = {"layer": stop_at_layer, "return_type": return_type, "per_token": loss_per_token}
         if start_at_layer is None:
-            inputs = self._prepared(input, kwargs, attention_mask, prepend_bos, padding_side, images)
+            inputs = untraced(self._prepared)(input, kwargs, attention_mask, prepend_bos, padding_side, images)
             if return_type in ("logits", "both") and stop_at_layer is None and padding_side is None and images is None:
                 self._warn_if_ragged(input, inputs.get("attention_mask"))
             return self._run_to(inputs | self._decoder_inputs(decoder_input, inputs), **run)

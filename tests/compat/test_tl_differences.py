@@ -203,12 +203,15 @@ def test_a_points_hooks_are_those_of_open_contexts_too(model) -> None:
     clean = model(TOKENS)
     model.add_hook("blocks.0.hook_attn_out", second)
     with model.hooks([("blocks.0.hook_attn_out", first)], [("blocks.0.hook_attn_out", second)]):
-        assert (point.fwd_hooks, point.bwd_hooks) == ([second, first], [second])
-        assert model.list_hooks("blocks.0.hook_attn_out", "fwd") == {"blocks.0.hook_attn_out": [second, first]}
+        assert [each.user_hook for each in point.fwd_hooks] == [second, first]
+        assert [each.user_hook for each in point.bwd_hooks] == [second]
+        listed = model.list_hooks("blocks.0.hook_attn_out", "fwd")
+        assert listed == {"blocks.0.hook_attn_out": point.fwd_hooks}
         assert point.has_hooks()
         assert not other.has_hooks()
         point.remove_hooks("fwd")
-        assert (point.fwd_hooks, point.bwd_hooks) == ([], [second])
+        assert point.fwd_hooks == []
+        assert [each.user_hook for each in point.bwd_hooks] == [second]
         assert torch.equal(model(TOKENS), clean)
     assert not point.has_hooks()
 

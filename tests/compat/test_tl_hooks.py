@@ -52,9 +52,6 @@ def test_arguments_by_position(model) -> None:
     model.reset_hooks(including_permanent=True)
     model(TOKENS)
     assert seen == ["before", "first", "kept"] * 2 + ["kept"]
-    for call in (model.reset_hooks, model.remove_all_hook_fns):
-        with pytest.raises(HooklineError, match="level"):
-            call(level=1)
 
 
 def test_check_hooks_to_add(model) -> None:

@@ -62,7 +62,7 @@ def test_directions_are_removed_apart(net, x) -> None:
     net.add_hook("fc1", zero, dir="bwd")
     net.reset_hooks(direction="fwd")
     assert net.hook_dict["fc1"].fwd_hooks == []
-    assert net.hook_dict["fc1"].bwd_hooks == [zero]
+    assert [each.user_hook for each in net.hook_dict["fc1"].bwd_hooks] == [zero]
     net.hook_dict["fc1"].remove_hooks("bwd")
     assert not net.hook_dict["fc1"].has_hooks()
     with pytest.raises(HooklineError, match="'sideways'"):

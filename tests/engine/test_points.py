@@ -156,7 +156,7 @@ def test_hooks_added_before_setup_stay(x) -> None:
     module = Plain()
     module.hook_in.add_hook(torch.zeros_like)
     net = hookline.hook(module)
-    assert net.hook_dict["hook_in"].fwd_hooks == [torch.zeros_like]
+    assert [each.user_hook for each in net.hook_dict["hook_in"].fwd_hooks] == [torch.zeros_like]
     zeroed = net(torch.zeros_like(x))
     assert torch.equal(net(x), zeroed)
     net.reset_hooks()

@@ -11,7 +11,7 @@ import sys
 import threading
 from functools import cache
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,6 +23,7 @@ _ours: Any = None  # our stance, while it is installed in the compiler
 _is_blind = False  # hooks were attached before the compiler was imported
 
 _no_tracing = threading.RLock()
+_Function = TypeVar("_Function")
 
 
 class _Here(threading.local):
@@ -78,6 +79,14 @@ def tracing_lock() -> Any:
     Code that takes both locks takes this one before `taps.lock`.
     """
     return getattr(sys.modules.get("torch._dynamo.convert_frame"), "compile_lock", _no_tracing)
+
+
+def untraced(function: _Function) -> _Function:
+    """The function, such that compiled code calls it as it is: code about texts and masks makes no graph."""
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    if frames is None or getattr(frames, "get_eval_frame_callback", lambda: True)() is None:
+        return function
+    return torch.compiler.disable(function)
 
 
 def pause(user: object) -> None:

@@ -23,7 +23,7 @@ from hookline.engine.names import Filter, PointDict, Points
 from hookline.engine.own_parts import LocalCache, OwnRecord, own_points
 from hookline.engine.permanent import keep
 from hookline.engine.plan import Plan, make_plan
-from hookline.engine.points import Direction, HookPoint, check_direction, hook_action
+from hookline.engine.points import Direction, HookPoint, check_direction, hook_action, is_chosen
 from hookline.engine.ready import HookRun, hook_run, planned_from
 from hookline.engine.recorder import Recorder, StopForward, check_backward, loss_of
 from hookline.engine.recording import RecordingRun
@@ -321,6 +321,7 @@ class Hooked:
         dir: Direction = "fwd",
         *,
         is_permanent: bool = False,
+        level: int | None = None,
         prepend: bool = False,
     ) -> Callable[[], None]:
         """Add a hook at a point, or at all points of a filter, until it is removed or reset.
@@ -330,7 +331,7 @@ class Hooked:
         actions = [hook_action(point, hook, dir, prepend=prepend) for point in self._points.select(name)]
         self._attach(actions)
         for action in actions:
-            action.registration.is_permanent = is_permanent
+            action.registration.is_permanent, action.registration.level = is_permanent, level
         return keep([(action.point, action) for action in actions])
 
     def add_perma_hook(self, name: Filter, hook: HookFunction, dir: Direction = "fwd") -> Callable[[], None]:
@@ -338,17 +339,17 @@ class Hooked:
         return self.add_hook(name, hook, dir, is_permanent=True)
 
     def remove_all_hook_fns(
-        self, direction: Literal["fwd", "bwd", "both"] = "both", *, including_permanent: bool = False
+        self,
+        direction: Literal["fwd", "bwd", "both"] = "both",
+        *,
+        including_permanent: bool = False,
+        level: int | None = None,
     ) -> None:
         """Remove every hook that was added; the hooks of open contexts end with their contexts."""
         check_direction(direction, "fwd", "bwd", "both")
         for permanent in self._points.permanent_hooks():
             permanent.remove(
-                lambda hook: (
-                    self._points.has(hook.module)
-                    and direction in (hook.dir, "both")
-                    and (including_permanent or not hook.registration.is_permanent)
-                )
+                lambda hook: self._points.has(hook.module) and is_chosen(hook, direction, including_permanent, level)
             )
 
     def reset_hooks(

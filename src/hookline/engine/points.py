@@ -64,6 +64,26 @@ class Site:
         return later(self.lens)
 
 
+@dataclass(frozen=True)
+class HookHandle:
+    """A hook at a point, as `fwd_hooks` and `bwd_hooks` list them."""
+
+    user_hook: Callable[..., Any]
+    is_permanent: bool
+    context_level: int | None
+    _action: HookAction = field(repr=False)
+
+    @property
+    def hook(self) -> Self:
+        """The handle itself: `handle.hook.remove()` is how TransformerLens spells `handle.remove()`."""
+        return self
+
+    def remove(self) -> None:
+        """Remove the hook, also from an open context that allows it."""
+        self._action.point.permanent.remove(lambda other: other is self._action)
+        remove_from_contexts(lambda other: other is self._action)
+
+
 class HookPoint(nn.Module):
     """A named place through which an activation flows. It costs nothing until it is hooked.
 
@@ -218,24 +238,26 @@ class HookPoint(nn.Module):
         check_direction(dir, "fwd", "bwd", "both")
 
         def is_meant(action: HookAction) -> bool:
-            is_here = action.point.site == self.site and dir in (action.dir, "both")
-            return is_here and _is_chosen(action, including_permanent, level)
+            return action.point.site == self.site and is_chosen(action, dir, including_permanent, level)
 
         self._permanent.remove(is_meant)
         remove_from_contexts(is_meant)
 
     @property
-    def fwd_hooks(self) -> list[Callable[..., Any]]:
+    def fwd_hooks(self) -> list[HookHandle]:
         """The current forward hooks, including those of contexts open in this thread, in the order they fire."""
         return self._hooks("fwd")
 
     @property
-    def bwd_hooks(self) -> list[Callable[..., Any]]:
+    def bwd_hooks(self) -> list[HookHandle]:
         """The current backward hooks, including those of contexts open in this thread, in the order they fire."""
         return self._hooks("bwd")
 
-    def _hooks(self, dir: Direction) -> list[Callable[..., Any]]:
-        return [each.hook for each in self._hook_actions(dir)]
+    def _hooks(self, dir: Direction) -> list[HookHandle]:
+        return [
+            HookHandle(each.hook, each.registration.is_permanent, each.registration.level, each)
+            for each in self._hook_actions(dir)
+        ]
 
     def _hook_actions(self, dir: Direction) -> list[HookAction]:
         of_contexts = [each for run in active.get() if run.is_open for each in run.actions]
@@ -252,9 +274,8 @@ class HookPoint(nn.Module):
     ) -> bool:
         """Whether there is any hook here, in that direction and of that level."""
         check_direction(dir, "fwd", "bwd", "both")
-        directions: tuple[Direction, ...] = ("fwd", "bwd") if dir == "both" else (dir,)
-        found = [action for each in directions for action in self._hook_actions(each)]
-        return any(_is_chosen(action, including_permanent, level) for action in found)
+        found = [*self._hook_actions("fwd"), *self._hook_actions("bwd")]
+        return any(is_chosen(action, dir, including_permanent, level) for action in found)
 
     def clear_context(self) -> None:
         """Empty `ctx`."""
@@ -270,12 +291,15 @@ class HookPoint(nn.Module):
 
     def extra_repr(self) -> str:
         """What `repr` shows between the brackets."""
-        return repr(self.name) if self.name else ""
+        counts = [(len(self._hook_actions("fwd")), "fwd"), (len(self._hook_actions("bwd")), "bwd")]
+        return ", ".join([*([repr(self.name)] if self.name else []), *(f"{n} {kind}" for n, kind in counts if n)])
 
 
-def _is_chosen(action: HookAction, including_permanent: bool, level: int | None) -> bool:
+def is_chosen(action: HookAction, dir: str, including_permanent: bool, level: int | None) -> bool:
+    """Whether a hook is of that direction and level, and not a permanent one if those are excluded."""
     registration = action.registration
-    return (including_permanent or not registration.is_permanent) and level in (None, registration.level)
+    is_right = dir in (action.dir, "both") and level in (None, registration.level)
+    return is_right and (including_permanent or not registration.is_permanent)
 
 
 def check_direction(given: str, *allowed: str) -> None:

@@ -17,7 +17,7 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]
 from hookline.errors import HooklineError
 from hookline.pages.text_tables import table
 from hookline.sae.sae_config import check_count
-from hookline.sae.train import L1, K, Metrics, TrainingPlan
+from hookline.sae.training_plan import L1, K, Metrics, TrainingPlan
 from hookline.sae.transcoders import Transcoder, TranscoderOrigin, Transcoders
 from hookline.store import Store, open_store
 from hookline.text.outliers import Outliers, outlying, row_norms

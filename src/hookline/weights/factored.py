@@ -80,7 +80,7 @@ class FactoredMatrix:
     def BA(self) -> Tensor:  # noqa: N802
         """The small product in reverse order, for a square matrix: it has the same nonzero eigenvalues."""
         if self.ldim != self.rdim:
-            raise HooklineError(f"a matrix of {self.ldim} × {self.rdim} is not square, so B @ A is not defined")
+            raise _ShapeError(f"a matrix of {self.ldim} × {self.rdim} is not square, so B @ A is not defined")
         return self.B @ self.A
 
     @property
@@ -100,7 +100,7 @@ class FactoredMatrix:
                 return FactoredMatrix(self.A, middle @ other.B)
             return FactoredMatrix(self.A @ middle, other.B)
         if other.ndim == 1:
-            return (self.A @ (self.B @ other[:, None])).squeeze(-1)
+            return (self.A @ (self.B @ other.unsqueeze(-1))).squeeze(-1)
         return FactoredMatrix(self.AB, other) if self.rdim < self.mdim else FactoredMatrix(self.A, self.B @ other)
 
     def __rmatmul__(self, other: Tensor) -> Any:
@@ -171,8 +171,8 @@ class FactoredMatrix:
 
     @property
     def eigenvalues(self) -> Tensor:
-        """The eigenvalues of a square product, without those that are zero because of its low rank."""
-        return torch.linalg.eigvals(upcast(self.BA if self.mdim <= self.ldim else self.AB))
+        """The eigenvalues of a square product: the nonzero ones, and as many zeros as `mdim` has room for."""
+        return torch.linalg.eigvals(upcast(self.BA))
 
     def make_even(self) -> FactoredMatrix:
         """The same product with the square root of the singular values in each factor."""

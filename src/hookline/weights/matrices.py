@@ -274,7 +274,7 @@ class Weights:
         return ids
 
     def tokens_to_residual_directions(
-        self, tokens: str | int | Sequence[str] | Tensor
+        self, tokens: str | int | Sequence[str] | Sequence[int] | Tensor
     ) -> Float[Tensor, "*some d_model"]:
         """The unembedding of each token: the direction in the normalized stream that its logit is read from.
 

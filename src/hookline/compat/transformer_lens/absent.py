@@ -9,7 +9,6 @@ from hookline.errors import HooklineError
 
 _AUDIO = "hookline.hook(model) wraps audio encoders, with encoder.… points"
 _SWEEP = "hookline.experiments.patching.sweep patches any point"
-_PATHS = "hookline.experiments.paths patches paths between heads"
 _CONFIG = "use HookedTransformerConfig, or the config of the transformers model"
 _TABLE = "results of hookline.experiments have labels, and to_dataframe()"
 _PARTS = "the model runs transformers' own modules: model.blocks[0].attn, .mlp and .ln1 have its weights and points"
@@ -22,7 +21,6 @@ ABSENT: dict[str, dict[str, str]] = {
         "HookedAudioEncoder": _AUDIO,
         "HookedSAETransformer": "hookline.sae has autoencoders, and runs the model with them",
         "TransformerBridgeConfig": _CONFIG,
-        "components": _PARTS,
         "conversion_utils": "weights are views of the model's own, and need no conversion",
         "factories": "transformers.activations.ACT2FN has activation functions by name",
         "lit": "model.explore() shows the model in a browser",
@@ -33,15 +31,13 @@ ABSENT: dict[str, dict[str, str]] = {
     },
     "transformer_lens.FactoredMatrix": {"TensorLike": _TYPES, "upcast_for_linalg": "x.float()"},
     **{f"transformer_lens.{name}": {"T": _TYPES} for name in ("HookedEncoder", "HookedEncoderDecoder")},
-    "transformer_lens.config": dict.fromkeys(("TransformerBridgeConfig", "TransformerLensConfig"), _CONFIG),
+    "transformer_lens.config": {"TransformerBridgeConfig": _CONFIG},
     "transformer_lens.evals": {"MMLU_SUBJECTS": 'datasets.get_dataset_config_names("cais/mmlu")'},
     "transformer_lens.utils": {
         "get_dataset": "datasets.load_dataset(…), then utils.tokenize_and_concatenate",
         "check_structure": "compare the tensors themselves",
         "clear_huggingface_cache": "`hf cache delete`, which asks first",
-        "TypedModuleList": "torch.nn.ModuleList",
         "NonlinearityType": _TYPES,
-        "ModelWithCfg": _TYPES,
         **dict.fromkeys(("ActivationFunction", "SUPPORTED_ACTIVATIONS"), "transformers.activations.ACT2FN"),
         **dict.fromkeys(("SOFTCAP_DISABLED", "apply_softcap", "softcap_enabled"), "cap * torch.tanh(x / cap)"),
         "temporarily_swap_parameter": "model.process_weights_ and restore_weights swap parameters",
@@ -68,17 +64,10 @@ ABSENT: dict[str, dict[str, str]] = {
     },
     "transformer_lens.head_detector": {"CACHE_WITH_SEQ_LIST_ERR": "the message of an error"},
     "transformer_lens.tools": {"model_registry": "any model of transformers can be tried, and verify() proves it"},
-    "transformer_lens.hook_points": {
-        "LensHandle": "add_hook(…) returns the function that removes the hook, and reset_hooks() removes all",
-        "NamesFilter": "a names_filter is a name, a list of names or a predicate",
-        "HookFunction": "a hook is a function of (tensor, hook)",
-        "DeviceType": _TYPES,
-        "HookIntrospectionMixin": "model.list_hooks()",
-    },
     "transformer_lens.loading_from_pretrained": {
-        **dict.fromkeys(("get_pretrained_model_config", "get_basic_config", "Config"), _LOADING),
+        **dict.fromkeys(("get_basic_config", "Config"), _LOADING),
         **dict.fromkeys(("convert_hf_model_config", "convert_neel_model_config", "get_checkpoint_labels"), _LOADING),
-        **dict.fromkeys(("get_pretrained_state_dict", "fill_missing_keys"), "model.state_dict()"),
+        "get_pretrained_state_dict": "model.state_dict()",
         "get_num_params_of_pretrained": "model.n_params_total",
         **dict.fromkeys(("NON_HF_HOSTED_MODEL_NAMES", "NEED_REMOTE_CODE_MODELS"), "any model of transformers loads"),
         **dict.fromkeys(("STANFORD_CRFM_CHECKPOINTS", "PYTHIA_V0_CHECKPOINTS"), "pass revision=…, as for transformers"),
@@ -108,7 +97,10 @@ ABSENT: dict[str, dict[str, str]] = {
         **dict.fromkeys(
             ("Logits", "AxisNames", "CorruptedActivation", "PatchedActivation", "MetricFn", "Reduce"), _TYPES
         ),
-        **dict.fromkeys(("get_act_patch_direct_path", "get_act_patch_direct_path_all_sources"), _PATHS),
+        **dict.fromkeys(
+            ("get_act_patch_direct_path", "get_act_patch_direct_path_all_sources"),
+            "tools.analysis.direct_path_patching has it",
+        ),
         **{
             f"layer_{what}_patch_setter": _SWEEP
             for what in ("pos", "pos_head_vector", "head_vector", "head_pattern", "head_pos_pattern")
@@ -116,7 +108,6 @@ ABSENT: dict[str, dict[str, str]] = {
         "layer_head_dest_src_pos_pattern_patch_setter": _SWEEP,
     },
     "transformer_lens.tools.analysis": {
-        **dict.fromkeys(("get_act_patch_direct_path", "get_act_patch_direct_path_all_sources"), _PATHS),
         **dict.fromkeys(("TokenInput", "AnswerTokens", "Unit"), _TYPES),
         **dict.fromkeys(
             ("EdgeAttributionConfig", "FaithfulnessConfig", "Node", "attribution_patch", "faithfulness"),
@@ -167,7 +158,6 @@ METHODS: dict[str, dict[str, str]] = {
         "move_model_modules_to_device": DEVICES,
         "fill_missing_keys": "load_state_dict(…, strict=False)",
     },
-    "HookedTransformerKeyValueCacheEntry": {"append": "runs with past_kv_cache add to the whole cache"},
     "HookPoint": {"enable_reshape": "points have one layout; reshape in the hook"},
     "TransformerBridge": {
         "boot_native": "HookedTransformer(cfg)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hookline.compat.transformer_lens.published import published_name
 from hookline.errors import HooklineError
 
 IRREGULAR: dict[str, str] = {
@@ -57,15 +58,9 @@ PYTHIA_SIZES = {"19m": "70m", "125m": "160m", "350m": "410m", "800m": "1b", "1.3
 PYTHIA_STEPS = [0, *(2**power for power in range(10)), *range(1000, 143001, 1000)]
 """The training steps at which Pythia models were saved."""
 
-NOT_TRANSFORMERS = ("attn-only-", "gelu-", "solu-", "redwood_attn_2l", "othello-gpt", "neel")
-"""Models that were published in TransformerLens's own format, or under other names."""
-
 
 def get_official_model_name(name: str) -> str:
-    """The hub id of a model: `EleutherAI/pythia-70m` for `pythia-70m`. Other names are unchanged.
-
-    TransformerLens's own small models are not in the format of transformers: they are refused.
-    """
+    """The hub id of a model: `EleutherAI/pythia-70m` for `pythia-70m`. Other names are unchanged."""
     if name in IRREGULAR:
         return IRREGULAR[name]
     short = name.removeprefix("EleutherAI/")
@@ -76,9 +71,8 @@ def get_official_model_name(name: str) -> str:
         return "roneneldan/TinyStories-" + name[len("tiny-stories-") :].replace("instruct", "Instruct")
     if "/" in name:
         return name
-    if name.startswith(NOT_TRANSFORMERS):
-        how = "create it with HookedTransformer(cfg), and load its weights with load_state_dict"
-        raise HooklineError(f"{name!r} is published in TransformerLens's own format: {how}")
+    if (own := published_name(name)) is not None:
+        return own
     owner = next((owner for owner, prefixes in OWNERS.items() if name.startswith(prefixes)), None)
     return f"{owner}/{name}" if owner is not None else name
 

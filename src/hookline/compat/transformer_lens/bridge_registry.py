@@ -48,7 +48,7 @@ class BridgePoints(MutableMapping[str, nn.Module]):
         return sum(1 for _ in self)
 
     def _listed(self) -> dict[str, HookPoint]:
-        self._model._points._keep_up()
+        self._model._points.keep_up()
         points = self._model._points
         return {bridge_name(points, name): point for name, point in points.hook_dict.items()}
 

@@ -247,11 +247,11 @@ def _check_tied(known: dict[str, Entry], given: Mapping[str, Tensor]) -> None:
         raise HooklineError("the embedding and unembedding of this model are tied, but W_E and W_U differ")
 
 
-def named_parameters(model: HookedTransformer) -> Iterator[tuple[str, nn.Parameter]]:
+def named_parameters(model: HookedTransformer, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
     """The model's own parameters, with the TransformerLens name of those that have the same layout there."""
     names: dict[int, list[str]] = {}
     for name, entry in all_entries(model).items():
         if entry.is_the_parameter:
             names.setdefault(id(entry.parameter), []).append(name)
-    for own_name, parameter in model.module.named_parameters():
+    for own_name, parameter in model.module.named_parameters(remove_duplicate=remove_duplicate):
         yield names.get(id(parameter), [own_name])[0], parameter

@@ -68,7 +68,7 @@ class LensFlags(Hooked):
         """
         if not callable(names) or isinstance(names, nn.Module | Hooked | HookObject):
             return names
-        self._points._keep_up()
+        self._points.keep_up()
         found = [name for name in self._points.hook_dict if names(name)]
         return [name for name in found if self._is_usual(name)] or found or names
 
@@ -92,6 +92,10 @@ class LensFlags(Hooked):
             return chosen
         layers = range(self.cfg.n_layers)[start:stop]
         return [name for name in chosen if _runs(name, layers, start, stop)] or chosen
+
+    def _is_in_cache(self, name: str, start: int | None, stop: int | None) -> bool:
+        """Whether a cache without a filter of a run of these layers has this point."""
+        return self._is_usual(name) and _runs(name, range(self.cfg.n_layers)[start:stop], start, stop)
 
     def _at(self, names: Any) -> list[HookPoint]:
         return super()._at(self._meant(names))

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm import tqdm  # type: ignore[import-untyped]
 
+from hookline.compat.transformer_lens.lens_errors import LensAssertionError, check
 from hookline.compat.transformer_lens.tokens import USE_DEFAULT_VALUE
 from hookline.errors import HooklineError
 from hookline.model import HookedModel
@@ -34,10 +35,8 @@ def sampling(
     do_sample: bool, top_k: int | None, top_p: float | None, temperature: float, freq_penalty: float
 ) -> dict[str, Any]:
     """The matching options of transformers' `generate`. A temperature of 0 means greedy decoding."""
-    if top_k is not None and top_k < 1:
-        raise HooklineError(f"top_k={top_k}: it must be at least 1")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise HooklineError(f"top_p={top_p} must be more than 0 and at most 1")
+    check(top_k is None or top_k > 0, f"top_k={top_k}: it must be at least 1")
+    check(top_p is None or 0 < top_p <= 1, f"top_p={top_p} must be more than 0 and at most 1")
     if temperature < 0:
         raise HooklineError(f"temperature={temperature} must not be negative")
     if not do_sample or temperature == 0:
@@ -61,7 +60,7 @@ def stopping(model: HookedModel, stop_at_eos: bool, eos_token_id: int | Sequence
         return {"eos_token_id": None, "pad_token_id": own if own is not None else 0}
     stops = own if eos_token_id is None else eos_token_id
     if stops is None:
-        raise HooklineError("without a tokenizer, pass eos_token_id or stop_at_eos=False")
+        raise LensAssertionError("without a tokenizer, pass eos_token_id or stop_at_eos=False")
     ends = [stops] if isinstance(stops, int) else list(stops)
     return {"eos_token_id": ends, "pad_token_id": own if own is not None else ends[0]}
 
@@ -83,11 +82,13 @@ class LensGeneration(HookedModel):
         use_past_kv_cache: bool = True,
         prepend_bos: bool | None = USE_DEFAULT_VALUE,
         padding_side: Side | None = USE_DEFAULT_VALUE,
-        return_type: Literal["input", "str", "tokens"] = "input",
+        return_type: Literal["input", "str", "tokens", "embeds"] = "input",
         verbose: bool = True,
         **kwargs: Any,
     ) -> Any:
         """Continue a prompt with transformers' `generate`, with hooks. Several texts are padded on the left.
+
+        `return_type="embeds"` returns the embeddings of all tokens.
 
         With `output_logits=True` it returns transformers' `GenerateDecoderOnlyOutput`: all tokens as `sequences`, and
         as `logits` those of each step, [batch, d_vocab], before sampling changes them.
@@ -96,8 +97,8 @@ class LensGeneration(HookedModel):
         from transformers.generation.utils import GenerateDecoderOnlyOutput
 
         is_tokens = isinstance(input, Tensor)
-        if return_type not in ("input", "str", "tokens"):
-            raise HooklineError(f'return_type must be "input", "str" or "tokens", not {return_type!r}')
+        if return_type not in ("input", "str", "tokens", "embeds"):
+            raise HooklineError(f'return_type must be "input", "str", "tokens" or "embeds", not {return_type!r}')
         if is_tokens and prepend_bos:
             raise HooklineError("prepend_bos=True applies to text only: tokens are used as they are")
         if padding_side == "right" and not isinstance(input, str):
@@ -123,6 +124,8 @@ class LensGeneration(HookedModel):
             new = super().generate(ids, max_new_tokens, logits_processor=processors, **options, **kwargs)
         if with_logits:
             return GenerateDecoderOnlyOutput(sequences=new.sequences, logits=new.logits)
+        if return_type == "embeds":
+            return self.embed(new)
         if return_type == "tokens" or (return_type == "input" and is_tokens):
             return new
         texts = self.tokenizer.batch_decode(new, skip_special_tokens=True)

@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+
 from hookline.compat.transformer_lens.absent import refusing
 from hookline.compat.transformer_lens.given_points import GivenDicts
+from hookline.compat.transformer_lens.hooks import HookIntrospectionMixin as HookIntrospectionMixin
 from hookline.compat.transformer_lens.hooks import LensHooks
+from hookline.engine.callbacks import HookFunction as HookFunction
+from hookline.engine.names import Filter
+from hookline.engine.points import HookHandle as LensHandle  # noqa: F401
 from hookline.engine.points import HookPoint as HookPoint
 
+NamesFilter = Filter
+DeviceType = torch.device | str | None
 
-class HookedRootModule(GivenDicts, LensHooks):
+
+class _Roots(type):
+    """The metaclass of HookedRootModule, of which every model with the methods of TransformerLens is an instance."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return cls.__subclasscheck__(type(instance))
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return super().__subclasscheck__(subclass) or (cls is HookedRootModule and LensHooks in subclass.__mro__)
+
+
+class HookedRootModule(GivenDicts, LensHooks, metaclass=_Roots):
     """Base class for your own model with `HookPoint`s; call `self.setup()` after creating them."""
 
     def setup(self) -> None:

@@ -26,6 +26,7 @@ from hookline.compat.transformer_lens.tokens import (
     prepared,
 )
 from hookline.compat.transformer_lens.utils import lm_cross_entropy_loss
+from hookline.engine.compiling import untraced
 from hookline.engine.names import Filter
 from hookline.errors import HooklineError
 from hookline.model import HookedModel
@@ -110,7 +111,8 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
         self.tokenizer = prepared(tokenizer, default_padding_side)
         begins = self.tokenizer("")["input_ids"]
         self.cfg.tokenizer_prepends_bos = list(begins[:1]) == [self.tokenizer.bos_token_id]
-        self._tell_tokenizer()
+        if "module" in vars(self):  # a subclass may be without one, and only convert text
+            self._tell_tokenizer()
 
     def __getattr__(self, name: str) -> Any:
         if name in NOT_HERE:
@@ -160,7 +162,7 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
         if past_kv_cache is not None and not is_tokens:
             raise HooklineError("past_kv_cache needs text or tokens, and a run from the first layer")
         if is_tokens:
-            given, attention_mask, positions = self._masked(given, attention_mask, padding_side)
+            given, attention_mask, positions = untraced(self._masked)(given, attention_mask, padding_side)
             kwargs = positions | kwargs
         kwargs |= {"start_at_layer": start_at_layer, "stop_at_layer": stop_at_layer, "tokens": tokens}
         kwargs |= {"return_type": "logits" if stop_at_layer is not None else return_type}
@@ -243,8 +245,9 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
         chosen = self._to_cache(names_filter, kwargs.get("start_at_layer"), kwargs.get("stop_at_layer"))
         output, cache = super().run_with_cache(*model_args, names_filter=chosen, pos_slice=where, **kwargs)
         if chosen is None:
+            start, stop = kwargs.get("start_at_layer"), kwargs.get("stop_at_layer")
             for key in list(cache):
-                if not self._is_usual(key.removesuffix("_grad").partition("#")[0]):
+                if not self._is_in_cache(key.removesuffix("_grad").partition("#")[0], start, stop):
                     del cache._tensors[key]
         cache.model = self
         if clear_contexts:

@@ -15,9 +15,7 @@ from hookline.engine.callbacks import HookFunction, OnError
 from hookline.engine.hook_actions import HookAction
 from hookline.engine.hooked import Hooked, HookList
 from hookline.engine.names import Filter
-from hookline.engine.points import Direction, HookPoint, remove_from_contexts
-from hookline.engine.schedule import active
-from hookline.errors import HooklineError
+from hookline.engine.points import Direction, HookHandle, HookPoint, is_chosen, remove_from_contexts
 
 CachingHooks = tuple[dict[str, Tensor], list[tuple[str, HookFunction]], list[tuple[str, HookFunction]]]
 
@@ -25,7 +23,30 @@ _open: ContextVar[tuple[nn.Module, ...]] = ContextVar("hookline_lens_contexts", 
 """Models with open contexts in this thread or task, outermost first."""
 
 
-class LensHooks(Hooked):
+class HookIntrospectionMixin:
+    """`list_hooks`, for a class with a `hook_dict`."""
+
+    hook_dict: dict[str, HookPoint]
+
+    def _listed(self, name_filter: Filter) -> dict[str, HookPoint]:
+        wanted: Any = [name_filter] if isinstance(name_filter, str) else name_filter
+        chosen = wanted if callable(wanted) else lambda name: wanted is None or name in wanted
+        return {name: point for name, point in self.hook_dict.items() if chosen(name)}
+
+    def list_hooks(
+        self, name_filter: Filter = None, dir: Literal["fwd", "bwd", "both"] = "both", including_permanent: bool = True
+    ) -> dict[str, list[HookHandle]]:
+        """The current hooks by point name, including those of open contexts."""
+        found = {
+            name: [*(point.fwd_hooks if dir != "bwd" else ()), *(point.bwd_hooks if dir != "fwd" else ())]
+            for name, point in self._listed(name_filter).items()
+        }
+        for name, handles in found.items():
+            found[name] = [each for each in handles if including_permanent or not each.is_permanent]
+        return {name: handles for name, handles in found.items() if handles}
+
+
+class LensHooks(HookIntrospectionMixin, Hooked):
     """The hook methods of a HookedRootModule. A mixin, listed before the base class of the model.
 
     As in TransformerLens, hooks have a level: the number of contexts of the same model that are open around theirs. A
@@ -104,8 +125,7 @@ class LensHooks(Hooked):
         prepend: bool = False,
     ) -> Callable[[], None]:
         """Add a hook at a point, or at all points of a filter, until it is removed or reset."""
-        _check_level(level)
-        return super().add_hook(name, hook, dir, is_permanent=is_permanent, prepend=prepend)
+        return super().add_hook(name, hook, dir, is_permanent=is_permanent, level=level, prepend=prepend)
 
     def check_hooks_to_add(self, hook_point: HookPoint, hook_point_name: str, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Raise if the point does not exist. No flags are required."""
@@ -122,10 +142,11 @@ class LensHooks(Hooked):
         including_permanent: bool = False,
         level: int | None = None,
     ) -> None:
-        """Remove every added hook, and the hooks of open contexts in this thread."""
-        _check_level(level)
-        super().remove_all_hook_fns(direction, including_permanent=including_permanent)
-        remove_from_contexts(lambda hook: self._points.has(hook.module) and direction in (hook.dir, "both"))
+        """Remove every added hook, and the hooks of open contexts in this thread; with `level`, those of that level."""
+        super().remove_all_hook_fns(direction, including_permanent=including_permanent, level=level)
+        remove_from_contexts(
+            lambda hook: self._points.has(hook.module) and is_chosen(hook, direction, including_permanent, level)
+        )
 
     def reset_hooks(self, clear_contexts: bool = True, *args: Any, **kwargs: Any) -> None:
         """`remove_all_hook_fns` with the other arguments; with `clear_contexts`, also empty every point's `ctx`."""
@@ -139,20 +160,10 @@ class LensHooks(Hooked):
         """All points by name, and their modules by path."""
         return {**dict(self.module.named_modules()), **self.hook_dict}
 
-    def list_hooks(
-        self, name_filter: Filter = None, dir: Literal["fwd", "bwd", "both"] = "both", including_permanent: bool = True
-    ) -> dict[str, list[HookFunction]]:
-        """The current hooks by point name, including those of open contexts."""
-        chosen = {point.canonical_name for point in self._points.select(name_filter)}
-        of_contexts = [each for run in active.get() if run.is_open for each in run.actions]
-        found: dict[str, list[HookFunction]] = {}
-        for action in (*self._points.permanent.hooks(), *of_contexts):
-            if not isinstance(action, HookAction) or not self._points.has(action.module):
-                continue
-            is_meant = dir in (action.dir, "both") and (including_permanent or not action.registration.is_permanent)
-            if is_meant and (name_filter is None or action.point.canonical_name in chosen):
-                found.setdefault(action.point.canonical_name, []).append(action.hook)
-        return found
+    def _listed(self, name_filter: Filter) -> dict[str, HookPoint]:
+        if name_filter is None:
+            return self.hook_dict
+        return {point.canonical_name: point for point in self._points.select(name_filter)}
 
     def get_caching_hooks(
         self,
@@ -188,11 +199,6 @@ class LensHooks(Hooked):
     def cache_some(self, cache: dict[str, Tensor] | None, names: Filter, *args: Any, **kwargs: Any) -> None:
         """`add_caching_hooks` of some points, with its arguments after `names_filter`."""
         self.add_caching_hooks(names, *args, cache=cache, **kwargs)
-
-
-def _check_level(level: int | None) -> None:
-    if level is not None:
-        raise HooklineError(f"level={level}: contexts remove only their own hooks; omit it")
 
 
 def _saver(cache: dict[str, Tensor], suffix: str, device: Any, remove_batch_dim: bool, where: Slice) -> HookFunction:

@@ -15,12 +15,13 @@ from torch import Tensor
 from hookline.errors import HooklineError
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class HookedTransformerKeyValueCacheEntry:
-    """The keys and values of one layer."""
+    """The keys and values of one layer; rotary models store rotated keys."""
 
     past_keys: Float[Tensor, "batch pos head d_head"]
     past_values: Float[Tensor, "batch pos head d_head"]
+    frozen: bool = False
 
     @classmethod
     def init_cache_entry(cls, cfg: Any, device: torch.device | str | None, batch_size: int = 1) -> Self:
@@ -28,6 +29,16 @@ class HookedTransformerKeyValueCacheEntry:
         heads = cfg.n_key_value_heads or cfg.n_heads
         empty = torch.empty(batch_size, 0, heads, cfg.d_head, device=device, dtype=cfg.dtype)
         return cls(empty, empty.clone())
+
+    def append(
+        self, new_keys: Float[Tensor, "batch new head d_head"], new_values: Float[Tensor, "batch new head d_head"]
+    ) -> tuple[Tensor, Tensor]:
+        """All keys and values, with these at the end; stored unless frozen."""
+        keys = torch.cat([self.past_keys.to(new_keys), new_keys], 1)
+        values = torch.cat([self.past_values.to(new_values), new_values], 1)
+        if not self.frozen:
+            self.past_keys, self.past_values = keys, values
+        return keys, values
 
 
 class HookedTransformerKeyValueCache:
@@ -39,39 +50,42 @@ class HookedTransformerKeyValueCache:
     model(rest, past_kv_cache=kept)
     """
 
-    def __init__(self, cfg: Any, device: torch.device | str | None, batch_size: int) -> None:
-        self.cfg, self.device, self.batch_size, self.frozen = cfg, device, batch_size, False
-        self.previous_attention_mask: Int[Tensor, "batch pos"] = torch.empty(
-            (batch_size, 0), dtype=torch.int64, device=device
-        )
+    def __init__(
+        self,
+        entries: list[HookedTransformerKeyValueCacheEntry],
+        previous_attention_mask: Int[Tensor, "batch pos"],
+        frozen: bool = False,
+    ) -> None:
+        self.entries, self.previous_attention_mask, self.frozen = entries, previous_attention_mask, frozen
         self._kept: Any = None
+        self._stored: list[tuple[Tensor, Tensor]] = []
+        """The tensors of the entries as the last run left them."""
 
     @classmethod
     def init_cache(cls, cfg: Any, device: torch.device | str | None, batch_size: int = 1) -> Self:
         """An empty cache."""
-        return cls(cfg, device, batch_size)
+        entry = HookedTransformerKeyValueCacheEntry.init_cache_entry
+        mask = torch.empty((batch_size, 0), dtype=torch.int64, device=device)
+        return cls([entry(cfg, device, batch_size) for _ in range(cfg.n_layers)], mask)
 
     def freeze(self) -> None:
         """Freeze: later runs read it, but do not add to it."""
-        self.frozen = True
+        self._freeze(True)
 
     def unfreeze(self) -> None:
         """Unfreeze: later runs add to it again."""
-        self.frozen = False
+        self._freeze(False)
 
-    @property
-    def entries(self) -> list[HookedTransformerKeyValueCacheEntry]:
-        """The keys and values of each layer; rotary models store rotated keys."""
-        return [self[layer] for layer in range(self.cfg.n_layers)]
+    def _freeze(self, frozen: bool) -> None:
+        self.frozen = frozen
+        for entry in self.entries:
+            entry.frozen = frozen
 
     def __len__(self) -> int:
-        return self.cfg.n_layers
+        return len(self.entries)
 
     def __getitem__(self, layer: int) -> HookedTransformerKeyValueCacheEntry:
-        if self._kept is None:
-            return HookedTransformerKeyValueCacheEntry.init_cache_entry(self.cfg, self.device, self.batch_size)
-        kept = self._kept.layers[layer]
-        return HookedTransformerKeyValueCacheEntry(kept.keys.transpose(1, 2), kept.values.transpose(1, 2))
+        return self.entries[layer]
 
     def append_attention_mask(self, attention_mask: Int[Tensor, "batch new"]) -> Int[Tensor, "batch pos"]:
         """The mask over all positions so far and these; stored unless frozen."""
@@ -83,26 +97,43 @@ class HookedTransformerKeyValueCache:
     @contextmanager
     def resumed(self, config: Any, mask: Int[Tensor, "batch new"]) -> Iterator[dict[str, Any]]:
         """The inputs of a run that continues from here; new keys and values are stored when it ends."""
-        if len(mask) != self.batch_size:
-            raise HooklineError(f"this cache has batch size {self.batch_size}, but got {len(mask)} rows")
+        rows = len(self.previous_attention_mask)
+        if len(mask) != rows:
+            raise HooklineError(f"this cache has batch size {rows}, but got {len(mask)} rows")
         whole = torch.cat([self.previous_attention_mask.to(mask), mask], 1)
         positions = (whole.cumsum(1) - 1).clamp(min=0)[:, -mask.shape[1] :]
-        kept = _copied(self._kept, config)
+        kept = self._copied(config)
         yield {"past_key_values": kept, "use_cache": True, "attention_mask": whole, "position_ids": positions}
         if not self.frozen:
             self._kept, self.previous_attention_mask = kept, whole
+            for entry, layer in zip(self.entries, kept.layers, strict=False):
+                if isinstance(keys := getattr(layer, "keys", None), Tensor):
+                    entry.past_keys, entry.past_values = keys.transpose(1, 2), layer.values.transpose(1, 2)
+            self._stored = [(entry.past_keys, entry.past_values) for entry in self.entries]
+
+    def _copied(self, config: Any) -> Any:
+        """A cache of transformers that can grow without changing this one: tensors are replaced, never overwritten.
+
+        It is made from the entries, unless they are still those of the last run: sliding windows have more state.
+        """
+        from transformers import DynamicCache
+
+        now = [(entry.past_keys, entry.past_values) for entry in self.entries]
+        if self._kept is not None and all(a is c and b is d for (a, b), (c, d) in zip(now, self._stored, strict=True)):
+            new = copy.copy(self._kept)
+            new.layers = [copy.copy(layer) for layer in self._kept.layers]
+            return new
+        new = DynamicCache(config=config)
+        for layer, (keys, values) in enumerate(now):
+            if keys.shape[1]:
+                new.update(keys.transpose(1, 2), values.transpose(1, 2), layer)
+        return new
+
+
+def get_pos_offset(past_kv_cache: HookedTransformerKeyValueCache | None, batch_size: int) -> int:  # noqa: ARG001
+    """The number of positions in a cache."""
+    return 0 if past_kv_cache is None else past_kv_cache[0].past_keys.shape[1]
 
 
 TransformerLensKeyValueCache = HookedTransformerKeyValueCache
 TransformerLensKeyValueCacheEntry = HookedTransformerKeyValueCacheEntry
-
-
-def _copied(kept: Any, config: Any) -> Any:
-    """A shallow copy that can grow without changing the original: tensors are replaced, never overwritten."""
-    from transformers import DynamicCache
-
-    if kept is None:
-        return DynamicCache(config=config)
-    new = copy.copy(kept)
-    new.layers = [copy.copy(layer) for layer in kept.layers]
-    return new

@@ -90,9 +90,13 @@ class TransformerBridge(HookedTransformer):
         except UnknownPointError:
             return None
 
-    def hf_generate(self, input: Any = "", max_new_tokens: int = 10, **kwargs: Any) -> Any:
+    def hf_generate(
+        self, input: Any = "", max_new_tokens: int = 10, return_type: str | None = "input", **kwargs: Any
+    ) -> Any:
         """Text or tokens from the `generate` of the transformers model, with its options; hooks fire."""
-        return HookedModel.generate(self, input, max_new_tokens, **kwargs)
+        given = self.to_tokens(input) if return_type == "tokens" and not isinstance(input, Tensor) else input
+        found = HookedModel.generate(self, given, max_new_tokens, **kwargs)
+        return self.to_string(found) if return_type == "str" and isinstance(found, Tensor) else found
 
     def __getattr__(self, name: str) -> Any:
         if name in METHODS["TransformerBridge"]:

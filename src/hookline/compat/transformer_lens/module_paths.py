@@ -20,11 +20,11 @@ UTILITIES = {
     "attribute_utils": "get_nested_attr set_nested_attr",
     "components_utils": "get_act_name",
     "defaults_utils": "LocallyOverridenDefaults USE_DEFAULT_VALUE override_or_use_default_value",
-    "devices": "get_device move_to_and_update_config warn_if_mps",
+    "devices": "ModelWithCfg get_device move_to_and_update_config warn_if_mps",
     "exploratory_utils": "test_prompt",
     "gpu_utils": "print_gpu_mem",
     "hf_utils": (
-        "clear_huggingface_cache download_file_from_hf get_rotary_pct_from_config keep_single_column "
+        "clear_huggingface_cache download_file_from_hf enable_hf_retry get_rotary_pct_from_config keep_single_column "
         "select_compatible_kwargs"
     ),
     "initialization_utils": (
@@ -32,7 +32,7 @@ UTILITIES = {
     ),
     "library_utils": "is_library_available",
     "lm_utils": "lm_accuracy lm_cross_entropy_loss",
-    "logits_utils": "logits_to_df sample_logits",
+    "logits_utils": "_apply_repetition_penalty logits_to_df sample_logits",
     "matrix": "composition_scores get_matrix_corner",
     "multi_gpu": "",
     "slice": "Slice SliceInput",
@@ -44,7 +44,7 @@ UTILITIES = {
         "get_attention_mask get_input_with_manually_prepended_bos get_tokenizer_with_bos get_tokens_with_bos_removed "
         "tokenize_and_concatenate"
     ),
-    "typed_module_list": "",
+    "typed_module_list": "TypedModuleList",
 }
 
 PATHS: dict[str, tuple[str, str]] = {
@@ -55,19 +55,23 @@ PATHS: dict[str, tuple[str, str]] = {
     "SVDInterpreter": ("svd_interpreter", "SVDInterpreter OUTPUT_EMBEDDING VECTOR_TYPES"),
     "cache.key_value_cache": ("kv_cache", "TransformerLensKeyValueCache"),
     "cache.key_value_cache_entry": ("kv_cache", "TransformerLensKeyValueCacheEntry"),
-    "config": ("tl_config", "HookedTransformerConfig"),
+    "config": ("tl_config", "HookedTransformerConfig TransformerLensConfig"),
+    "config.transformer_lens_config": ("tl_config", "TransformerLensConfig"),
     "config.hooked_transformer_config": ("tl_config", "HookedTransformerConfig"),
     "loading_from_pretrained": ("loading", ""),
     "model_bridge.bridge": ("model_bridge", "TransformerBridge"),
+    "model_bridge.sources": ("model_bridge", "TransformerBridge"),
+    "model_bridge.sources.transformers": ("model_bridge", "TransformerBridge"),
     "model_bridge.transformer_bridge": ("model_bridge", "TransformerBridge"),
     "past_key_value_caching": ("kv_cache", "HookedTransformerKeyValueCache HookedTransformerKeyValueCacheEntry"),
     "supported_models": ("loading", "DEFAULT_MODEL_ALIASES MODEL_ALIASES OFFICIAL_MODEL_NAMES get_official_model_name"),
+    "utilities.cache": ("kv_cache", "get_pos_offset"),
     "tools": ("analysis", ""),
     "tools.analysis": ("analysis", ""),
     "tools.analysis.direct_logit_attribution": ("analysis", "DirectLogitAttribution direct_logit_attribution"),
     "tools.analysis.direct_path_patching": (
-        "analysis",
-        "get_act_patch_direct_path get_act_patch_direct_path_all_sources",
+        "direct_paths",
+        "get_act_patch_direct_path get_act_patch_direct_path_all_sources _check_fold_ln",
     ),
     "tools.training": ("train", "train"),
     **{f"utilities.{name}": ("utils", names) for name, names in UTILITIES.items()},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from hookline.compat.transformer_lens.absent import DEVICES
 from hookline.compat.transformer_lens.aliases import checkpoint_revision, get_official_model_name
 from hookline.compat.transformer_lens.describe import NO_BOS, described, normalization
+from hookline.compat.transformer_lens.published import load_published, published_name
 from hookline.compat.transformer_lens.refactoring import refactor
 from hookline.compat.transformer_lens.tl_config import HookedTransformerConfig
 from hookline.compat.transformer_lens.weights import LensWeights
@@ -39,7 +41,8 @@ _loaded: ContextVar[tuple[HookedTransformerConfig, nn.Module] | None] = ContextV
 """The module for the model that `from_pretrained` is making, with its config."""
 
 
-def _anatomy_of(module: nn.Module) -> Anatomy:
+def anatomy_of(module: nn.Module) -> Anatomy:
+    """The anatomy of a causal language model; raises for other models."""
     anatomy = find_anatomy(module)
     if anatomy is None:
         raise HooklineError(unknown_anatomy(module))
@@ -61,7 +64,7 @@ class Pretrained(LensWeights):
             raise HooklineError(f"{cls.__name__} defines {', '.join(taken)}, which HookedTransformer needs: rename it")
 
     def _wrap(self, module: nn.Module, cfg: HookedTransformerConfig) -> None:
-        HookedModel.__init__(self, module, None, _anatomy_of(module))
+        HookedModel.__init__(self, module, None, anatomy_of(module))
         self._begin_state()
         self._points.permanent.raises_own = True
         vars(self)["cfg"] = cfg
@@ -130,24 +133,55 @@ class Pretrained(LensWeights):
         value = checkpoint_label if checkpoint_value is None else checkpoint_value
         options = {"checkpoint_value": value, "checkpoint_index": checkpoint_index, "first_n_layers": first_n_layers}
         options = {name: each for name, each in options.items() if each is not None} | from_pretrained_kwargs
-        if hf_model is not None:
-            refuse(**dict.fromkeys(options, "hf_model is taken as it is"))
-            module = _from_memory(hf_model, device if move_to_device else None, wanted)
+        where = None if not move_to_device or "device_map" in options else device or get_device()
+        if hf_model is None and (own := published_name(model_name)) is not None:
+            model = cls._published(own, where, wanted, tokenizer, default_prepend_bos, default_padding_side, **options)
         else:
-            is_placed = move_to_device and "device_map" not in options
-            where = (device or get_device()) if is_placed else None
-            module, found = _from_name(model_name, where, wanted, **options)
-            tokenizer = found if tokenizer is None else tokenizer
-        anatomy = _anatomy_of(module)
-        prepends = anatomy.config.model_type not in cls._no_bos if default_prepend_bos is None else default_prepend_bos
-        name = model_name.rpartition("/")[2]
-        cfg = described(module, anatomy, model_name=name, default_prepend_bos=prepends)
-        model = cls._of_loaded(module, cfg, tokenizer, move_to_device=False, default_padding_side=default_padding_side)
-        if tokenizer is not None:
-            model.cfg.tokenizer_name = tokenizer.name_or_path
+            if hf_model is not None:
+                refuse(**dict.fromkeys(options, "hf_model is taken as it is"))
+                module = _from_memory(hf_model, device if move_to_device else None, wanted)
+            else:
+                module, found = _from_name(model_name, where, wanted, **options)
+                tokenizer = found if tokenizer is None else tokenizer
+            name = model_name.rpartition("/")[2]
+            model = cls._of_module(module, name, tokenizer, default_prepend_bos, default_padding_side)
         model.process_weights_(
             fold_ln, center_writing_weights, center_unembed, refactor_factored_attn_matrices, fold_value_biases
         )
+        return model
+
+    @classmethod
+    def _of_module(
+        cls, module: nn.Module, name: str, tokenizer: Any, prepend_bos: bool | None, padding_side: Side | None
+    ) -> Self:
+        """The model around a module of transformers."""
+        anatomy = anatomy_of(module)
+        prepends = anatomy.config.model_type not in cls._no_bos if prepend_bos is None else prepend_bos
+        cfg = described(module, anatomy, model_name=name, default_prepend_bos=prepends)
+        model = cls._of_loaded(module, cfg, tokenizer, move_to_device=False, default_padding_side=padding_side)
+        if tokenizer is not None:
+            model.cfg.tokenizer_name = tokenizer.name_or_path
+        return model
+
+    @classmethod
+    def _published(
+        cls,
+        name: str,
+        device: str | torch.device | None,
+        dtype: torch.dtype,
+        tokenizer: Any,
+        prepend_bos: bool | None,
+        padding_side: Side | None,
+        first_n_layers: int | None = None,
+        **others: Any,
+    ) -> Self:
+        """A model that was published in TransformerLens's own format."""
+        refuse(**dict.fromkeys(others, "this model is not in the format of transformers"))
+        cfg, state = load_published(name, dtype, first_n_layers)
+        cfg.model_name, cfg.default_prepend_bos = name.rpartition("/")[2], prepend_bos is not False
+        cfg.device = device or "cpu"
+        model: Self = cls(cfg, tokenizer, default_padding_side=padding_side)  # type: ignore[call-arg, arg-type]
+        model.load_state_dict(state)
         return model
 
     @classmethod
@@ -218,9 +252,12 @@ class Pretrained(LensWeights):
         self.process_weights_(**processing)
 
 
-def get_device() -> torch.device:
-    """The GPU if there is one."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def get_device() -> str:
+    """The GPU if there is one; Apple's only if the environment variable TRANSFORMERLENS_ALLOW_MPS is 1."""
+    if torch.cuda.is_available():
+        return "cuda"
+    is_allowed = os.environ.get("TRANSFORMERLENS_ALLOW_MPS") == "1"
+    return "mps" if is_allowed and torch.backends.mps.is_available() and torch.backends.mps.is_built() else "cpu"
 
 
 def _dtype_of(dtype: torch.dtype | str) -> torch.dtype:
@@ -271,8 +308,8 @@ def _without_report() -> Iterator[None]:
         logging.set_verbosity(level)
 
 
-def _shortened(name: str, n_layers: int, kwargs: dict[str, Any]) -> Any:
-    """The config of the model with only its first layers."""
+def _shortened(name: str, n_layers: int | None, kwargs: dict[str, Any]) -> Any:
+    """The config of the model, with only its first layers."""
     from transformers import AutoConfig
 
     names = ("revision", "trust_remote_code", "cache_dir", "local_files_only")
@@ -281,6 +318,8 @@ def _shortened(name: str, n_layers: int, kwargs: dict[str, Any]) -> Any:
     options |= {"local_files_only": True} if where.is_cached_only else {}
     with as_hookline_error(name):
         config = kwargs.get("config") or AutoConfig.from_pretrained(where.path, **options)
+    if n_layers is None:
+        return config
     if n_layers not in range(1, config.num_hidden_layers + 1):
         raise HooklineError(f"first_n_layers={n_layers} is out of range: {name} has {config.num_hidden_layers} layers")
     for key in ("layer_types", "mlp_layer_types", "attention_layers"):
@@ -288,6 +327,28 @@ def _shortened(name: str, n_layers: int, kwargs: dict[str, Any]) -> Any:
             setattr(config, key, value[:n_layers])
     config.num_hidden_layers = n_layers
     return config
+
+
+def empty_model(
+    name: str,
+    config: Any,
+    dtype: torch.dtype,
+    first_n_layers: int | None,
+    checkpoint_value: int | None = None,
+    checkpoint_index: int | None = None,
+    **kwargs: Any,
+) -> nn.Module:
+    """The model of that name without its weights, on no device."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    where = name if name in EMBEDDED or Path(name).is_dir() else get_official_model_name(name)
+    if isinstance(config, dict):
+        config = AutoConfig.for_model(**config)
+    if checkpoint_value is not None or checkpoint_index is not None:
+        kwargs["revision"] = checkpoint_revision(where, checkpoint_value, checkpoint_index)
+    config = _shortened(where, first_n_layers, kwargs | ({} if config is None else {"config": config}))
+    with torch.device("meta"), as_hookline_error(name):
+        return AutoModelForCausalLM.from_config(config, dtype=dtype)
 
 
 def _from_memory(module: nn.Module, device: torch.device | str | None, dtype: torch.dtype) -> nn.Module:

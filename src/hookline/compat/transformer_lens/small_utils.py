@@ -6,14 +6,19 @@ import inspect
 import operator
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hookline.compat.transformer_lens.lens_errors import LensValueError
 
 __all__ = [
+    "ModelWithCfg",
+    "TypedModuleList",
+    "_apply_repetition_penalty",
+    "enable_hf_retry",
     "calc_fan_in_and_fan_out",
     "get_matrix_corner",
     "get_nested_attr",
@@ -30,6 +35,38 @@ __all__ = [
     "set_nested_attr",
     "warn_if_mps",
 ]
+
+
+T = TypeVar("T", bound=nn.Module)
+
+
+class TypedModuleList(nn.ModuleList, Generic[T]):
+    """A ModuleList whose elements have a known type."""
+
+
+@runtime_checkable
+class ModelWithCfg(Protocol):
+    """A model with a `cfg`, for annotations."""
+
+    cfg: Any
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Its weights."""
+
+    def to(self, device_or_dtype: Any) -> Any:
+        """Move it, or change its dtype."""
+
+
+def enable_hf_retry() -> None:
+    """Do nothing: huggingface_hub repeats requests that the server was too busy for."""
+
+
+def _apply_repetition_penalty(
+    logits: Float[Tensor, "batch d_vocab"], tokens: Int[Tensor, "batch pos"], penalty: float
+) -> Float[Tensor, "batch d_vocab"]:
+    """Make tokens that occur already less likely: positive logits are divided by the penalty, others multiplied."""
+    old = logits.gather(-1, tokens)
+    return logits.scatter(-1, tokens, torch.where(old > 0, old / penalty, old * penalty))
 
 
 def get_nested_attr(obj: Any, attr_str: str) -> Any:

@@ -179,6 +179,10 @@ class HookedTransformerConfig:
         return self.act_fn is not None and self.act_fn.endswith("_ln")
 
 
+TransformerLensConfig = HookedTransformerConfig
+"""In TransformerLens, the base class."""
+
+
 def to_native(cfg: HookedTransformerConfig) -> NativeConfig:
     """Convert to the config of the native model; options that it does not support raise.
 

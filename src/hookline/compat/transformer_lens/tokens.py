@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from hookline.compat.transformer_lens.lens_errors import LensAssertionError
 from hookline.errors import HooklineError, warn
 from hookline.text.tokenizer import Side, Text
 
@@ -95,7 +96,9 @@ class LensText(Text):
 
     def _needed(self) -> Any:
         if self.tokenizer is None:
-            raise HooklineError("this model has no tokenizer: pass token ids, or call model.set_tokenizer(tokenizer)")
+            raise LensAssertionError(
+                "this model has no tokenizer: pass token ids, or call model.set_tokenizer(tokenizer)"
+            )
         return self.tokenizer
 
     def _cut(self, row: list[int]) -> list[int]:
@@ -107,11 +110,11 @@ class LensText(Text):
 
 
 class LensTokens:
-    """The token helpers of a HookedTransformer. A mixin: it needs the model's `text` and device."""
+    """The token helpers of a HookedTransformer. A mixin: it needs the model's `_text` and `cfg`."""
 
     _text: Any
     tokenizer: Any
-    _device: torch.device
+    cfg: Any
 
     def to_tokens(
         self,
@@ -123,7 +126,7 @@ class LensTokens:
     ) -> Int[Tensor, "batch pos"]:
         """Token ids of one prompt or several, padded to one length. The tensor remembers its padding."""
         ids, mask = self._text.encode(input, prepend_bos=prepend_bos, padding_side=padding_side, truncate=truncate)
-        ids = ids.to(self._device) if move_to_device else ids
+        ids = ids.to(self.cfg.device) if move_to_device else ids
         if not mask.all():
             ids.padding_mask = mask
         return ids
@@ -132,7 +135,7 @@ class LensTokens:
         """The text of a row of ids, or of each row."""
         ids = tokens if isinstance(tokens, Tensor) else torch.as_tensor(np.array(tokens))
         if ids.ndim > 2:
-            raise HooklineError(f"tokens must be one row or several, not a tensor of shape {list(ids.shape)}")
+            raise LensAssertionError(f"tokens must be one row or several, not a tensor of shape {list(ids.shape)}")
         if ids.ndim == 2:
             return [self._text.decode(row.tolist()) for row in ids]
         return self._text.decode(ids.reshape(-1).tolist())
@@ -149,12 +152,15 @@ class LensTokens:
         given: Any = self.to_tokens(input, prepend_bos, padding_side)[0] if isinstance(input, str) else input
         ids = torch.as_tensor(given).squeeze()
         if ids.ndim > 1:
-            raise HooklineError(f"to_str_tokens takes one row of tokens, not a tensor of shape {list(ids.shape)}")
+            raise LensAssertionError(f"to_str_tokens takes one row of tokens, not a tensor of shape {list(ids.shape)}")
         return [self._text.decode([token]) for token in ids.reshape(-1).tolist()]
 
     def to_single_token(self, string: str) -> int:
         """The id of a single-token text; raises if it is several tokens."""
-        return self._text.single(string)
+        try:
+            return self._text.single(string)
+        except HooklineError as error:
+            raise LensAssertionError(str(error)) from None
 
     def to_single_str_token(self, int_token: int) -> str:
         """The text of one token."""
@@ -173,9 +179,9 @@ class LensTokens:
             raise HooklineError(f'mode must be "first" or "last", not {mode!r}')
         ids = self.to_tokens(input, prepend_bos, padding_side) if isinstance(input, str) else input
         if ids.ndim == 2 and len(ids) != 1:
-            raise HooklineError(f"the prompt must be one row of tokens, not a tensor of shape {list(ids.shape)}")
+            raise LensAssertionError(f"the prompt must be one row of tokens, not a tensor of shape {list(ids.shape)}")
         wanted = self.to_single_token(single_token) if isinstance(single_token, str) else int(single_token)
         places = (ids.reshape(-1) == wanted).nonzero().flatten().tolist()
         if not places:
-            raise HooklineError(f"the token {single_token!r} is not in the prompt {self.to_str_tokens(ids)}")
+            raise LensAssertionError(f"the token {single_token!r} is not in the prompt {self.to_str_tokens(ids)}")
         return places[0 if mode == "first" else -1]

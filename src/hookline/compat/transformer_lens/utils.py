@@ -20,11 +20,12 @@ from torch.nn import functional as F
 from hookline.compat.transformer_lens.absent import refusing
 from hookline.compat.transformer_lens.aliases import IRREGULAR
 from hookline.compat.transformer_lens.aliases import get_official_model_name as get_official_model_name
-from hookline.compat.transformer_lens.lens_errors import LensValueError
+from hookline.compat.transformer_lens.lens_errors import LensValueError, check
 from hookline.compat.transformer_lens.pretrained import get_device as get_device
 from hookline.compat.transformer_lens.slices import Slice as Slice
 from hookline.compat.transformer_lens.slices import SliceInput as SliceInput
 from hookline.compat.transformer_lens.small_utils import *  # noqa: F403
+from hookline.compat.transformer_lens.small_utils import _apply_repetition_penalty
 from hookline.compat.transformer_lens.tokens import USE_DEFAULT_VALUE as USE_DEFAULT_VALUE
 from hookline.compat.transformer_lens.tokens import get_attention_mask as get_attention_mask
 from hookline.compat.transformer_lens.tokens import (
@@ -72,7 +73,9 @@ def to_numpy(tensor: Any) -> np.ndarray:
         return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
     if isinstance(tensor, np.ndarray | list | tuple | int | float | bool | str):
         return np.asarray(tensor)
-    raise LensValueError(f"to_numpy takes tensors, lists, numbers and arrays, not a {type(tensor).__name__}")
+    raise LensValueError(
+        f"to_numpy got an invalid type, {type(tensor).__name__}: it takes tensors, lists, numbers and arrays"
+    )
 
 
 def get_corner(tensor: Any, n: int = 3) -> Tensor:
@@ -182,15 +185,19 @@ def sample_logits(
     tokens: Int[Tensor, "batch pos"] | None = None,
 ) -> Int[Tensor, " batch"]:
     """Sample one token per row, as transformers does."""
-    from transformers import RepetitionPenaltyLogitsProcessor, TopKLogitsWarper, TopPLogitsWarper
+    from transformers import TopKLogitsWarper, TopPLogitsWarper
 
     from hookline.compat.transformer_lens.generation import frequency_penalty
 
     steps: list[Any] = []
-    if (freq_penalty or repetition_penalty != 1.0) and tokens is None:
-        raise HooklineError("freq_penalty needs the previous tokens: pass tokens")
+    check(
+        tokens is not None or not (freq_penalty or repetition_penalty != 1.0),
+        "freq_penalty and repetition_penalty need the previous tokens: pass tokens",
+    )
+    check(top_k is None or top_k > 0, f"top_k must be a positive number, not {top_k}")
+    check(top_p is None or 0 < top_p <= 1, f"top_p must be in (0, 1], not {top_p}")
     if repetition_penalty != 1.0:
-        steps.append(RepetitionPenaltyLogitsProcessor(repetition_penalty))
+        steps.append(lambda tokens, logits: _apply_repetition_penalty(logits, tokens, repetition_penalty))
     if freq_penalty:
         steps.append(frequency_penalty(freq_penalty * (temperature or 1.0)))
     if temperature:
@@ -239,7 +246,7 @@ def get_tokenizer_with_bos(tokenizer: Any) -> Any:
 
     options = {
         key: value for key, value in tokenizer.init_kwargs.items() if key not in ("name_or_path", "add_bos_token")
-    }
+    } | {"padding_side": tokenizer.padding_side}
     new = AutoTokenizer.from_pretrained(tokenizer.name_or_path, add_bos_token=True, **options)
     if new("")["input_ids"][:1] != [new.bos_token_id]:
         raise HooklineError(f"{type(tokenizer).__name__} does not take add_bos_token: pass prepend_bos=True instead")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hookline.compat.transformer_lens import entries
 from hookline.compat.transformer_lens.module_methods import LensModule
+from hookline.compat.transformer_lens.moving import LensMoves
 from hookline.compat.transformer_lens.tl_config import HookedTransformerConfig
 from hookline.errors import HooklineError
 from hookline.weights.matrices import Weights
@@ -49,7 +50,7 @@ class LensMatrices(Weights):
         return super().tokens_to_residual_directions(tokens.reshape(()) if is_one else tokens)  # type: ignore[union-attr]
 
 
-class LensWeights(LensModule):
+class LensWeights(LensMoves, LensModule):
     """The weights and state dict of a HookedTransformer. A mixin."""
 
     cfg: HookedTransformerConfig = None  # type: ignore[assignment]  # set for each model
@@ -105,48 +106,17 @@ class LensWeights(LensModule):
         missing += absent
         return nn.modules.module._IncompatibleKeys(missing, unexpected)
 
-    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
         """The model's own parameters, under TransformerLens's names where the layout is the same."""
-        if args or kwargs:
-            raise HooklineError("named_parameters takes no arguments here: use model.module.named_parameters(…)")
-        yield from entries.named_parameters(self)  # type: ignore[arg-type]
-        yield from self._other_parameters().items()
+        start = f"{prefix}." if prefix else ""
+        own = entries.named_parameters(self, remove_duplicate) if recurse else ()  # type: ignore[arg-type]
+        others = self._other_parameters() if recurse else self._own_parameters()
+        yield from ((start + name, parameter) for name, parameter in (*own, *others.items()))
 
-    def to(self, *args: Any, print_details: bool = True, **kwargs: Any) -> Self:  # noqa: ARG002
-        """Move the model, or change its dtype; the arguments are those of `nn.Module.to`."""
-        args = args[:-1] if len(args) == 2 and isinstance(args[1], bool) else args  # TransformerLens's print_details
-        self.module.to(*args, **kwargs)
+    def _move(self, *args: Any, **kwargs: Any) -> None:
+        super()._move(*args, **kwargs)
         self._own_tensors().to(*args, **kwargs)
         for _, module in self._others():
             module.to(*args, **kwargs)
-        parameter = next(self.module.parameters())
-        self.cfg.device, self.cfg.dtype = self._device, parameter.dtype
-        return self
-
-    def cuda(self, device: int | str | torch.device | None = None) -> Self:
-        """Move the model to the GPU."""
-        return self.to(f"cuda:{device}" if isinstance(device, int) else device or "cuda")
-
-    def float(self) -> Self:
-        """Change the dtype to float32."""
-        return self.to(torch.float32)
-
-    def double(self) -> Self:
-        """Change the dtype to float64."""
-        return self.to(torch.float64)
-
-    def half(self) -> Self:
-        """Change the dtype to float16."""
-        return self.to(torch.float16)
-
-    def bfloat16(self) -> Self:
-        """Change the dtype to bfloat16."""
-        return self.to(torch.bfloat16)
-
-    def cpu(self) -> Self:
-        """Move the model to the CPU."""
-        return self.to("cpu")
-
-    def mps(self) -> Self:
-        """Move the model to Apple's GPU."""
-        return self.to("mps")

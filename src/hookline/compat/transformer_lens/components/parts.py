@@ -30,7 +30,10 @@ class Part(Delegate):
 
     _model: HookedTransformer
 
-    def __init__(self, model: HookedTransformer, path: str, module: nn.Module | None = None) -> None:
+    def __init__(self, model: HookedTransformer, path: str = "", module: nn.Module | None = None) -> None:
+        if not path:
+            kind = type(self).__name__
+            raise HooklineError(f"{kind} is a part of a model: make HookedTransformer(cfg), and use its blocks[0]")
         super().__init__(nn.Module() if module is None else module)
         vars(self).update(_model=model, _path=path, _module=module)
 
@@ -124,11 +127,12 @@ class PosEmbed(Part):
     def forward(
         self, tokens: Int[Tensor, "batch pos"], past_kv_pos_offset: int = 0, attention_mask: Tensor | None = None
     ) -> Float[Tensor, "batch pos d_model"]:
-        """The position embeddings of these tokens; left padding does not count."""
+        """The position embeddings of these tokens; padding does not count, and has zeros."""
         places = torch.arange(past_kv_pos_offset, past_kv_pos_offset + tokens.shape[1]).expand(tokens.shape)
-        if attention_mask is not None:
-            places = (attention_mask.cumsum(1) - 1).clamp(min=0)[:, past_kv_pos_offset:]
-        return self.W_pos[places.to(self.W_pos.device)]
+        if attention_mask is None:
+            return self.W_pos[places.to(self.W_pos.device)]
+        places = (attention_mask.cumsum(1) - 1).clamp(min=0)[:, past_kv_pos_offset:].to(self.W_pos.device)
+        return self.W_pos[places] * attention_mask[:, past_kv_pos_offset:, None].to(self.W_pos)
 
 
 class Unembed(Part):
@@ -148,7 +152,19 @@ class LayerNorm(Part):
         return read_only(constant, f"this model has no {self._path}.{name}, so this is a constant {value:g}")
 
 
-class Attention(Part):
+class LayerNormPre(LayerNorm):
+    """A norm whose weights are folded into those that follow."""
+
+
+class RMSNorm(LayerNorm):
+    """A norm that does not subtract the mean."""
+
+
+class RMSNormPre(RMSNorm):
+    """A norm that does not subtract the mean, with its weights folded."""
+
+
+class AbstractAttention(Part):
     """The attention of a layer."""
 
     def _weight(self, name: str) -> Tensor:
@@ -185,9 +201,18 @@ class Attention(Part):
         return self._model.QK[self._layer]
 
     def forward(  # type: ignore[override]
-        self, query_input: Tensor, key_input: Tensor, value_input: Tensor, *, attention_mask: Tensor | None = None
+        self,
+        query_input: Tensor,
+        key_input: Tensor,
+        value_input: Tensor,
+        past_kv_cache_entry: None = None,
+        additive_attention_mask: None = None,
+        attention_mask: Tensor | None = None,
+        position_bias: None = None,
     ) -> Float[Tensor, "batch pos d_model"]:
         """The output of attention for normalized inputs, shared by all heads or one per head."""
+        if (past_kv_cache_entry, additive_attention_mask, position_bias) != (None, None, None):
+            raise HooklineError("a part of a model takes no cache, additive mask or bias: run the model with them")
         model, layer, found = self._model, self._layer, []
         inputs = {"q": query_input, "k": key_input, "v": value_input}
         own = {name: self._projected(name, x) for name, x in inputs.items()}
@@ -208,7 +233,15 @@ class Attention(Part):
         return torch.einsum(f"{axes},hde->bphe", x, matrix) + bias
 
 
-class MLP(Part):
+class Attention(AbstractAttention):
+    """Attention with keys and values for each head."""
+
+
+class GroupedQueryAttention(AbstractAttention):
+    """Attention with heads that share keys and values."""
+
+
+class CanBeUsedAsMLP(Part):
     """The MLP of a layer."""
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
@@ -219,10 +252,27 @@ class MLP(Part):
         return super().forward(x)
 
 
-_OF_BLOCK: dict[str, type[Part]] = {
-    **{"attn": Attention, "mlp": MLP},
-    **dict.fromkeys(("ln1", "ln2", "ln1_post", "ln2_post"), LayerNorm),
-}
+class MLP(CanBeUsedAsMLP):
+    """An MLP without a gate."""
+
+
+class GatedMLP(CanBeUsedAsMLP):
+    """An MLP with a gate."""
+
+
+_NORMS: dict[str | None, type[LayerNorm]] = {"LNPre": LayerNormPre, "RMS": RMSNorm, "RMSPre": RMSNormPre}
+
+
+def _kind_of(cfg: Any, name: str) -> type[Part]:
+    """The class of a component, which depends on the model."""
+    if name == "attn":
+        return Attention if cfg.n_key_value_heads is None else GroupedQueryAttention
+    if name == "mlp":
+        return GatedMLP if cfg.gated_mlp else MLP
+    return _NORMS.get(cfg.normalization_type, LayerNorm)
+
+
+_OF_BLOCK = ("attn", "mlp", "ln1", "ln2", "ln1_post", "ln2_post")
 
 
 class TransformerBlock(Part):
@@ -241,7 +291,7 @@ class TransformerBlock(Part):
         module = getattr(block, name)
         if module is None and not (name == "mlp" and block.mlp_out is not None):
             raise AttributeError(f"{self._path} has no {name!r}")
-        return _OF_BLOCK[name](self._model, f"{self._path}.{name}", module)
+        return _kind_of(self._model.cfg, name)(self._model, f"{self._path}.{name}", module)
 
     def forward(self, resid_pre: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """The output stream of the layer for an input stream."""
@@ -255,7 +305,7 @@ def parts_of(model: HookedTransformer) -> dict[str, Any]:
     modules: dict[str, tuple[type[Part], nn.Module | None]] = {
         "embed": (Embed, anatomy.main.embed),
         "pos_embed": (PosEmbed, anatomy.main.pos_embed),
-        "ln_final": (LayerNorm, anatomy.main.ln_final),
+        "ln_final": (_kind_of(model.cfg, "ln_final"), anatomy.main.ln_final),
         "unembed": (Unembed, anatomy.unembed),
     }
     parts = {name: kind(model, name, module) for name, (kind, module) in modules.items() if module is not None}

@@ -14,6 +14,7 @@ from hookline.compat.transformer_lens.encoders.encoder_points import LensEncoder
 from hookline.compat.transformer_lens.flags import LensFlags
 from hookline.compat.transformer_lens.hooks import LensHooks
 from hookline.compat.transformer_lens.lens_errors import check
+from hookline.compat.transformer_lens.moving import LensMoves
 from hookline.compat.transformer_lens.pretrained import get_device, refuse
 from hookline.compat.transformer_lens.tl_config import HookedTransformerConfig
 from hookline.engine.names import Filter
@@ -25,7 +26,7 @@ from hookline.transformer.find_anatomy import find_anatomy, unknown_anatomy
 from hookline.transformer.hub import as_hookline_error
 
 
-class LensEncoder(LensFlags, LensHooks, HookedModel):
+class LensEncoder(LensMoves, LensFlags, LensHooks, HookedModel):
     """A transformers model under the names of TransformerLens, with its weights unchanged."""
 
     cfg: HookedTransformerConfig = None  # type: ignore[assignment]  # set for each model
@@ -152,24 +153,6 @@ class LensEncoder(LensFlags, LensHooks, HookedModel):
             for key in [key for key in cache if not self._is_usual(key.removesuffix("_grad").partition("#")[0])]:
                 del cache._tensors[key]
         return output, cache if return_cache_object else dict(cache)
-
-    def to(self, device_or_dtype: Any, print_details: bool = True) -> Self:  # type: ignore[override]  # noqa: ARG002
-        """Move the model, or change its dtype."""
-        self.module.to(device_or_dtype)
-        self.cfg.device, self.cfg.dtype = self._device, next(self.module.parameters()).dtype
-        return self
-
-    def cuda(self, device: int | str | torch.device | None = None) -> Self:
-        """Move the model to the GPU."""
-        return self.to(f"cuda:{device}" if isinstance(device, int) else device or "cuda")
-
-    def cpu(self) -> Self:
-        """Move the model to the CPU."""
-        return self.to("cpu")
-
-    def mps(self) -> Self:
-        """Move the model to Apple's GPU."""
-        return self.to("mps")
 
     def __repr__(self) -> str:
         cfg = self.cfg

@@ -1,0 +1,271 @@
+"""TransformerLens's own tests, with it and with hookline in its place: which pass there, and which of these pass here.
+
+    python benchmarks/transformerlens_suite.py FOLDER CHECKOUT --tokenizer GPT2_FOLDER
+
+FOLDER has the two environments of `benchmarks/stack.py`, CHECKOUT is TransformerLens 3.5.1, and GPT2_FOLDER a tokenizer
+of GPT-2 (vocab.json, merges.txt). Nothing is downloaded: a cache of the hub is made in FOLDER, with small models of
+random weights under the names that the tests load. Tests about values of the real weights fail in both environments.
+OUT says which tests are about the inside of TransformerLens and are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+OUT = {
+    "model_bridge/": "the inside of TransformerBridge",
+    "unit/test_optional_submodule": "the same",
+    "unit/test_multimodal_bridge": "the same",
+    "unit/utilities/test_aliases": "the same",
+    "unit/components/": "modules that TransformerLens makes from a config; here the modules are those of transformers",
+    "unit/factories/": "the same",
+    "unit/test_xielu": "the same",
+    "weight_conversion": "conversion of weights; here they are views of the model's own",
+    "weight_processing": "functions on state dicts; here process_weights_ works on the model, and can be undone",
+    "integration/test_fold_layer_integration": "the same",
+    "integration/test_tensor_extraction": "the same",
+    "unit/test_tracr_conversion": "the same",
+    "model_registry": "lists of models on the hub",
+    "unit/test_supported_models": "the same",
+    "unit/tools/test_relevancy": "the same",
+    "unit/utilities/test_hf_utils": "repeated downloads, which huggingface_hub does itself",
+    "unit/utilities/test_devices": "warnings about MPS by torch version; `hookline doctor` compares a device's numbers",
+    "multi_gpu": "layers on several devices by n_devices; here device_map",
+    "unit/test_next_sentence_prediction": "the calls that a mock of HookedEncoder gets",
+    "unit/test_hubert": "audio models",
+    "unit/test_lit": "a plugin for another program",
+    "unit/test_make_docs": "its documentation",
+    "benchmark": "its benchmarks",
+    "tests/mps": "needs an Apple GPU",
+    "acceptance/test_hooked_transformer.py": "skipped by its authors",
+}
+"""Parts of paths of tests that are left out, and why."""
+
+GROUPS = ("unit", "integration", "acceptance")
+PLUGIN = """import gc, os
+from pathlib import Path
+from huggingface_hub import HfApi
+
+def list_repo_files(self, repo_id, **_):
+    root = Path(os.environ["HF_HOME"], "hub", "models--" + repo_id.replace("/", "--"), "snapshots", "0" * 40)
+    return [str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()]
+
+HfApi.list_repo_files = list_repo_files
+gc.collect = lambda *_: 0  # the tests call it twice each
+gc.set_threshold = lambda *_: None
+"""
+
+
+def main() -> None:
+    """Make the cache of the hub, run the tests in both environments, print the table."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("folder", type=Path)
+    options.add_argument("checkout", type=Path)
+    options.add_argument("--tokenizer", type=Path, required=True)
+    options.add_argument("--make-models", action="store_true", help=argparse.SUPPRESS)  # in an environment
+    given = options.parse_args()
+    folder = given.folder.resolve()
+    if given.make_models:
+        make_models(folder / "hf" / "hub", given.tokenizer.resolve())
+        return
+    (folder / "offline_hub.py").write_text(PLUGIN, encoding="utf-8")
+    if not (folder / "hf").exists():
+        arguments = [folder, given.checkout, "--tokenizer", given.tokenizer, "--make-models"]
+        python = folder / "there" / "bin" / "python"
+        subprocess.run([python, __file__, *map(str, arguments)], check=True, env=environment(folder))
+    results = {each: {} for each in ("there", "here")}  # type: dict[str, dict[str, bool]]
+    for name in results:
+        for group in GROUPS:
+            results[name] |= outcomes(folder, name, group, given.checkout.resolve())
+    print_table(results["there"], results["here"])
+
+
+def print_table(there: dict[str, bool], here: dict[str, bool]) -> None:
+    """Print a row for each test file, and the tests that pass only there."""
+    good = [test for test, is_good in there.items() if is_good]
+    both = Counter(test.partition("::")[0] for test in good if here.get(test))
+    files = Counter(test.partition("::")[0] for test in good)
+    print(f"{'file':60}{'pass there':>12}{'of these here':>15}")
+    for file, count in sorted(files.items()):
+        print(f"{file:60}{count:12}{both[file]:15}")
+    print(f"{'all':60}{len(good):12}{both.total():15}  {both.total() / max(1, len(good)):.1%}")
+    print("\n".join(f"    only there: {test}" for test in sorted(good) if not here.get(test)))
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """The variables of the tests: offline, with the cache of the hub that was made."""
+    path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+    offline = {"HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    return os.environ | offline
+
+
+def outcomes(folder: Path, name: str, group: str, checkout: Path) -> dict[str, bool]:
+    """Whether each test of a group passes in an environment; skipped tests are not in it."""
+    report = folder / f"transformer-lens-{group}-{name}.xml"
+    files = sorted(str(path.relative_to(checkout)) for path in (checkout / "tests" / group).rglob("test_*.py"))
+    files = [file for file in files if not any(part in file for part in OUT)]
+    stand_in = ["-m", "hookline.compat.transformer_lens"] if name == "here" else []
+    flags = [
+        "-q",
+        "-p",
+        "offline_hub",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        os.devnull,
+        f"--rootdir={checkout}",
+        "-W",
+        "ignore",
+    ]
+    flags += ["--timeout=120", "--continue-on-collection-errors", f"--junitxml={report}"]
+    with report.with_suffix(".log").open("w", encoding="utf-8") as log:
+        command = [str(folder / name / "bin" / "python"), *stand_in, "-m", "pytest", *files, *flags]
+        subprocess.run(command, cwd=checkout, env=environment(folder), stdout=log, stderr=log, check=False)
+    found: dict[str, bool] = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        parts = [part for part in (case.get("classname") or "").split(".") if not part[:1].isupper()]
+        if case.find("skipped") is None:
+            is_good = case.find("failure") is None and case.find("error") is None
+            found[f"{'.'.join(parts)}::{case.get('classname')}::{case.get('name')}"] = is_good
+    return found
+
+
+def make_models(hub: Path, tokenizer: Path) -> None:
+    """Put small models with random weights into a cache of the hub."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, BertForPreTraining, T5ForConditionalGeneration
+
+    torch.manual_seed(0)
+    tokenizers = make_tokenizers(tokenizer)
+    for kind, (tokens, options, names) in MODELS.items():
+        config = AutoConfig.for_model(kind, **options)
+        made = {"bert": BertForPreTraining, "t5": T5ForConditionalGeneration}.get(kind)
+        for name in names:
+            model = made(config) if made else AutoModelForCausalLM.from_config(config)
+            for parameter in model.parameters():
+                parameter.data.add_(torch.randn_like(parameter) * 0.05)
+            where = snapshot(hub, name)
+            model.save_pretrained(where)
+            tokenizers[tokens].save_pretrained(where)
+            if kind == "gpt2":  # TransformerLens reads it
+                path = where / "config.json"
+                path.write_text(json.dumps(json.loads(path.read_text()) | {"n_ctx": 1024}))
+    where = snapshot(hub, DIGITS)
+    tokenizers["digits"].save_pretrained(where)
+    (where / "config.json").write_text(json.dumps({"model_type": "gpt_neox"}))
+    for name, options in OWN_FORMAT.items():
+        make_own_format(snapshot(hub, f"NeelNanda/{name}"), options, len(tokenizers["digits"]))
+
+
+def make_own_format(where: Path, options: dict[str, Any], d_vocab: int) -> None:
+    """A model in TransformerLens's own format."""
+    import torch
+    from transformer_lens import HookedTransformer, HookedTransformerConfig
+
+    sizes = {
+        "d_model": 64,
+        "d_mlp": 256,
+        "d_head": 8,
+        "n_heads": 8,
+        "n_ctx": 1024,
+        "d_vocab": d_vocab,
+        "attn_only": False,
+    }
+    config = sizes | {"act_fn": "solu_ln", "tokenizer_name": DIGITS, "normalization_type": "LN"} | options
+    torch.save(HookedTransformer(HookedTransformerConfig(**config, seed=1)).state_dict(), where / "model_final.pth")
+    (where / "config.json").write_text(json.dumps(config))
+
+
+def snapshot(hub: Path, name: str) -> Path:
+    """The empty folder of a model in a cache of the hub."""
+    folder = hub / f"models--{name.replace('/', '--')}"
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("0" * 40)
+    (folder / "snapshots" / ("0" * 40)).mkdir(parents=True)
+    return folder / "snapshots" / ("0" * 40)
+
+
+def make_tokenizers(folder: Path) -> dict[str, Any]:
+    """Tokenizers with the pieces of GPT-2's, and the special tokens of each kind of model."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+    from transformers import GPT2TokenizerFast, PreTrainedTokenizerFast
+
+    pieces = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
+    lines = (folder / "merges.txt").read_text(encoding="utf-8").splitlines()
+    merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+    end = "<|endoftext|>"
+
+    def made(first: list[str], template: str | None = None, **special: str) -> Any:
+        ids = {word: index for index, word in enumerate([*first, *(word for word in pieces if word not in first)])}
+        found = Tokenizer(models.BPE(vocab=ids, merges=merges))
+        found.pre_tokenizer, found.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+        if template is not None:
+            marks = [(word, ids[word]) for word in first if word in template]
+            pair = template.replace("$A", "$A $B:1")
+            found.post_processor = processors.TemplateProcessing(single=template, pair=pair, special_tokens=marks)
+        return PreTrainedTokenizerFast(tokenizer_object=found, **special)
+
+    own = {"bos_token": end, "eos_token": end, "unk_token": end}
+    ends = {"bos_token": "</s>", "eos_token": "</s>", "unk_token": "</s>", "pad_token": "<pad>"}
+    of_bert = {
+        "cls_token": "[CLS]",
+        "sep_token": "[SEP]",
+        "pad_token": "[PAD]",
+        "unk_token": "[UNK]",
+        "mask_token": "[MASK]",
+    }
+    return {
+        "gpt2": GPT2TokenizerFast(vocab=str(folder / "vocab.json"), merges=str(folder / "merges.txt"), **own),
+        "neox": made([], **own),
+        "digits": made([], bos_token="<|BOS|>", eos_token="<|EOS|>", pad_token="<|PAD|>"),
+        "opt": made(["<s>", "<pad>", "</s>", "<unk>"], "</s> $A", **ends),
+        "bert": made(list(of_bert.values()), "[CLS] $A [SEP]", **of_bert),
+        "t5": made(["<pad>", "</s>", "<unk>"], "$A </s>", eos_token="</s>", pad_token="<pad>", unk_token="<unk>"),
+    }
+
+
+DIGITS = "NeelNanda/gpt-neox-tokenizer-digits"
+_GPT2 = {"n_embd": 96, "n_head": 12, "n_layer": 12, "bos_token_id": 50256, "eos_token_id": 50256}
+_NEOX = {
+    "hidden_size": 64,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "intermediate_size": 256,
+    "vocab_size": 50304,
+}
+_OPT = {"vocab_size": 50272, "hidden_size": 96, "num_hidden_layers": 12, "num_attention_heads": 12, "ffn_dim": 384}
+_BERT = {
+    "vocab_size": 50300,
+    "hidden_size": 96,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 384,
+}
+_T5 = {"vocab_size": 50300, "d_model": 64, "d_kv": 16, "d_ff": 256, "num_layers": 6, "num_heads": 8}
+MODELS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
+    "gpt2": ("gpt2", _GPT2, ["gpt2", "openai-community/gpt2", "distilgpt2", "sshleifer/tiny-gpt2"]),
+    "gpt_neox": ("neox", _NEOX, ["EleutherAI/pythia-70m", "EleutherAI/pythia-14m"]),
+    "opt": ("opt", _OPT | {"word_embed_proj_dim": 96}, ["facebook/opt-125m"]),
+    "bert": ("bert", _BERT, ["bert-base-cased", "google-bert/bert-base-cased"]),
+    "t5": ("t5", _T5 | {"decoder_start_token_id": 0}, ["t5-small", "google-t5/t5-small"]),
+}
+"""Kinds of models, their tokenizers, sizes and names."""
+
+OWN_FORMAT: dict[str, dict[str, Any]] = {
+    **{f"SoLU_{layers}L512W_C4_Code": {"n_layers": layers} for layers in (1, 2, 3)},
+    "Attn_Only_2L512W_C4_Code": {"n_layers": 2, "attn_only": True},
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
