@@ -262,7 +262,7 @@ class Weights:
                 raise HooklineError(f"no b_out in layer {layer} ({error}): pass include_mlp_biases=False") from error
             return None
 
-    def token_ids(self, tokens: str | int | Sequence[str] | Tensor) -> Int[Tensor, "*some"]:
+    def token_ids(self, tokens: str | int | Sequence[str] | Sequence[int] | Tensor) -> Int[Tensor, "*some"]:
         """Token ids, from one token as text, from several, or from ids."""
         tokenizer, known = tokenizers.get(self._points.root), self.W_U.shape[-1]
         given: Any = single_token(tokenizer, tokens) if isinstance(tokens, str) else tokens

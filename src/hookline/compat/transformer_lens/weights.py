@@ -43,7 +43,7 @@ class LensMatrices(Weights):
         return self._for_each_head(found) if name in ("W_K", "W_V", "b_K", "b_V") else found
 
     def tokens_to_residual_directions(
-        self, tokens: str | int | Sequence[str] | Tensor
+        self, tokens: str | int | Sequence[str] | Sequence[int] | Tensor
     ) -> Float[Tensor, "*some d_model"]:
         """The unembedding of each token; a tensor with a single token returns a vector."""
         is_one = isinstance(tokens, Tensor) and tokens.numel() == 1
