@@ -26,7 +26,7 @@ def influences(
     `into` are the nodes that the rows go into, if there are rows for some nodes only.
     """
     fractions = shares(rows)
-    step, total = weights.double(), torch.zeros(rows.shape[1], dtype=torch.float64)
+    step, total = weights.double(), torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
     for _ in range(_MOST):
         step = (step if into is None else step[into]) @ fractions
         if not bool(step.any()):
