@@ -228,8 +228,7 @@ def test_short_names() -> None:
     assert get_official_model_name("gemma-2-2b") == "google/gemma-2-2b"
     assert get_official_model_name("tiny-stories-1M") == "roneneldan/TinyStories-1M"
     assert get_official_model_name("some/model") == "some/model"
-    with pytest.raises(HooklineError, match="own format"):
-        get_official_model_name("gelu-2l")
+    assert get_official_model_name("gelu-2l") == "NeelNanda/GELU_2L512W_C4_Code"
 
 
 def test_checkpoints() -> None:
@@ -407,7 +406,7 @@ def test_generation_has_hooks(model) -> None:
     assert steps == [model.to_tokens(TEXTS[1]).shape[1], 1, 1]
 
 
-@pytest.mark.parametrize("options", [{"top_k": 0}, {"top_p": 0.0}, {"temperature": -1.0}, {"return_type": "embeds"},
+@pytest.mark.parametrize("options", [{"top_k": 0}, {"top_p": 0.0}, {"temperature": -1.0}, {"return_type": "text"},
                                      {"prepend_bos": True}, {"padding_side": "right"}])  # fmt: skip
 def test_generation_refuses(model, options) -> None:
     with pytest.raises(HooklineError):

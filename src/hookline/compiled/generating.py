@@ -204,14 +204,13 @@ class CompiledGeneration:
         self.made += 1
         return 1
 
-    def _kept(self) -> dict[int, tuple[list[Tensor], int]]:
-        lists = [values for each in self.records for values in each.recorder.by_point().values()]
-        return {id(values): (values, len(values)) for values in lists}
+    def _kept(self) -> list[tuple[Recorder, int]]:
+        return [(each.recorder, len(each.recorder.log)) for each in self.records]
 
-    def _cut(self, kept: dict[int, tuple[list[Tensor], int]]) -> None:
+    def _cut(self, kept: list[tuple[Recorder, int]]) -> None:
         """Drop what was recorded since: the step runs again."""
-        for values, size in kept.values():
-            del values[size:]
+        for recorder, size in kept:
+            del recorder.log[size:]
 
     def _has_ended(self) -> bool:
         return bool(self.sampling.stops) and bool(self.state.finished.all())
