@@ -8,7 +8,9 @@ import torch
 
 import hookline
 from hookline import HookError, HooklineError, NeverFiredWarning, at, last, token
+from hookline.engine.passes import current
 from hookline.positions import new_tokens, step
+from hookline.text.forward_pass import begin_pass
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # transformers' own
 IDS = torch.tensor([[3, 4, 5, 4, 7], [9, 8, 4, 0, 0]])
@@ -347,3 +349,19 @@ def test_a_hook_at_positions_reports_for_its_own_thread() -> None:
     thread.join()
     assert not torch.equal(out, model(torch.arange(1, 9)[None]))
     assert hook.acted
+
+
+def test_a_new_cache_in_the_memory_of_an_old_one_is_another() -> None:
+    class States:
+        """A cache of recurrent states, which has no length."""
+
+    model, seen = hookline.hook(tiny_models.causal_lm("mamba")), []
+    for _ in range(3):
+        states = States()
+        begin_pass(model.module, {"input_ids": IDS, "cache_params": states})
+        begin_pass(model.module, {"input_ids": IDS[:, :1], "cache_params": states})
+        seen.append((id(states), current.forward_pass.span.positions))
+        del states
+    current.forward_pass = None
+    assert len({place for place, _ in seen}) < 3, "Python did not use the memory again, so this test shows nothing"
+    assert {positions for _, positions in seen} == {range(IDS.shape[1], IDS.shape[1] + 1)}

@@ -7,7 +7,7 @@ of all earlier tokens in a cache. So a hook may see the whole prompt, or one pos
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary, ref
@@ -169,9 +169,13 @@ class PassProgress(NamedTuple):
     """The last pass of a model, for the pass that continues it."""
 
     last: ForwardPass
-    kept: int
-    """The id of the key-value cache that it left."""
+    kept: Callable[[], Any] | None
+    """A weak reference to the key-value cache that it left; None if it left none."""
     text: Pieces
+
+    def left(self, kept: Any) -> bool:
+        """Whether it left this cache. The id alone would not do: a new cache may get that of one that is gone."""
+        return self.kept is None if kept is None else self.kept is not None and self.kept() is kept
 
     @property
     def stop(self) -> int:
@@ -217,7 +221,7 @@ def begin_pass(model: nn.Module, inputs: Mapping[str, Any], *, is_only: bool = F
     current.forward_pass = passing
     if refusal is None:
         text = (*passing.span.earlier, (start, span.tokens))
-        _latest.progress.setdefault(model, {})[running.hooks] = PassProgress(passing, id(kept), text)
+        _latest.progress.setdefault(model, {})[running.hooks] = PassProgress(passing, _reference(kept), text)
 
 
 def whole_text(model: nn.Module, tokens: Tensor, mask: Tensor | None) -> ForwardPass:
@@ -248,7 +252,7 @@ def _is_noted(span: Span, encoder: Span | None) -> bool:
 def _in_loop(passing: ForwardPass, before: PassProgress | None, kept: Any) -> ForwardPass:
     """A pass outside `generate` after others: it is the next step if it starts where the last pass ended."""
     start = passing.span.positions.start
-    if before is None or (before.stop != start and before.kept != id(kept)):
+    if before is None or (before.stop != start and not before.left(kept)):
         return replace(passing, step=1, prompt=start)
     last = before.last
     step = last.step + 1 if before.stop == start and last.step is not None else None
@@ -307,6 +311,13 @@ def _span_of_states(inputs: Mapping[str, Any]) -> Span | None:
     return _span({"inputs_embeds": states, "attention_mask": inputs.get("attention_mask")}, "", 0)
 
 
+def _reference(kept: Any) -> Callable[[], Any] | None:
+    try:
+        return None if kept is None else ref(kept)
+    except TypeError:  # a tuple: every pass returns another one
+        return lambda: None
+
+
 def _seen_before(kept: Any, before: PassProgress | None) -> int:
     """The number of positions in the key-value cache."""
     if kept is None:
@@ -314,4 +325,4 @@ def _seen_before(kept: Any, before: PassProgress | None) -> int:
     try:
         return int(kept.get_seq_length())
     except (AttributeError, NotImplementedError, ValueError, TypeError):  # a cache of recurrent states has no length
-        return before.stop if before is not None and before.kept == id(kept) else 0
+        return before.stop if before is not None and before.left(kept) else 0
