@@ -101,6 +101,7 @@ def test_gradients_of_thresholds_are_estimated_near_them() -> None:
     assert threshold.grad.tolist() == pytest.approx([slope, 0, slope])
 
 
+@pytest.mark.on_cpu(reason="the interrupted training gets batches, and a GPU sums their scale in another order")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resumed_training_has_the_same_bits(activations, kind, tmp_path) -> None:
     options = {"d_sae": 48, "resample_every": 12, "log_every": 7} | {
