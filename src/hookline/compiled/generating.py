@@ -83,6 +83,7 @@ class CompiledGeneration:
             while self.made < self.count and not self._has_ended():
                 self._keep_up()
                 self.advance(1)
+                self._note_step()
                 yield self.newest()
             self.finish()
         finally:
@@ -226,14 +227,17 @@ class CompiledGeneration:
                 self._report(tokens)
         return tokens
 
+    def _note_step(self) -> None:
+        """Note which hooks acted in the last step of a stream: their context may end before the stream does."""
+        stop = self.start + self.made - 1
+        for hook, slot in self._slots.items() if self.variant is not None else ():
+            hook.fired = hook.fired or _acts(slot, self.state.tokens, stop - 1, stop)
+
     def _report(self, tokens: Tensor) -> None:
         assert self.variant is not None
         stop = tokens.shape[1] - 1  # the last token has not been run
         for hook, slot in self._slots.items():
-            is_on = slot.gate[:, self.start : stop]
-            if int(slot.wanted) >= 0:
-                is_on = is_on & (tokens[:, self.start : stop] == slot.wanted)
-            hook.fired = hook.fired or bool(is_on.any())
+            hook.fired = hook.fired or _acts(slot, tokens, self.start, stop)
         if stop <= self.start:
             return
         whole = Continuation(self.owner.points.root, self.ids, self.mask, stop)
@@ -245,3 +249,11 @@ class CompiledGeneration:
             for record in self.records:
                 buffer = self.variant.program.reads[record.point.site].buffer
                 record.recorder.keep(record.point, buffer[:, self.start : stop].clone())
+
+
+def _acts(slot: Slot, tokens: Tensor, start: int, stop: int) -> bool:
+    """Whether an edit is on at one of these positions of the text."""
+    is_on = slot.gate[:, start:stop]
+    if int(slot.wanted) >= 0:
+        is_on = is_on & (tokens[:, start:stop] == slot.wanted)
+    return bool(is_on.any())
