@@ -255,3 +255,15 @@ def test_bad_input(tinyworld, models, tmp_path) -> None:
         path.write_text(text)
         with pytest.raises(HooklineError, match=r"bad\.json"):
             circuits.load(path)
+
+
+def test_circuits_run_in_batches_as_large_as_requested(tinyworld) -> None:
+    given = tinyworld, CLEAN, CORRUPTED, NAMES
+    scores, rows = edges.edges(*given, check=0), []
+    with tinyworld.hooks(fwd_hooks=[("hook_embed", lambda x: rows.append(len(x)))]):
+        whole = circuits.faithfulness(*given, scores, [0, 0.1, 0.5, 1])
+        most = max(rows)
+        rows.clear()
+        parts = circuits.faithfulness(*given, scores, [0, 0.1, 0.5, 1], batch_size=1)
+    assert (most, max(rows)) == (4, 1)
+    torch.testing.assert_close(parts.values, whole.values, atol=1e-4, rtol=1e-4)

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from hookline.errors import HooklineError
 from hookline.experiments.core.circuit_edges import By, Circuit, Method, edge_order
@@ -61,7 +62,8 @@ def faithfulness(
     each perhaps with positions. A node outside the circuit is replaced for all receivers; what has no score stays.
 
     `info` has `cpr`, the area under the curve, `cmd`, the area between the curve and 1, both over the range of the
-    sizes, and `counts`, the number of edges or nodes at each size. Options: per_example, batch_size, progress.
+    sizes, and `counts`, the number of edges or nodes at each size. Options: per_example, batch_size (sizes at
+    once), progress.
     """
     how = Options.of(options, "resume")
     asked = _checked_sizes(SIZES if sizes is None else sizes)
@@ -76,9 +78,9 @@ def faithfulness(
     found = as_metric(metric, model, logits[0], logits[1], pair[0].tokens, pair[0].mask)
     if how.per_example:
         check_per_example(found, logits[0])
-    values = _measured(Reader(bases[0], pair[0], found), runs, masks, pair[0])
+    values = _measured(Reader(bases[0], pair[0], found), runs, masks, pair[0], how)
     if bool(values.isnan().any()):  # a metric that reads other positions when edges are masked
-        values = _measured(Reader(bases[0], pair[0], found, all_read=True), runs, masks, pair[0])
+        values = _measured(Reader(bases[0], pair[0], found, all_read=True), runs, masks, pair[0], how)
     shown: dict[str, Any] = {"axis": "example" if how.per_example else None, "copies": pair[0].copies}
     info: dict[str, Any] = {"direction": "denoise", "counts": counts, "method": method, "by": by}
     for key, each in zip(("clean", "corrupted"), logits, strict=True):
@@ -127,13 +129,16 @@ def _alone(prompts: Prompts, row: int) -> Prompts:
 
 
 def _measured(
-    reader: Reader, runs: Sequence[MaskedRuns], masks: Sequence[Tensor], prompts: Prompts
+    reader: Reader, runs: Sequence[MaskedRuns], masks: Sequence[Tensor], prompts: Prompts, how: Options
 ) -> Float[Tensor, "metric size example"]:
-    by_prompt = []
-    for row, (run, span) in enumerate(zip(runs, prompts.spans, strict=True)):
+    by_prompt, most = [], None if how.batch_size == "auto" else how.batch_size
+    each_run = tqdm(runs, disable=not how.progress, delay=2, leave=False, unit="prompt")
+    for row, (run, span) in enumerate(zip(each_run, prompts.spans, strict=True)):
         own = [mask if mask.shape[-1] == 1 else mask[..., span.start : span.stop] for mask in masks]
         got = {
-            n: x for some, logits in run.logits(own, reader.positions[row]) for n, x in zip(some, logits, strict=True)
+            n: x
+            for some, logits in run.logits(own, reader.positions[row], most)
+            for n, x in zip(some, logits, strict=True)
         }
         by_prompt.append([got[number] for number in range(len(masks))])
     return torch.stack([reader.value(each) for each in zip(*by_prompt, strict=True)], 1).cpu()

@@ -44,12 +44,12 @@ class MaskedRuns:
         return sum(sender_turn(name) < (to.layer, to.turn) for name in self.senders)
 
     def logits(
-        self, masks: Sequence[Bool[Tensor, "receiver sender place"]], positions: Sequence[int]
+        self, masks: Sequence[Bool[Tensor, "receiver sender place"]], positions: Sequence[int], most: int | None = None
     ) -> Iterator[tuple[Sequence[int], Float[Tensor, "row pos vocab"]]]:
-        """Numbers of some masks, with the logits of their runs at these positions."""
+        """Numbers of some masks, `most` of them at once, with the logits of their runs at these positions."""
         width, d_model = self.prompt.width, next(iter(self._parts.values())).shape[-1]
         fit = Fit("circuits")
-        fit.most = max(1, _ROOM // (4 * width * d_model * len(self.senders)))
+        fit.most = most or max(1, _ROOM // (4 * width * d_model * len(self.senders)))
 
         def run(numbers: Sequence[int]) -> Tensor:
             return self._run(torch.stack([masks[number] for number in numbers]))[:, list(positions)]
