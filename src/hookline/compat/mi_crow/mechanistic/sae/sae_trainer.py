@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class TopKSaeTrainingConfig:
     """How a top-k autoencoder is trained; `batch_size` counts tokens.
 
-    The options after `verbose` do not apply here, and change nothing: training is in float32, and logs nothing.
+    The options after `verbose` do not apply here: training is in float32, and logs nothing. Setting one warns.
     """
 
     k: int = 10
@@ -67,6 +67,10 @@ class SaeTrainer:
         explained.
         """
         config = config or TopKSaeTrainingConfig()
+        names = [each.name for each in fields(config)]
+        for name in names[names.index("verbose") + 1 :]:
+            if getattr(config, name) != getattr(TopKSaeTrainingConfig, name):
+                warn(f"{name} has no effect here: training is in float32, and logs nothing")
         if config.l1_lambda:
             warn("l1_lambda has no effect on a top-k autoencoder: its sparsity is k")
         about, data = self.sae.context, store.open_run(run_id)
