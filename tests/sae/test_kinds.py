@@ -23,19 +23,6 @@ FOUND = {"matryoshka": 0.6, "gated": 0.7}
 FILES = {"l1": "standard", "topk": "topk", "gated": "gated"}
 
 
-@pytest.fixture(scope="module")
-def truth() -> torch.Tensor:
-    random = torch.Generator().manual_seed(1)
-    return torch.nn.functional.normalize(torch.randn(24, 16, generator=random), dim=1)
-
-
-@pytest.fixture(scope="module")
-def activations(truth) -> torch.Tensor:
-    random = torch.Generator().manual_seed(2)
-    active = torch.rand(4000, 24, generator=random) < 0.08
-    return (active * (1 + torch.rand(4000, 24, generator=random))) @ truth * 7 + 3
-
-
 def quick(data, kind="topk", **options):
     return train(data, kind=kind, **({"d_sae": 32, "steps": 60, "batch_size": 128, "progress": False} | options))
 

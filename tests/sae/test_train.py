@@ -16,21 +16,6 @@ from hookline.sae.train import Trainer, TrainingPlan
 POINT = "blocks.1.hook_resid_post"
 
 
-@pytest.fixture(scope="module")
-def truth() -> torch.Tensor:
-    """Directions that activations are made of: [feature, d_in]."""
-    random = torch.Generator().manual_seed(1)
-    return torch.nn.functional.normalize(torch.randn(24, 16, generator=random), dim=1)
-
-
-@pytest.fixture(scope="module")
-def activations(truth) -> torch.Tensor:
-    """Sums of two directions or so, at some distance from 0."""
-    random = torch.Generator().manual_seed(2)
-    active = torch.rand(4000, 24, generator=random) < 0.08
-    return (active * (1 + torch.rand(4000, 24, generator=random))) @ truth * 7 + 3
-
-
 def quick(data, **options) -> Training:
     kind = {"kind": "topk", "k": 3} if "kind" not in options else {}
     return train(data, **({"d_sae": 32, "steps": 60, "batch_size": 128, "progress": False} | kind | options))

@@ -11,13 +11,13 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from hookline.edits import zero
 from hookline.errors import HooklineError
 from hookline.model import HookedModel
 from hookline.pages.text_tables import html_table, table
 from hookline.sae.autoencoder import SparseAutoencoder
-from hookline.sae.quality import Moments, predicts_next
+from hookline.sae.quality import Moments, loss_sum, predictions, predicts_next
 from hookline.sae.texts import point_of, text_batches
-from hookline.text.loss import lm_loss
 from hookline.text.outliers import Outliers, outlying, row_norms
 
 CLASSES = ("first", "sinks", "ordinary")
@@ -91,16 +91,16 @@ def evaluate_by_position(
         is_sink = outlying(row_norms(x), outliers)[0] & ~is_first
         kinds = dict(zip(CLASSES, (is_first, is_sink, ~is_first & ~is_sink), strict=True))
         if has_loss:
-            total += torch.tensor([_loss(model, ids, mask, []), int((mask[:, 1:] * mask[:, :-1]).sum())]).double()
+            total += torch.tensor([loss_sum(model, ids, mask, []), predictions(mask)]).double()
         for name, chosen in kinds.items():
             at = torch.zeros_like(mask, dtype=torch.bool)
             at[mask.bool()] = chosen
             sums[name].update(sae, x[chosen])
             if has_loss and bool(chosen.any()):
-                hooks = [(where, partial(_reconstructed, sae, at)), (where, partial(_zeroed, at))]
-                sums[name].losses += torch.tensor([_loss(model, ids, mask, [hook]) for hook in hooks]).double()
+                hooks = [(where, partial(_reconstructed, sae, at)), (where, zero(pos=at))]
+                sums[name].losses += torch.tensor([loss_sum(model, ids, mask, [hook]) for hook in hooks]).double()
             elif has_loss:
-                sums[name].losses += _loss(model, ids, mask, [])
+                sums[name].losses += loss_sum(model, ids, mask, [])
     if not sum(each.moments.rows for each in sums.values()):
         raise HooklineError("there are no tokens to evaluate on: pass texts of at least two tokens")
     loss, count = total.tolist()
@@ -128,14 +128,5 @@ class _Sums:
         return PositionQuality(rows, self.active / rows, self.norms / rows, self.moments.explained, *losses)
 
 
-def _loss(model: HookedModel, ids: Tensor, mask: Tensor, hooks: list[object]) -> float:
-    logits = model.run_with_hooks(ids, attention_mask=mask, fwd_hooks=hooks)  # type: ignore[arg-type]
-    return float(lm_loss(logits, ids, mask, per_token=True).double().sum())
-
-
 def _reconstructed(sae: SparseAutoencoder, at: Bool[Tensor, "batch pos"], x: Tensor) -> Tensor:
     return torch.where(at.view(*at.shape, *(1 for _ in x.shape[2:])), sae(x).to(x), x)
-
-
-def _zeroed(at: Bool[Tensor, "batch pos"], x: Tensor) -> Tensor:
-    return torch.where(at.view(*at.shape, *(1 for _ in x.shape[2:])), torch.zeros_like(x), x)

@@ -108,11 +108,19 @@ def predicts_next(model: HookedModel) -> bool:
 
 def _losses(model: HookedModel, ids: Tensor, mask: Tensor, spliced: list[Any], zeroed: list[Any]) -> Tensor:
     """The sums of the loss unchanged, with the reconstruction, and with zeros; and the number of tokens."""
-    sums = []
-    for hooks in ([], spliced, zeroed):
-        logits = model.run_with_hooks(ids, attention_mask=mask, fwd_hooks=hooks)
-        sums.append(float(lm_loss(logits, ids, mask, per_token=True).double().sum()))
-    return torch.tensor([*sums, int((mask[:, 1:] * mask[:, :-1]).sum())], dtype=torch.float64)
+    sums = [loss_sum(model, ids, mask, hooks) for hooks in ([], spliced, zeroed)]
+    return torch.tensor([*sums, predictions(mask)], dtype=torch.float64)
+
+
+def loss_sum(model: HookedModel, ids: Tensor, mask: Tensor, hooks: list[Any]) -> float:
+    """The sum of the loss over all predicted tokens, in a run with hooks."""
+    logits = model.run_with_hooks(ids, attention_mask=mask, fwd_hooks=hooks)
+    return float(lm_loss(logits, ids, mask, per_token=True).double().sum())
+
+
+def predictions(mask: Tensor) -> int:
+    """The number of predicted tokens."""
+    return int((mask[:, 1:] * mask[:, :-1]).sum())
 
 
 class Moments:
