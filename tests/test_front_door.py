@@ -17,18 +17,8 @@ FRONT = {
 }
 ONE_LEVEL_DOWN = {"hooks", "positions", "errors", "store", "sae", "weights", "vision"}
 EDITS = {
-    "zero",
-    "mean",
-    "replace",
-    "add",
-    "scale",
-    "noise",
-    "freeze",
-    "project_out",
-    "reflect",
-    "save",
-    "load",
-    "DataEdit",
+    *("zero", "mean", "replace", "add", "scale", "noise", "freeze", "project_out", "reflect"),
+    *("save", "load", "DataEdit"),
 }
 POSITIONS = {"at", "last", "token", "image_tokens", "new_tokens", "step", "Positions"}
 

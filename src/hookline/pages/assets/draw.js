@@ -6,6 +6,19 @@ const COLORS = {
   dark: { paper: [38, 43, 54], ink: "#e8eaf0", faint: "#a2aabb", warm: [255, 150, 54], cold: [92, 168, 255], one: [166, 156, 255], heat: [255, 140, 40] },
 };
 
+// Paint a page, and paint it again when the system's theme or the width changes.
+function paintNowAndLater(page) {
+  page.dark = matchMedia("(prefers-color-scheme: dark)");
+  page.paint();
+  page.dark.addEventListener("change", () => page.paint());
+  let room = page.root.clientWidth;
+  new ResizeObserver(() => {
+    if (page.root.clientWidth === room) return;
+    room = page.root.clientWidth;
+    page.paint();
+  }).observe(page.root);
+}
+
 let theme = "light";
 const isDark = () => theme === "dark";
 function setTheme(root, name) {

@@ -17,15 +17,7 @@ class Figure {
   }
 
   start() {
-    this.dark = matchMedia("(prefers-color-scheme: dark)");
-    this.paint();
-    this.dark.addEventListener("change", () => this.paint());
-    let room = this.root.clientWidth;
-    new ResizeObserver(() => {
-      if (this.root.clientWidth === room) return;
-      room = this.root.clientWidth;
-      this.paint();
-    }).observe(this.root);
+    paintNowAndLater(this);
   }
 
   paint() {

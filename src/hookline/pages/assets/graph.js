@@ -41,15 +41,7 @@ class GraphPage {
   }
 
   start() {
-    this.dark = matchMedia("(prefers-color-scheme: dark)");
-    this.paint();
-    this.dark.addEventListener("change", () => this.paint());
-    let room = this.root.clientWidth;
-    new ResizeObserver(() => {
-      if (this.root.clientWidth === room) return;
-      room = this.root.clientWidth;
-      this.paint();
-    }).observe(this.root);
+    paintNowAndLater(this);
   }
 
   // The state is in the address, so that a link shows the same; in a frame without an address, it is in the page only.
