@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, MutableMapping
 from contextlib import suppress
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from hookline.engine.hook_actions import HookAction
 from hookline.engine.keywords import check_option, own_arguments
 from hookline.engine.names import Filter, PointDict, Points
 from hookline.engine.own_parts import LocalCache, OwnRecord, own_points
-from hookline.engine.permanent import keep
+from hookline.engine.permanent import StayingHooks, keep
 from hookline.engine.plan import Plan, make_plan
 from hookline.engine.points import Direction, HookPoint, check_direction, hook_action, is_chosen
 from hookline.engine.ready import HookRun, hook_run, planned_from
@@ -72,7 +72,7 @@ class Hooked:
         reset_hooks_end: bool = True,
         clear_contexts: bool = False,
         on_error: OnError = "raise",
-    ) -> Run | _Stay:
+    ) -> Run | StayingHooks:
         """Return a context manager in which these hooks are active, in this thread or task.
 
             with net.hooks(fwd_hooks=[("fc1", torch.zeros_like)]):
@@ -85,10 +85,12 @@ class Hooked:
         actions = self._actions(fwd_hooks, bwd_hooks, on_error)
         return self._hook_context(actions, reset_hooks_end, clear_contexts, is_one_pass=False)
 
-    def _hook_context(self, actions: list[HookAction], resets: bool, clears: bool, *, is_one_pass: bool) -> Run | _Stay:
+    def _hook_context(
+        self, actions: list[HookAction], resets: bool, clears: bool, *, is_one_pass: bool
+    ) -> Run | StayingHooks:
         on_exit = self.clear_contexts if clears else None
         if not resets:
-            return _Stay(actions, on_exit)
+            return StayingHooks(actions, on_exit)
         held = self._points.held
         return Run(self._points.root, actions, is_one_pass=is_one_pass, on_exit=on_exit, held=held)
 
@@ -153,7 +155,7 @@ class Hooked:
         planned = planned_from(fwd_hooks) if is_plain and self._plans_once else None
         ready = None if planned is None else hook_run(self._points, planned, fwd_hooks)  # type: ignore[arg-type]
         if ready is not None:
-            run: Run | _Stay = ready.run
+            run: Run | StayingHooks = ready.run
         else:
             actions = self._actions(fwd_hooks, bwd_hooks, on_error)
             run = self._hook_context(actions, reset_hooks_end, clear_contexts, is_one_pass=True)
@@ -392,21 +394,3 @@ class Hooked:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model."""
         raise NotImplementedError
-
-
-class _Stay:
-    """The context of `hooks(reset_hooks_end=False)`: entering it adds the hooks, and leaving it keeps them."""
-
-    def __init__(self, actions: list[HookAction], on_exit: Callable[[], None] | None) -> None:
-        self._actions, self._on_exit = actions, on_exit
-        self.errors: list[HookError] = []
-        for action in actions:
-            action.errors = self.errors
-
-    def __enter__(self) -> Self:
-        keep([(action.point, action) for action in self._actions])
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._on_exit is not None:
-            self._on_exit()

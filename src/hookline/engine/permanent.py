@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Self, cast
 from weakref import WeakKeyDictionary, WeakMethod, finalize, ref
 
 from torch import nn
@@ -233,3 +233,21 @@ def permanent_hooks_of(root: nn.Module) -> PermanentHooks:
             known = PermanentHooks(root)
             _known[root] = ref(known)
         return known
+
+
+class StayingHooks:
+    """The context of `hooks(reset_hooks_end=False)`: entering it adds the hooks, and leaving it keeps them."""
+
+    def __init__(self, actions: list[HookAction], on_exit: Callable[[], None] | None) -> None:
+        self._actions, self._on_exit = actions, on_exit
+        self.errors: list[HookError] = []
+        for action in actions:
+            action.errors = self.errors
+
+    def __enter__(self) -> Self:
+        keep([(action.point, action) for action in self._actions])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._on_exit is not None:
+            self._on_exit()
