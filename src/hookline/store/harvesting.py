@@ -74,8 +74,7 @@ def harvest(
     position], or a function from a text's tokens to a mask. A position that a text does not have gives no row; neither
     do padding and empty texts. `sample` keeps a random fraction of the rows, determined by `seed` and the example's
     number; `max_rows` ends the harvest. Floats are stored as `dtype`. Texts longer than the model's context raise,
-    unless `max_tokens` truncates them. `batch_size` is the number of texts in one forward pass; "auto" takes as many as
-    have about 8,192 tokens.
+    unless `max_tokens` truncates them. `batch_size="auto"` runs as many texts at once as have about 8,192 tokens.
 
     On Ctrl-C, or any exception, the rows of each finished batch are stored. Rows are also written `flush_every` seconds
     after they were computed, so a killed process loses little more than that. Called again with the same arguments, a
