@@ -87,19 +87,20 @@ def edges(
         info[key] = float(metric_values(found, logits).mean())
     if check:
         cells, n_top = sampled(values, values != 0, check, seed)
-        chosen = [at[cell] for cell in cells]
-        labels: list[dict[str, Label]] = [{"sender": senders[u], "receiver": receivers[v].label} for u, v, _ in chosen]
-        if places is not None:
-            labels = [each | {"pos": places[at]} for each, (_, _, at) in zip(labels, chosen, strict=True)]
-        sent = [_at_place(changes[senders[u]], place if by_position else None) for u, _, place in chosen]
-        true = _true(
-            model, pair[target], found, list(zip(sent, (receivers[v] for _, v, _ in chosen), strict=True)), how
-        )
+        chosen = [(senders[u], receivers[v], place if by_position else None) for u, v, place in (at[x] for x in cells)]
+        sent = [(_at_place(changes[sender], place), receiver) for sender, receiver, place in chosen]
+        true = _true(model, pair[target], found, sent, how)
+        labels = [_edge_label(*edge, places) for edge in chosen]
         info |= agreement(values[None, cells], true, n_top, labels, list(found))
     else:
         warn_of_dropout(model)
     names = [senders[u] for u, _, _ in at], [receivers[v].label for _, v, _ in at]
     return EdgeScores(values, *names, next(iter(found)), info, None if places is None else [places[x] for *_, x in at])
+
+
+def _edge_label(sender: str, receiver: Node, place: int | None, places: Sequence[Label] | None) -> dict[str, Label]:
+    label: dict[str, Label] = {"sender": sender, "receiver": receiver.label}
+    return label if place is None or places is None else label | {"pos": places[place]}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
