@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 import torch
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
 from hookline.engine.blocks import UndoBlock
 
@@ -83,10 +84,9 @@ def tracing_lock() -> Any:
 
 def untraced(function: _Function) -> _Function:
     """The function, such that compiled code calls it as it is: code about texts and masks makes no graph."""
-    frames = sys.modules.get("torch._dynamo.eval_frame")
-    if frames is None or getattr(frames, "get_eval_frame_callback", lambda: True)() is None:
-        return function
-    return torch.compiler.disable(function)
+    if torch.compiler.is_dynamo_compiling() or get_eval_frame_callback():  # being traced, or called by compiled code
+        return torch.compiler.disable(function)
+    return function
 
 
 def pause(user: object) -> None:

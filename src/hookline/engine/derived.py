@@ -318,8 +318,22 @@ def _is_derived(lens: Lens) -> bool:
     return isinstance(lens.lenses[0] if isinstance(lens, Chain) else lens, Derived)
 
 
-def with_needs(actions: Iterable[Action]) -> list[Action]:
-    """The actions, and those that save what their points need and bring about the effects of their edits."""
+_READS_INPUT = {nn.Linear, nn.Embedding, nn.LayerNorm}
+
+
+def only_reads_input(module: nn.Module) -> bool:
+    """Whether a module certainly neither writes to its input nor returns it: nobody has hooked or wrapped it."""
+    own = module.__dict__
+    return type(module) in _READS_INPUT and not (
+        own["_forward_pre_hooks"] or own["_forward_hooks"] or "forward" in own or own.get("_compiled_call_impl")
+    )
+
+
+def with_needs(actions: Iterable[Action], *, is_one_pass: bool = False) -> list[Action]:
+    """The actions, and those that save what their points need and bring about the effects of their edits.
+
+    In a single pass nobody hooks a module meanwhile, so that one that only reads its input does so until the end.
+    """
     every = list(actions)
     needed: dict[Site, None] = {}
     effects: dict[Consequence, None] = {}
@@ -334,7 +348,7 @@ def with_needs(actions: Iterable[Action]) -> list[Action]:
             effects.update(dict.fromkeys(action.point.site.effects))
             if action.needs and _is_derived(action.lens):
                 sources.update(dict.fromkeys(action.needs))
-            if action.tap.kind is Kind.INPUT:
+            if action.tap.kind is Kind.INPUT and not (is_one_pass and only_reads_input(action.module)):
                 replaced.setdefault((action.module, action.tap), False)
             elif action.is_inplace and action.tap.kind is Kind.OUTPUT:
                 replaced[action.module, tap_on(action.module, Kind.INPUT, late=True)] = True

@@ -45,6 +45,7 @@ Filter: TypeAlias = (
 _EVENT = re.compile(r"(?:(?P<path>.*)[.:]|:?)(?P<event>input|output|q|k|scores|pattern)")
 _KINDS = {"input": Kind.INPUT, "output": Kind.OUTPUT, **NAMES}
 _EVENTS = {kind: name for name, kind in _KINDS.items()}
+_SELECTIONS = 1000  # lists of names whose points are remembered
 _NAME = re.compile(r"(?P<base>[^\[\]#]*)(?P<items>(?:\[[^\[\]]+\])*)(?:#(?P<call>\d+))?")
 
 
@@ -72,7 +73,7 @@ class Points:
         self._children: list[dict[str, nn.Module | None]] = []
         self._points: dict[tuple[nn.Module, Kind], HookPoint] = {}
         self._asked: dict[str, HookPoint] = {}
-        self._selected: dict[str | None, list[HookPoint]] = {}
+        self._selected: dict[str | tuple[str, ...] | None, list[HookPoint]] = {}
         self.ready_runs = ReadyRuns()
         events = [*self._walk(self.root, "")]
         self._children_then = [dict(children) for children in self._children]
@@ -282,6 +283,13 @@ class Points:
             if names not in self._selected:
                 self._selected[names] = self._all() if names is None else self._by_name(names)
             return self._selected[names]
+        if type(names) is list and {*map(type, names)} == {str}:
+            known = tuple(names)
+            if known not in self._selected:
+                if len(self._selected) > _SELECTIONS:
+                    self._selected.clear()
+                self._selected[known] = self._united(names)
+            return self._selected[known]
         if isinstance(names, nn.Module):
             return [self._own(names)]
         if isinstance(names, re.Pattern):
@@ -296,6 +304,10 @@ class Points:
                 "a filter is a name, a glob, a compiled regex, a predicate, a point, a module, or a list of these, "
                 f"not {names!r}"
             )
+        return self._united(names)
+
+    def _united(self, names: Iterable[Any]) -> list[HookPoint]:
+        """The points that any of several filters selects, each once."""
         chosen: dict[tuple[Site, int | None], HookPoint] = {}
         for point in (point for each in names for point in self._select(each)):
             chosen.setdefault((point.site, point.only), point)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from hookline.engine.callbacks import call_style
+from hookline.engine.derived import only_reads_input
 from hookline.engine.hook_actions import Edit
 from hookline.engine.runs import Run
 
@@ -48,7 +49,7 @@ class HookRun:
         self._forms = [_form(edit.module) for edit in self._edits]
 
     def has_same_form(self) -> bool:
-        """Whether its modules are of the same classes, and work in place or not, as when it was planned."""
+        """Whether its modules treat their inputs as when it was planned."""
         return [_form(edit.module) for edit in self._edits] == self._forms
 
     def fill(self, hooks: Sequence[Any]) -> Run:
@@ -69,9 +70,10 @@ class HookRun:
         return True
 
 
-def _form(module: nn.Module) -> tuple[type, bool]:
+def _form(module: nn.Module) -> tuple[type, bool, bool]:
+    """The class of a module, whether it works in place, and whether it only reads its input."""
     kind = type(module)
-    return kind, bool(module.__dict__.get("inplace", getattr(kind, "inplace", False)))
+    return kind, bool(module.__dict__.get("inplace", getattr(kind, "inplace", False))), only_reads_input(module)
 
 
 def planned_from(hooks: Any) -> list[Any] | None:

@@ -63,7 +63,7 @@ class Run(Schedule, UndoBlock):
         self.is_one_pass = is_one_pass
         self._bounds: list[Action] = [] if is_one_pass else bounds(root, held=held)
         self._others = processes.get(root) if processes else None
-        every = with_needs(actions)
+        every = with_needs(actions, is_one_pass=is_one_pass)
         if self._others is not None:
             self._others.watch(every)
             every.append(Agree(root, every[:]))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
+from weakref import ref
 
 import torch
 from jaxtyping import Int
@@ -22,6 +23,7 @@ class Text:
 
     def __init__(self, tokenizer: Any, *, n_ctx: int | None, n_ids: int) -> None:
         self.tokenizer, self.n_ctx, self.n_ids = tokenizer, n_ctx, n_ids
+        self._checked: tuple[Callable[[], Tensor | None], int] | None = None
 
     def encode(
         self, text: str | Sequence[str], *, prepend_bos: bool | None = None, padding_side: Side | None = None
@@ -92,7 +94,9 @@ class Text:
             raise HooklineError(f"the prompt has {length} tokens, but this model's context is {self.n_ctx}")
 
     def check_ids(self, ids: Tensor) -> None:
-        """Raise an error if an id is not in the model's embedding."""
+        """Raise an error if an id is not in the model's embedding. The same tensor as last time is checked once."""
+        if self._checked is not None and self._checked[0]() is ids and self._checked[1] == _version(ids):
+            return
         if ids.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8):
             raise HooklineError(f"token ids must be integers, not {ids.dtype}")
         self.check_length(ids.shape[-1])
@@ -105,6 +109,7 @@ class Text:
             raise HooklineError(
                 f"token {low if low < 0 else high} is out of range: this model has 0 to {self.n_ids - 1}"
             )
+        self._checked = None if (version := _version(ids)) is None else (ref(ids), version)
 
     def decode(self, ids: Any) -> str:
         """The text of a row of ids."""
@@ -121,6 +126,11 @@ class Text:
                 "hookline.hook(model, tokenizer)"
             )
         return self.tokenizer
+
+
+def _version(x: Tensor) -> int | None:
+    """How often `x` was written to; None where torch does not count."""
+    return None if x.is_inference() else x._version
 
 
 def check_no_mapping(prompt: Any) -> None:
