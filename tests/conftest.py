@@ -30,8 +30,12 @@ def pytest_configure(config) -> None:
     devices.use(config.getoption("--device"))
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out the slow ones
 def pytest_collection_modifyitems(items) -> None:
     for item in items:
+        for mark in item.iter_markers("quick_for"):
+            if not {*mark.args} & {*item.callspec.id.split("-")}:
+                item.add_marker(pytest.mark.slow)
         if devices.DEVICE.type != "cpu" and (mark := item.get_closest_marker("on_cpu")):
             item.add_marker(pytest.mark.skip(reason=mark.kwargs.get("reason", "it is about memory of the CPU")))
 

@@ -55,6 +55,8 @@ def test_it_is_the_gradient_times_the_difference(models, kind) -> None:
         torch.testing.assert_close(result.values[layer], lead(logits).detach() + effect, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.quick_for("gpt2")
+@pytest.mark.quick_for("resid_pre")
 @pytest.mark.parametrize(
     "kind",  # where experts change, there are jumps
     [

@@ -51,6 +51,7 @@ def reference(model, clean, corrupted, runs, mask):
     return logits
 
 
+@pytest.mark.quick_for("gpt2", "gemma2")
 @pytest.mark.parametrize("kind", KINDS)
 def test_masked_runs_are_those_of_a_slow_reference(models, kind) -> None:
     model, clean, corrupted = models[kind], tokens(0), tokens(1)

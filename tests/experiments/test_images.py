@@ -474,6 +474,7 @@ def by_hand(model: Any, source: Any, target: Any, name: str, where: list[int], m
     return float(metric(model.run_with_hooks(**target, fwd_hooks=[(name, put)])))
 
 
+@pytest.mark.quick_for("qwen2_5_vl", "paligemma")
 @pytest.mark.parametrize("kind", ["llava", "qwen2_5_vl", "paligemma", "llava_next"])
 @pytest.mark.parametrize("point", ["resid_pre", "mlp_out"])
 def test_patching_a_part_is_what_a_hook_does(kind, point) -> None:

@@ -57,6 +57,7 @@ def summed(blocks: Tensor) -> Tensor:
     return torch.einsum("tisj,ts->ij", blocks, is_after.to(blocks)) / source
 
 
+@pytest.mark.quick_for("gpt2", "mixtral")
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma2", "gpt_neox", "cohere", "mixtral"])
 def test_it_is_the_jacobian_by_brute_force(kind) -> None:
     module = causal_lm(kind)  # in float32, in which some models compute norms and experts anyway
@@ -173,6 +174,7 @@ def test_permanent_hooks_take_part() -> None:
     handle.remove()
 
 
+@pytest.mark.slow
 def test_in_directions_that_differ_it_has_the_error_that_it_reports() -> None:
     torch.manual_seed(0)
     model, texts = hookline.hook(causal_lm("llama")), torch.randint(3, 60, (40, 8))

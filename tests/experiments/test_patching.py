@@ -64,6 +64,7 @@ SWEEPS = [
 ]
 
 
+@pytest.mark.quick_for("gpt2", "gemma2")
 @pytest.mark.parametrize(("kind", "over"), SWEEPS)
 @pytest.mark.parametrize("architecture", ["gpt2", "llama", "gptj", "gemma2", "bert"])
 def test_a_sweep_is_a_loop_over_runs_with_a_hook(architecture: str, kind: str, over: tuple[str, ...]) -> None:
@@ -365,6 +366,7 @@ def test_patterns_are_patched_where_the_metric_reads_before_all_differences(kind
 # Hooks that draw random numbers
 
 
+@pytest.mark.quick_for("blocks.1.hook_resid_pre")
 @pytest.mark.parametrize("name", ["hook_embed", "blocks.1.hook_resid_pre", "blocks.1.attn.hook_pattern"])
 def test_noise_that_is_active_does_not_depend_on_the_batch_size(tinyworld: hookline.HookedModel, name: str) -> None:
     def swept(prompts: tuple[Any, Any], metric: Any, **options: Any) -> Tensor:

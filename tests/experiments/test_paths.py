@@ -62,6 +62,7 @@ RECEIVERS = {
 }
 
 
+@pytest.mark.quick_for("gpt2", "llama")
 @pytest.mark.parametrize("through_mlps", [True, False])
 @pytest.mark.parametrize("receivers", RECEIVERS.values(), ids=RECEIVERS)
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma2", "mixtral", "gptj"])

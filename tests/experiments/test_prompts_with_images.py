@@ -126,6 +126,7 @@ SEVERAL = {"llava": two_images, "llava_next": lambda: pair("llava_next"), "qwen2
 """Prompts whose images, or tiles of an image, are several rows of the tower; and one with all patches in a row."""
 
 
+@pytest.mark.quick_for("llava_next")
 @pytest.mark.parametrize("kind", SEVERAL)
 def test_all_images_and_tiles_are_patched(kind) -> None:
     model, (clean, corrupted) = seeing(kind), SEVERAL[kind]()
@@ -154,6 +155,7 @@ def test_all_images_and_tiles_are_patched(kind) -> None:
             patching.sweep(model, clean, corrupted, metric, points="vision.pattern", over=("layer", "head"))
 
 
+@pytest.mark.quick_for("qwen2_5_vl")
 @pytest.mark.parametrize("kind", SEVERAL)
 def test_attribution_sums_over_images_and_averages_over_prompts(kind) -> None:
     model, (clean, corrupted) = seeing(kind), SEVERAL[kind]()
@@ -204,6 +206,7 @@ def test_attribution_at_points_of_images_and_text_of_different_lengths() -> None
             torch.testing.assert_close(found.values[:, row], alone.values[:, 0], atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.quick_for("qwen2_5_vl")
 @pytest.mark.parametrize("kind", SEVERAL)
 def test_means_and_differences_are_of_all_images(kind) -> None:
     model, (clean, corrupted) = seeing(kind), SEVERAL[kind]()

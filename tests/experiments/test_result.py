@@ -447,6 +447,7 @@ def assert_apart(axis):
     assert not any(a.overlaps(b) for at, a in enumerate(boxes) for b in boxes[:at])
 
 
+@pytest.mark.quick_for("shape0", "shape1", "shape4")
 @pytest.mark.parametrize("words", [False, True])
 @pytest.mark.parametrize("shape", [(1, 1), (12, 16), (32, 64), (80, 400), (3, 128)])
 def test_labels_never_overlap(pyplot, shape, words):

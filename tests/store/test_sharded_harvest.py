@@ -45,6 +45,7 @@ def close(store, other) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_the_processes_of_a_sharded_model_are_one_worker(tmp_path) -> None:
     for found in run(group_of_two, 2, str(tmp_path)):
         assert found["close"] is True

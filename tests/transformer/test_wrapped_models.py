@@ -397,6 +397,7 @@ def checkpointed(kind: str, attn: str, reentrant: bool):
     return model
 
 
+@pytest.mark.quick_for("llama")
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 @pytest.mark.parametrize("attn", ["sdpa", "eager"])
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -467,6 +468,7 @@ def test_the_same_embeddings_twice(name) -> None:
 # The kind of attention, precision, compilation
 
 
+@pytest.mark.quick_for("llama")
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_another_attention_after_wrapping(kind) -> None:
     model = tiny_models.causal_lm(kind)
@@ -504,6 +506,7 @@ def test_flex_attention_cannot_be_looked_into() -> None:
         assert not torch.allclose(edited, logits, atol=1e-4)
 
 
+@pytest.mark.quick_for("llama")
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, "autocast"])
 def test_sixteen_bits(kind, dtype) -> None:
@@ -530,6 +533,7 @@ def test_sixteen_bits(kind, dtype) -> None:
         assert wrapped.verify(IDS).failed() == []
 
 
+@pytest.mark.quick_for("gpt2")
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 @pytest.mark.parametrize("part", ["model", "layers"])
 def test_compiled(kind, part) -> None:
@@ -556,6 +560,7 @@ def test_compiled(kind, part) -> None:
 # Other heads
 
 
+@pytest.mark.quick_for("gpt2")
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_models_without_a_language_models_head(kind) -> None:
     """They have the same points; without any head the last hidden state is what comes out."""

@@ -88,6 +88,7 @@ def check_looks(model: Any, height: int, width: int) -> None:
 SIZES = {"wide": (100, 190), "tall": (230, 120), "square": (111, 111)}
 
 
+@pytest.mark.quick_for("llava", "qwen3_vl", "idefics3")
 @pytest.mark.parametrize(
     "shape", ["wide", *(pytest.param(each, marks=pytest.mark.slow) for each in ("tall", "square"))]
 )
@@ -141,6 +142,7 @@ EXACT = {
 }
 
 
+@pytest.mark.quick_for("llava_next", "qwen3_vl")
 @pytest.mark.parametrize("name", KINDS)
 def test_one_pixel_belongs_to_one_token(name) -> None:
     model = seeing(name)

@@ -609,6 +609,7 @@ def test_text_goes_in_as_before(llava) -> None:
         assert torch.equal(llava(**inputs), llava(["what is red ?", "red"], padding_side="left"))
 
 
+@pytest.mark.slow
 def test_points_of_the_tower_are_proved_with_images(llava) -> None:
     def tried(report: Any) -> set[str]:
         assert report.failed() == []

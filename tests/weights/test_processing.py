@@ -220,6 +220,7 @@ def test_training_with_dropout() -> None:
         model.process_weights(**only("fold_value_biases"))
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_compiled_code_sees_the_weights_that_are_there() -> None:
     model, module, inputs, logits = wrapped("gpt2")
