@@ -31,7 +31,7 @@ from hookline.pages.document import document
 from hookline.store import Store
 from hookline.vision.images import ImageLike
 
-__all__ = ["Explorer", "explore", "export_page", "first_prompts", "in_notebook", "serve"]
+__all__ = ["Explorer", "explore", "export_page", "first_prompts", "in_notebook"]
 
 _FIRST = {
     "tinyworld": (
@@ -69,6 +69,11 @@ class Explorer:
             self._server.shutdown()
             self._thread.join()
             self._server.server_close()
+
+    def wait(self) -> None:
+        """Serve the page until Ctrl-C, and close."""
+        with self, suppress(KeyboardInterrupt):
+            self._thread.join()
 
     def __enter__(self) -> Explorer:
         return self
@@ -137,12 +142,6 @@ def _widget_class() -> Any:
             f"model.explore(prompt, server=True) opens the explorer in a browser on this machine"
         ) from None
     return ExplorerWidget
-
-
-def serve(model: HookedModel, prompt: str, other: str = "", **options: Any) -> None:
-    """Serve the page until Ctrl-C; for the options see `explore`."""
-    with explore(model, prompt, other, server=True, **options) as explorer, suppress(KeyboardInterrupt):
-        explorer._thread.join()
 
 
 def first_prompts(name: str) -> tuple[str, str]:
