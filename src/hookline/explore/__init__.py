@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hookline.engine.tensorfile import write_bytes
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, warn_deprecated
 from hookline.explore.attached_saes import AttachedSaes, SaesGiven
 from hookline.explore.image_files import data_url
 from hookline.explore.prompt_inputs import placeholders, with_places
@@ -31,7 +31,7 @@ from hookline.pages.document import document
 from hookline.store import Store
 from hookline.vision.images import ImageLike
 
-__all__ = ["Explorer", "explore", "export_page", "first_prompts", "in_notebook"]
+__all__ = ["Explorer", "explore", "export_page", "first_prompts", "in_notebook", "serve"]
 
 _FIRST = {
     "tinyworld": (
@@ -142,6 +142,12 @@ def _widget_class() -> Any:
             f"model.explore(prompt, server=True) opens the explorer in a browser on this machine"
         ) from None
     return ExplorerWidget
+
+
+def serve(model: HookedModel, prompt: str, other: str = "", **options: Any) -> None:
+    """Serve the page until Ctrl-C. Deprecated: `explore(model, prompt, server=True).wait()` does the same."""
+    warn_deprecated("hookline.explore.serve", "model.explore(prompt, server=True).wait()", since="0.1")
+    explore(model, prompt, other, server=True, **options).wait()
 
 
 def first_prompts(name: str) -> tuple[str, str]:
